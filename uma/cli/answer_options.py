@@ -83,7 +83,7 @@ def with_answer(sampling: SamplingParams, options: argparse.Namespace) -> Sampli
 
 def _grammar(options: argparse.Namespace) -> Grammar | None:
     given: dict[str, Any] = {
-        "json_schema": _json_object(options.json_schema) if options.json_schema else None,
+        "json_schema": json_object(options.json_schema) if options.json_schema else None,
         "json_object": options.json_object or None,
         "regex": options.regex,
         "choice": options.choice,
@@ -93,7 +93,8 @@ def _grammar(options: argparse.Namespace) -> Grammar | None:
     return Grammar(**given) if any(value is not None for value in given.values()) else None
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds, such as a schema. Raises `ConfigError`."""
     try:
         value = json.loads(_text(path))
     except json.JSONDecodeError as error:

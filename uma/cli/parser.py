@@ -208,18 +208,63 @@ def _describe_embed(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, leave_out=SERVER_ONLY | SAMPLING)
 
 
+def _describe_batch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("input", metavar="INPUT", help="file of rows, also compressed by gzip; - is standard input")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        type=Path,
+        required=True,
+        help="file of results, a line for each row (default: none; name one)",
+    )
+    parser.add_argument(
+        "--template", metavar="TEXT", help="make each prompt of a row's columns: 'Summarise: {text}' (default: none)"
+    )
+    parser.add_argument(
+        "--csv", action="store_true", help="the input is CSV with a line of names (default: where it is called so)"
+    )
+    parser.add_argument("--system", metavar="TEXT", help="instructions, ahead of plain rows' prompts (default: none)")
+    parser.add_argument(
+        "--schema", metavar="FILE", type=Path, help="plain rows' answers are JSON that fits this (default: any text)"
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="continue prompts literally, without a chat template (default: off)"
+    )
+    parser.add_argument(
+        "--any-model", action="store_true", help="take rows that name another model than the loaded one (default: off)"
+    )
+    parser.add_argument(
+        "--unordered", action="store_true", help="write results as they end (default: in the order of the rows)"
+    )
+    again = parser.add_mutually_exclusive_group()
+    again.add_argument("--restart", action="store_true", help="drop the results there are, begin anew (default: off)")
+    again.add_argument(
+        "--only-failed",
+        action="store_true",
+        help="keep the good results there are, and run all other rows again (default: off)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="tell the progress in JSON lines on standard output (default: off)"
+    )
+    _add_priority(parser, "background")
+    _add_place(parser)
+    add_sampling(parser)
+    add_settings(parser, leave_out=SERVER_ONLY | SAMPLING)
+
+
 def _positive(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"expected a number from 1, not {text!r}")
     return int(text)
 
 
-def _add_priority(parser: argparse.ArgumentParser) -> None:
+def _add_priority(parser: argparse.ArgumentParser, default: str = "normal") -> None:
     parser.add_argument(
         "--priority",
         choices=("background", "normal", "interactive"),
-        default="normal",
-        help="scheduling lane on a busy server (default: normal)",
+        default=default,
+        help=f"scheduling lane on a busy server (default: {default})",
     )
 
 
@@ -403,6 +448,16 @@ COMMANDS: tuple[Command, ...] = (
         "line of --file or of standard input. One that does not fit the model's context is an error; none is cut.\n\n"
         + PLACE,
         " [TEXT ...]",
+    ),
+    Command(
+        "batch",
+        "a file of rows through the model, a result line each, that goes on after a crash",
+        _describe_batch,
+        "Run every row of a file through the model and append a line for each to OUT, as OpenAI's batches have it. "
+        "Ended in whatever way, the same command goes on where it was. A row is a line of JSON: OpenAI's (custom_id, "
+        'url, body) or plain ({"prompt": ...}, {"messages": [...]}), or with --template any line of JSON or CSV. '
+        "Ctrl-C lets the rows that run end. The exit code is 1 where rows failed; their lines say why.\n\n" + PLACE,
+        " INPUT -o OUT",
     ),
     Command(
         "launch",

@@ -48,18 +48,25 @@ class Bond:
 
 @asynccontextmanager
 async def open_source(
-    loaded: Loaded, interrupts: Interrupts, *, local: bool, say: Callable[[str], None], bond: Bond | None = None
+    loaded: Loaded,
+    interrupts: Interrupts,
+    *,
+    local: bool,
+    say: Callable[[str], None],
+    bond: Bond | None = None,
+    fills_file: bool = False,
 ) -> AsyncIterator[Opened]:
     """A source for `loaded`; `say` gets a line where a choice was made that the caller does not expect.
 
     With `local` no server is looked for; with a `bond` nothing but a server with that model will do. A socket that was
     named must have a server; only the usual place falls back to loading the model here, which for anything but a
-    terminal must have been named. A server that is loading its model is waited for. While a model is being loaded here,
-    a signal ends the process at once. Raises `ConnectionLost` where a server is missing or cannot be used, `OtherModel`
-    where the bond's model is gone from it, `ModelError` where loading fails, `ConfigError` where a model must be named.
+    terminal must have been named (`fills_file`: answers go to a file). A server that is loading its model is waited
+    for. While a model is being loaded here, a signal ends the process at once. Raises `ConnectionLost` where a server
+    is missing or cannot be used, `OtherModel` where the bond's model is gone from it, `ModelError` where loading fails,
+    `ConfigError` where a model must be named.
     """
     async with AsyncExitStack() as stack:
-        server = await _server(stack, loaded, say, local=local, bond=bond)
+        server = await _server(stack, loaded, say, local=local, bond=bond, fills_file=fills_file)
         if server is not None:
             yield Opened(server, is_server=True)
             return
@@ -75,11 +82,17 @@ class OtherModel(UmaError):
 
 
 async def _server(
-    stack: AsyncExitStack, loaded: Loaded, say: Callable[[str], None], *, local: bool, bond: Bond | None
+    stack: AsyncExitStack,
+    loaded: Loaded,
+    say: Callable[[str], None],
+    *,
+    local: bool,
+    bond: Bond | None,
+    fills_file: bool,
 ) -> Source | None:
     socket = loaded.config.socket
     if bond is None and (local or _asks_for_its_own(loaded)):
-        _check_named(loaded)
+        _check_named(loaded, fills_file=fills_file)
         if not local:
             _say_why(loaded, say)
         return None
@@ -96,7 +109,7 @@ async def _server(
                 raise ConnectionLost(
                     f"{socket}: no server listens there; {start}, or load the model here with --local"
                 ) from error
-            _check_named(loaded)
+            _check_named(loaded, fills_file=fills_file)
             say(f"no server listens on {socket}: loading {_model_words(loaded)} here")
             return None
         if bond is not None and bond.model not in (None, client.info.model):
@@ -135,9 +148,9 @@ def _say_why(loaded: Loaded, say: Callable[[str], None]) -> None:
         say(f"loading the model here, because of {', '.join(_asks_for_its_own(loaded))}")
 
 
-def _check_named(loaded: Loaded) -> None:
+def _check_named(loaded: Loaded, *, fills_file: bool) -> None:
     """Raise `ConfigError` where the demonstration model would answer a program or fill a file, and was not named."""
-    if loaded.origins["model"] == "default" and not sys.stdout.isatty():
+    if loaded.origins["model"] == "default" and (fills_file or not sys.stdout.isatty()):
         raise ConfigError(
             "no model was named, and no server is used: name one with --model FILE.gguf (--model builtin is the small "
             "demonstration), or start a server with `uma run --model FILE.gguf`"

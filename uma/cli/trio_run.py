@@ -33,6 +33,8 @@ class Stop:
 
     politely: Callable[[], None] | None = None
     """Makes the work end by itself soon; None: there is no such way."""
+    grace_sec: float = GRACE_SEC
+    """How long it can take to end by itself."""
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     n_calls: int = 0
 
@@ -42,7 +44,7 @@ class Stop:
             self.scope.cancel()
         else:
             self.politely()
-            self.scope.deadline = trio.current_time() + GRACE_SEC
+            self.scope.deadline = trio.current_time() + self.grace_sec
 
     @property
     def is_in_vain(self) -> bool:
@@ -61,9 +63,9 @@ class Interrupts:
     _is_abrupt: bool = False
 
     @contextmanager
-    def stopping(self, politely: Callable[[], None] | None = None) -> Iterator[Stop]:
+    def stopping(self, politely: Callable[[], None] | None = None, *, grace_sec: float = GRACE_SEC) -> Iterator[Stop]:
         """A block that Ctrl-C stops instead of the whole command; it goes on after the block."""
-        before, self._innermost = self._innermost, Stop(politely)
+        before, self._innermost = self._innermost, Stop(politely, grace_sec)
         try:
             with self._innermost.scope:
                 yield self._innermost

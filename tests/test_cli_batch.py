@@ -1,0 +1,268 @@
+"""`uma batch`: each row has one result, whatever ends the job, the server or the disk meanwhile."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion
+
+from harness import (
+    EXACT,
+    PATIENCE_SEC,
+    RunInProcessText,
+    ServerProcess,
+    clean_environ,
+    running_server,
+    uma_command,
+    until,
+)
+
+URL = "/v1/chat/completions"
+SHORT = {"max_tokens": 6, "temperature": 0}
+
+
+def lines(count: int, **more: Any) -> list[dict[str, Any]]:
+    """OpenAI's batch lines."""
+    return [
+        {
+            "custom_id": f"q{number}",
+            "method": "POST",
+            "url": URL,
+            "body": {"messages": [{"role": "user", "content": f"Tell me story {number}"}], **SHORT, **more},
+        }
+        for number in range(count)
+    ]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Callable[..., Path]:
+    """Writes the input."""
+
+    def write(rows: Sequence[Any], name: str = "in.jsonl") -> Path:
+        path = tmp_path / name
+        path.write_text("".join((each if isinstance(each, str) else json.dumps(each)) + "\n" for each in rows))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def batch(uma_told: RunInProcessText, server: ServerProcess, tmp_path: Path) -> Callable[..., Any]:
+    """Runs it to its end on the server that all share; OUT is `out.jsonl`."""
+    return partial(uma_told, "batch", "--socket", str(server.socket), "-o", str(tmp_path / "out.jsonl"))
+
+
+def results(path: Path) -> list[Any]:
+    """OUT, which must hold whole lines alone."""
+    data = path.read_bytes()
+    assert data.endswith(b"\n") or not data
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def said(result: Any) -> tuple[str, str]:
+    """What a result says, but for its times."""
+    return result["custom_id"], result["response"]["body"]["choices"][0]["message"]["content"]
+
+
+@contextmanager
+def started(server: Path, file: Path, out: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of its own, gone after the block."""
+    command = uma_command("batch", "--socket", str(server), str(file), "-o", str(out), *more)
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environ()
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for_results(server: ServerProcess, out: Path, least: int) -> None:
+    """Wait until OUT has so many. Each look is a round trip to the server too, which leaves the job the processor."""
+
+    def count() -> int:
+        server.metrics()
+        return out.read_bytes().count(b"\n") if out.exists() else 0
+
+    until(count, lambda found: found >= least)
+
+
+def test_each_row_has_a_line_as_openai_s_batches_have_it(
+    batch: Callable[..., Any], rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    bad = {"custom_id": "bad", "url": URL, "body": {"messages": [], **SHORT}}
+    other = {"custom_id": "other", "url": URL, "body": {"model": "llama-9", "messages": [{"role": "user"}]}}
+    done = batch(str(rows([*lines(20), bad, "not json", {"id": "plain", "prompt": "Hi", **SHORT}, other])))
+    assert done.returncode == 1
+    assert "3 rows failed" in done.stderr
+    found = results(tmp_path / "out.jsonl")
+    assert [each["custom_id"] for each in found] == [
+        *(f"q{number}" for number in range(20)),
+        "bad",
+        "row-22",
+        "plain",
+        "other",
+    ]
+    for each in (*found[:20], found[22]):
+        assert each.keys() == {"id", "custom_id", "response", "error"}
+        assert each["response"].keys() == {"status_code", "request_id", "body"}
+        assert each["response"]["status_code"] == 200
+        assert each["error"] is None
+        assert ChatCompletion.model_validate(each["response"]["body"]).choices[0].message.content
+    assert found[20]["response"]["status_code"] == 400
+    assert found[20]["response"]["body"]["error"]["param"] == "messages"
+    assert found[21]["response"] is None
+    assert found[21]["error"]["code"] == "invalid_row"
+    assert found[23]["response"]["body"]["error"]["code"] == "model_not_found"
+
+
+def test_other_endpoints_columns_and_pipes(
+    batch: Callable[..., Any], rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    asked = [
+        {"url": "/v1/completions", "body": {"prompt": "Once", **SHORT}},
+        {"url": "/v1/responses", "body": {"input": "Hi", "max_output_tokens": 5}},
+    ]
+    packed = gzip.compress("".join(json.dumps(each) + "\n" for each in asked).encode())
+    assert batch("-", stdin=packed).returncode == 0
+    assert [each["response"]["body"]["object"] for each in results(out)] == ["text_completion", "response"]
+    table = rows(["id,text", "a,the sea", "b,a fox"], "in.csv")
+    schema = rows([{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}], "schema.json")
+    options = ("--template", "Tell me of {text}", "--max-tokens", "40", "--schema", str(schema), "--restart")
+    assert batch(str(table), *options).returncode == 0
+    assert [said(each)[0] for each in results(out)] == ["a", "b"]
+    ended = [each for each in results(out) if each["response"]["body"]["choices"][0]["finish_reason"] == "stop"]
+    assert all(isinstance(json.loads(said(each)[1])["n"], int) for each in ended)
+
+
+def test_a_job_goes_on_and_notices_what_has_changed(
+    batch: Callable[..., Any], rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    assert batch(str(rows(lines(5)))).returncode == 0
+    first = out.read_bytes()
+    grown = batch(str(rows([*lines(8), {"question": 1}])))
+    assert grown.returncode == 1
+    assert out.read_bytes().startswith(first), "what was done is not done again"
+    assert len(results(out)) == 9
+    assert batch(str(rows([*lines(8), {"question": 1}]))).returncode == 1, "a row that failed still has"
+    other = batch(str(rows(lines(8))), "--seed", "5")
+    assert other.returncode == 2
+    assert 'sampling was {} and is {"seed":5} now' in other.stderr
+    shrunk = batch(str(rows(lines(8))))
+    assert shrunk.returncode == 2
+    assert "more rows than the input" in shrunk.stderr
+    changed = [*lines(8), {"prompt": "mended", **SHORT}]
+    changed[2] = {"prompt": "another", **SHORT}
+    noticed = batch(str(rows(changed)))
+    assert noticed.returncode == 2
+    assert "row 3 of the input is another one" in noticed.stderr
+    kept = out.read_bytes().splitlines()
+    assert batch(str(rows(changed)), "--only-failed").returncode == 0
+    now = out.read_bytes().splitlines()
+    assert [index for index in range(9) if kept[index] != now[index]] == [2, 8]
+    assert batch(str(rows(lines(2))), "--restart").returncode == 0
+    assert len(results(out)) == 2
+
+
+def test_killed_at_any_moment_every_row_has_one_result_and_it_is_the_same(
+    server: ServerProcess, batch: Callable[..., Any], rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    file, whole, killed = rows(lines(90)), tmp_path / "out.jsonl", tmp_path / "killed.jsonl"
+    assert batch(str(file)).returncode == 0
+    chance = random.Random(7)
+    for part in (1, 3):
+        with started(server.socket, file, killed) as job:
+            wait_for_results(server, killed, 15 * part + chance.randrange(15))
+            job.kill()
+    with killed.open("ab") as torn:
+        torn.write(b'{"id": "batch_req_')
+    with started(server.socket, file, killed) as job:
+        job.communicate(timeout=PATIENCE_SEC)
+        assert job.returncode == 0
+    assert list(map(said, results(killed))) == list(map(said, results(whole)))
+
+
+def test_rows_wait_for_a_server_that_is_killed_and_started_again(
+    socket_dir: Path, rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    out, place = tmp_path / "out.jsonl", socket_dir / "uma.sock"
+    with running_server(place, *EXACT) as server, started(place, rows(lines(90)), out, "--unordered") as job:
+        wait_for_results(server, out, 10)
+        server.process.kill()
+        server.wait()
+        with running_server(place, *EXACT):
+            _, told = job.communicate(timeout=PATIENCE_SEC)
+    assert job.returncode == 0, told
+    assert b"the server is back" in told
+    assert sorted(each["custom_id"] for each in results(out)) == sorted(f"q{number}" for number in range(90))
+    assert {each["response"]["status_code"] for each in results(out)} == {200}
+
+
+def test_ctrl_c_lets_rows_end_and_says_how_to_go_on(
+    server: ServerProcess, rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    with started(server.socket, rows(lines(2_000, max_tokens=12)), out, "--json") as job:
+        wait_for_results(server, out, 5)
+        job.send_signal(signal.SIGINT)
+        events, told = job.communicate(timeout=PATIENCE_SEC)
+    assert job.returncode == 130
+    assert b"run to their ends" in told
+    assert b"the same command goes on" in told
+    stopped = json.loads(events.splitlines()[-1])
+    assert stopped["event"] == "stopped"
+    assert stopped["rows"] == len(results(out)) < 2_000
+    assert {each["response"]["status_code"] for each in results(out)} == {200}
+
+
+def test_rows_that_come_through_a_pipe_are_answered_as_they_come(server: ServerProcess, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with started(server.socket, Path("-"), out) as job:
+        assert job.stdin is not None
+        for number, each in enumerate(lines(3)):
+            job.stdin.write(json.dumps(each).encode() + b"\n")
+            job.stdin.flush()
+            wait_for_results(server, out, number + 1)
+        job.communicate(timeout=PATIENCE_SEC)
+    assert job.returncode == 0
+
+
+def test_a_full_disk_ends_it_and_with_space_it_goes_on(
+    batch: Callable[..., Any], rows: Callable[..., Path], server: ServerProcess, tmp_path: Path
+) -> None:
+    file, out = rows(lines(40)), tmp_path / "out.jsonl"
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        full = batch(str(file))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert full.returncode == 1
+    assert "out.jsonl: File too large; what is in it is kept" in full.stderr
+    kept = out.read_bytes()
+    assert 0 < len(results(out)) < 40
+    assert batch(str(file)).returncode == 0
+    assert out.read_bytes().startswith(kept)
+    assert [each["custom_id"] for each in results(out)] == [f"q{number}" for number in range(40)]
+
+
+def test_a_model_must_be_named_to_fill_a_file(uma_told: RunInProcessText, rows: Callable[..., Path]) -> None:
+    done = uma_told("batch", "--local", str(rows(lines(1))), "-o", os.devnull + "-not")
+    assert done.returncode == 2
+    assert "no model was named" in done.stderr

@@ -1,0 +1,127 @@
+"""What a row can be: lines of OpenAI's batches, plain rows, columns in a template, compressed or not, or no row."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from typing import Any
+
+import pytest
+
+from uma.jobs import BadInput, BadRow, Form, Row, read_rows
+from uma.jobs.rows import MAX_ROW_BYTES, PATHS, filled
+from uma.jobs.runner import together, work_of
+
+CHAT = "/v1/chat/completions"
+
+
+def row(data: Any) -> Row:
+    """A row of the first line."""
+    return next(iter(read_rows(io.BytesIO(data if isinstance(data, bytes) else json.dumps(data).encode() + b"\n"))))
+
+
+def asked(data: Any, **form: Any) -> tuple[str, Any, str]:
+    """The path, the body and the id of what a row asks."""
+    found = Form(**form).asked(row(data))
+    return found.path, found.body, found.custom_id
+
+
+@pytest.mark.parametrize("path", sorted(PATHS))
+def test_openai_s_line_is_its_body_as_it_stands(path: str) -> None:
+    body = {"model": "m", "input": ["a"], "temperature": 0.5}
+    line = {"custom_id": "q-1", "method": "POST", "url": path, "body": body}
+    assert asked(line, system="Be brief.", schema={"type": "object"}) == (path, body, "q-1")
+
+
+def test_options_fill_in_what_a_body_that_generates_leaves_open() -> None:
+    options = {"defaults": {"max_tokens": 9, "temperature": 0}}
+    body = {"messages": [], "temperature": 1}
+    assert asked({"url": CHAT, "body": body}, **options)[1] == {**body, "max_tokens": 9}
+    ended = {"messages": [], "max_completion_tokens": 5}
+    assert asked({"url": CHAT, "body": ended}, **options)[1] == {**ended, "temperature": 0}
+    told = asked({"url": "/v1/responses", "body": {"input": "a"}}, **options)[1]
+    assert told == {"input": "a", "max_output_tokens": 9, "temperature": 0}
+    assert asked({"url": "/v1/embeddings", "body": {"input": "a"}}, **options)[1] == {"input": "a"}
+
+
+def test_a_plain_prompt_is_a_user_s_message_and_raw_it_is_continued() -> None:
+    line = {"id": 7, "prompt": "Hi", "max_tokens": 3}
+    system = {"role": "system", "content": "Be brief."}
+    user = {"role": "user", "content": "Hi"}
+    assert asked(line, system="Be brief.") == (CHAT, {"messages": [system, user], "max_tokens": 3}, "7")
+    assert asked(line, is_raw=True) == ("/v1/completions", {"prompt": "Hi", "max_tokens": 3}, "7")
+    assert asked({"messages": [user]}, system="Be brief.")[1] == {"messages": [system, user]}
+    assert asked({"messages": [user]})[2] == "row-1"
+
+
+def test_a_schema_is_asked_of_plain_rows() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    form = asked({"prompt": "Hi"}, schema=schema)[1]["response_format"]
+    assert form["type"] == "json_schema"
+    assert form["json_schema"]["schema"] == schema
+
+
+def test_a_template_takes_columns_and_nothing_else_of_the_row() -> None:
+    line = {"custom_id": "a", "text": "It rains.", "n": 3, "tags": ["x"], "body": {}, "url": "u"}
+    path, body, custom_id = asked(line, template="{n} words on {text} {{{tags}}}")
+    assert (path, custom_id) == (CHAT, "a")
+    assert body == {"messages": [{"role": "user", "content": '3 words on It rains. {["x"]}'}]}
+    with pytest.raises(BadRow, match=r"no column 'txt' in the row; it has text"):
+        filled("{txt}", {"text": "a"})
+    assert filled("{a.b} {a}", {"a.b": "1", "a": "2"}) == "1 2"
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"not json\n", "not JSON"),
+        (b"[1]\n", r"must be a JSON object, not \[1\]"),
+        (b'{"prompt": "\xff"}\n', "not JSON"),
+        ({"question": "?"}, "the row has question"),
+        ({"prompt": 7}, "expected a prompt"),
+        ({"url": "/v1/files", "body": {}}, "url: expected one of"),
+        ({"url": CHAT, "body": []}, "body: expected a JSON object"),
+        ({"url": CHAT, "method": "GET", "body": {}}, "method: expected POST"),
+        ({"url": CHAT, "body": {"stream": True}}, "stream:"),
+        (b'"' + b"x" * MAX_ROW_BYTES + b'"\n', "is over"),
+    ],
+)
+def test_a_row_that_can_be_no_request_says_why(line: Any, why: str) -> None:
+    with pytest.raises(BadRow, match=why):
+        asked(line)
+
+
+def test_blank_lines_are_none_and_a_long_row_costs_the_next_nothing() -> None:
+    lines = [b'{"prompt": "a"}\r\n', b"\n", b"  \n", b"x" * (2 * MAX_ROW_BYTES + 5) + b"\n", b'{"prompt": "b"}']
+    rows = list(read_rows(io.BytesIO(b"".join(lines))))
+    assert [each.number for each in rows] == [0, 1, 2]
+    assert [each.is_too_long for each in rows] == [False, True, False]
+    assert rows[-1].end_bytes == sum(map(len, lines))
+    assert rows[0].digest == row(b'{"prompt": "a"}').digest, "a newline is no part of the row"
+
+
+def test_csv_and_gzip() -> None:
+    text = '\ufeffid,text\n1,"two\nlines"\n2,"a ""b"" é"\n3\n'.encode()
+    for data in (text, gzip.compress(text)):
+        rows = list(read_rows(io.BufferedReader(io.BytesIO(data)), is_csv=True))
+        assert [each.data for each in rows] == [
+            {"id": "1", "text": "two\nlines"},
+            {"id": "2", "text": 'a "b" é'},
+            {"id": "3", "text": ""},
+        ]
+        assert len({each.digest for each in rows}) == 3
+    packed = io.BufferedReader(io.BytesIO(gzip.compress(b'{"prompt": "a"}\n' * 1000)[:-20]))
+    with pytest.raises(BadInput, match="compression is damaged"):
+        list(read_rows(packed))
+
+
+def test_rows_that_begin_alike_come_together_and_what_all_share_does_not_count() -> None:
+    system = "You are a careful reader. " * 40
+    documents = [f"{index} tale " * 100 for index in range(3)]
+    prompts = [system + documents[number % 3] + f"Question {number}" for number in range(9)]
+    block = [work_of(row({"prompt": each}), Form()) for each in prompts]
+    ordered = [each.asked.body["messages"][0]["content"] for each in together(block) if each.asked]
+    assert ordered == [prompts[number] for number in (0, 3, 6, 1, 4, 7, 2, 5, 8)]
+    alike = [work_of(row({"prompt": f"Summarise: {number}"}), Form()) for number in range(20)]
+    assert together(alike) == alike or {id(each) for each in together(alike)} == {id(each) for each in alike}

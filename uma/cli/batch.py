@@ -1,0 +1,139 @@
+"""`uma batch`: every row of a file through the model, a result line each, and on from there after whatever ended it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import attrs
+import trio
+
+from uma.cli import say, words
+from uma.cli.answer_options import json_object
+from uma.cli.batch_view import Events, Lines, OneLine, Speed, keep_showing
+from uma.cli.generate import INTERRUPTED, quiet
+from uma.cli.options import load_settings, sampling_of
+from uma.cli.source import open_source
+from uma.cli.trio_run import Interrupts, run
+from uma.client import Client, connect
+from uma.config import Loaded
+from uma.http.in_memory import ask_of
+from uma.jobs import Ask, Form, Results, ReturningServer, Runner, in_flight, model_of, read_rows
+from uma.types import Priority, Source
+
+PROGRAM = "uma batch"
+CSV = (".csv", ".csv.gz")
+"""What the names of files of CSV end with."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """The command; its exit code."""
+    loaded = quiet(load_settings(options))
+    if options.any_model:
+        loaded = attrs.evolve(loaded, config=attrs.evolve(loaded.config, http_any_model=True))
+    form = Form(
+        template=options.template,
+        system=options.system,
+        schema=json_object(options.schema) if options.schema else None,
+        is_raw=options.raw,
+        defaults=_defaults(options, loaded),
+    )
+    with _opened(options.input) as file:
+        return run(partial(_batch, options, loaded, form, file))
+
+
+def _defaults(options: argparse.Namespace, loaded: Loaded) -> Mapping[str, Any]:
+    """The fields of a body that the options ask for."""
+    sampling = sampling_of(options, loaded)
+    asked = attrs.asdict(sampling, filter=lambda field, value: value != field.default, recurse=False)
+    lane = Priority[options.priority.upper()]
+    return asked if lane is Priority.BACKGROUND else {**asked, "priority": int(lane)}
+
+
+def _opened(name: str) -> IO[bytes]:
+    # Standard input gets a reader of its own: the interpreter's end would wait for a thread that still reads the usual.
+    return open(sys.stdin.fileno(), "rb", closefd=False) if name == "-" else Path(name).open("rb")
+
+
+async def _batch(
+    options: argparse.Namespace, loaded: Loaded, form: Form, file: IO[bytes], interrupts: Interrupts
+) -> int:
+    async with (
+        open_source(loaded, interrupts, local=options.local, say=say.note, fills_file=True) as opened,
+        trio.open_nursery() as nursery,
+    ):
+        source = opened.source
+        if line := words.demonstration(source.info.model, "uma run" if opened.is_server else PROGRAM):
+            say.note(line)
+        header = {"version": 1, "model": model_of(source), **_settings(form, options)}
+        results = Results.open(options.output, header, restart=options.restart, only_failed=options.only_failed)
+        with closing(results):
+            runner = Runner(
+                _ask(source, loaded, nursery),
+                read_rows(file, is_csv=options.csv or options.input.lower().endswith(CSV)),
+                form,
+                results,
+                in_flight(source),
+                in_order=not options.unordered,
+                is_live=not file.seekable(),
+            )
+            code = await _shown(runner, options, 0 if runner.is_live else os.fstat(file.fileno()).st_size, interrupts)
+        nursery.cancel_scope.cancel()
+    return code
+
+
+def _settings(form: Form, options: argparse.Namespace) -> dict[str, Any]:
+    """What results depend on beside their rows and the model, by words that a person knows."""
+    return {
+        "--template": form.template,
+        "--system": form.system,
+        "--schema": form.schema,
+        "--raw": form.is_raw,
+        "sampling": {name: value for name, value in form.defaults.items() if name != "priority"},
+        "--unordered": options.unordered,
+    }
+
+
+def _ask(source: Source, loaded: Loaded, nursery: trio.Nursery) -> Ask:
+    """What answers the rows; a server can go away meanwhile, and come back."""
+    ask = partial(ask_of, config=loaded.config, program=PROGRAM)
+    if not isinstance(source, Client):
+        return ask(source)
+    server = ReturningServer(partial(connect, loaded.config.socket), ask, say.note)
+    nursery.start_soon(server.keep, source)
+    return server
+
+
+async def _shown(runner: Runner, options: argparse.Namespace, input_bytes: int, interrupts: Interrupts) -> int:
+    """Run the job and tell how far it is; the exit code."""
+    begun = runner.results.rows
+    if begun:
+        say.note(f"{options.output} has {begun:,} results; going on behind them")
+    view = Events() if options.json else OneLine() if sys.stderr.isatty() else Lines()
+    speed = Speed(runner.tally, input_bytes)
+    async with trio.open_nursery() as showing:
+        showing.start_soon(keep_showing, view, speed)
+
+        def stop() -> None:
+            view.tell(f"{runner.running:,} rows run to their ends, and then it stops; Ctrl-C again: at once")
+            runner.stop()
+
+        is_done = False
+        with interrupts.stopping(stop, grace_sec=math.inf):
+            is_done = await runner.run()
+        showing.cancel_scope.cancel()
+    tally = runner.tally
+    view.end(speed, is_done=is_done)
+    if not is_done:
+        view.tell(f"stopped with {tally.rows:,} results in {options.output}; the same command goes on behind them")
+        return INTERRUPTED
+    if tally.failed:
+        view.tell(f"{tally.failed:,} rows failed; their lines in {options.output} say why, --only-failed tries again")
+    return 1 if tally.failed else 0

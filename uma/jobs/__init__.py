@@ -1,0 +1,29 @@
+"""Jobs on disk: rows of a file, each asked as a request over HTTP, and a result line for each that no crash loses.
+
+A job knows neither engine nor socket nor HTTP: it is given an `Ask`, which answers one request's body. The application
+over HTTP is one (`uma.http.in_memory`), so the rules of every dialect hold for rows as they hold for clients.
+"""
+
+from uma.jobs.ask import Answer, Ask
+from uma.jobs.journal import Finished, JobChanged, Results
+from uma.jobs.rows import BadInput, BadRow, Form, Row, read_rows
+from uma.jobs.runner import Runner, Tally, in_flight
+from uma.jobs.server import ReturningServer, model_of
+
+__all__ = [
+    "Answer",
+    "Ask",
+    "BadInput",
+    "BadRow",
+    "Finished",
+    "Form",
+    "JobChanged",
+    "Results",
+    "ReturningServer",
+    "Row",
+    "Runner",
+    "Tally",
+    "in_flight",
+    "model_of",
+    "read_rows",
+]

@@ -1,0 +1,366 @@
+"""Result lines on disk, and the journal beside them that tells which row each of them is.
+
+The lines of OUT and the entries of `OUT.journal` come in the same order, an entry right behind its line, so that
+recovery is one walk over both: what a kill or a power cut has torn at their ends is cut off, and its rows are run
+again. Marks in the journal tell up to where OUT was on the disk itself: what is wrong before the last mark was no
+crash but an editor, and is an error.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import attrs
+import orjson
+import trio
+import xxhash
+
+from uma.errors import ConfigError, UmaError
+
+WINDOW = 1024
+"""Maximum rows that one which has not ended is behind the furthest that has: results come about in order of the rows,
+so that finding one again, and waiting for its turn, takes bounded memory."""
+_MARK = b"="
+
+
+class CannotWrite(UmaError):
+    """A result could not be written, as where the disk is full. Results from before are kept."""
+
+    code = "E_JOB_WRITE"
+
+
+class JobChanged(ConfigError):
+    """What is on the disk is of another job than this one: other rows, settings, model, or no job's at all."""
+
+    code = "E_JOB_CHANGED"
+
+
+@attrs.frozen
+class Entry:
+    """What the journal has of one finished row."""
+
+    number: int
+    digest: int
+    """Of the row."""
+    size_bytes: int
+    """Of its line in OUT, the newline included."""
+    is_failed: bool
+    check: int
+    """Of that line."""
+    start_bytes: int = 0
+    """Where the line begins; not written, since it follows from the lines before."""
+
+    def line(self) -> bytes:
+        """As the journal has it."""
+        word = b"failed" if self.is_failed else b"ok"
+        return b"%d %016x %d %s %016x\n" % (self.number, self.digest, self.size_bytes, word, self.check)
+
+    @classmethod
+    def parse(cls, line: bytes, start_bytes: int) -> Entry | None:
+        """What a line of the journal says; None where it is none that was written whole."""
+        parts = line.split(b" ")
+        if len(parts) != 5 or not line.endswith(b"\n") or parts[3] not in (b"ok", b"failed"):
+            return None
+        try:
+            number, size = int(parts[0]), int(parts[2])
+            return cls(number, int(parts[1], 16), size, parts[3] == b"failed", int(parts[4], 16), start_bytes)
+        except ValueError:
+            return None
+
+
+@attrs.frozen
+class Ended:
+    """A row's result, on its way to the disk."""
+
+    number: int
+    digest: int
+    line: bytes
+    is_failed: bool
+
+
+class Finished:
+    """Which rows have ended, asked in the order of the rows. Reads OUT's journal in step, in bounded memory."""
+
+    def __init__(self, journal: IO[bytes], out: IO[bytes], end_bytes: int) -> None:
+        """`journal` stands behind its header; it is read up to `end_bytes`."""
+        self._journal, self._out, self._end_bytes = journal, out, end_bytes
+        self._at_bytes = 0
+        self._known: dict[int, Entry] = {}
+        self._furthest = -1
+
+    def find(self, number: int) -> Entry | None:
+        """The entry of row `number`, which is larger than that of the call before; None where it has not ended."""
+        while number not in self._known and self._furthest < number + WINDOW and (entry := self._next()):
+            self._known[entry.number] = entry
+            self._furthest = max(self._furthest, entry.number)
+        return self._known.pop(number, None)
+
+    def left(self) -> bool:
+        """Whether there are entries of rows behind the last that was asked for."""
+        return bool(self._known) or self._next() is not None
+
+    def line(self, entry: Entry) -> bytes:
+        """The result line of an entry."""
+        return os.pread(self._out.fileno(), entry.size_bytes, entry.start_bytes)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._journal.close()
+        self._out.close()
+
+    def _next(self) -> Entry | None:
+        while self._journal.tell() < self._end_bytes:
+            line = self._journal.readline()
+            if line.startswith(_MARK):
+                continue
+            entry = Entry.parse(line, self._at_bytes)
+            assert entry is not None  # the walk has seen it
+            self._at_bytes += entry.size_bytes
+            return entry
+        return None
+
+
+@attrs.frozen
+class _Walk:
+    """What a journal and OUT agree on."""
+
+    header: dict[str, Any] | None
+    """None: the journal has none that was written whole."""
+    out_bytes: int = 0
+    journal_bytes: int = 0
+    rows: int = 0
+    failed: int = 0
+
+
+@attrs.define(eq=False)
+class Results:
+    """OUT and its journal, open for appending. Belongs to one task; only `sync` takes a thread."""
+
+    path: Path
+    _out: int
+    _journal: int
+    _out_bytes: int
+    _journal_bytes: int
+    rows: int
+    """Rows that had ended when it was opened."""
+    failed: int
+    """Of these, those that failed."""
+    finished: Finished
+    """Of these rows."""
+    reusable: Finished | None
+    """What an earlier job left, of which good results are taken over."""
+    _marked_bytes: int = 0
+
+    @classmethod
+    def open(
+        cls, path: Path, header: Mapping[str, Any], *, restart: bool = False, only_failed: bool = False
+    ) -> Results:
+        """OUT at `path`, for the job that `header` tells of, as plain data by word; new, or as far as it had come.
+
+        `restart` begins anew; `only_failed` too, but takes over results that are good. Raises `JobChanged` where the
+        job on the disk is another one, and `OSError`.
+        """
+        header, journal_path = orjson.loads(orjson.dumps(header)), _journal_of(path)
+        journal = os.open(journal_path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _lock(journal, path)
+            if restart:
+                for each in (path, _before(path), _journal_of(_before(path))):
+                    each.unlink(missing_ok=True)
+                os.ftruncate(journal, 0)
+            _finish_renaming(path)
+            if only_failed and not _before(path).exists() and _walk(path).rows:
+                journal = _set_aside(path, journal)
+            walk = _walk(path)
+            if walk.header is None:
+                _check_new(path)
+            if walk.rows:
+                _check_same(path, walk.header or {}, header)
+            else:
+                written = orjson.dumps(header) + b"\n"
+                os.ftruncate(journal, 0)
+                _write(journal, written, 0)
+                walk = _Walk(dict(header), 0, len(written))
+            before = _before(path)
+            reusable = _finished(before, _walk(before)) if before.exists() else None
+            out = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except BaseException:
+            os.close(journal)
+            raise
+        os.ftruncate(out, walk.out_bytes)
+        os.ftruncate(journal, walk.journal_bytes)
+        _sync_folder(path)
+        sizes = walk.out_bytes, walk.journal_bytes, walk.rows, walk.failed
+        return cls(path, out, journal, *sizes, _finished(path, walk), reusable)
+
+    def append(self, ended: Sequence[Ended]) -> None:
+        """Write results, whole: where the disk is full none of them is there. Raises `CannotWrite`."""
+        lines = b"".join(each.line for each in ended)
+        entries = b"".join(
+            Entry(each.number, each.digest, len(each.line), each.is_failed, xxhash.xxh3_64_intdigest(each.line)).line()
+            for each in ended
+        )
+        try:
+            _write(self._out, lines, self._out_bytes)
+            _write(self._journal, entries, self._journal_bytes)
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._out, self._out_bytes)
+                os.ftruncate(self._journal, self._journal_bytes)
+            raise CannotWrite(
+                f"{self.path}: {error.strerror}; what is in it is kept, and the same command goes on from there"
+            ) from None
+        self._out_bytes += len(lines)
+        self._journal_bytes += len(entries)
+
+    async def sync(self) -> None:
+        """Return once what was appended before is on the disk."""
+        if (size := self._out_bytes) == self._marked_bytes:
+            return
+        await trio.to_thread.run_sync(os.fsync, self._out)
+        mark = b"%s %d\n" % (_MARK, size)
+        with suppress(OSError):  # a disk that is full: the next result says so
+            _write(self._journal, mark, self._journal_bytes)
+            self._journal_bytes += len(mark)
+            self._marked_bytes = size
+        await trio.to_thread.run_sync(os.fsync, self._journal)
+
+    def finish(self) -> None:
+        """All rows have ended: drop what was kept of an earlier job."""
+        for each in (_journal_of(_before(self.path)), _before(self.path)):
+            each.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the files; the job can then be opened again."""
+        self.finished.close()
+        if self.reusable is not None:
+            self.reusable.close()
+        os.close(self._out)
+        os.close(self._journal)
+
+
+def _journal_of(path: Path) -> Path:
+    return path.with_name(path.name + ".journal")
+
+
+def _before(path: Path) -> Path:
+    return path.with_name(path.name + ".before")
+
+
+def _lock(journal: int, path: Path) -> None:
+    try:
+        fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise JobChanged(f"{path}: another process writes results there; wait for it, or end it") from None
+
+
+def _set_aside(path: Path, journal: int) -> int:
+    """Keep OUT and its journal as an earlier job's; a new journal, locked."""
+    _journal_of(path).rename(_journal_of(_before(path)))
+    path.rename(_before(path))
+    fresh = os.open(_journal_of(path), os.O_RDWR | os.O_CREAT, 0o666)
+    _lock(fresh, path)
+    os.close(journal)
+    return fresh
+
+
+def _finish_renaming(path: Path) -> None:
+    """A kill between the two renamings of `_set_aside` leaves the second to be done."""
+    before = _before(path)
+    if _journal_of(before).exists() and not before.exists() and path.exists():
+        path.rename(before)
+
+
+def _check_new(path: Path) -> None:
+    if path.exists() and path.stat().st_size:
+        raise JobChanged(
+            f"{path}: exists, and has no journal ({_journal_of(path).name}), so it is no batch that could go on; name "
+            "another file, or begin anew with --restart, which overwrites it"
+        )
+
+
+def _check_same(path: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+    if names:
+        told = "; ".join(f"{name} was {_shown(was.get(name))} and is {_shown(now.get(name))} now" for name in names)
+        raise JobChanged(
+            f"{path}: was begun otherwise: {told}. Ask as before to go on, or name another file; --only-failed keeps "
+            "the good results there are, and --restart begins anew"
+        )
+
+
+def _shown(value: Any) -> str:
+    text = orjson.dumps(value).decode()
+    return text if len(text) <= 100 else text[:100] + "…"
+
+
+def _finished(path: Path, walk: _Walk) -> Finished:
+    journal = _journal_of(path).open("rb")
+    journal.readline()
+    return Finished(journal, path.open("rb"), walk.journal_bytes)
+
+
+def _walk(path: Path) -> _Walk:
+    """Compare OUT with its journal, entry by entry. Raises `JobChanged` where OUT was changed by something else.
+
+    An OUT that was removed has no results.
+    """
+    try:
+        with _journal_of(path).open("rb") as journal:
+            first = journal.readline()
+            header = _header(first)
+            if header is None or not path.exists():
+                return _Walk(header, 0, len(first))
+            with path.open("rb") as out:
+                return _compare(path, _Walk(header, 0, len(first)), journal, out)
+    except FileNotFoundError:
+        return _Walk(None)
+
+
+def _compare(path: Path, walk: _Walk, lines: Iterable[bytes], out: IO[bytes]) -> _Walk:
+    at_bytes, is_whole, marked_bytes = walk.journal_bytes, True, 0
+    for line in lines:
+        at_bytes += len(line)
+        if line.startswith(_MARK):
+            marked_bytes = int(line[1:]) if line.endswith(b"\n") and line[1:].strip().isdigit() else marked_bytes
+            continue
+        entry = Entry.parse(line, walk.out_bytes) if is_whole else None
+        written = out.read(entry.size_bytes) if entry is not None else b""
+        is_whole = entry is not None and xxhash.xxh3_64_intdigest(written) == entry.check
+        if entry is not None and is_whole:
+            rows, failed = walk.rows + 1, walk.failed + entry.is_failed
+            walk = _Walk(walk.header, walk.out_bytes + len(written), at_bytes, rows, failed)
+    if walk.out_bytes < marked_bytes:
+        raise JobChanged(
+            f"{path}: was changed after byte {walk.out_bytes:,} ({walk.rows:,} results), so it is not known which rows "
+            "it has; name another file, or begin anew with --restart"
+        )
+    return walk
+
+
+def _header(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = orjson.loads(line) if line.endswith(b"\n") else None
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _write(fd: int, data: bytes, at: int) -> None:
+    unsent = memoryview(data)
+    while unsent:
+        written = os.pwrite(fd, unsent, at)
+        unsent, at = unsent[written:], at + written
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,260 @@
+"""The rows of a job: lines of JSON, or of CSV with columns, and the request that each is.
+
+A row is OpenAI's batch line (`custom_id`, `url`, `body`), or a plain one: `{"prompt": …}`, `{"messages": …}`, or
+whatever columns a template names. Reading takes memory for one row at a time, however long the input is.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import IO, Any
+
+import attrs
+import orjson
+import xxhash
+
+from uma import json_bytes
+from uma.errors import UmaError
+
+MAX_ROW_BYTES = 16_777_216
+"""Maximum length of a row. A longer one is bad: twice the longest body that a server takes by default."""
+PATHS = frozenset(
+    f"/v1/{each}" for each in ("chat/completions", "completions", "responses", "embeddings", "messages", "rerank")
+)
+"""Endpoints that a row's `url` can name."""
+_CHAT, _COMPLETIONS, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+_GZIP = b"\x1f\x8b"
+_HOLE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
+
+
+class BadInput(UmaError):
+    """The input cannot be read to its end: damaged compression, or no CSV."""
+
+    code = "E_JOB_INPUT"
+
+
+class BadRow(ValueError):
+    """A row that can be no request. The message says why."""
+
+
+@attrs.frozen
+class Row:
+    """A row as the input has it."""
+
+    number: int
+    """From 0, blank lines not counted."""
+    data: bytes | Mapping[str, Any]
+    """A line, or a row of CSV by column."""
+    digest: int
+    """Of its bytes."""
+    end_bytes: int
+    """Bytes of the input, as they lie on disk, up to its end."""
+    is_too_long: bool = False
+
+
+@attrs.frozen
+class Asked:
+    """The request that a row is."""
+
+    path: str
+    body: Mapping[str, Any]
+    custom_id: str
+
+    @property
+    def prompt(self) -> bytes:
+        """What the model reads first, for finding rows that begin alike."""
+        parts = (self.body.get(name) for name in ("instructions", "system", "messages", "prompt", "input"))
+        return b"".join(orjson.dumps(part, default=str) for part in parts if part is not None)
+
+
+@attrs.frozen(kw_only=True)
+class Form:
+    """How plain rows become requests."""
+
+    template: str | None = None
+    """The prompt, with `{column}` where a column's value goes."""
+    system: str | None = None
+    """Instructions, ahead of the prompt."""
+    schema: Mapping[str, Any] | None = None
+    """JSON Schema that every answer fits."""
+    is_raw: bool = False
+    """Prompts are continued as they stand, without a chat template."""
+    defaults: Mapping[str, Any] = attrs.field(factory=dict)
+    """Fields of a body that generates, where the row has none of that name."""
+
+    def asked(self, row: Row) -> Asked:
+        """The request that `row` is. Raises `BadRow`."""
+        if row.is_too_long:
+            raise BadRow(f"the row is over {MAX_ROW_BYTES:,} bytes")
+        fields = _object(row.data)
+        if self.template is None and ("body" in fields or "url" in fields):
+            return self._ready(fields, row)
+        custom_id = fields.get("custom_id", fields.get("id"))
+        path, body = self._filled(fields) if self.template is not None else self._plain(fields)
+        return Asked(path, self._with_defaults(path, body), _id(custom_id, row))
+
+    def _ready(self, fields: Mapping[str, Any], row: Row) -> Asked:
+        """OpenAI's batch line."""
+        path, body = fields.get("url"), fields.get("body")
+        if path not in PATHS:
+            raise BadRow(f"url: expected one of {', '.join(sorted(PATHS))}, not {_shown(path)}")
+        if not isinstance(body, dict):
+            raise BadRow(f"body: expected a JSON object, not {_shown(body)}")
+        if fields.get("method", "POST") != "POST":
+            raise BadRow(f"method: expected POST, not {_shown(fields['method'])}")
+        return Asked(path, self._with_defaults(path, body), _id(fields.get("custom_id"), row))
+
+    def _filled(self, fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        return self._prompted(filled(self.template or "", fields), {})
+
+    def _plain(self, fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        rest = {name: value for name, value in fields.items() if name not in ("custom_id", "id", "prompt", "messages")}
+        if "messages" in fields and "prompt" not in fields:
+            if self.is_raw:
+                raise BadRow("messages: a conversation needs the chat template that --raw leaves out")
+            messages = fields["messages"]
+            if self.system is not None and isinstance(messages, list):
+                messages = [{"role": "system", "content": self.system}, *messages]
+            return _CHAT, {"messages": messages, **self._schema(), **rest}
+        if not isinstance(fields.get("prompt"), str):
+            raise BadRow(
+                "expected a prompt, messages, or url and body; the row has "
+                f"{', '.join(sorted(map(str, fields)))[:200] or 'nothing'} (--template makes a prompt of columns)"
+            )
+        return self._prompted(fields["prompt"], rest)
+
+    def _prompted(self, prompt: str, rest: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        if self.is_raw:
+            return _COMPLETIONS, {"prompt": prompt, **self._schema(), **rest}
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return _CHAT, {"messages": [*system, {"role": "user", "content": prompt}], **self._schema(), **rest}
+
+    def _schema(self) -> dict[str, Any]:
+        if self.schema is None:
+            return {}
+        named = {"name": "answer", "strict": True, "schema": self.schema}
+        return {"response_format": {"type": "json_schema", "json_schema": named}}
+
+    def _with_defaults(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        if body.get("stream"):
+            raise BadRow("stream: a row's answer is kept whole; leave it out")
+        if path not in (_CHAT, _COMPLETIONS, _RESPONSES):
+            return body
+        defaults = dict(self.defaults)
+        bound = defaults.pop("max_tokens", None)
+        if bound is not None and path == _RESPONSES:
+            defaults["max_output_tokens"] = bound
+        elif bound is not None and "max_completion_tokens" not in body:
+            defaults["max_tokens"] = bound
+        return {**defaults, **body}
+
+
+def filled(template: str, fields: Mapping[str, Any]) -> str:
+    """`template` with the values of its columns; `{{`, `}}` are braces. Raises `BadRow` for one there is not."""
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] is None:
+            return found[0][0]
+        if found[1] not in fields:
+            columns = ", ".join(map(str, fields))[:200]
+            raise BadRow(f"--template: there is no column {found[1]!r} in the row; it has {columns or 'none'}")
+        given = fields[found[1]]
+        return given if isinstance(given, str) else json_bytes.dumps(given).decode()
+
+    return _HOLE.sub(value, template)
+
+
+def read_rows(file: IO[bytes], *, is_csv: bool = False) -> Iterator[Row]:
+    """The rows of `file`, compressed by gzip or not. Blocks where the file does. Raises `BadInput` and `OSError`."""
+    is_compressed = file.peek(2)[:2] == _GZIP if isinstance(file, io.BufferedReader) else False
+    inner = gzip.GzipFile(fileobj=file) if is_compressed else file
+    position = file.tell if is_compressed and file.seekable() else None
+    try:
+        yield from _csv_rows(inner) if is_csv else _lines(inner, position)
+    except csv.Error as error:
+        raise BadInput(f"the input is not CSV: {error}") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise BadInput(f"the input's compression is damaged: {error}") from None
+
+
+def _lines(file: Any, position: Callable[[], int] | None) -> Iterator[Row]:
+    number = done_bytes = 0
+    while line := file.readline(MAX_ROW_BYTES):
+        digest, is_too_long = xxhash.xxh3_64(line), False
+        done_bytes += len(line)
+        rest = line
+        while not rest.endswith(b"\n") and (rest := file.readline(MAX_ROW_BYTES)):
+            digest.update(rest)
+            done_bytes += len(rest)
+            line, is_too_long = b"", True
+        if not is_too_long and not line.strip():
+            continue
+        if not is_too_long:
+            digest = xxhash.xxh3_64(line.rstrip(b"\r\n"))  # the last line can get its newline later
+        yield Row(number, line, digest.intdigest(), position() if position else done_bytes, is_too_long)
+        number += 1
+
+
+def _csv_rows(file: Any) -> Iterator[Row]:
+    csv.field_size_limit(MAX_ROW_BYTES)
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    counted = _Counted(text)
+    try:
+        for number, fields in enumerate(csv.DictReader(counted, restkey="", restval="")):
+            named = {name: value for name, value in fields.items() if name}
+            written = "\x1f".join(f"{name}\x1e{value}" for name, value in named.items())
+            digest = xxhash.xxh3_64_intdigest(written.encode("utf-8", "surrogateescape"))
+            yield Row(number, named, digest, counted.done_bytes)
+    finally:
+        with suppress(ValueError):  # where the file is closed already
+            text.detach()
+
+
+class _Counted:
+    """The lines of a text, and how many bytes they had."""
+
+    def __init__(self, text: io.TextIOWrapper) -> None:
+        self._text = text
+        self.done_bytes = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._text:
+            self.done_bytes += len(line.encode("utf-8", "surrogateescape"))
+            yield line
+
+
+def _object(data: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(data, bytes):
+        if any(not isinstance(each, str) or not _is_text(each) for each in data.values()):
+            raise BadRow("the row is not UTF-8")
+        return data
+    try:
+        value = json_bytes.loads(data)
+    except ValueError as error:
+        raise BadRow(f"the row is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise BadRow(f"the row must be a JSON object, not {_shown(value)}")
+    return value
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _id(given: Any, row: Row) -> str:
+    return f"row-{row.number + 1}" if given is None else str(given)
+
+
+def _shown(value: Any) -> str:
+    text = json_bytes.dumps(value).decode()
+    return text if len(text) <= 80 else text[:80] + "…"

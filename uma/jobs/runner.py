@@ -1,0 +1,297 @@
+"""Runs a job: rows are read as there is work for them, asked many at a time, and their results written in order.
+
+What may pass (a server that is overloaded, loading or gone) is asked again, for as long as it takes; what cannot is a
+result that tells of the error.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+import orjson
+import trio
+
+from uma import json_bytes
+from uma.jobs.ask import Answer, Ask
+from uma.jobs.journal import WINDOW, Ended, Entry, JobChanged, Results
+from uma.jobs.rows import Asked, BadRow, Form, Row
+from uma.types import Source
+
+IN_FLIGHT_PER_SEQUENCE = 2
+"""Requests given to a source at once, for each that it computes at once: the next one is always ready."""
+MAX_IN_FLIGHT = 128
+"""Maximum requests given to a source at once: half of what a session of a server can have by default."""
+BLOCK_ROWS, BLOCK_BYTES = 256, 16_777_216
+"""Maximum rows, and bytes of them, that are read at once: among these, rows that begin alike are brought together."""
+ALIKE_BYTES = 512
+"""How far rows must be alike, beyond what all of a block have in common, to be brought together."""
+SYNC_SEC = 1.0
+"""Maximum time for which a result is written and not yet on the disk."""
+PASSING = frozenset({408, 429, 503})
+"""Statuses that say that the same works later."""
+FAULT, FAULT_TRIES = 500, 3
+"""The status of a fault, and how often a row is asked that meets one."""
+FIRST_WAIT_SEC, MAX_WAIT_SEC = 0.25, 30.0
+"""Time until a row is asked again: at first, and at most."""
+
+
+@attrs.define
+class Tally:
+    """How far a job is."""
+
+    rows: int = 0
+    """With a result."""
+    failed: int = 0
+    """Of these."""
+    begun_rows: int = 0
+    """Rows that had a result before this run."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    """Of this run."""
+    waiting: int = 0
+    """Rows that wait to be asked again."""
+    input_bytes: int = 0
+    """Of the input, up to the last row before which all have ended."""
+    begun_bytes: int = 0
+    """The same when this run's first row began."""
+
+
+def in_flight(source: Source) -> int:
+    """Maximum requests that are given to a source at once: memory stays bounded however many there are."""
+    limits = source.info.limits
+    return max(1, min(IN_FLIGHT_PER_SEQUENCE * max(limits.max_sequences, 1), limits.max_queue, MAX_IN_FLIGHT))
+
+
+@attrs.frozen
+class Work:
+    """A row to be run, or one whose result an earlier job has."""
+
+    row: Row
+    asked: Asked | None
+    ended: Ended | None = None
+
+
+@attrs.define(eq=False)
+class Runner:
+    """One run of a job. Belongs to a Trio thread."""
+
+    ask: Ask
+    rows: Iterator[Row]
+    """Read in another thread."""
+    form: Form
+    results: Results
+    most: int
+    """Maximum rows asked at once."""
+    in_order: bool = True
+    """Results are in the order of the rows; else as they end."""
+    is_live: bool = False
+    """The input's rows come one by one: none waits for those behind it."""
+    tally: Tally = attrs.field(factory=Tally)
+    running: int = attrs.field(default=0, init=False)
+    """Rows that are asked just now."""
+    _ready: deque[Work] = attrs.field(factory=deque, init=False)
+    _open: deque[Row] = attrs.field(factory=deque, init=False)
+    """Rows that were read, from the first on that has not ended."""
+    _ended: dict[int, Ended | None] = attrs.field(factory=dict, init=False)
+    """Of these, those that have ended, and what still has to be written of them."""
+    _stopping: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _reading: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    _moved: trio.Event = attrs.field(factory=trio.Event, init=False)
+    """Set, and replaced, when a row has ended."""
+
+    async def run(self) -> bool:
+        """Run all rows that have no result yet; whether all have one now, which is false after `stop`.
+
+        Leaving by an exception loses what runs, and nothing that has ended. Raises `JobChanged` where a row that has a
+        result is another one now, `BadInput`, `CannotWrite`, and `OSError`.
+        """
+        self.tally.rows = self.tally.begun_rows = self.results.rows
+        self.tally.failed = self.results.failed
+        try:
+            async with trio.open_nursery() as keeping:
+                keeping.start_soon(self._sync_regularly)
+                async with trio.open_nursery() as nursery:
+                    while (work := await self._next()) is not None:
+                        self.running += 1
+                        nursery.start_soon(self._finish, work)
+                keeping.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self.results.sync()
+        if self._stopping.is_set():
+            return False
+        if self.results.finished.left():
+            raise JobChanged(
+                f"{self.results.path}: has results of more rows than the input has now; --restart begins anew"
+            )
+        self.results.finish()
+        return True
+
+    def stop(self) -> None:
+        """Begin no more rows: `run` returns when those that run have ended. None is asked again."""
+        self._stopping.set()
+        self._reading.cancel()
+        self._note_move()
+
+    async def _next(self) -> Work | None:
+        """The next row, once there is space for it; None: there is none, or the run is to stop."""
+        while not self._stopping.is_set():
+            if not self._ready and not await self._read():
+                return None
+            is_near = self._ready[0].row.number < self._open[0].number + WINDOW
+            if is_near and self.running < self.most:
+                return self._ready.popleft()
+            await self._moved.wait()
+        return None
+
+    async def _read(self) -> bool:
+        """Read a block of rows; False where there are no more."""
+        if self._stopping.is_set():
+            return False
+        block: list[Work] | None = None
+        with trio.CancelScope() as self._reading:
+            block = await trio.to_thread.run_sync(self._block, abandon_on_cancel=True)
+        if not block:
+            return False
+        self._open.extend(each.row for each in block)
+        self._ready.extend(together(block))
+        return True
+
+    def _block(self) -> list[Work]:
+        """The next rows without a result, in their order. Runs in a thread."""
+        block: list[Work] = []
+        n_bytes = 0
+        for row in self.rows:
+            known = self.results.finished.find(row.number)
+            if known is not None:
+                self._check_row(row, known)
+                self.tally.begun_bytes = row.end_bytes
+                continue
+            block.append(self._work(row))
+            n_bytes += len(row.data)
+            if len(block) == (1 if self.is_live else BLOCK_ROWS) or n_bytes >= BLOCK_BYTES:
+                break
+        return block
+
+    def _check_row(self, row: Row, known: Entry) -> None:
+        if known.digest != row.digest:
+            raise JobChanged(
+                f"{self.results.path}: row {row.number + 1:,} of the input is another one than when its result was "
+                "written; --only-failed runs such rows again and keeps the others' results, --restart begins anew"
+            )
+
+    def _work(self, row: Row) -> Work:
+        if (before := self.results.reusable) is not None:
+            known = before.find(row.number)
+            if known is not None and known.digest == row.digest and not known.is_failed:
+                return Work(row, None, Ended(row.number, row.digest, before.line(known), is_failed=False))
+        return work_of(row, self.form)
+
+    async def _finish(self, work: Work) -> None:
+        ended = work.ended
+        try:
+            if work.asked is not None:
+                answer = await self._answer(work.row, work.asked)
+                if answer is None:
+                    return
+                ended = self._told(work.row, work.asked, answer)
+        finally:
+            self.running -= 1
+            self._note_move()
+        assert ended is not None
+        self._note_end(ended)
+
+    async def _answer(self, row: Row, asked: Asked) -> Answer | None:
+        """The answer to a row, asked again as often as that can help; None where the run stops meanwhile."""
+        body = json_bytes.dumps(asked.body)
+        wait_sec, tries = FIRST_WAIT_SEC, 0
+        while True:
+            answer = await self.ask(asked.path, body, f"row-{row.number + 1}")
+            tries += 1
+            if answer.status not in PASSING and (answer.status != FAULT or tries >= FAULT_TRIES):
+                return answer
+            # Spread out, so that rows which were refused together do not come together again.
+            least_sec = (answer.retry_after_ms or 0) / 1000
+            self.tally.waiting += 1
+            with trio.move_on_after(max(least_sec, wait_sec) * random.uniform(1, 1.5)):
+                await self._stopping.wait()
+            self.tally.waiting -= 1
+            if self._stopping.is_set():
+                return None
+            wait_sec = min(2 * wait_sec, MAX_WAIT_SEC)
+
+    def _told(self, row: Row, asked: Asked, answer: Answer) -> Ended:
+        try:
+            usage = orjson.loads(answer.body).get("usage") or {}
+        except (orjson.JSONDecodeError, AttributeError):
+            usage = {}
+        self.tally.prompt_tokens += usage.get("prompt_tokens", usage.get("input_tokens", 0))
+        self.tally.completion_tokens += usage.get("completion_tokens", usage.get("output_tokens", 0))
+        response = {
+            "status_code": answer.status,
+            "request_id": answer.request_id,
+            "body": json_bytes.verbatim(answer.body.decode()),
+        }
+        return _ended(row, _line(row, asked.custom_id, response, None), is_failed=answer.status >= 400)
+
+    def _note_end(self, ended: Ended) -> None:
+        """Write what can be written: the result, or all whose turn it is now."""
+        due = [] if self.in_order else [ended]
+        self._ended[ended.number] = ended if self.in_order else None
+        while self._open and self._open[0].number in self._ended:
+            row = self._open.popleft()
+            waited = self._ended.pop(row.number)
+            due += [] if waited is None else [waited]
+            self.tally.input_bytes = row.end_bytes
+        if due:
+            self.results.append(due)
+            self.tally.rows += len(due)
+            self.tally.failed += sum(each.is_failed for each in due)
+        self._note_move()
+
+    def _note_move(self) -> None:
+        self._moved.set()
+        self._moved = trio.Event()
+
+    async def _sync_regularly(self) -> None:
+        while True:
+            await trio.sleep(SYNC_SEC)
+            await self.results.sync()
+
+
+def work_of(row: Row, form: Form) -> Work:
+    """What is to be done for a row; of a bad one nothing is."""
+    try:
+        return Work(row, form.asked(row))
+    except BadRow as error:
+        return Work(row, None, _ended(row, _line(row, None, None, {"code": "invalid_row", "message": str(error)})))
+
+
+def together(block: Sequence[Work]) -> list[Work]:
+    """The rows of a block, with those next to each other that begin alike: the source reads what they share once.
+
+    Groups, and rows within them, keep their order. What all rows of the block share does not count.
+    """
+    begins = [each.asked.prompt[:65_536] if each.asked is not None else b"" for each in block]
+    prompts = [each for each in begins if each]
+    ends = zip(min(prompts), max(prompts), strict=False) if prompts else ()
+    shared = next((at for at, (one, other) in enumerate(ends) if one != other), 0)
+    groups: dict[bytes, list[Work]] = {}
+    for each, begin in zip(block, begins, strict=True):
+        groups.setdefault(begin[shared : shared + ALIKE_BYTES], []).append(each)
+    return [each for group in groups.values() for each in group]
+
+
+def _ended(row: Row, line: bytes, *, is_failed: bool = True) -> Ended:
+    return Ended(row.number, row.digest, line, is_failed)
+
+
+def _line(row: Row, custom_id: str | None, response: Any, error: Any) -> bytes:
+    """A result as OpenAI's output and error files have it."""
+    name = f"row-{row.number + 1}"
+    told = {"id": f"batch_req_{row.number + 1}", "custom_id": custom_id or name, "response": response, "error": error}
+    return json_bytes.dumps(told) + b"\n"
