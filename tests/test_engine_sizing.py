@@ -16,7 +16,6 @@ from hybrids import write_hybrid
 from models import Kind, write_large_cells, write_model
 from uma import RuntimeConfig, open_engine
 from uma.engine import sizing
-from uma.engine.policy.layout import Held, Layout
 from uma.errors import ConfigError
 from uma.llama import backend
 from uma.llama.catalog import builtin_path
@@ -79,35 +78,15 @@ def test_on_24_gib_the_context_holds_one_of_full_length_and_four_conversations_o
         ("Mistral 7B", 100, 51_200),
         ("Mistral 7B", backend.MAX_SEQUENCES, 131_072),
         ("12 KiB a cell", 100, 51_200),
-        ("12 KiB a cell", backend.MAX_SEQUENCES, 87_296),  # a GiB, so that its layout still changes
+        ("12 KiB a cell", backend.MAX_SEQUENCES, 131_072),
     ],
 )
-def test_more_sequences_than_by_default_have_512_cells_each_as_far_as_layouts_allow(
+def test_more_sequences_than_by_default_have_512_cells_each(
     shapes: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str, max_sequences: int, tokens: int
 ) -> None:
     monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 100 * GIB)
     with Model.load(shapes[name]) as model:
         assert sizing.context_params(model, RuntimeConfig(max_sequences=max_sequences)).n_ctx == tokens
-
-
-@pytest.mark.parametrize(
-    ("n_ctx", "free_bytes", "cells"),
-    [
-        (0, 24 * GIB, 32_768),  # twice the pool's
-        (0, 16 * 256 * 1_000, 16_384 + 4_000),  # a quarter of what is free
-        (16_384, 24 * GIB, 16_384),  # the user has said how many
-    ],
-)
-async def test_buffers_for_each_have_up_to_twice_the_cells_of_the_pool_as_far_as_memory_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_ctx: int, free_bytes: int, cells: int
-) -> None:
-    path = write_model(tmp_path / "model.gguf", context_length=2_048)
-    config = RuntimeConfig(model=str(path), n_ctx=n_ctx)
-    async with open_engine(config) as engine:
-        context = engine.worker._context
-        assert context.model.kv_bytes_per_token("f16", "f16") == 256
-        monkeypatch.setattr(sizing, "free_memory_bytes", lambda: free_bytes)
-        assert sizing._most_split_cells(context, config) == cells
 
 
 @pytest.fixture
@@ -247,17 +226,13 @@ def test_one_buffer_has_ids_for_cache_beside_the_sequences_and_as_many_as_llama_
         assert ids(backend.MAX_SEQUENCES - 1) == backend.MAX_SEQUENCES
 
 
-def test_what_a_first_change_is_expected_to_take_does_not_depend_on_what_the_start_took(tmp_path: Path) -> None:
-    with (
-        Model.load(write_model(tmp_path / "model.gguf")) as model,
-        Context(model, ContextParams(n_ctx=4_096, n_seq_max=65)) as context,
-    ):
-        expected_ms = []
-        for opened_ms in (1.0, 10_000.0):
-            context.opened_ms = opened_ms
-            layouts = sizing.layouts(context, RuntimeConfig())
-            expected_ms.append(layouts.pause_ms(Layout(8, 512), Held()))
-        assert expected_ms[0] == expected_ms[1] > 0
+@pytest.mark.parametrize(("n_ctx", "unified"), [(0, True), (5 * 256 - 256, True), (5 * 256, False)])
+def test_one_buffer_is_made_unless_the_context_is_as_long_as_all_sequences_need(
+    tmp_path: Path, n_ctx: int, *, unified: bool
+) -> None:
+    config = RuntimeConfig(max_sequences=4, n_ctx=n_ctx)
+    with Model.load(write_model(tmp_path / "model.gguf", context_length=256)) as model:
+        assert sizing.context_params(model, config).kv_unified is unified
 
 
 def test_with_a_sliding_window_a_batch_is_one_ubatch(tmp_path: Path) -> None:

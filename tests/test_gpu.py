@@ -55,12 +55,11 @@ async def test_the_gpu_generates_what_the_cpu_does() -> None:
     assert found[0] == found[1]
 
 
-async def test_a_crowd_gets_buffers_for_each_on_a_gpu_too_and_all_of_it_is_answered() -> None:
+async def test_all_of_a_crowd_is_answered() -> None:
     async with open_engine(RuntimeConfig()) as engine:
         for _ in range(3):
             asked = [ask(f"{number} {PROMPT}", 100, id=str(number)) for number in range(60)]
             assert all(each.tokens for each in await answers(engine, asked))
-        assert engine.snapshot()["kv_layout_changes_total"] > 0
 
 
 def test_doctor_names_the_gpu() -> None:

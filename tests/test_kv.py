@@ -25,11 +25,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from uma.engine.kv import leaving, snapshot_copies, snapshots
 from uma.engine.kv import pool as kv
-from uma.engine.kv.leaving import Left, Pays
+from uma.engine.kv import snapshot_copies, snapshots
 from uma.engine.kv.pool import Holding, KvPool
-from uma.engine.kv.prefix_tree import common_length
 from uma.engine.kv.snapshots import Snapshot, SnapshotStore
 from uma.llama.context import Context
 
@@ -108,37 +106,18 @@ class FakeContext:
         return True
 
 
-def always(freed: int, kept: int, tokens: int, *, has_snapshot: bool) -> bool:
-    """Cache leaves its cells whenever it can."""
-    return True
-
-
-def never(freed: int, kept: int, tokens: int, *, has_snapshot: bool) -> bool:
-    """Only what is copied quickly does."""
-    return False
-
-
-def if_it_frees_more(freed: int, kept: int, tokens: int, *, has_snapshot: bool) -> bool:
-    """Where it frees more than it shares."""
-    assert freed + kept == tokens and freed > 0
-    return freed > kept
-
-
 class PoolLives(RuleBasedStateMachine):
     """Sequences are admitted, computed, preempted and ended, as the worker does it."""
 
     unified = True
     exact_ends = False
-    leaves_early = False
 
     def __init__(self) -> None:
         super().__init__()
         self.context = FakeContext(unified=self.unified)
         self.store = SnapshotStore(2_000, exact_ends=self.exact_ends)
         context: Any = self.context
-        self.pool = KvPool(
-            context, self.store, shares=not self.exact_ends, cache_cells=20, leaves_early=self.leaves_early
-        )
+        self.pool = KvPool(context, self.store, shares=not self.exact_ends, cache_cells=20)
         self.running: list[Holding] = []
         self.now = 0.0
 
@@ -173,8 +152,6 @@ class PoolLives(RuleBasedStateMachine):
         assert 0 <= length < len(tokens)
         assert self.context.tokens(holding.seq_id) == tokens[:length], "told that tokens are there which are not"
         self.running.append(holding)
-        while self.leaves_early and self.pool.make_way(if_it_frees_more, 4, [wanted]).has_more:
-            pass
         assert len(tokens) - length <= self.pool.free_cells, "what was promised does not fit"
         if computes:
             self.compute(holding, tokens[length:])
@@ -219,46 +196,6 @@ class PoolLives(RuleBasedStateMachine):
         self.pool.drop_cache()
         assert self.pool.used_cells == self.pool.tree.protected_tokens
 
-    def cache(self) -> dict[tuple[int, ...], tuple[int, float]]:
-        """What can be evicted: how often each was reused, and when it was used last."""
-        leaves = [self.pool.tree.cached[seq_id] for seq_id in self.pool.tree.leaves()]
-        return {tuple(each.whole()): (each.reuses, each.used_at) for each in leaves}
-
-    @precondition(lambda self: not self.pool.is_copying)
-    @rule(unified=st.booleans(), keeps_cache=st.booleans())
-    def change_layout(self, unified: bool, keeps_cache: bool) -> None:
-        before, cached = self.context.used(), len(self.pool.tree.cached)
-        held = [self.context.tokens(each.seq_id) for each in self.running]
-        kept = self.cache()
-        # Two sequences can have computed the same tokens side by side; where they are taken once, either's count holds.
-        reuses = {(tuple(node.whole()), node.reuses) for node in self.pool.tree.nodes()}
-        is_apart = not self.context.params.kv_unified
-        most_cache = N_CELLS if keeps_cache else 0
-        running, rest = self.pool.carry_out(self.running, self.tick(), shares=unified, most_cache=most_cache)
-        assert (self.context.used(), self.pool.used_cells, self.pool.used_ids) == (0, 0, 0)
-        assert len(rest) <= cached * (keeps_cache and unified and not is_apart)
-        self.context.params.kv_unified = unified
-        self.pool.attach(is_for_now=False)
-        holdings = [self.pool.carry_in(each, self.tick()) for each in running]
-        self.pool.carry_in_cached(rest, self.tick())
-        for holding, tokens in zip(holdings, held, strict=True):
-            if holding is None:
-                assert is_apart and (unified or len(tokens) > N_CELLS), "there was space for it"
-            else:
-                assert self.context.tokens(holding.seq_id) == tokens
-                assert not tokens or (tuple(tokens), holding.tip.reuses) in reuses
-        if unified and not is_apart:
-            assert self.context.used() <= before, "what was shared is there several times"
-            cache = self.cache()
-            assert cache.items() <= (kept if keeps_cache else {}).items(), "cache grew younger, or came from nowhere"
-            held_now = [array("i", tokens) for tokens in (*held, *cache)]
-            for lost in (kept.keys() if keeps_cache else set()) - cache.keys():
-                common = max(common_length(array("i", lost), tokens) for tokens in [array("i"), *held_now])
-                assert len(lost) - common < leaving.WORTH_RESTORING_TOKENS, (
-                    "cache was lost that takes long to compute again"
-                )
-        self.running = [each for each in holdings if each is not None]
-
     @invariant()
     def books_are_right(self) -> None:
         holders = {seq_id for seq_id, cells in self.context.held.items() if cells}
@@ -275,12 +212,6 @@ class PoolLives(RuleBasedStateMachine):
             self.pool.release(holding, self.now, keep=False)
         self.pool.drop_cache()
         assert (self.pool.used_ids, self.pool.used_cells, self.context.used()) == (0, 0, 0)
-
-
-class EarlyPoolLives(PoolLives):
-    """Where cache leaves its cells as soon as a sequence begins that has no use for it."""
-
-    leaves_early = True
 
 
 class SplitPoolLives(PoolLives):
@@ -303,15 +234,13 @@ class TestPool:
         for module, name, value in (
             (kv, "LEAST_SHARED_TOKENS", 2),
             (kv, "WORTH_RESTORING_TOKENS", 3),
-            (leaving, "WORTH_RESTORING_TOKENS", 3),
-            (leaving, "MOST_QUICK_BYTES", 100),
             (kv, "LEAST_EVICTED_TOKENS", 3),
             (snapshot_copies, "MOST_IDLE_BYTES", 7),
             (snapshots, "LEAST_WORTH", 2.0),
         ):
             monkeypatch.setattr(module, name, value)
 
-    @pytest.mark.parametrize("machine", [PoolLives, EarlyPoolLives, SplitPoolLives, UncuttablePoolLives])
+    @pytest.mark.parametrize("machine", [PoolLives, SplitPoolLives, UncuttablePoolLives])
     def test_tokens_that_are_told_to_be_there_really_are(self, machine: type[PoolLives]) -> None:
         run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=30, deadline=None))
 
@@ -339,227 +268,6 @@ class TestTrimming:
         pool.has_decoding_rows = False
         pool.trim_cache(until)
         assert len(pool.tree.cached) == stays
-
-
-class TestCarrying:
-    """A conversation in the cache, and two running sequences that begin like it, on their way to another layout."""
-
-    common, cached = array("i", range(100)), array("i", range(160))
-    running = array("i", [*range(100), 7, 7]), array("i", [*range(100), 8, 8, 8])
-
-    @pytest.fixture
-    def context(self, monkeypatch: pytest.MonkeyPatch) -> FakeContext:
-        monkeypatch.setattr(sys.modules[__name__], "N_CELLS", 400)
-        return FakeContext(unified=True)
-
-    @pytest.fixture
-    def pool(self, context: FakeContext) -> KvPool:
-        return KvPool(cast(Context, context), SnapshotStore(10**6), shares=True, cache_cells=400)
-
-    def compute(self, pool: KvPool, context: FakeContext, tokens: array[int], now_ms: float) -> Holding:
-        holding, found = pool.acquire(tokens, now_ms)
-        context.compute({holding.seq_id: list(tokens[found:])})
-        pool.extend(holding, tokens[found:])
-        return holding
-
-    def carry(self, pool: KvPool, context: FakeContext, *, unified: bool, most_cache: int) -> list[Holding | None]:
-        pool.release(self.compute(pool, context, self.cached, 1.0), 2.0, keep=True)
-        holdings = [self.compute(pool, context, tokens, 3.0) for tokens in self.running]
-        assert context.used() == pool.used_cells == 100 + 60 + 2 + 3
-        running, rest = pool.carry_out(holdings, 4.0, shares=unified, most_cache=most_cache)
-        context.params.kv_unified = unified
-        pool.attach(is_for_now=True)
-        found = [pool.carry_in(each, 5.0) for each in running]
-        pool.carry_in_cached(rest, 6.0)
-        return found
-
-    def assert_all_are_there(self, holdings: list[Holding | None], context: FakeContext) -> None:
-        for holding, tokens in zip(holdings, self.running, strict=True):
-            assert holding is not None and context.tokens(holding.seq_id) == list(tokens)
-
-    def test_what_they_share_is_there_once_and_cache_is_as_old_as_before(
-        self, pool: KvPool, context: FakeContext
-    ) -> None:
-        holdings = self.carry(pool, context, unified=True, most_cache=60)
-        assert context.used() == pool.used_cells == 100 + 60 + 2 + 3
-        self.assert_all_are_there(holdings, context)
-        (cached,) = pool.tree.cached.values()
-        assert (cached.whole(), cached.used_at) == (self.cached, 2.0)
-        assert [node.reuses for node in cached.path()][-2] == 2, "two began like it"
-        assert not len(pool.store)
-
-    def test_cache_that_does_not_come_along_is_in_memory_and_found_there(
-        self, pool: KvPool, context: FakeContext, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(snapshots, "LEAST_WORTH", 20.0)
-        self.carry(pool, context, unified=True, most_cache=0)
-        assert context.used() == 100 + 2 + 3 and not pool.tree.cached
-        assert pool.store.covers(self.cached)
-
-    def test_cache_that_holds_little_more_than_running_sequences_is_worth_no_snapshot(
-        self, pool: KvPool, context: FakeContext, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(kv, "WORTH_RESTORING_TOKENS", 61)
-        self.carry(pool, context, unified=True, most_cache=0)
-        assert not len(pool.store), "all but its end is carried over"
-
-    def test_each_has_all_of_it_in_a_buffer_of_its_own(self, pool: KvPool, context: FakeContext) -> None:
-        holdings = self.carry(pool, context, unified=False, most_cache=0)
-        assert context.used() == 100 + 2 + 100 + 3
-        self.assert_all_are_there(holdings, context)
-
-    def test_cache_of_more_cells_than_are_to_be_carried_is_left(self, pool: KvPool, context: FakeContext) -> None:
-        self.carry(pool, context, unified=True, most_cache=59)
-        assert context.used() == 100 + 2 + 3 and not pool.tree.cached
-
-    def test_cache_that_is_sooner_computed_again_than_carried_is_left(
-        self, pool: KvPool, context: FakeContext, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(kv, "WORTH_RESTORING_TOKENS", 61)
-        self.assert_all_are_there(self.carry(pool, context, unified=True, most_cache=400), context)
-        assert context.used() == 100 + 2 + 3 and not pool.tree.cached
-
-
-class TestCacheThatLeavesEarly:
-    """A pool with room to spare in cells and memory, in which one conversation has ended and another begins."""
-
-    ended, other = array("i", range(200)), array("i", range(1_000, 1_010))
-
-    def ended_pool(
-        self, monkeypatch: pytest.MonkeyPatch, **options: bool
-    ) -> tuple[KvPool, FakeContext, list[Snapshot]]:
-        monkeypatch.setattr(sys.modules[__name__], "N_CELLS", 1_000)
-        context, archived = FakeContext(unified=True), list[Snapshot]()
-        pool = KvPool(
-            cast(Context, context),
-            SnapshotStore(10**6, on_added=archived.append),
-            shares=True,
-            cache_cells=1_000,
-            **options,
-        )
-        self.run(pool, context, self.ended)
-        return pool, context, archived
-
-    def run(self, pool: KvPool, context: FakeContext, tokens: array[int]) -> int:
-        """A sequence from its beginning to its end; how many of its tokens it found."""
-        holding, found = pool.acquire(tokens, 1.0)
-        context.compute({holding.seq_id: list(tokens[found:])})
-        pool.batch_done()
-        pool.extend(holding, tokens[found:])
-        pool.release(holding, 2.0, keep=True)
-        return found
-
-    def begin(self, pool: KvPool, tokens: array[int], *, pays: Pays = never, most_tokens: int = 1_000) -> Holding:
-        """A sequence begins, and way is made for it."""
-        holding, _ = pool.acquire(tokens, 3.0)
-        pool.make_way(pays, most_tokens, [tokens])
-        return holding
-
-    def slow(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """No cached sequence is copied quickly."""
-        monkeypatch.setattr(leaving, "MOST_QUICK_BYTES", 0)
-
-    def test_it_is_in_memory_and_found_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        pool, context, archived = self.ended_pool(monkeypatch, leaves_early=True)
-        holding = self.begin(pool, self.other)
-        assert context.used() == 0, "cells of cache that the new sequence's rows would go over in vain"
-        assert not archived, "what is used once is worth no disk"
-        pool.release(holding, 4.0, keep=False)
-        assert self.run(pool, context, self.ended + array("i", [7])) == len(self.ended)
-
-    def test_what_the_new_sequence_uses_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        pool, context, _ = self.ended_pool(monkeypatch, leaves_early=True)
-        holding = self.begin(pool, self.ended + array("i", [7]), pays=always)
-        assert holding.tip.end == context.used() == len(self.ended)
-
-    def test_what_begins_like_it_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        pool, _, _ = self.ended_pool(monkeypatch, leaves_early=True)
-        half = self.ended[:100]
-        self.begin(pool, half + array("i", [7]))
-        assert pool.continuation(half, 4) == self.ended[100:104], "what another sequence went on with is a draft"
-
-    def test_what_begins_with_all_of_it_stays_whatever_it_costs(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        pool, _, _ = self.ended_pool(monkeypatch, leaves_early=True)
-        half = self.ended[:100]
-        self.begin(pool, half, pays=always)
-        assert pool.continuation(half, 4) == self.ended[100:104], "what another sequence went on with is a draft"
-
-    def test_of_what_begins_like_it_the_rest_leaves_where_that_pays(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        pool, context, _ = self.ended_pool(monkeypatch, leaves_early=True)
-        prompt = self.ended[:50] + array("i", [7, 7])
-        holding = self.begin(pool, prompt, pays=if_it_frees_more)
-        assert context.used() == 50, "what both begin with"
-        pool.release(holding, 4.0, keep=False)
-        assert self.run(pool, context, self.ended + array("i", [7])) == len(self.ended)
-
-    def test_what_takes_long_to_copy_or_would_not_come_back_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        pool, context, _ = self.ended_pool(monkeypatch, leaves_early=True)
-        short = array("i", range(2_000, 2_000 + leaving.WORTH_RESTORING_TOKENS - 1))
-        self.run(pool, context, short)
-        monkeypatch.setattr(leaving, "MOST_QUICK_BYTES", len(self.ended) - 1)
-        self.begin(pool, self.other)
-        assert context.used() == len(self.ended) + len(short)
-
-    @pytest.mark.parametrize("is_in_memory", [True, False])
-    def test_what_takes_long_to_copy_leaves_where_that_pays(
-        self, monkeypatch: pytest.MonkeyPatch, *, is_in_memory: bool
-    ) -> None:
-        pool, context, archived = self.ended_pool(monkeypatch, leaves_early=True)
-        self.slow(monkeypatch)
-        if is_in_memory:
-            pool.store.add(Snapshot(self.ended, (context.state_get(next(iter(pool.tree.cached))),)), is_lasting=False)
-        asked = []
-
-        def pays(freed: int, kept: int, tokens: int, *, has_snapshot: bool) -> bool:
-            asked.append((freed, kept, tokens, has_snapshot))
-            return has_snapshot or not is_in_memory
-
-        holding = self.begin(pool, self.other, pays=pays)
-        expected = [(200, 0, 200, True)] if is_in_memory else [(200, 0, 200, True), (200, 0, 200, False)]
-        assert asked == expected, "a snapshot that is there is not paid for"
-        assert context.used() == 0 and not archived
-        pool.release(holding, 4.0, keep=False)
-        assert self.run(pool, context, self.ended + array("i", [7])) == len(self.ended)
-
-    def test_no_more_is_copied_at_a_time_than_is_allowed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        pool, context, _ = self.ended_pool(monkeypatch, leaves_early=True)
-        self.slow(monkeypatch)
-        other = array("i", range(3_000, 3_100))
-        self.run(pool, context, other)
-        pool.acquire(self.other, 3.0)
-        steps = list[Left]()
-        while not steps or steps[-1].has_more:
-            steps.append(pool.make_way(always, 70, [self.other]))
-        assert [each.copied for each in steps] == [70, 70, 70, 70, 20], "the second begins in what the first leaves"
-        assert context.used() == 0
-        for tokens in (self.ended, other):
-            assert pool.known_tokens(tokens + array("i", [7])) == len(tokens)
-
-    def test_a_sequence_that_goes_on_before_its_copy_is_whole_is_not_lost(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        pool, context, _ = self.ended_pool(monkeypatch, leaves_early=True)
-        self.slow(monkeypatch)
-        assert pool.make_way(always, 150, [self.other]).has_more
-        longer = self.ended + array("i", range(5_000, 5_050))
-        assert self.run(pool, context, longer) == len(self.ended)
-        while pool.make_way(always, 150, [self.other]).has_more:
-            pass
-        assert context.used() == 0 and self.run(pool, context, longer + array("i", [7])) == len(longer)
-
-    def test_nothing_is_lost_where_memory_has_no_place_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        pool, context, _ = self.ended_pool(monkeypatch, leaves_early=True)
-        worth_more = Snapshot(array("i", range(9_000, 9_300)), (bytes(10**6 - 1_300),), reuses=9)
-        assert pool.store.add(worth_more)
-        holding = self.begin(pool, self.other, pays=always)
-        assert context.used() == len(self.ended) and list(pool.store) == [worth_more]
-        pool.release(holding, 4.0, keep=False)
-        assert self.run(pool, context, self.ended + array("i", [7])) == len(self.ended)
-
-    def test_it_stays_where_its_cells_were_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        pool, context, _ = self.ended_pool(monkeypatch)
-        self.begin(pool, self.other, pays=always)
-        assert context.used() == len(self.ended)
 
 
 def snapshot(tokens: list[int], size: int, *, is_pinned: bool = False) -> Snapshot:

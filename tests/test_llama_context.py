@@ -7,10 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import attrs
-import llama_cpp.llama_cpp as lib
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -195,119 +192,6 @@ def test_a_sequence_saved_and_restored_goes_on_as_if_nothing_had_been(model: Mod
     with Context(model, params) as another:
         assert another.state_set(0, memoryview(saved))
         assert same(prefill(another, [3], first_pos=50), alone(model, [*tokens, 3]))
-
-
-@pytest.mark.parametrize("seq", [0, 2, 4])
-def test_a_sequence_goes_on_in_another_layout_and_back(llama: Model, seq: int) -> None:
-    tokens = tokens_for(0, 50)
-    expected = alone(llama, [*tokens, 3])
-    with Context(llama, ContextParams(n_ctx=1_280, n_seq_max=5)) as context:
-        prefill(context, tokens, seq)
-        for n_seq_max, kv_unified in ((5, False), (3, False), (7, True)):
-            saved = context.state_get(seq)
-            seq = (seq + 1) % n_seq_max
-            context.remake(ContextParams(n_ctx=256 * n_seq_max, n_seq_max=n_seq_max, kv_unified=kv_unified))
-            assert context.seq_pos_max(seq) == -1
-            assert context.state_set(seq, saved)
-            assert same(prefill(context, [3], seq, first_pos=50), expected)
-            context.seq_rm(seq, 50, -1)
-
-
-POOL, SMALL = ContextParams(n_ctx=1_024, n_seq_max=4), ContextParams(n_ctx=256, n_seq_max=4, flash_attn="off")
-SPLIT = ContextParams(n_ctx=1_024, n_seq_max=4, kv_unified=False)
-
-
-class Freed:
-    """Counts the llama contexts that are there."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.there: list[int] = []
-        make, free = lib.llama_init_from_model, lib.llama_free
-
-        def made(*given: Any) -> int:
-            handle = make(*given)
-            self.there.append(handle)
-            return int(handle)
-
-        def freed(handle: int) -> None:
-            self.there.remove(handle)
-            free(handle)
-
-        monkeypatch.setattr(lib, "llama_init_from_model", made)
-        monkeypatch.setattr(lib, "llama_free", freed)
-
-
-def test_a_context_that_is_kept_is_there_again_at_once_and_empty(llama: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    contexts, tokens = Freed(monkeypatch), tokens_for(0, 50)
-    with Context(llama, POOL) as context:
-        pool = context.handle
-        prefill(context, tokens)
-        saved = context.state_get(0)
-        for _ in range(2):
-            context.remake(SMALL, keep=POOL)
-            assert (context.n_ctx, context.n_ctx_seq, context.params) == (256, 256, SMALL)
-            assert context.state_set(1, saved)
-            assert same(prefill(context, [3], 1, first_pos=50), alone(llama, [*tokens, 3]))
-            context.opened_ms = -1.0
-            context.remake(POOL)
-            assert context.handle == pool and contexts.there == [pool]
-            assert (context.n_ctx, context.params) == (1_024, POOL)
-            assert context.opened_ms >= 0, "what it took to give up the other"
-            assert context.seq_pos_max(0) == context.seq_pos_max(1) == -1
-            assert same(prefill(context, tokens), alone(llama, tokens))
-        context.remake(SMALL, keep=POOL)
-    assert not contexts.there
-
-
-def test_what_is_kept_is_given_up_for_a_context_that_does_not_keep_it(
-    llama: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    contexts = Freed(monkeypatch)
-    with Context(llama, POOL) as context:
-        context.remake(SMALL, keep=POOL)
-        context.remake(attrs.evolve(SMALL, n_ctx=512), keep=POOL)
-        assert len(contexts.there) == 2
-        context.remake(SPLIT)
-        assert contexts.there == [context.handle]
-
-
-def test_a_context_that_cannot_be_made_leaves_what_there_was_and_what_is_kept(
-    llama: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    contexts, tokens = Freed(monkeypatch), tokens_for(0, 20)
-    too_large = ContextParams(n_ctx=2**28, n_seq_max=4)
-    make = lib.llama_init_from_model
-    monkeypatch.setattr(
-        lib, "llama_init_from_model", lambda model, struct: None if struct.n_ctx == 2**28 else make(model, struct)
-    )
-    with Context(llama, POOL) as context:
-        pool = context.handle
-        with pytest.raises(ModelError, match="268,435,456 cells"):
-            context.remake(too_large, keep=POOL)
-        assert context.handle == pool and contexts.there == [pool]
-        context.remake(SMALL, keep=POOL)
-        context.opened_ms = -1.0
-        with pytest.raises(ModelError, match="268,435,456 cells"):
-            context.remake(too_large, keep=POOL)
-        assert context.params == SMALL and context.opened_ms >= 0
-        assert same(prefill(context, tokens), alone(llama, tokens))
-        context.remake(POOL)
-        assert context.handle == pool
-        assert same(prefill(context, tokens), alone(llama, tokens))
-
-
-def test_threads_are_those_that_were_set_last_in_a_context_that_was_kept(llama: Model) -> None:
-    with Context(llama, attrs.evolve(POOL, n_threads=4, n_threads_batch=4)) as context:
-        base = context.params
-        context.set_threads(3)
-        for params, keep in ((SMALL, base), (base, None)):
-            context.remake(attrs.evolve(params, n_threads=4, n_threads_batch=4), keep=keep)
-            assert lib.llama_n_threads(context.handle) == lib.llama_n_threads_batch(context.handle) == 3
-            context.set_threads(3)
-        context.remake(SMALL, keep=base)
-        context.set_threads(1)
-        context.remake(base)
-        assert lib.llama_n_threads(context.handle) == lib.llama_n_threads_batch(context.handle) == 1
 
 
 def test_a_snapshot_without_room_or_cut_short_is_refused(llama: Model) -> None:

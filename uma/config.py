@@ -75,10 +75,10 @@ class RuntimeConfig:
     )
     offload_kqv: bool = setting(True, "keep KV and attention on the GPU where there is one")
     kv_unified: Toggle = setting(
-        "auto", "one KV buffer for all sequences; off: one each; auto: as suits those that run"
+        "auto", "one KV buffer for all sequences; off: one each; auto: one, unless the context is as long as all need"
     )
     swa_full: bool = setting(True, "full-size KV for sliding-window layers")
-    flash_attn: Toggle = setting("auto", "flash attention; auto: where it is the faster one")
+    flash_attn: Toggle = setting("auto", "flash attention; auto: where llama.cpp has it for the model")
     cache_type_k: CacheType = setting("f16", "data type of cached keys")
     cache_type_v: CacheType = setting("f16", "data type of cached values; quantized types need flash attention")
     use_mmap: Toggle = setting(

@@ -40,7 +40,6 @@ from uma.engine.kv.feed import BlockLedger, KvFeed
 from uma.engine.kv.pool import KvPool
 from uma.engine.kv.snapshots import SnapshotStore
 from uma.engine.policy import Scheduler, Targets
-from uma.engine.policy.layout_policy import LayoutPolicy
 from uma.engine.reproducible import ReproducibleContext
 from uma.engine.submission import Prepared, Submission
 from uma.engine.worker.commands import CountKnown, Inspect, Listen, Preload
@@ -73,7 +72,6 @@ class Engine:
         self,
         config: RuntimeConfig,
         context: Context,
-        layouts: LayoutPolicy,
         archive: Archive | None,
         draft: Context | None = None,
     ) -> None:
@@ -102,7 +100,6 @@ class Engine:
             self._metrics,
             self.mailbox.post,
             max_active,
-            layouts=layouts,
             saves_at_end=archive is not None,
             speculate=sizing.speculate(context.model, config),
             draft=draft,
@@ -357,7 +354,6 @@ def _make_pool(config: RuntimeConfig, context: Context, archive: Archive | None)
         store,
         shares=shares,
         cache_cells=sizing.cache_cells(context, config),
-        leaves_early=config.cache_tokens < 0,
         keeps_answers=config.speculate != "off",
     )
 

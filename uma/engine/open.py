@@ -52,8 +52,7 @@ async def open_engine(
         draft = await trio.to_thread.run_sync(_open_draft, loader, config, context)
         if draft is not None:
             stack.callback(draft.close)
-        layouts = await trio.to_thread.run_sync(sizing.layouts, context, config)
-        engine = Engine(config, context, layouts, await _open_archive(config, context), draft)
+        engine = Engine(config, context, await _open_archive(config, context), draft)
         stack.callback(engine.close)
         # What ends the block is raised as it is, not inside the exception group that the nursery would make of it.
         ended: outcome.Outcome[None] = outcome.Value(None)

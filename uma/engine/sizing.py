@@ -14,18 +14,8 @@ import attrs
 from uma import cgroup
 from uma.config import RuntimeConfig, Speculate
 from uma.engine.policy.cost import SIZES
-from uma.engine.policy.layout import (
-    MAX_CHANGE_MIB,
-    AttentionCost,
-    Layout,
-    PauseCost,
-    small_pools,
-    split_layouts,
-)
-from uma.engine.policy.layout_policy import LayoutPolicy
 from uma.errors import ConfigError
 from uma.llama import backend, devices, hugepages, trust
-from uma.llama.attention import attention_times
 from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model, Pooling, llama_version
 
@@ -39,8 +29,7 @@ LEAST_POOL_TOKENS, MOST_POOL_TOKENS = 8_192, 32_768
 """Minimum and maximum size of that pool, where neither more sequences nor one request of the model's full context need
 more."""
 MOST_SEQUENCE_TOKENS = 512
-"""The maximum for each sequence that can run, where that is more: it decides beyond 64 sequences, as far as the pool's
-layout can still be changed."""
+"""The maximum for each sequence that can run, where that is more: it decides beyond 64 sequences."""
 MOST_STREAM_TOKENS = 4_096
 """Maximum share of one sequence in it with split KV."""
 MEMORY_SHARE = 4
@@ -50,9 +39,6 @@ LEAST_CONVERSATIONS, MOST_MEMORY_SHARE = 4, 0.7
 as a share of the free memory."""
 WEIGHTS_SHARE = 2
 """Divisor of the free memory: weights are read into it, and not mapped, if they take at most half of it."""
-MOST_SPLIT_SHARE = 2
-"""Maximum cells of buffers for each sequence, as a multiple of the pool's: a crowd with one long prompt has as long a
-share for each, and reads its prompts in the pool about a tenth slower."""
 LEAST_CACHE_TOKENS, CACHE_SHARE = 2_048, 16
 """Minimum cells that can hold cache alone, and the divisor of all cells for larger pools."""
 RAM_SHARE, MOST_RAM_BYTES = 8, 8 * 2**30
@@ -77,20 +63,6 @@ CUTTABLE = ("attention", "sliding-window")
 """Kinds of memory that can be cut at any token."""
 LEAST_DRAFT_TOKENS = 256
 """Minimum context of a draft model."""
-MAKE_NS, CARRY_NS = 0.5, 1.0
-"""Initial estimates of what a byte of KV memory takes to be made for another layout, and a byte of a sequence's state
-to be carried there. The first is 0.15 in huge pages, 0.35 in others and 0.55 where those are not given before it is
-written, and 0.1 for each byte given up for it. What the first memory took says little: a machine that gives it out for
-the first time is slower.
-"""
-MAKE_GPU_NS, CARRY_GPU_MS = 0.1, 0.01
-"""The same on a GPU, where memory is overwritten at once and the rest of a new context is most of it; and a token's key
-or value in one layer, which is a copy of its own where the cells of sequences lie among each other. Both are assumed,
-and corrected by the first change."""
-MAX_GPU_CHANGE_MIB = 8_192
-"""Maximum KV memory on a GPU that a change recreates."""
-COSTED_HEAD_SIZE = 64
-"""Values of a head that `AttentionCost` speaks of."""
 SCORE_BYTES = 4
 """Of a token and a cell in each head: plain attention keeps the scores of a whole ubatch, layer by layer."""
 MASK_BYTES = 2
@@ -99,8 +71,6 @@ LOGIT_BYTES = 4
 """Of a token of the vocabulary and one of an ubatch."""
 ROUNDED_TOKENS = 256
 """llama.cpp rounds the cells of a buffer up to a multiple of it."""
-MOST_SCORE_BYTES = 256 * 2**20
-"""Maximum memory for these; where a share is so long that they need more, attention stays flash attention."""
 
 _log = logging.getLogger("uma.engine")
 
@@ -110,8 +80,8 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
     if not model.is_causal:
         return embed_params(model, config)
     streams = _streams(model, config)
-    # Split KV decodes unrelated sequences faster, but gives each its share only. Where the share is a whole context
-    # nothing is lost by it, and `auto` takes it.
+    # With a buffer each, a sequence has its share only, and prefixes are copied. Where the share is a whole context,
+    # `auto` takes it: rows then pass by no cells of others.
     unified = config.kv_unified == "on" or (config.kv_unified == "auto" and config.n_ctx < streams * model.n_ctx_train)
     n_ctx = config.n_ctx or _pool_tokens(model, config, streams, is_unified=unified)
     has_cells = model.memory in CUTTABLE
@@ -303,112 +273,14 @@ def pooling(model: Model, config: RuntimeConfig) -> Pooling:
     return "mean" if model.pooling == "none" else model.pooling
 
 
-def layouts(context: Context, config: RuntimeConfig) -> LayoutPolicy:
-    """The layouts that the decode thread can choose from while it runs: with `kv_unified` on or off only the one there
-    is, and with `flash_attn` on or off only that attention. Where there is a choice, or cells can be moved together,
-    what attention takes on this CPU decides, which the first engine on it measures: not for the Trio thread. Where a
-    GPU computes all layers it is what a mask takes (`AttentionCost.on_gpu`).
-
-    Where so much memory would be recreated that readers would notice, it stays unified; and where a GPU computes only
-    some layers, or the CPU attends for it: what that costs is not known, and nothing is expected to be spared.
-    """
-    params, model = context.params, context.model
-    keeps_id = context.n_sequences > max_active(context, config)
-    pool = Layout(context.n_sequences, context.n_ctx_seq, is_unified=True, has_probe_id=keeps_id)
-    token_bytes, others = _token_bytes(context), _others(context, config)
-    if _keeps_all_on_gpu(config):
-        pause = PauseCost(token_bytes * MAKE_GPU_NS / 1e6, 2 * model.n_layers * CARRY_GPU_MS)
-        return LayoutPolicy(pool, others, pause, head_ms=1e-6, cost=AttentionCost.on_gpu())
-    pause = PauseCost(token_bytes * MAKE_NS / 1e6, token_bytes * CARRY_NS / 1e6)
-    heads = model.attention_heads * model.head_size / COSTED_HEAD_SIZE
-    threads = config.threads or backend.core_count()
-    head_ms = 0.0 if _computes_on_gpu(config) else heads / threads / 1e6
-    can_move = head_ms > 0 and model.memory == "attention" and params.kv_unified and params.flash_attn != "off"
-    cost = attention_cost(model) if others or can_move else None
-    return LayoutPolicy(pool, others, pause, head_ms=head_ms, cost=cost)
-
-
-def attention_cost(model: Model) -> AttentionCost:
-    """What attention takes on this CPU with heads of this model's size, as it was measured."""
-    times = attention_times(model.head_size)
-    return AttentionCost() if times is None else AttentionCost(**attrs.asdict(times))
-
-
 def _computes_on_gpu(config: RuntimeConfig) -> bool:
     return config.n_gpu_layers != 0 and trust.has_gpu()
-
-
-def _others(context: Context, config: RuntimeConfig) -> list[Layout]:
-    params, model = context.params, context.model
-    can_change = config.kv_unified == "auto" and params.kv_unified and model.memory == "attention"
-    mib = context.n_ctx * _token_bytes(context) / 2**20
-    is_on_gpu = _keeps_all_on_gpu(config)
-    if not can_change or mib > _most_change_mib(config) or (_computes_on_gpu(config) and not is_on_gpu):
-        return []
-    most_cells = context.n_ctx if is_on_gpu else _most_split_cells(context, config)
-    splits = split_layouts(context.n_ctx, max_active(context, config), most_cells, most_ids=backend.MAX_SEQUENCES)
-    small = small_pools(context.n_ctx, context.n_batch, context.n_sequences)
-    # What is as fast as the pool serves only where buffers for each have taken the pool's memory.
-    others = [*splits, *(each for each in small if splits and each.is_pool)]
-    if config.flash_attn != "auto" or _cache_types(params) != ("f16", "f16") or is_on_gpu:
-        return others
-    row_bytes = SCORE_BYTES * context.n_ubatch * model.attention_heads // model.n_layers
-    plain = [*(attrs.evolve(each, is_plain=True) for each in splits), *(each for each in small if each.is_plain)]
-    return [*others, *(each for each in plain if row_bytes * each.share <= MOST_SCORE_BYTES)]
-
-
-def _most_change_mib(config: RuntimeConfig) -> int:
-    """Maximum pool that changes its layout."""
-    return MAX_GPU_CHANGE_MIB if _keeps_all_on_gpu(config) else MAX_CHANGE_MIB
-
-
-def _most_split_cells(context: Context, config: RuntimeConfig) -> int:
-    """Maximum cells of buffers for each sequence: twice the pool's, as far as there is memory for them, and no more
-    than the pool has where the user says how large it is.
-    """
-    if config.n_ctx:
-        return context.n_ctx
-    token_bytes = _token_bytes(context)
-    most = min(MOST_SPLIT_SHARE * context.n_ctx, MAX_CHANGE_MIB * 2**20 // token_bytes)
-    return min(most, context.n_ctx + free_memory_bytes() // MEMORY_SHARE // token_bytes)
-
-
-def has_memory_for(context: Context, layout: Layout) -> bool:
-    """Whether what this layout takes more than the memory of now can be had: another process can have it meanwhile.
-
-    It asks for the machine's memory. On a GPU a layout takes at most a sixteenth more than the pool.
-    """
-    more_bytes = (layout.cells - context.n_ctx) * _token_bytes(context)
-    return more_bytes <= 0 or more_bytes <= free_memory_bytes() // MEMORY_SHARE
-
-
-def _token_bytes(context: Context) -> int:
-    return context.model.kv_bytes_per_token(*_cache_types(context.params))
-
-
-def _cache_types(params: ContextParams) -> tuple[str, str]:
-    return params.cache_type_k, params.cache_type_v
-
-
-def layout_params(base: ContextParams, layout: Layout) -> ContextParams:
-    """The context whose memory has this layout, which is not the pool's; that is made by `base`."""
-    return attrs.evolve(
-        base,
-        n_ctx=layout.cells,
-        n_seq_max=layout.ids,
-        kv_unified=layout.is_unified,
-        flash_attn="off" if layout.is_plain else base.flash_attn,
-    )
 
 
 def _pool_tokens(model: Model, config: RuntimeConfig, streams: int, *, is_unified: bool) -> int:
     cell_bytes = max(1, model.kv_bytes_per_token(config.cache_type_k, config.cache_type_v))
     if is_unified:
         most = max(MOST_POOL_TOKENS, MOST_SEQUENCE_TOKENS * config.max_sequences)
-        changeable = _most_change_mib(config) * 2**20 // cell_bytes
-        if changeable >= MOST_POOL_TOKENS:
-            # Many sequences gain more by layouts of their own than by more cells.
-            most = min(most, changeable)
         wanted = min(max(model.n_ctx_train * POOL_SEQUENCES, LEAST_POOL_TOKENS), most)
         # One request can have the whole context: a coding agent's session grows to 100,000 tokens and more.
         wanted = max(wanted, model.n_ctx_train)
@@ -469,6 +341,7 @@ def snapshot_identity(context: Context) -> dict[str, str | int]:
         "model": context.model.model_hash,
         "llama_cpp": llama_version(),
         "kv_unified": params.kv_unified,
+        "buffers": 1 if params.kv_unified else params.n_seq_max,
         "cache_type_k": params.cache_type_k,
         "cache_type_v": params.cache_type_v,
         "flash_attn": params.flash_attn,

@@ -31,7 +31,7 @@ HELP = {
     "queued_requests": "Requests that wait for a slot.",
     "kv_cells_used": "KV cells in use.",
     "kv_cells_total": "KV cells there are.",
-    "kv_cells_share": "KV cells that one request can have in the layout of now.",
+    "kv_cells_share": "KV cells that one request can have.",
     "cache_hit_rate": "Share of requests that found a part of their prompt in the cache, 0 to 1.",
     "ttft_ms": "Milliseconds from a request's arrival to its first token.",
     "inter_token_ms": "Milliseconds between a request's tokens.",

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from numpy import ctypeslib
 
 from uma.errors import ConfigError, ModelError
-from uma.llama import backend, state
+from uma.llama import backend
 from uma.llama.batch import Batch
 from uma.llama.header import quoted
 from uma.llama.log import LOG
@@ -51,10 +51,6 @@ POOLING: dict[str, int] = {
 
 DONE, NO_ROOM, ABORTED, INVALID_BATCH = 0, 1, 2, -1
 """What `Context.decode` returns; less than -1 is a fatal error."""
-
-
-WITHOUT_FLASH_ATTENTION = ("grok",)
-"""Architectures for which llama.cpp turns flash attention off whatever it is told."""
 
 
 @attrs.frozen(kw_only=True)
@@ -139,8 +135,6 @@ class Context:
         """What `set_threads` was told last."""
         self.model = model
         self._handle: int | None = None
-        self._kept: _Kept | None = None
-        """What `remake` keeps."""
         self._n_vocab = model.vocab.n_tokens
         self._logits_address = 0
         self._logits_views: dict[int, npt.NDArray[np.float32]] = {}
@@ -159,7 +153,7 @@ class Context:
             self.close()
             raise
         self.opened_ms = (time.monotonic() - began_sec) * 1000
-        """How long it took to make it, or the last `remake`, also one that failed; memory is most of both."""
+        """How long it took to make it; memory is most of that."""
 
     def _open(self, params: ContextParams) -> None:
         mark, model = LOG.mark, self.model
@@ -191,47 +185,6 @@ class Context:
         self.params = params
         if self._threads:
             self.set_threads(self._threads)
-
-    def remake(self, params: ContextParams, *, keep: ContextParams | None = None) -> None:
-        """Become a context with other parameters, and forget all sequences.
-
-        The one with the parameters `keep`, be it this or one that an earlier call kept, stays with its memory, so that
-        a later call that asks for it has it at once. All else is given up before new memory is taken. Where that cannot
-        be had, the context is again as it was, empty, and the `ModelError` is raised; where not even that is possible
-        it is closed.
-        """
-        before, began_sec = self.params, time.monotonic()
-        self._set_aside(params, keep)
-        try:
-            self._take_up(params)
-        except ModelError:
-            self._close_handle()
-            self._take_up(before)
-            raise
-        finally:
-            self.opened_ms = (time.monotonic() - began_sec) * 1000
-
-    def _set_aside(self, *wanted: ContextParams | None) -> None:
-        """Keep what has one of these parameters, and free all else."""
-        kept, self._kept = self._kept, None
-        if kept is not None and kept.params in wanted:
-            self._kept = kept
-        elif kept is not None:
-            lib.llama_free(kept.handle)
-        if self._kept is None and self._handle is not None and self.params in wanted:
-            # Without its data, which takes long to overwrite.
-            lib.llama_memory_clear(self._memory, False)
-            self._kept, self._handle = _Kept(self._handle, self.params), None
-        self._close_handle()
-
-    def _take_up(self, params: ContextParams) -> None:
-        """Become what was kept, or else make it."""
-        kept = self._kept
-        if kept is None or kept.params != params:
-            self._open(params)
-            return
-        self._kept = None
-        self._use(kept.handle, params)
 
     @property
     def handle(self) -> int:
@@ -346,15 +299,8 @@ class Context:
         return data if written == size else data[:written]
 
     def state_set(self, seq: int, data: bytes | bytearray | memoryview) -> bool:
-        """Replace a sequence's memory by what `state_get` returned. False where there is no room or it does not fit.
-
-        A context of the same model that has its cells in another layout, or attends in another way, can have made it,
-        if the memory is attention.
-        """
+        """Replace a sequence's memory by what `state_get` returned. False where there is no room or it does not fit."""
         self._checked_memory(seq)
-        if self.model.memory == "attention":
-            data = state.for_streams(data, 1 if self.params.kv_unified else self.n_seq_max)
-            data = state.for_attention(data, is_transposed=self._is_plain)
         source = np.frombuffer(data, np.uint8)
         pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         return bool(lib.llama_state_seq_set_data(self.handle, pointer, source.nbytes, seq) > 0)
@@ -396,12 +342,6 @@ class Context:
         if self.is_ended:
             self._abort_flag[0] = b"\1"
 
-    @property
-    def _is_plain(self) -> bool:
-        """Whether values are kept as plain attention wants them. With `auto` llama.cpp decides by the architecture."""
-        is_forced = self.params.flash_attn == "auto" and self.model.info.architecture in WITHOUT_FLASH_ATTENTION
-        return is_forced or self.params.flash_attn == "off"
-
     def _checked_memory(self, seq: int) -> int | None:
         if not 0 <= seq < self.n_seq_max:
             raise ValueError(f"seq: {seq} must be from 0 to {self.n_seq_max - 1}")
@@ -412,7 +352,6 @@ class Context:
     def close(self) -> None:
         """Free the memory. Harmless when repeated. Not while another thread is inside `decode`."""
         self._close_handle()
-        self._set_aside()
         if self._holds_model:
             self._holds_model = False
             self.model.release()
@@ -431,14 +370,6 @@ class Context:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-@attrs.frozen
-class _Kept:
-    """A llama context that is not in use, without sequences."""
-
-    handle: int
-    params: ContextParams
 
 
 _PART = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY

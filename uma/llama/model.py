@@ -197,13 +197,6 @@ class Model:
         """Layers."""
         return int(lib.llama_model_n_layer(self.handle))
 
-    @property
-    def head_size(self) -> int:
-        """Values of a head's key."""
-        stated = self._parts[0].metadata.get(f"{self._parts[0].architecture}.attention.key_length")
-        heads = max(1, lib.llama_model_n_head(self.handle))
-        return int(stated) if isinstance(stated, int) else int(lib.llama_model_n_embd(self.handle)) // heads
-
     def kv_bytes_per_token(self, type_k: str, type_v: str) -> int:
         """Bytes of one KV cell with these cache types, over all layers; 0 for a model without attention."""
         kept = self._footprint

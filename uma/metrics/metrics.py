@@ -84,10 +84,6 @@ class EngineMetrics:
     preemptions_total: int = 0
     kv_retries_total: int = 0
     """Batches for which `llama_decode` found no room and that were made smaller."""
-    kv_layout_changes_total: int = 0
-    """Times that the KV memory was recreated in another layout, with all that is in it."""
-    kv_defrags_total: int = 0
-    """Times that all in the KV memory was moved together, so that a long prompt's cells lie in a row."""
     health_probes_total: int = 0
     """One-token probes; their tokens are in no other counter."""
     requests_total: int = 0
@@ -106,7 +102,7 @@ class EngineMetrics:
     kv_cells_used: int = 0
     kv_cells_total: int = 0
     kv_cells_share: int = 0
-    """Maximum cells of one sequence in the layout of now: all of them in the pool, else those of its own buffer."""
+    """Maximum cells of one sequence: all of them in one buffer for all, else those of its own."""
     sequence_ids_used: int = 0
     compute_threads: int = 0
     """Threads that compute now: fewer than there are cores while other programs use them."""

@@ -29,11 +29,6 @@ class SequenceCells:
         self._context = context
         self._uncopied: set[int] = set()
         """Ids whose cells llama.cpp copies only with the next batch: until then they must not be written or saved."""
-        self.attach()
-
-    def attach(self) -> None:
-        """Take the context as it is now, which is empty."""
-        context = self._context
         self.is_unified = context.params.kv_unified
         self.total = context.n_ctx
         self.share = context.n_ctx_seq

@@ -7,14 +7,12 @@ cells exactly, so `llama_decode` is not asked for what cannot fit. Owned by the 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 
-from uma.engine.kv.carry import Carried, Carrier
 from uma.engine.kv.cells import SequenceCells
 from uma.engine.kv.events import KvListener, Run, Tier
-from uma.engine.kv.leaving import WORTH_RESTORING_TOKENS, EarlyLeaving, Left, Pays
 from uma.engine.kv.prefix_tree import Node, PrefixTree
 from uma.engine.kv.snapshot_copies import SnapshotCopies
 from uma.engine.kv.snapshots import Snapshot, SnapshotStore
@@ -25,8 +23,8 @@ LEAST_SHARED_TOKENS = 8
 """Minimum length of a shared prefix: to compute a shorter one again costs less than to keep track of it."""
 LEAST_EVICTED_TOKENS = 256
 """Minimum cells evicted at a time."""
-MOST_CARRIED_CACHE = 4_096
-"""Maximum cells of cache that a change of layout carries over: as many as the largest small pool holds."""
+WORTH_RESTORING_TOKENS = 48
+"""Minimum tokens that a snapshot must save beyond what the cells do, to be taken and restored."""
 MOST_STALL_BYTES = 32 * 2**20
 """Maximum size of a snapshot taken while any sequence decodes: to copy a larger one would be a gap in the stream."""
 
@@ -48,10 +46,6 @@ class KvPool:
     same time share what they have in common.
     Without `keeps_answers` a prompt that is asked again is answered in the cells of its last answer, to the last bit as
     then; with it that answer stays beside the new one, and drafts can be made of it.
-    With `leaves_early` cache that can be copied quickly leaves its cells as soon as a sequence begins that has no use
-    for it. On a CPU that is worth most to a short sequence: with fewer than 512 cells llama.cpp's threads share the
-    heads of attention, with more they share the cells, and masked cells leave some threads without work (100 M
-    parameters, one row of 100 tokens: 9.3 ms a step alone, 10.7 behind 500 cells of cache).
     """
 
     def __init__(
@@ -61,12 +55,10 @@ class KvPool:
         *,
         shares: bool,
         cache_cells: int,
-        leaves_early: bool = False,
         keeps_answers: bool = True,
     ) -> None:
         self.cells = SequenceCells(context)
         self._cache_cells = cache_cells
-        self._leaves_early = leaves_early
         self._keeps_answers = keeps_answers
         self.shares = shares
         """Whether a common prefix is computed once, and finished sequences stay as cache."""
@@ -74,19 +66,9 @@ class KvPool:
         # One order of events for both tiers, since they share their listeners.
         self._events = store.events
         self.tree = PrefixTree(self.cells, self._events)
-        self._carrier = Carrier(self.cells, self.tree)
         self.has_decoding_rows = False
         """Kept by the worker: large copies wait while it is set."""
         self._copies = SnapshotCopies(self.cells, self.tree, store, self._is_worth_saving, self._take_id)
-        self._leaving = EarlyLeaving(self.cells, self.tree, store, self._copies)
-        self.is_for_now = False
-        """Sequences can outgrow their share, or all of them this buffer: the layout is changed then."""
-
-    def attach(self, *, is_for_now: bool) -> None:
-        """Take the context as it is now, which is empty, as is the tree."""
-        self._copies.abandon()
-        self.cells.attach()
-        self.is_for_now = is_for_now
 
     @property
     def in_id_order(self) -> bool:
@@ -107,26 +89,6 @@ class KvPool:
     def used_cells(self) -> int:
         """Cells that hold something."""
         return self.tree.total_tokens
-
-    @property
-    def cached_cells(self) -> int:
-        """Cells that hold nothing but cache."""
-        return self.tree.evictable_tokens
-
-    @property
-    def protected_cells(self) -> int:
-        """Cells that running sequences hold."""
-        return self.tree.protected_tokens
-
-    @property
-    def holes(self) -> int:
-        """Unused cells that may lie between used ones: no more than were freed since all cells were empty or moved."""
-        return max(0, self.tree.peak_tokens - self.tree.total_tokens)
-
-    @property
-    def can_move(self) -> bool:
-        """Whether what is in cells can be moved to others: one buffer holds all, and states of parts can be had."""
-        return self.cells.has_parts
 
     @property
     def used_ids(self) -> int:
@@ -214,14 +176,6 @@ class KvPool:
         """Whether a cached sequence goes on behind the first `length` tokens of `node`'s path."""
         tip = self.tree.cached[seq_id]
         return tip.end > length and node in tip.path()
-
-    def make_way(self, pays: Pays, most_tokens: int, running: Collection[array[int]]) -> Left:
-        """Sequences have begun: move cache that they have no use for to memory, where `pays` says so or its copy is
-        quick. `most_tokens` are copied, `running` has the tokens of all running sequences.
-        """
-        if not (self._leaves_early and self.cells.is_unified and self.store.is_enabled):
-            return Left()
-        return self._leaving.go_on(pays, most_tokens, running)
 
     def borrow_id(self) -> int | None:
         """An empty sequence id for a computation that leaves nothing behind; None where running sequences have all."""
@@ -332,49 +286,6 @@ class KvPool:
         snapshot = Snapshot(tokens, self.cells.states(holding.seq_id), 1, now_ms)
         return snapshot if self.store.add(snapshot) else None
 
-    @property
-    def is_copying(self) -> bool:
-        """Whether cells wait for the next batch to be copied: until then there is no state of them."""
-        return self.cells.is_copying
-
-    def carry_out(
-        self, holdings: Sequence[Holding], now_ms: float, *, shares: bool, most_cache: int
-    ) -> tuple[list[Carried], list[Carried]]:
-        """Empty the cells, which will be recreated: these running sequences, whatever they are worth, and cached
-        ones of at most `most_cache` cells. Of other cache, what could be used again becomes a snapshot; what is sooner
-        computed again than carried is dropped.
-
-        `carry_in` and `carry_in_cached` put them into the new cells; with `shares` what they have in common once.
-        """
-        carrier, tree = self._carrier, self.tree
-        carrier.begin(shares=shares)
-        running = []
-        for each in holdings:
-            running.append(carrier.take(each.seq_id, each.tip))
-            tree.finish(each.tip, each.seq_id, now_ms, keep=False)
-        cached, cells = list[Carried](), most_cache if carrier.shares else 0
-        for seq_id in sorted(tree.cached, key=lambda each: tree.cached[each].used_at, reverse=True):
-            node = tree.cached[seq_id]
-            saves = node.end - carrier.common(node)
-            if WORTH_RESTORING_TOKENS <= saves <= cells:
-                cells -= saves
-                cached.append(carrier.take(seq_id, node))
-                tree.take_out(seq_id)
-            elif self._is_snapshot_taken(seq_id, saves):
-                carrier.note(node)
-        self.drop_cache()
-        return running, cached
-
-    def carry_in(self, carried: Carried, now_ms: float) -> Holding | None:
-        """The counterpart of `carry_out`; None where there is no space for it."""
-        found = self._carrier.put(carried, now_ms)
-        return None if found is None else Holding(*found)
-
-    def carry_in_cached(self, carried: Sequence[Carried], now_ms: float) -> None:
-        """Put cache that was carried out into cells, behind all running sequences, as far as there is space for it."""
-        for each in carried:
-            self._carrier.put(each, now_ms, cached=True)
-
     def save_cached(self) -> bool:
         """For idle times: copy a cached sequence that has no snapshot, or the next part of one.
 
@@ -387,15 +298,6 @@ class KvPool:
         for seq_id, node in self.tree.cached.items():
             if self._is_worth_saving(node):
                 self.store.add(self._snapshot_of(seq_id))
-
-    def _is_snapshot_taken(self, seq_id: int, saves: int) -> bool:
-        """Take a snapshot of a cached sequence whose cells go, where that would save so many tokens."""
-        node = self.tree.cached[seq_id]
-        if saves < WORTH_RESTORING_TOKENS or self.store.covers(node.whole()):
-            return False
-        size = self.cells.state_size(seq_id)
-        is_placed = self.store.has_place_for(size, node.end, max(1, node.reuses), node.used_at)
-        return is_placed and self.store.add(self._snapshot_of(seq_id), is_lasting=self._is_worth_saving(node))
 
     def _is_worth_saving(self, node: Node) -> bool:
         """Whether a cached end is worth a snapshot before its cells are needed, and a place on disk.

@@ -149,8 +149,6 @@ class PrefixTree:
         """Cells in use, shared ones counted once."""
         self.protected_tokens = 0
         """Those on the path of a running sequence."""
-        self.peak_tokens = 0
-        """The most that were in use since none was, before any was freed."""
         self.node_count = 0
         self.cached: dict[int, Node] = {}
         """Finished sequences whose cells are kept, by sequence id."""
@@ -288,10 +286,6 @@ class PrefixTree:
     def drop(self, seq_id: int) -> None:
         """Give up a cached sequence id. Only cells that no other id holds become free."""
         self.stats.evictions += 1
-        self.take_out(seq_id)
-
-    def take_out(self, seq_id: int) -> None:
-        """`drop` what is kept elsewhere: no eviction."""
         self._forget(self.cached[seq_id], seq_id)
 
     def shorten(self, seq_id: int, tokens: int) -> bool:
@@ -361,14 +355,8 @@ class PrefixTree:
         """Drop all but the first `keep` tokens of a run that nothing goes on behind."""
         if self._events.listeners:
             self._events.removed(Tier.CELLS, node.start + keep, node.end, node.whole)
-        self._free(len(node.tokens) - keep)
+        self.total_tokens -= len(node.tokens) - keep
         del node.tokens[keep:]
-
-    def _free(self, tokens: int) -> None:
-        self.peak_tokens = max(self.peak_tokens, self.total_tokens)
-        self.total_tokens -= tokens
-        if not self.total_tokens:
-            self.peak_tokens = 0
 
     def _lock(self, node: Node, change: int) -> None:
         was = node.locks > 0
@@ -429,6 +417,6 @@ class PrefixTree:
             if self._events.listeners:
                 self._events.removed(Tier.CELLS, node.start, node.end, node.whole)
             parent.disown(node)
-            self._free(len(node.tokens))
+            self.total_tokens -= len(node.tokens)
             self.node_count -= 1
             node = parent

@@ -1,4 +1,4 @@
-"""Snapshots of cached sequences, taken in parts while nothing runs, or between batches.
+"""Snapshots of cached sequences, taken in parts while nothing runs.
 
 Copying a large cache takes longer than a request can wait, so a copy is made part by part, and the worker looks for
 commands between two. Owned by the decode thread.
@@ -33,7 +33,7 @@ class _Copy:
 
 
 class SnapshotCopies:
-    """Copies cached sequences: those that have no snapshot and are worth one, and those that leave their cells.
+    """Copies cached sequences that have no snapshot and are worth one.
 
     `is_worth_saving` says which; `spare_id` gives an empty id other than those that a node needs, or None.
     """
@@ -55,10 +55,6 @@ class SnapshotCopies:
         self._in_vain: set[int] = set()
         """Ids of cached sequences whose snapshot found no place in the end, since the last sequence began."""
 
-    def abandon(self) -> None:
-        """The cells are recreated: a copy that was begun is of no use."""
-        self._copy = None
-
     def try_all_again(self) -> None:
         """A sequence begins, so what found no place before can find one."""
         self._in_vain.clear()
@@ -74,16 +70,6 @@ class SnapshotCopies:
             return False
         self._advance(copy, max(1, MOST_IDLE_BYTES // self._cells.bytes_per_token))
         return True
-
-    def go_on_with(self, seq_id: int, most_tokens: int) -> int:
-        """Copy the next tokens of this cached sequence; how many that were."""
-        copy = self._copy
-        if copy is None or copy.seq_id != seq_id or not self._is_unchanged(copy):
-            node = self._tree.cached[seq_id]
-            copy = _Copy(seq_id, node, node.whole())
-        before = copy.copied
-        self._advance(copy, most_tokens)
-        return copy.copied - before
 
     def _advance(self, copy: _Copy, most_tokens: int) -> None:
         self._copy = copy if self._copy_part(copy, most_tokens) else None

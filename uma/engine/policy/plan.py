@@ -12,7 +12,7 @@ from uma.engine.policy.crowd import reads_on
 from uma.engine.policy.embed import EmbedDemand, EmbedTurns
 from uma.engine.policy.ending import BACKGROUND_WAITS_MS, steps_to_end, waits_until_ms
 from uma.engine.policy.guard import LatencyGuard
-from uma.engine.policy.lead import COMPANY_TTFT_SHARE, MAX_STEPS, lead_ms, preferred_lead_ms, steps_before
+from uma.engine.policy.lead import COMPANY_TTFT_SHARE, MAX_STEPS, lead_ms, steps_before
 from uma.engine.policy.order import first_token_first, preemption_order
 from uma.engine.policy.pace import Pacing, choose_pacing
 from uma.engine.policy.piece import Piece, Prompts, Streams
@@ -131,16 +131,6 @@ class Scheduler:
             pace_ms=pace,
             lead_ms=lead if readers else 0.0,
         )
-
-    def is_felt(
-        self, pause_ms: float, rows: Sequence[Row], used_cells: int, now_ms: float, neighbour_load: float
-    ) -> bool:
-        """Whether readers of these rows would notice a pause that begins now, and not one after `_before_pause`."""
-        step_ms = self.cost.decode_ms(len(rows), used_cells)
-        pacing = self._pacing(rows, step_ms, neighbour_load)
-        if pacing.is_hopeless:
-            return False  # none waits for tokens, or decoding alone makes all of them late
-        return lead_ms(pacing.readers, pacing.pace_ms, now_ms) < preferred_lead_ms(pause_ms, pacing.pace_ms, step_ms)
 
     def _pacing(
         self, decode: Sequence[Row], step_ms: float, neighbour_load: float, prompts: Sequence[Row] = ()

@@ -147,7 +147,7 @@ class Executor:
             rows = [each for each in tick.decode if each.status is Status.DECODING and each.missing == 1]
             if not rows:
                 return True
-            if self._runner.is_called or self._residency.has_outgrown:
+            if self._runner.is_called:
                 return False
             most = min(steps, self._pool.free_cells // len(rows))
             batches = [[row] for row in rows] if is_one_by_one else [rows]
@@ -316,16 +316,8 @@ class Executor:
     def _with_less(self, work: Work) -> Work:
         """What to try after `llama_decode` found no cells: evict cache, prefill less, then preempt the youngest."""
         self._metrics.kv_retries_total += 1
-        if self._pool.is_for_now:
-            fitting = [(sequence, count) for sequence, count in work if sequence.computed + count <= self._pool.share]
-            if len(fitting) < len(work):
-                self._residency.has_outgrown = True
-                return fitting
         if self._pool.drop_cache():
             return work
-        if self._pool.is_for_now and not self._residency.has_outgrown:
-            self._residency.has_outgrown = True
-            return []
         if work[0][0].status is Status.PREFILLING and (half := sum(count for _, count in work) // 2):
             less: Work = []
             for sequence, count in work:

@@ -18,7 +18,6 @@ from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Deliver, Outbox
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import Plan, Scheduler
-from uma.engine.policy.layout_policy import LayoutPolicy
 from uma.engine.worker.commands import (
     Cancel,
     Command,
@@ -41,10 +40,8 @@ from uma.engine.worker.drafts.model_drafter import ModelDrafter
 from uma.engine.worker.drafts.speculator import Speculator
 from uma.engine.worker.embedding import Embedder
 from uma.engine.worker.executor import Executor, Result, Tick
-from uma.engine.worker.making_way import MakingWay
 from uma.engine.worker.output import Output
 from uma.engine.worker.probes import Probes
-from uma.engine.worker.relayout import Relayout
 from uma.engine.worker.reproducer import Reproduced, Reproducer
 from uma.engine.worker.residency import PATIENCE_MS, Residency
 from uma.engine.worker.runner import ModelRunner
@@ -87,7 +84,6 @@ class DecodeWorker:
         deliver: Deliver,
         max_active: int,
         *,
-        layouts: LayoutPolicy,
         saves_at_end: bool,
         speculate: Speculate = "off",
         draft: Context | None = None,
@@ -129,8 +125,6 @@ class DecodeWorker:
         self._probes = Probes(self._runner, metrics)
         self._embedder = Embedder(scheduler.embeds, self._runner.threads, metrics)
         self._reproducer = Reproducer(self._residency, metrics)
-        self._relayout = Relayout(context, pool, scheduler, self._residency, self._outbox, metrics, layouts)
-        self._way = MakingWay(pool, self._residency, layouts)
         self._steady: Tick | None = None
         """The last tick, where the next can be the same."""
         self._planned_at = 0
@@ -232,7 +226,6 @@ class DecodeWorker:
                 continue
             # Flush also where the last sequence has ended and others arrive: a burst's first waits for these events.
             self._outbox.flush()
-            self._relayout.before_rest(self._runner.attended)
             began = now_ms()
             self._rest()
             self._runner.has_rested(now_ms() - began)
@@ -325,30 +318,24 @@ class DecodeWorker:
         return tick, bool(plan.preempt)
 
     def _is_steady(self, tick: Tick) -> bool:
-        """Whether re-planning would give the same tick: no sequence came, ended, paused or lacks cells, and no cache is
-        on its way out of its cells.
-        """
+        """Whether re-planning would give the same tick: no sequence came, ended, paused or lacks cells."""
         rows = tick.decode
-        if self._embedder or self._way.has_more or self._reproducer.pause_ms:
+        if self._embedder or self._reproducer.pause_ms:
             return False
         if len(rows) != len(self._residency.active) or not self._residency.waiting.is_empty or self._trace.is_on:
-            return False
-        if self._residency.has_outgrown:
             return False
         return len(rows) <= self._pool.free_cells and not any(sequence.is_paused for sequence in rows)
 
     def _plan(self, now: float) -> Plan:
-        """Suit the layout of memory to the sequences, admit what can start, ask the policy, and preempt as it says."""
+        """Admit what can start, ask the policy, and preempt as it says."""
         residency = self._residency
-        neighbour_load = self._runner.neighbour_load
-        pause_ms = self._relayout.before_plan(self._runner.attended, now, neighbour_load)
         residency.admit(now)
-        self._way.go_on()
-        plan = self._asked(now, neighbour_load, pause_ms or self._pause_beside_ms)
-        if plan.prefill and not pause_ms:
-            moving_ms = self._relayout.before_prompts(now, neighbour_load)
-            if moving_ms is not None:
-                plan = self._asked(now_ms(), neighbour_load, moving_ms)
+        state = residency.state(now)
+        state.neighbour_load = self._runner.neighbour_load
+        plan = self._scheduler.plan(state, now, self._embedder.demand(), pause_ms=self._pause_beside_ms)
+        if self._trace.is_on:
+            budget_ms = self._scheduler.targets.tick_budget_ms
+            self._trace.planned(plan, state, residency.active, len(residency.waiting), self._scheduler.cost, budget_ms)
         for key in plan.preempt:
             residency.preempt(residency.active[key], now)
         return plan
@@ -360,17 +347,6 @@ class DecodeWorker:
         """
         has_prompts = any(each.status is Status.PREFILLING for each in self._residency.active.values())
         return 0.0 if has_prompts else self._reproducer.pause_ms
-
-    def _asked(self, now: float, neighbour_load: float, pause_ms: float) -> Plan:
-        """What the policy says, before a pause of `pause_ms` or with none ahead."""
-        residency = self._residency
-        state = residency.state(now)
-        state.neighbour_load = neighbour_load
-        plan = self._scheduler.plan(state, now, self._embedder.demand(), pause_ms=pause_ms)
-        if self._trace.is_on:
-            budget_ms = self._scheduler.targets.tick_budget_ms
-            self._trace.planned(plan, state, residency.active, len(residency.waiting), self._scheduler.cost, budget_ms)
-        return plan
 
     def _rest(self) -> None:
         """Wait for a command; when none comes for a while, use the time to take snapshots."""

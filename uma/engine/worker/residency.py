@@ -7,15 +7,10 @@ this file and the table in `sequence.py` are the life of a request. Belongs to t
 from __future__ import annotations
 
 import logging
-from itertools import islice
-from typing import NamedTuple
 
 from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Outbox
-from uma.engine.kv.carry import Carried
 from uma.engine.kv.pool import KvPool
-from uma.engine.kv.prefix_tree import common_length
-from uma.engine.policy.layout import Crowd
 from uma.engine.policy.order import RESERVE_PER_ROW, gives_way
 from uma.engine.policy.returns import Returns
 from uma.engine.policy.state import Row, State
@@ -33,13 +28,6 @@ PATIENCE_MS = 250.0
 """Minimum time a paused sequence keeps its slot while others wait for one: a reader can catch up within it."""
 
 _log = logging.getLogger("uma.engine")
-
-
-class Luggage(NamedTuple):
-    """What a change of layout carries over."""
-
-    running: dict[Sequence, Carried]
-    cached: list[Carried]
 
 
 class Residency:
@@ -66,11 +54,7 @@ class Residency:
         """Sequences with a slot, by key."""
         self.all: dict[Sequence, None] = {}
         """Every sequence that has not ended, oldest first."""
-        self.begun = 0
-        """How often a sequence was given a slot."""
         self._returns = Returns()
-        self.has_outgrown = False
-        """A batch had a row that needs more cells than its share, and the layout must change."""
 
     @property
     def is_decoding(self) -> bool:
@@ -150,72 +134,6 @@ class Residency:
         self._vacate(sequence, now)
         self._trace.preempted(sequence)
 
-    def awaits_reader(self, now: float) -> bool:
-        """Whether a reader that was just served is about to ask again."""
-        return now < self._returns.until_ms(now)
-
-    def crowd(self, now: float) -> Crowd:
-        """The sequences that the layout of the KV memory has to suit: those with a slot, and those that come next."""
-        head = self.waiting.head()
-        coming = (each for each in self.all if not each.is_reproducible)
-        near = [*self.active.values(), *islice(coming, self.waiting.max_active), *([head] if head else [])]
-        near = [each for each in dict.fromkeys(near) if each.status is not Status.PARKED]
-        # What they write they have not in common, even where it is the same.
-        shared = min((min(each.prompt_tokens, common_length(near[0].tokens, each.tokens)) for each in near), default=0)
-        unread = [self._unread(each) for each in near]
-        return Crowd.of(
-            [len(each.tokens) for each in near],
-            [each.left_tokens for each in near],
-            shared=shared,
-            cells=self._cells([each for each in near if each.key not in self.active], shared),
-            most=self.waiting.max_active,
-            unread=unread,
-            decodes=self.is_decoding,
-            is_awaited=any(map(_is_awaited, near, unread)),
-            cached=0 if self._pool.is_for_now else self._pool.cached_cells,
-            turns=[_turn(each) for each in near] if self._returns.are_usual(now) else (),
-        )
-
-    def _cells(self, waiting: list[Sequence], shared: int) -> int:
-        """Cells of those with a slot, when all their tokens are computed, and of these, which share so many tokens."""
-        cells = sum(len(each.tokens) - shared for each in waiting)
-        if not self.active:
-            return cells + shared * bool(waiting)
-        if self._pool.in_id_order:
-            return cells + sum(len(each.tokens) for each in self.active.values())
-        return cells + self._pool.protected_cells + sum(each.missing for each in self.active.values())
-
-    def _unread(self, sequence: Sequence) -> int:
-        """Tokens of its prompt that it still has to compute, as far as that is known before it starts."""
-        if sequence.holding is not None:
-            return sequence.remaining
-        if sequence.found_tokens < 0:
-            sequence.found_tokens = self._pool.known_tokens(sequence.reusable)
-        return len(sequence.tokens) - sequence.found_tokens
-
-    def carry_out(self, now: float, *, shares: bool, most_cache: int) -> Luggage:
-        """Empty the cells: `carry_in` has to follow. The sequences with a slot keep their status.
-
-        With `shares` and `most_cache` as `KvPool.carry_out`.
-        """
-        holdings = []
-        for sequence in self.active.values():
-            assert sequence.holding is not None
-            holdings.append(sequence.holding)
-            sequence.holding = None
-        running, cached = self._pool.carry_out(holdings, now, shares=shares, most_cache=most_cache)
-        return Luggage(dict(zip(self.active.values(), running, strict=True)), cached)
-
-    def carry_in(self, luggage: Luggage, now: float) -> None:
-        """The counterpart of `carry_out`. A sequence for which there is no space is queued, and computes all again."""
-        self.has_outgrown = False
-        for sequence, carried in luggage.running.items():
-            sequence.holding = self._pool.carry_in(carried, now)
-            if sequence.holding is None:
-                self._metrics.preemptions_total += 1
-                self._queue_again(sequence)
-        self._pool.carry_in_cached(luggage.cached, now)
-
     def restart(self, sequence: Sequence) -> None:
         """Queue a sequence whose computed part a failed batch has left in an unknown state: it computes all again."""
         self._vacate(sequence, now_ms())
@@ -236,8 +154,6 @@ class Residency:
     def _find_victims(self, head: Sequence, now: float) -> list[Sequence]:
         """Sequences to preempt for `head`: as few as will do, and none if all of them would not do."""
         slots, cells = self.waiting.lacks(head, self.active)
-        if self._pool.is_for_now:
-            cells = 0  # the layout changes for it
         paused = [each for each in self.active.values() if each.is_paused and now - each.paused_ms >= PATIENCE_MS]
         lower = gives_way(head, self.active.values(), now)
         victims: list[Sequence] = []
@@ -256,7 +172,6 @@ class Residency:
         self._unpin(sequence)
         sequence.change(Change.RESTORE if sequence.generated and sequence.missing == 1 else Change.START)
         self.active[sequence.key] = sequence
-        self.begun += 1
         if is_first:
             try:
                 self._note_started(sequence, now)
@@ -371,14 +286,3 @@ class Residency:
         if sequence.kept is not None:
             sequence.kept.is_pinned = False
             sequence.kept = None
-
-
-def _turn(sequence: Sequence) -> int:
-    """Tokens of its prompt that were new, where most were in cache: of a conversation that grows. Else 0."""
-    is_growing = sequence.has_reader and 2 * sequence.found_tokens >= sequence.prompt_tokens
-    return sequence.prompt_tokens - sequence.found_tokens if is_growing else 0
-
-
-def _is_awaited(sequence: Sequence, unread: int) -> bool:
-    """Whether a reader waits for its first token, of a prompt with so many tokens to be read."""
-    return unread > 0 and sequence.has_reader and sequence.lane >= 0

@@ -16,10 +16,8 @@ from uma.engine.delivery.outbox import Outbox
 from uma.engine.delivery.pacing import Stride
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import CostModel
-from uma.engine.policy.layout import Attended
 from uma.engine.policy.mixed import mixed_position
 from uma.engine.policy.speculation import saved_ms
-from uma.engine.worker.attending import AttentionSums
 from uma.engine.worker.commands import Commands
 from uma.engine.worker.drafts.speculator import Drafts
 from uma.engine.worker.neighbours import Neighbours
@@ -97,17 +95,11 @@ class ModelRunner:
         """All requests of the last batch were cancelled, so that it was aborted: none of it is to be tried again."""
         self.began_ms = 0.0
         """When the last batch went to llama.cpp."""
-        self._attention = AttentionSums()
 
     @property
     def is_called(self) -> bool:
         """A command has come that waits for the decode thread."""
         return self._commands.is_called
-
-    @property
-    def attended(self) -> Attended:
-        """Cells that attention went over since the start, as it would have in one buffer."""
-        return self._attention.attended()
 
     @property
     def neighbour_load(self) -> float:
@@ -184,17 +176,15 @@ class ModelRunner:
 
     def book(self, sequences: list[Sequence], step: Step, *, learns: bool) -> None:
         """Count a step of `decode`, before its tokens are accepted. With `learns` the cost model observes it."""
-        size, took_ms, own_cells, pool = len(sequences), step.took_ms, 0, self._pool
+        size, took_ms, pool = len(sequences), step.took_ms, self._pool
         self.decode_ms = took_ms
         for sequence in sequences:
             assert sequence.holding is not None
             pool.append(sequence.holding, sequence.tokens[-1])
             sequence.computed += 1
-            own_cells += sequence.computed
             sequence.was_in_batch(size)
         self._metrics.tick(size, took_ms)
         cells = pool.used_cells
-        self._attention.decoded(size, own_cells, cells)
         if learns:
             self._cost.observe_decode(size, cells, took_ms)
         if self._trace.is_on:
@@ -241,7 +231,6 @@ class ModelRunner:
             cells = self._pool.used_cells
             self._metrics.prefill_tokens_total += tokens
             self._metrics.mixed_batches_total += 1
-            self._attention.decoded(size, sum(sequence.computed for sequence in rows), cells)
             self._cost.observe_mixed(size, cells, tokens, position, took_ms)
             self._trace.batch("mixed", size + tokens, len(work), took_ms, cells)
         return code, ends
@@ -342,10 +331,8 @@ class ModelRunner:
         code, took_ms = self._compute([sequence for sequence, _ in work], list(ends), expected_ms)
         if code != DONE:
             return code, took_ms, {}
-        cells = self._pool.used_cells
         for sequence, count in work:
             assert sequence.holding is not None
-            self._attention.read(count, sequence.computed, cells)
             if reads_logits(sequence):
                 self._read_prompt(sequence, count)
             self._pool.extend(sequence.holding, sequence.tokens[sequence.computed : sequence.computed + count])

@@ -188,8 +188,6 @@ class Sequence:
     """When its reader fell behind."""
     computed: int = 0
     """Tokens whose KV it holds."""
-    found_tokens: int = -1
-    """Tokens that were in cache when its start was planned; -1 until then."""
     cached_tokens: int = 0
     generated: int = 0
     """Tokens the reader was or will be given."""

@@ -90,8 +90,6 @@ class WaitingRoom:
     def _may_begin(self, sequence: Sequence, active: Mapping[int, Sequence]) -> bool:
         if len(active) >= self.max_active or not self._pool.has_id():
             return False
-        if len(sequence.tokens) > self._pool.share:  # the next tick sees it, and changes the layout
-            return False
         needed, free = self._cells_needed(sequence), self._pool.free_cells
         return may_begin(needed, free, sum(each.missing for each in active.values()), len(active))
 
