@@ -14,6 +14,7 @@ import pytest
 from harness import ServerProcess, running_server
 from uma import LLM, Grammar, Message, RequestOutput, SamplingParams
 from uma.errors import BadRequest, ConfigError, ConnectionLost, PromptTooLarge
+from uma.jobs import JobChanged
 
 SETTINGS: dict[str, Any] = {"n_ctx": 4_096, "threads": 1, "threads_batch": 1, "n_gpu_layers": 0, "max_sequences": 4}
 SHORT = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
@@ -194,3 +195,25 @@ def test_a_socket_without_a_server_is_told_at_once(tmp_path: Path) -> None:
 def test_what_is_public_can_be_imported_by_name() -> None:
     assert RequestOutput.__module__ == "uma.llm.results"
     assert Grammar(regex="x").regex == "x"
+
+
+def test_with_a_checkpoint_the_same_call_takes_what_is_there_and_goes_on(llm: LLM, tmp_path: Path) -> None:
+    out, prompts = tmp_path / "out.jsonl", [f"Prompt {index}" for index in range(12)]
+    likely = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=1)
+    with pytest.warns(UserWarning, match="1 of 6 prompts failed"):
+        first = llm.generate([*prompts[:5], "x" * 200_000], likely, checkpoint=out)
+    kept = out.read_bytes()
+    assert [json.loads(line)["prompt"] for line in kept.splitlines()] == [*prompts[:5], "x" * 200_000]
+    out.write_bytes(kept + b'{"prompt": "torn')
+    with pytest.warns(UserWarning, match="1 of 13 prompts failed"):
+        every = llm.generate([*prompts[:5], "x" * 200_000, *prompts[5:]], likely, checkpoint=out)
+    assert out.read_bytes().startswith(kept), "what was done is not done again"
+    assert [each.to_dict() for each in every[:6]] == [each.to_dict() for each in first]
+    assert isinstance(every[5].error, PromptTooLarge)
+    assert [each.prompt for each in every if each.error is None] == prompts
+    plain = llm.generate(prompts, SHORT)
+    assert [each.outputs[0].text for each in every if each.error is None] == [each.outputs[0].text for each in plain]
+    with pytest.raises(JobChanged, match="prompt 1 or its parameters"):
+        llm.generate([prompts[0], "Another", *prompts[2:]], likely, checkpoint=out)
+    with pytest.raises(JobChanged, match="has results of 13 prompts"):
+        llm.generate(prompts[:3], likely, checkpoint=out)

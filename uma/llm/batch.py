@@ -15,16 +15,13 @@ import attrs
 import trio
 
 from uma.errors import BadRequest, InternalError, Overloaded, ShuttingDown, UmaError
+from uma.jobs import in_flight
 from uma.llm.arguments import message_of
 from uma.llm.results import RequestOutput, completions_of, failed, told_of
 from uma.llm.thread import SourceThread
 from uma.net.harmful import TABLE
 from uma.types import Finished, Request, SamplingParams, Source
 
-IN_FLIGHT_PER_SEQUENCE = 2
-"""Requests given to the source at once, for each that it computes at once: the next one is always ready."""
-MAX_IN_FLIGHT = 128
-"""Maximum requests given to the source at once: half of what a session of a server can have by default."""
 MAX_AHEAD_PER_IN_FLIGHT = 8
 """Maximum results that wait for an earlier row's, for each request in flight: one long answer stops no others."""
 
@@ -75,12 +72,6 @@ def results_of(loop: SourceThread, rows: Iterator[Row], *, in_order: bool) -> Ge
                 following += 1
     finally:
         loop.post(scope.cancel)
-
-
-def in_flight(source: Source) -> int:
-    """Maximum requests that are given to a source at once: memory stays bounded however many prompts there are."""
-    limits = source.info.limits
-    return max(1, min(IN_FLIGHT_PER_SEQUENCE * max(limits.max_sequences, 1), limits.max_queue, MAX_IN_FLIGHT))
 
 
 async def _serve(

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -28,6 +29,7 @@ from uma.llm.arguments import (
     tool_fields,
 )
 from uma.llm.batch import Row, progress_bar, results_of, warn_of_failures
+from uma.llm.checkpoint import results_with
 from uma.llm.place import place_of
 from uma.llm.results import RequestOutput
 from uma.llm.stream import LLMStream
@@ -92,6 +94,7 @@ class LLM:
         sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
         progress: bool | None = None,
+        checkpoint: str | PathLike[str] | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt, all batched together; results in the order of the prompts.
 
@@ -99,6 +102,11 @@ class LLM:
         shows a bar on standard error; by default on a terminal. A prompt that fails is a result with `error` set, and
         one `UserWarning` says how many failed; what is no prompt at all is a `TypeError`. Ctrl-C cancels what runs and
         raises `KeyboardInterrupt`; the LLM remains usable.
+
+        With `checkpoint`, a file, each result is appended to it as a line of JSON (`RequestOutput.to_dict`) in the
+        order of the prompts, with a journal beside it. The same call, also after a kill or a power cut, takes what is
+        there and goes on behind it; more prompts can follow by then. Results are those of the prompts and parameters
+        that they were made with: `JobChanged`, a `ConfigError`, where one is another now, or the model is.
         """
         return self._run(
             [
@@ -107,6 +115,7 @@ class LLM:
             ],
             sampling_params,
             progress,
+            checkpoint,
         )
 
     def imap(
@@ -270,6 +279,7 @@ class LLM:
         asked: list[tuple[Any, dict[str, Any]]],
         sampling_params: Sampling | Sequence[Sampling] | None,
         progress: bool | None,
+        checkpoint: str | PathLike[str] | None = None,
     ) -> list[RequestOutput]:
         self._loop.check_process()
         params = map(self._drawn, params_for(len(asked), sampling_params))
@@ -278,13 +288,15 @@ class LLM:
             for index, ((prompt, fields), sampling) in enumerate(zip(asked, params, strict=True))
         )
         outputs = []
-        with (
-            progress_bar(len(asked), progress) as advance,
-            closing(results_of(self._loop, rows, in_order=False)) as ended,
-        ):
-            for out in ended:
-                outputs.append(out)
-                advance()
+        with progress_bar(len(asked), progress) as advance:
+            if checkpoint is None:
+                made = results_of(self._loop, rows, in_order=False)
+            else:
+                made = results_with(self._loop, list(rows), Path(checkpoint))
+            with closing(made) as ended:
+                for out in ended:
+                    outputs.append(out)
+                    advance()
         outputs.sort(key=lambda out: out.index)
         warn_of_failures(outputs)
         return outputs

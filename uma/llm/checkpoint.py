@@ -1,0 +1,79 @@
+"""Results of `LLM.generate` that are kept in a file as they come, so that the same call goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import attrs
+import cattrs
+import xxhash
+
+from uma.errors import ConnectionLost, InternalError, ShuttingDown, UmaError, from_code
+from uma.jobs import Ended, JobChanged, Results, model_of
+from uma.jobs.runner import SYNC_SEC
+from uma.llm.batch import Row, results_of
+from uma.llm.results import RequestOutput
+from uma.llm.thread import SourceThread
+from uma.types import Message
+
+PASSING = (ConnectionLost, InternalError, ShuttingDown)
+"""Errors that are no prompt's own: neither they nor what follows is kept."""
+
+
+def results_with(loop: SourceThread, rows: Sequence[Row], path: Path) -> Generator[RequestOutput, None, None]:
+    """The result of each row, in order: from the file as far as it has them, and the others, which are appended.
+
+    Raises `JobChanged` where the file has results of other rows, parameters or another model.
+    """
+    header = {"version": 1, "made by": "LLM.generate", "model": model_of(loop.source)}
+    with closing(Results.open(path, header)) as results:
+        if results.rows > len(rows):
+            raise JobChanged(f"{path}: has results of {results.rows:,} prompts, and these are {len(rows):,}")
+        yield from [_kept(results, row) for row in rows[: results.rows]]  # all are checked before one is taken
+        begun, synced_sec, keeps = results.rows, time.monotonic(), True
+        rest = (attrs.evolve(row, index=row.index - begun) for row in rows[begun:])
+        try:
+            with closing(results_of(loop, rest, in_order=True)) as ended:
+                for out in ended:
+                    row, told = rows[begun + out.index], attrs.evolve(out, index=begun + out.index)
+                    keeps = keeps and not isinstance(out.error, PASSING)
+                    if keeps:
+                        line = json.dumps(told.to_dict(), ensure_ascii=False).encode() + b"\n"
+                        results.append([Ended(row.index, _digest(row), line, out.error is not None)])
+                    if time.monotonic() - synced_sec > SYNC_SEC:
+                        loop.call(results.sync)
+                        synced_sec = time.monotonic()
+                    yield told
+        finally:
+            if not loop.is_closed:
+                loop.call(results.sync)
+
+
+def _kept(results: Results, row: Row) -> RequestOutput:
+    found = results.finished.find(row.index)
+    if found is None or found.digest != _digest(row):
+        raise JobChanged(
+            f"{results.path}: prompt {row.index:,} or its parameters are others than when its result was written; name "
+            "another file, or remove this one and its journal"
+        )
+    return _converter().structure(json.loads(results.finished.line(found)), RequestOutput)
+
+
+def _digest(row: Row) -> int:
+    return xxhash.xxh3_64_intdigest(json.dumps([row.prompt, attrs.asdict(row.sampling)], default=str).encode())
+
+
+def _converter() -> cattrs.Converter:
+    converter = cattrs.Converter(detailed_validation=False)
+    converter.register_structure_hook(UmaError, _error)
+    converter.register_structure_hook(str | tuple[Message, ...] | None, lambda given, _: given)
+    return converter
+
+
+def _error(given: Any, _kind: Any) -> UmaError:
+    return from_code(given["code"], given["message"])
