@@ -22,8 +22,9 @@ PATHS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """This test's machine sets nothing."""
-    for name in [name for name in os.environ if name.startswith("UMA_")]:
+    for name in [name for name in os.environ if name.startswith(("UMA_", "HF_", "OLLAMA_"))]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", "/nowhere")
 
 
 def test_config_tells_each_value_and_where_it_came_from(
@@ -167,7 +168,7 @@ def test_models_says_what_to_do_without_a_folder_and_with_a_wrong_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["models"]) == 0
-    assert "Set UMA_MODELS" in capsys.readouterr().err
+    assert "set UMA_MODELS" in capsys.readouterr().err
     monkeypatch.setenv("UMA_MODELS", "/nowhere")
     assert main(["models"]) == 2
     assert capsys.readouterr().err == "uma: error: UMA_MODELS=/nowhere: there is no such folder\n"

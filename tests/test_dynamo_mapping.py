@@ -37,7 +37,7 @@ from uma.contracts.event_log import BlockIndex, EventLog
 from uma.contracts.events import KvEvent
 from uma.engine import open_engine
 from uma.errors import BadRequest, ContractViolation, ModelError
-from uma.llama.catalog import builtin_path
+from uma.llama.builtin import builtin_path
 from uma.llama.model import Model
 from uma.types import (
     Capabilities,

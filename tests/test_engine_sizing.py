@@ -18,7 +18,7 @@ from uma import RuntimeConfig, open_engine
 from uma.engine import sizing
 from uma.errors import ConfigError
 from uma.llama import backend
-from uma.llama.catalog import builtin_path
+from uma.llama.builtin import builtin_path
 from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model
 

@@ -15,7 +15,7 @@ from uma.cli.checks import computing
 from uma.engine import sizing
 from uma.llama import backend, devices
 from uma.llama.batch import Batch
-from uma.llama.catalog import builtin_path
+from uma.llama.builtin import builtin_path
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
 

@@ -20,7 +20,7 @@ from reference import vocabulary
 from models import write_model
 from uma.errors import BadRequest, DecodeFailed
 from uma.llama import grammar as module
-from uma.llama.catalog import builtin_path
+from uma.llama.builtin import builtin_path
 from uma.llama.grammar import GrammarCompiler, GrammarMasks, GrammarState
 from uma.llama.model import Model
 from uma.llama.vocab import Vocab

@@ -24,7 +24,7 @@ from harness import PATIENCE_SEC, clean_environ, run_to_end, uma_command
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.errors import ModelError
-from uma.llama import backend, catalog, extra_buffers, library, trust
+from uma.llama import backend, builtin, extra_buffers, library, trust
 from uma.llama.batch import Batch
 from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model
@@ -174,7 +174,7 @@ def test_a_setting_that_decides_about_the_types_does_not_load_what_cannot_comput
 ) -> None:
     monkeypatch.setattr(trust, "child_command", lambda: child(f"if way == probe.PLAIN: {fault}"))
     with pytest.raises(ModelError, match="not for this CPU"):
-        Model.load(catalog.builtin_path(), n_gpu_layers=0, extra_buffers=setting)  # type: ignore[arg-type]
+        Model.load(builtin.builtin_path(), n_gpu_layers=0, extra_buffers=setting)  # type: ignore[arg-type]
     assert not cache.exists()  # a rebuilt library is asked again
 
 
@@ -202,7 +202,7 @@ def test_a_setting_that_decides_about_the_types_has_none_of_them_asked_and_the_p
     note = f"pathlib.Path({str(record)!r}).open('a').write(way + ' ')"
     monkeypatch.setattr(trust, "child_command", lambda: child(note))
     for _ in range(2):
-        Model.load(catalog.builtin_path(), n_gpu_layers=0, extra_buffers=setting).close()  # type: ignore[arg-type]
+        Model.load(builtin.builtin_path(), n_gpu_layers=0, extra_buffers=setting).close()  # type: ignore[arg-type]
     assert record.read_text() == "plain "
 
 
@@ -392,7 +392,7 @@ def test_a_script_without_a_main_guard_is_not_run_by_its_probe(cache: Path, tmp_
 
 def logits(**options: str) -> list[float]:
     with (
-        Model.load(catalog.builtin_path(), n_gpu_layers=0, **options) as model,  # type: ignore[arg-type]
+        Model.load(builtin.builtin_path(), n_gpu_layers=0, **options) as model,  # type: ignore[arg-type]
         Context(model, ContextParams(n_ctx=512, n_threads=1, n_threads_batch=1)) as context,
     ):
         batch = Batch(40)
@@ -424,7 +424,7 @@ def test_the_verdict_is_asked_for_only_where_the_cpu_computes_with_it(
     monkeypatch.setattr(trust, "verdict", verdict)
     monkeypatch.setattr(trust, "check_plain", lambda: None)
     monkeypatch.setattr(trust, "has_gpu", lambda: has_gpu)
-    with Model.load(catalog.builtin_path(), n_gpu_layers=n_gpu_layers, extra_buffers=setting):  # type: ignore[arg-type]
+    with Model.load(builtin.builtin_path(), n_gpu_layers=n_gpu_layers, extra_buffers=setting):  # type: ignore[arg-type]
         assert bool(asked) == is_asked
 
 
@@ -441,7 +441,7 @@ def test_a_model_is_loaded_with_what_the_verdict_leaves_and_nothing_else(monkeyp
     monkeypatch.setattr("uma.llama.model.only", only)
     for usable in ((), extra_buffers.names()[:1], extra_buffers.names()):
         monkeypatch.setattr(trust, "verdict", lambda usable=usable: Verdict(usable=usable))
-        Model.load(catalog.builtin_path(), n_gpu_layers=0).close()
+        Model.load(builtin.builtin_path(), n_gpu_layers=0).close()
         assert offered.pop() == usable
 
 

@@ -53,7 +53,7 @@ class RuntimeConfig:
     """
 
     model: Annotated[str, Length(1)] = setting(
-        "builtin", "GGUF file to load, a name in the UMA_MODELS folder, or `builtin`"
+        "builtin", "GGUF file to load, a name that `uma models` lists, or `builtin`"
     )
     socket: str = setting(default_socket, "Unix socket of the server", "path", factory=True)
     socket_mode: Annotated[int, Range(0, 0o777)] = setting(0o600, "permissions of the socket file", "octal")
@@ -453,7 +453,7 @@ def _file_value(each: Setting, value: Any, file: Path, origin: str) -> Any:
 
 
 def _is_path(model: str, folder: Path) -> bool:
-    """Whether a model or draft is named by its path, and not by its name in the `UMA_MODELS` folder."""
+    """Whether a model or draft is named by its path, and not by a name that `uma models` lists."""
     if model in ("", "builtin"):
         return False
     return model.startswith(("./", "../", "~")) or (folder / model).is_file()

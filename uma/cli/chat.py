@@ -48,7 +48,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _check_model(name: str) -> None:
     """Raise `ModelError` where there is no such model: a question can have been meant, and that is another command."""
-    from uma.llama import catalog  # noqa: PLC0415  (slow to import, and not needed where no model is named)
+    from uma.models import catalog  # noqa: PLC0415  (slow to import, and not needed where no model is named)
 
     try:
         catalog.resolve(name, os.environ)

@@ -20,9 +20,10 @@ from uma.client import connect, dialled
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.errors import ConfigError, ConnectionLost, ModelError, Overloaded, UmaError
-from uma.llama import backend, catalog, cpu_cache, devices, header, hugepages, trust
+from uma.llama import backend, cpu_cache, devices, header, hugepages, trust
 from uma.llama import library as llama_library
 from uma.llama.model import llama_version
+from uma.models import catalog, places
 from uma.net.place import objection
 from uma.server import socketfile
 from uma.version import __version__
@@ -236,9 +237,9 @@ def models(config: RuntimeConfig) -> Iterator[Check]:
         yield Check("model", f"{config.model}: {path}")
     except ModelError as error:
         yield Check("model", f"{config.model}: cannot be loaded", error.message)
-    found = catalog.available(os.environ)
+    found = catalog.available(os.environ, (places.UMA_MODELS,))
     broken = [each.problem for each in found if each.problem is not None]
-    folder = catalog.models_folder(os.environ)
+    folder = places.models_folder(os.environ)
     where = f"in {folder}" if folder else "UMA_MODELS names no folder"
     todo = "; ".join(broken)
     if folder is not None and not folder.is_dir():

@@ -38,8 +38,10 @@ def _drawn(loaded: Loaded) -> dict[str, tuple[float, str]]:
 
 
 def _of_the_model(name: str) -> dict[str, float]:
-    from uma.llama import catalog, header  # noqa: PLC0415  (slow to import, and not needed where no model is named)
+    # Slow to import, and not needed where no model is named.
+    from uma.llama import header  # noqa: PLC0415
     from uma.llama.suggested import suggested_sampling  # noqa: PLC0415
+    from uma.models import catalog  # noqa: PLC0415
 
     try:
         return suggested_sampling(header.read(catalog.resolve(name, os.environ).path))

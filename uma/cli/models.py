@@ -11,24 +11,25 @@ from typing import Any
 
 from uma.cli import say, words
 from uma.cli.harmless import harmless_line, json_text
+from uma.cli.memory import fits, memory_bytes
 from uma.cli.table import print_table
 from uma.errors import ConfigError
-from uma.llama import catalog
-from uma.llama.catalog import ModelFile
+from uma.models import catalog, places
+from uma.models.catalog import ModelFile
 
-COLUMNS = ("name", "parameters", "quantization", "context", "size", "architecture")
+COLUMNS = ("name", "parameters", "kind", "quantization", "context", "size", "fits", "from")
 
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
-    folder = catalog.models_folder(os.environ)
+    folder = places.models_folder(os.environ)
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"UMA_MODELS={folder}: {'is no folder' if folder.exists() else 'there is no such folder'}")
-    models = catalog.available(os.environ)
+    models, memory = catalog.available(os.environ), memory_bytes()
     if options.json:
-        print(json_text([as_json(each) for each in models], indent=2))
+        print(json_text([as_json(each, memory) for each in models], indent=2))
         return 0
-    print_table(COLUMNS, [_row(each) for each in models if each.problem is None])
+    print_table(COLUMNS, [_row(each, memory) for each in models if each.problem is None])
     for each in models:
         if each.problem is not None:
             print(f"cannot be loaded: {harmless_line(each.problem)}")
@@ -36,32 +37,37 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def as_json(model: ModelFile) -> dict[str, Any]:
+def as_json(model: ModelFile, memory: int) -> dict[str, Any]:
     """One model with every field of `ModelFile`; sizes in bytes and tokens, `problem` null for a sound file."""
     return {
         "name": model.name,
         "path": str(model.path),
         "size_bytes": model.size_bytes,
+        "place": model.place,
+        "kind": model.kind,
         "quantization": model.quantization,
         "context_length": model.context_length,
         "architecture": model.architecture,
         "parameters": model.parameters,
+        "fits": fits(model.size_bytes, memory),
         "problem": model.problem,
     }
 
 
-def _row(model: ModelFile) -> tuple[str, ...]:
+def _row(model: ModelFile, memory: int) -> tuple[str, ...]:
     return (
         model.name,
         words.count(model.parameters) if model.parameters else "",
+        model.kind,
         model.quantization,
         f"{model.context_length:,}" if model.context_length else "",
         words.size(model.size_bytes),
-        model.architecture,
+        "yes" if fits(model.size_bytes, memory) else "no",
+        model.place,
     )
 
 
 def _advice(folder: Path | None) -> str:
     if folder is None:
-        return "Set UMA_MODELS to a folder of GGUF files to see them here; any file loads by path: --model FILE.gguf"
-    return f"From {folder}; load one with --model NAME"
+        return "Load one with --model NAME, any file by its path; set UMA_MODELS to a folder of GGUF files of your own"
+    return f"Load one with --model NAME, any file by its path; UMA_MODELS is {folder}"

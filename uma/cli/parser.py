@@ -37,7 +37,8 @@ exit codes:
 environment:
   UMA_…       a value for any setting, such as UMA_MODEL or UMA_N_CTX
   UMA_CONFIG  TOML file of settings, where --config is not given
-  UMA_MODELS  folder of GGUF files, loaded by name: uma run --model NAME
+  UMA_MODELS  folder of GGUF files, loaded by name: uma run NAME
+  HF_…        HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE: as huggingface_hub has them
   UMA_DEBUG   1: every log line, and tracebacks of errors
 """
 
@@ -488,7 +489,9 @@ COMMANDS: tuple[Command, ...] = (
         "models",
         "what can be loaded from here",
         _describe_models,
-        "The built-in model and the GGUF files of the UMA_MODELS folder, each with its size, quantization and context.",
+        "The built-in model, the GGUF files of the UMA_MODELS folder, and the models that Hugging Face's cache, LM "
+        "Studio and Ollama keep: each with its kind, quantization, context and size, and whether it fits into the "
+        "memory that is free. Any of them is loaded by its name, or by as much of its beginning as no other has.",
     ),
     Command(
         "config",

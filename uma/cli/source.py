@@ -171,7 +171,7 @@ def _model_words(loaded: Loaded) -> str:
 def _has_the_model(info: ServerInfo, loaded: Loaded) -> bool:
     if loaded.origins["model"] == "default":
         return True
-    from uma.llama import catalog  # noqa: PLC0415  (slow to import, and seldom needed with a server)
+    from uma.models import catalog  # noqa: PLC0415  (slow to import, and seldom needed with a server)
 
     wanted = catalog.resolve(loaded.config.model, os.environ)
     if wanted.is_builtin or info.model.is_builtin:
@@ -183,7 +183,7 @@ def _has_the_model(info: ServerInfo, loaded: Loaded) -> bool:
 async def _engine(stack: AsyncExitStack, config: RuntimeConfig, say: Callable[[str], None]) -> Source:
     # All three are slow to import, and a server has them already.
     from uma.engine import open_engine  # noqa: PLC0415
-    from uma.llama import catalog  # noqa: PLC0415
+    from uma.models import catalog  # noqa: PLC0415
     from uma.server.logs import logging_to  # noqa: PLC0415
 
     wanted = catalog.resolve(config.model, os.environ)

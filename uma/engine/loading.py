@@ -10,8 +10,8 @@ import trio
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.llama import header
-from uma.llama.catalog import ResolvedModel, resolve
 from uma.llama.model import LoadStopped, Model
+from uma.models.catalog import ResolvedModel, resolve
 from uma.types import LoadProgress
 
 

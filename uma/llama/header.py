@@ -130,8 +130,8 @@ class Header:
     def quantization(self) -> str:
         """`Q8_0`, `Q4_K_M` …: what the file says it is, else the type that most of its numbers have."""
         file_type = self.metadata.get("general.file_type")
-        if isinstance(file_type, int) and file_type in _FILE_TYPES:
-            return _FILE_TYPES[file_type]
+        if name := file_type_name(file_type):
+            return name
         common = max(self.tensor_types, key=lambda name: self.tensor_types[name], default="unknown")
         return common.upper()
 
@@ -140,6 +140,11 @@ class Header:
         """Which part of how many, counted from 1; (1, 1) for a model in one file."""
         count = int(self.metadata.get("split.count", 0))
         return (int(self.metadata.get("split.no", 0)) + 1, count) if count > 1 else (1, 1)
+
+
+def file_type_name(number: Any) -> str:
+    """`Q4_K_M` for what `general.file_type` holds; empty where that is no such number."""
+    return _FILE_TYPES.get(number, "") if isinstance(number, int) else ""
 
 
 def _file_type_name(number: int) -> str:

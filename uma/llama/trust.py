@@ -28,7 +28,7 @@ import numpy as np
 from uma.constraints import check
 from uma.errors import ModelError
 from uma.llama import backend, cpu_cache, library
-from uma.llama.catalog import builtin_path
+from uma.llama.builtin import builtin_path
 from uma.llama.probe import ALONE, LOADING, PLAIN, ROWS
 
 logger = logging.getLogger("uma.llama.trust")

@@ -55,7 +55,7 @@ class LLM:
             for out in llm.generate(["Once upon a time"], SamplingParams(max_tokens=64)):
                 print(out.outputs[0].text if out.error is None else out.error)
 
-    `model` is a GGUF file, a name in the `UMA_MODELS` folder, or nothing for the built-in model. Further keywords are
+    `model` is a GGUF file, a name that `uma models` lists, or nothing for the built-in model. Further keywords are
     the fields of `RuntimeConfig` that a model in this process has a use for; nothing else counts, no `UMA_…` setting
     and no file. Raises `ModelError` or `ConfigError` where the model cannot be loaded.
 

@@ -12,6 +12,8 @@ from uma.types.sampling import DEFAULT_MAX_TOKENS
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 """What the name of a part of a split model ends with."""
+_BLOB = re.compile(r"sha256-[0-9a-f]{64}")
+"""The name of a model's file in Ollama's folder."""
 
 MAX_TEMPLATE_CHARS = 65_536
 """Maximum length of a chat template that is told: it is a part of each session's first answer. The longest of known
@@ -40,8 +42,11 @@ class ModelInfo:
 
     @property
     def called(self) -> str:
-        """What it is loaded and listed by: `builtin`, or its file's name without the ending and a part's number."""
-        return "builtin" if self.is_builtin else _PART.sub("", PurePath(self.path).name.removesuffix(".gguf"))
+        """What it is listed by: `builtin`, or its file's name without the ending and a part's number; its own name
+        where the file is called by a checksum.
+        """
+        file = PurePath(self.path).name.removesuffix(".gguf")
+        return "builtin" if self.is_builtin else self.name if _BLOB.fullmatch(file) else _PART.sub("", file)
 
 
 @attrs.frozen

@@ -59,8 +59,8 @@ from uma.errors import (
     UmaError,
 )
 from uma.llama import cpu_cache
-from uma.llama.catalog import resolve
 from uma.llama.model import Model
+from uma.models.catalog import resolve
 
 MAX_DRAIN_SEC = 20.0
 """Maximum time for running requests at the end."""

@@ -1,0 +1,257 @@
+"""Claims about models that other programs have brought: where they are found, by which names, what is told of them."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from reference import vocabulary
+
+from harness import RunInProcessText
+from models import write_encoder, write_model, write_split_model
+from uma.errors import ModelError
+from uma.llama.header import read
+from uma.models.catalog import available, named, resolve
+from uma.models.glance import BLOCK_BYTES, glance
+from uma.models.places import HUGGING_FACE, LM_STUDIO, OLLAMA
+
+MAIN, OTHER = "a" * 40, "b" * 40
+"""Commits."""
+
+
+def in_cache(home: Path, repository: str, file: Path, name: str, commit: str = MAIN, ref: str = "main") -> Path:
+    """Put a file into the Hugging Face cache as `huggingface_hub` does; its link."""
+    folder = home / ".cache" / "huggingface" / "hub" / f"models--{repository.replace('/', '--')}"
+    blob = folder / "blobs" / sha256(file.read_bytes()).hexdigest()
+    for each in (blob, folder / "refs" / ref, link := folder / "snapshots" / commit / name):
+        each.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_bytes(file.read_bytes())
+    (folder / "refs" / ref).write_text(commit)
+    link.symlink_to(blob)
+    return link
+
+
+def in_ollama(folder: Path, name: str, file: Path) -> Path:
+    """Put a file into a folder of Ollama's, under a manifest's path; its blob."""
+    digest = sha256(file.read_bytes()).hexdigest()
+    blob, manifest = folder / "blobs" / f"sha256-{digest}", folder / "manifests" / name
+    for each in (blob, manifest):
+        each.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_bytes(file.read_bytes())
+    layers = [("image.template", "1" * 64), ("image.model", digest)]
+    layer = [{"mediaType": f"application/vnd.ollama.{kind}", "digest": f"sha256:{hash}"} for kind, hash in layers]
+    manifest.write_text(json.dumps({"schemaVersion": 2, "layers": layer}))
+    return blob
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home with one model in each program's place."""
+    home = tmp_path / "home"
+    models = [write_model(tmp_path / f"{seed}.gguf", seed=seed) for seed in range(6)]
+    in_cache(home, "bartowski/Qwen3-8B-GGUF", models[0], "Qwen3-8B-Q4_K_M.gguf")
+    in_cache(home, "bartowski/Qwen3-8B-GGUF", models[1], "Qwen3-8B-Q8_0.gguf")
+    in_cache(home, "bartowski/Qwen3-8B-GGUF", models[1], "mmproj-Qwen3-8B-F16.gguf")
+    studio = home / ".lmstudio" / "models" / "lmstudio-community" / "gemma-3-4b-it-GGUF"
+    studio.mkdir(parents=True)
+    (studio / "gemma-3-4b-it-Q4_K_M.gguf").write_bytes(models[2].read_bytes())
+    in_ollama(home / ".ollama" / "models", "registry.ollama.ai/library/llama3.2/latest", models[3])
+    in_ollama(home / ".ollama" / "models", "registry.ollama.ai/library/llama3.2/1b", models[4])
+    in_ollama(home / ".ollama" / "models", "hf.co/someone/Phi-GGUF/Q4_0", models[5])
+    return home
+
+
+def test_each_program_s_models_are_found_and_told_with_where_they_are_from(home: Path) -> None:
+    found = {model.name: model for model in available({"HOME": str(home)})}
+    assert {name: model.place for name, model in found.items() if name != "builtin"} == {
+        "Qwen3-8B-Q4_K_M": HUGGING_FACE,
+        "Qwen3-8B-Q8_0": HUGGING_FACE,
+        "gemma-3-4b-it-Q4_K_M": LM_STUDIO,
+        "llama3.2:latest": OLLAMA,
+        "llama3.2:1b": OLLAMA,
+        "hf.co/someone/Phi-GGUF:Q4_0": OLLAMA,
+    }
+    assert not [model for model in found.values() if model.problem]
+    assert found["llama3.2:1b"].size_bytes == found["llama3.2:1b"].path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("variable", "below", "name"),
+    [
+        ("HF_HUB_CACHE", ".cache/huggingface/hub", "Qwen3-8B-Q8_0"),
+        ("HF_HOME", ".cache/huggingface", "Qwen3-8B-Q8_0"),
+        ("XDG_CACHE_HOME", ".cache", "Qwen3-8B-Q8_0"),
+        ("OLLAMA_MODELS", ".ollama/models", "llama3.2:1b"),
+    ],
+)
+def test_the_programs_own_variables_say_where(home: Path, variable: str, below: str, name: str) -> None:
+    assert name in {model.name for model in available({variable: str(home / below)})}
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("qwen3-8b-q8_0", "Qwen3-8B-Q8_0.gguf"),
+        ("bartowski/Qwen3-8B-GGUF:Q8_0", "Qwen3-8B-Q8_0.gguf"),
+        ("qwen3-8b-gguf:q4", "Qwen3-8B-Q4_K_M.gguf"),
+        ("Qwen3-8B-Q4_K_M.gguf", "Qwen3-8B-Q4_K_M.gguf"),
+        ("gemma-3", "gemma-3-4b-it-Q4_K_M.gguf"),
+        ("lmstudio-community/gemma", "gemma-3-4b-it-Q4_K_M.gguf"),
+    ],
+)
+def test_a_short_name_is_enough_where_it_is_clear(home: Path, name: str, file: str) -> None:
+    assert resolve(name, {"HOME": str(home)}).path.name == file
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("llama3.2", "llama3.2:latest"),
+        ("llama3.2:1b", "llama3.2:1b"),
+        ("LLAMA3.2-1B", "llama3.2:1b"),
+        ("phi", "hf.co/someone/Phi-GGUF:Q4_0"),
+    ],
+)
+def test_ollama_s_names_are_as_ollama_takes_them(home: Path, name: str, full: str) -> None:
+    assert named(name, {"HOME": str(home)}).name == full
+
+
+def test_a_name_of_several_is_told_with_them_and_an_unknown_one_with_the_nearest(home: Path) -> None:
+    with pytest.raises(ModelError, match=r"^qwen3-8b: 2 models .* so: Qwen3-8B-Q4_K_M, Qwen3-8B-Q8_0$"):
+        resolve("qwen3-8b", {"HOME": str(home)})
+    with pytest.raises(ModelError, match=r"no model of this name is here; did you mean gemma-3-4b-it-Q4_K_M\?"):
+        resolve("gema-3-4b-it-q4_k_m", {"HOME": str(home)})
+
+
+def test_one_download_in_two_places_is_one_model(home: Path, tmp_path: Path) -> None:
+    file = write_model(tmp_path / "again.gguf", seed=2)
+    in_cache(home, "lmstudio-community/gemma-3-4b-it-GGUF", file, "gemma-3-4b-it-Q4_K_M.gguf")
+    assert named("gemma-3", {"HOME": str(home)}).place == HUGGING_FACE
+
+
+def test_another_revision_is_told_by_its_name_and_a_file_it_shares_is_listed_once(home: Path, tmp_path: Path) -> None:
+    repository = "bartowski/Qwen3-8B-GGUF"
+    in_cache(home, repository, tmp_path / "1.gguf", "Qwen3-8B-Q8_0.gguf", OTHER, "v1")
+    in_cache(home, repository, tmp_path / "5.gguf", "Qwen3-8B-Q4_K_M.gguf", OTHER, "v1")
+    names = [model.name for model in available({"HOME": str(home)}) if model.place == HUGGING_FACE]
+    assert names == ["Qwen3-8B-Q4_K_M", "Qwen3-8B-Q8_0", "Qwen3-8B-Q4_K_M@v1"]
+    old = named(f"{repository}:Q4_K_M@v1", {"HOME": str(home)})
+    assert old.path.read_bytes() == (tmp_path / "5.gguf").read_bytes()
+
+
+def test_what_is_half_loaded_is_no_model(home: Path) -> None:
+    cache = home / ".cache" / "huggingface" / "hub" / "models--bartowski--Qwen3-8B-GGUF"
+    (cache / "blobs" / f"{'c' * 64}.incomplete").write_bytes(b"GGUF")
+    (cache / "snapshots" / MAIN / "Qwen3-8B-F16.gguf").symlink_to(cache / "blobs" / ("d" * 64))
+    assert not [model for model in available({"HOME": str(home)}) if "F16" in model.name]
+
+
+def test_a_manifest_that_names_a_file_elsewhere_or_is_none_is_passed_over(home: Path, tmp_path: Path) -> None:
+    folder = home / ".ollama" / "models" / "manifests" / "registry.ollama.ai" / "library" / "evil"
+    folder.mkdir()
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": f"../../../../../{tmp_path}/0.gguf"}
+    texts = [json.dumps({"layers": [layer]}), json.dumps({"layers": 3}), json.dumps([]), "{", "", '{"layers": [[]]}']
+    for at, text in enumerate(texts):
+        (folder / str(at)).write_text(text)
+    assert not [model for model in available({"HOME": str(home)}) if "evil" in model.name]
+
+
+def test_the_kind_is_told_of_each_model(tmp_path: Path) -> None:
+    write_model(tmp_path / "dense.gguf")
+    write_model(tmp_path / "window.gguf", kind="sliding-window")
+    write_model(tmp_path / "recurrent.gguf", kind="recurrent")
+    write_model(tmp_path / "hybrid.gguf", kind="hybrid")
+    write_model(tmp_path / "moe.gguf", metadata={"llama.expert_count": 8})
+    write_encoder(tmp_path / "bert.gguf", pooling="cls")
+    write_encoder(tmp_path / "rank.gguf", pooling="rank")
+    kinds = {model.name: model.kind for model in available({"UMA_MODELS": str(tmp_path)})}
+    assert kinds == {
+        "builtin": "dense",
+        "dense": "dense",
+        "window": "dense, sliding window",
+        "recurrent": "recurrent",
+        "hybrid": "hybrid",
+        "moe": "MoE",
+        "bert": "embeddings",
+        "rank": "reranker",
+    }
+
+
+def bytes_read() -> int:
+    """Bytes that this process has read from files so far."""
+    text = Path("/proc/self/io").read_text()
+    return int(text.partition("rchar: ")[2].split()[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="Linux counts what is read")
+def test_of_two_thousand_files_only_the_beginnings_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    header = bytearray(vocabulary("qwen2").read_bytes())
+    header[8] = 1  # a tensor, which the listing does not look for
+    first = tmp_path / "first.gguf"
+    first.write_bytes(header)
+    for at in range(2_000):
+        (folder / f"{at:04}.gguf").symlink_to(first)
+    before = bytes_read()
+    models = available({"UMA_MODELS": str(folder)})
+    assert bytes_read() - before < 2_100 * BLOCK_BYTES
+    assert len(models) == 2_001
+    last = models[-1]
+    assert (last.quantization, last.context_length, last.architecture, last.problem) == ("F16", 32_768, "qwen2", None)
+    assert models[-1].kind == "dense"
+    assert not last.parameters, "the whole header was read"
+
+
+@pytest.mark.parametrize("kind", ["attention", "sliding-window", "recurrent", "hybrid"])
+def test_the_beginning_says_what_the_whole_header_says(tmp_path: Path, kind: str) -> None:
+    path = write_model(tmp_path / "a.gguf", kind=kind, metadata={"general.tags": ["a", "b"]})  # type: ignore[arg-type]
+    seen, header = glance(path), read(path)
+    assert seen is not None
+    assert seen.metadata
+    assert seen.metadata.items() <= header.metadata.items()
+    assert seen.n_tokens == header.metadata["tokenizer.ggml.tokens"]
+
+
+def test_no_cut_of_a_file_is_taken_for_a_sound_beginning_or_ends_in_an_error(tmp_path: Path) -> None:
+    whole = write_model(tmp_path / "whole.gguf").read_bytes()
+    end = whole.index(b"tokenizer.ggml.tokens")
+    cut = tmp_path / "cut.gguf"
+    for size in range(0, end, 7):
+        cut.write_bytes(whole[:size])
+        assert glance(cut) is None
+    for at in range(0, end, 3):
+        cut.write_bytes(whole[:at] + b"\xff\xff\xff\xff" + whole[at + 4 :])
+        glance(cut)
+
+
+def test_a_part_that_is_missing_is_told(tmp_path: Path) -> None:
+    *_, last = write_split_model(tmp_path / "big", count=3)
+    last.unlink()
+    (model,) = [each for each in available({"UMA_MODELS": str(tmp_path)}) if each.name == "big"]
+    assert model.problem is not None
+    assert "is missing" in model.problem
+
+
+def test_commands_and_the_library_take_such_names(home: Path, uma_told: RunInProcessText) -> None:
+    environ = {"HOME": str(home), "HF_HOME": "", "HF_HUB_CACHE": "", "XDG_CACHE_HOME": "", "OLLAMA_MODELS": ""}
+    listed = {each["name"]: each for each in json.loads(uma_told("models", "--json", **environ).stdout)}
+    assert (listed["gemma-3-4b-it-Q4_K_M"]["place"], listed["gemma-3-4b-it-Q4_K_M"]["fits"]) == (LM_STUDIO, True)
+    told = uma_told("models", **environ).stdout
+    assert "dense" in told and "LM Studio" in told
+    for name in ("gemma-3", "llama3.2:1b", "qwen3-8b-q4"):
+        done = uma_told("generate", "--local", "-m", name, "--raw", "--max-tokens", "2", "a", **environ)
+        assert done.returncode == 0, done.stderr
+    done = uma_told("generate", "--local", "-m", "qwen3-8b", "a", **environ)
+    assert done.returncode == 2
+    assert "Qwen3-8B-Q4_K_M, Qwen3-8B-Q8_0" in done.stderr
+
+
+def test_a_model_of_ollama_s_is_called_by_its_own_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from uma import LLM
+
+    monkeypatch.setenv("HOME", str(home))
+    with LLM("llama3.2:1b") as llm:
+        assert llm.info.model.called == llm.info.model.name

@@ -1,0 +1,224 @@
+"""Which models can be loaded from here, by which names: the built-in one, those of all places, and any path."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from uma.config import nearest
+from uma.errors import ModelError
+from uma.llama import header
+from uma.llama.builtin import builtin_path
+from uma.llama.header import Header, file_type_name
+from uma.models.glance import Glance, glance
+from uma.models.places import OLLAMA, UMA_MODELS, Found, find, quantization_of
+
+BUILTIN = "builtin"
+WHOLE_TOKENS = 1_000_000
+"""Maximum length of all vocabularies together with which the files' whole headers are read: half a second or less."""
+
+
+@attrs.frozen
+class ResolvedModel:
+    """The file that a model's name stands for."""
+
+    path: Path
+    is_builtin: bool
+
+
+@attrs.frozen
+class ModelFile:
+    """A model that can be loaded by its `name`, as its header describes it; or the `problem` that is in the way."""
+
+    name: str
+    path: Path
+    size_bytes: int
+    """Of all parts together."""
+    place: str
+    """`UMA_MODELS`, `Hugging Face`, `LM Studio`, `Ollama`, or `builtin`."""
+    kind: str = ""
+    """`dense`, `MoE`, `hybrid`, `recurrent`, `embeddings` or `reranker`, and `sliding window` where it has one."""
+    quantization: str = ""
+    context_length: int = 0
+    architecture: str = ""
+    parameters: int = 0
+    """0 where only the beginning of the header was read."""
+    problem: str | None = None
+
+
+def resolve(model: str, environ: Mapping[str, str]) -> ResolvedModel:
+    """The file for `builtin`, a path, or a name of any place, with or without `.gguf`, in any case, with or without
+    what stands before a `/`, or as much of its beginning as tells it from the others.
+
+    A path that exists wins over a name, a whole name over a beginning. Raises `ModelError` naming what was looked for.
+    """
+    if not model.strip():
+        raise ModelError("the model's name is empty; name a GGUF file, a model that `uma models` lists, or builtin")
+    if model == BUILTIN:
+        return ResolvedModel(builtin_path(), is_builtin=True)
+    path = Path(model).expanduser()
+    if path.exists():
+        return ResolvedModel(path, is_builtin=False)
+    return ResolvedModel(named(model, environ).path, is_builtin=False)
+
+
+def named(model: str, environ: Mapping[str, str]) -> Found:
+    """The one file that a name stands for, as `resolve`. Raises `ModelError` where there is none, or several."""
+    found = find(environ)
+    matching = _distinct(_matching(model, found))
+    if len(matching) == 1:
+        return matching[0]
+    shown = _short_names(found)
+    if matching:
+        names = ", ".join(sorted(shown[each] for each in matching))
+        raise ModelError(f"{model}: {len(matching)} models have that name or begin so: {names}")
+    near = nearest(model, [*shown.values(), *(each.name for each in found)])
+    hint = near or "; `uma models` tells what is here, `uma pull` gets others"
+    raise ModelError(f"{model}: no such file, and no model of this name is here{hint}")
+
+
+def _matching(model: str, found: list[Found]) -> list[Found]:
+    """The files that have the name as it stands, else in other capitals, else a name that begins so."""
+    wanted = model.removesuffix(".gguf").casefold()
+
+    def spelled(test: Callable[[str], bool]) -> list[Found]:
+        return [each for each in found if any(test(name.casefold()) for name in each.spellings)]
+
+    exact = [each for each in found if model.removesuffix(".gguf") in (each.name, *each.also)]
+    return exact or spelled(lambda name: name == wanted) or spelled(lambda name: name.startswith(wanted))
+
+
+def _distinct(found: Iterable[Found]) -> list[Found]:
+    """Without further copies: files of one name and size that two places have, or several revisions."""
+    return list({(each.path.name.casefold(), _size(each.path)): each for each in reversed(list(found))}.values())
+
+
+def _short_names(found: list[Found]) -> dict[Found, str]:
+    """What each is listed by: its own name alone, where no other has it. In `UMA_MODELS` and of Ollama, all of it."""
+    short = {each: each.name.rpartition("/")[2] for each in found}
+    used = Counter(name.casefold() for name in short.values())
+    return {
+        each: each.name if used[name.casefold()] > 1 or each.place in (UMA_MODELS, OLLAMA) else name
+        for each, name in short.items()
+    }
+
+
+def available(environ: Mapping[str, str], places: Iterable[str] | None = None) -> list[ModelFile]:
+    """The built-in model and those of all places, or of some, by name. A file that is no model is listed with its
+    problem.
+
+    Where the vocabularies are few the whole headers are read, which shows a file that is cut short at its end;
+    otherwise (see `WHOLE_TOKENS`) the beginnings alone.
+    """
+    found = find(environ)
+    chosen = [(each, name) for each, name in _short_names(found).items() if places is None or each.place in places]
+    glances = [glance(each.path) for each, _ in chosen]
+    is_few = sum(each.n_tokens for each in glances if each is not None) <= WHOLE_TOKENS
+    return [
+        _described(BUILTIN, builtin_path(), BUILTIN),
+        *(
+            _described(name, each.path, each.place) if is_few or seen is None else _glanced(name, each, seen)
+            for (each, name), seen in zip(chosen, glances, strict=True)
+        ),
+    ]
+
+
+def _described(name: str, path: Path, place: str) -> ModelFile:
+    """By the whole headers of all parts."""
+    try:
+        parts = header.read_parts(path)
+    except ModelError as error:
+        return ModelFile(name, path, _size(path), place, problem=error.message)
+    first, size = parts[0], sum(part.size_bytes for part in parts)
+    if (problem := _no_model(parts)) is not None:
+        return ModelFile(name, path, size, place, problem=f"{path}: {problem}")
+    return ModelFile(
+        name=name,
+        path=path,
+        size_bytes=size,
+        place=place,
+        kind=kind_of(first.metadata),
+        quantization=first.quantization,
+        context_length=first.context_length,
+        architecture=first.architecture,
+        parameters=sum(part.parameters for part in parts),
+    )
+
+
+def _glanced(name: str, found: Found, seen: Glance) -> ModelFile:
+    """By the beginning of the first part's header."""
+    metadata, path = seen.metadata, found.path
+    count = max(1, int(metadata.get("split.count", 0)))
+    parts = [path] if count == 1 else [header.part_path(path, at + 1, count) for at in range(count)]
+    missing = next((each for each in parts if not each.exists()), None)
+    problem = _OTHER_KINDS.get(str(metadata.get("general.type")), None if seen.n_tensors else _NO_WEIGHTS)
+    if missing is not None:
+        problem = f"its part {missing.name} is missing"
+    architecture = str(metadata.get("general.architecture", "unknown"))
+    return ModelFile(
+        name=name,
+        path=path,
+        size_bytes=sum(map(_size, parts)),
+        place=found.place,
+        kind=kind_of(metadata),
+        quantization=file_type_name(metadata.get("general.file_type")) or quantization_of(found.name),
+        context_length=int(metadata.get(f"{architecture}.context_length", 0)),
+        architecture=architecture,
+        problem=None if problem is None else f"{path}: {problem}",
+    )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def kind_of(metadata: Mapping[str, Any]) -> str:
+    """What kind of model a header describes, in a word or two (see `ModelFile.kind`)."""
+    architecture = str(metadata.get("general.architecture"))
+
+    def number(key: str) -> int:
+        value = metadata.get(f"{architecture}.{key}", 0)
+        return int(value) if isinstance(value, (int, float)) else 0
+
+    if number("pooling_type") == _RANK:
+        return "reranker"
+    if number("pooling_type") or metadata.get(f"{architecture}.attention.causal") is False:
+        return "embeddings"
+    words = []
+    if any(number(key) for key in _STATE_KEYS):
+        words.append("hybrid" if number("attention.head_count_kv") or number("shortconv.l_cache") else "recurrent")
+    if number("expert_count"):
+        words.append("MoE")
+    if not words:
+        words.append("dense")
+    if number("attention.sliding_window"):
+        words.append("sliding window")
+    return ", ".join(words)
+
+
+_RANK = 4
+"""llama.cpp's pooling type of models that score a text."""
+_STATE_KEYS = ("ssm.conv_kernel", "ssm.inner_size", "shortconv.l_cache", "wkv.head_size", "kda.head_dim")
+"""Figures that only recurrent layers have."""
+_OTHER_KINDS = {
+    "adapter": "is an adapter (LoRA), which changes a model and is none by itself",
+    "mmproj": "is a projector for images, a part of a model that reads them",
+    "imatrix": "is an importance matrix for quantizing, not a model",
+}
+"""What `general.type` says of GGUF files that hold no model."""
+_NO_WEIGHTS = "holds a vocabulary and no weights, so there is nothing to compute with"
+
+
+def _no_model(parts: list[Header]) -> str | None:
+    """Why sound files do not make a model that generates text, or None."""
+    kind = _OTHER_KINDS.get(str(parts[0].metadata.get("general.type")))
+    if kind is None and not any(part.parameters for part in parts):
+        return _NO_WEIGHTS
+    return kind

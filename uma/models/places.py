@@ -1,0 +1,165 @@
+"""Where models lie on this machine: `UMA_MODELS`, the Hugging Face cache, LM Studio's folders and Ollama's.
+
+Only names of files are read here, and Ollama's manifests. What a file is, `catalog` says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import attrs
+
+from uma.llama import header
+
+UMA_MODELS, HUGGING_FACE, LM_STUDIO, OLLAMA = "UMA_MODELS", "Hugging Face", "LM Studio", "Ollama"
+
+MANIFEST_BYTES = 1_000_000
+"""Maximum size of a manifest of Ollama's that is read; they have some 1,000 bytes."""
+OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")
+"""Where Ollama keeps models when its installer has made it a service."""
+
+_QUANTIZATION = re.compile(
+    r"(?:^|[-._])((?:UD-)?(?:IQ\d_[A-Z]+|T?Q\d(?:_[A-Z\d]+)+|Q\d|BF16|FP?16|FP?32|MXFP4(?:_MOE)?|NVFP4))$",
+    re.IGNORECASE,
+)
+
+
+@attrs.frozen
+class Found:
+    """A file, or the first part of a split one, that can be a model."""
+
+    name: str
+    """In full: tells it from all others of its place."""
+    path: Path
+    place: str
+    repository: str = ""
+    """On the Hugging Face hub; empty elsewhere."""
+    also: tuple[str, ...] = ()
+    """Other full names of it."""
+
+    @property
+    def spellings(self) -> Iterator[str]:
+        """What it can be called by: each full name, and what is left of it without what stands before a `/`."""
+        for name in (self.name, *self.also):
+            parts = name.split("/")
+            yield from ("/".join(parts[at:]) for at in range(len(parts)))
+
+
+def find(environ: Mapping[str, str]) -> list[Found]:
+    """All files that can be models, by place and name. Folders that are not there, or cannot be read, have none."""
+    return [
+        *_in_folder(models_folder(environ), UMA_MODELS),
+        *_in_cache(hub_cache(environ)),
+        *(each for folder in _lm_studio_folders(environ) for each in _in_folder(folder, LM_STUDIO)),
+        *(each for folder in _ollama_folders(environ) for each in _of_ollama(folder)),
+    ]
+
+
+def models_folder(environ: Mapping[str, str]) -> Path | None:
+    """The folder that `UMA_MODELS` names, or None."""
+    return Path(environ["UMA_MODELS"]).expanduser() if environ.get("UMA_MODELS") else None
+
+
+def hub_cache(environ: Mapping[str, str]) -> Path | None:
+    """The Hugging Face cache, by the same variables that `huggingface_hub` goes by; None without a home."""
+    for name, below in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
+        if environ.get(name):
+            return Path(os.path.expandvars(environ[name])).expanduser() / below
+    if environ.get("XDG_CACHE_HOME"):
+        return Path(environ["XDG_CACHE_HOME"]) / "huggingface" / "hub"
+    return Path(environ["HOME"]) / ".cache" / "huggingface" / "hub" if environ.get("HOME") else None
+
+
+def quantization_of(name: str) -> str:
+    """What the name of a file says of its quantization, such as `Q4_K_M`; empty where it says nothing."""
+    match = _QUANTIZATION.search(name)
+    return match[1].upper() if match else ""
+
+
+def is_projector(name: str) -> bool:
+    """Whether a file is by its name a projector for images, which is no model."""
+    return "mmproj" in name.casefold()
+
+
+def _lm_studio_folders(environ: Mapping[str, str]) -> list[Path]:
+    home = environ.get("HOME")
+    return [Path(home, ".lmstudio", "models"), Path(home, ".cache", "lm-studio", "models")] if home else []
+
+
+def _ollama_folders(environ: Mapping[str, str]) -> list[Path]:
+    if environ.get("OLLAMA_MODELS"):
+        return [Path(environ["OLLAMA_MODELS"]).expanduser()]
+    return [Path(environ["HOME"], ".ollama", "models"), OLLAMA_SERVICE] if environ.get("HOME") else []
+
+
+def _gguf_files(folder: Path) -> list[Path]:
+    """Every GGUF file below the folder, but of a split model only the first part, by name."""
+    return sorted(path for path in folder.rglob("*.gguf") if header.part_number(path) in (None, 1))
+
+
+def _in_folder(folder: Path | None, place: str) -> Iterator[Found]:
+    for path in _gguf_files(folder) if folder else ():
+        if place == UMA_MODELS or not is_projector(path.name):
+            relative = path.relative_to(folder or "")
+            yield Found(relative.with_name(header.model_stem(path)).as_posix(), path, place)
+
+
+def _in_cache(cache: Path | None) -> Iterator[Found]:
+    """The files of all snapshots of each repository. One that several snapshots have is listed once: as the one that
+    `main` has, else with the revision behind its name.
+    """
+    for folder in sorted(cache.glob("models--*")) if cache else ():
+        repository = folder.name.removeprefix("models--").replace("--", "/")
+        refs = {_text(each): each.relative_to(folder / "refs").as_posix() for each in _files(folder / "refs")}
+        main = next((commit for commit, ref in refs.items() if ref == "main"), None)
+        seen: set[Path] = set()
+        for at, snapshot in enumerate(sorted((folder / "snapshots").glob("*"), key=lambda each: each.name != main)):
+            revision = f"@{refs.get(snapshot.name) or snapshot.name[:7]}" if at else ""
+            for path in _gguf_files(snapshot):
+                file = path.resolve()
+                if file not in seen and file.is_file() and not is_projector(path.name):
+                    seen.add(file)
+                    stem = path.relative_to(snapshot).with_name(header.model_stem(path)).as_posix()
+                    quantization = quantization_of(stem) or stem
+                    also = (f"{repository}{revision}:{quantization}", f"{repository}:{quantization}{revision}")
+                    yield Found(f"{repository}/{stem}{revision}", path, HUGGING_FACE, repository, also)
+
+
+def _of_ollama(folder: Path) -> Iterator[Found]:
+    """Every manifest's model: `qwen3:8b` for the registry's own, with who made it and the host for others."""
+    manifests = folder / "manifests"
+    for file in _files(manifests):
+        *owner, model, tag = file.relative_to(manifests).parts
+        digest = _model_digest(file)
+        blob = folder / "blobs" / digest.replace(":", "-")
+        if digest and owner and blob.is_file():
+            own = [part for part in owner if part not in ("registry.ollama.ai", "library")]
+            name = "/".join((*own, model))
+            plain = (name,) if tag == "latest" else ()
+            yield Found(f"{name}:{tag}", blob, OLLAMA, also=(f"{name}-{tag}", *plain))
+
+
+def _model_digest(manifest: Path) -> str:
+    """The digest of the layer that has the weights; empty where there is none, or where it names no blob."""
+    try:
+        layers = json.loads(_text(manifest))["layers"]
+        digests = [each["digest"] for each in layers if each["mediaType"] == "application/vnd.ollama.image.model"]
+    except (ValueError, LookupError, TypeError):
+        return ""
+    return next((each for each in digests if re.fullmatch(r"sha256:[0-9a-f]{64}", str(each))), "")
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.rglob("*") if each.is_file())
+
+
+def _text(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(MANIFEST_BYTES).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
