@@ -27,6 +27,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from harness import PATIENCE_SEC
 from models import Kind, write_model
 from uma import LLM, SamplingParams, open_engine
+from uma.engine import engine as engine_module
 from uma.engine.engine import Engine
 from uma.engine.worker.sampling import MAX_FORCED
 from uma.errors import BadRequest, InternalError
@@ -275,6 +276,32 @@ async def test_new_grammars_are_compiled_at_once_on_cores_to_spare_and_no_other_
                 assert (await answer(engine, constrained(grammar))).text == "1"
         go_on.set()
     assert compiler.call_count == 2
+
+
+async def test_what_the_first_grammar_needs_is_made_once_no_request_runs(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llguidance makes it under the GIL, so that streams would stand still."""
+    running: list[int] = []
+    monkeypatch.setattr(engine_module, "QUIET_SEC", 0.0)
+    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+
+        def made(*given: Any, **how: Any) -> LLTokenizer:
+            running.append(len(trio.from_thread.run(engine.activity).running))
+            return LLTokenizer(*given, **how)
+
+        monkeypatch.setattr(module, "LLTokenizer", made)
+        async with engine.generate(ask(max_tokens=100)) as stream:
+            nursery.start_soon(engine.prepare_grammars)
+            async for _ in stream:
+                pass
+            assert running == []
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(PATIENCE_SEC):
+            while not running:
+                await trio.lowlevel.checkpoint()
+        assert (await answer(engine, constrained(Grammar(json_schema={"const": 1})))).text == "1"
+    assert running == [0]
 
 
 async def test_no_new_grammar_waits_while_the_place_of_another_s_error_is_sought(

@@ -36,6 +36,13 @@ MAX_USES = 256
 MAX_PROBES = 256
 """Maximum subschemas compiled to find the place of an error."""
 
+SLICES = [r'[^"\\\x00-\x1F\x7F]+']
+"""Sets of tokens whose masks llguidance has at hand: those of any text inside a JSON string.
+
+Its own four sets take twice as long to make (for 262,000 tokens 1.2 s, not 0.7) and twice the memory (100 MiB, not 50).
+They make masks faster in strings with `maxLength` alone: with so many tokens 0.1 ms and not 5.
+"""
+
 _BITS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
 _ADDENDS = _BITS.astype(np.float32)
 """For each byte of a bitmask, what is added to the logits of its eight tokens: 0 where allowed, else minus infinity."""
@@ -132,6 +139,14 @@ class GrammarCompiler:
         """Whether the vocabulary has a token that ends a text; without one no grammar can end."""
         return len(self._vocab.eog) > 0
 
+    def prepare(self) -> None:
+        """Make what every grammar needs and the first would have to wait for. That takes the GIL for all of its time:
+        0.1 s for 49,000 tokens, 0.8 s for 262,000.
+        """
+        if self.is_available:
+            with self.turn, self._vocab.opened():
+                self._made_tokenizer()
+
     def compile(self, grammar: Grammar, before: str = "") -> GrammarState:
         """A state at the beginning of `grammar`, whose first mask is quick to compute.
 
@@ -190,9 +205,12 @@ class GrammarCompiler:
         if grammar.json_schema is not None and (found := problem(grammar.json_schema)) is not None:
             raise BadRequest(f"{_field(grammar)}{found[0]}: {found[1]}")
         source = _source(grammar)
+        return self._made_tokenizer(), _behind(before, source) if before else source
+
+    def _made_tokenizer(self) -> LLTokenizer:
         if self._tokenizer is None:
             self._tokenizer = _make_tokenizer(self._vocab)
-        return self._tokenizer, _behind(before, source) if before else source
+        return self._tokenizer
 
     def _refusal(self, grammar: Grammar, reason: str, tokenizer: LLTokenizer) -> BadRequest:
         """Says why llguidance does not compile a grammar, and of a schema where."""
@@ -329,7 +347,7 @@ class _VocabTokenizer:
 
 def _make_tokenizer(vocab: Vocab) -> LLTokenizer:
     read = _VocabTokenizer(vocab)
-    made = LLTokenizer(TokenizerWrapper(read), eos_token=vocab.eog_ids.tolist())
+    made = LLTokenizer(TokenizerWrapper(read), eos_token=vocab.eog_ids.tolist(), slices=SLICES)
     read.longest_pieces = made.greedy_tokenize
     return made
 

@@ -122,6 +122,7 @@ async def _main(
                 gc.set_threshold(*GC_THRESHOLDS)
                 _announce(on_ready, engine.info)
                 log(logger, logging.INFO, "server.ready", socket=config.socket, protocol=config.protocol)
+                nursery.start_soon(engine.prepare_grammars)
                 await run.ended.wait()
             nursery.cancel_scope.cancel()
     return run.code

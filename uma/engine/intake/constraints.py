@@ -45,6 +45,10 @@ class Constraints:
         self._compiling: dict[str, _Compiling] = {}
         """By `key_of`."""
 
+    async def prepare(self) -> None:
+        """Make what the first grammar would have to wait for, in a thread. It stops all others meanwhile."""
+        await trio.to_thread.run_sync(self._compiler.prepare)
+
     async def grammar(
         self, sampling: SamplingParams, before: str = "", lane: int = 0
     ) -> tuple[GrammarState | None, list[int]]:
