@@ -28,9 +28,12 @@ from uma.errors import DecodeFailed
 from uma.llama.context import ABORTED, DONE, NO_ROOM, Context
 from uma.metrics import EngineMetrics
 
-LAST_TOKENS = 2
-"""Tokens of the last batch of a prompt that is read alone: the fewest for which llama.cpp's attention does not depend
-on where the cells lie."""
+LAST_TOKENS = 4
+"""Tokens of the last batch of a prompt that is read alone.
+
+From two on llama.cpp's attention does not depend on where the cells lie. Four rows are what its repacked weights are
+multiplied with together, and what llama-server reads last of a prompt, too, where a model has sliding windows.
+"""
 
 
 @attrs.define(slots=True)
