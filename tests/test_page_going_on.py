@@ -54,21 +54,18 @@ def test_a_cut_answer_goes_on_and_one_that_is_edited_too(here: Visitor) -> None:
 def test_a_conversation_that_nears_the_end_of_the_context_goes_on_without_its_oldest_turns(
     browser: Browser, tmp_path: Path
 ) -> None:
-    with saying(browser, tmp_path, COUNT, context_length=256) as here:
+    with saying(browser, tmp_path, COUNT * 4, context_length=1024) as here:
         page = here.visit().page
-        for count, text in enumerate(("First?", "Second?", "Third?"), 1):
-            here.ask(text)
-            here.wait_for_answer(count)
-            gauge, notice = page.locator("#gauge"), page.locator("#nearly-full")
-            if count == 1:
-                expect(gauge).to_be_hidden()
-            if notice.is_visible():
-                break
+        gauge, notice = page.locator("#gauge"), page.locator("#nearly-full")
+        here.ask("First?")
+        here.wait_for_answer()
+        expect(gauge).to_be_hidden()
+        count = until_nearly_full(here, 1)
         expect(gauge).to_contain_text("% of the context")
         assert violations(page) == []
         notice.get_by_role("button", name="Go on without the oldest turns").click()
         expect(notice).to_be_hidden()
-        expect(page.locator(".border")).to_have_text("The model is no longer given what stands above.")
+        expect(page.locator(".border")).to_contain_text("The model is no longer given what stands above.")
         with page.expect_request("**/ui/api/answers") as sent:
             here.ask("Last?")
         given = [each["content"] for each in messages(sent.value) if each["role"] == "user"]
@@ -76,6 +73,73 @@ def test_a_conversation_that_nears_the_end_of_the_context_goes_on_without_its_ol
         here.wait_for_answer(count + 1)
         page.reload()
         expect(page.locator(".border")).to_be_visible()
+        check_summary(here, count + 1)
+
+
+def until_nearly_full(here: Visitor, count: int) -> int:
+    """Ask until the page says that the conversation is; how many answers there are then."""
+    while not here.page.locator("#nearly-full").is_visible():
+        count += 1
+        here.ask("More?")
+        here.wait_for_answer(count)
+        here.page.get_by_role("button", name="Send", exact=True).wait_for()  # all that is shown of it has been
+    return count
+
+
+def check_summary(here: Visitor, count: int) -> None:
+    """The oldest turns are summarised by the model; what is shown of that is what it is given, until it is undone."""
+    page = here.page
+    count = until_nearly_full(here, count)
+    with page.expect_request("**/ui/api/answers") as sent:
+        page.locator("#nearly-full").get_by_role("button", name="Go on with a summary of them").click()
+    asked = messages(sent.value)
+    assert asked[-1]["role"] == "user" and asked[-1]["content"].startswith("Summarise our conversation")
+    border = page.locator(".border")
+    expect(border).to_contain_text("The model wrote this, and is given it instead of what stands above.")
+    summary = border.locator(".summary p").inner_text()
+    assert summary.startswith("one two three")
+    assert violations(page) == []
+    page.reload()
+    expect(border.locator(".summary p")).to_have_text(summary)
+    with page.expect_request("**/ui/api/answers") as sent:
+        here.ask("What is it about?")
+    assert messages(sent.value)[0]["content"].startswith(f"Summary of our conversation so far:\n{summary}\n\n")
+    here.wait_for_answer(count + 1)
+    border.get_by_role("button", name="Undo").click()
+    expect(page.locator(".summary")).to_have_count(0)
+    expect(border).to_contain_text("The model is no longer given what stands above.")  # as it was before
+
+
+def test_tokens_are_marked_by_their_probability_with_what_was_likely_instead(here: Visitor) -> None:
+    page = here.visit().page
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_label("Token probabilities").fill("3")
+    page.get_by_label("Most tokens").fill("24")
+    page.keyboard.press("Escape")
+    with page.expect_request("**/ui/api/answers") as sent:
+        here.ask("Tell me a story about a fox")
+    assert json.loads(sent.value.post_data or "")["sampling"]["logprobs"] == 3
+    page.locator("article.assistant[aria-busy=false] .figures").wait_for()
+    tokens, told = page.locator(".tokens .token"), page.locator(".token-told")
+    whole = page.locator(".tokens").text_content() or ""
+    assert 1 < tokens.count() <= 24
+    tokens.first.focus()
+    expect(told.locator("td:first-child")).to_have_count(3)
+    assert re.fullmatch(r".+ (under )?[\d.]+ %", told.locator("p").inner_text())
+    chances = [float(each.rstrip(" %").removeprefix("under ")) for each in told.locator("td + td").all_inner_texts()]
+    assert chances == sorted(chances, reverse=True) and sum(chances) <= 101
+    page.keyboard.press("ArrowRight")
+    expect(tokens.nth(1)).to_be_focused()
+    page.keyboard.press("End")
+    expect(tokens.last).to_be_focused()
+    assert violations(page) == []
+    page.get_by_role("button", name="Probabilities").click()
+    expect(page.locator(".tokens")).to_be_hidden()
+    assert page.locator(".blocks").inner_text().split() == whole.split()
+    page.reload()
+    expect(page.locator(".tokens .token").first).to_be_visible()
+    tokens.nth(1).hover()
+    expect(told).to_be_visible()
 
 
 def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) -> None:

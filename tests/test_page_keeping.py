@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import trio
 from engine_world import ask, config_for, settled
 
 from harness import PATIENCE_SEC
-from uma.engine import open_engine
+from uma.engine import Engine, open_engine
 from uma.errors import Overloaded
 from uma.http.app import build_app
 from uma.http.gateway import Gateway
@@ -23,6 +24,7 @@ from uma.http.page.answers import Answer, Answers
 from uma.http.page.markdown import Parsed
 from uma.http.page.renderer import Renderer
 from uma.net.client import CLIENT
+from uma.types import Finished, Request
 
 
 @pytest.fixture
@@ -134,6 +136,36 @@ class SlowRenderer(Renderer):
         trio.from_thread.run_sync(self._clock.jump, self._took_sec)
 
 
+class HeldAtEnd:
+    """An engine whose streams do not end before they are let go."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.let_go = trio.Event()
+        self.is_held = False
+
+    @asynccontextmanager
+    async def generate(self, request: Request) -> AsyncIterator[Any]:
+        async with self._engine.generate(request) as stream:
+            yield _Held(stream, self)
+
+
+class _Held:
+    def __init__(self, stream: Any, source: HeldAtEnd) -> None:
+        self._stream = stream
+        self._source = source
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async for event in self._stream:
+            if isinstance(event, Finished):
+                self._source.is_held = True
+                await self._source.let_go.wait()
+            yield event
+
+
 @pytest.mark.parametrize(("took_sec", "pause_sec"), [(0, 0.1), (1, 4)])
 async def test_an_answer_is_rendered_ten_times_a_second_at_most_and_takes_a_fifth_of_a_core(
     tiny: Path, mock_clock: trio.testing.MockClock, took_sec: float, pause_sec: float
@@ -141,11 +173,12 @@ async def test_an_answer_is_rendered_ten_times_a_second_at_most_and_takes_a_fift
     slow = SlowRenderer(mock_clock, took_sec)
     async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
         answer = Answer(ask(max_tokens=1_000), keep_sec=PATIENCE_SEC)
-        nursery.start_soon(answer.run, engine, slow)
+        source: Any = HeldAtEnd(engine)
+        nursery.start_soon(answer.run, source, slow)
         with answer.reader():
             await answer.wait(0)
             rendered_at = trio.current_time()
-            while answer.finished is None:  # and more text to be shown with every token
+            while not source.is_held:  # and more text to be shown with every token
                 await settled(engine)
             for until_sec in (0, 0.999 * pause_sec):
                 mock_clock.jump(rendered_at + until_sec - trio.current_time())
@@ -153,6 +186,9 @@ async def test_an_answer_is_rendered_ten_times_a_second_at_most_and_takes_a_fift
                 assert (answer.version, slow.turns.borrowed_tokens) == (1, 0)
             mock_clock.jump(0.002 * pause_sec)
             await answer.wait(1)
+            assert not answer.is_over
+            source.let_go.set()  # and the last rendering waits for nothing
+            await answer.wait(2)
             assert answer.is_over
         nursery.cancel_scope.cancel()
     slow.close()

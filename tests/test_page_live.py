@@ -333,7 +333,7 @@ def test_several_answers_of_one_request_have_one_lane(browser: Browser, narrow_s
         document.body.append(list);
         const lanes = new Lanes(list, document.createElement("p"));
         lanes.take({ at_ms: 250, activity: { running } });
-        return [...list.querySelectorAll(".lane")].map((lane) => 
+        return [...list.querySelectorAll(".lane")].map((lane) =>
             [".lane-state", ".lane-figures"].map((what) => lane.querySelector(what).textContent).join(""));
     }"""
     with visitor(browser, narrow_server.url) as one:

@@ -19,6 +19,7 @@ import trio
 
 from uma.errors import BadRequest, Overloaded, ShuttingDown, UmaError
 from uma.http.gateway import Gateway, running
+from uma.http.page.chances import Chances, TokenChance
 from uma.http.page.markdown import GrowingText
 from uma.http.page.renderer import Renderer
 from uma.http.problem import NotFound
@@ -34,7 +35,7 @@ KEEP_SEC = 60.0
 RENDER_INTERVAL_SEC = 0.1
 """Minimum time between two renderings of a block."""
 RENDER_SHARE = 0.2
-"""Maximum share of a core for rendering one answer; a long block is rendered less often."""
+"""Maximum share of a core for rendering one answer while it is written; a long block is rendered less often."""
 MAX_ANSWERS = 256
 """Answers that are written or kept at one time. One of 4,096 tokens takes some 100 KB, a longer one in proportion: the
 context bounds it, or `--max-tokens`."""
@@ -59,6 +60,8 @@ class Answer:
     """As far as it has been rendered; of one that is continued, from its first beginning on."""
     thinking: str = attrs.field(default="", init=False)
     """The model's thinking. It is shown as it is, at the pace of the text."""
+    tokens: list[TokenChance] = attrs.field(factory=list, init=False)
+    """The text's tokens, where log probabilities were asked for."""
     blocks: list[str] = attrs.field(factory=list, init=False)
     version: int = attrs.field(default=0, init=False)
     finished: Finished | None = attrs.field(default=None, init=False)
@@ -69,14 +72,18 @@ class Answer:
     """Text since the last rendering."""
     _thought: list[str] = attrs.field(factory=list, init=False)
     """Thinking since then."""
-    _lengths: list[tuple[int, int]] = attrs.field(factory=lambda: [(0, 0)], init=False)
-    """By version, the characters of text and of thinking."""
+    _chances: Chances = attrs.field(factory=Chances, init=False)
+    """Tokens since then, where log probabilities were asked for."""
+    _lengths: list[tuple[int, int, int]] = attrs.field(factory=lambda: [(0, 0, 0)], init=False)
+    """By version, the characters of text and of thinking, and the tokens."""
     _changed: list[int] = attrs.field(factory=list, init=False)
     """By block, the version in which it last changed."""
     _running: ExitStack = attrs.field(factory=ExitStack, init=False)
     """Counts it for its account."""
     _readers: int = attrs.field(default=0, init=False)
     _stream: EventStream | None = attrs.field(default=None, init=False)
+    _has_ended: trio.Event = attrs.field(factory=trio.Event, init=False)
+    """No more text comes: what there is, is rendered without a pause."""
     _is_stopped: bool = attrs.field(default=False, init=False)
     _ends_thinking: bool = attrs.field(default=False, init=False)
     _arrival: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
@@ -108,6 +115,7 @@ class Answer:
         if self.finished is None:
             self.error = error
             self.stop()
+            self._has_ended.set()
             self._arrival.unpark_all()
 
     def give_up(self, error: UmaError) -> None:
@@ -134,9 +142,11 @@ class Answer:
             await self._rendered.park()
 
     def changes(self, seen: int) -> dict[str, Any]:
-        """What is new since version `seen`: text and thinking to append, and the blocks that changed."""
-        text_chars, thinking_chars = self._lengths[seen]
+        """What is new since version `seen`: text, thinking and tokens to append, and the blocks that changed."""
+        text_chars, thinking_chars, tokens = self._lengths[seen]
+        told = {"tokens": self.tokens[tokens:]} if len(self.tokens) > tokens else {}
         return {
+            **told,
             "text": self.text[text_chars:],
             "thinking": self.thinking[thinking_chars:],
             "blocks": {index: self.blocks[index] for index, at in enumerate(self._changed) if at > seen},
@@ -171,8 +181,10 @@ class Answer:
                 async for event in stream:
                     if isinstance(event, Token):
                         self._arrived.append(event.text)
+                        self._chances.take(event)
                     elif isinstance(event, ReasoningDelta):
                         self._thought.append(event.text)
+                        self._chances.aside()
                     elif isinstance(event, Finished):
                         self.finished = event
                         meter.usage = event.usage
@@ -180,6 +192,7 @@ class Answer:
         except UmaError as error:
             self.error = error
         self._request = None
+        self._has_ended.set()
         self._arrival.unpark_all()
 
     async def _render(self, renderer: Renderer) -> None:
@@ -198,7 +211,8 @@ class Answer:
                 await trio.to_thread.run_sync(render, text, limiter=renderer.turns)
             self._publish(text, thinking, growing.blocks, is_end)
             took = trio.current_time() - began
-            await trio.sleep(max(RENDER_INTERVAL_SEC - took, took * (1 / RENDER_SHARE - 1)))
+            with trio.move_on_after(max(RENDER_INTERVAL_SEC - took, took * (1 / RENDER_SHARE - 1))):
+                await self._has_ended.wait()
 
     def _is_due(self) -> bool:
         has_news = self._arrived or self._thought or self.finished is not None or self.error is not None
@@ -207,7 +221,8 @@ class Answer:
     def _publish(self, text: str, thinking: str, blocks: list[str], is_end: bool) -> None:
         self.version += 1
         self.text, self.thinking = text, thinking
-        self._lengths.append((len(text), len(thinking)))
+        self.tokens += self._chances.drain()
+        self._lengths.append((len(text), len(thinking), len(self.tokens)))
         for index, html in enumerate(blocks):
             if index == len(self._changed):
                 self._changed.append(self.version)
@@ -239,6 +254,11 @@ class Answers:
     def __attrs_post_init__(self) -> None:
         self.gateway.at_abort.append(self.abort)
         self.gateway.at_end.append(self._renderer.close)
+
+    def warm(self) -> None:
+        """Answers will be asked for: have the process that renders them start meanwhile."""
+        if self.gateway.tasks is not None:
+            self.gateway.tasks.start_soon(self._renderer.warm)
 
     def abort(self) -> None:
         """End all, and tell their readers that the server stops."""

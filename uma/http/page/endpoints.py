@@ -100,7 +100,8 @@ class Page:
         await self._send_file(http, http.scope["path_params"]["name"])
 
     async def tell(self, http: Exchange) -> None:
-        """Model, limits and the sampling parameters' ranges."""
+        """Model, limits and the sampling parameters' ranges, for a page that has been opened."""
+        self.answers.warm()
         info = unstructure(self.gateway.source.info)
         info["model"]["called"] = self.gateway.source.info.model.called
         del info["model"]["path"]

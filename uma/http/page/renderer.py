@@ -24,7 +24,14 @@ class Renderer:
     def __init__(self) -> None:
         self.turns = trio.CapacityLimiter(1)
         """For the threads that render, one at a time."""
+        self._is_warm = False
         self._child = Child(markdown.__file__, None, deadline_sec=DEADLINE_SEC, max_answer_bytes=MAX_ANSWER_BYTES)
+
+    async def warm(self) -> None:
+        """Start the process now, which takes a while, so that no answer's first words wait for it."""
+        if not self._is_warm:
+            self._is_warm = True
+            await trio.to_thread.run_sync(self.render, "", limiter=self.turns)
 
     def render(self, text: str) -> list[str]:
         """See `markdown.render`."""

@@ -5,6 +5,7 @@ import { announce, arrange, byId, DOUBLE_CLICK_MS, h, rebuild, toast } from "./d
 import { AnswerView, edit, question, spokenEnd } from "./message.js";
 import { Run } from "./run.js";
 import * as store from "./store.js";
+import { border, leaveOut, Summary, takeBack } from "./summary.js";
 import {
   add,
   asked,
@@ -34,7 +35,7 @@ const RENDER_AT_ONCE = 50;
 const NO_KEY = "invalid_api_key";
 
 export class Chat {
-  /** @param {{onChange: () => void, focus: () => void, begin: () => void, defaults: () => Settings, suggestions: () => string[], model: () => string | undefined}} does */
+  /** @param {{onChange: () => void, focus: () => void, begin: () => void, defaults: () => Settings, suggestions: () => string[], info: () => import("./types.js").Info | undefined}} does */
   constructor(does) {
     this.does = does;
     /** @type {Conversation[]} */
@@ -52,6 +53,8 @@ export class Chat {
     /** Conversations that the browser has no room for. @type {Set<string>} */
     this.unkept = new Set();
     this.hasStore = true;
+    /** One that is being written. @type {Summary | undefined} */
+    this.summary = undefined;
     this.branchedAt = -Infinity;
     this.thread = byId("thread", HTMLElement);
     this.scroller = byId("scroller", HTMLElement);
@@ -90,8 +93,8 @@ export class Chat {
   join(mine, stored) {
     const found = news(mine, stored).filter(({ id }) => !this.runs.has(id));
     for (const message of found) mine.messages[message.id] = message;
-    const { title, settings, updated, pinned, from, fromAt } = stored;
-    Object.assign(mine, { title, settings, updated, pinned, from, fromAt });
+    const { title, settings, updated, pinned, from, fromAt, summary, before } = stored;
+    Object.assign(mine, { title, settings, updated, pinned, from, fromAt, summary, before });
     // What is being edited stays as it is: it becomes another version beside what has come meanwhile.
     if (!found.length || (mine === this.current && this.thread.querySelector(".is-edited"))) return;
     if (branch(stored).some(({ id }) => id === mine.leaf)) mine.leaf = stored.leaf;
@@ -118,6 +121,7 @@ export class Chat {
 
   /** The run in the branch that is shown, if there is one. */
   get running() {
+    if (this.summary?.conversation === this.current) return this.summary.run;
     return this.current.leaf ? this.runs.get(this.current.leaf)?.run : undefined;
   }
 
@@ -232,7 +236,7 @@ export class Chat {
   /** @param {Conversation} conversation @param {Pick<Message, "parent" | "role" | "text"> & Partial<Message>} answer Its text is its beginning. */
   askFor(conversation, answer) {
     const mostTokens = Number(conversation.settings.sampling.max_tokens) || null;
-    const fresh = { token: freshId(), isUnsent: true, mostTokens, model: this.does.model() };
+    const fresh = { token: freshId(), isUnsent: true, mostTokens, model: this.does.info()?.model.called };
     const message = add(conversation, { ...answer, ...fresh });
     void this.follow(conversation, message, bodyOf(conversation, message));
   }
@@ -246,10 +250,35 @@ export class Chat {
 
   /** From now on the model is not given the older half of what it was given. */
   dropOldest() {
-    this.current.from = youngerHalf(this.current, branch(this.current));
-    this.current.fromAt = Date.now();
+    leaveOut(this.current, youngerHalf(this.current, branch(this.current)));
     void this.save(this.current);
     this.render();
+  }
+
+  /** The same, with a summary of that half in its place. @param {Message[]} [path] What there is to be summarised. @returns {Promise<boolean>} Whether there is one. */
+  async summarise(path = branch(this.current)) {
+    const home = this.current;
+    const summary = new Summary(home, path, this.turns);
+    if (!summary.isPossible) toast("There is no older turn that could be summarised.");
+    if (!summary.isPossible || this.summary) return false;
+    const run = summary.begin(this.does.info());
+    this.summary = summary;
+    this.runs.set(summary.message.id, { run, home });
+    run.onChange = () => {
+      summary.show();
+      if (this.isAtEnd && home === this.current) this.goToEnd();
+    };
+    this.isAtEnd = true;
+    announce("The model summarises the oldest turns.");
+    this.render();
+    await run.follow();
+    this.runs.delete(summary.message.id);
+    this.summary = undefined;
+    const isWritten = summary.end();
+    if (isWritten) void this.save(home);
+    if (home === this.current) this.render();
+    else this.does.onChange();
+    return isWritten;
   }
 
   /** @param {Conversation} conversation @param {Message} message @param {unknown} [body] */
@@ -314,9 +343,15 @@ export class Chat {
       if (run) view.answer?.follow(run);
     }
     const { from } = this.current;
-    const border = h("p", { class: "border" }, "The model is no longer given what stands above.");
-    const rows = [...this.views].flatMap(([{ id }, { element }]) => (id === from ? [border, element] : [element]));
-    arrange(this.thread, rows[0] === border ? rows.slice(1) : rows);
+    const line = border(this.current, () => {
+      takeBack(this.current);
+      void this.save(this.current);
+      this.render();
+    });
+    /** @type {Element[]} */
+    const rows = [...this.views].flatMap(([{ id }, { element }]) => (id === from ? [line, element] : [element]));
+    if (this.summary?.conversation === this.current) rows.push(this.summary.element);
+    arrange(this.thread, rows[0] === line ? rows.slice(1) : rows);
   }
 
   /** @param {Message} message @param {Message[]} siblings */
@@ -347,6 +382,10 @@ export class Chat {
     dropOldest: (message) => {
       this.dropOldest();
       this.answer(this.current, message.parent, 1);
+    },
+    summarise: async (message) => {
+      const isWritten = await this.summarise(pathTo(this.current, message.parent));
+      if (isWritten) this.answer(this.current, message.parent, 1);
     },
     edit: (message) => {
       const above = message.parent ? this.current.messages[message.parent] : undefined;

@@ -6,7 +6,7 @@ import { Composer } from "./composer.js";
 import { byId, choose, download, h, icon, number, toast } from "./dom.js";
 import { LiveView } from "./live.js";
 import { keep, kept, tellLosses } from "./local.js";
-import { WITHOUT_OLDEST } from "./message.js";
+import { WITH_SUMMARY, WITHOUT_OLDEST } from "./message.js";
 import { exportJson, exportMarkdown, ImportError, importJson } from "./reading.js";
 import { DEFAULTS, openSettings, readSettings, summary } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
@@ -50,7 +50,7 @@ function suggestions() {
       ];
 }
 
-const chat = new Chat({ onChange: refresh, focus: () => composer.focus(), begin, defaults, suggestions, model: () => info?.model.called });
+const chat = new Chat({ onChange: refresh, focus: () => composer.focus(), begin, defaults, suggestions, info: () => info });
 const composer = new Composer({
   send: (text, files) => chat.send(text, files),
   stop: () => chat.stop(),
@@ -118,8 +118,18 @@ function showGauge() {
     chat.dropOldest();
     composer.focus();
   };
-  const button = h("button", { type: "button", class: "link-button", onclick: drop }, WITHOUT_OLDEST);
-  notice.replaceChildren("This conversation is nearly as long as the model can read. ", button);
+  const sum = () => {
+    composer.focus();
+    void chat.summarise();
+  };
+  const button = (/** @type {string} */ label, /** @type {() => void} */ act) =>
+    h("button", { type: "button", class: "link-button", onclick: act }, label);
+  notice.replaceChildren(
+    "This conversation is nearly as long as the model can read. ",
+    button(WITHOUT_OLDEST, drop),
+    " or ",
+    button(WITH_SUMMARY, sum),
+  );
 }
 
 function exportCurrent() {

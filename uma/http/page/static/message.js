@@ -5,6 +5,7 @@ import { Blocks } from "./blocks.js";
 import { announce, copy, duration, h, icon, iconButton, number } from "./dom.js";
 import { explain } from "./failures.js";
 import { Thinking } from "./thinking.js";
+import { Tokens } from "./tokens.js";
 
 /** @typedef {import("./types.js").Attachment} Attachment */
 /** @typedef {import("./types.js").Message} Message */
@@ -18,6 +19,7 @@ import { Thinking } from "./thinking.js";
  * @property {(message: Message) => void} goOn Have the model go on with it.
  * @property {(message: Message, text: string, goesOn: boolean) => void} amend Put the person's words in its place.
  * @property {(message: Message) => void} dropOldest Ask again without the oldest turns.
+ * @property {(message: Message) => void} summarise The same, with a summary of them.
  * @property {(message: Message) => void} branchOff
  * @property {() => void} begin A new chat.
  * @property {(message: Message) => boolean} isOutgrown Most of what the model was given for this answer stands before the question.
@@ -30,8 +32,12 @@ const WORDLESS_MS = 1_000;
 const SHORT_PROMPT_TOKENS = 256;
 
 export const WITHOUT_OLDEST = "Go on without the oldest turns";
+export const WITH_SUMMARY = "Go on with a summary of them";
 /** @type {Intl.DateTimeFormatOptions} */
 const WHEN = { dateStyle: "medium", timeStyle: "short" };
+
+/** Answers whose text is shown as it is read, though the tokens' probabilities are known. @type {WeakSet<Message>} */
+const plainly = new WeakSet();
 
 /** Questions whose edit was begun: it goes on where they are shown again. @type {WeakMap<Message, {text: string, files: Attachment[]}>} */
 const edits = new WeakMap();
@@ -153,6 +159,7 @@ export class AnswerView {
     this.actions = actions;
     this.thinking = new Thinking(message);
     this.blocks = new Blocks();
+    this.tokens = new Tokens();
     this.status = h("div", { class: "status" });
     this.told = "";
     this.foot = h("footer", { class: "answer-foot" });
@@ -162,6 +169,7 @@ export class AnswerView {
       h("h2", { class: "hidden" }, "Answer"),
       this.thinking.element,
       this.blocks.element,
+      this.tokens.element,
       this.status,
       this.foot,
     );
@@ -169,8 +177,37 @@ export class AnswerView {
     if (edits.has(message)) editing(this.element, message, actions);
   }
 
+  /** Its tokens in place of its text, where they are known and wanted. */
+  showTokens() {
+    const { message } = this;
+    const { tokens = [], text } = message;
+    const isShown = tokens.length > 0 && !message.isEdited && !plainly.has(message);
+    if (isShown) {
+      const written = tokens.map(([each]) => each).join("");
+      this.tokens.show(tokens, text.endsWith(written) ? text.slice(0, text.length - written.length) : "");
+    }
+    this.tokens.element.hidden = !isShown;
+    this.blocks.element.hidden = isShown;
+  }
+
+  /** The button that changes between the two. */
+  tokensButton() {
+    const { message } = this;
+    if (!message.tokens?.length || message.isEdited) return null;
+    const button = h("button", { type: "button", class: "link-button" }, "Probabilities");
+    const show = () => button.setAttribute("aria-pressed", String(!plainly.has(message)));
+    button.onclick = () => {
+      if (!plainly.delete(message)) plainly.add(message);
+      show();
+      this.showTokens();
+    };
+    show();
+    return button;
+  }
+
   /** A finished answer's blocks. @param {string[] | undefined} blocks */
   showBlocks(blocks) {
+    this.showTokens();
     if (blocks) this.blocks.show(blocks);
     else this.blocks.showText(this.message.text);
   }
@@ -181,6 +218,7 @@ export class AnswerView {
     if (run.lastEventId) this.blocks.show(run.blocks);
     // Until the server has told of it, what the browser kept of it is shown.
     else if (!this.blocks.element.hasChildNodes() && run.message.text) this.showBlocks(undefined);
+    this.showTokens();
     this.element.classList.toggle("is-writing", !run.isOver);
     this.element.setAttribute("aria-busy", String(!run.isOver));
     this.announceUpTo(run, run.isOver ? run.blocks.length : run.blocks.length - 1);
@@ -222,7 +260,7 @@ export class AnswerView {
     );
     this.foot.replaceChildren(
       ...[failureOf(message, actions), endOf(message, actions)].filter((each) => each !== null),
-      h("div", { class: "foot-row" }, buttons, figures(message)),
+      h("div", { class: "foot-row" }, buttons, this.tokensButton(), figures(message)),
     );
   }
 }
@@ -281,8 +319,10 @@ function failureOf(message, actions) {
   const button = h("button", { type: "button", class: "button", onclick: act }, label);
   const drop = () => actions.dropOldest(message);
   const less = isFull && h("button", { type: "button", class: "button", onclick: drop }, WITHOUT_OLDEST);
+  const sum = () => actions.summarise(message);
+  const summary = isFull && h("button", { type: "button", class: "button", onclick: sum }, WITH_SUMMARY);
   const told = detail && h("p", { class: "detail" }, `The server said: ${detail}`);
-  return h("div", { class: "failure", role: "alert" }, h("div", {}, h("p", {}, words), told), less, button);
+  return h("div", { class: "failure", role: "alert" }, h("div", {}, h("p", {}, words), told), less, summary, button);
 }
 
 /** An answer's end, for screen readers; a failure speaks for itself. @param {Message} message */

@@ -76,9 +76,12 @@ export function mended(raw) {
     updated: Number.isFinite(raw.updated) ? raw.updated : 0,
     settings: readSettings(raw.settings),
     pinned: raw.pinned === true,
+    summary: typeof raw.summary === "string" ? raw.summary : undefined,
+    before: isRecord(raw.before) ? raw.before : undefined,
   };
   for (const message of Object.values(conversation.messages)) {
     if (!isDone(message.done)) delete message.done;
+    if (!isTokens(message.tokens)) delete message.tokens;
     if (typeof message.failure?.message !== "string") delete message.failure;
   }
   if (raw.leaf === null || !Object.hasOwn(raw.messages, raw.leaf)) showNewest(conversation);
@@ -98,6 +101,7 @@ function withFreshIds(raw, info, dropped) {
   }
   conversation.from = ids.get(raw.from);
   if (Number.isFinite(raw.fromAt)) conversation.fromAt = raw.fromAt;
+  if (conversation.from && typeof raw.summary === "string") conversation.summary = raw.summary;
   const leaf = ids.get(raw.leaf);
   if (leaf) conversation.leaf = leaf;
   else showNewest(conversation);
@@ -106,7 +110,8 @@ function withFreshIds(raw, info, dropped) {
 
 /** @param {any} raw @param {Set<string>} dropped @returns {Omit<Message, "id" | "parent">} */
 function readMessage(raw, dropped) {
-  const { role, text, thinking, files, done, model } = raw;
+  const { role, text, thinking, files, done, model, tokens } = raw;
+  if (!isTokens(tokens)) dropped.add("probabilities of an answer's tokens");
   if (!isDone(done)) dropped.add("figures of an answer");
   return {
     role,
@@ -114,6 +119,7 @@ function readMessage(raw, dropped) {
     at: Number.isFinite(raw.at) ? raw.at : 0,
     ...(thinking && { thinking }),
     ...(raw.isEdited === true && { isEdited: true }),
+    ...(isTokens(tokens) && tokens && { tokens }),
     ...(typeof model === "string" && { model: model.slice(0, 200) }),
     ...(files && { files: files.map((/** @type {any} */ file) => ({ name: file.name, text: file.text })) }),
     ...(isDone(done) && done && { done }),
@@ -175,6 +181,13 @@ function isDone(done) {
     isOptional(done.reason, "string") &&
     (done.warnings ?? []).every?.((/** @type {unknown} */ each) => typeof each === "string") === true
   );
+}
+
+/** Whether these are tokens with their probabilities, or none at all. @param {any} tokens @returns {tokens is import("./types.js").TokenChance[] | undefined} */
+function isTokens(tokens) {
+  const isPair = (/** @type {any} */ each) => Array.isArray(each) && typeof each[0] === "string" && Number.isFinite(each[1]);
+  if (tokens === undefined) return true;
+  return Array.isArray(tokens) && tokens.every((each) => isPair(each) && Array.isArray(each[2]) && each[2].every(isPair));
 }
 
 /** @param {any} file */

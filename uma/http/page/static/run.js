@@ -188,11 +188,13 @@ export class Run {
     if (name === "update") {
       if (!this.lastEventId) {
         this.message.text = "";
+        delete this.message.tokens;
         if (!this.message.continues) delete this.message.thinking;
       }
       this.lastEventId = id;
       this.message.text += data.text;
       if (data.thinking) this.message.thinking = (this.message.thinking ?? "") + data.thinking;
+      if (data.tokens) this.message.tokens = [...(this.message.tokens ?? []), ...data.tokens];
       for (const [index, html] of Object.entries(data.blocks)) this.blocks[Number(index)] = html;
       this.blocks.length = data.count;
     } else if (name === "progress") this.progress = data;

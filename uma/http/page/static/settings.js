@@ -18,6 +18,8 @@ const MAX_STOPS = 16;
 const PRESETS_KEY = "uma.presets";
 const MAX_NAME_CHARS = 60;
 const MAX_ANSWERS = 4;
+/** What a server tells at most, where it is not known yet. */
+const MAX_LOGPROBS = 20;
 /** Beyond this a browser counts in steps, and writes what no server takes for a whole number. */
 const MAX_WHOLE = Number.MAX_SAFE_INTEGER;
 
@@ -96,6 +98,13 @@ const NUMBERS = [
     step: 1,
     empty: "random",
   },
+  {
+    name: "logprobs",
+    label: "Token probabilities",
+    help: "Marks each token by its probability, and tells so many likely ones in its place. Empty: off.",
+    step: 1,
+    empty: "off",
+  },
 ];
 
 /** @typedef {{value: string | number, label: string, help: string}} Choice */
@@ -120,6 +129,7 @@ function rangeOf(name, info) {
   const most = Math.min(maximum, MAX_WHOLE);
   // An answer without a token, which only reads the prompt, would show nothing.
   if (name === "max_tokens") return { minimum: 1, maximum: info?.limits.max_tokens || most };
+  if (name === "logprobs") return { minimum: 0, maximum: info ? (info.capabilities.max_logprobs ?? -1) : MAX_LOGPROBS };
   return { minimum: Math.max(0, minimum), maximum: most };
 }
 
@@ -239,7 +249,7 @@ export function openSettings(settings, info, onChange, more = null) {
         {},
         h("legend", {}, "Sampling"),
         ...SLIDERS.map((field) => slider(field, draft, info, changed)),
-        h("div", { class: "numbers" }, ...NUMBERS.map((field) => numberField(field, draft, info, changed))),
+        h("div", { class: "numbers" }, ...numbers(info).map((field) => numberField(field, draft, info, changed))),
         stops(draft, changed),
         info?.capabilities.grammars?.includes("json_schema") && schema(draft, changed),
         numberOfAnswers(draft, changed),
@@ -249,6 +259,12 @@ export function openSettings(settings, info, onChange, more = null) {
     ),
   );
   if (!dialog.open) dialog.showModal();
+}
+
+/** Those that this server's engine has. @param {Info | undefined} info */
+function numbers(info) {
+  const hasLogprobs = (info?.capabilities.max_logprobs ?? -1) >= 0;
+  return NUMBERS.filter(({ name }) => name !== "logprobs" || hasLogprobs);
 }
 
 /** @returns {Record<string, any>} What people have kept under a name. */

@@ -98,8 +98,11 @@ export function branchOff(conversation, id) {
   return copy;
 }
 
+/** What stands before a summary, in the first question that the model is given with it. */
+const SUMMARY = "Summary of our conversation so far:";
+
 /** The part of a path that the model is given. @param {Conversation} conversation @param {Message[]} path */
-function given({ from }, path) {
+export function given({ from }, path) {
   return path.slice(Math.max(0, path.findIndex(({ id }) => id === from)));
 }
 
@@ -124,11 +127,13 @@ export function youngerHalf(conversation, path) {
  */
 export function asked(conversation, path) {
   const { settings } = conversation;
-  const turns = given(conversation, path)
+  const all = given(conversation, path);
+  const { summary } = all[0]?.id === conversation.from ? conversation : { summary: "" };
+  const turns = all
     .filter((each, index, all) => (each.role === "user" ? !isUnanswered(all[index + 1]) : each.text))
     .map((each) => ({
       role: /** @type {string} */ (each.role),
-      content: contentOf(each),
+      content: summary && each === all[0] ? `${SUMMARY}\n${summary}\n\n${contentOf(each)}` : contentOf(each),
       ...(each.thinking && { reasoning: each.thinking }),
     }));
   return settings.system.trim() ? [{ role: "system", content: settings.system.trim() }, ...turns] : turns;

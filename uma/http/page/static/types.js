@@ -33,6 +33,8 @@
  * @property {number | null} [retry_after_ms]
  * @property {number} [percent] How much of the model is loaded.
  *
+ * @typedef {[string, number, [string, number][]]} TokenChance A token, its log probability, and the likeliest ones in its place.
+ *
  * @typedef {object} Message One turn. A conversation is a tree of them: an edited question and an answer made again
  *   are siblings of what they replace.
  * @property {string} id
@@ -40,6 +42,7 @@
  * @property {Role} role
  * @property {string} text
  * @property {string} [thinking] What the model thought before it answered; no part of `text`.
+ * @property {TokenChance[]} [tokens] Of the text, or of what was written after its beginning, where they were asked for.
  * @property {string} [model] The name of the model that was asked.
  * @property {number} at When it was said, in milliseconds since 1970.
  * @property {Attachment[]} [files]
@@ -70,6 +73,8 @@
  * @property {boolean} [pinned] It stands above all others.
  * @property {string | null} [from] The first message that the model is still given; nothing: all are.
  * @property {number} [fromAt] Since when, in milliseconds since 1970.
+ * @property {string} [summary] What it is given in place of the messages before that one.
+ * @property {{from?: string | null, fromAt?: number, summary?: string}} [before] The same before the last change, which can be undone.
  * @property {string | null} leaf The last message of the branch that is shown.
  *
  * @typedef {object} Range
@@ -81,7 +86,7 @@
  * @property {string} server
  * @property {{name: string, called: string, architecture: string, parameters: number, quantization: string, context_length: number,
  *   is_builtin: boolean}} model
- * @property {{reasoning?: boolean, reasoning_switch?: boolean, chat?: boolean, max_answers?: number, grammars?: string[]}} capabilities
+ * @property {{reasoning?: boolean, reasoning_switch?: boolean, chat?: boolean, max_answers?: number, max_logprobs?: number, grammars?: string[]}} capabilities
  * @property {{n_ctx: number, max_tokens: number, max_prompt_bytes: number, max_queue: number}} limits
  * @property {Record<string, Range>} sampling
  *
