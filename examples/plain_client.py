@@ -23,4 +23,5 @@ if __name__ == "__main__":
     for event in ask(sys.argv[1], prompt=sys.argv[2], max_tokens=64):
         if event["event"] == "error":
             sys.exit(f"{event['code']}: {event['message']}")
-        print(event.get("text", "\n"), end="", flush=True)
+        if event["event"] in ("token", "eos"):
+            print(event.get("text", "\n"), end="", flush=True)

@@ -20,6 +20,7 @@ from uma.protocol.messages import (
     HealthQuery,
     Hello,
     HelloEvent,
+    LoadingEvent,
     MetricsEvent,
     MetricsQuery,
     PromptEvent,
@@ -275,6 +276,7 @@ server_events: st.SearchStrategy[ServerEvent] = st.one_of(
         id=st.none() | ids,
         warnings=warnings,
     ),
+    st.builds(LoadingEvent, percent=counts),
     st.builds(TokenizeEvent, id=ids, token_ids=st.lists(counts, max_size=4).map(tuple), warnings=warnings),
 )
 

@@ -10,10 +10,12 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +33,17 @@ from harness import (
     ServerProcess,
     ask,
     clean_environ,
+    frame,
     uma_command,
 )
 from models import write_model
-from uma import RuntimeConfig, connect, open_engine
-from uma.errors import Overloaded
+from uma import LLM, RuntimeConfig, SamplingParams, connect, open_engine
+from uma.client import dial
+from uma.errors import Loading as StillLoading
+from uma.errors import ShuttingDown
 from uma.types import LoadProgress
+
+HELLO_1_1 = {**HELLO, "versions": ["1.1"]}
 
 HELD_UP = """
 import sys
@@ -98,28 +105,143 @@ def loading(path: Path, model: Path, *flags: str, stderr: int = subprocess.PIPE)
             pipe.close()
 
 
-def test_health_says_how_far_it_is_and_sessions_that_were_refused_go_on_once_it_is_loaded(
-    socket_dir: Path, model: Path
-) -> None:
-    with loading(socket_dir / "s", model) as server, server.connect() as plain, server.connect() as raw:
+def test_requests_wait_while_the_model_is_loaded_and_are_told_how_far_it_is(socket_dir: Path, model: Path) -> None:
+    with loading(socket_dir / "s", model) as server, server.connect() as plain, server.connect() as many:
+        plain.send(ask("p"))
+        many.send(
+            HELLO_1_1,
+            ask("a"),
+            ask("b", max_tokens=400),
+            {"event": "cancel", "id": "b"},
+            {"type": "metrics", "id": "m"},
+        )
+        for _ in range(2):  # again and again
+            for session in (plain, many):
+                assert 30 <= session.expect("loading")["percent"] < 100
+        server.go_on()
+        assert [each["event"] for each in plain.rest()][-1] == "eos"
+        assert many.expect("hello")["version"] == "1.1"
+        ended: dict[str, str] = {}
+        while len(ended) < 2:
+            if (event := many.next())["event"] == "eos":
+                ended[event["id"]] = event["reason"]
+        assert ended == {"a": "length", "b": "cancelled"}
+        assert "request.failed" not in server.log.text
+
+
+def test_health_is_answered_at_once_also_behind_what_waits(socket_dir: Path, model: Path) -> None:
+    question = {"type": "health", "id": "h"}
+    with loading(socket_dir / "s", model) as server, server.connect() as plain, server.connect() as many:
         with server.connect() as asker:
-            asker.send({"type": "health"})
+            asker.send(question)
             (health,) = asker.rest()
         assert (health["status"], health["tokens_generated"]) == ("loading", 0)
         assert 30 <= health["loading_percent"] < 100
-        for session, message in ((plain, ask("p", keep_alive=True)), (raw, HELLO)):
-            session.send(message)
-            refused = session.expect("error")
-            assert refused["code"] == "E_LIMIT_OVERLOADED"
-            assert refused.get("id") == message.get("id")
-            assert refused["retry_after_ms"] > 0
-            assert f"{health['loading_percent']} %" in refused["message"]
+        for session, first in ((plain, ask("p", keep_alive=True)), (many, HELLO_1_1)):
+            session.send(first, question)
+            assert past_loading(session) == health
         server.go_on()
-        raw.hello()
-        raw.send(ask("h"), {"type": "health", "id": "now", "probe": False})
-        assert raw.last_of("h")["reason"] == "length"
-        plain.send(ask("p"))
         assert plain.last_of("p")["reason"] == "length"
+        assert past_loading(many)["event"] == "hello"
+        for session in (plain, many):
+            session.send(question)
+            assert session.expect("health")["status"] == "ok"
+
+
+def test_a_session_of_version_1_0_waits_and_is_told_nothing_that_it_does_not_know(
+    socket_dir: Path, model: Path
+) -> None:
+    with loading(socket_dir / "s", model) as server, server.connect() as old, server.connect() as new:
+        old.send(HELLO, ask("a"))
+        new.send(HELLO_1_1)
+        for _ in range(2):
+            new.expect("loading")
+        server.go_on()
+        assert old.expect("hello")["version"] == "1.0"
+        assert old.last_of("a")["reason"] == "length"
+
+
+def test_sessions_have_their_turn_in_the_order_in_which_they_began_to_wait(socket_dir: Path, model: Path) -> None:
+    with loading(socket_dir / "s", model, "--max-sequences", "1") as server, ExitStack() as stack:
+        names = [f"r{number}" for number in range(8)]
+        sessions = [stack.enter_context(server.connect()) for _ in names]
+        for session, name in zip(sessions, names, strict=True):
+            session.send(ask(name))
+            session.expect("loading")
+        server.go_on()
+        assert all(session.last_of(name)["event"] == "eos" for session, name in zip(sessions, names, strict=True))
+        for name in names:
+            server.log.wait_for(f"event=request.finished .*request={name} ")
+        assert re.findall(r"event=request\.finished .*request=(\w+) ", server.log.text) == names
+
+
+def test_what_one_session_has_waiting_is_bounded_and_nothing_of_it_is_lost(socket_dir: Path, model: Path) -> None:
+    frames = [ask(f"r{number}", metadata={"text": "x" * 15_000}, max_tokens=1) for number in range(100)]
+    with loading(socket_dir / "s", model) as server, server.connect() as raw, server.connect() as other:
+        raw.send(HELLO_1_1)
+        raw.expect("loading")
+        raw.sock.settimeout(1)  # the server reads no more: the system's own buffers fill up
+        unsent = b"".join(map(frame, frames))
+        n_sent = 0
+        with pytest.raises(TimeoutError):
+            while n_sent < len(unsent):
+                n_sent += raw.sock.send(unsent[n_sent : n_sent + 65_536])
+        assert n_sent < 1_500_000
+        other.send({"type": "health"})
+        assert other.expect("health")["status"] == "loading"
+        server.let_go()
+        raw.sock.settimeout(PATIENCE_SEC)
+        sending = threading.Thread(target=raw.send_bytes, args=(unsent[n_sent:],))
+        sending.start()
+        ended: set[str] = set()
+        while len(ended) < len(frames):
+            if (event := raw.next())["event"] in ("eos", "error"):
+                assert event["event"] == "eos", event
+                ended.add(event["id"])
+        sending.join()
+
+
+def test_clients_that_hang_up_while_they_wait_cost_nothing_more(socket_dir: Path, model: Path) -> None:
+    with loading(socket_dir / "s", model, "--max-sessions", "2", "--max-frame-bytes", "1000") as server:
+        for data in (frame(HELLO_1_1), frame(HELLO_1_1) + 20 * frame({"type": "hello", "client": "x" * 100})):
+            with server.connect() as gone:
+                gone.send_bytes(data)
+                gone.expect("loading")
+        half = server.connect()
+        half.send(HELLO_1_1, ask("a"))
+        half.sock.shutdown(socket.SHUT_WR)  # but this one still reads
+        # Its session and this one are all that can be open.
+        while True:
+            with server.connect() as late:
+                late.send({"type": "health"})
+                if late.next()["event"] == "health":
+                    break
+        server.go_on()
+        assert half.last_of("a")["reason"] == "length"
+        half.sock.close()
+
+
+async def test_those_that_wait_are_told_that_the_model_cannot_be_loaded(socket_dir: Path, model: Path) -> None:
+    with (
+        loading(socket_dir / "s", model, "--speculate", "auto", "--draft", "builtin") as server,
+        server.connect() as raw,
+    ):
+        raw.send(ask("a"))
+        raw.expect("loading")
+        with pytest.raises(ShuttingDown, match=r"the server ends: draft: .*") as refused:
+            async with connect(server.socket, on_loading=lambda _: server.let_go()):
+                pytest.fail("a session was opened")
+        assert past_loading(raw) == {"event": "error", "code": "E_RUNTIME_SHUTDOWN", "message": refused.value.message}
+        assert raw.receive() is None
+        assert server.wait() == 2
+        assert refused.value.message.removeprefix("the server ends: ") in server.log.text
+
+
+def past_loading(session: Raw) -> dict[str, Any]:
+    """The next event that is not about the load."""
+    while (event := session.next())["event"] == "loading":
+        pass
+    return event
 
 
 def test_http_answers_as_llama_server_does_and_its_page_is_there(socket_dir: Path, model: Path) -> None:
@@ -156,21 +278,41 @@ def test_ps_doctor_and_stop_know_a_server_that_loads(socket_dir: Path, model: Pa
         assert not server.socket.exists()
 
 
-async def test_a_client_waits_for_a_server_that_loads_and_fills_no_log(socket_dir: Path, model: Path) -> None:
-    told: list[str] = []
+async def test_a_client_waits_for_a_server_that_loads_and_fills_no_log(
+    socket_dir: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    # As long as it is told it waits: four times are more than its patience with a server that says nothing.
+    monkeypatch.setattr(dial, "HELLO_TIMEOUT_SEC", 2.5)
     with loading(socket_dir / "s", model) as server:
         with trio.fail_after(PATIENCE_SEC):
 
-            def tell(error: Overloaded) -> None:
-                told.append(error.message)
-                if len(told) == 2:
+            def tell(percent: int) -> None:
+                told.append(percent)
+                if len(told) == 4:
                     server.let_go()
 
             async with connect(server.socket, on_loading=tell) as client:
                 assert (await client.health(probe=False)).status == "ok"
-        assert len(told) >= 2
-        assert all(re.search(r"still being loaded \(\d+ %\)", each) for each in told)
+        assert len(told) >= 4
+        assert all(30 <= each <= 100 for each in told)
         assert "request.failed" not in server.log.text
+
+
+async def test_a_client_that_does_not_wait_is_refused(socket_dir: Path, model: Path) -> None:
+    is_loading = pytest.raises(StillLoading, match=r"the model is still being loaded \(\d+ %\)")
+    with loading(socket_dir / "s", model) as server, is_loading:
+        async with connect(server.socket, waits=False):
+            pytest.fail("a session was opened")
+
+
+def test_the_library_waits_for_a_server_that_loads(socket_dir: Path, model: Path) -> None:
+    with loading(socket_dir / "s", model) as server:
+        letting_go = threading.Timer(0, server.let_go)
+        letting_go.start()
+        with LLM(socket=server.socket) as llm:
+            assert llm.generate("Once", SamplingParams(max_tokens=2))[0].outputs[0].token_ids
+        letting_go.join()
 
 
 def test_generate_waits_for_a_server_that_loads(socket_dir: Path, model: Path) -> None:
@@ -208,10 +350,17 @@ def gateway(socket: Path) -> Iterator[ServerProcess]:
         process.stop()
 
 
-def test_newline_sessions_are_told_too(socket_dir: Path, model: Path) -> None:
-    with loading(socket_dir / "s", model, "--protocol", "newline") as server, server.connect() as raw:
-        raw.send_bytes(b"Once\n")
-        assert raw.sock.recv(1000).startswith(b"E_LIMIT_OVERLOADED: the model is still being loaded")
+def test_newline_sessions_wait_too(socket_dir: Path, model: Path) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(loading(socket_dir / "s", model, "--protocol", "newline", "--max-tokens", "2"))
+        raw = stack.enter_context(server.connect())
+        lines = stack.enter_context(raw.sock.makefile("rb"))
+        raw.send_bytes(b"Once\nOnce\n")
+        assert re.fullmatch(rb"waiting: the model is still being loaded \(\d+ %\)\n", lines.readline())
+        server.go_on()
+        first = lines.readline()
+        assert not first.startswith((b"waiting", b"E_"))
+        assert lines.readline() == first
 
 
 def test_a_terminal_shows_the_progress(socket_dir: Path, model: Path) -> None:
@@ -239,7 +388,10 @@ async def test_a_cancelled_load_ends_before_its_next_tensor(model: Path) -> None
 
 def test_a_signal_ends_a_load_and_the_server_leaves_nothing_behind(socket_dir: Path, model: Path) -> None:
     with loading(socket_dir / "s", model) as server, Raw(server.socket) as raw:
+        raw.send(ask("a"))
+        raw.expect("loading")
         server.signal(signal.SIGINT)
+        assert past_loading(raw)["code"] == "E_RUNTIME_SHUTDOWN"
         assert raw.receive() is None  # its sessions are closed; and the load goes on to its next tensor
         server.let_go()
         assert server.wait() == 130

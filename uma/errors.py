@@ -117,7 +117,7 @@ class Overloaded(UmaError):
 class Loading(Overloaded):
     """The model is still being loaded, and the same request works later. Carries `retry_after_ms`.
 
-    On the wire it is `E_LIMIT_OVERLOADED`: every client that waits out an overload waits out a load too.
+    On the wire there is none: requests wait there.
     """
 
 

@@ -19,7 +19,7 @@ from uma.cli import words
 from uma.client import connect, dialled
 from uma.config import RuntimeConfig
 from uma.engine import sizing
-from uma.errors import ConfigError, ConnectionLost, ModelError, Overloaded, UmaError
+from uma.errors import ConfigError, ConnectionLost, Loading, ModelError, UmaError
 from uma.llama import backend, cpu_cache, devices, header, hugepages, trust
 from uma.llama import library as llama_library
 from uma.llama.model import llama_version
@@ -274,7 +274,7 @@ async def _ask_server(config: RuntimeConfig) -> Check:
             async with connect(config.socket, waits=False) as client:
                 health = await client.health()
                 card = words.model_line(client.info.model)
-        except Overloaded:
+        except Loading:
             async with dialled(config.socket) as client:
                 health = await client.health(probe=False)
             if health.status != "loading":

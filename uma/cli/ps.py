@@ -20,7 +20,7 @@ from uma.cli.table import print_table
 from uma.cli.trio_run import Interrupts, run
 from uma.client import connect, dialled
 from uma.config import Loaded
-from uma.errors import ConnectionLost, Overloaded, UmaError
+from uma.errors import ConnectionLost, Loading, UmaError
 from uma.net.place import objection
 
 ANSWER_SEC = 10.0
@@ -95,7 +95,7 @@ async def _ask_within(seconds: float, path: Path) -> Running:
 async def _ask(path: Path) -> Running:
     try:
         return await _ask_ready(path)
-    except Overloaded:
+    except Loading:
         async with dialled(path) as client:
             health = await client.health(probe=False)
             if health.status != "loading":

@@ -21,7 +21,7 @@ from uma.cli.options import SAMPLING
 from uma.cli.trio_run import Interrupts
 from uma.client import Client, connect
 from uma.config import SERVER_ONLY, Loaded, RuntimeConfig, settings
-from uma.errors import ConfigError, ConnectionLost, Overloaded, UmaError
+from uma.errors import ConfigError, ConnectionLost, UmaError
 from uma.types import ModelInfo, ServerInfo, Source
 
 NOT_LISTENING = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
@@ -129,10 +129,10 @@ async def connected(stack: AsyncExitStack, socket: str, say: Callable[[str], Non
     """A session, once the server has loaded its model; `say` gets a line where that has to be waited for."""
     has_said = False
 
-    def tell(error: Overloaded) -> None:
+    def tell(percent: int) -> None:
         nonlocal has_said
         if not has_said:
-            say(f"waiting for the server: {error.message.removesuffix('; try again')}")
+            say(f"waiting for the server: the model is still being loaded ({percent} %)")
             has_said = True
 
     return await stack.enter_async_context(connect(socket, on_loading=tell))

@@ -22,7 +22,7 @@ from uma.cli.options import load_settings
 from uma.cli.source import NOT_LISTENING
 from uma.cli.trio_run import Interrupts, run
 from uma.client import Client, connect, dialled
-from uma.errors import ConnectionLost, Overloaded, UmaError
+from uma.errors import ConnectionLost, Loading, UmaError
 
 AGAIN_SEC = 0.5
 """With `--now`, time after which a second signal follows the first: the first lets requests finish, the second does
@@ -98,7 +98,7 @@ def main(options: argparse.Namespace) -> int:
 async def _stop(path: str, is_now: bool, _: Interrupts) -> int:
     try:
         return await _stop_ready(path, is_now=is_now)
-    except Overloaded:
+    except Loading:
         return await _stop_loading(path, is_now=is_now)
 
 

@@ -33,6 +33,7 @@ from uma.protocol.messages import (
     HealthEvent,
     HealthQuery,
     HelloEvent,
+    LoadingEvent,
     MetricsEvent,
     MetricsQuery,
     PromptEvent,
@@ -95,6 +96,8 @@ class Client:
     _link: Link
     _session: ClientSession
     _greeted: trio.Event = attrs.field(factory=trio.Event, init=False)
+    """The hello is answered, be it with how far the server's model is loaded: then another answer follows."""
+    _loading_percent: int | None = attrs.field(default=None, init=False)
     _streams: dict[str, Stream] = attrs.field(factory=dict, init=False)
     _questions: dict[str, Question] = attrs.field(factory=dict, init=False)
     _numbers: count[int] = attrs.field(factory=lambda: count(1), init=False)
@@ -174,12 +177,21 @@ class Client:
 
     # What goes out.
 
-    async def hello(self) -> None:
-        """Open the session. `connect` calls it once."""
+    def say_hello(self) -> None:
+        """Begin to open the session. `connect` calls it once."""
         self._link.post(self._session.hello())
+
+    async def answer_to_hello(self) -> int | None:
+        """None once the session is open; before, each time that the server says so, how much of its model is loaded,
+        in percent. Raises what the server refuses the session with. `connect` calls it until it is None.
+        """
         await self._greeted.wait()
         if self._failure is not None:
             raise self._failure
+        if self._session.info is None:
+            self._greeted = trio.Event()
+            return self._loading_percent
+        return None
 
     async def _begin(self, stream: Stream, request: Request) -> None:
         await self._link.room()
@@ -267,6 +279,9 @@ class Client:
         elif isinstance(event, ErrorEvent):
             self._take_error(event)
         elif isinstance(event, HelloEvent):
+            self._greeted.set()
+        elif isinstance(event, LoadingEvent):
+            self._loading_percent = event.percent
             self._greeted.set()
         elif isinstance(event, Answer) and event.id in self._questions:
             self._questions[event.id].resolve(event)

@@ -14,7 +14,7 @@ import trio
 
 from uma.client.client import Client
 from uma.config import default_socket
-from uma.errors import ConnectionLost, Overloaded, sole_error
+from uma.errors import ConnectionLost, Loading, sole_error
 from uma.net.link import Link
 from uma.net.place import objection
 from uma.net.trio_only import require_trio
@@ -22,9 +22,8 @@ from uma.protocol.session import ClientSession
 from uma.version import __version__
 
 HELLO_TIMEOUT_SEC = 10.0
-"""A server answers hello without computing anything, so silence means that something else listens there."""
-MAX_WAIT_SEC = 1.0
-"""Until a server that loads is asked again, whatever it expects: a disk that was slow can be fast again."""
+"""A server answers hello without computing anything, and says every second that it is loading its model, so silence
+means that something else listens there."""
 MAX_UNSENT_BYTES = 4_194_304
 """Requests the server has not read yet; `generate` waits beyond it."""
 
@@ -35,39 +34,33 @@ async def connect(
     *,
     client: str = f"uma/{__version__}",
     waits: bool = True,
-    on_loading: Callable[[Overloaded], None] = lambda _: None,
+    on_loading: Callable[[int], None] = lambda _: None,
 ) -> AsyncIterator[Client]:
     """A session with the server that listens on the Unix socket `path`; `client` is the name it logs.
 
-    A server that is loading its model is waited for; `on_loading` is told how far it is, each time it says so. Without
-    `waits` that is an `Overloaded`.
+    A server that is loading its model is waited for; `on_loading` is given how much of it is loaded, in percent, each
+    time that the server says so, about once a second. Without `waits` that is a `Loading`.
 
     Raises `ConnectionLost` where no server answers (it says how to start one) and the server's own error where it
-    refuses (`TooManySessions`, `VersionMismatch`). `ConnectionLost` is also raised where `path` is in the default
-    directory and another user could be listening there. Leaving the block hangs up, which cancels its requests.
+    refuses (`TooManySessions`, `VersionMismatch`, `ShuttingDown` where its model cannot be loaded). `ConnectionLost` is
+    also raised where `path` is in the default directory and another user could be listening there. Leaving the block
+    hangs up, which cancels its requests.
     """
-    while True:
-        async with dialled(path, client=client) as session:
-            try:
-                await _greet(session, path)
-            except Overloaded as error:
-                if error.retry_after_ms is None or not waits:
-                    raise
-                wait_sec = min(error.retry_after_ms / 1000, MAX_WAIT_SEC)
-                on_loading(error)
-            else:
-                yield session
-                return
-        await trio.sleep(wait_sec)
+    async with dialled(path, client=client) as session:
+        session.say_hello()
+        while (percent := await _answer_to_hello(session, path)) is not None:
+            if not waits:
+                raise Loading(f"{path}: the model is still being loaded ({percent} %); try again", retry_after_ms=1000)
+            on_loading(percent)
+        yield session
 
 
-async def _greet(session: Client, path: str | Path) -> None:
-    with trio.move_on_after(HELLO_TIMEOUT_SEC) as patience:
-        await session.hello()
-    if patience.cancelled_caught:
-        raise ConnectionLost(
-            f"{path}: no answer within {HELLO_TIMEOUT_SEC:g} s; is it a UMA server with `--protocol json`?"
-        )
+async def _answer_to_hello(session: Client, path: str | Path) -> int | None:
+    with trio.move_on_after(HELLO_TIMEOUT_SEC):
+        return await session.answer_to_hello()
+    raise ConnectionLost(
+        f"{path}: no answer within {HELLO_TIMEOUT_SEC:g} s; is it a UMA server with `--protocol json`?"
+    )
 
 
 @asynccontextmanager

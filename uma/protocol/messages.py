@@ -412,6 +412,16 @@ class HealthEvent:
 
 
 @attrs.frozen
+class LoadingEvent:
+    """What came in this session waits until the model is loaded; sent when it begins to wait and about once a second.
+    It is followed by the answers, or by an error where the model cannot be loaded.
+    """
+
+    percent: int
+    """How much of the model is loaded."""
+
+
+@attrs.frozen
 class TokenizeEvent:
     """The answer to `TokenizeQuery`."""
 
@@ -497,6 +507,7 @@ ServerEvent = (
     | MetricsEvent
     | ActivityEvent
     | HealthEvent
+    | LoadingEvent
     | TokenizeEvent
     | EmbedEvent
     | RerankEvent

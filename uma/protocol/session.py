@@ -46,7 +46,7 @@ The states, and what each error does to the session, stand in `states`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -149,8 +149,6 @@ class ServerSession:
     """One session, seen from the server. Belongs to one thread; the reading, writing and request tasks share it.
 
     `max_frame_bytes` bounds what a client can send, `n_vocab` the ids of its tokens; None: unbounded.
-    `not_ready` says why the server can take no message but `health` yet, and None once it can: each message is asked
-    about again, so a session that began while the model was loaded goes on as any other.
     """
 
     def __init__(
@@ -158,7 +156,6 @@ class ServerSession:
         *,
         max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
         n_vocab: int | None = None,
-        not_ready: Callable[[], UmaError | None] = lambda: None,
     ) -> None:
         self.phase = Phase.START
         self.version: str | None = None
@@ -167,7 +164,6 @@ class ServerSession:
         """What the client called itself in hello."""
         self._frames = FrameDecoder(max_frame_bytes)
         self._n_vocab = n_vocab
-        self._not_ready = not_ready
         self._strict = False
         self._hello_warnings: tuple[str, ...] = ()
         self._is_draining = False
@@ -243,8 +239,6 @@ class ServerSession:
             return self._take_cancel(message.id)
         if isinstance(message, EndThinking):
             return self._take_end_of_thinking(message.id)
-        if not isinstance(message, HealthQuery) and (why := self._not_ready()) is not None:
-            raise why
         if isinstance(message, Hello):
             self._take_hello(message)
         else:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 import attrs
@@ -42,6 +43,10 @@ HANG_UP_CHECK_SEC = 0.5
 """After a client has closed its sending half its socket is readable for ever, so a hang-up has to be looked for."""
 
 
+TELL_SEC = 1.0
+"""Between two words to a session that waits for the model. Clients give up after some ten seconds of silence."""
+
+
 class Host(Protocol):
     """The `Server` as its connections know it."""
 
@@ -53,10 +58,20 @@ class Host(Protocol):
 
     @property
     def engine(self) -> Engine:
-        """The engine. There is none before `refusal` gives None."""
+        """The engine. There is none before `is_ready`."""
 
-    def refusal(self) -> UmaError | None:
-        """Why nothing but `health` can be asked yet; None once the model is loaded."""
+    @property
+    def is_ready(self) -> bool:
+        """Whether the model is loaded. Until then nothing but `health` can be answered."""
+
+    @property
+    def loading_percent(self) -> int:
+        """How much of the model is loaded."""
+
+    def queued(self) -> AbstractContextManager[trio.Event]:
+        """A place among the sessions that wait for the model. The event is set once it is loaded and those that began
+        to wait before have had their turn.
+        """
 
     async def health(self, *, probe: bool) -> Health:
         """The engine's health; before there is one, how far its model is loaded."""
@@ -251,6 +266,16 @@ class Connection(ABC):
         if not self._saw_eof:
             await trio.sleep(LINGER_SEC)
 
+    async def loaded(self, tell: Callable[[int], None]) -> None:
+        """Wait until the model is loaded. `tell` is given how much of it is, at once and every `TELL_SEC`."""
+        with self.server.queued() as turn:
+            while not turn.is_set():
+                tell(self.server.loading_percent)
+                with trio.move_on_after(TELL_SEC):
+                    await turn.wait()
+                if self.link.is_hung_up:  # also where the session reads no more, and so does not see it
+                    self._tasks.cancel_scope.cancel()
+
     async def say(self, data: bytes) -> None:
         """Post, and wait where the client is behind in reading."""
         self.link.post(data)
@@ -325,13 +350,8 @@ class Connection(ABC):
         )
 
     def log_failure(self, id: str | None, error: UmaError | ErrorEvent) -> None:
-        """Note what a request, or a frame that was none, was refused or ended with.
-
-        That it comes before the model is loaded is no news: clients ask again until it is.
-        """
-        is_early = error.code == Overloaded.code and self.server.refusal() is not None
-        level = logging.DEBUG if is_early else logging.WARNING
-        self.log_often(level, "request.failed", request=id, code=error.code, message=error.message)
+        """Note what a request, or a frame that was none, was refused or ended with."""
+        self.log_often(logging.WARNING, "request.failed", request=id, code=error.code, message=error.message)
 
     def log_often(self, level: int, event: str, **fields: Any) -> None:
         """Log what the client can bring about as often as it likes, within this session's bound and the server's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from time import perf_counter
@@ -12,24 +13,27 @@ import attrs
 import trio
 
 from uma.engine.policy.overload import full_queue_retry_ms
-from uma.errors import Overloaded, UmaError
+from uma.errors import Overloaded, UmaError, VersionMismatch
 from uma.net.arrivals import arrivals
 from uma.net.inline import is_quick
 from uma.net.metering import metered, metered_whole
-from uma.protocol.codec import MAX_INLINE_FIGURES, written_embeddings
+from uma.protocol.codec import MAX_INLINE_FIGURES, encode_event, written_embeddings
 from uma.protocol.messages import (
     ActivityQuery,
     Cancel,
     EmbedQuery,
     EndThinking,
     Generate,
+    HealthEvent,
     HealthQuery,
     Hello,
+    LoadingEvent,
     MetricsQuery,
     RerankQuery,
     TokenizeQuery,
 )
 from uma.protocol.session import Incoming, Parsed, QueryResult, Refused, ServerSession
+from uma.protocol.versions import negotiate
 from uma.server.connection import Connection, Host, Work
 from uma.server.logs import log
 from uma.types import EventStream, Finished, Request, ServerInfo, Token, Usage
@@ -45,6 +49,9 @@ MAX_QUERIES = 16
 `MAX_STARTING`."""
 SLICE_SEC = 0.001
 """Time with frames that nothing comes of, such as cancels without effect, after which other sessions have a turn."""
+MAX_WAITING = 64
+"""Maximum frames of one session that wait for the model, of `max_frame_bytes` together; beyond it the session's input
+waits."""
 MAX_STARTING = 64
 """Maximum requests of one session that are being tokenized; beyond it the session's input waits. Once they are
 tokenized the engine's own queue bounds them."""
@@ -55,12 +62,19 @@ class JsonConnection(Connection):
 
     def __init__(self, name: str, sock: socket.socket, server: Host) -> None:
         super().__init__(name, sock, server)
-        self._session = ServerSession(max_frame_bytes=server.config.max_frame_bytes, not_ready=server.refusal)
-        if server.refusal() is None:
+        self._session = ServerSession(max_frame_bytes=server.config.max_frame_bytes)
+        if server.is_ready:
             self.be_ready(server.engine.info)
         self._starting = 0
         self._asking = 0
         self._has_turn = trio.lowlevel.ParkingLot()
+        self._slice_began = 0.0
+        self._waiting: deque[bytes] = deque()
+        """Frames that wait for the model."""
+        self._waiting_bytes = 0
+        self._waits = False
+        """Frames wait for the model or for those before them that did."""
+        self._knows_loading = True
 
     def be_ready(self, info: ServerInfo) -> None:
         self._session.bound(n_vocab=info.model.vocab_size)
@@ -71,7 +85,7 @@ class JsonConnection(Connection):
 
     @property
     def is_idle(self) -> bool:
-        return self._session.is_idle
+        return self._session.is_idle and not self._waits
 
     def is_over(self) -> bool:
         return self._session.flushed()
@@ -85,22 +99,73 @@ class JsonConnection(Connection):
     async def take(self, data: bytes) -> bool:
         self._session.receive(data)
         had_frame = False
-        began = perf_counter()
+        self._slice_began = perf_counter()
         while (payload := self._session.next_payload()) is not None:
             had_frame = True
-            message = payload if isinstance(payload, Refused) else self._session.admit(await self._parse(payload))
-            if message is not None:
-                self._act(message)
-            elif perf_counter() - began < SLICE_SEC:
-                continue
-            # Trio starts new tasks in no particular order; this way requests reach the engine as they were sent.
-            await trio.lowlevel.checkpoint()
-            while self._starting >= MAX_STARTING or self._asking >= MAX_QUERIES:
-                await self._has_turn.park()
-            if self.link.is_full:
-                await self.link.room()
-            began = perf_counter()
+            if isinstance(payload, Refused):
+                self._act(payload)
+            elif self._waits or not self.server.is_ready:
+                await self._put_off(payload)
+            else:
+                await self._take_in(payload)
         return had_frame
+
+    async def _take_in(self, payload: bytes) -> None:
+        message = self._session.admit(await self._parse(payload))
+        if message is not None:
+            self._act(message)
+        elif perf_counter() - self._slice_began < SLICE_SEC:
+            return
+        # Trio starts new tasks in no particular order; this way requests reach the engine as they were sent.
+        await trio.lowlevel.checkpoint()
+        while self._starting >= MAX_STARTING or self._asking >= MAX_QUERIES:
+            await self._has_turn.park()
+        if self.link.is_full:
+            await self.link.room()
+        self._slice_began = perf_counter()
+
+    async def _put_off(self, payload: bytes) -> None:
+        """Have a frame wait for the model. A question for the server's health is answered at once.
+
+        What it says is read once it can be checked against the model, and in the version that the hello before it
+        agrees on.
+        """
+        message = self._session.parse(payload) if is_quick(payload) else None
+        if isinstance(message, HealthQuery) and not self.server.is_ready:
+            await self._tell_health(payload, message)
+            return
+        if not self._waits:
+            self._waits = True
+            self._knows_loading = not isinstance(message, Hello) or _agrees_on_1_1(message)
+            self._tasks.start_soon(self._take_in_later)
+        self._waiting.append(payload)
+        self._waiting_bytes += len(payload)
+        while len(self._waiting) >= MAX_WAITING or self._waiting_bytes >= self.server.config.max_frame_bytes:
+            await self._has_turn.park()
+
+    async def _tell_health(self, payload: bytes, query: HealthQuery) -> None:
+        if self._waits:  # it is no part of the session that begins with what waits
+            health = await self.server.health(probe=False)
+            await self.say(encode_event(HealthEvent.of(health, query.id, query.warnings)))
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._take_in(payload)
+
+    async def _take_in_later(self) -> None:
+        await self.loaded(self._tell_loading)
+        self._slice_began = perf_counter()
+        while self._waiting:
+            payload = self._waiting.popleft()
+            self._waiting_bytes -= len(payload)
+            self._has_turn.unpark_all()
+            await self._take_in(payload)
+        self._waits = False
+        self._wind(had_frame=False)
+        self.link.post(b"")
+
+    def _tell_loading(self, percent: int) -> None:
+        if self._knows_loading and not self.link.unsent_bytes and not self._session.is_closing:
+            self.link.post(encode_event(LoadingEvent(percent)))
 
     async def _parse(self, payload: bytes) -> Parsed:
         """What a frame says; a large one is read in another thread, while the session's next ones wait."""
@@ -288,6 +353,14 @@ class JsonConnection(Connection):
     def _tell_failure(self, id: str, error: UmaError) -> None:
         self.link.post(self._session.fail(error, id))
         self.log_failure(id, error)
+
+
+def _agrees_on_1_1(hello: Hello) -> bool:
+    """Whether the session that this opens has the events of version 1.1."""
+    try:
+        return negotiate(hello.versions) != "1.0"
+    except VersionMismatch:
+        return False
 
 
 def _id_of(query: Query) -> str | None:

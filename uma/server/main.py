@@ -17,7 +17,7 @@ import trio
 
 from uma.config import RuntimeConfig
 from uma.engine import Engine, open_engine
-from uma.errors import sole_error
+from uma.errors import ShuttingDown, UmaError, sole_error
 from uma.server import socketfile
 from uma.server.logs import log, logging_to
 from uma.server.server import Server
@@ -74,11 +74,12 @@ def run_server(
 ) -> int:
     """Serve until SIGTERM or SIGINT, from the main thread. Returns the exit code: 0, or 130 after SIGINT.
 
-    The socket answers at once: while the model is being loaded, `health` says how far that is, and everything else is
-    refused with `E_LIMIT_OVERLOADED`. `on_ready` is called once requests are taken. A first signal drains, a second
-    ends at once; while the model is being loaded, the first one ends the load. A terminal that is closed is as SIGTERM,
-    once. SIGUSR1 writes the metrics to the log. The services that `beside` makes share the server's life from then on,
-    those of `early` from its beginning. Raises `ConfigError` or `ModelError` where the server cannot start.
+    The socket answers at once: while the model is being loaded, `health` says how far that is, and everything else
+    waits, told of it, until it is loaded or, with `E_RUNTIME_SHUTDOWN`, will not be. `on_ready` is called once requests
+    are taken. A first signal drains, a second ends at once; while the model is being loaded, the first one ends the
+    load. A terminal that is closed is as SIGTERM, once. SIGUSR1 writes the metrics to the log. The services that
+    `beside` makes share the server's life from then on, those of `early` from its beginning. Raises `ConfigError` or
+    `ModelError` where the server cannot start.
     """
     progress = progress or LoadProgress()
     with logging_to(config):
@@ -109,6 +110,9 @@ async def _main(
             async with AsyncExitStack() as stack:
                 try:
                     engine = await stack.enter_async_context(open_engine(config, progress))
+                except UmaError as error:
+                    await server.give_up(ShuttingDown(f"the server ends: {error.message}"))
+                    raise
                 finally:
                     run.load_ended.set()
                 for service in first:
@@ -186,6 +190,7 @@ class Run:
 
     async def _end_load(self) -> None:
         """End everything; the whole process, where the load goes on all the same. Sockets are closed by then."""
+        await self.server.give_up(ShuttingDown("the server is stopping, before its model was loaded"))
         self.scope.cancel()
         with trio.move_on_after(LOAD_END_SEC, shield=True):
             await self.load_ended.wait()

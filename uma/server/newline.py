@@ -1,6 +1,7 @@
 """A connection for debugging by hand (`nc -U`): a line in is a prompt, its text comes out, a newline ends it.
 
-Lines are answered one after another. Errors come out as a line too, `E_…: message`, since nothing else could be seen.
+Lines are answered one after another; while the model is being loaded they wait, and one line says so. Errors come out
+as a line too, `E_…: message`, since nothing else could be seen.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class NewlineConnection(Connection):
         self._waiting: deque[str | UmaError] = deque()
         self._taken = trio.lowlevel.ParkingLot()
         self._is_answering = False
+        self._is_told_to_wait = False
         self._is_closing = False
         self._numbers = count(1)
 
@@ -43,7 +45,7 @@ class NewlineConnection(Connection):
         return not self._is_answering
 
     def is_over(self) -> bool:
-        return self._is_closing and not self._is_answering
+        return self._is_closing and not self.work
 
     def fail(self, error: UmaError) -> None:
         self.link.post(_line_of(error))
@@ -87,6 +89,8 @@ class NewlineConnection(Connection):
             return None
 
     async def _answer_all(self) -> None:
+        if not self.server.is_ready:
+            await self.loaded(self._tell_loading)
         while self._waiting:
             line = self._waiting.popleft()
             self._taken.unpark_all()
@@ -104,13 +108,15 @@ class NewlineConnection(Connection):
         self._wind(had_frame=False)
         self.link.post(b"")
 
+    def _tell_loading(self, percent: int) -> None:
+        if not self._is_told_to_wait:
+            self._is_told_to_wait = True
+            self.link.post(f"waiting: the model is still being loaded ({percent} %)\n".encode())
+
     async def _answer(self, line: str | UmaError, id: str, work: Work) -> None:
         if isinstance(line, UmaError):
             self.server.note_refused(line.code)
             raise line
-        if (refusal := self.server.refusal()) is not None:
-            self.server.note_refused(refusal.code)
-            raise refusal
         if line == METRICS_LINE:
             await self.say(orjson.dumps(await self.server.metrics()) + b"\n")
             self._end()

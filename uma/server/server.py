@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import trio
 
 from uma.config import RuntimeConfig
 from uma.engine import Engine
-from uma.errors import Loading, Overloaded, ShuttingDown, TooManySessions, UmaError, VersionMismatch
+from uma.errors import Overloaded, ShuttingDown, TooManySessions, UmaError, VersionMismatch
 from uma.net.accept import accept_forever
 from uma.net.throttle import Throttle
 from uma.net.unread import Unread
@@ -41,8 +42,8 @@ MAX_PARSING = 2
 class Server:
     """Serves one engine on one socket. All methods belong to the Trio thread that runs `serve`.
 
-    With a `LoadProgress` in the engine's place it answers while the model is being loaded: `health` says how far that
-    is, everything else is refused until `be_ready`, and sessions stay open over it.
+    With a `LoadProgress` in the engine's place it listens while the model is being loaded: `health` says how far that
+    is, everything else waits in its session until `be_ready` or `give_up`.
     """
 
     def __init__(self, engine: Engine | LoadProgress, config: RuntimeConfig) -> None:
@@ -66,6 +67,13 @@ class Server:
         self._connections: set[Connection] = set()
         self._refused: set[Connection] = set()
         self._gone = trio.lowlevel.ParkingLot()
+        self._loaded = trio.Event()
+        if self._engine is not None:
+            self._loaded.set()
+        self._turns: dict[trio.Event, None] = {}
+        """Of the sessions that wait for the model, in the order in which they began to."""
+        self._farewell: ShuttingDown | None = None
+        """Why no session is accepted any more."""
         self._accepting = trio.CancelScope()
         self._numbers = count(1)
         self._began_sec = time.monotonic()
@@ -81,10 +89,46 @@ class Server:
         self._engine, self._progress = engine, None
         for connection in self._connections:
             connection.be_ready(engine.info)
+        self._loaded.set()
 
-    def refusal(self) -> Loading | None:
-        """The error for every request that comes while the model is being loaded; None once it is."""
-        return None if self._progress is None else self._progress.refusal()
+    async def give_up(self, why: ShuttingDown) -> None:
+        """The model will not be loaded: tell every session, which takes `FAREWELL_SEC` at most. Cancel `serve` then."""
+        self._farewell = why
+        for connection in self._connections:
+            connection.fail(why)
+        with trio.move_on_after(FAREWELL_SEC):
+            await self._all_gone()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the model is loaded. Until then nothing but `health` can be answered."""
+        return self._loaded.is_set()
+
+    @property
+    def loading_percent(self) -> int:
+        """How much of the model is loaded."""
+        return 100 if self._progress is None else self._progress.percent
+
+    @contextmanager
+    def queued(self) -> Iterator[trio.Event]:
+        """A place among the sessions that wait for the model. The event is set once it is loaded and those that began
+        to wait before have had their turn.
+        """
+        turn = trio.Event()
+        self._turns[turn] = None
+        if self.is_ready:
+            turn.set()
+        try:
+            yield turn
+        finally:
+            del self._turns[turn]
+
+    async def _give_turns(self) -> None:
+        """Let those in that waited for the model, one after another: it is they who would overload the engine."""
+        await self._loaded.wait()
+        for turn in list(self._turns):
+            turn.set()
+            await trio.lowlevel.checkpoint()
 
     async def health(self, *, probe: bool) -> Health:
         """The engine's health; before there is one, how far its model is loaded."""
@@ -100,6 +144,7 @@ class Server:
         file = socketfile.listen(Path(self.config.socket), self.config.socket_mode)
         try:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._give_turns)
                 task_status.started()
                 with self._accepting:
                     await accept_forever(file.sock, lambda sock: self._admit(sock, nursery), self._note_shortage)
@@ -147,6 +192,7 @@ class Server:
 
     def _admit(self, sock: socket.socket, nursery: trio.Nursery, refusal: UmaError | None = None) -> None:
         limit = self.config.max_sessions
+        refusal = refusal or self._farewell
         if refusal is None and len(self._connections) >= limit:
             refusal = TooManySessions(f"{limit} sessions are open, and no more are allowed (max_sessions)")
         hosted = self._refused if refusal else self._connections
