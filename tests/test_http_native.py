@@ -223,6 +223,11 @@ def test_the_template_and_the_parameters_in_use_are_told(server: Server, encoder
     n_ctx = server.ask("GET", "/props").json["limits"]["n_ctx"]
     drawn = {"temperature": "0.8", "top_k": "40", "top_p": "0.9", "min_p": "0.0", "repeat_penalty": "1.1"}
     assert told == {"num_ctx": str(n_ctx)} | drawn
+    name = server.ask("GET", "/v1/models").json["data"][0]["id"]
+    parameters = "".join(f"PARAMETER {word} {value}\n" for word, value in told.items())
+    texts = f'TEMPLATE """{CHATML}"""\nLICENSE """{shown["license"]}"""\n'
+    assert shown["modelfile"] == f"FROM {name}\n{texts}{parameters}"
     assert encoder.ask("GET", "/props").json["chat_template"] == ""
     shown = encoder.ask("POST", "/api/show", {}).json
     assert (shown["template"], shown["parameters"].split()[0]) == ("", "num_ctx")
+    assert "TEMPLATE" not in shown["modelfile"]

@@ -508,8 +508,8 @@ class ShowBody:
     name: str | None = None
 
 
-def _parameters(gateway: Gateway) -> str:
-    """How an answer is drawn that nothing is said of, as Ollama writes it: a name and a value in a line."""
+def _parameters(gateway: Gateway) -> dict[str, Any]:
+    """The context, and how an answer is drawn that nothing is said of, in Ollama's words."""
     info = gateway.source.info
     found: dict[str, Any] = {"num_ctx": info.limits.n_ctx}
     if info.capabilities.generate:
@@ -521,7 +521,19 @@ def _parameters(gateway: Gateway) -> str:
             "min_p": figures.min_p,
             "repeat_penalty": figures.repetition_penalty,
         }
-    return "\n".join(f"{name:<30} {value}" for name, value in found.items())
+    return found
+
+
+def _modelfile(gateway: Gateway, parameters: Mapping[str, Any]) -> str:
+    """What is loaded, as a Modelfile of Ollama's. The template is Jinja's, as the model's file has it."""
+    info = gateway.source.info
+    texts = (("TEMPLATE", info.chat_template), ("LICENSE", info.model.license))
+    lines = [
+        f"FROM {info.model.called}",
+        *(f'{word} """{text}"""' for word, text in texts if text),
+        *(f"PARAMETER {name} {value}" for name, value in parameters.items()),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 async def show(gateway: Gateway, http: Exchange) -> None:
@@ -529,12 +541,13 @@ async def show(gateway: Gateway, http: Exchange) -> None:
     body = await http.built(lambda fields: read(fields, ShowBody, http))
     gateway.names.check(first(http, ("model", body.model or None), ("name", body.name or None)))
     model, able = gateway.source.info.model, gateway.source.info.capabilities
+    parameters = _parameters(gateway)
     await http.answer_json(
         {
             "modified_at": _loaded_at(gateway),
             "license": model.license or "",
-            "modelfile": "",
-            "parameters": _parameters(gateway),
+            "modelfile": _modelfile(gateway, parameters),
+            "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
             "template": gateway.source.info.chat_template,
             "details": _details(gateway),
             "model_info": {
