@@ -35,7 +35,7 @@ def test_it_answers_as_a_search_through_all_would(every: list[Tokens], gone: lis
     assert len(index) == len(kept)
     assert set(index) == kept
     assert index.has(key) == (asked in kept)
-    assert index.covers(key) == any(each[: len(asked)] == asked for each in kept)
+    assert index.covers(key, lambda _, common: common) == any(each[: len(asked)] == asked for each in kept)
     beginnings = sorted((each for each in kept if asked[: len(each)] == each), key=len, reverse=True)
     assert list(index.beginnings(key)) == [(each, len(each)) for each in beginnings]
 
@@ -54,9 +54,9 @@ def test_the_longest_common_beginning_is_found(every: list[Tokens], gone: list[T
 def test_what_is_most_useful_leaves_the_last_token_to_be_computed(every: list[Tokens], asked: Tokens) -> None:
     index, kept = made_of(every, [])
     key, most = array("i", asked), len(asked) - 1
-    found = index.most_useful(key, exact_ends=False)
+    found = index.most_useful(key, lambda _, common: common)
     assert (found[1] if found else 0) == max((min(common(each, asked), most) for each in kept), default=0)
-    whole = index.most_useful(key, exact_ends=True)
+    whole = index.most_useful(key, lambda item, common: len(item) if common == len(item) else 0)
     fitting = [len(each) for each in kept if len(each) <= most and asked[: len(each)] == each]
     assert (whole[1] if whole else 0) == max(fitting, default=0)
     assert whole is None or len(whole[0]) == whole[1]

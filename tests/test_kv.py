@@ -25,8 +25,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from uma.engine.kv import checkpoints, snapshot_copies, snapshots
 from uma.engine.kv import pool as kv
-from uma.engine.kv import snapshot_copies, snapshots
 from uma.engine.kv.pool import Holding, KvPool
 from uma.engine.kv.snapshots import Snapshot, SnapshotStore
 from uma.llama.context import Context
@@ -39,11 +39,20 @@ TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=25)
 class FakeContext:
     """Which sequence holds which cell, with llama.cpp's rules."""
 
-    def __init__(self, *, unified: bool) -> None:
+    def __init__(self, *, unified: bool, has_state: bool = False) -> None:
         self.params = SimpleNamespace(kv_unified=unified, cache_type_k="f16", cache_type_v="f16", guards_window=False)
         self.n_ctx_seq = N_CELLS
         info = SimpleNamespace(architecture="llama")
-        self.model = SimpleNamespace(kv_bytes_per_token=lambda *_: 1, memory="attention", window_tokens=0, info=info)
+        self.model = SimpleNamespace(
+            kv_bytes_per_token=lambda *_: 1,
+            memory="hybrid" if has_state else "attention",
+            window_tokens=0,
+            state_bytes=0,
+            info=info,
+        )
+        self.has_state = has_state
+        self.states: dict[int, list[int]] = {seq_id: [] for seq_id in range(N_IDS)}
+        """What each has read, where that cannot be cut."""
         self.n_sequences, self.n_ctx = N_IDS, N_CELLS
         self.held: dict[int, Cells] = {seq_id: [] for seq_id in range(N_IDS)}
         self.first: dict[int, int] = dict.fromkeys(range(N_IDS), 0)
@@ -55,8 +64,24 @@ class FakeContext:
         """A batch."""
         self.queued.clear()
         for seq_id, tokens in work.items():
+            self.assert_at_its_end(seq_id)
             self.held[seq_id] = self.held[seq_id] + [(next(self._serial), token) for token in tokens]
+            self.states[seq_id] = self.tokens(seq_id)
         assert not self.params.kv_unified or self.used() <= N_CELLS, "a batch without room"
+
+    def assert_at_its_end(self, seq_id: int) -> None:
+        assert not self.has_state or self.states[seq_id] == self.tokens(seq_id), "a state of other tokens"
+
+    def part_size(self, seq_id: int) -> int:
+        return len(self.part_get(seq_id))
+
+    def part_get(self, seq_id: int) -> bytes:
+        self.assert_at_its_end(seq_id)
+        return pickle.dumps(self.states[seq_id])
+
+    def part_set(self, seq_id: int, data: bytes) -> bool:
+        self.states[seq_id] = pickle.loads(data)
+        return True
 
     def used(self) -> int:
         return len({cell for cells in self.held.values() for cell in cells})
@@ -65,6 +90,7 @@ class FakeContext:
         return [token for _, token in self.held[seq_id]]
 
     def seq_cp(self, source: int, target: int, start: int = -1, end: int = -1) -> None:
+        self.states[target] = list(self.states[source])
         if self.params.kv_unified and end < 0:
             assert self.first[source] == self.first[target] + len(self.held[target]), "a part out of its place"
             self.held[target] = self.held[target] + self.held[source]
@@ -83,6 +109,10 @@ class FakeContext:
 
     def seq_rm(self, seq_id: int, start: int = -1, end: int = -1) -> bool:
         assert end == -1
+        if self.has_state and 0 < start < len(self.states[seq_id]):
+            return False
+        if start <= 0:
+            self.states[seq_id] = []
         self.held[seq_id] = self.held[seq_id][: max(start - self.first[seq_id], 0)]
         if not self.held[seq_id]:
             self.first[seq_id] = 0
@@ -93,6 +123,7 @@ class FakeContext:
 
     def state_get(self, seq_id: int) -> bytes:
         assert all(seq_id != target for _, target in self.queued), "saved what has not been copied yet"
+        self.assert_at_its_end(seq_id)
         return pickle.dumps((self.first[seq_id], self.tokens(seq_id)))
 
     def state_set(self, seq_id: int, data: bytes) -> bool:
@@ -103,6 +134,7 @@ class FakeContext:
             return False
         self.first[seq_id] = first
         self.held[seq_id] = [(next(self._serial), token) for token in tokens]
+        self.states[seq_id] = tokens
         return True
 
 
@@ -110,14 +142,14 @@ class PoolLives(RuleBasedStateMachine):
     """Sequences are admitted, computed, preempted and ended, as the worker does it."""
 
     unified = True
-    exact_ends = False
+    has_state = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.context = FakeContext(unified=self.unified)
-        self.store = SnapshotStore(2_000, exact_ends=self.exact_ends)
+        self.context = FakeContext(unified=self.unified, has_state=self.has_state)
+        self.store = SnapshotStore(2_000)
         context: Any = self.context
-        self.pool = KvPool(context, self.store, shares=not self.exact_ends, cache_cells=20)
+        self.pool = KvPool(context, self.store, cache_cells=20)
         self.running: list[Holding] = []
         self.now = 0.0
 
@@ -131,7 +163,7 @@ class PoolLives(RuleBasedStateMachine):
         self.pool.batch_done()
         self.pool.extend(holding, tokens)
 
-    @precondition(lambda self: any(each.tip.end for each in self.running))
+    @precondition(lambda self: not self.has_state and any(each.tip.end for each in self.running))
     @rule(choice=st.integers(0, 9), less=st.integers(0, 30))
     def roll_back(self, choice: int, less: int) -> None:
         computed = [each for each in self.running if each.tip.end]
@@ -154,13 +186,33 @@ class PoolLives(RuleBasedStateMachine):
         self.running.append(holding)
         assert len(tokens) - length <= self.pool.free_cells, "what was promised does not fit"
         if computes:
-            self.compute(holding, tokens[length:])
+            borders, start = self.pool.borders(wanted, len(tokens), length, ()), length
+            while borders:
+                self.compute(holding, tokens[start : borders[-1]])
+                start = borders.pop()
+                self.pool.stop_at(holding, self.tick())
+            self.compute(holding, tokens[start:])
 
     @precondition(lambda self: self.running)
     @rule(choice=st.integers(0, N_IDS), tokens=TOKENS)
     def go_on(self, choice: int, tokens: list[int]) -> None:
         if len(tokens) <= self.pool.free_cells:
             self.compute(self.running[choice % len(self.running)], tokens)
+
+    @precondition(lambda self: self.running)
+    @rule(choice=st.integers(0, N_IDS))
+    def stop(self, choice: int) -> None:
+        self.pool.stop_at(self.running[choice % len(self.running)], self.tick())
+
+    @precondition(lambda self: self.running)
+    @rule(choice=st.integers(0, N_IDS))
+    def fail(self, choice: int) -> None:
+        """A batch is broken off, and what it had of one is not known."""
+        holding = self.running.pop(choice % len(self.running))
+        for seq_id in (holding.seq_id, *self.pool.tree.cached):
+            self.context.states[seq_id] = [-1] * self.has_state
+        self.pool.distrust()
+        self.pool.give_up(holding, self.tick())
 
     @precondition(lambda self: self.running)
     @rule(choice=st.integers(0, N_IDS), keep=st.booleans())
@@ -203,9 +255,12 @@ class PoolLives(RuleBasedStateMachine):
         assert self.pool.used_ids == len(self.running) + len(self.pool.tree.cached)
         for seq_id, node in [*self.pool.tree.cached.items(), *((each.seq_id, each.tip) for each in self.running)]:
             assert list(node.whole()) == self.context.tokens(seq_id)
+            self.context.assert_at_its_end(seq_id)
+        taken = [each.checkpoint for each in self.pool.tree.nodes() if each.checkpoint is not None]
+        assert self.pool.tree.checkpoint_bytes == sum(map(len, taken)) <= 1_000
         if self.context.params.kv_unified:
             assert self.pool.used_cells == self.context.used() <= N_CELLS
-        assert self.store.size_bytes <= 2_000
+        assert self.store.size_bytes + self.pool.tree.checkpoint_bytes <= 2_000
 
     def teardown(self) -> None:
         for holding in self.running:
@@ -220,10 +275,16 @@ class SplitPoolLives(PoolLives):
     unified = False
 
 
-class UncuttablePoolLives(PoolLives):
-    """With a memory that cannot be cut, so that nothing is shared but whole snapshots."""
+class StatePoolLives(PoolLives):
+    """With a state for each sequence that cannot be cut, so that others begin at ends and checkpoints."""
 
-    exact_ends = True
+    has_state = True
+
+
+class SplitStatePoolLives(StatePoolLives):
+    """Likewise, with a buffer for each sequence."""
+
+    unified = False
 
 
 class TestPool:
@@ -237,10 +298,14 @@ class TestPool:
             (kv, "LEAST_EVICTED_TOKENS", 3),
             (snapshot_copies, "MOST_IDLE_BYTES", 7),
             (snapshots, "LEAST_WORTH", 2.0),
+            (snapshots, "MOST_LOST_TOKENS", 3),
+            (checkpoints, "LEAST_SAVED_TOKENS", 2),
+            (kv, "LEAST_SAVED_TOKENS", 2),
+            (kv, "BORDER_TOKENS", 7),
         ):
             monkeypatch.setattr(module, name, value)
 
-    @pytest.mark.parametrize("machine", [PoolLives, SplitPoolLives, UncuttablePoolLives])
+    @pytest.mark.parametrize("machine", [PoolLives, SplitPoolLives, StatePoolLives, SplitStatePoolLives])
     def test_tokens_that_are_told_to_be_there_really_are(self, machine: type[PoolLives]) -> None:
         run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=30, deadline=None))
 
@@ -256,7 +321,7 @@ class TestTrimming:
         monkeypatch.setattr(kv, "MOST_STALL_BYTES", 0)
         monkeypatch.setattr(snapshots, "LEAST_WORTH", 2.0)
         context = FakeContext(unified=True)
-        pool = KvPool(cast(Context, context), SnapshotStore(10**6), shares=True, cache_cells=20)
+        pool = KvPool(cast(Context, context), SnapshotStore(10**6), cache_cells=20)
         pool.has_decoding_rows = True
         for number in range(4):
             tokens = array("i", range(100 * number, 100 * number + 90))
@@ -275,10 +340,9 @@ def snapshot(tokens: list[int], size: int, *, is_pinned: bool = False) -> Snapsh
     return Snapshot(array("i", tokens), (bytes(size),), is_pinned=is_pinned)
 
 
-@pytest.mark.parametrize("exact_ends", [False, True])
 @pytest.mark.parametrize("is_pinned", [False, True])
-def test_a_snapshot_of_the_same_tokens_is_counted_once(exact_ends: bool, is_pinned: bool) -> None:
-    store = SnapshotStore(10_000, exact_ends=exact_ends)
+def test_a_snapshot_of_the_same_tokens_is_counted_once(is_pinned: bool) -> None:
+    store = SnapshotStore(10_000)
     first, second = snapshot([1, 2, 3], 1_000, is_pinned=is_pinned), snapshot([1, 2, 3], 2_000)
     assert store.add(first)
     assert store.add(second)

@@ -11,7 +11,7 @@ import pytest
 import trio
 from engine_world import answers, ask, config_for, tokens_for
 from hypothesis.stateful import invariant, run_state_machine_as_test
-from test_kv import PoolLives, SplitPoolLives, UncuttablePoolLives
+from test_kv import PoolLives, SplitPoolLives, StatePoolLives
 
 from harness import PATIENCE_SEC
 from uma.contracts.blocks import chain
@@ -43,7 +43,7 @@ class TestPool:
         for name in ("LEAST_SHARED_TOKENS", "WORTH_RESTORING_TOKENS", "LEAST_EVICTED_TOKENS"):
             monkeypatch.setattr(pool_module, name, 1)
 
-    @pytest.mark.parametrize("machine", [PoolLives, SplitPoolLives, UncuttablePoolLives])
+    @pytest.mark.parametrize("machine", [PoolLives, SplitPoolLives, StatePoolLives])
     def test_the_events_add_up_to_what_cells_and_memory_hold(self, machine: type[PoolLives]) -> None:
         class Watched(machine):  # type: ignore[misc, valid-type]
             def __init__(self) -> None:

@@ -30,12 +30,12 @@ class FakeCells:
     def compute(self, seq_id: int, tokens: list[int]) -> None:
         self.held[seq_id] += [(next(self._serial), token) for token in tokens]
 
-    def copy(self, source: int, target: int, length: int) -> None:
+    def copy(self, source: int, target: int, length: int, checkpoint: bytes | None) -> None:
         assert len(self.held[source]) >= length, "copied cells that the source does not hold"
         assert not self.held[target], "copied over a sequence that holds cells"
         self.held[target] = self.held[source][:length]
 
-    def trim(self, seq_id: int, length: int) -> None:
+    def trim(self, seq_id: int, length: int, checkpoint: bytes | None) -> None:
         assert seq_id not in self.running, "dropped cells of a running sequence"
         assert length < len(self.held[seq_id]) or length == 0
         self.held[seq_id] = self.held[seq_id][:length]

@@ -152,6 +152,8 @@ class Engine:
                 most_tokens = self._apart.max_tokens
             elif request.cache_prompt:
                 await self._fetch_from_disk(tokens)
+            has_borders = not (self.worker.can_be_cut or request.sampling.reproducible)
+            ends = await self._prompts.message_ends(request, tokens) if has_borders else ()
             # Other requests came meanwhile. From here on nothing awaits, so what is checked holds.
             self._check_open()
             self._gate.check_queue(request.priority)
@@ -169,7 +171,9 @@ class Engine:
         warnings = (*self._chat.warnings(asked), *loose.warnings)
         bounds_thinking = self._chat.bounds_thinking(loose.request, tokens)
         stream = self._requests.submit(
-            Prepared(request, tokens, grammar, forced, bias, report, most_tokens, spellings, bounds_thinking, warnings)
+            Prepared(
+                request, tokens, grammar, forced, bias, report, most_tokens, spellings, bounds_thinking, warnings, ends
+            )
         )
         stream.ignored = loose.left_out
         try:
@@ -360,16 +364,10 @@ class Engine:
 
 
 def _make_pool(config: RuntimeConfig, context: Context, archive: Archive | None) -> KvPool:
-    shares = sizing.shares_prefixes(context)
-    store = SnapshotStore(
-        sizing.cache_ram_bytes(config),
-        exact_ends=not shares,
-        on_added=None if archive is None else archive.write_soon,
-    )
+    store = SnapshotStore(sizing.cache_ram_bytes(config), on_added=None if archive is None else archive.write_soon)
     return KvPool(
         context,
         store,
-        shares=shares,
         cache_cells=sizing.cache_cells(context, config),
         keeps_answers=config.speculate != "off",
     )

@@ -8,7 +8,6 @@ from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.intake import features
 from uma.engine.intake.chat import ChatAbilities
-from uma.llama import backend
 from uma.llama.context import Context
 from uma.llama.model import Model
 from uma.types import (
@@ -101,20 +100,15 @@ def _embedding(context: Context, config: RuntimeConfig) -> Capabilities:
 
 def _prefix_sharing(context: Context, config: RuntimeConfig) -> str:
     """How a common prefix is shared, and why not better."""
-    if sizing.shares_prefixes(context):
-        return "cells" if context.params.kv_unified else "copies: each sequence has KV of its own (--kv-unified off)"
-    if context.model.memory == "sliding-window":
-        reason = f"a sliding window does not keep a prefix's cells{_why_unguarded(context)}"
-    else:
-        reason = f"a {context.model.memory} model's state cannot be cut to a prefix"
-    return f"snapshots of whole prompts and answers: {reason}" if config.cache_ram_mb else f"none: {reason}"
-
-
-def _why_unguarded(context: Context) -> str:
-    """What keeps the cells of a sliding window from being guarded (`kv/cells.py`)."""
-    if not context.params.kv_unified:
-        return " (--kv-unified off)"
-    return f" (more than {backend.MAX_SEQUENCES // 2} sequences)" if context.params.swa_full else " (--no-swa-full)"
+    model, is_unified = context.model, context.params.kv_unified
+    how = "cells" if is_unified else "copies"
+    if model.memory != "attention" and not context.params.guards_window:
+        if not config.cache_ram_mb:
+            return f"none: a {model.memory} model needs memory for checkpoints (--cache-ram-mb)"
+        if model.window_tokens and not is_unified:
+            return "snapshots of whole prompts and answers: a sliding window is not copied (--kv-unified off)"
+        how += " and checkpoints"
+    return how if is_unified else f"{how}: each sequence has KV of its own (--kv-unified off)"
 
 
 def _speculation(context: Context, config: RuntimeConfig, draft: Context | None) -> str:

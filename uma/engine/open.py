@@ -154,7 +154,6 @@ async def _open_archive(config: RuntimeConfig, context: Context) -> Archive | No
         identity,
         config.cache_disk_mb * 2**20,
         memory_bytes,
-        exact_ends=not sizing.shares_prefixes(context),
     )
     await disk.open()
     return Archive(disk, min(MAX_QUEUED_BYTES, memory_bytes))

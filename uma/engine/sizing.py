@@ -401,13 +401,6 @@ def max_active(context: Context, config: RuntimeConfig) -> int:
     return max(1, min(config.max_sequences, context.n_sequences))
 
 
-def shares_prefixes(context: Context) -> bool:
-    """Whether a computed prefix can be cut to any length, and so be shared, with exact results: with sliding windows
-    where their cells are guarded (`kv/cells.py`).
-    """
-    return context.model.memory == "attention" or context.params.guards_window
-
-
 def can_guard(sequences: int) -> bool:
     """Whether llama.cpp has a second id for each of so many sequences."""
     return 2 * sequences <= backend.MAX_SEQUENCES

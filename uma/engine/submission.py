@@ -52,6 +52,8 @@ class Prepared:
     """See `Sequence.bounds_thinking`."""
     warnings: tuple[str, ...] = ()
     """For its last event: what the request asks for that has no effect."""
+    message_ends: tuple[int, ...] = ()
+    """See `Sequence.message_ends`."""
 
 
 class Submission:
@@ -133,6 +135,7 @@ class Submission:
             report=prepared.report if is_first else None,
             spellings=prepared.spellings,
             bounds_thinking=prepared.bounds_thinking,
+            message_ends=prepared.message_ends,
         )
 
     def _most_tokens(self, asked: int | None, left: int) -> tuple[int, tuple[str, ...]]:

@@ -76,7 +76,9 @@ class Capabilities:
     tokenize: bool
     token_ids_input: bool
     prefix_sharing: str
-    """`none`, `cells` (a common prefix is computed once) or `snapshots`; with the reason where it is not `cells`."""
+    """`none`, `cells` (a common prefix is computed once), `cells and checkpoints` (likewise, up to where a message ends
+    or other prompts went on differently), `copies` or `snapshots`; with the reason where it is no cells.
+    """
     kv_unified: bool
     max_stop_sequences: int
     sampling_params: tuple[str, ...]

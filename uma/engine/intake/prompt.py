@@ -15,7 +15,8 @@ from uma import json_text
 from uma.config import RuntimeConfig
 from uma.engine.clock import now_ms
 from uma.engine.intake.lanes import LaneLimiter
-from uma.engine.intake.rendering import rendered
+from uma.engine.intake.rendering import message_ends, rendered
+from uma.engine.kv.prefix_tree import common_length
 from uma.errors import BadRequest, Overloaded, PromptTooLarge
 from uma.llama.model import Model
 from uma.net.arrivals import arrivals
@@ -74,6 +75,17 @@ class PromptReader:
         if max(ids) >= limit:
             raise BadRequest(f"token_ids: {max(ids)} is not in the vocabulary of {limit:,} tokens")
         return array("i", ids)
+
+    async def message_ends(self, request: Request, tokens: array[int]) -> tuple[int, ...]:
+        """How many of the prompt's tokens come before where others are likely to go on differently (`rendering`)."""
+        if request.messages is None or request.continued is not None:
+            return ()
+        return await self._prepare(partial(self._message_ends, tokens=tokens), request)
+
+    def _message_ends(self, request: Request, *, tokens: array[int]) -> tuple[int, ...]:
+        text = self._render(request)
+        ends = message_ends(self._model.chat_template, request, text)
+        return tuple(sorted({common_length(self._tokens_of(text[:end]), tokens) for end in ends} - {0}))
 
     async def explain(self, request: Request) -> Tokenized:
         """The prompt's tokens, and what they stand for. Raises what `read` does."""
@@ -209,6 +221,9 @@ class PromptReader:
             text, parse_special = self._render(request), True
             if must_fit:
                 self._check_bound(text)
+        return self._tokens_of(text, parse_special=parse_special)
+
+    def _tokens_of(self, text: str, *, parse_special: bool = True) -> array[int]:
         add_special = self._adds_special(text, parse_special)
         ids = self._model.vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
         tokens: array[int] = array("i")

@@ -5,12 +5,13 @@ Safe to call from any thread.
 
 from __future__ import annotations
 
-from itertools import takewhile
+from array import array
 from typing import Any
 
 import attrs
 
 from uma.chat.families import Thinking, thinking_of
+from uma.engine.kv.prefix_tree import common_length
 from uma.errors import TemplateError
 from uma.llama.template import ChatTemplate
 from uma.types import (
@@ -21,6 +22,7 @@ from uma.types import (
     Message,
     ReasoningMode,
     Request,
+    Tool,
 )
 
 _ANSWER, _THOUGHT = "UMA looks for this answer", "UMA looks for this thought"
@@ -31,12 +33,34 @@ def has_switch(template: ChatTemplate) -> bool:
     return bool(_switches(template, "off"))
 
 
-def rendered(template: ChatTemplate, request: Request) -> str:
-    """The prompt of a request with messages. Raises `TemplateError`."""
-    messages = request.messages or ()
+def message_ends(template: ChatTemplate, request: Request, text: str) -> list[int]:
+    """Characters of a prompt, which is `text`, up to where others are likely to go on differently: behind the last
+    message, since a template can open thinking there that later turns do not show, and behind what the system says,
+    which programs of one kind have in common.
+    """
+    messages, (tools, variables) = request.messages or (), _settings(template, request)
+    asked = [messages]
+    if len(messages) > 1 and messages[0].role == "system":
+        asked.append((messages[0], Message(role="user", content=_ANSWER)))
+    found = set[int]()
+    for each in asked:
+        try:
+            found.add(_common(text, template.render(each, tools, variables, opens_answer=False)))
+        except TemplateError:
+            continue
+    return sorted(found - {0, len(text)})
+
+
+def _settings(template: ChatTemplate, request: Request) -> tuple[tuple[Tool, ...], dict[str, Any]]:
+    """The tools that a template is given, and its own names."""
     tools = request.tools if request.tool_choice != "none" else ()
     given, switched = request.chat_template_kwargs or {}, _switches(template, request.reasoning)
-    variables = {**given, **switched} if request.reasoning == "off" else {**switched, **given}
+    return tools, {**given, **switched} if request.reasoning == "off" else {**switched, **given}
+
+
+def rendered(template: ChatTemplate, request: Request) -> str:
+    """The prompt of a request with messages. Raises `TemplateError`."""
+    messages, (tools, variables) = request.messages or (), _settings(template, request)
     answer = request.continued
     if answer is None:
         return template.render(messages, tools, variables)
@@ -98,4 +122,8 @@ def _continued(head: str, shown: str, answer: Message, thinking: Thinking | None
 
 def _common(one: str, other: str) -> int:
     """Characters with which both begin."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return common_length(_codes(one), _codes(other))
+
+
+def _codes(text: str) -> array[int]:
+    return array("i", text.encode("utf-32-le", "surrogatepass"))

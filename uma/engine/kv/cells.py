@@ -55,24 +55,35 @@ class SequenceCells:
         """The lowest free id. `trim` to 0 gives it back."""
         return heapq.heappop(self._free_ids)
 
-    def copy(self, source: int, target: int, length: int) -> None:
+    def copy(self, source: int, target: int, length: int, checkpoint: bytes | None = None) -> None:
         """As `Cells.copy`: unified KV shares cells at no cost; split KV copies a whole stream, then cuts its end."""
+        if checkpoint is None and self._copies_windows:
+            checkpoint = self._context.part_get(source)
         if self.is_unified:
             self._context.seq_cp(source, target, 0, length)
             self.grown(target, length)
         else:
             self._context.seq_cp(source, target)
-            self._context.seq_rm(target, length, -1)
             self._uncopied |= {source, target}
+        if checkpoint is not None:
+            self._context.part_set(target, checkpoint)
+        if not self.is_unified:
+            self._context.seq_rm(target, length, -1)
 
-    def trim(self, seq_id: int, length: int) -> None:
+    def trim(self, seq_id: int, length: int, checkpoint: bytes | None = None) -> None:
         """As `Cells.trim`: cut a sequence; one that is cut to nothing gives its id back."""
         if length:
+            if checkpoint is not None:
+                self._context.part_set(seq_id, checkpoint)
             self.roll_back(seq_id, length)
         else:
             self._context.seq_rm(seq_id)
             self._unguard(seq_id, 0)
             heapq.heappush(self._free_ids, seq_id)
+
+    def trim_to(self, seq_id: int, length: int, checkpoint: bytes) -> bool:
+        """Cut a sequence whose state is not known to where a checkpoint was taken; False where it cannot be."""
+        return self._context.part_set(seq_id, checkpoint) and self.roll_back(seq_id, length)
 
     def roll_back(self, seq_id: int, length: int) -> bool:
         """Cut a sequence that goes on; False, and nothing changed, where memory cannot be cut."""
@@ -80,6 +91,35 @@ class SequenceCells:
             return False
         self._unguard(seq_id, length)
         return True
+
+    # Checkpoints: of what cannot be cut
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether a sequence can be cut and shared at any token; else only where it ends, and where there is a
+        checkpoint of it.
+        """
+        return self._context.model.memory == "attention" or self._guards
+
+    @property
+    def _copies_windows(self) -> bool:
+        """Whether windows lie in few cells, of which shared ones would never be free again."""
+        return self.is_unified and self._context.model.memory == "sliding-window" and not self._guards
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether sequences begin at checkpoints of others. With split KV a window would be written over by the copy
+        that waits for the next batch.
+        """
+        return not self.can_be_cut and (self.is_unified or not self._context.model.window_tokens)
+
+    def checkpoint_size(self, seq_id: int) -> int:
+        """Bytes of a checkpoint."""
+        return self._context.part_size(seq_id)
+
+    def checkpoint(self, seq_id: int) -> bytes:
+        """With it another sequence, or this one later, stands where this one ends now."""
+        return self._context.part_get(seq_id)
 
     # Windows
 
@@ -128,9 +168,13 @@ class SequenceCells:
 
     @property
     def bytes_per_token(self) -> int:
-        """Of a state."""
+        """Of a state, beside what it takes whatever its length; at least 1."""
         params = self._context.params
-        return self._context.model.kv_bytes_per_token(params.cache_type_k, params.cache_type_v)
+        return max(1, self._context.model.kv_bytes_per_token(params.cache_type_k, params.cache_type_v))
+
+    def expected_size(self, tokens: int) -> int:
+        """Bytes of the state of so many tokens, as the model's shape lets expect."""
+        return tokens * self.bytes_per_token + self._context.model.state_bytes
 
     def state_size(self, seq_id: int) -> int:
         """Bytes of a sequence's state."""

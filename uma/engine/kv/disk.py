@@ -25,13 +25,13 @@ import trio
 
 from uma.engine.kv.events import KvEvents, KvListener, Run, Tier
 from uma.engine.kv.prefix_index import PrefixIndex
-from uma.engine.kv.snapshots import Snapshot
+from uma.engine.kv.snapshots import Snapshot, usable
 from uma.errors import ConfigError
 from uma.net.place import directory_objection
 
 _log = logging.getLogger("uma.engine.kv.disk")
 
-MAGIC = b"UMAKV002"
+MAGIC = b"UMAKV003"
 FOLDER = "uma-prefixes"
 """Subfolder of the folder that the user names. Nothing outside it is read, counted or removed."""
 SUFFIX, PART_SUFFIX = ".umakv", ".umakv-part"
@@ -59,6 +59,8 @@ class _Entry(_File):
     """A snapshot that can be used."""
 
     tokens: array[int]
+    ends: tuple[int, ...] | None
+    """See `Snapshot.ends`."""
     snapshot: weakref.ref[Snapshot] | None = None
     """The same in memory, for as long as the decode thread keeps it."""
     reading: trio.Lock = attrs.field(factory=trio.Lock)
@@ -67,6 +69,10 @@ class _Entry(_File):
     def whole(self) -> array[int]:
         """Its tokens, as `kv.events.Run` tells them."""
         return self.tokens
+
+    def usable(self, common: int) -> int:
+        """As `Snapshot.usable`."""
+        return usable(len(self.tokens), common, self.ends)
 
     @property
     def is_loaded(self) -> bool:
@@ -79,8 +85,8 @@ class DiskTier:
     All files there count, also those of other models and other versions of llama.cpp, and are evicted alike. Several
     servers can share the folder: each looks at it again after every file that it writes, so the bound is that of all
     files, exceeded at most by those that are written at that moment.
-    `identity` is everything a snapshot depends on; `exact_ends` as for the `SnapshotStore`; what is larger than
-    `most_read_bytes` has no place in memory and is never read. Belongs to the Trio thread.
+    `identity` is everything a snapshot depends on; what is larger than `most_read_bytes` has no place in memory and is
+    never read. Belongs to the Trio thread.
     Raises `ConfigError` where the folder cannot be used.
     """
 
@@ -90,14 +96,11 @@ class DiskTier:
         identity: dict[str, str | int],
         capacity_bytes: int,
         most_read_bytes: int,
-        *,
-        exact_ends: bool = False,
     ) -> None:
         self._folder = folder = folder / FOLDER
         self._identity = identity
         self._capacity_bytes = capacity_bytes
         self._most_read_bytes = most_read_bytes
-        self._exact_ends = exact_ends
         self._entries: PrefixIndex[_Entry] = PrefixIndex()
         self._files: OrderedDict[Path, _File] = OrderedDict()
         """Of all files, those used longest ago first."""
@@ -148,7 +151,7 @@ class DiskTier:
             return snapshot
 
     def _find(self, tokens: array[int], known_tokens: int) -> _Entry | None:
-        found = self._entries.most_useful(tokens, exact_ends=self._exact_ends)
+        found = self._entries.most_useful(tokens, _Entry.usable)
         if found is None or found[1] < known_tokens + LEAST_GAIN_TOKENS:
             return None
         entry = found[0]
@@ -166,9 +169,9 @@ class DiskTier:
         except OSError as error:
             _log.warning("cache_dir: a snapshot could not be written: %s", error)
             return
-        # A longer snapshot serves wherever a shorter one does, unless it must be used whole.
-        for entry, size in [] if self._exact_ends else list(self._entries.beginnings(snapshot.tokens)):
-            if size < len(snapshot.tokens):
+        # A longer snapshot serves wherever a shorter one does, or nearly so.
+        for entry, size in list(self._entries.beginnings(snapshot.tokens)):
+            if size < len(snapshot.tokens) and snapshot.serves_for(size):
                 self._remove(entry)
 
     async def _see_other_servers(self, written: _Entry) -> None:
@@ -244,13 +247,14 @@ class DiskTier:
                 differs = [name for name, value in self._identity.items() if header.get(name) != value]
                 tokens: array[int] = array("i")
                 tokens.frombytes(file.read(_token_bytes(header["n_tokens"], status.st_size)))
+                ends = _checked_ends(header["ends"], header["end_bytes"], len(tokens))
         except (OSError, ValueError, KeyError, TypeError) as error:
             _log.warning("cache_dir: %s is ignored: it is no snapshot (%s)", path, error)
             return None
         if differs:
             _log.info("cache_dir: %s is ignored: another %s", path, ", ".join(differs))
             return None
-        return _Entry(path, status.st_size, status.st_mtime, tokens=tokens)
+        return _Entry(path, status.st_size, status.st_mtime, tokens=tokens, ends=ends)
 
     @staticmethod
     def _parse_header(start: bytes, read: object) -> dict[str, Any]:
@@ -270,21 +274,28 @@ class DiskTier:
                 header = self._parse_header(file.read(16), file.read)
                 file.seek(4 * len(entry.tokens), os.SEEK_CUR)
                 parts = tuple(file.read(size) for size in _checked_sizes(header["part_bytes"], entry.size_bytes))
+                sizes = _checked_sizes(header["end_bytes"], entry.size_bytes)
+                checkpoints = tuple(file.read(size) for size in sizes)
             os.utime(entry.path)
         except (OSError, ValueError, KeyError, TypeError) as error:
             _log.warning("cache_dir: %s is ignored: %s", entry.path, error)
             return None
-        if _checksum(entry.tokens, parts) != header.get("checksum"):
+        if _checksum(entry.tokens, (*parts, *checkpoints)) != header.get("checksum"):
             _log.warning("cache_dir: %s is ignored: its checksum is wrong", entry.path)
             return None
-        return Snapshot(entry.tokens, parts, is_on_disk=True)
+        ends = None if entry.ends is None else dict(zip(entry.ends, checkpoints, strict=True))
+        return Snapshot(entry.tokens, parts, is_on_disk=True, ends=ends)
 
     def _write(self, snapshot: Snapshot) -> _Entry:
+        ends = None if snapshot.ends is None else tuple(snapshot.ends)
+        checkpoints = tuple((snapshot.ends or {}).values())
         header = {
             **self._identity,
             "n_tokens": len(snapshot.tokens),
             "part_bytes": list(map(len, snapshot.parts)),
-            "checksum": _checksum(snapshot.tokens, snapshot.parts),
+            "ends": ends,
+            "end_bytes": list(map(len, checkpoints)),
+            "checksum": _checksum(snapshot.tokens, (*snapshot.parts, *checkpoints)),
         }
         encoded = orjson.dumps(header)
         path = self._folder / f"{header['checksum']}{SUFFIX}"
@@ -295,7 +306,7 @@ class DiskTier:
             try:
                 for piece in (MAGIC, len(encoded).to_bytes(8, "little"), encoded, snapshot.tokens):
                     file.write(piece)
-                file.writelines(snapshot.parts)
+                file.writelines((*snapshot.parts, *checkpoints))
                 file.flush()
                 Path(file.name).replace(path)
             except OSError:
@@ -303,7 +314,8 @@ class DiskTier:
                 raise
         snapshot.is_on_disk = True
         status = path.stat()
-        return _Entry(path, status.st_size, status.st_mtime, tokens=snapshot.tokens, snapshot=weakref.ref(snapshot))
+        size, used_at, memory = status.st_size, status.st_mtime, weakref.ref(snapshot)
+        return _Entry(path, size, used_at, tokens=snapshot.tokens, ends=ends, snapshot=memory)
 
 
 def _times(paths: list[Path]) -> dict[Path, float | None]:
@@ -321,6 +333,14 @@ def _token_bytes(count: object, most: int) -> int:
     if not isinstance(count, int) or not 0 < 4 * count < most:
         raise ValueError(f"{count} tokens cannot be in it")
     return 4 * count
+
+
+def _checked_ends(ends: list[int] | None, sizes: list[int], n_tokens: int) -> tuple[int, ...] | None:
+    if ends is None:
+        return None
+    if len(ends) != len(sizes) or not all(0 < end < n_tokens for end in ends):
+        raise ValueError("wrong ends")
+    return tuple(ends)
 
 
 def _checked_sizes(sizes: list[int], most: int) -> list[int]:

@@ -7,11 +7,12 @@ cells exactly, so `llama_decode` is not asked for what cannot fit. Owned by the 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import attrs
 
 from uma.engine.kv.cells import SequenceCells
+from uma.engine.kv.checkpoints import LEAST_SAVED_TOKENS, Checkpoints
 from uma.engine.kv.events import KvListener, Run, Tier
 from uma.engine.kv.prefix_tree import Node, PrefixTree
 from uma.engine.kv.snapshot_copies import SnapshotCopies
@@ -21,6 +22,15 @@ from uma.llama.context import Context
 PLENTY = 2**31 - 1
 LEAST_SHARED_TOKENS = 8
 """Minimum length of a shared prefix: to compute a shorter one again costs less than to keep track of it."""
+BORDER_TOKENS = 2_048
+"""Tokens of a long prompt between two checkpoints."""
+LAST_TOKENS = 4
+"""Tokens of the last batch of a prompt that is read alone.
+
+From two on llama.cpp's attention does not depend on where the cells lie. Four rows are what its repacked weights are
+multiplied with together, and what llama-server reads last of a prompt, too, where a model has sliding windows. The last
+checkpoint of a prompt is so far before its end, too, if no message ends there.
+"""
 LEAST_EVICTED_TOKENS = 256
 """Minimum cells evicted at a time."""
 WORTH_RESTORING_TOKENS = 48
@@ -53,22 +63,27 @@ class KvPool:
         context: Context,
         store: SnapshotStore,
         *,
-        shares: bool,
         cache_cells: int,
         keeps_answers: bool = True,
     ) -> None:
         self.cells = SequenceCells(context)
         self._cache_cells = cache_cells
         self._keeps_answers = keeps_answers
-        self.shares = shares
-        """Whether a common prefix is computed once, and finished sequences stay as cache."""
         self.store = store
         # One order of events for both tiers, since they share their listeners.
         self._events = store.events
-        self.tree = PrefixTree(self.cells, self._events)
+        self.tree = PrefixTree(self.cells, self._events, can_be_cut=self.cells.can_be_cut)
+        self._checkpoints = Checkpoints(self.cells, self.tree, store)
         self.has_decoding_rows = False
         """Kept by the worker: large copies wait while it is set."""
-        self._copies = SnapshotCopies(self.cells, self.tree, store, self._is_worth_saving, self._take_id)
+        self._copies = SnapshotCopies(
+            self.cells, self.tree, store, self._checkpoints, self._is_worth_saving, self._take_id
+        )
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether sequences begin behind any token that is there; else where others end, and at checkpoints."""
+        return self.cells.can_be_cut
 
     @property
     def in_id_order(self) -> bool:
@@ -119,11 +134,10 @@ class KvPool:
         return self.cells.lowest_free_id is not None or bool(self.tree.cached)
 
     def match(self, tokens: array[int]) -> tuple[Node, int]:
-        """The longest computed prefix of `tokens` worth sharing; never all, since the last token gives the logits."""
-        if not self.shares:
-            return self.tree.root, 0
-        node, length = self.tree.match(tokens)
-        length = min(length, len(tokens) - 1)
+        """The longest computed prefix of `tokens` worth sharing behind which a sequence can begin; never all, since the
+        last token gives the logits.
+        """
+        node, length = self.tree.place(tokens)
         while node.parent is not None and node.start >= length:
             node = node.parent
         if length < LEAST_SHARED_TOKENS or not self.cells.stands(self.tree.any_id(node), length):
@@ -156,7 +170,60 @@ class KvPool:
             node, length = self.tree.root, 0
             seq_id = self._take_id(keep=None)
         assert seq_id is not None, "asked for a sequence id when none can be had"
-        return Holding(seq_id, self.tree.start(seq_id, node, length, now_ms)), length
+        holding = Holding(seq_id, self.tree.start(seq_id, node, length, now_ms))
+        self._checkpoints.used(holding.tip)
+        return holding, length
+
+    def borders(self, tokens: array[int], prompt_tokens: int, computed: int, ends: Collection[int]) -> list[int]:
+        """Where a sequence stops to have a checkpoint taken (`stop_at`), the next one last: none where memory can be
+        cut. `computed` of its tokens are there, and messages of its prompt end behind so many tokens as in `ends`.
+        """
+        if self.cells.can_be_cut or not self.store.is_enabled:
+            return []
+        wanted = {*ends, *range(BORDER_TOKENS, prompt_tokens, BORDER_TOKENS)}
+        if not any(prompt_tokens - end <= LEAST_SAVED_TOKENS for end in ends):
+            wanted.add(prompt_tokens - LAST_TOKENS)
+        found: list[int] = []
+        for end in sorted(wanted):
+            if computed < end < prompt_tokens and end - (found[-1] if found else computed) >= LEAST_SAVED_TOKENS:
+                found.append(end)
+        # Others have gone on differently from here: so can further ones.
+        branch = min(self.tree.match(tokens)[1], prompt_tokens - 1)
+        if branch - computed >= LEAST_SAVED_TOKENS:
+            found = sorted({branch, *(each for each in found if abs(each - branch) >= LEAST_SAVED_TOKENS)})
+        return found[::-1]
+
+    def stop_at(self, holding: Holding, now_ms: float) -> None:
+        """A sequence that goes on is where others can begin later: take a checkpoint, or a snapshot where there are no
+        checkpoints.
+        """
+        if self.cells.has_checkpoints:
+            self._checkpoints.take(holding.tip, holding.seq_id)
+        elif not self.cells.can_be_cut:
+            self.save(holding, now_ms)
+
+    def give_up(self, holding: Holding, now_ms: float) -> None:
+        """A sequence ends in an unknown state: as far as there is a checkpoint of it, it stays as cache."""
+        ends = (each for each in holding.tip.path() if each.checkpoint is not None)
+        node = next(ends, None)
+        if node is None or node.checkpoint is None:
+            self.release(holding, now_ms, keep=False)
+            return
+        is_back = self.cells.trim_to(holding.seq_id, node.end, node.checkpoint)
+        if is_back:
+            holding.tip = self.tree.truncate(holding.tip, holding.seq_id, node.end)
+        self.release(holding, now_ms, keep=is_back)
+
+    def distrust(self) -> None:
+        """A batch was aborted: where memory is a state for each sequence, llama.cpp can have moved those of others in
+        its midst. Cached ones go back to their checkpoints, or go.
+        """
+        if self.cells.can_be_cut:
+            return
+        for seq_id in list(self.tree.cached):
+            node = self.tree.cached[seq_id]
+            if node.checkpoint is None or not self.cells.trim_to(seq_id, node.end, node.checkpoint):
+                self.tree.go_back(seq_id)
 
     def _drop_answers(self, node: Node, length: int) -> None:
         """A prompt is asked again that ends in `node`, behind `length` tokens and one more: what cached sequences have
@@ -236,7 +303,7 @@ class KvPool:
 
     def release(self, holding: Holding, now_ms: float, *, keep: bool) -> None:
         """The sequence ends; with `keep` what it computed stays as cache."""
-        keep = keep and self.shares and holding.tip.end >= LEAST_SHARED_TOKENS and not self._is_off
+        keep = keep and holding.tip.end >= LEAST_SHARED_TOKENS and not self._is_off
         self.tree.finish(holding.tip, holding.seq_id, now_ms, keep=keep)
         self.trim_cache()
 
@@ -281,9 +348,11 @@ class KvPool:
         tokens = holding.tip.whole()
         if self.cells.waits_for_copy(holding.seq_id) or not self.store.accepts(tokens, len(tokens), 1):
             return None
-        if not self.store.has_place_for(self.cells.state_size(holding.seq_id), len(tokens), 1, now_ms):
+        size = self._checkpoints.snapshot_size(holding.seq_id, holding.tip)
+        if not self.store.has_place_for(size, len(tokens), 1, now_ms):
             return None
-        snapshot = Snapshot(tokens, self.cells.states(holding.seq_id), 1, now_ms)
+        ends = self._checkpoints.of_snapshot(holding.tip)
+        snapshot = Snapshot(tokens, self.cells.states(holding.seq_id), 1, now_ms, ends=ends)
         return snapshot if self.store.add(snapshot) else None
 
     def save_cached(self) -> bool:
@@ -308,8 +377,9 @@ class KvPool:
         return self.store.accepts(node.whole(), node.end - own[-1].start, max(each.reuses for each in own))
 
     def _snapshot_of(self, seq_id: int) -> Snapshot:
-        node = self.tree.cached[seq_id]
-        return Snapshot(node.whole(), self.cells.states(seq_id), node.reuses, node.used_at)
+        node, states = self.tree.cached[seq_id], self.cells.states(seq_id)
+        ends = self._checkpoints.of_snapshot(node)
+        return Snapshot(node.whole(), states, node.reuses, node.used_at, ends=ends)
 
     def make_room(self, cells: int) -> None:
         """Drop cache, the longest unused first, until `cells` cells are unused or no cache is left."""
@@ -340,10 +410,10 @@ class KvPool:
         saves = node.end - node.alone()[-1].start
         if saves < WORTH_RESTORING_TOKENS or not self.store.is_enabled or self.store.covers(node.whole()):
             return True
-        is_large = node.end * self.cells.bytes_per_token > MOST_STALL_BYTES
+        is_large = self.cells.expected_size(node.end) > MOST_STALL_BYTES
         if self.cells.waits_for_copy(seq_id) or (self.has_decoding_rows and is_large):
             return False
-        size = self.cells.state_size(seq_id)
+        size = self._checkpoints.snapshot_size(seq_id, node)
         if self.store.has_place_for(size, node.end, node.reuses, node.used_at):
             self.store.add(self._snapshot_of(seq_id), is_lasting=self._is_worth_saving(node))
         return True
@@ -366,12 +436,19 @@ class KvPool:
         if not self._load(seq_id, snapshot.parts):
             self.tree.finish(holding.tip, seq_id, now_ms, keep=False)
             return None
+        ends = snapshot.ends or {}
         if length < whole:
-            self.cells.roll_back(seq_id, length)
+            self.cells.trim(seq_id, length, ends.get(length))
         if not self.cells.stands(seq_id, length):
             self.tree.finish(holding.tip, seq_id, now_ms, keep=False)
             return None
-        self.extend(holding, snapshot.tokens[:length])
+        start = 0
+        for end in sorted(each for each in ends if each <= length):
+            self.extend(holding, snapshot.tokens[start:end])
+            self._checkpoints.put(holding.tip, ends[end])
+            start = end
+        if start < length:
+            self.extend(holding, snapshot.tokens[start:length])
         return holding
 
     def _load(self, seq_id: int, parts: Sequence[bytes]) -> bool:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 ITEM_BYTES = 4
+MOST_COMPARED = 64
+"""Maximum items that are compared where the nearest cannot be used as far as they have tokens in common."""
 
 
 class PrefixIndex(Generic[T]):
@@ -53,22 +55,39 @@ class PrefixIndex(Generic[T]):
                 best = self._items[near], common
         return best
 
-    def most_useful(self, tokens: array[int], *, exact_ends: bool) -> tuple[T, int] | None:
+    def most_useful(self, tokens: array[int], usable: Callable[[T, int], int]) -> tuple[T, int] | None:
         """The item that spares computing most of `tokens`, and how many; never all, since the last gives the logits.
 
-        With `exact_ends` an item can only be used whole.
+        `usable` says how many of the first tokens that an item has in common can be used.
         """
-        most = len(tokens) - 1
-        if exact_ends:
-            return next(((item, size) for item, size in self.beginnings(tokens) if size <= most), None)
-        found = self.longest(tokens)
-        return None if found is None else (found[0], min(found[1], most))
+        key, most = _key(tokens), len(tokens) - 1
+        after = bisect_left(self._keys, key)
+        before, best = after - 1, None
+        for _ in range(MOST_COMPARED):
+            # The farther an item is in this order, the less it has in common.
+            near = [(self._common(index, key), index) for index in (before, after) if 0 <= index < len(self._keys)]
+            if not near or (common := min(max(near)[0], most)) <= (best[1] if best else 0):
+                break
+            index = max(near)[1]
+            item = self._items[self._keys[index]]
+            if (size := usable(item, common)) > (best[1] if best else 0):
+                best = item, size
+            before, after = before - (index == before), after + (index == after)
+        return best
 
-    def covers(self, tokens: array[int]) -> bool:
-        """Whether some item begins with all of `tokens`."""
+    def _common(self, index: int, key: bytes) -> int:
+        return _common_bytes(self._keys[index], key) // ITEM_BYTES
+
+    def covers(self, tokens: array[int], usable: Callable[[T, int], int]) -> bool:
+        """Whether some item begins with all of `tokens`, and so many of it can be used."""
         key = _key(tokens)
         at = bisect_left(self._keys, key)
-        return at < len(self._keys) and self._keys[at].startswith(key)
+        for each in self._keys[at : at + MOST_COMPARED]:
+            if not each.startswith(key):
+                return False
+            if usable(self._items[each], len(tokens)) == len(tokens):
+                return True
+        return False
 
     def get(self, tokens: array[int]) -> T | None:
         """The item with exactly these tokens, if there is one."""

@@ -5,6 +5,9 @@ request takes the longest path that is computed, whether its sequence is finishe
 and grows its own branch from there. Nodes on the path of a running sequence are protected; all others are cache,
 dropped from the ends inwards, the longest unused first.
 
+Where memory can be cut, a sequence can begin behind any token that is there. A recurrent state is only ever that of a
+sequence's end: then one begins where another ends, or behind a node that has a checkpoint.
+
 The tree knows nothing of llama.cpp: what must happen to the cells is told to a `Cells`, so it is tested by itself.
 """
 
@@ -24,17 +27,17 @@ from uma.engine.kv.events import KvEvents, Tier
 class Cells(Protocol):
     """What the tree asks of the KV cache. Positions are token counts from the beginning of the sequence."""
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Let `target` hold the first `length` cells of `source` too."""
+    def copy(self, source: int, target: int, length: int, checkpoint: bytes | None) -> None:
+        """Let `target` hold the first `length` cells of `source` too; it ends there, or there is a checkpoint."""
 
-    def trim(self, seq_id: int, length: int) -> None:
-        """Let `seq_id` keep its first `length` cells only; 0: none."""
+    def trim(self, seq_id: int, length: int, checkpoint: bytes | None) -> None:
+        """Let `seq_id` keep its first `length` cells only; 0: none. Where memory cannot be cut, by a checkpoint."""
 
 
 class Node:
     """A run of cells. `ids` are the sequence ids whose path ends here; `locks` counts running ones at or below."""
 
-    __slots__ = ("children", "ids", "locks", "parent", "reuses", "start", "tokens", "used_at")
+    __slots__ = ("checkpoint", "children", "ids", "locks", "parent", "reuses", "start", "tokens", "used_at", "worth")
 
     def __init__(self, parent: Node | None, start: int, tokens: array[int]) -> None:
         self.parent = parent
@@ -47,6 +50,15 @@ class Node:
         self.locks = 0
         self.reuses = 0
         self.used_at = 0.0
+        self.checkpoint: bytes | None = None
+        """With it a sequence can begin behind this run, where memory cannot be cut."""
+        self.worth = 0.0
+        """Of the checkpoint (`checkpoints.py`)."""
+
+    @property
+    def is_end(self) -> bool:
+        """Whether a sequence can begin behind this run even where memory cannot be cut."""
+        return bool(self.ids) or self.checkpoint is not None
 
     @property
     def end(self) -> int:
@@ -141,8 +153,9 @@ def common_length(left: array[int], right: array[int], at: int = 0) -> int:
 class PrefixTree:
     """All sequences that hold cells. Belongs to the thread that owns the KV cache."""
 
-    def __init__(self, cells: Cells, events: KvEvents | None = None) -> None:
+    def __init__(self, cells: Cells, events: KvEvents | None = None, *, can_be_cut: bool = True) -> None:
         self._cells = cells
+        self._can_be_cut = can_be_cut
         self._events = events or KvEvents()
         self.root = Node(None, 0, array("i"))
         self.total_tokens = 0
@@ -153,8 +166,11 @@ class PrefixTree:
         self.cached: dict[int, Node] = {}
         """Finished sequences whose cells are kept, by sequence id."""
         self.stats = CacheStats()
-        self._matched: tuple[array[int], int, tuple[Node, int]] | None = None
-        """The last answer of `match`, until the tree changes."""
+        self.checkpoints: dict[Node, None] = {}
+        """Nodes that have one."""
+        self.checkpoint_bytes = 0
+        self._matched: tuple[array[int], int, tuple[Node, int, Node]] | None = None
+        """The last answer of `_match`, until the tree changes."""
 
     @property
     def evictable_tokens(self) -> int:
@@ -163,13 +179,23 @@ class PrefixTree:
 
     def match(self, tokens: array[int]) -> tuple[Node, int]:
         """The node that holds the longest computed prefix of `tokens`, and that prefix's length."""
+        return self._matches(tokens)[:2]
+
+    def place(self, tokens: array[int]) -> tuple[Node, int]:
+        """The same of the longest prefix behind which a sequence can begin; never all of `tokens`, since the last gives
+        the logits.
+        """
+        node, length, end = self._matches(tokens)
+        return (node, min(length, len(tokens) - 1)) if self._can_be_cut else (end, end.end)
+
+    def _matches(self, tokens: array[int]) -> tuple[Node, int, Node]:
         # Admission asks several times for the same tokens before it changes anything.
         if self._matched is None or self._matched[0] is not tokens or self._matched[1] != len(tokens):
             self._matched = tokens, len(tokens), self._match(tokens)
         return self._matched[2]
 
-    def _match(self, tokens: array[int]) -> tuple[Node, int]:
-        best, most = self.root, 0
+    def _match(self, tokens: array[int]) -> tuple[Node, int, Node]:
+        best, most, end = self.root, 0, self.root
         # Two sequences can have computed the same tokens side by side, in runs of different lengths, so the run that
         # has most in common is not always on the way to the longest path.
         ahead = [self.root]
@@ -180,7 +206,9 @@ class PrefixTree:
                     best, most = child, child.start + common
                 if common == len(child.tokens):
                     ahead.append(child)
-        return best, most
+                    if child.is_end and end.end < child.end < len(tokens):
+                        end = child
+        return best, most, end
 
     def continuation(self, tokens: array[int], most: int) -> array[int]:
         """What another sequence went on with after exactly `tokens`: at most `most` tokens, none where none did."""
@@ -213,7 +241,8 @@ class PrefixTree:
         elif length < node.end:
             node = self._split(node, length)
         if length:
-            self._cells.copy(self.any_id(node), seq_id, length)
+            at_end = self._can_be_cut or node.ids
+            self._cells.copy(self.any_id(node), seq_id, length, None if at_end else node.checkpoint)
             node.reuses += 1
         node.ids.add(seq_id)
         for each in node.path():
@@ -226,7 +255,7 @@ class PrefixTree:
         self._matched = None
         self.total_tokens += len(tokens)
         self.protected_tokens += len(tokens)
-        if tip.parent is not None and not tip.children and len(tip.ids) == 1:
+        if self._is_open(tip):
             tip.tokens.extend(tokens)
             if self._events.listeners:
                 self._events.stored(Tier.CELLS, tip.end - len(tokens), tip.end, tip.whole)
@@ -241,10 +270,15 @@ class PrefixTree:
             self._events.stored(Tier.CELLS, child.start, child.end, child.whole)
         return child
 
+    @staticmethod
+    def _is_open(tip: Node) -> bool:
+        """Whether the one sequence that ends in this run makes it longer as it grows."""
+        return tip.parent is not None and not tip.children and len(tip.ids) == 1 and tip.checkpoint is None
+
     def append(self, tip: Node, seq_id: int, token: int) -> Node:
         """`extend` by one token: the way of every decode row."""
         self._matched = None
-        if tip.parent is not None and not tip.children and len(tip.ids) == 1:
+        if self._is_open(tip):
             tip.tokens.append(token)
             self.total_tokens += 1
             self.protected_tokens += 1
@@ -292,24 +326,36 @@ class PrefixTree:
         """Free up to `tokens` cells at the end of a cached leaf (see `oldest_leaf`).
 
         Returns whether `seq_id` still holds anything: a used-up run passes it to the parent if no other id holds that.
+        Where memory cannot be cut, all goes behind the checkpoint before.
         """
         self._matched = None
         self.stats.evictions += 1
         node = self.cached[seq_id]
         keep = len(node.tokens) - tokens
-        if keep > 0:
-            self._cells.trim(seq_id, node.start + keep)
+        if self._can_be_cut and keep > 0:
+            self._cells.trim(seq_id, node.start + keep, None)
             self._cut(node, keep)
             return True
-        parent = node.parent
-        assert parent is not None
-        if parent is self.root or parent.ids or parent.branches:
+        return self.go_back(seq_id)
+
+    def go_back(self, seq_id: int) -> bool:
+        """Take a cached sequence's last run from it, and where memory cannot be cut all behind the checkpoint before
+        it. Returns whether it still holds anything, which no other id holds.
+        """
+        self._matched = None
+        node = self.cached[seq_id]
+        above = node.parent
+        assert above is not None
+        while not (self._can_be_cut or above is self.root or above.is_end or above.branches):
+            assert above.parent is not None
+            above = above.parent
+        if above is self.root or above.ids or above.branches:
             self._forget(node, seq_id)
             return False
-        self._cells.trim(seq_id, node.start)
+        self._cells.trim(seq_id, above.end, None if self._can_be_cut else above.checkpoint)
         node.ids.discard(seq_id)
-        parent.ids.add(seq_id)
-        self.cached[seq_id] = parent
+        above.ids.add(seq_id)
+        self.cached[seq_id] = above
         self._prune(node)
         return True
 
@@ -343,6 +389,21 @@ class PrefixTree:
         self._prune(tip)
         return keep
 
+    def set_checkpoint(self, node: Node, checkpoint: bytes) -> None:
+        """Let sequences begin behind this run, which has no checkpoint yet and grows no more."""
+        self._matched = None
+        node.checkpoint = checkpoint
+        self.checkpoints[node] = None
+        self.checkpoint_bytes += len(checkpoint)
+
+    def drop_checkpoint(self, node: Node) -> None:
+        """The counterpart; nothing where it has none."""
+        if node.checkpoint is not None:
+            self._matched = None
+            self.checkpoint_bytes -= len(node.checkpoint)
+            del self.checkpoints[node]
+            node.checkpoint = None
+
     def nodes(self) -> Iterator[Node]:
         """All nodes but the root."""
         stack = list(self.root.every_child())
@@ -355,6 +416,7 @@ class PrefixTree:
         """Drop all but the first `keep` tokens of a run that nothing goes on behind."""
         if self._events.listeners:
             self._events.removed(Tier.CELLS, node.start + keep, node.end, node.whole)
+        self.drop_checkpoint(node)
         self.total_tokens -= len(node.tokens) - keep
         del node.tokens[keep:]
 
@@ -388,14 +450,17 @@ class PrefixTree:
         if tip.children or tip.ids != {seq_id}:
             return True
         return any(
-            each is not tip and common_length(each.tokens, tip.tokens) == len(tip.tokens) for each in tip.twins()
+            each is not tip
+            and common_length(each.tokens, tip.tokens) == len(tip.tokens)
+            and (self._can_be_cut or (each.is_end and each.end == tip.end))
+            for each in tip.twins()
         )
 
     def _drop_covered(self, tip: Node) -> None:
         """Cached ends that `tip` now holds too are given up: its beginnings, and the same tokens computed twice."""
         covered = [node for node in tip.path() if node is not tip and node is not self.root]
         for each in tip.twins():
-            is_end = each is not tip and not each.children and each.locks == 0
+            is_end = each is not tip and not each.children and each.locks == 0 and each.checkpoint is None
             if is_end and common_length(each.tokens, tip.tokens) == len(each.tokens):
                 covered.append(each)
         for node in covered:
@@ -405,7 +470,7 @@ class PrefixTree:
 
     def _forget(self, tip: Node, seq_id: int) -> None:
         self._matched = None
-        self._cells.trim(seq_id, 0)
+        self._cells.trim(seq_id, 0, None)
         self.cached.pop(seq_id, None)
         tip.ids.discard(seq_id)
         self._prune(tip)
@@ -416,6 +481,7 @@ class PrefixTree:
             parent = node.parent
             if self._events.listeners:
                 self._events.removed(Tier.CELLS, node.start, node.end, node.whole)
+            self.drop_checkpoint(node)
             parent.disown(node)
             self.total_tokens -= len(node.tokens)
             self.node_count -= 1

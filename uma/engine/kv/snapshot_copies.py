@@ -12,6 +12,7 @@ from collections.abc import Callable
 import attrs
 
 from uma.engine.kv.cells import SequenceCells
+from uma.engine.kv.checkpoints import Checkpoints
 from uma.engine.kv.prefix_tree import Node, PrefixTree
 from uma.engine.kv.snapshots import Snapshot, SnapshotStore
 
@@ -43,12 +44,14 @@ class SnapshotCopies:
         cells: SequenceCells,
         tree: PrefixTree,
         store: SnapshotStore,
+        checkpoints: Checkpoints,
         is_worth_saving: Callable[[Node], bool],
         spare_id: Callable[[Node], int | None],
     ) -> None:
         self._cells = cells
         self._tree = tree
         self._store = store
+        self._checkpoints = checkpoints
         self._is_worth_saving = is_worth_saving
         self._spare_id = spare_id
         self._copy: _Copy | None = None
@@ -75,7 +78,8 @@ class SnapshotCopies:
         self._copy = copy if self._copy_part(copy, most_tokens) else None
         if copy.copied == len(copy.tokens):
             self._copy = None
-            snapshot = Snapshot(copy.tokens, tuple(copy.parts), copy.node.reuses, copy.node.used_at)
+            node, ends = copy.node, self._checkpoints.of_snapshot(copy.node)
+            snapshot = Snapshot(copy.tokens, tuple(copy.parts), node.reuses, node.used_at, ends=ends)
             if not self._store.add(snapshot, is_lasting=self._is_worth_saving(copy.node)):
                 self._in_vain.add(copy.seq_id)
 
@@ -86,10 +90,14 @@ class SnapshotCopies:
                 not self._cells.waits_for_copy(seq_id)
                 and seq_id not in self._in_vain
                 and self._is_worth_saving(node)
-                and self._store.has_place_for(self._cells.state_size(seq_id), node.end, node.reuses, node.used_at)
+                and self._has_place(seq_id, node)
             ):
                 return _Copy(seq_id, node, node.whole())
         return None
+
+    def _has_place(self, seq_id: int, node: Node) -> bool:
+        size = self._checkpoints.snapshot_size(seq_id, node)
+        return self._store.has_place_for(size, node.end, node.reuses, node.used_at)
 
     def _is_unchanged(self, copy: _Copy) -> bool:
         node = self._tree.cached.get(copy.seq_id)

@@ -7,7 +7,7 @@ length times how often it was used again. Belongs to the decode thread.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import attrs
 
@@ -18,6 +18,19 @@ LEAST_WORTH = 128.0
 """Tokens that a snapshot must be likely to save; for less, memory and copying are not spent."""
 UNUSED_REUSES = 0.25
 """Worth of a prefix that no request has used again yet: a conversation can go on, but most prompts never return."""
+
+
+MOST_LOST_TOKENS = 256
+"""Maximum tokens that have to be computed again where a longer snapshot has taken the place of a shorter one."""
+
+
+def usable(length: int, common: int, ends: Collection[int] | None) -> int:
+    """Of a snapshot of `length` tokens, of which a prompt has `common`, how many can be restored: where memory cannot
+    be cut all, or up to one of its `ends`.
+    """
+    if ends is None or common >= length:
+        return min(length, common)
+    return max((end for end in ends if end <= common), default=0)
 
 
 @attrs.define(eq=False)
@@ -33,6 +46,18 @@ class Snapshot:
     is_on_disk: bool = False
     is_pinned: bool = False
     """Its owner was preempted and waits for it."""
+    ends: dict[int, bytes] | None = None
+    """Where memory cannot be cut, checkpoints by the lengths at which a sequence can begin with them, beside the whole.
+    None where it can be cut anywhere."""
+
+    def serves_for(self, size: int) -> bool:
+        """Whether a snapshot of its first `size` tokens is needless beside this one, or nearly so."""
+        found = self.usable(size)
+        return size == len(self.tokens) or (found > 0 and size - found <= MOST_LOST_TOKENS)
+
+    def usable(self, common: int) -> int:
+        """How many tokens can be restored for a prompt that has so many of them."""
+        return usable(len(self.tokens), common, self.ends)
 
     def whole(self) -> array[int]:
         """Its tokens, as `kv.events.Run` tells them."""
@@ -41,7 +66,7 @@ class Snapshot:
     @property
     def size_bytes(self) -> int:
         """What it counts for: its data and its tokens."""
-        return _size(sum(map(len, self.parts)), len(self.tokens))
+        return _size(sum(map(len, (*self.parts, *(self.ends or {}).values()))), len(self.tokens))
 
     @property
     def worth(self) -> tuple[float, float]:
@@ -63,17 +88,11 @@ class SnapshotStore:
     Those with a pin stay: their owner waits for them.
     """
 
-    def __init__(
-        self,
-        capacity_bytes: int,
-        *,
-        exact_ends: bool = False,
-        on_added: Callable[[Snapshot], None] | None = None,
-    ) -> None:
+    def __init__(self, capacity_bytes: int, *, on_added: Callable[[Snapshot], None] | None = None) -> None:
         self.events = KvEvents()
         """Told of what comes and goes here; the pool tells them of its cells too."""
-        self._capacity_bytes = capacity_bytes
-        self._exact_ends = exact_ends
+        self.capacity_bytes = capacity_bytes
+        self._reserved_bytes = 0
         self._on_added = on_added
         self._index: PrefixIndex[Snapshot] = PrefixIndex()
         self.size_bytes = 0
@@ -89,19 +108,26 @@ class SnapshotStore:
     @property
     def is_enabled(self) -> bool:
         """Whether anything can be kept at all."""
-        return self._capacity_bytes > 0
+        return self.capacity_bytes > 0
+
+    @property
+    def _free_for_all(self) -> int:
+        """Bytes that snapshots can have."""
+        return self.capacity_bytes - self._reserved_bytes
+
+    def reserve(self, size_bytes: int) -> None:
+        """So much of the memory is used otherwise now; snapshots go where that is too much."""
+        self._reserved_bytes = size_bytes
+        self._shrink(0)
 
     def find(self, tokens: array[int], longer_than: int) -> tuple[Snapshot, int] | None:
-        """The snapshot that saves most of `tokens`, and how many; None if none saves more than `longer_than`.
-
-        Where a state cannot be cut (`exact_ends`: recurrent models) it must be used whole.
-        """
-        found = self._index.most_useful(tokens, exact_ends=self._exact_ends)
+        """The snapshot that saves most of `tokens`, and how many; None if none saves more than `longer_than`."""
+        found = self._index.most_useful(tokens, Snapshot.usable)
         return found if found is not None and found[1] > longer_than else None
 
     def covers(self, tokens: array[int]) -> bool:
         """Whether a snapshot holds all of `tokens`."""
-        return self._index.has(tokens) if self._exact_ends else self._index.covers(tokens)
+        return self._index.covers(tokens, Snapshot.usable)
 
     def accepts(self, tokens: array[int], saves_tokens: int, reuses: int) -> bool:
         """Whether a snapshot of `tokens` is worth taking, that would save `saves_tokens` as often as it was used."""
@@ -111,11 +137,11 @@ class SnapshotStore:
     def has_place_for(self, data_bytes: int, n_tokens: int, reuses: int, used_ms: float) -> bool:
         """Whether a snapshot like this could be kept without giving up any that is worth more."""
         size = _size(data_bytes, n_tokens)
-        if self.size_bytes + size <= self._capacity_bytes:
+        if self.size_bytes + size <= self._free_for_all:
             return True
         limit = _worth(n_tokens, reuses, used_ms)
         kept = sum(each.size_bytes for each in self._index if each.is_pinned or each.worth >= limit)
-        return kept + size <= self._capacity_bytes
+        return kept + size <= self._free_for_all
 
     def add(self, snapshot: Snapshot, *, is_lasting: bool = True) -> bool:
         """Keep a snapshot; those it covers go, and if need be those least worth. Returns whether it is kept.
@@ -126,19 +152,14 @@ class SnapshotStore:
         same = self._index.get(snapshot.tokens)
         if same is not None and same.is_pinned:
             return True
-        if self.size_bytes + snapshot.size_bytes > self._capacity_bytes:
+        if self.size_bytes + snapshot.size_bytes > self._free_for_all:
             loose = sum(each.size_bytes for each in self._index if not each.is_pinned)
-            if self.size_bytes - loose + snapshot.size_bytes > self._capacity_bytes:
+            if self.size_bytes - loose + snapshot.size_bytes > self._free_for_all:
                 return False
-        if not self._exact_ends:
-            for each, _ in list(self._index.beginnings(snapshot.tokens)):
-                if not each.is_pinned:
-                    self._remove(each)
-        elif same is not None:
-            self._remove(same)
-        while self.size_bytes + snapshot.size_bytes > self._capacity_bytes:
-            self._remove(min((each for each in self._index if not each.is_pinned), key=lambda each: each.worth))
-            self.evictions += 1
+        for each, size in list(self._index.beginnings(snapshot.tokens)):
+            if not each.is_pinned and snapshot.serves_for(size):
+                self._remove(each)
+        self._shrink(snapshot.size_bytes)
         self._index.put(snapshot.tokens, snapshot)
         self.size_bytes += snapshot.size_bytes
         if self.events.listeners:
@@ -152,6 +173,15 @@ class SnapshotStore:
         snapshot.reuses += 1
         snapshot.used_ms = now_ms
         self.hits += 1
+
+    def _shrink(self, size_bytes: int) -> None:
+        """Make place for so much: those least worth go, as far as they can."""
+        while self.size_bytes + size_bytes > self._free_for_all:
+            least = min((each for each in self._index if not each.is_pinned), key=lambda each: each.worth, default=None)
+            if least is None:
+                return
+            self._remove(least)
+            self.evictions += 1
 
     def _remove(self, snapshot: Snapshot) -> None:
         if self.events.listeners:

@@ -7,6 +7,7 @@ taken apart, and a row that fails alone ends alone.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import attrs
 
 from uma.engine.clock import now_ms
 from uma.engine.delivery.pacing import ONE_STEP, Stride, plan_stride
-from uma.engine.kv.pool import KvPool
+from uma.engine.kv.pool import LAST_TOKENS, KvPool
 from uma.engine.policy.cost import TILE_TOKENS
 from uma.engine.policy.lead import lead_ms, steps_lacking
 from uma.engine.policy.order import preemption_order
@@ -27,13 +28,6 @@ from uma.engine.worker.sequence import Sequence, Status
 from uma.errors import DecodeFailed
 from uma.llama.context import ABORTED, DONE, NO_ROOM, Context
 from uma.metrics import EngineMetrics
-
-LAST_TOKENS = 4
-"""Tokens of the last batch of a prompt that is read alone.
-
-From two on llama.cpp's attention does not depend on where the cells lie. Four rows are what its repacked weights are
-multiplied with together, and what llama-server reads last of a prompt, too, where a model has sliding windows.
-"""
 
 
 @attrs.define(slots=True)
@@ -218,10 +212,30 @@ class Executor:
             yield from self._until_done(self._runner.decode_several, holding)
 
     def _prefill(self, work: Work) -> Iterator[Results]:
-        for batch in [each for part in self._runner.split_unread(work) for each in self._with_last_apart(part)]:
-            # The retries of an earlier batch can have taken its slot.
-            left = [each for each in batch if each[0].holding is not None]
-            yield from self._until_done(self._runner.prefill, left)
+        for part in self._to_borders(work):
+            for batch in [each for some in self._runner.split_unread(part) for each in self._with_last_apart(some)]:
+                # The retries of an earlier batch can have taken its slot.
+                left = [each for each in batch if each[0].holding is not None]
+                yield from self._until_done(self._runner.prefill, left)
+
+    def _to_borders(self, work: Work) -> list[Work]:
+        """The same as several times work, in each of which a sequence ends at its next border or before it. What
+        followers wait for comes last: they begin before more of it is read.
+        """
+        if self._pool.can_be_cut:
+            return [work]
+        found: list[Work] = []
+        for sequence, count in work:
+            computed, end = sequence.computed, sequence.computed + count
+            for turn in itertools.count():
+                size = min(end - computed, sequence.to_border(computed))
+                if turn == len(found):
+                    found.append([])
+                found[turn].append((sequence, size))
+                computed += size
+                if computed in (end, sequence.branch):
+                    break
+        return found
 
     def _with_last_apart(self, work: Work) -> list[Work]:
         """The same, but a prompt that is read while nothing else runs ends with a batch of its last tokens.
@@ -229,7 +243,7 @@ class Executor:
         A row's last bits depend on how many rows its batch has. So a prompt that is in the cache and one that is not
         have the same answer.
         """
-        if len(work) != 1 or len(self._residency.active) != 1 or not self._pool.shares:
+        if len(work) != 1 or len(self._residency.active) != 1:
             return [work]
         ((sequence, count),) = work
         if sequence.report is not None or count != sequence.missing:
@@ -256,7 +270,7 @@ class Executor:
     def _mixed(self, tick: Tick, prefill: Work) -> Iterator[Results]:
         """Decode rows and prefill in one batch; in two where it fails or cannot be, which take the ladder there."""
         rows = [each for each in tick.decode if each.status is Status.DECODING]
-        prefill = _filled_up(prefill, len(tick.decode) - len(rows))
+        prefill = self._to_borders(_filled_up(prefill, len(tick.decode) - len(rows)))[0] if prefill else prefill
         size = len(rows) + sum(count for _, count in prefill)
         if rows and prefill and size <= self._context.n_batch and _is_plain(rows, prefill):
             code, ends = self._runner.mixed(rows, prefill)
@@ -266,6 +280,7 @@ class Executor:
             if self._context.is_ended:
                 return
             if code != NO_ROOM:
+                self._restart_others([*rows, *(each for each, _ in prefill)])
                 rows = [each for each in rows if self._cut_back(each)]
                 prefill = [each for each in prefill if self._cut_back(each[0])]
             if self._is_given_up:
@@ -312,6 +327,7 @@ class Executor:
             retry += self._with_less(work)
         elif code == ABORTED:
             back = [each for each in work if self._cut_back(each[0])]
+            self._restart_others([sequence for sequence, _ in work])
             retry += [] if self._is_given_up else back
         else:
             yield from self._run_alone(work)
@@ -358,6 +374,14 @@ class Executor:
                 self._cut_back(sequence)
                 if code != ABORTED:
                     self._residency.end(sequence, DecodeFailed(f"llama_decode failed with {code} for this request"))
+
+    def _restart_others(self, sequences: list[Sequence]) -> None:
+        """After an aborted batch of these: the states of others with a slot can have been moved in its midst."""
+        if self._pool.can_be_cut or not self._runner.is_state_lost:
+            return
+        for each in list(self._residency.active.values()):
+            if each not in sequences:
+                self._residency.restart(each)
 
     def _cut_back(self, sequence: Sequence) -> bool:
         """Remove what a failed batch can have left in memory. False where memory cannot be cut: then it is queued."""

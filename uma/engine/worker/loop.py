@@ -150,6 +150,11 @@ class DecodeWorker:
         self.commands.post(Inspect(lambda: self._reproducer.attach(context)))
 
     @property
+    def can_be_cut(self) -> bool:
+        """See `KvPool.can_be_cut`; it does not change."""
+        return self._pool.can_be_cut
+
+    @property
     def active_count(self) -> int:
         """Sequences that have a slot now."""
         return len(self._residency.active)

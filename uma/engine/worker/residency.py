@@ -136,7 +136,9 @@ class Residency:
 
     def restart(self, sequence: Sequence) -> None:
         """Queue a sequence whose computed part a failed batch has left in an unknown state: it computes all again."""
-        self._vacate(sequence, now_ms())
+        assert sequence.holding is not None
+        self._pool.give_up(sequence.holding, now_ms())
+        self._queue_again(sequence)
 
     def _vacate(self, sequence: Sequence, now: float) -> None:
         assert sequence.holding is not None
@@ -169,6 +171,9 @@ class Residency:
     def _start(self, sequence: Sequence, now: float) -> None:
         is_first = sequence.started_ms == 0.0
         sequence.holding, sequence.computed = self._pool.acquire(sequence.reusable, now)
+        sequence.borders = self._pool.borders(
+            sequence.reusable, sequence.prompt_tokens, sequence.computed, sequence.message_ends
+        )
         self._unpin(sequence)
         sequence.change(Change.RESTORE if sequence.generated and sequence.missing == 1 else Change.START)
         self.active[sequence.key] = sequence
@@ -257,8 +262,6 @@ class Residency:
         if sequence.holding is not None:
             self._forget_dropped(sequence)
             self._pool.has_decoding_rows = self.is_decoding
-            if isinstance(event, Finished) and not self._pool.shares:
-                self._pool.save(sequence.holding, now_ms())
             self._pool.release(sequence.holding, now_ms(), keep=isinstance(event, Finished))
             sequence.holding = None
         if sequence.sampler is not None:

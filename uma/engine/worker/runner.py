@@ -93,6 +93,8 @@ class ModelRunner:
         """llama.cpp's answer to the last batch."""
         self.is_withdrawn = False
         """All requests of the last batch were cancelled, so that it was aborted: none of it is to be tried again."""
+        self.is_state_lost = False
+        """llama.cpp has broken off the last batch: states, also of sequences beside it, are not known."""
         self.began_ms = 0.0
         """When the last batch went to llama.cpp."""
 
@@ -340,8 +342,8 @@ class ModelRunner:
             sequence.was_in_batch(len(work))
             if sequence.missing == 0 and sequence.status is Status.PREFILLING:
                 sequence.change(Change.PREFILLED)
-                if not self._pool.shares:
-                    self._pool.save(sequence.holding, now_ms())
+            if sequence.is_at_border():
+                self._pool.stop_at(sequence.holding, now_ms())
         self._metrics.tick(tokens, took_ms)
         return code, took_ms, ends
 
@@ -406,7 +408,9 @@ class ModelRunner:
     def _begin(self, sequences: list[Sequence], expected_ms: float) -> None:
         self.began_ms = now_ms()
         self.stall_watch.begin(self.began_ms, expected_ms, self._threads, self._neighbours.suspected)
-        self.code = self._context.begin(self._batch) if self._withdrawn.begin(sequences) else ABORTED
+        is_begun = self._withdrawn.begin(sequences)
+        self.code = self._context.begin(self._batch) if is_begun else ABORTED
+        self.is_state_lost = is_begun and self.code == ABORTED
 
     def _wait(self) -> float:
         """The milliseconds that the batch took which was begun."""
@@ -415,6 +419,8 @@ class ModelRunner:
         took_ms = now_ms() - self.began_ms
         if self.code == ABORTED or is_stalled or self.is_withdrawn:
             self._context.resume()
+        if self.is_state_lost:
+            self._pool.distrust()
         if (self.code == ABORTED and not self.is_withdrawn) or is_stalled:
             self._neighbours.ask_again()
             self._metrics.stalls_total += self.code == ABORTED and not self._context.is_ended

@@ -184,6 +184,10 @@ class Sequence:
     """KV cells that preempting it would free; current only where the scheduler has to know."""
     branch: int = 0
     """Its first tokens that followers wait for, the fewest of several; 0: none does."""
+    message_ends: tuple[int, ...] = ()
+    """How many tokens of its prompt come before where a message ends, as far as others are likely to part there."""
+    borders: list[int] = attrs.field(factory=list)
+    """Where its pieces end besides, the next one last: a checkpoint is taken there (`KvPool.borders`)."""
     paused_ms: float = 0.0
     """When its reader fell behind."""
     computed: int = 0
@@ -240,6 +244,18 @@ class Sequence:
         if status is None:
             raise IllegalTransitionError(f"sequence {self.key}: {change.name} while {self.status.name}")
         self.status = status
+
+    def to_border(self, computed: int) -> int:
+        """Tokens from its first `computed` ones to the next border, or to its end."""
+        ends = (each for each in (*self.borders, self.branch) if each > computed)
+        return min(ends, default=len(self.tokens)) - computed
+
+    def is_at_border(self) -> bool:
+        """Whether it is at one; those that it has passed are forgotten."""
+        is_there = self.computed == self.branch > 0
+        while self.borders and self.borders[-1] <= self.computed:
+            is_there = self.borders.pop() == self.computed or is_there
+        return is_there
 
     @property
     def missing(self) -> int:

@@ -99,7 +99,7 @@ class WaitingRoom:
 
     def _find_leader(self, sequence: Sequence, active: Mapping[int, Sequence]) -> tuple[Sequence, int] | None:
         """The sequence that computes more of this prompt than is there yet. None follows a sequence of a lower lane."""
-        if not self._pool.shares or sequence.unread or not sequence.request.cache_prompt:
+        if sequence.unread or not sequence.request.cache_prompt:
             return None
         have = self._pool.match(sequence.tokens)[1]
         best: tuple[Sequence, int] | None = None
