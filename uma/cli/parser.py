@@ -316,6 +316,17 @@ def _describe_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="a JSON list instead of a table (default: off)")
 
 
+def _describe_pull(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "reference",
+        metavar="REPO[:QUANT]",
+        help="OWNER/NAME on the Hugging Face hub, :Q4_K_M or :FILE behind it, @REVISION; or a URL of it",
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="show the models of the repository instead, with their sizes (default: off)"
+    )
+
+
 def _describe_config(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="a JSON object instead of a table (default: off)")
@@ -492,6 +503,16 @@ COMMANDS: tuple[Command, ...] = (
         "The built-in model, the GGUF files of the UMA_MODELS folder, and the models that Hugging Face's cache, LM "
         "Studio and Ollama keep: each with its kind, quantization, context and size, and whether it fits into the "
         "memory that is free. Any of them is loaded by its name, or by as much of its beginning as no other has.",
+    ),
+    Command(
+        "pull",
+        "get a model from the Hugging Face hub",
+        _describe_pull,
+        "Load a GGUF model into the Hugging Face cache, which llama.cpp, vLLM and others share: all parts of it, with "
+        "their checksums verified. What was cut goes on where it was. Without a quantization Q4_K_M is taken, else the "
+        "nearest that there is. The file's path is written to standard output, all else to standard error.\n\n"
+        "HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE are as for every program of Hugging Face.",
+        " REPO[:QUANT]",
     ),
     Command(
         "config",

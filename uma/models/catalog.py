@@ -81,6 +81,12 @@ def named(model: str, environ: Mapping[str, str]) -> Found:
     raise ModelError(f"{model}: no such file, and no model of this name is here{hint}")
 
 
+def short_name(path: Path, environ: Mapping[str, str]) -> str:
+    """What `uma models` lists a file by that has just come; its path where it lists it not."""
+    shown = _short_names(find(environ))
+    return next((name for each, name in shown.items() if each.path == path), str(path))
+
+
 def _matching(model: str, found: list[Found]) -> list[Found]:
     """The files that have the name as it stands, else in other capitals, else a name that begins so."""
     wanted = model.removesuffix(".gguf").casefold()

@@ -1,0 +1,223 @@
+"""What a repository of the Hugging Face hub offers: which models, how large, with which checksums.
+
+`huggingface_hub` asks the hub, so that its variables, its token and its mirrors are those of every other program. It is
+slow to import, so each function that needs it does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote, urlsplit
+
+import attrs
+
+from uma.config import nearest
+from uma.errors import ModelError, UmaError
+from uma.llama import header
+from uma.models.places import is_projector, quantization_of
+
+HOSTS = ("huggingface.co", "hf.co", "www.huggingface.co")
+MAIN = "main"
+PREFERRED = (
+    *("Q4_K_M", "UD-Q4_K_XL", "Q4_K_S", "MXFP4", "MXFP4_MOE", "Q4_0", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q5_K_S", "Q5_0"),
+    *("Q6_K", "Q8_0", "Q3_K_M", "IQ3_M", "Q2_K", "BF16", "F16", "F32"),
+)
+"""Quantizations in the order in which one is chosen: what people take, then larger ones, then smaller ones."""
+
+_REFERENCE = re.compile(
+    r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<before>[^:@]+))?(?::(?P<what>[^@:]+))?(?:@(?P<behind>[^:@]+))?"
+)
+_PATH = re.compile(r"(?P<repository>[^/]+/[^/]+)(?:/(?:resolve|blob|raw|tree)/(?P<revision>[^/]+)(?:/(?P<what>.+))?)?")
+
+
+@attrs.frozen
+class Reference:
+    """What is asked for: a repository, and of it a quantization or a file."""
+
+    repository: str
+    what: str = ""
+    """Empty: one is chosen."""
+    revision: str = MAIN
+
+
+@attrs.frozen
+class RemoteFile:
+    """A file of a repository."""
+
+    path: str
+    size_bytes: int
+    sha256: str | None
+    """None for a file that git keeps by itself, which small ones are."""
+    git_sha1: str
+
+    @property
+    def key(self) -> str:
+        """Its checksum, which is its name in the cache."""
+        return self.sha256 or self.git_sha1
+
+
+@attrs.frozen
+class Offer:
+    """A model that a repository has: one file, or all parts of a split one."""
+
+    name: str
+    files: tuple[RemoteFile, ...]
+
+    @property
+    def quantization(self) -> str:
+        return quantization_of(self.name)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all parts."""
+        return sum(each.size_bytes for each in self.files)
+
+
+@attrs.frozen
+class Listing:
+    """What a repository offers at one commit."""
+
+    reference: Reference
+    commit: str
+    offers: tuple[Offer, ...]
+
+    def choose(self) -> Offer:
+        """What was asked for, else the first of `PREFERRED` that there is. Raises `ModelError`."""
+        asked, repository = self.reference.what, self.reference.repository
+        if not self.offers:
+            raise ModelError(f"{repository}: has no GGUF file of a model; look for a repository that ends in -GGUF")
+        wanted = asked.casefold().removesuffix(".gguf")
+        chosen = [each for each in self.offers if wanted in _names(each)] if asked else self._preferred()
+        if len(chosen) == 1:
+            return chosen[0]
+        known = sorted({each.quantization or each.name for each in chosen or self.offers})
+        if not chosen:
+            hint = nearest(asked, known) or f"; it has {', '.join(known)}"
+            raise ModelError(f"{repository}: has no {asked}{hint}")
+        names = ", ".join(each.name for each in chosen)
+        raise ModelError(
+            f"{repository}: {len(chosen)} models of it are {asked or 'as good'}: {names}; name one of them"
+        )
+
+    def _preferred(self) -> list[Offer]:
+        for quantization in PREFERRED:
+            if found := [each for each in self.offers if each.quantization == quantization]:
+                return found
+        return list(self.offers[:1])
+
+
+def _names(offer: Offer) -> set[str]:
+    names = {offer.quantization, offer.name, offer.name.rpartition("/")[2], *(each.path for each in offer.files)}
+    return {each.casefold().removesuffix(".gguf") for each in names}
+
+
+def parse(text: str, environ: Mapping[str, str]) -> Reference:
+    """`OWNER/NAME[@REVISION][:QUANTIZATION or file]`, with or without `hf.co/`, or a URL of the hub's.
+
+    Raises `ModelError` for anything else.
+    """
+    endpoint = environ.get("HF_ENDPOINT", "").rstrip("/")
+    ours = [*(f"https://{host}" for host in HOSTS), *([endpoint] if endpoint else [])]
+    base = next((each for each in ours if text.startswith(f"{each}/")), None)
+    if base is not None:
+        match = _PATH.fullmatch(unquote(urlsplit(text[len(base) :]).path).strip("/"))
+        groups = match.groupdict() if match else {}
+        found = Reference(groups.get("repository") or "", groups.get("what") or "", groups.get("revision") or MAIN)
+    else:
+        host = next((each for each in HOSTS if text.startswith(f"{each}/")), "")
+        match = _REFERENCE.fullmatch(text.removeprefix(f"{host}/"))
+        groups = match.groupdict() if match else {}
+        revision = groups.get("before") or groups.get("behind") or MAIN
+        found = Reference(groups.get("repository") or "", groups.get("what") or "", revision)
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", found.repository) or not is_inside(found.revision):
+        raise ModelError(
+            f"{text}: is no repository of the hub; name it as OWNER/NAME, OWNER/NAME:Q4_K_M, or by a URL of {ours[-1]}"
+        )
+    return found
+
+
+def is_inside(path: str) -> bool:
+    """Whether a path that the hub or a user gives stays below the folder that it is meant from."""
+    parts = PurePosixPath(path).parts
+    return bool(parts) and not path.startswith("/") and ".." not in parts and "\\" not in path and "\0" not in path
+
+
+def is_offline(environ: Mapping[str, str]) -> bool:
+    """Whether the user has told `huggingface_hub` to ask nothing of the network."""
+    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    return any(environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"} for name in names)
+
+
+def listing(reference: Reference, endpoint: str | None) -> Listing:
+    """What the repository has. Raises `ModelError` where there is none, `UmaError` where the hub does not tell."""
+    from huggingface_hub import HfApi  # noqa: PLC0415
+
+    with explained(reference, endpoint):
+        api = HfApi(endpoint=endpoint, library_name="uma")
+        info = api.model_info(reference.repository, revision=reference.revision, files_metadata=True, timeout=30)
+    files = [
+        RemoteFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else None, each.blob_id or "")
+        for each in info.siblings or ()
+    ]
+    commit = str(info.sha)
+    keys = [commit, *(each.key for each in files)]
+    if not all(re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", key) for key in keys):
+        raise UmaError(f"{reference.repository}: the hub's answer has no checksums; look at HF_ENDPOINT")
+    return Listing(reference, commit, tuple(_offers(files)))
+
+
+def _offers(files: list[RemoteFile]) -> Iterator[Offer]:
+    """Models by name. Projectors and importance matrices are none; nor are parts whose others are missing."""
+    found: dict[str, list[RemoteFile]] = {}
+    for each in sorted(files, key=lambda each: each.path):
+        path = Path(each.path)
+        is_model = path.suffix == ".gguf" and not is_projector(path.name) and "imatrix" not in path.name
+        if is_model and is_inside(each.path):
+            found.setdefault(path.with_name(header.model_stem(path)).as_posix(), []).append(each)
+    for name, parts in found.items():
+        match = re.search(r"-of-(\d{5})\.gguf$", parts[0].path)
+        if len(parts) == (int(match[1]) if match else 1):
+            yield Offer(name, tuple(parts))
+
+
+@contextmanager
+def explained(reference: Reference, endpoint: str | None) -> Iterator[None]:
+    """Turns what `huggingface_hub` raises into one sentence that says what to do."""
+    from huggingface_hub import errors  # noqa: PLC0415
+
+    hub, repository = endpoint or f"https://{HOSTS[0]}", reference.repository
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise UmaError(
+            f"{repository}: is gated; accept its terms at {hub}/{repository}, and set HF_TOKEN to a token of yours"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise ModelError(f"{repository}: has no revision {reference.revision}; leave it out for {MAIN}") from None
+    except errors.HFValidationError:
+        raise ModelError(f"{repository}: is no name that a repository can have; look at it on {hub}") from None
+    except errors.HfHubHTTPError as error:
+        code = error.response.status_code
+        if code in (401, 404):
+            raise ModelError(
+                f"{repository}: there is none at {hub}, or it is private; look at the name, or set HF_TOKEN to one "
+                "that may read it"
+            ) from None
+        advice = "set HF_TOKEN to one that may read it" if code == 403 else "try again later"
+        raise UmaError(f"{repository}: {hub} answers {code}; {advice}") from None
+    except (transport_error(), ConnectionError, TimeoutError) as error:
+        raise UmaError(
+            f"{hub}: cannot be reached: {error or type(error).__name__}; look at the network, and at HF_ENDPOINT and "
+            "HTTPS_PROXY. What was loaded is kept"
+        ) from None
+
+
+def transport_error() -> type[Exception]:
+    """What the HTTP library of `huggingface_hub` raises: httpx under version 1, httpx2 under version 2."""
+    from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415
+
+    found: type[Exception] = next(each for each in HfHubHTTPError.__mro__ if each.__name__ == "HTTPError")
+    return found
