@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -52,10 +53,23 @@ LONG_FILES = (
 """Files that take longest, some with few tests. They come first: at the end, one core would work on them alone."""
 
 
+QUICK_FILES = (
+    *("test_policy_*", "test_protocol_*", "test_jobs_*", "test_kv", "test_kv_events*", "test_prefix", "test_index"),
+    *("test_capabilities", "test_health_check", "test_mdc_schema", "test_re*_schema", "test_version_compat"),
+    *("test_constraints", "test_errors", "test_metrics", "test_engine_sequence", "test_engine_generate"),
+    *("test_delivery_b*", "test_rustinfer_codec"),
+)
+"""What `pytest -m quick` runs while one works: the pure parts, and an engine with the built-in model. Patterns of files'
+names."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, all others as they are."""
+    """The longest files first, all others as they are; those of `QUICK_FILES` are marked."""
     place = {name: index for index, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+    for item in items:
+        if any(fnmatch(item.path.stem, pattern) for pattern in QUICK_FILES):
+            item.add_marker("quick")
 
 
 def pytest_configure(config: pytest.Config) -> None:
