@@ -59,8 +59,8 @@ QUICK_FILES = (
     *("test_constraints", "test_errors", "test_metrics", "test_engine_sequence", "test_engine_generate"),
     *("test_delivery_b*", "test_rustinfer_codec"),
 )
-"""What `pytest -m quick` runs while one works: the pure parts, and an engine with the built-in model. Patterns of files'
-names."""
+"""What `pytest -m quick` runs while one works: the pure parts, and an engine with the built-in model. Patterns of names
+of files."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
