@@ -3,11 +3,14 @@
 A thread cannot be stopped, and a regular expression or a C extension can keep the interpreter from every other thread.
 What runs over other people's texts or programs, for a time that nothing bounds, runs in a child. Both ends of the
 conversation are here: `Child` for the parent, `serve` for the program. A message is JSON behind its length.
+
+The time that counts is the child's own on a CPU, so that no text is blamed for a machine that is busy.
 """
 
 from __future__ import annotations
 
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +24,8 @@ from uma import json_text
 
 START_SEC = 30.0
 """Maximum time for a child process to start, on a machine that is busy."""
+STALL_SEC = 30.0
+"""Maximum time for an answer, whatever of it the child has a CPU for."""
 HEADER_BYTES = 4
 
 _PROGRAM = "import runpy, sys; sys.path[:] = {path!r}; runpy.run_path({file!r}, run_name='__main__')"
@@ -30,6 +35,10 @@ class ChildClosedError(Exception):
     """The child was closed for good."""
 
 
+class ChildBusyError(Exception):
+    """The machine has had no time for the child."""
+
+
 class ChildEndedError(Exception):
     """The child ended, was killed from outside, or answered nonsense: the reason."""
 
@@ -37,8 +46,8 @@ class ChildEndedError(Exception):
 class Child:
     """One child process, or none at the moment. Belongs to one thread at a time.
 
-    `file` is its program, which calls `serve`; `setup` is what that passes on; an answer longer than `max_answer_bytes`
-    is nonsense.
+    `file` is its program, which calls `serve`; `setup` is what that passes on; `deadline_sec` is the maximum CPU time
+    of an answer; one longer than `max_answer_bytes` is nonsense.
     """
 
     def __init__(self, file: str, setup: Any, *, deadline_sec: float, max_answer_bytes: int) -> None:
@@ -76,24 +85,25 @@ class Child:
         self._sock, self._is_fresh = ours, True
 
     def ask(self, question: Any) -> Any:
-        """The answer. Raises what `start` does; `TimeoutError` where it takes longer than the deadline, and
-        `ChildEndedError`: then the process is killed, and the next question starts another.
+        """The answer. Raises what `start` does; `TimeoutError` where it takes longer than the deadline,
+        `ChildBusyError`, and `ChildEndedError`: then the process is killed, and the next question starts another.
         """
         self.start()
         try:
             if self._is_fresh:
                 started_by = time.monotonic() + START_SEC
-                self._send(self._setup, started_by)
+                self._send([self._deadline_sec, self._setup], started_by)
                 self._answer(started_by)  # it is ready
                 self._is_fresh = False
-            due = time.monotonic() + self._deadline_sec
+            due = time.monotonic() + STALL_SEC
             self._send(question, due)
             return self._answer(due)
         except TimeoutError:
             self._kill()
-            raise
+            raise ChildBusyError from None
         except (OSError, EOFError, ValueError) as error:
-            self._kill()
+            if self._kill() == -signal.SIGPROF:
+                raise TimeoutError from None
             raise ChildEndedError(str(error) or type(error).__name__) from None
         except BaseException:
             # Where memory ran out too: the rest of that answer must not answer the next question.
@@ -105,14 +115,17 @@ class Child:
         self._is_closed = True
         self._kill()
 
-    def _kill(self) -> None:
+    def _kill(self) -> int | None:
+        """End the process, if there is one. Returns what it has ended with: a signal that was first is negative."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        if self._process is None:
+            return None
+        self._process.kill()
+        code = self._process.wait()
+        self._process = None
+        return code
 
     def _send(self, message: Any, due: float) -> None:
         payload = json_text.dumps(message, ensure_ascii=True).encode()
@@ -150,10 +163,13 @@ def serve(prepare: Callable[[Any], Callable[[Any], Any]], max_memory_bytes: int)
     with suppress(ValueError, OSError):  # where the system knows no such limit, the parent's deadline is left
         resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
-    answer = prepare(_read(questions))
+    deadline_sec, setup = _read(questions)
+    answer = prepare(setup)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # which ends the process, whatever it is at
     _write(answers, {})  # ready: what comes now is on the clock
     with suppress(EOFError):
         while True:
+            signal.setitimer(signal.ITIMER_PROF, deadline_sec)
             _write(answers, answer(_read(questions)))
 
 

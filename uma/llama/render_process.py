@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from uma.child import Child, ChildClosedError, ChildEndedError
+from uma.child import Child, ChildBusyError, ChildClosedError, ChildEndedError
+from uma.errors import Overloaded
 from uma.llama import sandbox
 from uma.llama.sandbox import MAX_TEXT_CHARS, RefusedError, UnusableError
 
 DEADLINE_SEC = 2.0
-"""Maximum time for one rendering. The longest conversation that a frame holds takes a tenth of it."""
+"""Maximum CPU time for one rendering. The longest conversation that a frame holds takes a tenth of it."""
+RETRY_AFTER_MS = 5_000
+"""Time after which to ask again where the machine was too busy for a rendering."""
 MAX_ANSWER_BYTES = 8 * MAX_TEXT_CHARS
 
 
@@ -32,12 +35,19 @@ class RenderProcess:
             raise UnusableError(f"cannot be rendered: no process can be started for it: {error}") from error
 
     def render(self, conversation: dict[str, Any]) -> str:
-        """The text of a conversation. Raises `UnusableError`, also for a child that had to be killed, or died."""
+        """The text of a conversation. Raises `UnusableError`, also for a child that had to be killed, or died, and
+        `Overloaded` where the machine had no time for it.
+        """
         self.start()
         try:
             answer = self._child.ask(conversation)
         except TimeoutError:
             raise UnusableError(f"fails: it takes longer than {DEADLINE_SEC:g} s for these messages") from None
+        except ChildBusyError:
+            raise Overloaded(
+                "messages: this machine is too busy to apply the chat template; ask again",
+                retry_after_ms=RETRY_AFTER_MS,
+            ) from None
         except ChildEndedError as error:
             raise UnusableError(f"fails: its process ended ({error})") from None
         if "refusal" in answer:

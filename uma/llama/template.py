@@ -78,9 +78,9 @@ class ChatTemplate:
         (`fitting.forms_of`), where there is one.
 
         Raises `TemplateError` with the reason (and line) where the template is broken, takes too long, or refuses
-        these messages. Unless `is_cheap` and without `tools`, it waits for a child process, for
-        `render_process.DEADLINE_SEC` at most for each form, and where `RENDERERS` other threads render, for one of them
-        first.
+        these messages, and `Overloaded` where the machine has no time for it. Unless `is_cheap` and without `tools`, it
+        waits for a child process, for `render_process.DEADLINE_SEC` of CPU time at most for each form, and where
+        `RENDERERS` other threads render, for one of them first.
         """
         messages = self._visible(messages)
         refusal: RefusedError | None = None

@@ -7,14 +7,14 @@ from typing import Any
 
 import trio
 
-from uma.child import Child, ChildClosedError, ChildEndedError
+from uma.child import Child, ChildBusyError, ChildClosedError, ChildEndedError
 from uma.http.page import markdown
 from uma.http.page.markdown import MAX_WHOLE_CHARS, Parsed, plain
 
 logger = logging.getLogger("uma.http")
 
 DEADLINE_SEC = 2.0
-"""Maximum time for one text. The longest that a model usually writes takes a twentieth of it."""
+"""Maximum CPU time for one text. The longest that a model usually writes takes a twentieth of it."""
 MAX_ANSWER_BYTES = 64 * MAX_WHOLE_CHARS
 
 
@@ -50,6 +50,6 @@ class Renderer:
     def _ask(self, question: dict[str, Any]) -> Any:
         try:
             return self._child.ask(question)
-        except (TimeoutError, ChildEndedError, ChildClosedError, OSError) as error:
+        except (TimeoutError, ChildBusyError, ChildEndedError, ChildClosedError, OSError) as error:
             logger.warning("event=page.not_rendered reason=%s", type(error).__name__)
             return None

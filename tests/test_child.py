@@ -1,0 +1,58 @@
+"""Child processes: what counts is the time that they have a CPU for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from uma import child as module
+from uma.child import Child, ChildBusyError
+
+DEADLINE_SEC = 0.2
+PROGRAM = """
+import time
+from uma.child import serve
+
+def answer(question):
+    time.sleep(question["sleeps_sec"])  # as long as nothing runs, as on a machine that is busy
+    while question["is_endless"]:
+        pass
+    return question
+
+serve(lambda setup: answer, 2**33)
+"""
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Iterator[Child]:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    child = Child(str(program), None, deadline_sec=DEADLINE_SEC, max_answer_bytes=1_000)
+    yield child
+    child.close()
+
+
+def asked(sleeps_sec: float = 0.0, *, is_endless: bool = False) -> dict[str, object]:
+    return {"sleeps_sec": sleeps_sec, "is_endless": is_endless}
+
+
+def test_time_without_a_cpu_is_not_the_question_s_fault(child: Child) -> None:
+    slow = asked(2 * DEADLINE_SEC)
+    assert [child.ask(slow), child.ask(slow)] == [slow, slow]
+
+
+def test_a_question_that_takes_too_much_cpu_time_ends_alone(child: Child) -> None:
+    with pytest.raises(TimeoutError):
+        child.ask(asked(is_endless=True))
+    assert child.ask(asked()) == asked()
+
+
+def test_a_child_that_has_no_cpu_for_very_long_is_told_apart(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert child.ask(asked()) == asked()
+    monkeypatch.setattr(module, "STALL_SEC", DEADLINE_SEC)
+    with pytest.raises(ChildBusyError):
+        child.ask(asked(100.0))
+    monkeypatch.undo()
+    assert child.ask(asked()) == asked()
