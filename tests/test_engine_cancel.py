@@ -103,6 +103,25 @@ async def test_a_prompt_that_is_cancelled_while_it_is_read_is_read_no_further_an
     assert other.token_ids == expected_other.token_ids
 
 
+async def test_a_reproducible_request_that_is_cancelled_while_its_prompt_is_read_is_read_no_further(
+    tiny: Path, contexts: list[HaltingContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(*args: Any) -> HaltingContext:
+        contexts.append(HaltingContext(*args))
+        return contexts[-1]
+
+    monkeypatch.setattr("uma.engine.reproducible.Context", make)
+    async with open_engine(config_for(tiny)) as engine:
+        expected = await answer(engine, ask(PROMPT[:100], 10, reproducible=True))
+        context = contexts[-1]
+        context.codes.clear()
+        await cancelled_at(engine, context, ask(PROMPT[:400], 10, reproducible=True), 64)
+        await settled(engine)
+        assert context.codes == [DONE, DONE, ABORTED]
+        again = await answer(engine, ask(PROMPT[:100], 10, reproducible=True))
+    assert again.token_ids == expected.token_ids
+
+
 async def test_what_was_read_before_the_batch_that_was_aborted_stays_in_cache(
     tiny: Path, contexts: list[HaltingContext]
 ) -> None:

@@ -10,13 +10,16 @@ from typing import Any
 import attrs
 import pytest
 import trio
+import trio.testing
 from engine_world import Answer, answer, answers, ask, config_for, settled, tokens_for
 from reference import real_model
 
 from harness import PATIENCE_SEC
+from models import write_model
 from uma import Request, RuntimeConfig, open_engine
 from uma.engine import Engine
 from uma.engine.policy import Plan, Scheduler
+from uma.engine.policy.order import LANE_DELAY_MS
 from uma.engine.policy.state import State
 from uma.errors import BadRequest, PromptTooLarge
 from uma.types import Finished, Token
@@ -135,6 +138,61 @@ async def test_a_slow_reader_of_one_pauses_only_itself(tiny: Path) -> None:
     assert tuple(tokens) == expected.token_ids
 
 
+async def test_with_windows_one_with_a_slow_reader_is_answered_as_alone(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "windows.gguf", kind="sliding-window", context_length=2_048)
+    long = apart(tokens_for(5, 40), 400, id="long")
+    beside: list[Answer] = []
+
+    async def ask_beside(engine: Engine) -> None:
+        beside.append(await answer(engine, apart()))
+
+    async with open_engine(config(model, threads=1, threads_batch=1, flash_attn="off")) as engine:
+        expected, other = told(await answer(engine, long)), told(await answer(engine, apart()))
+        with trio.fail_after(PATIENCE_SEC):
+            async with engine.generate(long) as stream, trio.open_nursery() as nursery:
+                nursery.start_soon(ask_beside, engine)
+                for number in range(3):  # time enough for both
+                    await answer(engine, ask(tokens_for(9, 20), 400, id=str(number)))
+                tokens = [event async for event in stream if isinstance(event, Token)]
+    assert [(token.token_id, token.text, token.logprobs) for token in tokens] == expected
+    assert [told(each) for each in beside] == [other]
+
+
+@pytest.mark.parametrize(("delay_ms", "order"), [(0.0, "abc"), (60_000.0, "bca")])
+async def test_a_lower_lane_waits_for_a_higher_one_for_a_bounded_time(
+    tiny: Path, delay_ms: float, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LANE_DELAY_MS, -1, delay_ms)
+    ended: list[str] = []
+
+    async def ask_for(engine: Engine, name: str, lane: int) -> None:
+        await answer(engine, apart(tokens_for(3, 20), 5, id=name, priority=lane))
+        ended.append(name)
+
+    async with (
+        open_engine(config(tiny, threads=1, threads_batch=1)) as engine,
+        trio.open_nursery() as nursery,
+        engine.generate(apart(max_tokens=300, id="first")) as stream,
+    ):
+        for name, lane in (("a", -1), ("b", 1), ("c", 1)):
+            nursery.start_soon(ask_for, engine, name, lane)
+            await trio.testing.wait_all_tasks_blocked()
+        async for _ in stream:
+            pass
+    assert "".join(ended) == order
+
+
+async def test_one_may_be_as_long_as_any_where_there_is_memory_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_model(tmp_path / "long.gguf", context_length=20_000)
+    async with open_engine(config(model, n_ctx=20_000)) as engine:
+        assert engine.info.limits.max_reproducible_tokens == engine.info.limits.n_ctx == 20_000
+    monkeypatch.setattr("uma.engine.sizing.REPRODUCIBLE_START_SHARE", 10**15)
+    async with open_engine(config(model, n_ctx=20_000)) as engine:
+        assert engine.info.limits.max_reproducible_tokens == 8_192
+
+
 async def test_one_with_a_slow_reader_is_not_put_aside_where_that_takes_more_memory_than_it_may(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +228,8 @@ async def test_what_cannot_be_computed_apart_is_refused(tiny: Path, monkeypatch:
 
 
 async def test_a_prompt_that_is_longer_than_its_context_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uma.engine.sizing.MAX_REPRODUCIBLE_TOKENS", 256)
+    monkeypatch.setattr("uma.engine.sizing.LEAST_REPRODUCIBLE_TOKENS", 256)
+    monkeypatch.setattr("uma.engine.sizing.REPRODUCIBLE_START_SHARE", 10**15)
     async with open_engine(config(tiny)) as engine:
         assert engine.info.limits.max_reproducible_tokens == 256
         with pytest.raises(PromptTooLarge, match="256 tokens with its output"):

@@ -110,7 +110,7 @@ class Engine:
         )
         self._requests = Submission(config, self.worker.commands, self._metrics, self._note_drained)
         self._apart = ReproducibleContext(
-            config, context.model, sizing.max_reproducible_tokens(context), self.worker.use_apart
+            config, context.model, self.info.limits.max_reproducible_tokens, self.worker.use_apart
         )
         self._prompts = PromptReader(config, context.model, self.max_request_tokens)
         self._constraints = Constraints(context.model.vocab, sizing.grammars_at_once(context.params))

@@ -41,7 +41,7 @@ def server_info(
             max_queue=config.max_queue,
             max_sequences=sizing.max_active(context, config),
             has_max_tokens=config.max_tokens > 0,
-            max_reproducible_tokens=sizing.max_reproducible_tokens(context),
+            max_reproducible_tokens=sizing.max_reproducible_tokens(context, config),
         ),
         chat_template=_told_template(model) if model.is_causal else "",
     )

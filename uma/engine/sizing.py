@@ -46,8 +46,11 @@ MAX_TEXT_TOKENS = 8_192
 """Maximum tokens of a text to embed. The context for it takes its memory while streams run, so it stays small."""
 LEAST_TEXT_TOKENS = 256
 """Minimum context for embeddings: one for shorter texts is of no use."""
-MAX_REPRODUCIBLE_TOKENS = 8_192
-"""Maximum tokens of a request that is computed apart from all others: its context's memory comes beside the pool's."""
+LEAST_REPRODUCIBLE_TOKENS = 8_192
+"""Minimum tokens of a request that is computed apart from all others, where the model and the pool hold as many."""
+REPRODUCIBLE_START_SHARE = 4
+"""Divisor of the memory that is free at the start: more of it than so the context of such requests has for no number of
+tokens above that minimum, since it comes beside the pool."""
 REPRODUCIBLE_BATCH_TOKENS = 32
 """Tokens at whose multiples a batch of such a request ends: the streams of others wait for it, which mostly takes less
 than a quarter of a second. Another number changes the last bits of every answer."""
@@ -389,9 +392,15 @@ def max_request_tokens(context: Context) -> int:
     return min(context.n_ctx_seq, context.model.n_ctx_train or context.n_ctx_seq)
 
 
-def max_reproducible_tokens(context: Context) -> int:
-    """Maximum tokens of one request that is computed apart from all others; 0 for a model that does not generate."""
-    return min(max_request_tokens(context), MAX_REPRODUCIBLE_TOKENS) if context.model.is_causal else 0
+def max_reproducible_tokens(context: Context, config: RuntimeConfig) -> int:
+    """Maximum tokens of one request that is computed apart from all others, by the memory that is free just now; 0 for
+    a model that does not generate.
+    """
+    if not context.model.is_causal:
+        return 0
+    cell_bytes = context.model.kv_bytes_per_token(config.cache_type_k, config.cache_type_v)
+    affordable = free_kv_bytes(config) // REPRODUCIBLE_START_SHARE // max(1, cell_bytes)
+    return min(max_request_tokens(context), max(affordable, LEAST_REPRODUCIBLE_TOKENS))
 
 
 def max_active(context: Context, config: RuntimeConfig) -> int:

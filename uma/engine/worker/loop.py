@@ -96,7 +96,7 @@ class DecodeWorker:
         self._saves_at_end = saves_at_end
         self._trace = Trace(trace)
         self._withdrawn = Withdrawn(context)
-        self.commands = Commands(self._withdrawn.add)
+        self.commands = Commands(self._withdraw)
         self._outbox = Outbox(deliver, waits=not context.returns_early)
         self._output = Output(context.model.vocab, metrics, self._outbox)
         waiting = WaitingRoom(pool, max_active, scheduler.cost)
@@ -144,6 +144,9 @@ class DecodeWorker:
         self._speculator.abort()
         self._embedder.abort()
         self._reproducer.abort()
+
+    def _withdraw(self, sequence: Sequence) -> None:
+        (self._reproducer.withdraw if sequence.is_reproducible else self._withdrawn.add)(sequence)
 
     def use_apart(self, context: Context) -> None:
         """Compute requests that are to be reproducible in this context; call it before the first is submitted."""
@@ -382,6 +385,7 @@ class DecodeWorker:
                 self._submit(sequence)
             case Cancel(sequence):
                 self._withdrawn.discard(sequence)
+                self._reproducer.discard(sequence)
                 self._residency.finish(sequence, "cancelled")
             case Credit(sequence, events):
                 self._residency.credit(sequence, events)

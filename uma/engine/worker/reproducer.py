@@ -11,9 +11,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from uma.engine.clock import now_ms
+from uma.engine.policy.order import LANE_DELAY_MS
 from uma.engine.worker.residency import Residency
 from uma.engine.worker.sampling import Given, Sampling
 from uma.engine.worker.sequence import Change, Sequence, Status
+from uma.engine.worker.withdrawn import Withdrawn
 from uma.errors import DecodeFailed
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, Context
@@ -32,12 +34,13 @@ class Reproduced(NamedTuple):
 
 
 class Reproducer:
-    """Such requests, and their context. Belongs to the decode thread, but for `abort`."""
+    """Such requests, and their context. Belongs to the decode thread, but for `abort` and `withdraw`."""
 
     def __init__(self, residency: Residency, metrics: EngineMetrics) -> None:
         self._residency = residency
         self._metrics = metrics
         self._context: Context | None = None
+        self._withdrawn: Withdrawn | None = None
         self._is_stopped = False
         self._waiting: dict[Sequence, bytes | None] = {}
         """In order of arrival, each with its memory if a part of it is computed."""
@@ -64,6 +67,7 @@ class Reproducer:
         self._context = context
         self._sampling = Sampling(context)
         self._batch = Batch(context.n_batch)
+        self._withdrawn = Withdrawn(context)
         if self._is_stopped:
             context.request_abort()
 
@@ -72,6 +76,16 @@ class Reproducer:
         self._is_stopped = True
         if self._context is not None:
             self._context.request_abort()
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """A request is cancelled, and its command follows: a batch of it is aborted. Any thread."""
+        if self._withdrawn is not None:
+            self._withdrawn.add(sequence)
+
+    def discard(self, sequence: Sequence) -> None:
+        """That command was taken up."""
+        if self._withdrawn is not None:
+            self._withdrawn.discard(sequence)
 
     def close(self) -> None:
         """End the threads that help to sample."""
@@ -96,8 +110,8 @@ class Reproducer:
             return True
 
     def _take_turn(self) -> Sequence | None:
-        """The request that is computed next: the current one until it ends or its reader is behind, then the first of
-        the highest lane. Where there is no memory to put it aside, its reader is waited for.
+        """The request that is computed next: the current one until it ends or its reader is behind, then the first by
+        arrival, a lower lane's as late as `LANE_DELAY_MS` says. Where it cannot be put aside, its reader is waited for.
         """
         if self._context is None:
             return None
@@ -111,12 +125,21 @@ class Reproducer:
         if not ready:
             return None
         if self._current is not None:
-            aside = sum(len(kept) for kept in self._waiting.values() if kept is not None)
-            if aside + self._context.state_size(0) > MAX_ASIDE_BYTES:
+            if not self._can_put_aside(self._current):
                 return None
             self._waiting[self._current] = self._context.state_get(0)
-        self._begin(max(ready, key=lambda each: each.lane))
+        self._begin(min(ready, key=lambda each: each.arrived_ms + LANE_DELAY_MS[each.lane]))
         return self._current
+
+    def _can_put_aside(self, sequence: Sequence) -> bool:
+        """Whether it comes back as it was, and there is memory for it. Behind a window's end it would not: llama.cpp
+        writes what the window has, and puts it into other cells.
+        """
+        assert self._context is not None
+        if 0 < self._context.model.window_tokens < sequence.computed:
+            return False
+        aside = sum(len(kept) for kept in self._waiting.values() if kept is not None)
+        return aside + self._context.state_size(0) <= MAX_ASIDE_BYTES
 
     def _begin(self, sequence: Sequence) -> None:
         assert self._context is not None
@@ -127,8 +150,9 @@ class Reproducer:
             self._context.state_set(0, kept)
 
     def _compute(self, sequence: Sequence) -> Reproduced | bool:
-        context, batch, metrics = self._context, self._batch, self._metrics
+        context, batch, metrics, withdrawn = self._context, self._batch, self._metrics, self._withdrawn
         assert context is not None
+        assert withdrawn is not None
         if sequence.status is Status.WAITING:
             self._residency.start_apart(sequence, now_ms())
         first = sequence.computed
@@ -138,7 +162,10 @@ class Reproducer:
         index = batch.add(sequence.tokens[first : first + count], first, 0, last_logits=is_whole)
         self._sampling.prepare([sequence] if is_whole else [])
         began_ms = now_ms()
-        code = context.decode(batch)
+        code = context.decode(batch) if withdrawn.begin([sequence]) else ABORTED
+        if withdrawn.end():
+            context.resume()
+            return True
         if code != DONE:
             if code != ABORTED:
                 self._residency.end(sequence, DecodeFailed(f"llama_decode failed with {code} for this request"))
