@@ -408,7 +408,8 @@ def test_the_usual_commands_exist_and_nothing_that_takes_away_is_guessed(server:
         tell(terminal, "/und", "no such command: /und; ")
         assert "mean /reset?" not in terminal.text
         assert "mean /undo?" not in terminal.text
-        tell(terminal, "/temperature 0.7", "did you mean /set temperature 0.7?")
+        tell(terminal, "/temperature 0.7", "0.7")
+        tell(terminal, "/temperature", "/set temperature: which value?")
         tell(terminal, "/clear", "The conversation starts over.")
 
 

@@ -548,6 +548,10 @@ def test_an_answer_fits_the_schema_in_a_file(tmp_path: Path, generate_here: RunI
     )
     assert done.returncode == 0
     assert isinstance(json.loads(done.stdout)["age"], int)
+    written = generate_here(
+        "--model", "builtin", *ONE_THREAD, "--json-schema", schema.read_text(), "--max-tokens", "400", "How old?"
+    )
+    assert isinstance(json.loads(written.stdout)["age"], int)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,9 @@ def add_answer(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("form of the answer")
     form = group.add_mutually_exclusive_group()
     form.add_argument(
-        "--json-schema", metavar="FILE", type=Path, help="the answer is JSON that fits this schema (default: any text)"
+        "--json-schema",
+        metavar="FILE",
+        help="the answer is JSON that fits the schema in this file, or written out here (default: any text)",
     )
     form.add_argument("--json-object", action="store_true", help="the answer is a JSON object (default: off)")
     form.add_argument("--regex", metavar="TEXT", help="the whole answer matches this expression (default: any text)")
@@ -93,14 +95,14 @@ def _grammar(options: argparse.Namespace) -> Grammar | None:
     return Grammar(**given) if any(value is not None for value in given.values()) else None
 
 
-def json_object(path: Path) -> dict[str, Any]:
-    """The JSON object that a file holds, such as a schema. Raises `ConfigError`."""
+def json_object(named: str) -> dict[str, Any]:
+    """The JSON object, such as a schema, that a file of this name holds, or that `named` is. Raises `ConfigError`."""
     try:
-        value = json.loads(_text(path))
+        value = json.loads(named if named.lstrip().startswith("{") else _text(Path(named)))
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: is no JSON: {error}") from None
+        raise ConfigError(f"{named}: is no JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{path}: holds no JSON object, as a schema is")
+        raise ConfigError(f"{named}: holds no JSON object, as a schema is")
     return value
 
 

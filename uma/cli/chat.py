@@ -76,10 +76,8 @@ async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[...
             return 1 if chat.n_failed and not chat.is_interactive else 0
 
 
-def _advice(name: str, argument: str) -> str:
+def _advice(name: str) -> str:
     """What an unknown command can have been meant as: never one that takes something away."""
-    if name.removeprefix("/") in SET:
-        return f"; did you mean /set {name.removeprefix('/')} {argument or 'VALUE'}?"
     return nearest(name, COMMANDS.keys() - DESTRUCTIVE) or "; /help tells those there are"
 
 
@@ -308,10 +306,12 @@ class Chat:
     def command(self, line: str) -> None:
         """Obey a line that begins with a slash."""
         name, _, argument = line.strip().partition(" ")
+        if name.removeprefix("/") in SET:
+            name, argument = "/set", line.strip().removeprefix("/")
         known = COMMANDS.get(ALIASES.get(name, name))
         if known is None:
             self.n_failed += 1
-            self.view.complain(f"no such command: {name}{_advice(name, argument)}")
+            self.view.complain(f"no such command: {name}{_advice(name)}")
             return
         try:
             known.act(self, argument.strip())

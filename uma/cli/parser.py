@@ -227,7 +227,9 @@ def _describe_batch(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--system", metavar="TEXT", help="instructions, ahead of plain rows' prompts (default: none)")
     parser.add_argument(
-        "--schema", metavar="FILE", type=Path, help="plain rows' answers are JSON that fits this (default: any text)"
+        "--schema",
+        metavar="FILE",
+        help="plain rows' answers are JSON that fits the schema in this file, or written out here (default: any text)",
     )
     parser.add_argument(
         "--raw", action="store_true", help="continue prompts literally, without a chat template (default: off)"

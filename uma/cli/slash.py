@@ -183,7 +183,11 @@ COMMANDS: dict[str, SlashCommand] = {
     "/undo": SlashCommand("", "take back the last question and its answer", _undo),
     "/retry": SlashCommand("", "ask the last question again, for another answer", _retry),
     "/shorten": SlashCommand("", "leave out the oldest turns, where the context is full", _shorten),
-    "/set": SlashCommand("[NAME VALUE]", "show or set temperature, top_p, max_tokens, seed and the like", _set),
+    "/set": SlashCommand(
+        "[NAME VALUE]",
+        "show or set temperature, top_p, max_tokens, seed …; /temperature VALUE too",
+        _set,
+    ),
     "/save": SlashCommand("[FILE]", "write the conversation to a file", _save),
     "/load": SlashCommand("FILE", "go on with a conversation from a file", _load),
     "/stats": SlashCommand("", "how fast the last answer was, and how full the context is", _stats),
