@@ -173,6 +173,16 @@ async def test_as_many_sequences_run_as_there_is_memory_for_their_states(
     assert (f"--max-sequences is {max_sequences}, and not 64" in caplog.text) == is_told
 
 
+@pytest.mark.parametrize(("max_sequences", "runs"), [(0, 8), (20, 20)])
+async def test_states_take_no_more_than_half_of_the_weights_unless_more_sequences_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_sequences: int, runs: int
+) -> None:
+    path = write_hybrid(tmp_path / "model.gguf", "qwen35", state=64)
+    monkeypatch.setattr(sizing, "LEAST_STATES_BYTES", 0)
+    async with open_engine(RuntimeConfig(model=str(path), max_sequences=max_sequences)) as engine:
+        assert engine.info.limits.max_sequences == runs
+
+
 async def test_a_model_whose_one_state_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_hybrid(tmp_path / "model.gguf", "granitehybrid", state=64)
     monkeypatch.setattr(sizing, "free_memory_bytes", lambda: path.stat().st_size)

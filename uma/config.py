@@ -91,8 +91,8 @@ class RuntimeConfig:
     )
 
     max_sessions: Annotated[int, Range(1, 100_000)] = setting(256, "maximum sessions open at once", "sessions")
-    max_sequences: Annotated[int, Range(1, 256)] = setting(
-        64, "maximum requests computed at once; more wait", "sequences"
+    max_sequences: Annotated[int, Range(0, 256)] = setting(
+        0, "maximum requests computed at once, more wait; 0: 64, fewer where recurrent states are large", "sequences"
     )
     max_queue: Annotated[int, Range(1, 1_000_000)] = setting(
         1024, "maximum requests waiting; background ones can be twice as many", "requests"

@@ -23,7 +23,7 @@ from benchmarks.targets.batched_bench import batched_bench
 from benchmarks.targets.contenders import OURS, contenders, open_contender
 from benchmarks.targets.llama_server import LAYOUTS
 from benchmarks.targets.raw import Raw, raw
-from uma.config import RuntimeConfig
+from uma.engine.sizing import DEFAULT_SEQUENCES
 
 PROMPT, GENERATED, CELLS_A_STREAM = 16, 128, 256
 LEAST_TOKENS = 1024
@@ -35,7 +35,6 @@ LARGE_PARAMETERS = 300_000_000
 WARM_UP_TOKENS = 4
 SETTLE_S = 0.1
 """Before each burst: threads that wait for more work still spin for a moment."""
-DEFAULT_SEQUENCES = RuntimeConfig().max_sequences
 """For more streams UMA is told how many."""
 SLOW_PEER_STREAMS = (1, 8)
 """llama_cpp.server takes one request after another; more of them only take longer."""

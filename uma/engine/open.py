@@ -21,6 +21,7 @@ from uma.engine.worker.loop import ended_by
 from uma.errors import ShuttingDown
 from uma.llama.context import Context
 from uma.llama.model import Model
+from uma.llama.outputs import give_back_outputs
 from uma.net.trio_only import require_trio
 from uma.types import LoadProgress
 
@@ -125,6 +126,7 @@ class _Tasks:
 
 def _make_context(model: Model, config: RuntimeConfig) -> Context:
     context = Context(model, sizing.context_params(model, config))
+    give_back_outputs(context)
     if config.n_ctx and context.n_ctx != config.n_ctx:
         _log.warning("event=context.rounded n_ctx=%d asked=%d", context.n_ctx, config.n_ctx)
     return context

@@ -37,6 +37,12 @@ MEMORY_SHARE = 4
 LEAST_CONVERSATIONS, MOST_MEMORY_SHARE = 4, 0.7
 """Where that quarter holds fewer conversations of `MOST_STREAM_TOKENS` than the first, the pool takes up to the second
 as a share of the free memory."""
+DEFAULT_SEQUENCES = 64
+"""Maximum sequences that run at once, without `--max-sequences`."""
+STATES_SHARE, LEAST_STATES_BYTES, LEAST_STATES = 2, 48 * 2**20, 8
+"""Recurrent states are there from the start, for all that can run at once. Without `--max-sequences` they take at most
+the weights' size divided by the first, or the second where that is more; but the third are there as far as a quarter
+of the free memory holds them."""
 WEIGHTS_SHARE = 2
 """Divisor of the free memory: weights are read into it, and not mapped, if they take at most half of it."""
 LEAST_CACHE_TOKENS, CACHE_SHARE = 2_048, 16
@@ -166,7 +172,8 @@ def _streams(model: Model, config: RuntimeConfig) -> int:
     """Ids for all sequences that can run, and one for health probes. Where each has a recurrent state, which is there
     from the start, as many as there is memory for. Raises `ConfigError` where that is none.
     """
-    wanted = min(config.max_sequences + 1, backend.MAX_SEQUENCES)
+    most = _most_sequences(config)
+    wanted = min(most + 1, backend.MAX_SEQUENCES)
     if not model.state_bytes:
         return wanted
     free_bytes = _bytes_beside_weights(model, config)
@@ -176,11 +183,14 @@ def _streams(model: Model, config: RuntimeConfig) -> int:
             f"model: beside the weights {free_bytes // 2**20:,} MiB of memory are free, and a sequence's state alone "
             f"takes {model.state_bytes / 2**20:,.0f} MiB; use a smaller model"
         )
-    if affordable < config.max_sequences:
+    if not config.max_sequences:
+        states_bytes = max(model.info.size_bytes // STATES_SHARE, LEAST_STATES_BYTES)
+        wanted = min(wanted, max(LEAST_STATES, states_bytes // model.state_bytes))
+    if affordable < min(most, wanted):
         _log.warning(
             "--max-sequences is %s, and not %s: a sequence's state takes %.1f MiB, and beside the weights %s MiB of "
             "memory are free",
-            f"{affordable:,}", f"{config.max_sequences:,}", model.state_bytes / 2**20, f"{free_bytes // 2**20:,}",
+            f"{affordable:,}", f"{min(most, wanted):,}", model.state_bytes / 2**20, f"{free_bytes // 2**20:,}",
         )  # fmt: skip
     return min(wanted, affordable)
 
@@ -283,7 +293,7 @@ def _computes_on_gpu(config: RuntimeConfig) -> bool:
 def _pool_tokens(model: Model, config: RuntimeConfig, streams: int, *, is_unified: bool) -> int:
     cell_bytes = max(1, model.kv_bytes_per_token(config.cache_type_k, config.cache_type_v))
     if is_unified:
-        most = max(MOST_POOL_TOKENS, MOST_SEQUENCE_TOKENS * config.max_sequences)
+        most = max(MOST_POOL_TOKENS, MOST_SEQUENCE_TOKENS * _most_sequences(config))
         wanted = min(max(model.n_ctx_train * POOL_SEQUENCES, LEAST_POOL_TOKENS), most)
         # One request can have the whole context: a coding agent's session grows to 100,000 tokens and more.
         wanted = max(wanted, model.n_ctx_train)
@@ -407,7 +417,11 @@ def max_active(context: Context, config: RuntimeConfig) -> int:
     """Maximum sequences that run at once. One id is left for health probes where llama.cpp has as many; else a probe
     waits for the next token of a sequence.
     """
-    return max(1, min(config.max_sequences, context.n_sequences))
+    return max(1, min(_most_sequences(config), context.n_sequences))
+
+
+def _most_sequences(config: RuntimeConfig) -> int:
+    return config.max_sequences or DEFAULT_SEQUENCES
 
 
 def can_guard(sequences: int) -> bool:

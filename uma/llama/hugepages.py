@@ -66,6 +66,12 @@ class HugePages:
         return found
 
 
+def give_back(start: int, end: int) -> None:
+    """Give the whole pages between two addresses, which hold nothing but zeros, back to the system."""
+    size = mmap.PAGESIZE
+    _advise(-(-start // size) * size, end // size * size, "MADV_DONTNEED")
+
+
 def _private_mappings() -> Iterator[tuple[int, int]]:
     """Where this process has large memory of its own, with no file behind it."""
     for each in mappings():
