@@ -17,11 +17,9 @@ from uma.engine.policy import Plan, Scheduler, State
 from uma.engine.policy.returns import Returns
 from uma.engine.worker import executor
 from uma.engine.worker.executor import Executor, Tick
-from uma.engine.worker.loop import REPLAN_BATCHES
 from uma.engine.worker.residency import Residency
 from uma.engine.worker.runner import ModelRunner
 from uma.engine.worker.sequence import Sequence, Status
-from uma.types import Token
 
 DOCUMENT = 1_500
 
@@ -132,65 +130,6 @@ async def test_steps_that_readers_lack_come_before_the_piece(tiny: Path, monkeyp
                     async for _ in prompt:
                         pass
     assert any(count == steps + lacking for steps, count in given)
-
-
-async def test_a_document_that_waits_for_streams_is_read_once_they_have_ended(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("uma.engine.policy.ending._read_ms", lambda *_: 1e9)
-    read: list[tuple[bool, int]] = []
-    plan = Scheduler.plan
-
-    def watched(scheduler: Scheduler, state: State, *args: Any, **options: Any) -> Plan:
-        chosen = plan(scheduler, state, *args, **options)
-        keys = {key for key, _ in chosen.prefill}
-        is_read = any(row.key in keys and row.prompt_tokens == DOCUMENT for row in state.prefilling)
-        read.append((is_read, sum(row.left_tokens for row in state.decoding)))
-        return chosen
-
-    monkeypatch.setattr(Scheduler, "plan", watched)
-    streams = [ask(tokens_for(seed, 20), 400, id=str(seed), priority=1) for seed in (1, 2)]
-    async with open_engine(config_for(tiny, n_batch=64, n_ubatch=64)) as engine:
-        with trio.fail_after(PATIENCE_SEC):
-            async with trio.open_nursery() as nursery, engine.generate(streams[0]) as first:
-                nursery.start_soon(answer, engine, streams[1])
-                tokens = 0
-                async for event in first:
-                    tokens += isinstance(event, Token)
-                    if tokens == 8:  # what a step takes is known by then
-                        nursery.start_soon(answer, engine, ask(tokens_for(3, DOCUMENT), 1, id="document"))
-    assert any(is_read for is_read, _ in read)
-    assert max(left for _, left in read) > 0
-    assert not any(is_read and left for is_read, left in read), "it was read beside a stream that had tokens left"
-
-
-async def test_a_question_that_follows_an_answer_at_once_is_read_before_the_document_goes_on(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # On this model a document is read within what any piece may take, and a machine may be slow.
-    monkeypatch.setattr("uma.engine.policy.plan.COMPANY_TTFT_SHARE", 0.0)
-    monkeypatch.setattr("uma.engine.policy.ending._read_ms", lambda *_: 1e9)
-    monkeypatch.setattr("uma.engine.policy.returns.RETURN_MS", 1e3 * PATIENCE_SEC)
-    read: list[int] = []
-    plan = Scheduler.plan
-
-    def watched(scheduler: Scheduler, state: State, *args: Any, **options: Any) -> Plan:
-        chosen = plan(scheduler, state, *args, **options)
-        prompts = {row.key: row.prompt_tokens for row in state.prefilling}
-        read.extend(prompts[key] for key, _ in chosen.prefill)
-        return chosen
-
-    monkeypatch.setattr(Scheduler, "plan", watched)
-    async with open_engine(config_for(tiny, n_batch=64, n_ubatch=64)) as engine:
-        with trio.fail_after(PATIENCE_SEC):
-            # What a step takes has to be known, or the document is read beside the first answer.
-            await answer(engine, ask(tokens_for(5, 30), 3 * REPLAN_BATCHES, id="first"))
-            async with engine.generate(ask(tokens_for(1, DOCUMENT), 1, id="document")) as document:
-                for seed in range(2, 5):
-                    await answer(engine, ask(tokens_for(seed, 20), 2, id=f"question {seed}", priority=1))
-                document.cancel()
-    first, last = read.index(20), len(read) - 1 - read[::-1].index(20)
-    assert read[first : last + 1] == [20, 20, 20]
 
 
 async def answers_side_by_side(model: Path, rows: int) -> None:

@@ -26,7 +26,7 @@ READ |= {"pace_ms", "needed_ms"}
 TOLD = {"held", "lead_ms"}
 """Figures for traces and metrics, which change nothing in what is computed."""
 
-UNASKED = {"embed_tokens", "rest_ms"}
+UNASKED = {"embed_tokens"}
 """What no simulated request asks for."""
 
 

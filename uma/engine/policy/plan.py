@@ -10,14 +10,12 @@ import attrs
 from uma.engine.policy.cost import CostModel
 from uma.engine.policy.crowd import reads_on
 from uma.engine.policy.embed import EmbedDemand, EmbedTurns
-from uma.engine.policy.ending import BACKGROUND_WAITS_MS, steps_to_end, waits_until_ms
 from uma.engine.policy.guard import LatencyGuard
-from uma.engine.policy.lead import COMPANY_TTFT_SHARE, MAX_STEPS, lead_ms, steps_before
+from uma.engine.policy.lead import MAX_STEPS, lead_ms, steps_before
 from uma.engine.policy.order import first_token_first, preemption_order
 from uma.engine.policy.pace import Pacing, choose_pacing
-from uma.engine.policy.piece import Piece, Prompts, Streams
+from uma.engine.policy.piece import Prompts, Streams
 from uma.engine.policy.prefill import NO_PREFILL, Prefill, PrefillPolicy
-from uma.engine.policy.returns import RETURN_MS
 from uma.engine.policy.rows import OneByOne
 from uma.engine.policy.speculation import DraftPolicy
 from uma.engine.policy.state import Row, State, Targets
@@ -60,8 +58,6 @@ class Plan:
     them come before it (`lead.steps_lacking`). 0: no schedule keeps the readers supplied, or there are none."""
     embed_tokens: int = 0
     """Tokens of texts to embed, instead of any prefill."""
-    rest_ms: float = 0.0
-    """Of a plan that is empty: maximum time to wait for a request before the next is made."""
 
 
 class Scheduler:
@@ -77,7 +73,7 @@ class Scheduler:
         self.drafts = DraftPolicy(self.cost)
 
     def plan(self, state: State, now_ms: float, embeds: EmbedDemand | None = None, *, pause_ms: float = 0.0) -> Plan:
-        """The next tick. Empty only if no row can run and there is nothing to embed, or for `Plan.rest_ms`.
+        """The next tick. Empty only if no row can run and there is nothing to embed.
 
         Before a pause of `pause_ms` rows only decode, as far ahead of their readers as it takes.
         """
@@ -93,10 +89,9 @@ class Scheduler:
         gone = {row.key for row in preempted}
         waiting = [row for row in state.prefilling if row.key not in gone and not row.is_paused]
         has_turn = embeds is not None and self.embeds.has_turn(embeds, waiting)
-        rest_ms = 0.0 if has_turn else self._rest_ms(waiting, decode, state, now_ms)
-        prefill = NO_PREFILL if has_turn or rest_ms else self._choose_prefill(waiting, decode, state, free, now_ms)
+        prefill = NO_PREFILL if has_turn else self._choose_prefill(waiting, decode, state, free, now_ms)
         piece, embed_tokens = prefill.piece, 0
-        if embeds is not None and not prefill.tokens and not rest_ms:
+        if embeds is not None and not prefill.tokens:
             step_ms = self.cost.decode_ms(len(decode), state.used_cells)
             embed_tokens = self.embeds.tokens(embeds, decode, step_ms, now_ms)
         return Plan(
@@ -112,7 +107,6 @@ class Scheduler:
             lead_ms=piece.lead_ms if piece.lead_ms < math.inf else 0.0,
             needed_ms=piece.needed_ms if prefill.tokens else 0.0,
             embed_tokens=embed_tokens,
-            rest_ms=0.0 if decode else rest_ms,
         )
 
     def _before_pause(self, state: State, now_ms: float, pause_ms: float) -> Plan:
@@ -214,27 +208,7 @@ class Scheduler:
             return self._prefill.choose(prompts, streams, self.targets, free_cells, reads_on=True)
         if not self._guard.allows_prefill(decode, now_ms, pacing.pace_ms):
             return NO_PREFILL
-        first = prompts.replaced(first_token_first(coming)[:1])
-        if steps := steps_to_end(pacing, step_ms, first, self.targets, now_ms):
-            return Prefill(Piece(0, min(steps, MAX_STEPS, max(1, free_cells // len(decode)))))
         return self._prefill.choose(prompts, streams, self.targets, free_cells)
-
-    def _rest_ms(self, waiting: list[Row], decode: list[Row], state: State, now_ms: float) -> float:
-        """For how long the next piece is put off, because a reader that was served is about to ask again; 0: not at
-        all, as where another reader's stream goes on meanwhile or the piece takes no longer than a request waits.
-
-        A background prompt that has waited for streams to end is read beside the next: it can wait for that as well.
-        """
-        rest_ms = state.reader_back_ms - now_ms
-        if not waiting or rest_ms <= 0 or any(row.has_reader and row.lane >= 0 for row in decode):
-            return 0.0
-        head = self._prompts(first_token_first(waiting)[:1], state)
-        until_ms, waits_ms = waits_until_ms(head, self.targets), COMPANY_TTFT_SHARE * self.targets.slo_ttft_ms
-        if head.is_background:
-            until_ms, waits_ms = until_ms + BACKGROUND_WAITS_MS, RETURN_MS
-        if head.ms(head.tokens) <= waits_ms or not head.is_in_company or now_ms > until_ms:
-            return 0.0
-        return rest_ms
 
     def _prompts(self, waiting: list[Row], state: State) -> Prompts:
         attended_cells = state.used_cells if self.targets.attends_all else None

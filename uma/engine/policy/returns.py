@@ -1,9 +1,7 @@
-"""Whether the readers of answers ask again, at once or soon.
+"""Whether the readers of answers ask again soon.
 
-A program that talks with a model mostly does: its next request comes a few milliseconds behind the last token. A piece
-of a long prompt that begins in between keeps it waiting until its end, a hundred times as long as the program took. So
-such a piece leaves readers a moment, as long as those before them were back in theirs; and pieces are shorter for a
-while after an answer, as long as readers are mostly back within that while.
+A program that talks with a model mostly does, and its next request waits for the end of a piece of a long prompt. So
+pieces are shorter for a while after an answer, as long as readers are mostly back within that while.
 """
 
 from __future__ import annotations
@@ -11,8 +9,6 @@ from __future__ import annotations
 import math
 from collections import deque
 
-RETURN_MS = 15.0
-"""Maximum time from a reader's last token to its next request, for which a piece is put off."""
 COMPANY_MS = 2_000.0
 """Maximum time from a reader's last token to its next request, for which pieces are kept short."""
 LEARN = 0.3
@@ -21,60 +17,17 @@ LEAST_SHARE = 0.5
 """Minimum share of readers that came back in time, for the next to be expected."""
 
 
-class _Habit:
-    """Whether readers are mostly back within a time."""
-
-    __slots__ = ("_out", "_share", "_within_ms")
-
-    def __init__(self, within_ms: float) -> None:
-        self._within_ms = within_ms
-        self._out: deque[float] = deque()
-        """When the answers of readers ended that can still be back in time."""
-        self._share = 1.0
-
-    def ended(self, at_ms: float) -> None:
-        """A reader's answer is over."""
-        self._settle(at_ms)
-        self._out.append(at_ms)
-
-    def came(self, at_ms: float) -> None:
-        """A reader has come."""
-        self._settle(at_ms)
-        if self._out:
-            self._out.popleft()
-            self._share += LEARN * (1 - self._share)
-
-    def is_usual(self, now_ms: float) -> bool:
-        """Whether readers mostly are."""
-        self._settle(now_ms)
-        return self._share >= LEAST_SHARE
-
-    def has_out(self, now_ms: float) -> bool:
-        """Whether a reader can still be back in time."""
-        self._settle(now_ms)
-        return bool(self._out)
-
-    def _settle(self, now_ms: float) -> None:
-        """Those that are not back by now have not come back in time. All that this finds at once count as one reader:
-        as many would have to return for a crowd that left to be forgotten.
-        """
-        were_out = len(self._out)
-        while self._out and now_ms > self._out[0] + self._within_ms:
-            self._out.popleft()
-        if len(self._out) < were_out:
-            self._share *= 1 - LEARN
-
-
 class Returns:
     """Learns from each end of an answer, and each request. Times are in milliseconds of one clock."""
 
-    __slots__ = ("_at_once", "_ended_ms", "_soon")
+    __slots__ = ("_ended_ms", "_out", "_share")
 
     def __init__(self) -> None:
         self._ended_ms = -math.inf
         """When the last answer ended for its reader."""
-        self._at_once = _Habit(RETURN_MS)
-        self._soon = _Habit(COMPANY_MS)
+        self._out: deque[float] = deque()
+        """When the answers of readers ended that can still be back in time."""
+        self._share = 1.0
 
     def ended(self, at_ms: float, *, is_whole: bool = True) -> None:
         """An answer is over for its reader, at a time that can be ahead of now. One that is not whole was cancelled or
@@ -82,22 +35,20 @@ class Returns:
         """
         self._ended_ms = max(self._ended_ms, at_ms)
         if is_whole:
-            self._at_once.ended(self._ended_ms)
-            self._soon.ended(self._ended_ms)
+            self._settle(self._ended_ms)
+            self._out.append(self._ended_ms)
 
     def came(self, at_ms: float) -> None:
         """A request with a reader has come."""
-        self._at_once.came(at_ms)
-        self._soon.came(at_ms)
-
-    def until_ms(self, now_ms: float) -> float:
-        """Until when a reader is likely to be back with its next request; not after now: none is."""
-        is_likely = self._at_once.has_out(now_ms) and self._at_once.is_usual(now_ms)
-        return self._ended_ms + RETURN_MS if is_likely else -math.inf
+        self._settle(at_ms)
+        if self._out:
+            self._out.popleft()
+            self._share += LEARN * (1 - self._share)
 
     def are_usual(self, now_ms: float) -> bool:
         """Whether readers are mostly back within `COMPANY_MS`."""
-        return self._soon.is_usual(now_ms)
+        self._settle(now_ms)
+        return self._share >= LEAST_SHARE
 
     def company_since_ms(self, now_ms: float) -> float:
         """When the last answer ended for its reader, where that was less than `COMPANY_MS` ago and readers are mostly
@@ -105,3 +56,13 @@ class Returns:
         """
         is_company = now_ms - self._ended_ms <= COMPANY_MS and self.are_usual(now_ms)
         return self._ended_ms if is_company else -math.inf
+
+    def _settle(self, now_ms: float) -> None:
+        """Those that are not back by now have not come back in time. All that this finds at once count as one reader:
+        as many would have to return for a crowd that left to be forgotten.
+        """
+        were_out = len(self._out)
+        while self._out and now_ms > self._out[0] + COMPANY_MS:
+            self._out.popleft()
+        if len(self._out) < were_out:
+            self._share *= 1 - LEARN

@@ -69,10 +69,6 @@ class Row(Protocol):
         """Tokens that it was given."""
 
     @property
-    def left_tokens(self) -> int:
-        """Maximum tokens that it can still be given."""
-
-    @property
     def last_token_ms(self) -> float:
         """When its last token is handed to its reader, which can be ahead of now; 0 before the first."""
 
@@ -109,7 +105,6 @@ class PlainRow:
     has_reader: bool = True
     rereadable: int = 0
     branch: int = 0
-    left_tokens: int = 10**9
     generated: int = 0
 
     @property
@@ -166,8 +161,6 @@ class State:
     reader_ended_ms: float = -math.inf
     """When the last answer with a reader, of any lane but background, ended for that reader, while the next request of
     one is expected (`returns`); minus infinity while none is."""
-    reader_back_ms: float = -math.inf
-    """Until when its next request is likely to come (`returns`)."""
     do_readers_return: bool = True
     """Whether readers of answers mostly ask again soon (`returns`)."""
     queued: Row | None = None

@@ -129,8 +129,6 @@ class DecodeWorker:
         """The last tick, where the next can be the same."""
         self._planned_at = 0
         """Batches computed before the plan that is in force."""
-        self._rest_ms = 0.0
-        """See `Plan.rest_ms`."""
         self._is_stopping = False
         self.has_failed = False
         """A fault has ended the thread. Any thread can read it."""
@@ -314,7 +312,6 @@ class DecodeWorker:
             embed_tokens=plan.embed_tokens,
         )
         self._output.pace_ms = plan.pace_ms
-        self._rest_ms = plan.rest_ms
         if plan.pace_ms:
             self._metrics.lead_ms = plan.lead_ms
             if plan.prefill:
@@ -358,9 +355,6 @@ class DecodeWorker:
 
     def _rest(self) -> None:
         """Wait for a command; when none comes for a while, use the time to take snapshots."""
-        if self._rest_ms:
-            self.commands.wait(self._rest_ms / 1000)
-            return
         if self._residency.active and len(self._residency.waiting):
             # All sequences with a slot are paused, and others wait for their slots.
             self.commands.wait(PATIENCE_MS / 1000)

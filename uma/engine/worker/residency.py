@@ -116,7 +116,6 @@ class Residency:
             free,
             self._pool.used_cells,
             reader_ended_ms=self._returns.company_since_ms(now),
-            reader_back_ms=self._returns.until_ms(now),
             do_readers_return=self._returns.are_usual(now),
             queued=self.waiting.head(),
         )
