@@ -260,6 +260,11 @@ class PoolLives(RuleBasedStateMachine):
         assert self.pool.tree.checkpoint_bytes == sum(map(len, taken)) <= 1_000
         if self.context.params.kv_unified:
             assert self.pool.used_cells == self.context.used() <= N_CELLS
+        if self.has_state:
+            for node in filter(self.pool.tree.is_held, self.pool.tree.nodes()):
+                if not any(map(self.pool.tree.is_held, node.every_child())):
+                    asked = array("i", [*node.whole(), 2])
+                    assert self.pool.tree.place(asked)[1] == node.end, "told of what no sequence can begin behind"
         assert self.store.size_bytes + self.pool.tree.checkpoint_bytes <= 2_000
 
     def teardown(self) -> None:

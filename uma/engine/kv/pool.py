@@ -286,14 +286,14 @@ class KvPool:
     def listen(self, listener: KvListener) -> None:
         """Tell `listener` of all that cells and memory hold, and from now on of every change."""
         self._events.listeners = (*self._events.listeners, listener)
-        for node in self.tree.nodes():
+        for node in filter(self.tree.is_held, self.tree.nodes()):
             listener.stored(Tier.CELLS, Run(node.start, node.end, node.whole))
         for snapshot in self.store:
             listener.stored(Tier.MEMORY, Run(0, len(snapshot.tokens), snapshot.whole))
 
     def held(self) -> Iterator[array[int]]:
         """The tokens of all that cells and memory hold, each run from its sequence's beginning."""
-        yield from (node.whole() for node in self.tree.nodes())
+        yield from (node.whole() for node in self.tree.nodes() if self.tree.is_held(node))
         yield from (snapshot.whole() for snapshot in self.store)
 
     def tell_end(self) -> None:

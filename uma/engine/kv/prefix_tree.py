@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Protocol
 
 import attrs
@@ -37,7 +37,9 @@ class Cells(Protocol):
 class Node:
     """A run of cells. `ids` are the sequence ids whose path ends here; `locks` counts running ones at or below."""
 
-    __slots__ = ("checkpoint", "children", "ids", "locks", "parent", "reuses", "start", "tokens", "used_at", "worth")
+    __slots__ = (
+        "checkpoint", "children", "ids", "is_told", "locks", "parent", "reuses", "start", "tokens", "used_at", "worth",
+    )  # fmt: skip
 
     def __init__(self, parent: Node | None, start: int, tokens: array[int]) -> None:
         self.parent = parent
@@ -54,6 +56,8 @@ class Node:
         """With it a sequence can begin behind this run, where memory cannot be cut."""
         self.worth = 0.0
         """Of the checkpoint (`checkpoints.py`)."""
+        self.is_told = False
+        """Whether listeners know of it, where memory cannot be cut: a sequence can begin here or further behind."""
 
     @property
     def is_end(self) -> bool:
@@ -257,8 +261,7 @@ class PrefixTree:
         self.protected_tokens += len(tokens)
         if self._is_open(tip):
             tip.tokens.extend(tokens)
-            if self._events.listeners:
-                self._events.stored(Tier.CELLS, tip.end - len(tokens), tip.end, tip.whole)
+            self._grew(tip, len(tokens))
             return tip
         child = Node(tip, tip.end, array("i", tokens))
         child.used_at, child.locks = tip.used_at, 1
@@ -266,8 +269,7 @@ class PrefixTree:
         child.ids.add(seq_id)
         tip.adopt(child)
         self.node_count += 1
-        if self._events.listeners:
-            self._events.stored(Tier.CELLS, child.start, child.end, child.whole)
+        self._grew(child, len(tokens))
         return child
 
     @staticmethod
@@ -282,8 +284,7 @@ class PrefixTree:
             tip.tokens.append(token)
             self.total_tokens += 1
             self.protected_tokens += 1
-            if self._events.listeners:
-                self._events.stored(Tier.CELLS, tip.end - 1, tip.end, tip.whole)
+            self._grew(tip, 1)
             return tip
         return self.extend(tip, seq_id, (token,))
 
@@ -296,6 +297,7 @@ class PrefixTree:
             self._forget(tip, seq_id)
             return False
         self.cached[seq_id] = tip
+        self._tell(tip)
         self._drop_covered(tip)
         return True
 
@@ -356,6 +358,7 @@ class PrefixTree:
         node.ids.discard(seq_id)
         above.ids.add(seq_id)
         self.cached[seq_id] = above
+        self._untell(node)
         self._prune(node)
         return True
 
@@ -395,6 +398,7 @@ class PrefixTree:
         node.checkpoint = checkpoint
         self.checkpoints[node] = None
         self.checkpoint_bytes += len(checkpoint)
+        self._tell(node)
 
     def drop_checkpoint(self, node: Node) -> None:
         """The counterpart; nothing where it has none."""
@@ -403,6 +407,41 @@ class PrefixTree:
             self.checkpoint_bytes -= len(node.checkpoint)
             del self.checkpoints[node]
             node.checkpoint = None
+            self._untell(node)
+
+    # What listeners are told
+
+    def is_held(self, node: Node) -> bool:
+        """Whether its tokens are held for others: where memory cannot be cut, only up to where a sequence can begin,
+        and not those that a running sequence alone goes on with.
+        """
+        return self._can_be_cut or node.is_told
+
+    def _grew(self, node: Node, tokens: int) -> None:
+        if self._can_be_cut and self._events.listeners:
+            self._events.stored(Tier.CELLS, node.end - tokens, node.end, node.whole)
+
+    def _tell(self, node: Node) -> None:
+        """A sequence can begin behind this run."""
+        if self._can_be_cut:
+            return
+        for each in reversed(list(takewhile(lambda each: not each.is_told and each is not self.root, node.path()))):
+            each.is_told = True
+            if self._events.listeners:
+                self._events.stored(Tier.CELLS, each.start, each.end, each.whole)
+
+    def _untell(self, node: Node | None) -> None:
+        """A reason to tell of this run is gone; it is, and those before it, unless there is another."""
+        while node is not None and node.is_told and not self._is_of_use(node):
+            node.is_told = False
+            if self._events.listeners:
+                self._events.removed(Tier.CELLS, node.start, node.end, node.whole)
+            node = node.parent
+
+    def _is_of_use(self, node: Node) -> bool:
+        if node.checkpoint is not None or not self.cached.keys().isdisjoint(node.ids):
+            return True
+        return any(child.is_told for child in node.every_child())
 
     def nodes(self) -> Iterator[Node]:
         """All nodes but the root."""
@@ -473,13 +512,14 @@ class PrefixTree:
         self._cells.trim(seq_id, 0, None)
         self.cached.pop(seq_id, None)
         tip.ids.discard(seq_id)
+        self._untell(tip)
         self._prune(tip)
 
     def _prune(self, node: Node) -> None:
         """Remove this node and its ancestors, as far as no id holds them."""
         while node.parent is not None and not node.ids and not node.children:
             parent = node.parent
-            if self._events.listeners:
+            if self._can_be_cut and self._events.listeners:
                 self._events.removed(Tier.CELLS, node.start, node.end, node.whole)
             self.drop_checkpoint(node)
             parent.disown(node)
