@@ -329,6 +329,11 @@ def _describe_pull(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _describe_rm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a model that uma models lists")
+    parser.add_argument("--yes", action="store_true", help="do not ask (default: ask on a terminal, else refuse)")
+
+
 def _describe_config(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="a JSON object instead of a table (default: off)")
@@ -515,6 +520,14 @@ COMMANDS: tuple[Command, ...] = (
         "nearest that there is. The file's path is written to standard output, all else to standard error.\n\n"
         "HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE are as for every program of Hugging Face.",
         " REPO[:QUANT]",
+    ),
+    Command(
+        "rm",
+        "remove a model from the disk",
+        _describe_rm,
+        "Delete a model of the Hugging Face cache or of the UMA_MODELS folder, all its parts and revisions, and tell "
+        "what that frees. What LM Studio and Ollama have is theirs to remove.",
+        " NAME",
     ),
     Command(
         "config",

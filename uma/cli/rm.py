@@ -1,0 +1,37 @@
+"""`uma rm`: a model off the disk, after a question."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from uma.cli import say, words
+from uma.cli.harmless import harmless_line
+from uma.errors import ConfigError, ModelError
+from uma.models import catalog
+from uma.models.remove import removal
+
+FAILED = 1
+
+
+def main(options: argparse.Namespace) -> int:
+    """The command; its exit code."""
+    if options.name == catalog.BUILTIN:
+        raise ModelError("builtin: is a part of UMA, and 4 MB")
+    found = catalog.named(options.name, os.environ)
+    removed = removal(found)
+    size = words.size(removed.freed_bytes)
+    if not options.yes and not _agreed(f"remove {found.path}, which frees {size}?"):
+        say.note("nothing was removed")
+        return FAILED
+    removed.run()
+    print(f"removed {harmless_line(found.name)}: {size} are free")
+    return 0
+
+
+def _agreed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{question} There is no terminal to ask on; say --yes")
+    print(f"uma: {harmless_line(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
