@@ -51,6 +51,8 @@ all others from the module that their chapter names.
 """
 
 WIDTH = 120
+OF_THE_USER = {"socket": "default_socket()", "http_jobs": "default_jobs()"}
+"""Settings whose defaults are places of the user who asks."""
 
 
 def page() -> str:
@@ -192,7 +194,7 @@ def _settings() -> str:
     lines = []
     for each in settings().values():
         unit = f", {each.unit}" if each.unit else ""
-        default = "`default_socket()`" if each.name == "socket" else f"`{each.show(each.default)}`"
+        default = f"`{OF_THE_USER.get(each.name) or each.show(each.default)}`"
         shown = "empty" if default == "``" else default
         lines.append(_bullet(each.name, f"({shown}{unit}) {each.help}"))
     told = _doc(_definition("uma.config", "RuntimeConfig"))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,6 +80,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
     It overrides `--loadscope-reorder`, which is pytest-xdist's default, and one given by hand cannot be told from it.
     """
+    # What a server keeps for its clients, it must not keep for those who run the tests.
+    data = tempfile.mkdtemp(prefix="uma-data-")
+    atexit.register(shutil.rmtree, data, ignore_errors=True)
+    os.environ["XDG_DATA_HOME"] = data
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
     take_back_signals()

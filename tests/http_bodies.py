@@ -9,6 +9,7 @@ import attrs
 from uma.contracts.health import HealthCheckPayload
 from uma.http import (
     anthropic,
+    batches,
     llama_server,
     llama_server_completion,
     llama_server_embeddings,
@@ -52,6 +53,8 @@ BODIES: dict[str, type[Any]] = {
     **dict.fromkeys(("/embedding", "/embeddings"), llama_server_embeddings.EmbeddingBody),
     **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), RERANK),
     "/v1/chat/completions/control": running.ControlBody,
+    "/v1/batches": batches.BatchBody,
+    **dict.fromkeys(("/v1/files", "/v1/batches/{id}/cancel"), NoBody),
     **dict.fromkeys(("/v1/requests/{id}/answer", "/ui/api/answers/{token}/answer"), NoBody),
     "/ui/api/answers": AnswerBody,
     "/ui/api/markdown": MarkdownBody,

@@ -31,6 +31,8 @@ FILLING = [line for line in LINES if "/infill" in line]
 """Lines for a model with tokens for filling in the middle."""
 RUNNING = [line for line in LINES if "chatcmpl-" in line]
 """Lines about a request that runs."""
+KEPT = [line for line in LINES if "file-" in line or "batch_" in line]
+"""Lines about a file or a batch that is kept."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
         yield process
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if line not in [*RANKING, *FILLING, *RUNNING]])
+@pytest.mark.parametrize("line", [line for line in LINES if line not in [*RANKING, *FILLING, *RUNNING, *KEPT]])
 def test_every_line_can_be_pasted(line: str, http_server: HttpServer) -> None:
     paste(line, http_server)
 
@@ -63,6 +65,11 @@ def test_every_line_about_a_running_request_finds_that_it_does_not_run(line: str
     assert "no such request runs" in done.stdout
 
 
+@pytest.mark.parametrize("line", KEPT)
+def test_every_line_about_a_file_or_a_batch_finds_that_it_is_not_kept(line: str, http_server: HttpServer) -> None:
+    assert "no such" in pasted(line, http_server).stdout
+
+
 def paste(line: str, server: HttpServer) -> None:
     done = pasted(line, server)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -81,6 +88,7 @@ def test_every_endpoint_is_told_of() -> None:
     shown = {re.sub(r"/v1/models/\S+", "/v1/models/{id:path}", path) for path in re.findall(r"\$UMA(/\S+)", PAGE)}
     shown = {re.sub(r"/ui/api/answers/\w+", "/ui/api/answers/{token}", path) for path in shown}
     shown = {re.sub(r"/v1/requests/[\w-]+", "/v1/requests/{id}", path) for path in shown}
+    shown = {re.sub(r"/v1/(files|batches)/[\w-]+", r"/v1/\1/{id}", path) for path in shown}
     assert shown == {path for _, path, _ in [*ENDPOINTS, *PAGE_ENDPOINTS] if is_api(path)}
 
 

@@ -137,6 +137,9 @@ def is_good(path: str, answer: Answered) -> bool:
 @pytest.fixture(scope="module")
 def hosted(tiny: Path) -> Iterator[HostedHttp]:
     with hosted_http(RuntimeConfig(model=str(tiny), http="127.0.0.1:0", n_ctx=4096, threads=1, threads_batch=1)) as it:
+        raw = RawHttp(it.port)
+        raw.ask("GET", "/v1/files")  # opens the index of files, which stays open
+        raw.close()
         yield it
 
 

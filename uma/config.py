@@ -37,6 +37,16 @@ def default_socket() -> str:
     return str(base / "uma.sock")
 
 
+def default_jobs() -> str:
+    """`$XDG_DATA_HOME/uma/jobs`, by default in `~/.local/share`; empty for a user without a home."""
+    if data := os.environ.get("XDG_DATA_HOME"):
+        return str(Path(data) / "uma" / "jobs")
+    try:
+        return str(Path.home() / ".local" / "share" / "uma" / "jobs")
+    except RuntimeError:
+        return ""
+
+
 def setting(default: Any, help_text: str, unit: str = "", *, factory: bool = False, bare: str | None = None) -> Any:
     """A field of `RuntimeConfig` with what `--help` and `uma config` say of it; `bare`: the value of the flag alone."""
     metadata = {"help": help_text, "unit": unit, "bare": bare}
@@ -187,6 +197,9 @@ class RuntimeConfig:
     )
     http_cors: str = setting(
         "", "origins whose pages can call the HTTP API, with commas; localhost: this machine's; *: all; empty: none"
+    )
+    http_jobs: str = setting(
+        default_jobs, "folder for files and batches that HTTP clients send; empty: none", "path", factory=True
     )
     http_any_model: bool = setting(False, "answer HTTP requests whatever model they name")
     http_foreign_models: bool = setting(

@@ -24,7 +24,7 @@ from uma.cli.source import open_source
 from uma.cli.trio_run import Interrupts, run
 from uma.client import Client, connect
 from uma.config import Loaded
-from uma.http.in_memory import ask_of
+from uma.http.jobs import ask_of
 from uma.jobs import Ask, Form, Results, ReturningServer, Runner, in_flight, model_of, read_rows
 from uma.types import Priority, Source
 

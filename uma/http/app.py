@@ -18,6 +18,8 @@ from uma.contracts.versions import PROTOCOL_HEADER, negotiate_version
 from uma.errors import UmaError, sole_error
 from uma.http import (
     anthropic,
+    batches,
+    files,
     llama_server,
     llama_server_completion,
     llama_server_embeddings,
@@ -33,7 +35,7 @@ from uma.http import (
 )
 from uma.http.dialect import Dialect
 from uma.http.door import Door
-from uma.http.exchange import ClientGoneError, Exchange, headers_of, id_of, lines_of
+from uma.http.exchange import ACCOUNT, ClientGoneError, Exchange, headers_of, id_of, lines_of
 from uma.http.gateway import Gateway
 from uma.http.health_check import check_health
 from uma.http.page import Page, is_file
@@ -55,7 +57,9 @@ def build_app(gateway: Gateway) -> ASGIApp:
     endpoints += tuple((method, path.removeprefix("/v1"), do) for method, path, do in ENDPOINTS if path in SHORTENED)
     routes = [Route(path, _Endpoint(gateway, do), methods=[method]) for method, path, do in endpoints]
     inner = Starlette(routes=routes, exception_handlers={HTTPException: _no_route, Exception: _fault})
-    return _Entrance(gateway, Door.of(gateway.config), inner)
+    door = Door.of(gateway.config)
+    gateway.keys, gateway.app = door.keys, _Entrance(gateway, door, inner)
+    return gateway.app
 
 
 ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
@@ -73,6 +77,15 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("POST", "/v1/responses/input_tokens", openai_responses.count_tokens),
     ("POST", "/v1/messages", anthropic.messages),
     ("POST", "/v1/messages/count_tokens", anthropic.count_tokens),
+    ("POST", "/v1/files", files.create),
+    ("GET", "/v1/files", files.listing),
+    ("GET", "/v1/files/{id}", files.show),
+    ("DELETE", "/v1/files/{id}", files.remove),
+    ("GET", "/v1/files/{id}/content", files.content),
+    ("POST", "/v1/batches", batches.create),
+    ("GET", "/v1/batches", batches.listing),
+    ("GET", "/v1/batches/{id}", batches.show),
+    ("POST", "/v1/batches/{id}/cancel", batches.cancel),
     ("GET", "/api/version", ollama.version),
     ("GET", "/api/tags", ollama.tags),
     ("GET", "/api/ps", ollama.running),
@@ -240,7 +253,7 @@ class _Entrance:
             await http.start(204, b"text/plain", self.door.preflight_headers(http))
             await http.write(b"", is_last=True)
             return
-        http.account = self.door.account(http)
+        http.account = self.door.account(http) if ACCOUNT not in http.scope else http.scope[ACCOUNT]
         peer = http.scope.get("client")
         http.owner = http.account or (machine_at(peer[0]) if peer else THIS_MACHINE)
         CLIENT.set(http.account or (client_at(*peer) if peer else None))

@@ -32,6 +32,9 @@ Header = tuple[bytes, bytes]
 
 T = TypeVar("T")
 
+ACCOUNT = "uma.account"
+"""The scope's entry that holds the account of a request of this process itself, which comes without a key."""
+
 ID = "uma.id"
 """The scope's entry that holds the request's id."""
 
@@ -171,6 +174,10 @@ class Exchange:
         if patience.cancelled_caught:
             raise BodyTimeout(f"the body did not come within {self.timeout_sec:g} s (http_timeout_sec)")
         return bytes(body)
+
+    def body_was_read(self) -> None:
+        """The body was taken from `receive` by the endpoint itself, to its end."""
+        self._has_body = True
 
     def release_body(self) -> None:
         """Give the budget back what this exchange's body has of it."""

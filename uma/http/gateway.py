@@ -10,15 +10,19 @@ from typing import Protocol, TypeVar
 
 import attrs
 import trio
+from starlette.types import ASGIApp
 
 from uma.config import RuntimeConfig
 from uma.errors import ShuttingDown, UmaError
+from uma.http.batch_queue import BatchQueue
 from uma.http.body_budget import BodyBudget
 from uma.http.dialect import Job
 from uma.http.exchange import Exchange
 from uma.http.generation import gather, stream, unless_gone
+from uma.http.keys import KeyFile
 from uma.http.models import ModelNames
 from uma.http.problem import Ended, Forbidden, Problem, RateLimited
+from uma.jobs.store import Store
 from uma.net.metering import metered_whole
 from uma.net.quota import Account, Excess
 from uma.net.throttle import Throttle
@@ -98,6 +102,15 @@ class Gateway:
     """For log lines that clients can bring about at no cost of their own."""
     bodies: BodyBudget = attrs.field(init=False)
     """What the bodies of all requests take."""
+    readiness: trio.Event = attrs.field(factory=trio.Event, init=False)
+    """Set once there is a source."""
+    keys: KeyFile | None = attrs.field(default=None, init=False)
+    """None: no key is asked for."""
+    app: ASGIApp = attrs.field(init=False)
+    """The application over this gateway, once it is built: for requests of the server itself."""
+    store: Store | None = attrs.field(default=None, init=False)
+    """Of files and batches, once it is in use."""
+    batches: BatchQueue = attrs.field(factory=BatchQueue, init=False)
     tasks: trio.Nursery | None = attrs.field(default=None, init=False)
     """For what outlives the connection that asked for it; there while the service runs."""
     unread: Unread = attrs.field(factory=Unread, init=False)
@@ -128,6 +141,7 @@ class Gateway:
     def be_ready(self, source: Source) -> None:
         """Take requests for `source` from now on."""
         self._source, self._names, self.progress = source, ModelNames.of(source, self.config), None
+        self.readiness.set()
 
     @property
     def source(self) -> Source:

@@ -9,33 +9,27 @@ import attrs
 import trio
 from starlette.types import ASGIApp, Message
 
-from uma.config import RuntimeConfig
-from uma.http.app import build_app
-from uma.http.exchange import ID, LINES
-from uma.http.gateway import Gateway
-from uma.jobs import Answer, Ask
+from uma.http.exchange import ACCOUNT, ID, LINES
+from uma.jobs import Answer
+from uma.net.quota import Account
 from uma.net.throttle import ClientLines, Throttle
-from uma.types import Source
 
 BACKGROUND = b"-1"
 """The lane of a request that asks for none itself."""
 
 
-def ask_of(source: Source, config: RuntimeConfig, program: str) -> Ask:
-    """Asks `source` under the rules of HTTP; `program` is what its requests are listed under.
+@attrs.frozen
+class InMemory:
+    """An `Ask` of an application over HTTP.
 
     Every request is in the background lane unless its body names another one. Refusals are answers and not logged.
     """
-    inside = attrs.evolve(config, http="", http_keys="", http_tls_cert="", http_tls_key="")
-    return _InMemory(build_app(Gateway.of(source, inside)), program.encode())
-
-
-@attrs.frozen
-class _InMemory:
-    """See `ask_of`."""
 
     app: ASGIApp
-    program: bytes
+    program: str
+    """What its requests are listed under."""
+    account: Account | None = None
+    """Whose bounds hold for them."""
 
     async def __call__(self, path: str, body: bytes, id: str) -> Answer:
         """See `Ask`."""
@@ -52,13 +46,14 @@ class _InMemory:
             "headers": [
                 (b"content-length", str(len(body)).encode()),
                 (b"content-type", b"application/json"),
-                (b"user-agent", self.program),
+                (b"user-agent", self.program.encode()),
                 (b"x-uma-priority", BACKGROUND),
             ],
             "client": None,
             "server": None,
             "state": {LINES: _Unsaid(Throttle())},
             ID: id,
+            ACCOUNT: self.account,
         }
         unread = [body]
         started: dict[str, Any] = {"status": 500, "headers": []}

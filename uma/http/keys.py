@@ -113,6 +113,10 @@ class KeyFile:
             self._read()
         return self._keys.find(presented)
 
+    def named(self, name: str) -> Account | None:
+        """The account of a key by the key's name."""
+        return next((key.account for key in self._keys.known if key.account.name == name), None)
+
     def _read(self) -> None:
         try:
             self._keys = Keys.load(self.path).after(self._keys)

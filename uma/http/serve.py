@@ -22,6 +22,7 @@ from uma.errors import ConfigError
 from uma.http.address import Address
 from uma.http.address import check as check_address
 from uma.http.app import build_app
+from uma.http.batches import run_all
 from uma.http.connection import HttpConnection, LinkStream
 from uma.http.door import Door
 from uma.http.gateway import Gateway
@@ -80,6 +81,7 @@ class HttpService:
             log(logger, logging.INFO, "http.ready", url=self.url)
             async with trio.open_nursery() as nursery:
                 self.gateway.tasks = nursery
+                nursery.start_soon(run_all, self.gateway)
                 nursery.start_soon(self._flusher.run)
                 task_status.started()
                 with self._accepting:
@@ -103,6 +105,7 @@ class HttpService:
 
     async def _drain(self) -> None:
         await self._context.terminated.set()
+        self.gateway.batches.drain()
         with trio.move_on_after(self._config.drain_timeout_sec):
             await self._all_gone()
         self.gateway.abort()

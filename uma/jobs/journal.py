@@ -165,12 +165,12 @@ class Results:
         `restart` begins anew; `only_failed` too, but takes over results that are good. Raises `JobChanged` where the
         job on the disk is another one, and `OSError`.
         """
-        header, journal_path = orjson.loads(orjson.dumps(header)), _journal_of(path)
+        header, journal_path = orjson.loads(orjson.dumps(header)), journal_of(path)
         journal = os.open(journal_path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             _lock(journal, path)
             if restart:
-                for each in (path, _before(path), _journal_of(_before(path))):
+                for each in (path, _before(path), journal_of(_before(path))):
                     each.unlink(missing_ok=True)
                 os.ftruncate(journal, 0)
             _finish_renaming(path)
@@ -232,7 +232,7 @@ class Results:
 
     def finish(self) -> None:
         """All rows have ended: drop what was kept of an earlier job."""
-        for each in (_journal_of(_before(self.path)), _before(self.path)):
+        for each in (journal_of(_before(self.path)), _before(self.path)):
             each.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -244,7 +244,8 @@ class Results:
         os.close(self._journal)
 
 
-def _journal_of(path: Path) -> Path:
+def journal_of(path: Path) -> Path:
+    """Where the journal of OUT at `path` is."""
     return path.with_name(path.name + ".journal")
 
 
@@ -261,9 +262,9 @@ def _lock(journal: int, path: Path) -> None:
 
 def _set_aside(path: Path, journal: int) -> int:
     """Keep OUT and its journal as an earlier job's; a new journal, locked."""
-    _journal_of(path).rename(_journal_of(_before(path)))
+    journal_of(path).rename(journal_of(_before(path)))
     path.rename(_before(path))
-    fresh = os.open(_journal_of(path), os.O_RDWR | os.O_CREAT, 0o666)
+    fresh = os.open(journal_of(path), os.O_RDWR | os.O_CREAT, 0o666)
     _lock(fresh, path)
     os.close(journal)
     return fresh
@@ -272,14 +273,14 @@ def _set_aside(path: Path, journal: int) -> int:
 def _finish_renaming(path: Path) -> None:
     """A kill between the two renamings of `_set_aside` leaves the second to be done."""
     before = _before(path)
-    if _journal_of(before).exists() and not before.exists() and path.exists():
+    if journal_of(before).exists() and not before.exists() and path.exists():
         path.rename(before)
 
 
 def _check_new(path: Path) -> None:
     if path.exists() and path.stat().st_size:
         raise JobChanged(
-            f"{path}: exists, and has no journal ({_journal_of(path).name}), so it is no batch that could go on; name "
+            f"{path}: exists, and has no journal ({journal_of(path).name}), so it is no batch that could go on; name "
             "another file, or begin anew with --restart, which overwrites it"
         )
 
@@ -300,7 +301,7 @@ def _shown(value: Any) -> str:
 
 
 def _finished(path: Path, walk: _Walk) -> Finished:
-    journal = _journal_of(path).open("rb")
+    journal = journal_of(path).open("rb")
     journal.readline()
     return Finished(journal, path.open("rb"), walk.journal_bytes)
 
@@ -311,7 +312,7 @@ def _walk(path: Path) -> _Walk:
     An OUT that was removed has no results.
     """
     try:
-        with _journal_of(path).open("rb") as journal:
+        with journal_of(path).open("rb") as journal:
             first = journal.readline()
             header = _header(first)
             if header is None or not path.exists():

@@ -85,6 +85,8 @@ class Form:
     """JSON Schema that every answer fits."""
     is_raw: bool = False
     """Prompts are continued as they stand, without a chat template."""
+    endpoint: str | None = None
+    """The one that every row must name; None: any of `PATHS`."""
     defaults: Mapping[str, Any] = attrs.field(factory=dict)
     """Fields of a body that generates, where the row has none of that name."""
 
@@ -93,7 +95,8 @@ class Form:
         if row.is_too_long:
             raise BadRow(f"the row is over {MAX_ROW_BYTES:,} bytes")
         fields = _object(row.data)
-        if self.template is None and ("body" in fields or "url" in fields):
+        is_ready = self.endpoint is not None or "body" in fields or "url" in fields
+        if self.template is None and is_ready:
             return self._ready(fields, row)
         custom_id = fields.get("custom_id", fields.get("id"))
         path, body = self._filled(fields) if self.template is not None else self._plain(fields)
@@ -101,9 +104,10 @@ class Form:
 
     def _ready(self, fields: Mapping[str, Any], row: Row) -> Asked:
         """OpenAI's batch line."""
-        path, body = fields.get("url"), fields.get("body")
-        if path not in PATHS:
-            raise BadRow(f"url: expected one of {', '.join(sorted(PATHS))}, not {_shown(path)}")
+        path, body = str(fields.get("url")), fields.get("body")
+        if path not in (allowed := PATHS if self.endpoint is None else {self.endpoint}):
+            words = ("one of " if self.endpoint is None else "") + ", ".join(sorted(allowed))
+            raise BadRow(f"url: expected {words}, not {_shown(path)}")
         if not isinstance(body, dict):
             raise BadRow(f"body: expected a JSON object, not {_shown(body)}")
         if fields.get("method", "POST") != "POST":

@@ -90,6 +90,8 @@ class Runner:
     """Results are in the order of the rows; else as they end."""
     is_live: bool = False
     """The input's rows come one by one: none waits for those behind it."""
+    prefix: str = ""
+    """What the ids of its requests begin with, where other jobs ask the same source."""
     tally: Tally = attrs.field(factory=Tally)
     running: int = attrs.field(default=0, init=False)
     """Rows that are asked just now."""
@@ -210,7 +212,7 @@ class Runner:
         body = json_bytes.dumps(asked.body)
         wait_sec, tries = FIRST_WAIT_SEC, 0
         while True:
-            answer = await self.ask(asked.path, body, f"row-{row.number + 1}")
+            answer = await self.ask(asked.path, body, f"{self.prefix}row-{row.number + 1}")
             tries += 1
             if answer.status not in PASSING and (answer.status != FAULT or tries >= FAULT_TRIES):
                 return answer

@@ -1,0 +1,190 @@
+"""OpenAI's files and batches, with its own client: sent, run, listed, cancelled, read, and there after a restart."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from http_server import HttpServer, running_http
+from openai.types import Batch
+
+from harness import until
+from uma.errors import BadRequest
+from uma.http.multipart import FormReader
+
+CHAT: Any = "/v1/chat/completions"
+OVER = ("completed", "failed", "cancelled")
+
+
+def line(number: int, url: str = CHAT, **more: Any) -> dict[str, Any]:
+    """A row."""
+    body = {"messages": [{"role": "user", "content": f"Story {number}"}], "max_tokens": 5, "temperature": 0, **more}
+    return {"custom_id": f"q{number}", "method": "POST", "url": url, "body": body}
+
+
+def data(rows: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data") / "jobs"
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Iterator[HttpServer]:
+    with running_http(folder.parent, "--http-jobs", str(folder)) as server:
+        yield server
+
+
+@contextmanager
+def client_of(server: HttpServer, key: str = "none") -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(served: HttpServer) -> Iterator[openai.OpenAI]:
+    with client_of(served) as one:
+        yield one
+
+
+def begun(client: openai.OpenAI, rows: list[dict[str, Any]], endpoint: Any = CHAT) -> Batch:
+    """A batch of these rows."""
+    file = client.files.create(file=("rows.jsonl", data(rows)), purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", metadata={"a": "b"})
+
+
+def ended(client: openai.OpenAI, batch: Batch) -> Batch:
+    """It, once it is over."""
+    return until(lambda: client.batches.retrieve(batch.id), lambda now: now.status in OVER)
+
+
+def lines_of(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    assert file_id is not None
+    return [json.loads(each) for each in client.files.content(file_id).text.splitlines()]
+
+
+def test_a_batch_runs_to_an_output_and_an_error_file(client: openai.OpenAI) -> None:
+    rows = [*(line(number) for number in range(12)), line(12, temperature=7), line(13, "/v1/completions")]
+    batch = begun(client, rows)
+    assert (batch.object, batch.completion_window, batch.metadata) == ("batch", "24h", {"a": "b"})
+    done = ended(client, batch)
+    assert done.status == "completed"
+    assert done.request_counts is not None
+    assert done.request_counts.to_dict() == {"total": 14, "completed": 12, "failed": 2}
+    good, bad = lines_of(client, done.output_file_id), lines_of(client, done.error_file_id)
+    assert [each["custom_id"] for each in good] == [f"q{number}" for number in range(12)]
+    assert all(each["response"]["body"]["choices"][0]["message"]["content"] for each in good)
+    assert bad[0]["response"]["status_code"] == 400
+    assert bad[0]["response"]["body"]["error"]["param"] == "temperature"
+    assert "url: expected /v1/chat/completions" in bad[1]["error"]["message"]
+    assert done.completed_at is not None
+    assert done.completed_at >= done.created_at
+
+
+def test_files_are_listed_shown_sent_back_and_deleted(client: openai.OpenAI) -> None:
+    sent = data([line(0)]) * 3_000  # some pieces of a connection
+    made = [client.files.create(file=(f"{index} é.jsonl", sent), purpose="batch") for index in range(3)]
+    over_pages = [each.id for each in client.files.list(limit=2)]
+    assert over_pages[:3] == [each.id for each in reversed(made)]
+    assert client.files.retrieve(made[0].id).filename == "0 é.jsonl"
+    assert client.files.retrieve(made[0].id).bytes == len(sent)
+    assert client.files.content(made[0].id).content == sent
+    assert client.files.delete(made[0].id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.content(made[0].id)
+    with pytest.raises(openai.BadRequestError, match="purpose: expected batch"):
+        client.files.create(file=("a", b"x"), purpose="assistants")
+
+
+def test_a_batch_is_cancelled_and_keeps_what_was_done(client: openai.OpenAI) -> None:
+    batch = begun(client, [line(number, max_tokens=12, ignore_eos=True) for number in range(3_000)])
+    with pytest.raises(openai.BadRequestError, match="reads this file"):
+        client.files.delete(batch.input_file_id)
+
+    def completed(now: Batch) -> int:
+        assert now.request_counts is not None
+        return now.request_counts.completed
+
+    until(lambda: client.batches.retrieve(batch.id), lambda now: completed(now) > 0)
+    assert client.batches.cancel(batch.id).status == "cancelling"
+    done = ended(client, batch)
+    assert done.status == "cancelled"
+    assert len(lines_of(client, done.output_file_id)) == completed(done) < 3_000
+    assert batch.id in [each.id for each in client.batches.list(limit=1)]
+    with pytest.raises(openai.BadRequestError, match="cancelled already"):
+        client.batches.cancel(batch.id)
+
+
+def test_what_cannot_be_a_batch_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="input_file_id: no such file"):
+        client.batches.create(input_file_id="file-1", endpoint=CHAT, completion_window="24h")
+    with pytest.raises(openai.NotFoundError):
+        client.batches.retrieve("batch_1")
+    file = client.files.create(file=("rows.jsonl", b"{}"), purpose="batch")
+    with pytest.raises(openai.BadRequestError, match="endpoint: expected one of"):
+        client.batches.create(input_file_id=file.id, endpoint="/v1/moderations", completion_window="24h")
+
+
+def test_only_this_user_reads_what_is_kept(client: openai.OpenAI, folder: Path) -> None:
+    client.files.create(file=("rows.jsonl", b"{}"), purpose="batch")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for each in (folder / "files").iterdir():
+        assert stat.S_IMODE(each.stat().st_mode) == 0o600
+
+
+def test_a_batch_goes_on_in_the_next_server_and_each_key_sees_its_own(tmp_path: Path) -> None:
+    keys, jobs = tmp_path / "keys.toml", tmp_path / "jobs"
+    names = ("ann", "bob")
+    keys.write_text("".join(f'[{each}]\nsha256 = "{hashlib.sha256(each.encode()).hexdigest()}"\n' for each in names))
+    options = ("--http-jobs", str(jobs), "--http-keys", str(keys))
+    rows = [line(number) for number in range(120)]
+    with running_http(tmp_path, *options) as server:
+        with client_of(server, "ann") as ann:
+            batch = begun(ann, rows)
+        with client_of(server, "bob") as bob, pytest.raises(openai.NotFoundError):
+            bob.batches.retrieve(batch.id)
+        server.process.process.kill()
+        server.process.wait()
+    with running_http(tmp_path, *options) as server, client_of(server, "ann") as ann:
+        done = ended(ann, batch)
+        assert done.status == "completed"
+        assert [each["custom_id"] for each in lines_of(ann, done.output_file_id)] == [f"q{n}" for n in range(120)]
+    with sqlite3.connect(jobs / "index.sqlite3") as index:
+        assert index.execute("SELECT count(*) FROM batches").fetchone() == (1,)
+    index.close()
+    assert not list((jobs / "batches").iterdir())
+
+
+FORM = (
+    b'preamble\r\n--b--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    b'--b--x\r\nContent-Disposition: form-data; name="file"; filename="a.jsonl"\r\nContent-Type: text/plain\r\n\r\n'
+    b"{}\r\n--b--\r\n\r\n--b--x--\r\nepilogue"
+)
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000])
+def test_a_form_is_the_same_in_whatever_pieces_it_comes(piece: int) -> None:
+    contents: list[bytes] = []
+    form = FormReader('multipart/form-data; boundary="b--x"')
+    form.write = contents.append
+    for start in range(0, len(FORM), piece):
+        assert form.is_whole == (start >= len(FORM) - len("epilogue") - 2)
+        form.feed(FORM[start : start + piece])
+    assert (form.fields, form.file_name, b"".join(contents)) == ({"purpose": "batch"}, "a.jsonl", b"{}\r\n--b--\r\n")
+
+
+def test_what_is_no_form_is_refused() -> None:
+    with pytest.raises(BadRequest, match="expected multipart/form-data"):
+        FormReader("application/json")
+    with pytest.raises(BadRequest, match="follows a boundary"):
+        FormReader("multipart/form-data; boundary=b").feed(b"--bad")

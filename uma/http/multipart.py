@@ -1,0 +1,92 @@
+"""Forms as browsers and clients send files (RFC 7578), read piece by piece and sans-I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from email.parser import Parser
+
+from uma.errors import BadRequest
+
+MAX_HEAD_BYTES, MAX_FIELD_BYTES = 16_384, 65_536
+"""Maximum length of a part's headers, and of all values together that are no file."""
+_BOUNDARY = re.compile(r'multipart/form-data\s*;.*?boundary="?([^";,]{1,200})"?', re.IGNORECASE)
+
+
+class FormReader:
+    """A form's parts, as they come: values by name, and one file, whose contents go on at once."""
+
+    def __init__(self, content_type: str | None) -> None:
+        """Raises `BadRequest` where the body is no form."""
+        found = _BOUNDARY.match(content_type or "")
+        if found is None:
+            raise BadRequest("Content-Type: expected multipart/form-data with a boundary, as for `curl -F`")
+        self.fields: dict[str, str] = {}
+        self.file_name: str | None = None
+        """None: no file has come."""
+        self.is_whole = False
+        self.write: Callable[[bytes], object] = lambda _: None
+        """Is given the file's contents."""
+        self._delimiter = b"\r\n--" + found[1].encode()
+        self._unread = bytearray(b"\r\n")
+        self._part: str | None = None
+        """Name of the value that is read; None: the file, or what comes before all parts."""
+        self._value = bytearray()
+        self._is_file = False
+        self._step: Callable[[], bool] = self._body
+
+    def feed(self, data: bytes) -> None:
+        """Take the next piece of the body. Raises `BadRequest`."""
+        self._unread += data
+        while not self.is_whole and self._step():
+            pass
+
+    def _body(self) -> bool:
+        at = self._unread.find(self._delimiter)
+        end = max(0, len(self._unread) - len(self._delimiter) + 1) if at < 0 else at
+        self._give(bytes(self._unread[:end]))
+        if at < 0:
+            del self._unread[:end]
+            return False
+        del self._unread[: end + len(self._delimiter)]
+        if self._part is not None:
+            self.fields[self._part] = self._value.decode("utf-8", "replace")
+        self._step = self._edge
+        return True
+
+    def _edge(self) -> bool:
+        if len(self._unread) < 2:
+            return False
+        edge = bytes(self._unread[:2])
+        if edge not in (b"--", b"\r\n"):
+            raise BadRequest("the form is broken: something follows a boundary on its line")
+        self.is_whole = edge == b"--"
+        self._step = self._head
+        return True
+
+    def _head(self) -> bool:
+        at = self._unread.find(b"\r\n\r\n")
+        if at < 0:
+            if len(self._unread) > MAX_HEAD_BYTES:
+                raise BadRequest(f"the form is broken: a part's headers are over {MAX_HEAD_BYTES:,} bytes")
+            return False
+        head = Parser().parsestr(self._unread[2:at].decode("utf-8", "replace"), headersonly=True)
+        del self._unread[: at + 4]
+        name = head.get_param("name", header="content-disposition")
+        file_name = head.get_filename()
+        self._is_file = file_name is not None and self.file_name is None
+        self._part, self._value = None, bytearray()
+        if self._is_file:
+            self.file_name = file_name
+        elif isinstance(name, str):
+            self._part = name
+        self._step = self._body
+        return True
+
+    def _give(self, data: bytes) -> None:
+        if self._is_file:
+            self.write(data)
+        elif self._part is not None:
+            self._value += data
+            if len(self._value) + sum(map(len, self.fields.values())) > MAX_FIELD_BYTES:
+                raise BadRequest(f"{self._part[:100]}: the form's values are over {MAX_FIELD_BYTES:,} bytes")
