@@ -175,3 +175,12 @@ def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) ->
     assert all(each["messages"][0]["content"] == "You are a fox." for each in bodies)
     page.get_by_role("button", name="Previous version").click()
     expect(page.locator(".blocks")).to_have_text(re.compile(r'^\{\s*"a"\s*:\s*(true|false)\s*\}\s*$'))
+    # What is for this conversation, and what for new ones too, is said and so.
+    page.get_by_role("button", name="New chat", exact=True).click()
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    expect(page.locator("#system-help")).to_contain_text("For this conversation alone.")
+    expect(page.locator(".scope")).to_have_text("All below is for this conversation, and for new ones from now on.")
+    expect(page.get_by_label("Instructions (system prompt)")).to_have_value("")
+    expect(page.get_by_label("Answers at once")).to_have_value("2")
+    below = "each => each.compareDocumentPosition(document.querySelector('#set-temperature'))"
+    assert page.locator(".scope").evaluate(below) & 4  # it follows

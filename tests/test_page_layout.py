@@ -129,6 +129,29 @@ def test_the_list_of_conversations_shows_some_lines_and_all_around_it_is_reached
             assert is_reached(page, part), part
 
 
+def check_toast(page: Page) -> None:
+    """A notice's words break, its button's do not, on the narrowest of screens."""
+    page.set_viewport_size({"width": 320, "height": 640})
+    words = "Not attached: one-long-name-of-a-file.png. The model sees no images."
+    page.evaluate(
+        """async (words) => {
+            const { toast } = await import("/ui/dom.js");
+            toast(words, { label: "Undo all of it", run: () => {} });
+        }""",
+        words,
+    )
+    lines = """each => {
+        const all = document.createRange();
+        all.selectNodeContents(each);
+        return all.getClientRects().length;
+    }"""
+    assert page.locator(".toast button").evaluate(lines) == 1
+    assert page.locator(".toast span").evaluate(lines) > 1
+    right = page.locator(".toast button").evaluate("each => each.getBoundingClientRect().right")
+    assert right <= 320
+    page.set_viewport_size({"width": 390, "height": 844})
+
+
 def test_what_a_finger_touches_is_large_enough_and_enter_begins_a_line(
     browser: Browser, http_server: HttpServer
 ) -> None:
@@ -151,5 +174,10 @@ def test_what_a_finger_touches_is_large_enough_and_enter_begins_a_line(
     assert page.locator("button, summary, .tabs a").evaluate_all(small) == []
     page.locator("#open-sidebar").tap()
     assert page.locator("#sidebar button").evaluate_all(small) == []
+    page.locator("#close-sidebar").tap()
+    page.get_by_role("button", name="Instructions and sampling", exact=True).tap()
+    assert page.locator(".sheet :is(button, select, input:not([type=radio]), .choice)").evaluate_all(small) == []
+    page.get_by_role("button", name="Close").tap()
+    check_toast(page)
     assert one.problems == []
     context.close()

@@ -260,7 +260,7 @@ export class AnswerView {
     );
     this.foot.replaceChildren(
       ...[failureOf(message, actions), endOf(message, actions)].filter((each) => each !== null),
-      h("div", { class: "foot-row" }, buttons, this.tokensButton(), figures(message)),
+      h("div", { class: "foot-row" }, buttons, this.tokensButton(), figures(message), madeBy(message)),
     );
   }
 }
@@ -359,6 +359,13 @@ function greatestLength({ mostTokens }, { usage }) {
   if (mostTokens === undefined) return "The answer reached its greatest length."; // from before this was kept
   const tokens = number(usage.prompt_tokens + usage.completion_tokens);
   return `The answer ends here: with ${tokens} tokens, the conversation or the answer is as long as the model or the server allows. A new chat has space again.`;
+}
+
+/** Which model wrote it, and when. @param {Message} message */
+function madeBy({ done, model, at }) {
+  if (!done) return null;
+  const time = new Date(at).toLocaleTimeString("en-GB", { timeStyle: "short" });
+  return h("span", { class: "made-by" }, [model, time].filter(Boolean).join(" · "));
 }
 
 /** How fast it was written; all else that is known of it, as soon as one points there. @param {Message} message */

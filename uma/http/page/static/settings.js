@@ -24,7 +24,7 @@ const MAX_LOGPROBS = 20;
 const MAX_WHOLE = Number.MAX_SAFE_INTEGER;
 
 /** Sampling that the chip tells by name; of all others it tells how many are set. */
-const NAMED = ["temperature", "max_tokens"];
+const NAMED = ["temperature", "max_tokens", "logprobs"];
 
 /** @typedef {{name: string, label: string, help: string, step: number, most?: number, empty?: string}} Field */
 
@@ -192,6 +192,7 @@ export function summary(settings, info) {
   if (settings.priority !== 1) parts.push(settings.priority ? "background" : "normal priority");
   if (settings.reasoning === "off") parts.push("no thinking");
   if (settings.system.trim()) parts.push("instructions");
+  if (settings.sampling.logprobs !== undefined) parts.push("probabilities");
   if (settings.answers) parts.push(`${number(settings.answers)} answers`);
   const more = Object.entries(settings.sampling).filter(
     ([name, value]) =>

@@ -31,7 +31,10 @@ export class Tokens {
     /** @type {TokenChance[]} */
     this.tokens = [];
     this.text.addEventListener("keydown", (event) => this.step(event));
-    this.text.addEventListener("focusin", ({ target }) => this.tell(target));
+    this.text.addEventListener("focusin", ({ target }) => {
+      this.tell(target);
+      this.told.scrollIntoView({ block: "nearest" });
+    });
     this.text.addEventListener("pointerover", ({ target }) => this.tell(target));
     this.text.addEventListener("pointerleave", () => this.tell(document.activeElement));
     this.text.addEventListener("focusout", () => this.tell(null));
