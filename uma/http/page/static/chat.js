@@ -434,7 +434,7 @@ export class Chat {
     );
     this.empty.replaceChildren(
       h("h2", {}, "What would you like to know?"),
-      h("p", {}, "The model runs on this machine. Conversations stay in this browser."),
+      h("p", {}, `The model runs on ${isHere() ? "this" : "the server’s"} machine. Conversations stay in this browser.`),
     );
     list.replaceChildren(...ideas);
   }
@@ -493,6 +493,11 @@ export class Chat {
     this.toEnd.hidden = true;
     this.scroller.scrollTop = this.scroller.scrollHeight;
   }
+}
+
+/** Whether this browser is on the server's machine. */
+function isHere() {
+  return /^(localhost|127\.|\[::1\])/.test(location.hostname);
 }
 
 /** @param {Message[]} siblings */

@@ -187,7 +187,8 @@ function isStop(value) {
 
 /** The chip under the message box: what differs from the defaults. @param {Settings} settings @param {Info | undefined} info */
 export function summary(settings, info) {
-  const parts = [`temperature ${settings.sampling.temperature ?? 0}`];
+  const { temperature = 0 } = settings.sampling;
+  const parts = temperature === DEFAULTS.sampling.temperature ? [] : [`temperature ${temperature}`];
   if (settings.sampling.max_tokens) parts.push(`${number(Number(settings.sampling.max_tokens))} tokens`);
   if (settings.priority !== 1) parts.push(settings.priority ? "background" : "normal priority");
   if (settings.reasoning === "off") parts.push("no thinking");
@@ -199,7 +200,7 @@ export function summary(settings, info) {
       !NAMED.includes(name) && value !== (DEFAULTS.sampling[name] ?? info?.sampling[name]?.default),
   ).length;
   if (more) parts.push(`${number(more)} more`);
-  return parts.join(" · ");
+  return parts.join(" · ") || "Settings";
 }
 
 /**
