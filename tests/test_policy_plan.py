@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from random import Random
 
 import attrs
 import pytest
@@ -275,6 +276,22 @@ def test_a_machine_on_which_most_of_a_batch_s_time_is_fixed_reads_a_lone_prompt_
         left -= tokens
     assert max(pieces) >= 256
     assert len(pieces) <= 32
+
+
+@pytest.mark.parametrize("ms_a_token", [4.0, 11.0, 14.0, 16.0, 18.0, 25.0])
+def test_a_lone_prompt_is_read_in_tiles_or_in_parts_of_them_and_so_each_time(ms_a_token: float) -> None:
+    """Attention of fewer rows than a tile adds up otherwise, so the way must not change with the machine's speed."""
+    scheduler, random, ways = Scheduler(Targets(80.0, 2_048, 64)), Random(1), list[set[bool]]()
+    for _ in range(12):
+        left, ways = 300, [*ways, set()]
+        while left:
+            row = make_row(1, remaining=left, prompt_tokens=300, cells=300 - left)
+            ((_, tokens),) = scheduler.plan(state_of([row], 10_000), NOW).prefill
+            scheduler.cost.observe_prefill(tokens, 300 - left, 5.0 + tokens * ms_a_token * random.uniform(0.85, 1.15))
+            ways[-1].add(tokens >= TILE_TOKENS)
+            left -= tokens
+    # (Until enough was seen of a tile, one is tried.)
+    assert len(set.union(*ways[4:])) == 1, ways
 
 
 def test_with_no_row_decoding_no_first_token_waits_for_a_piece_of_another_prompt() -> None:

@@ -33,6 +33,8 @@ PATIENT = 2.0
 """Maximum time of a piece, as a multiple of the usual limit, where it reads faster."""
 MOST_PATIENT = 4.0
 """The same of a whole tile deep in a prompt: in parts of one it would be read far more slowly."""
+FAST_AGAIN = 0.5
+"""Maximum time of a tile, as a share of `MOST_PATIENT`, at which lone prompts are read in tiles again."""
 LEAST_TTFT_STEPS = 32
 """Minimum time to first token that a piece's limit is a share of (`lead.TTFT_SHARE`) beside streams that are late
 anyway, in decode steps of one row. Such a step mostly reads the weights, as every batch does: with a large model on few
@@ -132,10 +134,12 @@ class Streams:
 class PieceSizes:
     """Chooses the size of a piece from what the cost model has learnt, and tries larger sizes now and then."""
 
-    __slots__ = ("_cost", "_limited", "_waits")
+    __slots__ = ("_cost", "_is_slow", "_limited", "_waits")
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
+        self._is_slow = False
+        """Whether lone prompts are read in pieces that have fewer tokens than a tile."""
         self._limited = 0
         """Pieces so far that the time limited."""
         self._waits = 0
@@ -161,23 +165,37 @@ class PieceSizes:
 
         For so long the next request waits, and the reader is not told how far its prompt is. A tile, or a last part of
         one, is read whole up to `MOST_PATIENT`: deep in a prompt a part takes as long, and attention of fewer rows than
-        a tile has adds up otherwise, so that the answer would depend on how fast the machine was just then. Within that
-        the next size is tried while it was seen too seldom to be believed, and now and then: in proportion to a smaller
-        one, it mostly takes less.
+        a tile has adds up otherwise, so that the answer would depend on how fast the machine was just then. Where that
+        is too long, all of the prompt is read in fewer. Within that the next size is tried while it was seen too seldom
+        to be believed, and now and then: in proportion to a smaller one, it mostly takes less.
         """
         wanted, usual_ms = min(prompts.tokens, targets.solo_tokens), TTFT_SHARE * targets.slo_ttft_ms
         if not self._cost.knows_prefill:
             return _in_tiles(targets.start_chunk_tokens, prompts.tokens)
-        whole, longest_ms = min(wanted, TILE_TOKENS), MOST_PATIENT * usual_ms
-        tokens = whole if prompts.ms(whole) <= longest_ms else min(wanted, SMALLEST_CHUNK)
+        longest_ms = MOST_PATIENT * usual_ms
+        self._is_slow = self._is_too_slow_for_tiles(prompts, wanted, longest_ms)
+        if self._is_slow and self._cost.is_sure_of(TILE_TOKENS):
+            # (Also each size a multiple of the rows of repacked weights that are multiplied together.)
+            wanted = min(wanted, TILE_TOKENS // 2)
+        whole = min(wanted, TILE_TOKENS)
+        tokens = min(wanted, SMALLEST_CHUNK) if self._is_slow or prompts.ms(whole) > longest_ms else whole
         sizes = (*(size for size in SIZES if size < wanted), wanted)
         tokens = max(tokens, *(size for size in sizes if prompts.ms(size) <= PATIENT * usual_ms), 0)
         larger = next((size for size in sizes if size > tokens), tokens)
         self._limited += larger > tokens
         is_due = self._limited % TRY_LARGER_EVERY == 0 or not self._cost.is_sure_of(larger)
         tokens = larger if is_due and prompts.ms(tokens) * larger / tokens <= longest_ms else tokens
-        tiled = _in_tiles(tokens, prompts.tokens)
-        return tiled if prompts.ms(tiled) <= longest_ms else tokens
+        return _in_tiles(tokens, prompts.tokens)
+
+    def _is_too_slow_for_tiles(self, prompts: Prompts, wanted: int, longest_ms: float) -> bool:
+        """Whether a lone prompt's pieces have fewer tokens than a tile: of its first piece and of its last, so that it
+        is read in one way from its beginning to its end, and when it is asked again.
+        """
+        tile = _in_tiles(min(wanted, TILE_TOKENS), prompts.tokens)
+        if tile < TILE_TOKENS:
+            return self._is_slow
+        end = prompts.rows[0].position + prompts.tokens if prompts.attended_cells is None else prompts.attended_cells
+        return self._cost.prefill_ms(tile, end) > longest_ms * (FAST_AGAIN if self._is_slow else 1.0)
 
     def beside(self, streams: Streams, prompts: Prompts, targets: Targets, free_cells: int, most: int) -> Piece:
         """The piece of at most `most` tokens that reads most a millisecond of those that no reader has to wait for."""
