@@ -279,7 +279,7 @@ def test_a_terminal_that_goes_away_ends_the_chat(is_answering: bool, server: Ser
         if is_answering:
             begin_a_story(terminal)
         terminal.hang_up()
-        terminal.process.wait(PATIENCE_SEC)
+        assert terminal.process.wait(PATIENCE_SEC) == 129
     assert server.settled()["active_sequences"] == 0
 
 

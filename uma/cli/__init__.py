@@ -4,6 +4,7 @@ and an exit code. Nothing is imported here that a mere `uma --help` does not nee
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from uma.errors import ConfigError, ModelError, UmaError
 
 FAILED = 1
 UNUSABLE = 2
+TERMINAL_GONE = 129
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
@@ -25,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     mend()
     sys.excepthook = _unexpected
+    is_terminal = sys.stdout.isatty()
     try:
         code = _dispatch(argv)
         _flush()
@@ -36,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, ModelError) as error:
         return _report(error, UNUSABLE)
     except (UmaError, OSError) as error:
+        if is_terminal and isinstance(error, OSError) and error.errno == errno.EIO:
+            abandon_output()
+            return TERMINAL_GONE  # its SIGHUP can come later than this
         return _report(error, FAILED)
     except SystemExit:
         # `--help` has written to standard output, or has failed to.
