@@ -119,6 +119,7 @@ async def test_a_long_prompt_is_found_in_the_middle(model: Path) -> None:
     other = ask((*prompt[:2_200], *tokens_for(5, 50)), 4)
     async with open_engine(config_for(model, n_ctx=4_096)) as engine:
         await answer(engine, ask(prompt, 2))
+        assert engine.snapshot()["cache_ram_bytes"] > 0, "checkpoints are in memory"
         found = await answer(engine, other)
     assert found.finished.usage.cached_tokens == 2_048
     assert [found.token_ids] == await expected_of(model, [other])

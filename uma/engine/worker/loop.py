@@ -171,7 +171,7 @@ class DecodeWorker:
         cache.hits, cache.misses, cache.evictions = tree.stats.hits, tree.stats.misses, tree.stats.evictions
         cache.protected_size, cache.total_cached = tree.protected_tokens, tree.total_tokens
         cache.evictable_size, cache.node_count = tree.total_tokens - tree.protected_tokens, tree.node_count
-        cache.ram_bytes, cache.ram_snapshots = store.size_bytes, len(store)
+        cache.ram_bytes, cache.ram_snapshots = store.size_bytes + tree.checkpoint_bytes, len(store)
         cache.ram_hits, cache.ram_evictions = store.hits, store.evictions
 
     # The thread
