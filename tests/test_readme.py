@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import sys
 from pathlib import Path
@@ -78,3 +79,17 @@ def test_every_link_leads_somewhere() -> None:
         if section:
             heads = re.findall(r"^#+ (.+)$", (ROOT / target).read_text(encoding="utf-8"), re.MULTILINE)
             assert section in {re.sub(r"[^\w-]", "", head.lower().replace(" ", "-")) for head in heads}
+
+
+def test_start_leads_to_a_small_model_and_to_the_builds_for_nvidia_cards() -> None:
+    start = README.partition("## Start")[2].partition("\n## ")[0]
+    (repository,) = re.findall(r"\]\(https://huggingface\.co/([\w.-]+/[\w.-]+-GGUF)/tree/main\)", start)
+    assert f"uma pull {repository} " in start
+    # llama-cpp-python's own description has the index of its builds, and a line for each CUDA version there.
+    description = str(importlib.metadata.metadata("llama-cpp-python").get_payload())
+    (index, build) = re.findall(r"--extra-index-url (https://\S+/whl/)(cu\d+)`", start)[0]
+    assert f"{index}<cuda-version>" in description
+    versions = dict(re.findall(r"^- `(cu\d+)`: CUDA ([\d.]+)$", description, re.MULTILINE))
+    assert build in versions
+    newest, oldest = (found(versions.values(), key=float) for found in (max, min))
+    assert f"{oldest} to {newest}" in start
