@@ -136,7 +136,6 @@ async def test_what_was_read_before_the_batch_that_was_aborted_stays_in_cache(
 async def test_a_batch_with_one_request_that_is_still_wanted_goes_on(
     tiny: Path, contexts: list[HaltingContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uma.engine.policy.rows.MOST_APART", 1)  # else some rows go one by one, as time tells
     wanted, unwanted = ask(tokens_for(3, 60), 200, id="wanted"), ask(tokens_for(4, 60), 200, id="unwanted")
     async with open_engine(config_for(tiny)) as engine:
         expected = await answer(engine, wanted)

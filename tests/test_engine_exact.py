@@ -5,7 +5,6 @@ Every output here is compared with that of the same request alone, in an engine 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -120,24 +119,6 @@ async def test_a_pool_a_fraction_of_what_is_needed_finishes_everything_unchanged
     if model.stem != "recurrent":
         assert metrics["preemptions_total"] > 0, "there was no pressure"
     assert metrics["tokens_generated_total"] == sum(len(each.tokens) for each in got)
-
-
-@pytest.mark.parametrize("n_ctx", [1_024, 192], ids=["with room for all", "under pressure"])
-async def test_rows_that_are_computed_one_by_one_say_the_same(
-    model: Path, n_ctx: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("uma.engine.policy.rows.WORTH", math.inf)  # as if that were always faster
-    monkeypatch.setattr("uma.engine.policy.rows.BATCH_MS", 0.0)
-    monkeypatch.setattr("uma.engine.worker.loop.REPLAN_BATCHES", 1)
-    requests = [ask(tokens_for(seed, 40), 60, id=str(seed)) for seed in range(3)]
-    expected = await plain(model, requests)
-    async with open_engine(config_for(model, **COLD, n_ctx=n_ctx, max_sequences=4)) as engine:
-        got = await answers(engine, requests)
-        metrics = engine.snapshot()
-    assert [each.token_ids for each in got] == expected
-    assert metrics["batch_calls_total"] > 2 * 60, "they were computed together"
-    if n_ctx < 3 * 100 and model.stem != "recurrent":
-        assert metrics["preemptions_total"] > 0, "there was no pressure"
 
 
 @pytest.mark.parametrize("settings", [COLD, {"cache_ram_mb": 1}], ids=["computed again", "from snapshots"])

@@ -97,7 +97,6 @@ async def test_a_fault_and_a_batch_that_is_aborted_in_one_stride_end_one_request
     tiny: Path, monkeypatch: pytest.MonkeyPatch, context: type[Context]
 ) -> None:
     monkeypatch.setattr("uma.engine.open.Context", context)
-    monkeypatch.setattr("uma.engine.policy.rows.MOST_APART", 1)  # else some rows go one by one, as time tells
     patient = Slo(target_tbt_ms=3_600_000.0)
     good, bad = (attrs.evolve(ask(tokens_for(seed, 12), 30, id=id), slo=patient) for seed, id in ((1, "a"), (9, "bad")))
     async with open_engine(config_for(tiny)) as engine:

@@ -5,21 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import trio
 from engine_world import answer, ask, config_for, tokens_for
 
 from harness import PATIENCE_SEC
 from uma import Request, open_engine
-from uma.engine.delivery.pacing import Stride
 from uma.engine.policy import Plan, Scheduler, State
 from uma.engine.policy.returns import Returns
 from uma.engine.worker import executor
 from uma.engine.worker.executor import Executor, Tick
 from uma.engine.worker.residency import Residency
-from uma.engine.worker.runner import ModelRunner
-from uma.engine.worker.sequence import Sequence, Status
+from uma.engine.worker.sequence import Sequence
 
 DOCUMENT = 1_500
 
@@ -130,72 +127,3 @@ async def test_steps_that_readers_lack_come_before_the_piece(tiny: Path, monkeyp
                     async for _ in prompt:
                         pass
     assert any(count == steps + lacking for steps, count in given)
-
-
-async def answers_side_by_side(model: Path, rows: int) -> None:
-    """So many answers of 60 tokens at once."""
-    async with open_engine(config_for(model)) as engine:
-        with trio.fail_after(PATIENCE_SEC):
-            async with trio.open_nursery() as nursery:
-                for seed in range(rows):
-                    nursery.start_soon(answer, engine, ask(tokens_for(seed, 20), 60, id=str(seed)))
-
-
-@pytest.mark.parametrize("is_trial", [True, False])
-async def test_a_trial_of_rows_one_by_one_is_over_with_the_first_step(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, is_trial: bool
-) -> None:
-    rows, steps = 2, 4
-    ticks: list[list[int]] = []
-    plan, decode = Scheduler.plan, ModelRunner.decode
-
-    def planned(scheduler: Scheduler, state: State, *args: Any, **options: Any) -> Plan:
-        chosen = plan(scheduler, state, *args, **options)
-        if len(chosen.decode) < rows or chosen.prefill:
-            return chosen
-        ticks.append([])
-        return attrs.evolve(chosen, is_everyday=False, is_one_by_one=True, is_trial=is_trial, steps=steps)
-
-    def watched(runner: ModelRunner, sequences: list[Sequence], *args: Any) -> Any:
-        size = len(sequences)
-        for step in decode(runner, sequences, *args):
-            if ticks:
-                ticks[-1].append(size)
-            yield step
-
-    monkeypatch.setattr(Scheduler, "plan", planned)
-    monkeypatch.setattr(ModelRunner, "decode", watched)
-    await answers_side_by_side(tiny, rows)
-    later = [rows] * (steps - 1) if is_trial else [1] * rows * (steps - 1)
-    assert [1] * rows + later in ticks
-
-
-async def test_rows_one_by_one_take_turns_so_that_none_waits_longer_than_all_together_would(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, steps = 3, 16
-    ticks, turns = list[Tick](), list[tuple[float, float]]()
-    plan, run, decode = Scheduler.plan, Executor.run, ModelRunner.decode
-
-    def planned(scheduler: Scheduler, state: State, *args: Any, **options: Any) -> Plan:
-        chosen = plan(scheduler, state, *args, **options)
-        if len(chosen.decode) < rows or chosen.prefill:
-            return chosen
-        return attrs.evolve(chosen, is_everyday=False, is_one_by_one=True, is_trial=False, steps=steps)
-
-    def ran(executor: Executor, tick: Tick) -> Any:
-        ticks.append(tick)
-        return run(executor, tick)
-
-    def watched(runner: ModelRunner, sequences: list[Sequence], stride: Stride) -> Any:
-        left = sum(each.status is Status.DECODING for each in ticks[-1].decode) if ticks else 0
-        if left > 1 and ticks[-1].is_one_by_one and stride.steps > 1:
-            turns.append((left * stride.within_ms, ticks[-1].hold_ms))
-        return decode(runner, sequences, stride)
-
-    monkeypatch.setattr(Scheduler, "plan", planned)
-    monkeypatch.setattr(Executor, "run", ran)
-    monkeypatch.setattr(ModelRunner, "decode", watched)
-    await answers_side_by_side(tiny, rows)
-    assert turns, "no row went on for several steps"
-    assert all(all_turns_ms < hold_ms for all_turns_ms, hold_ms in turns), "with a step more of each they come to that"

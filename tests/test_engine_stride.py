@@ -110,7 +110,6 @@ async def test_a_stream_that_is_given_several_tokens_at_a_stretch_is_given_the_s
 async def test_several_at_a_stretch_are_given_the_same_together(
     tiny: Path, layout: str, strides: list[list[Step]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uma.engine.policy.rows.MOST_APART", 1)  # else some rows go one by one, as time tells
     # stop strings are looked for in each token, so two that outlast all others are those that run at a stretch together
     mixed = [*REQUESTS, ask(max_tokens=500), ask(max_tokens=500, temperature=0.9, seed=7)]
     requests = [patient(attrs.evolve(request, id=str(number))) for number, request in enumerate(mixed)]

@@ -21,7 +21,7 @@ from benchmarks.simulation.prefix_cache import Node, PrefixCache
 from benchmarks.simulation.worker import Worker, run
 from uma.engine.policy import Plan, State
 
-READ = {"decode", "prefill", "preempt", "is_everyday", "is_one_by_one", "is_trial", "is_mixed", "steps"}
+READ = {"decode", "prefill", "preempt", "is_everyday", "is_mixed", "steps"}
 READ |= {"pace_ms", "needed_ms"}
 TOLD = {"held", "lead_ms"}
 """Figures for traces and metrics, which change nothing in what is computed."""

@@ -224,10 +224,9 @@ class Worker:
                 break
             if step and self.next_arrival_ms <= self.now_ms:
                 return False
-            is_one_by_one = plan.is_one_by_one != (plan.is_trial and step > 0)
-            took = self._decode_step(len(rows), used + step * len(rows), is_one_by_one=is_one_by_one)
+            took = self._pass(self._machine.decode_ms(len(rows), used + step * len(rows)))
             if step == 0 and not (self._steady and self._steady_batches):
-                self._policy.cost.observe_decode(1 if plan.is_one_by_one else len(rows), used, took)
+                self._policy.cost.observe_decode(len(rows), used, took)
             for session in rows:
                 self._give(session, plan.pace_ms)
             step += 1
@@ -240,12 +239,6 @@ class Worker:
         rows = [self._active[key].row for key in plan.decode if key in self._active]
         lead = lead_ms((row for row in rows if row.lane >= 0), plan.pace_ms, self.now_ms)
         return steps_lacking(plan.needed_ms, lead, plan.pace_ms, step_ms)
-
-    def _decode_step(self, rows: int, cells: int, *, is_one_by_one: bool) -> float:
-        """Compute a token for each row; what a batch of it took."""
-        if not is_one_by_one:
-            return self._pass(self._machine.decode_ms(rows, cells))
-        return sum(self._pass(self._machine.decode_ms(1, cells)) for _ in range(rows)) / rows
 
     def _read(self, plan: Plan, used: int) -> None:
         """The pieces of prompts, in a mixed batch with one more decode step where the plan says so."""

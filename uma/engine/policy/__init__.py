@@ -11,7 +11,6 @@ code. `plan` is the whole of it; the parts it is made of stand in files of their
 - `pace`   how often readers are given tokens while prompts are read, and which targets that keeps
 - `lead`   how far to decode ahead of them
 - `overload` when a request is refused, and when to try again
-- `rows`   whether few decode rows are computed at once or one by one
 - `piece`  how much of the prompts a tick reads, and how far rows decode ahead for it
 - `prefill` which prompts a tick reads, and how many tokens of each
 - `plan`   one tick: decode rows, then prefill chunks within the budget of time and of KV cells

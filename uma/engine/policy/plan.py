@@ -16,7 +16,6 @@ from uma.engine.policy.order import first_token_first, preemption_order
 from uma.engine.policy.pace import Pacing, choose_pacing
 from uma.engine.policy.piece import Prompts, Streams
 from uma.engine.policy.prefill import NO_PREFILL, Prefill, PrefillPolicy
-from uma.engine.policy.rows import OneByOne
 from uma.engine.policy.speculation import DraftPolicy
 from uma.engine.policy.state import Row, State, Targets
 
@@ -40,10 +39,6 @@ class Plan:
     """Background rows that decode on another tick."""
     is_everyday: bool = False
     """One token a row, no prefill, none throttled: the plan is valid until a sequence arrives, ends or pauses."""
-    is_one_by_one: bool = False
-    """Each decode row is a batch of its own, because that is faster here."""
-    is_trial: bool = False
-    """That, or the contrary, is done to measure it: in the first step alone."""
     steps: int = 1
     """Decode steps of each row before the prefill: at least one, or none with `is_mixed`, where the lead covers the
     prefill at a pace beyond `MOST_PACE_MS`, and where a prompt of a higher lane than the rows' ends."""
@@ -68,8 +63,7 @@ class Scheduler:
         self.cost = CostModel()
         self.embeds = EmbedTurns(targets, self.cost)
         self._guard = LatencyGuard()
-        self._one_by_one = OneByOne(self.cost)
-        self._prefill = PrefillPolicy(self.cost, self._one_by_one)
+        self._prefill = PrefillPolicy(self.cost)
         self.drafts = DraftPolicy(self.cost)
 
     def plan(self, state: State, now_ms: float, embeds: EmbedDemand | None = None, *, pause_ms: float = 0.0) -> Plan:
@@ -80,9 +74,7 @@ class Scheduler:
         if pause_ms:
             return self._before_pause(state, now_ms, pause_ms)
         if embeds is None and self._is_everyday(state):
-            keys = tuple([row.key for row in state.decoding])
-            one_by_one = self._one_by_one.choose(len(keys), state.used_cells)
-            return Plan(keys, is_everyday=not self._one_by_one.is_trying, is_one_by_one=one_by_one)
+            return Plan(tuple([row.key for row in state.decoding]), is_everyday=True)
         rows, preempted = self._make_room(state)
         decode, held = self._choose_decode(rows, state, now_ms)
         free = state.free_cells + sum(row.cells for row in preempted) - len(decode)
@@ -99,8 +91,6 @@ class Scheduler:
             prefill.tokens,
             tuple(row.key for row in preempted),
             held,
-            is_one_by_one=self._one_by_one.choose(len(decode), state.used_cells),
-            is_trial=self._one_by_one.is_trying,
             steps=piece.steps,
             is_mixed=piece.is_mixed,
             pace_ms=piece.pace_ms,

@@ -15,7 +15,6 @@ from uma.engine.policy.crowd import ends_within, whole_crowd
 from uma.engine.policy.lead import SAFETY, steps_before_mixed
 from uma.engine.policy.mixed import MixedBatches, mixed_position
 from uma.engine.policy.piece import NOTHING, Piece, PieceSizes, Prompts, Streams
-from uma.engine.policy.rows import OneByOne
 from uma.engine.policy.state import PlainRow, Row, Targets
 
 WORTH_REREADING = 1.25
@@ -41,11 +40,10 @@ NO_PREFILL = Prefill(NOTHING)
 class PrefillPolicy:
     """Chooses from what the cost model has learnt."""
 
-    __slots__ = ("_cost", "_mixed", "_one_by_one", "_sizes")
+    __slots__ = ("_cost", "_mixed", "_sizes")
 
-    def __init__(self, cost: CostModel, one_by_one: OneByOne) -> None:
+    def __init__(self, cost: CostModel) -> None:
         self._cost = cost
-        self._one_by_one = one_by_one
         self._sizes = PieceSizes(cost)
         self._mixed = MixedBatches()
 
@@ -114,7 +112,7 @@ class PrefillPolicy:
         # What either takes alone has to be known first: it shows what they take together is worth.
         if not is_possible or not (self._cost.has_decoded(rows) and self._cost.has_read(rows + tokens)):
             return piece
-        step_ms = self._one_by_one.step_ms(rows, streams.used_cells)
+        step_ms = self._cost.decode_ms(rows, streams.used_cells)
         apart_ms = (step_ms + prompts.ms(whole)) * tokens / whole
         position = prompts.position(tokens)
         if prompts.attended_cells is None:

@@ -66,10 +66,10 @@ class DraftPolicy:
         self._cost = cost
         self._chances = 0
 
-    def can_pay(self, rows: int, cells: int, target_tbt_ms: float, *, is_one_by_one: bool = False) -> bool:
+    def can_pay(self, rows: int, cells: int, target_tbt_ms: float) -> bool:
         """Whether drafts would be verified for `rows` decode rows if all of them were certain."""
         certain = Candidate((1.0,) * min(MAX_DRAFT, MAX_TOKENS // rows), target_tbt_ms)
-        return self._choose([certain] * rows, cells, MAX_TOKENS, is_one_by_one=is_one_by_one) is not None
+        return self._choose([certain] * rows, cells, MAX_TOKENS) is not None
 
     def choose(
         self,
@@ -77,25 +77,24 @@ class DraftPolicy:
         cells: int,
         free_cells: int,
         *,
-        is_one_by_one: bool = False,
         step_ms: float = 0.0,
     ) -> Drafting | None:
         """Draft lengths for decode rows of one batch, with so many KV cells in use; None: no drafts.
 
-        `free_cells` is how many more tokens than rows there can be in all. `is_one_by_one`: without drafts each row
-        would be a batch of its own. `step_ms` is what it takes to guess one more token for each row.
+        `free_cells` is how many more tokens than rows there can be in all. `step_ms` is what it takes
+        to guess one more token for each row.
         """
-        found = self._choose(rows, cells, free_cells, is_one_by_one=is_one_by_one, step_ms=step_ms)
+        found = self._choose(rows, cells, free_cells, step_ms=step_ms)
         if found is None and any(row.chances for row in rows):
             self._chances += 1
             if self._chances % TRY_EVERY == 0:
                 worth = 1 / TRY_WITHIN
-                return self._choose(rows, cells, free_cells, is_one_by_one=is_one_by_one, step_ms=step_ms, worth=worth)
+                return self._choose(rows, cells, free_cells, step_ms=step_ms, worth=worth)
         return found
 
-    def plain_ms(self, rows: int, cells: int, *, is_one_by_one: bool) -> float:
+    def plain_ms(self, rows: int, cells: int) -> float:
         """What a step without drafts takes; 0 while nothing is known."""
-        return rows * self._cost.decode_ms(1, cells) if is_one_by_one else self._cost.decode_ms(rows, cells)
+        return self._cost.decode_ms(rows, cells)
 
     def _choose(
         self,
@@ -103,14 +102,13 @@ class DraftPolicy:
         cells: int,
         free_cells: int,
         *,
-        is_one_by_one: bool,
         step_ms: float = 0.0,
         worth: float = WORTH,
     ) -> Drafting | None:
         cost, count = self._cost, len(rows)
-        if not count or not cost.has_decoded(1 if is_one_by_one else count):
+        if not count or not cost.has_decoded(count):
             return None
-        plain_ms = self.plain_ms(count, cells, is_one_by_one=is_one_by_one)
+        plain_ms = self.plain_ms(count, cells)
         if plain_ms <= 0:
             return None
         limit_ms = min(row.target_tbt_ms for row in rows)

@@ -38,10 +38,6 @@ class Tick:
     prefill: Work
     is_steady: bool = False
     """Every sequence with a slot decodes and none waits, so the same rows can go on for several steps."""
-    is_one_by_one: bool = False
-    """Each decode row is a batch of its own, because here that is faster."""
-    is_trial: bool = False
-    """That, or the contrary, is a trial: good for the first step alone."""
     steps: int = 1
     """Decode steps before the prefill. Without all of them there is none: readers would wait for its end."""
     is_mixed: bool = False
@@ -119,27 +115,18 @@ class Executor:
             return self._decode_several(tick.decode)
         if tick.drafts is not None:
             return self._verify(tick.drafts)
-        if tick.is_one_by_one:
-            return self._decode_one_by_one(tick)
         return self._decode_at_once(tick.decode, self._stride(tick), learns=tick.learns)
-
-    def _decode_one_by_one(self, tick: Tick) -> Iterator[Results]:
-        for sequence in tick.decode:
-            if sequence.holding is not None:  # an earlier row can have preempted it
-                yield from self._decode_at_once([sequence], ONE_STEP, learns=tick.learns)
 
     def _steps_lacking(self, tick: Tick) -> int:
         """Decode steps that the readers lack before the prefill, because those before it took longer than predicted."""
         if not tick.needed_ms:
             return 0
         readers = [each for each in tick.decode if each.status is Status.DECODING and each.lane >= 0 and each.is_paced]
-        step_ms = self._runner.decode_ms * (len(tick.decode) if tick.is_one_by_one else 1)
         lead = lead_ms(readers, tick.pace_ms, now_ms())
-        return steps_lacking(tick.needed_ms, lead, tick.pace_ms, step_ms)
+        return steps_lacking(tick.needed_ms, lead, tick.pace_ms, self._runner.decode_ms)
 
     def _decode_ahead(self, tick: Tick, steps: int) -> Generator[Results, None, bool]:
         """More steps of a tick that reads prompts. False where a command came before they were done."""
-        is_one_by_one = tick.is_one_by_one != tick.is_trial
         while steps > 0:
             rows = [each for each in tick.decode if each.status is Status.DECODING and each.missing == 1]
             if not rows:
@@ -147,14 +134,9 @@ class Executor:
             if self._runner.is_called:
                 return False
             most = min(steps, self._pool.free_cells // len(rows))
-            batches = [[row] for row in rows] if is_one_by_one else [rows]
-            hold_ms = tick.hold_ms / len(batches)
-            if len(batches) > 1:  # a turn takes a step more than from its first token to its last
-                hold_ms -= self._runner.decode_ms
-            stride = plan_stride(map(steps_ahead, rows), hold_ms, self._runner.decode_ms, most)
+            stride = plan_stride(map(steps_ahead, rows), tick.hold_ms, self._runner.decode_ms, most)
             before = rows[0].computed
-            for batch in batches:
-                yield from self._decode_at_once(batch, stride, learns=False)
+            yield from self._decode_at_once(list(rows), stride, learns=False)
             steps -= max(1, rows[0].computed - before)
         return True
 

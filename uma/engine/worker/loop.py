@@ -285,7 +285,7 @@ class DecodeWorker:
         """What to compute, and whether a sequence was preempted for it."""
         tick, has_preempted = self._planned_tick(now)
         steady = tick.decode if tick.is_steady else []
-        tick.drafts = self._speculator.draft(steady, is_one_by_one=tick.is_one_by_one)
+        tick.drafts = self._speculator.draft(steady)
         return tick, has_preempted
 
     def _planned_tick(self, now: float) -> tuple[Tick, bool]:
@@ -302,8 +302,6 @@ class DecodeWorker:
             decode=[active[key] for key in plan.decode],
             prefill=[(active[key], count) for key, count in plan.prefill],
             is_steady=plan.is_everyday,
-            is_one_by_one=plan.is_one_by_one,
-            is_trial=plan.is_trial,
             learns=is_due or not plan.is_everyday or not self._scheduler.cost.has_decoded(len(plan.decode)),
             steps=plan.steps,
             is_mixed=plan.is_mixed,

@@ -70,23 +70,21 @@ class Speculator:
         for drafter in self._drafters:
             drafter.abort()
 
-    def draft(self, rows: Rows[Sequence], *, is_one_by_one: bool) -> Drafts | None:
+    def draft(self, rows: Rows[Sequence]) -> Drafts | None:
         """What to verify with the next token of these decode rows; None where plain steps are expected to be faster."""
-        self._can_pay_now = (
-            self._mode != "off" and self._is_possible(rows) and self._can_pay(rows, is_one_by_one=is_one_by_one)
-        )
+        self._can_pay_now = self._mode != "off" and self._is_possible(rows) and self._can_pay(rows)
         if not self._can_pay_now:
             return None
         free = self._pool.free_cells - len(rows)
         room = min(MAX_DRAFT, min(self._n_batch, free) // len(rows) - 1)
         began = now_ms()
         drafters, chances = self._prospects(rows, room)
-        wanted = self._choose(rows, chances, free, self._step_ms(drafters), is_one_by_one=is_one_by_one)
+        wanted = self._choose(rows, chances, free, self._step_ms(drafters))
         if wanted is None:
             return None
         guesses = self._guess(rows, drafters, wanted)
         guessed = [each.chances for each in guesses]
-        drafting = self._choose(rows, guessed, free, 0.0, is_one_by_one=is_one_by_one)
+        drafting = self._choose(rows, guessed, free, 0.0)
         spent_ms = now_ms() - began if self._step_ms(drafters) else 0.0
         if drafting is None:
             self._count_in_vain([row for row, guess in zip(rows, guesses, strict=True) if guess.tokens], spent_ms)
@@ -110,11 +108,9 @@ class Speculator:
             return False
         return all(sequence.missing == 1 and not sequence.forced for sequence in rows)
 
-    def _can_pay(self, rows: Rows[Sequence], *, is_one_by_one: bool) -> bool:
+    def _can_pay(self, rows: Rows[Sequence]) -> bool:
         target_ms = min(sequence.target_tbt_ms for sequence in rows)
-        return self._mode == "always" or self._policy.can_pay(
-            len(rows), self._pool.used_cells, target_ms, is_one_by_one=is_one_by_one
-        )
+        return self._mode == "always" or self._policy.can_pay(len(rows), self._pool.used_cells, target_ms)
 
     def _prospects(self, rows: Rows[Sequence], room: int) -> tuple[list[Drafter | None], list[Rows[float]]]:
         """Which drafter guesses for each row, and the chances to be expected."""
@@ -135,18 +131,16 @@ class Speculator:
         """Time that a token more for each row takes to guess."""
         return sum(each.step_ms(drafters.count(each)) for each in self._drafters if each in drafters)
 
-    def _choose(
-        self, rows: Rows[Sequence], chances: Rows[Rows[float]], free: int, step_ms: float, *, is_one_by_one: bool
-    ) -> Drafting | None:
+    def _choose(self, rows: Rows[Sequence], chances: Rows[Rows[float]], free: int, step_ms: float) -> Drafting | None:
         """How many tokens of each row's guess are worth their time; None: of none."""
         if not any(chances):
             return None
         cells = self._pool.used_cells
         if self._mode == "always":
-            plain_ms = self._policy.plain_ms(len(rows), cells, is_one_by_one=is_one_by_one)
+            plain_ms = self._policy.plain_ms(len(rows), cells)
             return Drafting(tuple(map(len, chances)), plain_ms, plain_ms)
         candidates = [Candidate(each, row.target_tbt_ms) for each, row in zip(chances, rows, strict=True)]
-        return self._policy.choose(candidates, cells, free, is_one_by_one=is_one_by_one, step_ms=step_ms)
+        return self._policy.choose(candidates, cells, free, step_ms=step_ms)
 
     def _guess(self, rows: Rows[Sequence], drafters: Rows[Drafter | None], wanted: Drafting) -> list[Guess]:
         """A guess of the wanted length, or a shorter one, for each row."""
