@@ -13,6 +13,7 @@ from harness import RunInProcessText
 from models import write_encoder, write_model, write_split_model
 from uma.errors import ModelError
 from uma.llama.header import read
+from uma.models import catalog
 from uma.models.catalog import available, named, resolve
 from uma.models.glance import BLOCK_BYTES, glance
 from uma.models.places import HUGGING_FACE, LM_STUDIO, OLLAMA
@@ -175,6 +176,17 @@ def test_of_two_thousand_files_only_the_beginnings_are_read(tmp_path: Path) -> N
     assert (last.quantization, last.context_length, last.architecture, last.problem) == ("F16", 32_768, "qwen2", None)
     assert models[-1].kind == "dense"
     assert not last.parameters, "the whole header was read"
+
+
+def test_of_many_files_one_that_is_cut_at_its_end_is_found_where_all_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = write_model(tmp_path / "whole.gguf").read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(whole[:-100])
+    monkeypatch.setattr(catalog, "WHOLE_TOKENS", 0)
+    for is_thorough in (False, True):
+        found = available({"UMA_MODELS": str(tmp_path)}, is_thorough=is_thorough)
+        assert [each.name for each in found if each.problem] == ["cut"] * is_thorough
 
 
 @pytest.mark.parametrize("kind", ["attention", "sliding-window", "recurrent", "hybrid"])

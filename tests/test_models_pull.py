@@ -20,7 +20,7 @@ from harness import RunInProcessText
 from models import write_model, write_split_model
 from uma.errors import ModelError
 from uma.models.catalog import available
-from uma.models.hub import Offer, Reference, RemoteFile, parse
+from uma.models.hub import Listing, Offer, Reference, RemoteFile, parse
 from uma.models.places import HUGGING_FACE, quantization_of
 from uma.models.pull import RETRY_SEC
 
@@ -42,8 +42,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         **{f"F32/Tiny-8B-F32-{at:05}-of-00003.gguf": part.read_bytes() for at, part in enumerate(parts, 1)},
         "half-F16-00002-of-00002.gguf": b"GGUF",
     }
-    plain = {"plain-Q5_0.gguf": one, "plain-Q8_0.gguf": one}
-    repositories = {REPOSITORY: files, "someone/gated": files, "someone/private": files, "someone/plain": plain}
+    repositories = {REPOSITORY: files, "someone/gated": files, "someone/private": files}
     with running_hub({**repositories, "someone/none": {"README.md": b""}}) as hub:
         hub.gated, hub.private = frozenset({"someone/gated"}), frozenset({"someone/private"})
         yield hub
@@ -291,3 +290,28 @@ def test_a_file_that_git_keeps_by_itself_is_called_by_git_s_checksum() -> None:
     small = RemoteFile("a-Q4_0.gguf", 3, None, "f" * 40)
     assert small.key == "f" * 40
     assert Offer("a-Q4_0", (small,)).size_bytes == 3
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "chosen"),
+    [
+        (["a-Q8_0", "a-Q4_K_M", "a-F16"], "", "a-Q4_K_M"),
+        (["a-Q8_0", "a-F16"], "", "a-Q8_0"),
+        (["a-Q2_K", "a-Q5_K_M"], "", "a-Q5_K_M"),
+        (["something"], "", "something"),
+        (["a-Q4_K_M", "b-Q4_K_M"], "b-q4_k_m.gguf", "b-Q4_K_M"),
+        (["a-Q4_K_M", "b-Q4_K_M"], "", "2 models of it are as good: a-Q4_K_M, b-Q4_K_M; name one of them"),
+        (["a-Q4_K_M", "b-Q4_K_M"], "Q4_K_M", "2 models of it are Q4_K_M: a-Q4_K_M, b-Q4_K_M; name one of them"),
+        (["a-Q4_K_M", "a-Q8_0"], "F32", "has no F32; it has Q4_K_M, Q8_0"),
+    ],
+)
+def test_a_sensible_quantization_is_chosen_and_a_doubtful_one_is_told(
+    names: list[str], asked: str, chosen: str
+) -> None:
+    offers = tuple(Offer(name, (RemoteFile(f"{name}.gguf", 1, "a" * 64, ""),)) for name in names)
+    listing = Listing(Reference("a/b", asked), COMMIT, offers)
+    if chosen in names:
+        assert listing.choose().name == chosen
+    else:
+        with pytest.raises(ModelError, match=chosen):
+            listing.choose()

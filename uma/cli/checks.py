@@ -237,7 +237,7 @@ def models(config: RuntimeConfig) -> Iterator[Check]:
         yield Check("model", f"{config.model}: {path}")
     except ModelError as error:
         yield Check("model", f"{config.model}: cannot be loaded", error.message)
-    found = catalog.available(os.environ, (places.UMA_MODELS,))
+    found = catalog.available(os.environ, (places.UMA_MODELS,), is_thorough=True)
     broken = [each.problem for each in found if each.problem is not None]
     folder = places.models_folder(os.environ)
     where = f"in {folder}" if folder else "UMA_MODELS names no folder"

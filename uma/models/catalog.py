@@ -113,17 +113,19 @@ def _short_names(found: list[Found]) -> dict[Found, str]:
     }
 
 
-def available(environ: Mapping[str, str], places: Iterable[str] | None = None) -> list[ModelFile]:
+def available(
+    environ: Mapping[str, str], places: Iterable[str] | None = None, *, is_thorough: bool = False
+) -> list[ModelFile]:
     """The built-in model and those of all places, or of some, by name. A file that is no model is listed with its
     problem.
 
     Where the vocabularies are few the whole headers are read, which shows a file that is cut short at its end;
-    otherwise (see `WHOLE_TOKENS`) the beginnings alone.
+    otherwise (see `WHOLE_TOKENS`) the beginnings alone, but for `is_thorough`.
     """
     found = find(environ)
     chosen = [(each, name) for each, name in _short_names(found).items() if places is None or each.place in places]
     glances = [glance(each.path) for each, _ in chosen]
-    is_few = sum(each.n_tokens for each in glances if each is not None) <= WHOLE_TOKENS
+    is_few = is_thorough or sum(each.n_tokens for each in glances if each is not None) <= WHOLE_TOKENS
     return [
         _described(BUILTIN, builtin_path(), BUILTIN),
         *(
