@@ -198,7 +198,7 @@ def test_an_answer_without_a_priority_is_as_interactive_as_its_key_allows(server
             client.stream("POST", "/ui/api/answers", json=body, headers=normal),
             client.stream("GET", "/ui/api/live", headers=free) as live,
         ):
-            frames = (json.loads(line[6:]) for line in live.iter_lines() if line.startswith("data: "))
+            frames = (json.loads(line[6:]) for line in live.iter_lines() if line.startswith('data: {"at_ms"'))
             running = next(each for frame in frames if len(each := frame["activity"]["running"]) == 2)
             assert sorted(each["priority"] for each in running) == [0, 1]
         refused = client.post("/ui/api/answers", json={**body, "priority": 1}, headers=normal)
