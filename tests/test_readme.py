@@ -86,7 +86,7 @@ def test_start_leads_to_a_small_model_and_to_the_builds_for_nvidia_cards() -> No
     (repository,) = re.findall(r"\]\(https://huggingface\.co/([\w.-]+/[\w.-]+-GGUF)/tree/main\)", start)
     assert f"uma pull {repository} " in start
     # llama-cpp-python's own description has the index of its builds, and a line for each CUDA version there.
-    description = str(importlib.metadata.metadata("llama-cpp-python").get_payload())
+    description = str(importlib.metadata.metadata("llama-cpp-python").json["description"])
     (index, build) = re.findall(r"--extra-index-url (https://\S+/whl/)(cu\d+)`", start)[0]
     assert f"{index}<cuda-version>" in description
     versions = dict(re.findall(r"^- `(cu\d+)`: CUDA ([\d.]+)$", description, re.MULTILINE))
