@@ -51,6 +51,12 @@ def test_the_progress_of_a_prompt_begins_with_what_is_cached_and_ends_with_all(s
 
 
 @pytest.mark.parametrize("path", ASKED)
+def test_a_body_that_is_read_in_a_thread_of_its_own_tells_as_much(server: Server, path: str) -> None:
+    told = events(server, path, asked(path, "long ago", **TOLD, user="x" * 300_000))
+    assert any("prompt_progress" in each for each in told)
+
+
+@pytest.mark.parametrize("path", ASKED)
 def test_each_token_comes_with_timings_where_they_are_asked_for(server: Server, path: str) -> None:
     told = events(server, path, asked(path, f"{path} 0123456789", **TOLD))
     timings = [each["timings"] for each in told if "timings" in each and "prompt_progress" not in each]

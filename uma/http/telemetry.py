@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import attrs
-import trio
 
 POLL_SEC = 0.1
 """Between two looks at how far a prompt has been read."""
@@ -35,11 +35,13 @@ class PromptState:
 
 @attrs.define
 class Telemetry:
-    """Counts the tokens of a stream's requests. Each is known by its place among the job's."""
+    """Counts the tokens of a stream's requests. Each is known by its place among the job's. Made in any thread: a
+    long body is read in one of its own.
+    """
 
     tells_progress: bool
     times_tokens: bool
-    _began_at: float = attrs.field(factory=trio.current_time, init=False)
+    _began_at: float = attrs.field(factory=time.monotonic, init=False)
     _prompts: dict[int, PromptState] = attrs.field(factory=dict, init=False)
     _read_at: dict[int, float] = attrs.field(factory=dict, init=False)
     """When the first token came."""
@@ -61,7 +63,7 @@ class Telemetry:
             yield from self._told(index, before, 0.0)
         if now.processed > before.processed:
             self._prompts[index] = now
-            yield from self._told(index, now, 1000 * (trio.current_time() - self._began_at))
+            yield from self._told(index, now, 1000 * (time.monotonic() - self._began_at))
 
     def _told(self, index: int, state: PromptState, ms: float) -> Iterator[dict[str, Any]]:
         if self.tells_progress:
@@ -70,7 +72,7 @@ class Telemetry:
 
     def token(self, index: int) -> dict[str, Any]:
         """Members of the chunk with the next token."""
-        self._read_at.setdefault(index, trio.current_time())
+        self._read_at.setdefault(index, time.monotonic())
         self._tokens[index] = self._tokens.get(index, 0) + 1
         return self._timed(index, 1000 * (self._read_at[index] - self._began_at))
 
@@ -79,7 +81,7 @@ class Telemetry:
             return {}
         state, n = self._prompts.get(index, PromptState(0, 0, 0)), self._tokens.get(index, 0)
         computed = state.processed - state.cached
-        predicted_ms = 1000 * (trio.current_time() - self._read_at[index]) if n else 0.0
+        predicted_ms = 1000 * (time.monotonic() - self._read_at[index]) if n else 0.0
         return {
             "timings": {
                 "cache_n": state.cached,
