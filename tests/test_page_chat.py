@@ -301,7 +301,9 @@ def test_every_setting_says_what_it_does_and_reaches_the_server(here: Visitor) -
     texts = fields.evaluate_all(
         "all => all.map(each => document.getElementById(each.getAttribute('aria-describedby')).textContent)"
     )
-    assert len(texts) == len(["preset", "system", "stop", "schema", "answers"]) + len(SLIDERS) + len(NUMBERS)
+    assert len(texts) == len(["preset", "system", "stop", "schema", "answers", "logprobs"]) + len(SLIDERS) + len(
+        NUMBERS
+    )
     assert len(set(texts)) == len(texts)
     assert min(map(len, texts)) > 20
     for name, value in {**SLIDERS, **NUMBERS}.items():

@@ -133,7 +133,7 @@ def test_tokens_are_marked_by_their_probability_with_what_was_likely_instead(her
     page.keyboard.press("End")
     expect(tokens.last).to_be_focused()
     assert violations(page) == []
-    page.get_by_role("button", name="Probabilities").click()
+    page.get_by_role("button", name="Probabilities", exact=True).click()
     expect(page.locator(".tokens")).to_be_hidden()
     assert page.locator(".blocks").inner_text().split() == whole.split()
     page.reload()

@@ -80,7 +80,6 @@ class Engine:
     ) -> None:
         self.config = config
         self.archive = archive
-        self.mailbox = Mailbox()
         self._chat = ChatAbilities(context.model)
         self.info = server_info(context, config, self._chat, draft)
         self.max_request_tokens = sizing.max_request_tokens(context)
@@ -94,6 +93,8 @@ class Engine:
         """What has ended the engine."""
         self._drained = trio.Event()
         self._pool = _make_pool(config, context, archive)
+        # It holds a file descriptor, which nobody would close if what is above were to raise.
+        self.mailbox = Mailbox()
         scheduler = Scheduler(_targets(config, context))
         self._max_active = max_active = sizing.max_active(context, config)
         self.worker = DecodeWorker(
