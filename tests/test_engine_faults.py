@@ -193,7 +193,7 @@ async def test_less_room_than_the_books_say_makes_batches_smaller_and_fails_no_r
     async with open_engine(config_for(model)) as engine:
         expected = [each.token_ids for each in await alone(engine, good_requests())]
     async with open_engine(config_for(model)) as engine:
-        context_of(engine).fault = lambda batch: NO_ROOM if batch.n_tokens > 4 else None
+        context_of(engine).fault = lambda batch: NO_ROOM if batch.n_tokens > 3 else None
         with trio.fail_after(PATIENCE_SEC):
             got = await answers(engine, good_requests())
     assert [each.token_ids for each in got] == expected

@@ -24,12 +24,10 @@ LEAST_SHARED_TOKENS = 8
 """Minimum length of a shared prefix: to compute a shorter one again costs less than to keep track of it."""
 BORDER_TOKENS = 2_048
 """Tokens of a long prompt between two checkpoints."""
-LAST_TOKENS = 4
-"""Tokens of the last batch of a prompt that is read alone.
-
-From two on llama.cpp's attention does not depend on where the cells lie. Four rows are what its repacked weights are
-multiplied with together, and what llama-server reads last of a prompt, too, where a model has sliding windows. The last
-checkpoint of a prompt is so far before its end, too, if no message ends there.
+LAST_TOKENS = 2
+"""Tokens of the last batch of a prompt that is read alone: the fewest for which llama.cpp's attention does not depend
+on where the cells lie. With four, as llama-server reads last where a model has sliding windows, it does: a question asked
+again has another answer. The last checkpoint of a prompt is as far before its end, if no message ends there.
 """
 LEAST_EVICTED_TOKENS = 256
 """Minimum cells evicted at a time."""
