@@ -26,8 +26,8 @@ BORDER_TOKENS = 2_048
 """Tokens of a long prompt between two checkpoints."""
 LAST_TOKENS = 2
 """Tokens of the last batch of a prompt that is read alone: the fewest for which llama.cpp's attention does not depend
-on where the cells lie. With four, as llama-server reads last where a model has sliding windows, it does: a question asked
-again has another answer. The last checkpoint of a prompt is as far before its end, if no message ends there.
+on where the cells lie. With four, as llama-server reads last where a model has windows, it does, and a question that is
+asked again has another answer. The last checkpoint of a prompt is as far before its end, if no message ends there.
 """
 LEAST_EVICTED_TOKENS = 256
 """Minimum cells evicted at a time."""
