@@ -252,7 +252,7 @@ def llm() -> Iterator[LLM]:
 def ask(llm: LLM, *questions: str, max_tokens: int = 150) -> list[str]:
     """The greedy answer to each question, in a chat of its own."""
     chats = [[{"role": "user", "content": question}] for question in questions]
-    return [result.outputs[0].text for result in llm.chat(chats, SamplingParams(max_tokens=max_tokens))]
+    return [result.outputs[0].text for result in llm.chat(chats, SamplingParams(max_tokens=max_tokens, temperature=0))]
 
 
 def test_a_story_has_the_hero_and_the_place_it_was_asked_for(llm: LLM) -> None:
