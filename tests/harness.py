@@ -219,7 +219,7 @@ def running_server(path: Path, *flags: str, **environ: str) -> Iterator[ServerPr
     """`uma run` on `path`, ready for clients; ended with the block. Its log must go to standard error."""
     server = start_server(path, *flags, **environ)
     try:
-        server.log.wait_for("event=server.ready")
+        server.log.wait_for(r"event(=|\":\")server\.ready")
         yield server
     finally:
         server.stop()

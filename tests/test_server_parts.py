@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import tempfile
+from datetime import datetime, timedelta
 from math import inf
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
 import trio
 import trio.testing
@@ -18,7 +22,7 @@ from uma.config import RuntimeConfig
 from uma.errors import ConfigError
 from uma.server import socketfile
 from uma.server.clock import IdleClock
-from uma.server.logs import LineHandler, log, logfmt, logging_to
+from uma.server.logs import LineHandler, json_line, log, logfmt, logging_to
 
 # The idle clock
 
@@ -85,6 +89,9 @@ def test_lines_that_could_not_be_written_are_counted_in_the_next_one_that_can(tm
     os.close(full)
     assert path.read_text().endswith("uma hello lines_lost=3\n")
     assert handler.lines_lost == 0
+    assert '"lines_lost":3' in json_line(
+        logging.LogRecord("uma", logging.INFO, "", 0, "hello", None, None), {"lines_lost": 3}
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,6 +104,29 @@ def test_debug_lines_are_shown_with_uma_debug(tmp_path: Path, environ: dict[str,
         log(logging.getLogger("uma.engine"), logging.INFO, "shown", rows=3)
     assert ("event=tick rows=3" in path.read_text()) is is_shown
     assert "info uma.engine event=shown rows=3" in path.read_text()
+
+
+ANY_TEXT = st.text(st.characters() | st.sampled_from('\ud800\n\r\u2028\x1b\x7f"'))
+
+
+@given(text=ANY_TEXT, fields=st.dictionaries(st.sampled_from(["request", "message", "reason", "time"]), ANY_TEXT))
+def test_a_log_in_json_is_an_object_a_line_whatever_a_client_puts_in_it(text: str, fields: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log"
+        with logging_to(RuntimeConfig(log_file=str(path), log_format="json")):
+            log(logging.getLogger("uma.server"), logging.WARNING, "x", rows=3, wide=10**30, none=None, **fields)
+            logging.getLogger("uma.engine").error("%s failed", text, exc_info=ValueError(text))
+        written = path.read_text(encoding="utf-8")
+    assert written.replace("\n", "").isprintable()
+    event, sentence = map(orjson.loads, written.splitlines())
+    assert datetime.fromisoformat(event.pop("time")).utcoffset() == timedelta(0)
+    clean = {name: value.encode("utf-8", "replace").decode() for name, value in fields.items() if name != "time"}
+    own = {"level": "warning", "logger": "uma.server", "event": "x", "rows": 3, "wide": str(10**30)}
+    assert event == {"message": "x"} | clean | own
+    assert (sentence["level"], sentence["logger"]) == ("error", "uma.engine")
+    said = text.encode("utf-8", "replace").decode()
+    assert sentence["message"] == f"{said} failed"
+    assert sentence["traceback"].startswith("ValueError")
 
 
 # The socket's file

@@ -215,6 +215,7 @@ class RuntimeConfig:
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severe log line shown")
+    log_format: Literal["text", "json"] = setting("text", "log lines as key=value pairs, or as a JSON object each")
     log_file: str = setting("", "write log lines here instead of to standard error; empty: standard error", "path")
 
     def __attrs_post_init__(self) -> None:
@@ -342,6 +343,8 @@ def _default(field: Any) -> Any:
 
 HTTP = frozenset(name for name in settings() if "http" in name) | {"alias"}
 """Settings of HTTP."""
+LOG = frozenset(name for name in settings() if name.startswith("log_"))
+"""Settings of the log."""
 SERVER_ONLY = HTTP | frozenset(
     {
         "socket_mode",

@@ -7,7 +7,7 @@ import ipaddress
 from functools import partial
 from urllib.parse import urlsplit
 
-from uma.cli import say
+from uma.cli import say, words
 from uma.cli.harmless import harmless_line
 from uma.cli.options import load_settings
 from uma.cli.run import announce, shown_progress
@@ -68,4 +68,5 @@ def check_endpoint(endpoint: str, *, is_insecure: bool) -> None:
 
 def _announce(config: RuntimeConfig, endpoint: str, info: ServerInfo) -> None:
     announce(config, info)
-    say.plain(harmless_line(f"zmq     {endpoint}"))
+    if not words.is_json_log(config):
+        say.plain(harmless_line(f"zmq     {endpoint}"))

@@ -61,7 +61,8 @@ async def _serve(config: RuntimeConfig) -> list[int]:
                 f"socket  {config.socket}",
                 *words.http_lines(config, service.url),
             ]
-            say.plain("\n".join(map(harmless_line, lines)))
+            if not words.is_json_log(config):
+                say.plain("\n".join(map(harmless_line, lines)))
             raise await client.lost()
     return received
 

@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import attrs
 
 from uma.cli import say
-from uma.config import HTTP, Loaded, Setting, load, nearest, settings
+from uma.config import HTTP, LOG, Loaded, Setting, load, nearest, settings
 from uma.constraints import Range, hints_of, name_of, problems, show
 from uma.errors import ConfigError
 from uma.types import CHAT_SAMPLING, SAMPLER_FIELDS, SamplingParams
 
-GATEWAY = HTTP | {"socket", "drain_timeout_sec", "max_tx_bytes", "tx_timeout_sec", "log_level", "log_file"}
+GATEWAY = HTTP | LOG | {"socket", "drain_timeout_sec", "max_tx_bytes", "tx_timeout_sec"}
 """Settings that `uma gateway` has a use for."""
 
 DYNAMO_PLANES: Mapping[str, tuple[str, tuple[str, ...]]] = types.MappingProxyType(

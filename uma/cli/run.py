@@ -54,9 +54,10 @@ def shown_progress(model: str) -> LoadProgress:
 
 
 def announce(config: RuntimeConfig, info: ServerInfo, url: str = "") -> None:
-    """Say on standard error which model runs, where, and how to talk to it."""
+    """Say on standard error which model runs, where, and how to talk to it; nothing where that is a log of JSON."""
     say.passing()
-    say.plain("\n".join(map(harmless_line, banner(config, info, url))))
+    if not words.is_json_log(config):
+        say.plain("\n".join(map(harmless_line, banner(config, info, url))))
 
 
 def banner(config: RuntimeConfig, info: ServerInfo, url: str = "") -> list[str]:

@@ -20,13 +20,13 @@ from uma.cli import words
 from uma.cli.options import SAMPLING
 from uma.cli.trio_run import Interrupts
 from uma.client import Client, connect
-from uma.config import SERVER_ONLY, Loaded, RuntimeConfig, settings
+from uma.config import LOG, SERVER_ONLY, Loaded, RuntimeConfig, settings
 from uma.errors import ConfigError, ConnectionLost, UmaError
 from uma.types import ModelInfo, ServerInfo, Source
 
 NOT_LISTENING = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
 SLOW_TO_LOAD_BYTES = 300_000_000
-ABOUT_LOADING = frozenset(settings()) - SERVER_ONLY - SAMPLING - {"model", "socket", "log_level", "log_file"}
+ABOUT_LOADING = frozenset(settings()) - SERVER_ONLY - SAMPLING - LOG - {"model", "socket"}
 """Settings that a running server has already decided: given as an option, they ask for an engine of one's own."""
 
 

@@ -125,3 +125,8 @@ ENDINGS = {
     "cancelled": "stopped",
     "error": "ended by an error",
 }
+
+
+def is_json_log(config: RuntimeConfig) -> bool:
+    """Whether standard error is a log of JSON objects, among which nothing else must stand."""
+    return config.log_format == "json" and not config.log_file

@@ -24,6 +24,8 @@ def main(options: argparse.Namespace) -> int:
     for name, (_, choices) in DYNAMO_PLANES.items():
         _check_plane(plane_variable(name), getattr(options, name.replace("-", "_")), choices)
     address = address_of(options.host)
+    if config.log_format == "json":  # UMA's lines go to Dynamo's log, which is set up when it is imported
+        os.environ.setdefault("DYN_LOGGING_JSONL", "1")
     try:
         from uma.bridges.dynamo.worker import WorkerOptions, run_worker  # noqa: PLC0415
     except ImportError as error:

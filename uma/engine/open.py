@@ -22,6 +22,7 @@ from uma.errors import ShuttingDown
 from uma.llama.context import Context
 from uma.llama.model import Model
 from uma.llama.outputs import give_back_outputs
+from uma.net.logfmt import log
 from uma.net.trio_only import require_trio
 from uma.types import LoadProgress
 
@@ -128,7 +129,7 @@ def _make_context(model: Model, config: RuntimeConfig) -> Context:
     context = Context(model, sizing.context_params(model, config))
     give_back_outputs(context)
     if config.n_ctx and context.n_ctx != config.n_ctx:
-        _log.warning("event=context.rounded n_ctx=%d asked=%d", context.n_ctx, config.n_ctx)
+        log(_log, logging.WARNING, "context.rounded", n_ctx=context.n_ctx, asked=config.n_ctx)
     return context
 
 

@@ -14,6 +14,7 @@ from uma.engine import sizing
 from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge
 from uma.llama.context import Context
 from uma.llama.model import Model
+from uma.net.logfmt import log
 
 _log = logging.getLogger("uma.engine")
 
@@ -50,7 +51,7 @@ class ReproducibleContext:
                 raise BadRequest(
                     f"reproducible: there is no context for it ({error.message}); leave it out, or free memory"
                 ) from None
-            _log.info("event=context.reproducible n_ctx=%d took_ms=%.0f", self.max_tokens, self._context.opened_ms)
+            log(_log, logging.INFO, "context.reproducible", n_ctx=self.max_tokens, took_ms=self._context.opened_ms)
             self._use(self._context)
 
     def close(self) -> None:

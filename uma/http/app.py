@@ -198,6 +198,11 @@ async def _fault(request: Any, error: Exception) -> Any:
     return answer
 
 
+async def _crashed(http: Exchange, fault: BaseException) -> None:
+    log(logger, logging.ERROR, "http.crashed", request=http.id, fault=fault)
+    await _tell_fault(http)
+
+
 async def _tell_fault(http: Exchange) -> None:
     if not http.is_started:
         await http.fail(dialect_of(http), Problem(500, "fault", "a fault in the server itself; its log says more"))
@@ -237,11 +242,9 @@ class _Entrance:
         except BaseExceptionGroup as group:
             if group.split(trio.Cancelled)[1] is None:
                 raise
-            logger.exception("event=http.crashed request=%s", http.id)
-            await _tell_fault(http)
-        except Exception:
-            logger.exception("event=http.crashed request=%s", http.id)
-            await _tell_fault(http)
+            await _crashed(http, group)
+        except Exception as fault:  # noqa: BLE001  (whatever it is, it is this request's alone)
+            await _crashed(http, fault)
         finally:
             http.release_body()
             self.gateway.count(http)

@@ -140,9 +140,8 @@ class HttpService:
                     lines=lines,
                 ).run()
                 nursery.cancel_scope.cancel()
-        except Exception:
-            # A bug that one connection has met ends that connection. The others know nothing of it.
-            logger.exception("event=http.connection_crashed")
+        except Exception as fault:  # noqa: BLE001  (whatever it is, it is this connection's alone)
+            log(logger, logging.ERROR, "http.connection_crashed", fault=fault)
         finally:
             link.close()
             self._connections -= 1

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from uma.config import SERVER_ONLY, RuntimeConfig, nearest, settings
+from uma.config import LOG, SERVER_ONLY, RuntimeConfig, nearest, settings
 from uma.constraints import show
 from uma.errors import BadRequest, ConfigError
 from uma.types import GRAMMAR_FIELDS, Message, ReasoningMode, SamplingParams, Tool, ToolCall
@@ -20,7 +20,7 @@ Sampling = SamplingParams | Mapping[str, Any]
 """Sampling parameters, or a dict of their fields."""
 
 
-NO_KEYWORDS = SERVER_ONLY | {"log_level", "log_file"}
+NO_KEYWORDS = SERVER_ONLY | LOG
 """Settings that an `LLM` has no use for: it serves no other program, and logs as Python's `logging` is set up."""
 
 

@@ -1,4 +1,6 @@
-"""The form of a log line: `key=value` pairs, one line an event. Where lines go is decided elsewhere."""
+"""What a log line is made of: an event and its fields, which are `key=value` pairs in text. Where lines go, and whether
+as text or as JSON, is decided elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import orjson
 
 from uma.net.harmful import TABLE, json_escape
@@ -35,7 +38,19 @@ def visible(text: str) -> str:
     return "".join(char if char.isprintable() and ord(char) not in TABLE else json_escape(char) for char in text)
 
 
-def log(logger: logging.Logger, level: int, event: str, **fields: Any) -> None:
-    """Log `event` with `fields`; costs next to nothing where the level is off."""
+@attrs.frozen
+class LogEvent:
+    """A log record's message: an event and its fields. As a text it is `logfmt`'s."""
+
+    fields: Mapping[str, Any]
+    """Without those that are None; `event` is the first."""
+
+    def __str__(self) -> str:
+        return logfmt(self.fields)
+
+
+def log(logger: logging.Logger, level: int, event: str, *, fault: BaseException | None = None, **fields: Any) -> None:
+    """Log `event` with `fields`, and the traceback of `fault`; costs next to nothing where the level is off."""
     if logger.isEnabledFor(level):
-        logger.log(level, "%s", logfmt({"event": event, **fields}))
+        told = {name: value for name, value in fields.items() if value is not None}
+        logger.log(level, LogEvent({"event": event, **told}), exc_info=fault)

@@ -125,7 +125,8 @@ async def _main(
                 gc.freeze()
                 gc.set_threshold(*GC_THRESHOLDS)
                 _announce(on_ready, engine.info)
-                log(logger, logging.INFO, "server.ready", socket=config.socket, protocol=config.protocol)
+                model = engine.info.model.called
+                log(logger, logging.INFO, "server.ready", model=model, socket=config.socket, protocol=config.protocol)
                 nursery.start_soon(engine.prepare_grammars)
                 await run.ended.wait()
             nursery.cancel_scope.cancel()
@@ -199,5 +200,4 @@ class Run:
 
     async def _log_metrics(self) -> None:
         if self.load_ended.is_set():
-            snapshot = orjson.dumps(await self.server.metrics()).decode()
-            logger.warning("event=metrics snapshot=%s", snapshot)
+            log(logger, logging.WARNING, "metrics", snapshot=orjson.dumps(await self.server.metrics()).decode())

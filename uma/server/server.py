@@ -207,9 +207,8 @@ class Server:
     async def _host(self, connection: Connection, hosted: set[Connection], refusal: UmaError | None) -> None:
         try:
             await connection.run(refusal)
-        except Exception:
-            # A bug that one session has met ends that session. The others know nothing of it.
-            logger.exception("event=session.crashed session=%s", connection.name)
+        except Exception as fault:  # noqa: BLE001  (whatever it is, it is this session's alone)
+            log(logger, logging.ERROR, "session.crashed", session=connection.name, fault=fault)
         finally:
             hosted.discard(connection)
             self._gone.unpark_all()

@@ -23,6 +23,7 @@ from uma.config import RuntimeConfig
 from uma.contracts.load import RequestTimes
 from uma.engine import Engine, open_engine
 from uma.errors import InternalError, ShuttingDown, UmaError
+from uma.net.logfmt import log
 from uma.types import Finished, Health, Prompt, Request, Token
 
 Background = Callable[[Engine], Awaitable[None]]
@@ -84,8 +85,8 @@ class Job:
         except UmaError as error:
             # As for all ends of the worker: an answer that its engine's fault broke off can go on elsewhere.
             self.put(ShuttingDown("the worker's engine failed") if engine.worker.has_failed else error)
-        except Exception:  # noqa: BLE001  (the request's own; other requests go on)
-            _log.exception("event=dynamo.internal_error request=%s", request.id)
+        except Exception as fault:  # noqa: BLE001  (the request's own; other requests go on)
+            log(_log, logging.ERROR, "dynamo.internal_error", request=request.id, fault=fault)
             self.put(InternalError("the request failed in the worker; its log has the traceback"))
         except BaseException:
             # The engine ends under the request. Without an error the frontend would take what came for the whole.
@@ -139,7 +140,7 @@ class EngineHost:
             self._started.set_exception(error)
             return
         self.fault = error
-        _log.critical("event=dynamo.engine_failed", exc_info=error)
+        log(_log, logging.CRITICAL, "dynamo.engine_failed", fault=error)
         if not self._is_draining:
             self.on_fault()
 

@@ -61,6 +61,7 @@ from uma.errors import (
 from uma.llama import cpu_cache
 from uma.llama.model import Model
 from uma.models.catalog import resolve
+from uma.net.logfmt import log
 
 MAX_DRAIN_SEC = 20.0
 """Maximum time for running requests at the end."""
@@ -252,7 +253,13 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
             if isinstance(error, ContractViolation):
                 self._violations += 1
                 job.cancel()
-                _log.error("event=dynamo.contract_violation request=%s reason=%r", wanted.request.id, error.message)
+                log(
+                    _log,
+                    logging.ERROR,
+                    "dynamo.contract_violation",
+                    request=wanted.request.id,
+                    reason=error.message,
+                )
             raise _mapped(error) from error
         finally:
             if self._forget(context.id(), job):
@@ -322,7 +329,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
     def _tell_ignored(self, wanted: Asked) -> None:
         for path in set(wanted.ignored) - self._told:
             self._told.add(path)
-            _log.warning("event=dynamo.ignored_field field=%s", path)
+            log(_log, logging.WARNING, "dynamo.ignored_field", field=path)
 
     def _show_blocks(self, added_tokens: int) -> None:
         """Have the router know the blocks that a request such as this one has, from now on.
@@ -437,6 +444,6 @@ def _mapped(error: Exception) -> Exception:
     elif isinstance(error, UmaError):
         made = exceptions.Unknown(f"{error.code}: {error.message}")
     else:
-        _log.error("event=dynamo.internal_error", exc_info=error)
+        log(_log, logging.ERROR, "dynamo.internal_error", fault=error)
         made = exceptions.Unknown("the request failed in the worker; its log has the traceback")
     return made

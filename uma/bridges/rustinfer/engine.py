@@ -25,6 +25,7 @@ from uma.bridges.rustinfer.socket import Envelope, PeerGoneError, PeerStalledErr
 from uma.contracts.load import RequestTimes, cache_stats_of, engine_stats_of
 from uma.contracts.response import BackendOutput, CompletionUsage, OutputChecker
 from uma.errors import ContractViolation, IdleTimeout, UmaError
+from uma.net.logfmt import log
 from uma.types import Finished, Request, RequestMetrics, SamplingParams, Source, Token
 
 TokenizeRendered = Callable[[str], Awaitable[tuple[int, ...]]]
@@ -97,7 +98,7 @@ class RustInferEngine:
                 raise refuse_oversized(message, self.max_message_bytes)
             request, form = decode(message)
         except BadMessageError as error:
-            _log.warning("event=rustinfer.refused reason=%r", error.reason)
+            log(_log, logging.WARNING, "rustinfer.refused", reason=error.reason)
             self._refuse(Caller(to, error.form), error.request_id or "", error.reason, nursery)
             return
         caller = Caller(to, form)
@@ -144,7 +145,7 @@ class RustInferEngine:
                 try:
                     await self._generate(caller, request)
                 except PeerStalledError:
-                    _log.warning("event=rustinfer.stalled request=%r", request.request_id)
+                    log(_log, logging.WARNING, "rustinfer.stalled", request=request.request_id)
                     late = _failure(request, f"{IdleTimeout.code}: the answer was not read for long, and was cancelled")
                     await self.socket.send_late(caller.to, encode(late, caller.form))
         finally:
@@ -167,7 +168,13 @@ class RustInferEngine:
         except UmaError as error:
             if isinstance(error, ContractViolation):
                 self.violations += 1
-                _log.error("event=rustinfer.contract_violation request=%r reason=%r", request.request_id, error.message)
+                log(
+                    _log,
+                    logging.ERROR,
+                    "rustinfer.contract_violation",
+                    request=request.request_id,
+                    reason=error.message,
+                )
             await self._send(caller, _failure(request, f"{error.code}: {error.message}"))
 
     async def _give(self, caller: Caller, request: InferenceRequest, token: Token, checker: OutputChecker) -> None:

@@ -24,6 +24,7 @@ from uma.http.page.markdown import GrowingText
 from uma.http.page.renderer import Renderer
 from uma.http.problem import NotFound
 from uma.net.client import CLIENT
+from uma.net.logfmt import log
 from uma.net.metering import metered
 from uma.net.quota import Account
 from uma.types import EventStream, Finished, ReasoningDelta, Request, Source, Token
@@ -298,9 +299,8 @@ class Answers:
     async def _run(self, answer: Answer, token: str) -> None:
         try:
             await answer.run(self.gateway.source, self._renderer)
-        except Exception:
-            # A bug that one answer has met ends that answer. The others know nothing of it.
-            logger.exception("event=page.answer_crashed request=%s", answer.id)
+        except Exception as fault:  # noqa: BLE001  (whatever it is, it is this answer's alone)
+            log(logger, logging.ERROR, "page.answer_crashed", request=answer.id, fault=fault)
             answer.give_up(UmaError("a fault in the server itself; its log says more"))
         finally:
             answer.count_no_more()

@@ -10,6 +10,7 @@ import trio
 from uma.child import Child, ChildBusyError, ChildClosedError, ChildEndedError
 from uma.http.page import markdown
 from uma.http.page.markdown import MAX_WHOLE_CHARS, Parsed, plain
+from uma.net.logfmt import log
 
 logger = logging.getLogger("uma.http")
 
@@ -51,5 +52,5 @@ class Renderer:
         try:
             return self._child.ask(question)
         except (TimeoutError, ChildBusyError, ChildEndedError, ChildClosedError, OSError) as error:
-            logger.warning("event=page.not_rendered reason=%s", type(error).__name__)
+            log(logger, logging.WARNING, "page.not_rendered", reason=type(error).__name__)
             return None
