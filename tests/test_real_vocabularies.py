@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator
 from functools import cache
 from random import Random
+from typing import Any
 
 import attrs
 import jsonschema
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from llguidance import LLInterpreter, LLMatcher, LLTokenizer
 from reference import template, template_names, vocabulary, vocabulary_names
 from test_chat_grammar import parsed, specials_of
 from test_llama_grammar import allowed
@@ -20,6 +22,8 @@ from uma.chat.families import Family, family_of
 from uma.chat.grammar import calls_grammar
 from uma.chat.parts import CallEnded
 from uma.chat.schema import schema_of
+from uma.json_schema import COMPACT, for_llguidance
+from uma.llama import grammar as module
 from uma.llama.grammar import GrammarCompiler, GrammarMasks, GrammarState
 from uma.llama.model import Model
 from uma.llama.vocab import Vocab
@@ -175,3 +179,42 @@ def test_every_form_of_a_tool_call_can_be_written(
             assert calls, (family.name, text_of(vocab, tokens))
             for call in calls:
                 jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+
+
+TEXT = "The quick brown fox, which lives near Zürich's lake, jumps over 12 lazy dogs; nothing else happened that day."
+MAX_WALKED = 1 / 8
+"""Maximum nodes of the tree of all tokens that a mask walks through on average, as a share of the tokens."""
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma-4"])
+def test_a_mask_mostly_walks_through_few_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In strings that are bounded, too: what is free there is a set of tokens whose mask is at hand."""
+    made: list[LLTokenizer] = []
+
+    def make(*given: Any, **how: Any) -> LLTokenizer:
+        made.append(LLTokenizer(*given, **how))
+        return made[0]
+
+    monkeypatch.setattr(module, "LLTokenizer", make)
+    with Model.load(vocabulary(name), vocab_only=True) as model:
+        vocab = model.vocab
+        GrammarCompiler(vocab).prepare()
+        for schema, value in (
+            ({"type": "string"}, TEXT),
+            ({"type": "string", "maxLength": 1_000}, TEXT),
+            ({"type": "string", "maxLength": 200}, TEXT),
+            ({"type": "object"}, {"name": "Ada", "age": 36, "tags": ["math", "poetry"], "said": TEXT}),
+            ({"enum": ["red", "green", "ultraviolet"]}, "ultraviolet"),
+            ({"type": "array", "items": {"type": "number"}}, [1, 22.5, -333, 4e44]),
+        ):
+            text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+            source = LLMatcher.grammar_from_json_schema(for_llguidance(schema, COMPACT))
+            position = LLInterpreter(made[0], source, enable_backtrack=False, enable_ff_tokens=False, log_level=0)
+            position.start_without_prompt()
+            walked: list[int] = []
+            for token in vocab.tokenize(text, add_special=False, parse_special=False).tolist():
+                _, report = position.compute_mask()
+                told = (each.get("stats", {}) for each in json.loads(report)["progress"])
+                walked += [each["trie_nodes_walked"] for each in told if each]
+                position.commit_token(token)
+            assert sum(walked) / len(walked) < MAX_WALKED * vocab.n_tokens, schema
