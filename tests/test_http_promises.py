@@ -163,7 +163,7 @@ def test_a_wish_that_is_known_and_not_done_is_named_too(
         (NATIVE, {"seed": -2}, "seed"),
         (NATIVE, {"seed": 2**32}, "seed"),
         *((RESPONSES, {"input": [{"role": each, "content": "a"}]}, "input[0].role") for each in ("tool", "function")),
-        (NATIVE, {"grammar": 'root ::= "a"', "json_schema": {"type": "object"}}, "grammar"),
+        (NATIVE, {"grammar": 'root ::= "a"', "json_schema": {"type": "object"}}, "json_schema"),
     ],
 )
 def test_nonsense_is_refused_by_name(server: HttpServer, path: str, fields: dict[str, Any], named: str) -> None:

@@ -93,14 +93,6 @@ def grammar(given: dict[str, Any], field: str, able: Capabilities, names: Names)
         raise BadRequest(f"{field}: {error}") from None
 
 
-def answer_grammar(wanted: Grammar | None, field: str, tool_choice: str, ignored: list[str]) -> Grammar | None:
-    """The grammar of an answer. Where a call is demanded there is none: `field` is added to `ignored` then."""
-    if wanted is None or tool_choice in ("auto", "none"):
-        return wanted
-    ignored.append(field)
-    return None
-
-
 def chat_logprobs(wanted: Any, top: Any, able: Capabilities) -> int | None:
     """`logprobs: true` with `top_logprobs`."""
     if not isinstance(wanted, bool | None):

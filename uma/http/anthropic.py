@@ -30,6 +30,7 @@ from uma.http.fields import DRAWN, MAX_MESSAGES, Common, allowed_tokens, first, 
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
 from uma.http.problem import Problem
+from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.thinking import max_reasoning_tokens, thinking
 from uma.http.tools import Effort
 from uma.http.usage import spoken, warnings
@@ -99,7 +100,7 @@ class Conversation(Common):
 
 
 @attrs.frozen(kw_only=True)
-class MessagesBody(Conversation):
+class MessagesBody(Conversation, StructuredFields):
     """`POST /v1/messages`."""
 
     max_tokens: Annotated[int, Range(1)]
@@ -128,11 +129,12 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> MessagesJo
             thinking_wish(body.thinking, None), body.max_reasoning_tokens, gateway.source.info.capabilities
         ),
         stop=first(http, ("stop_sequences", body.stop_sequences or None), ("stop", body.stop or None)),
-        grammar=abilities.answer_grammar(
-            _grammar(body.output_config, gateway, http),
-            "output_config.format",
+        grammar=grammar_of(
+            body,
+            gateway.source.info.capabilities,
+            http,
+            ("output_config.format", _grammar(body.output_config, gateway, http)),
             prompt.get("tool_choice", "auto"),
-            http.ignored,
         ),
     )
     how = urgency(body, http)

@@ -11,7 +11,6 @@ import attrs
 import orjson
 
 from uma.constraints import Length, Range, Text
-from uma.errors import BadRequest
 from uma.http import abilities, fill_in
 from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
@@ -32,6 +31,7 @@ from uma.http.llama_server import ERRORS, settings
 from uma.http.logprobs import Unshown, shown
 from uma.http.problem import Problem
 from uma.http.prompts import PROMPTS, built_with_ids, is_one_prompt, prompts
+from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.telemetry import Telemetry, TelemetryFields
 from uma.http.usage import timings, warnings
 from uma.types import MAX_SEED, Finished, Logprobs, Request, SamplingParams, Temperature, Token
@@ -44,7 +44,7 @@ UNBOUNDED = -1
 
 
 @attrs.frozen(kw_only=True)
-class CompletionBody(Common, TelemetryFields):
+class CompletionBody(Common, StructuredFields, TelemetryFields):
     """The fields that do something; the rest is named in `X-UMA-Ignored`."""
 
     prompt: Annotated[Any, PROMPTS]
@@ -63,8 +63,6 @@ class CompletionBody(Common, TelemetryFields):
     n_probs: Any = None
     post_sampling_probs: bool | None = None
     logit_bias: Any = None
-    grammar: Any = None
-    json_schema: Any = None
     image_data: Any = None
 
 
@@ -153,8 +151,6 @@ def _job(gateway: Gateway, http: Exchange, body: CompletionBody) -> CompletionJo
 
 
 def _sampling(gateway: Gateway, http: Exchange, body: CompletionBody, n_predict: int | None) -> SamplingParams:
-    if body.grammar and body.json_schema is not None:
-        raise BadRequest("grammar: give either grammar or json_schema, not both")
     able = gateway.source.info.capabilities
     abilities.post_sampling_probs(body.post_sampling_probs)
     unbounded = all_tokens(gateway, http) if n_predict == UNBOUNDED else None
@@ -176,8 +172,7 @@ def _sampling(gateway: Gateway, http: Exchange, body: CompletionBody, n_predict:
         ),
         logprobs=abilities.logprobs(body.n_probs or None, "n_probs", able),
         logit_bias=abilities.logit_bias(body.logit_bias, able, bans_by_false=True),
-        grammar=abilities.gbnf(body.grammar, "grammar", able, http.names)
-        or abilities.json_schema(body.json_schema, "json_schema", able, http.names),
+        grammar=grammar_of(body, able, http),
     )
     return params.over(gateway.config.sampler)
 

@@ -34,6 +34,7 @@ from uma.http.fields import (
 from uma.http.gateway import Gateway
 from uma.http.logprobs import Untold, entries, spelling
 from uma.http.problem import Problem, Unsupported
+from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.thinking import Wish, thinking
 from uma.http.tools import Name, Tools, check_calls, name_schemas, tool_fields, with_names
 from uma.http.usage import decoded_ms, warnings
@@ -120,7 +121,7 @@ class ChatMessage:
 
 
 @attrs.frozen(kw_only=True)
-class _Body:
+class _Body(StructuredFields):
     model: str | None = None
     stream: bool | None = None
     options: Options | None = None
@@ -317,6 +318,7 @@ def _sampling(gateway: Gateway, body: _Body, options: Options, http: Exchange) -
     penalties = ("repeat_penalty", options.repeat_penalty), ("repetition_penalty", options.repetition_penalty)
     windows = ("repeat_last_n", options.repeat_last_n), ("penalty_window", options.penalty_window)
     window = first(http, *windows)
+    form = abilities.json_format(body.format, "format", able, http.names)
     return sampling(
         gateway,
         options,
@@ -328,7 +330,7 @@ def _sampling(gateway: Gateway, body: _Body, options: Options, http: Exchange) -
         repetition_penalty=first(http, *penalties),
         penalty_window=context_window(gateway) if window == -1 else window,
         seed=None if seed is None or seed < 0 else seed,
-        grammar=abilities.json_format(body.format, "format", able, http.names),
+        grammar=grammar_of(body, able, http, ("format", form)),
         logprobs=abilities.chat_logprobs(body.logprobs, body.top_logprobs, able),
     )
 

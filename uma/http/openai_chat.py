@@ -18,6 +18,7 @@ from uma.http.exchange import Exchange
 from uma.http.fields import (
     DRAWN,
     MAX_MESSAGES,
+    Common,
     MaxTokens,
     all_tokens,
     first,
@@ -33,7 +34,7 @@ from uma.http.generation import unless_gone
 from uma.http.logprobs import Untold, chat_form, spelling
 from uma.http.openai import Role, StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
-from uma.http.structured_outputs import StructuredBody, grammar_of, own_grammars
+from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.telemetry import Telemetry, TelemetryFields
 from uma.http.thinking import BudgetFields, ReasoningBody, Wish, max_reasoning_tokens, thinking
 from uma.http.tools import (
@@ -81,7 +82,7 @@ class ChatMessage:
 
 
 @attrs.frozen(kw_only=True)
-class Conversation(StructuredBody, BudgetFields):
+class Conversation(Common, StructuredFields, BudgetFields):
     """What a chat's prompt is made from."""
 
     messages: Annotated[tuple[ChatMessage, ...], Length(1, MAX_MESSAGES, "messages")]
@@ -192,8 +193,7 @@ def _request(gateway: Gateway, body: ChatBody, http: Exchange) -> Request:
 
 def _grammar(body: ChatBody, tool_choice: str, able: Capabilities, http: Exchange) -> Grammar | None:
     form = abilities.response_format(body.response_format, "response_format", able, http.names, http.ignored)
-    wanted = grammar_of(body, own_grammars(body, form, able, http.names), able, http.names)
-    return abilities.answer_grammar(wanted, http.names.get("grammar", ""), tool_choice, http.ignored)
+    return grammar_of(body, able, http, ("response_format", form), tool_choice)
 
 
 def prompt(gateway: Gateway, body: Conversation, http: Exchange, wish: Wish | None = None) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from uma.errors import BadRequest
 from uma.http import abilities, fill_in
 from uma.http.dialect import Body
 from uma.http.exchange import Exchange
-from uma.http.fields import DRAWN, all_tokens, of_output, read, sampling, tokens_wanted, urgency
+from uma.http.fields import DRAWN, Common, all_tokens, of_output, read, sampling, tokens_wanted, urgency
 from uma.http.gateway import Gateway
 from uma.http.logprobs import Place, Unshown, completion_form, shown
 from uma.http.openai import StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
 from uma.http.prompts import PROMPTS, built_with_ids, prompts
-from uma.http.structured_outputs import StructuredBody, grammar_of, own_grammars
+from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.telemetry import Telemetry, TelemetryFields
 from uma.http.usage import finish_reason, numbered, stop_reason
 from uma.types import MAX_ANSWERS, Answer, Finished, Logprobs, Prompt, Request, Temperature, Token
@@ -30,7 +30,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 @attrs.frozen(kw_only=True)
-class CompletionBody(StructuredBody, TelemetryFields):
+class CompletionBody(Common, StructuredFields, TelemetryFields):
     """The fields that do something; the rest is named in `X-UMA-Ignored`."""
 
     prompt: Annotated[Any, PROMPTS]
@@ -100,7 +100,7 @@ def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Re
         logprobs=told,
         prompt_logprobs=told if echo else None,
         logit_bias=abilities.logit_bias(body.logit_bias, able),
-        grammar=grammar_of(body, own_grammars(body, form, able, http.names), able, http.names),
+        grammar=grammar_of(body, able, http, ("response_format", form)),
     )
     how = urgency(body, http)
     return [

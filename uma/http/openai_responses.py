@@ -22,6 +22,7 @@ from uma.http.openai_input import INPUT, messages_of
 from uma.http.openai_items import ItemKind, OutputItem
 from uma.http.openai_tools import Offered, offered
 from uma.http.problem import Problem, Unsupported
+from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.telemetry import Telemetry, TelemetryFields
 from uma.http.thinking import ReasoningBody, Wish, max_reasoning_tokens, thinking
 from uma.http.tools import (
@@ -67,7 +68,7 @@ Includable = Literal[
 
 
 @attrs.frozen(kw_only=True)
-class ResponsesBody(Common, TelemetryFields):
+class ResponsesBody(Common, StructuredFields, TelemetryFields):
     """The fields that do something; the rest is named in `X-UMA-Ignored`."""
 
     input: Annotated[Any, INPUT]
@@ -121,7 +122,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJ
         **of_output(gateway, body),
         max_tokens=allowed_tokens(gateway, body.max_output_tokens, "max_output_tokens") or all_tokens(gateway, http),
         temperature=body.temperature,
-        grammar=abilities.answer_grammar(wanted, "text.format", choice, http.ignored),
+        grammar=grammar_of(body, able, http, ("text.format", wanted), choice),
         logprobs=_logprobs(body, able),
         max_reasoning_tokens=max_reasoning_tokens(wish, body.max_reasoning_tokens, able),
     )

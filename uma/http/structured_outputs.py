@@ -1,10 +1,10 @@
-"""Fields for structured output that OpenAI does not have, in chat and completions: llama-server's `grammar` and
-`json_schema`, vLLM's `structured_outputs` and, before it, `guided_*`.
+"""Fields for structured output that every dialect has beside its own: llama-server's `grammar` and `json_schema`,
+vLLM's `structured_outputs` and, before it, `guided_*`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -14,7 +14,7 @@ from uma.constraints import show
 from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.abilities import Names
-from uma.http.fields import Common
+from uma.http.exchange import Exchange
 from uma.types import Capabilities, Grammar
 
 
@@ -29,9 +29,9 @@ class StructuredOutputs:
     json_object: bool | None = None
 
 
-@attrs.frozen(kw_only=True)
-class StructuredBody(Common):
-    """The fields, for the bodies that have them."""
+@attrs.frozen(kw_only=True, slots=False)  # beside another base with slots
+class StructuredFields:
+    """The fields, for the bodies of what generates."""
 
     structured_outputs: StructuredOutputs | None = None
     guided_json: Any = None
@@ -43,40 +43,41 @@ class StructuredBody(Common):
 
 
 def grammar_of(
-    body: StructuredBody, others: Sequence[tuple[str, Grammar | None]], able: Capabilities, names: Names
+    body: StructuredFields,
+    able: Capabilities,
+    http: Exchange,
+    own: tuple[str, Grammar | None] = ("", None),
+    tool_choice: str = "auto",
 ) -> Grammar | None:
-    """What the output must look like: by one of the fields, or one of `others`, which have been read.
+    """What the answer must look like: by one of the fields, or by the dialect's `own`, whose name and value these are.
 
-    Raises `BadRequest` where there are two, or one is wrong.
+    Where `tool_choice` demands a call, no answer has a form: the field is named among the ignored ones. Raises
+    `BadRequest` where there are two, or one is wrong.
     """
-    found = [(field, grammar) for field, grammar in others if grammar is not None]
-    for field, kind, value in _asked(body):
-        found.append((field, _grammar(kind, value, field, able, names)))
+    given = (
+        own,
+        ("grammar", abilities.gbnf(body.grammar, "grammar", able, http.names)),
+        ("json_schema", abilities.json_schema(body.json_schema, "json_schema", able, http.names)),
+        *((field, _grammar(kind, value, field, able, http.names)) for field, kind, value in _asked(body)),
+    )
+    found = [(field, grammar) for field, grammar in given if grammar is not None]
     if len(found) > 1:
         raise BadRequest(f"{found[1][0]}: is given beside {found[0][0]}; give one of them")
-    return found[0][1] if found else None
+    if not found or tool_choice in ("auto", "none"):
+        return found[0][1] if found else None
+    http.ignored.append(found[0][0])
+    return None
 
 
-def own_grammars(
-    body: StructuredBody, response_format: Grammar | None, able: Capabilities, names: Names
-) -> list[tuple[str, Grammar | None]]:
-    """OpenAI's field, which has been read, and llama-server's: for `grammar_of`."""
-    return [
-        ("response_format", response_format),
-        ("grammar", abilities.gbnf(body.grammar, "grammar", able, names)),
-        ("json_schema", abilities.json_schema(body.json_schema, "json_schema", able, names)),
-    ]
-
-
-def _asked(body: StructuredBody) -> list[tuple[str, str, Any]]:
-    """The fields that there are: each one's name, the kind of grammar that it is, and its value."""
-    given = [
-        (f"guided_{kind}", kind, getattr(body, f"guided_{kind}")) for kind in ("json", "regex", "choice", "grammar")
-    ]
-    if (inner := body.structured_outputs) is not None:
-        kinds = [field.name for field in attrs.fields(StructuredOutputs)]
-        given += [(f"structured_outputs.{kind}", kind, getattr(inner, kind)) for kind in kinds]
-    return [each for each in given if each[2] is not None and each[2] is not False]
+def _asked(body: StructuredFields) -> Iterator[tuple[str, str, Any]]:
+    """vLLM's fields that there are: each one's name, the kind of grammar that it is, and its value."""
+    for kind in ("json", "regex", "choice", "grammar", "json_object"):
+        for field, value in (
+            (f"guided_{kind}", getattr(body, f"guided_{kind}", None)),
+            (f"structured_outputs.{kind}", getattr(body.structured_outputs, kind, None)),
+        ):
+            if value is not None and value is not False:
+                yield field, kind, value
 
 
 def _grammar(kind: str, value: Any, field: str, able: Capabilities, names: Names) -> Grammar:
