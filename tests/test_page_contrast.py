@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Locator
 
 LANE_COLOURS = """async () => {
     const { Lanes } = await import("/ui/lanes.js");
-    const lanes = new Lanes(document.querySelector("#live-view .lanes"), document.createElement("p"));
+    const lanes = new Lanes(document.querySelector("#live-view .lanes"));
     const request = { id: "a", priority: 0, prompt_tokens: 9, cached_tokens: 0, is_preempted: false };
     const counts = [[0, 0], [9, 0], [9, 40]];
     counts.forEach(([computed_tokens, generated_tokens], at) => {

@@ -26,8 +26,10 @@ from uma.engine import open_engine
 from uma.http.app import build_app
 from uma.http.gateway import Gateway
 
-STORM, LINES = 6, 180
+STORM, LINES = 9, 180
 """Requests, and the lines of each prompt: enough that frames, a quarter of a second apart, find some being read."""
+MAX_WAITING = 5
+"""Lanes of requests of which nothing is computed yet."""
 NO_FIGURE = "\N{EN DASH}"
 """What a tile shows where there is nothing to be told yet."""
 TWO_SLOTS = ("--max-sequences", "2", "--http-any-model")
@@ -58,7 +60,8 @@ def ask(server: HttpServer, number: int, animal: str = "owl") -> str:
         "ignore_eos": True,
         "priority": (1, 0, -1)[number % 3],
     }
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE_SEC).raise_for_status()
+    url, named = f"{server.url}/v1/chat/completions", {"user-agent": "storm/1.0"}
+    answer = httpx.post(url, json=body, headers=named, timeout=PATIENCE_SEC).raise_for_status()
     return str(answer.json()["choices"][0]["finish_reason"])
 
 
@@ -139,12 +142,10 @@ NOTE_WHAT_IS_SHOWN = """() => {
             text(tile, "dt"), [text(tile, ".tile-value"), text(tile, ".tile-unit"), text(tile, ".tile-note")],
         ]),
         parts: pairs(".panels .legend li", (part) => [part.textContent.replace(/^[\\d,]+ /, ""), text(part, "b")]),
-        lanes: pairs(".lane:not(.is-over)", (lane) => [
-            lane.querySelector("[title]").title, text(lane, ".lane-figures"),
-        ]),
-        states: pairs(".lane:not(.is-over)", (lane) => [
-            lane.querySelector("[title]").title, text(lane, ".lane-state"),
-        ]),
+        lanes: pairs(".lane:not(.is-over)", (lane) => [lane.dataset.id, text(lane, ".lane-figures")]),
+        states: pairs(".lane:not(.is-over)", (lane) => [lane.dataset.id, text(lane, ".lane-state")]),
+        names: pairs(".lane:not(.is-over)", (lane) => [lane.dataset.id, text(lane, ".lane-name")]),
+        more: [...view.querySelectorAll(".lanes > .panel-note")].map((each) => each.textContent),
         layout: text(view, ".panels .panel-note"),
         running: text(view, ".panel-head .panel-note"),
     });
@@ -189,6 +190,7 @@ def test_a_storm_is_seen_in_the_browser(browser: Browser, narrow_server: HttpSer
     for each in shown:
         check_figures(each, noted[: each["frames"]])
     assert any(each["running"].startswith("2 running, ") for each in shown)
+    assert any(each["more"] for each in shown)
     assert all(re.fullmatch(r"one pool for all|a buffer of [\d,]+ for each request", each["layout"]) for each in shown)
     for name in ("in use", "cached", "background"):
         assert any(each["parts"][name] != "0" for each in shown), name
@@ -203,9 +205,16 @@ def check_figures(shown: dict[str, Any], frames: list[dict[str, Any]]) -> None:
         "cached": cached,
         "free": metrics["kv_cells_total"] - metrics["kv_cells_used"],
     } | waiting(activity)
-    told = [*activity["running"], *queue_of(activity)[:12]]
+    everyone = [*activity["running"], *queue_of(activity)]
+    told = [each for each in everyone if each["id"] in shown["lanes"]]
     assert shown["lanes"] == {each["id"]: lane_figures(each) for each in told}
     assert shown["states"] == {each["id"]: lane_state(each, activity) for each in told}
+    # The program alone: not each time by which endpoint it came.
+    assert set(shown["names"].values()) <= {"storm/1.0"}
+    assert all(each in told for each in everyone if is_begun(each))
+    assert all(each in told for each in [each for each in everyone if not is_begun(each)][:MAX_WAITING])
+    hidden = len(everyone) - len(told)
+    assert shown["more"] == ([f"and {hidden} more"] if hidden else [])
     stuck = sum(waiting(activity).values())
     computed = sum(not is_waiting(each) for each in activity["running"])
     assert shown["running"] == f"{computed} running, {stuck} waiting"
@@ -220,6 +229,12 @@ def queue_of(activity: dict[str, Any]) -> list[dict[str, Any]]:
 
 def is_waiting(request: dict[str, Any]) -> bool:
     return bool(request.get("waits_for")) or bool(request.get("is_preempted"))
+
+
+def is_begun(request: dict[str, Any]) -> bool:
+    """Whether something of it was computed."""
+    computed = request["computed_tokens"] > request["cached_tokens"] or request["generated_tokens"]
+    return not is_waiting(request) or bool(computed)
 
 
 def waiting(activity: dict[str, Any]) -> dict[str, int]:
@@ -248,16 +263,16 @@ def lane_state(request: dict[str, Any], activity: dict[str, Any]) -> str:
     if request.get("waits_for") == "prompt":
         (first,) = (each for each in activity["running"] if each["id"] == request["behind"])
         left = first["prompt_tokens"] - first["computed_tokens"]
-        return f"waits: {first['origin']} is read first, {left:,} token{'s' * (left != 1)} to go"
+        return f"{first['origin'].partition(' · ')[0]} is read first, {left:,} token{'s' * (left != 1)} to go"
     if request.get("waits_for") == "prefix":
-        return "waits: another request reads what its prompt begins with"
+        return "another request reads what its prompt begins with"
     if request.get("is_preempted"):
         return "gave way to a higher priority"
     ahead = queue_of(activity)[: [each["id"] for each in queue_of(activity)].index(request["id"])]
     higher = sum(each["priority"] > request["priority"] for each in ahead)
     why = "no cells are free for its prompt" if request.get("waits_for") == "cells" else "no slot is free"
     before = f", {len(ahead)} before it" if ahead else ""
-    return f"waits: {why}{before}" + (f", {higher} of higher priority" if higher else "")
+    return f"{why}{before}" + (f", {higher} of higher priority" if higher else "")
 
 
 def check_tiles(tiles: dict[str, list[str]], minute: list[dict[str, Any]]) -> None:
@@ -331,7 +346,7 @@ def test_several_answers_of_one_request_have_one_lane(browser: Browser, narrow_s
         const { Lanes } = await import("/ui/lanes.js");
         const list = document.createElement("ul");
         document.body.append(list);
-        const lanes = new Lanes(list, document.createElement("p"));
+        const lanes = new Lanes(list);
         lanes.take({ at_ms: 250, activity: { running } });
         return [...list.querySelectorAll(".lane")].map((lane) =>
             [".lane-state", ".lane-figures"].map((what) => lane.querySelector(what).textContent).join(""));
@@ -346,7 +361,7 @@ def lanes_after(page: Page, *frames: dict[str, Any]) -> list[list[str]]:
     script = """async (frames) => {
         const { Lanes } = await import("/ui/lanes.js");
         const list = document.querySelector("#live-view .lanes");
-        const lanes = new Lanes(list, document.createElement("p"));
+        const lanes = new Lanes(list);
         for (const frame of frames) lanes.take(frame);
         const text = (from, what) => from.querySelector(what).textContent;
         return [...list.children].map((lane) =>
@@ -474,7 +489,7 @@ def test_a_question_that_waits_says_what_for_and_the_live_view_can_end_that(brow
         lanes = page.locator(".lane")
         expect(lanes).to_have_count(2)
         assert lanes.locator(".lane-name").all_inner_texts() == ["this page: One", "this page: Two"]
-        assert lanes.locator(".lane-state").all_inner_texts() == ["writing", "waits: no slot is free"]
+        assert lanes.locator(".lane-state").all_inner_texts() == ["writing", "no slot is free"]
         assert page.locator(".lane-group").all_inner_texts() == ["Writing\n1", "Waiting\n1"]
         assert violations(page) == []
         page.get_by_role("button", name="End One").click()

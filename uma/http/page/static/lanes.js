@@ -16,8 +16,8 @@ const COLUMNS = SHOWN_MS / INTERVAL_MS;
 const LINGER_MS = 8_000;
 /** As many requests as an engine can run at once. */
 const MAX_LANES = 256;
-/** Of those that wait for a first slot so many are shown one by one: the next to begin. */
-const MAX_WAITING = 12;
+/** Of those of which nothing is computed yet so many are shown one by one: the next to begin, and one's own. */
+const MAX_WAITING = 5;
 /** Frames that come at most so many columns apart leave no request's beginning unseen. */
 const MAX_GAP = 4;
 /** As many tokens as make a tick of full height. */
@@ -42,6 +42,19 @@ function phaseOf(request) {
   return request.computed_tokens < request.prompt_tokens && !request.generated_tokens ? "reading" : "writing";
 }
 
+/** Whether something of it was computed, though it may wait now. @param {RunningRequest} request */
+function isBegun(request) {
+  return !isWaiting(request) || request.computed_tokens > request.cached_tokens || request.generated_tokens > 0;
+}
+
+/** What is known of a request's way here: the program and its key, its process, and the door that it came by. @param {string} origin As the server tells it: program, key, door, process. */
+function wayOf(origin) {
+  const parts = origin.split(" · ");
+  const pid = parts.at(-1)?.startsWith("pid ") ? parts.pop() : "";
+  const door = parts.pop() ?? "";
+  return { who: parts.join(" · ") || door, pid };
+}
+
 /** @param {number} count */
 function tokens(count) {
   return `${number(count)} ${count === 1 ? "token" : "tokens"}`;
@@ -61,22 +74,22 @@ class Scene {
   nameOf({ id, origin }) {
     const title = this.own(id)?.title;
     if (title) return `this page: ${title}`;
-    return origin || (id.length > 24 ? `${id.slice(0, 23)}…` : id);
+    return wayOf(origin ?? "").who || (id.length > 24 ? `${id.slice(0, 23)}…` : id);
   }
 
   /** Why nothing of it is computed. @param {RunningRequest} request */
   reasonOf(request) {
     const first = request.behind ? this.all.get(request.behind) : undefined;
     if (request.waits_for === "prompt" && first)
-      return `waits: ${this.nameOf(first)} is read first, ${tokens(first.prompt_tokens - first.computed_tokens)} to go`;
-    if (request.waits_for === "prefix") return "waits: another request reads what its prompt begins with";
-    if (request.waits_for === "reader") return "waits for its reader, who has not taken what is written";
+      return `${this.nameOf(first)} is read first, ${tokens(first.prompt_tokens - first.computed_tokens)} to go`;
+    if (request.waits_for === "prefix") return "another request reads what its prompt begins with";
+    if (request.waits_for === "reader") return "its reader has not taken what is written";
     if (request.is_preempted) return "gave way to a higher priority";
     const ahead = this.queue.slice(0, this.queue.indexOf(request));
     const higher = ahead.filter(({ priority }) => priority > request.priority).length;
     const why = request.waits_for === "cells" ? "no cells are free for its prompt" : "no slot is free";
-    if (!ahead.length) return `waits: ${why}`;
-    const words = `waits: ${why}, ${number(ahead.length)} before it`;
+    if (!ahead.length) return why;
+    const words = `${why}, ${number(ahead.length)} before it`;
     return higher ? `${words}, ${number(higher)} of higher priority` : words;
   }
 }
@@ -105,18 +118,19 @@ class Lane {
     this.canvas = h("canvas", { "aria-hidden": "true" });
     this.state = h("span", { class: "lane-state" });
     this.figures = h("span", { class: "lane-figures" });
-    this.name = h("span", { class: "lane-name", title: request.id });
+    this.name = h("span", { class: "lane-name" });
+    this.pid = h("span", { class: "lane-pid" });
     this.hurry = h("button", { type: "button", class: "link-button", hidden: true }, "Answer now");
     this.side = h("div", { class: "lane-side" }, h("span", {}, this.state, " ", this.hurry), this.figures);
     const priority = PRIORITIES.get(request.priority) ?? "normal";
     this.element = h(
       "li",
-      { class: "lane" },
+      { class: "lane", "data-id": request.id },
       h(
         "div",
         { class: "lane-label" },
         this.name,
-        h("span", { class: `badge is-${priority}` }, priority),
+        h("span", {}, h("span", { class: `badge is-${priority}` }, priority), " ", this.pid),
       ),
       this.canvas,
       this.side,
@@ -141,6 +155,11 @@ class Lane {
     this.describe(scene);
   }
 
+  /** Whether it was seen to be computed. */
+  get hasComputed() {
+    return [...this.ticks.values()].some(({ prefill, decode }) => prefill + decode > 0);
+  }
+
   end(/** @type {number} */ now) {
     this.endedAt = now;
     this.phase = "ended";
@@ -155,7 +174,7 @@ class Lane {
     const { request } = this;
     const { prompt_tokens: prompt, cached_tokens, computed_tokens: computed, generated_tokens } = request;
     this.phase = phaseOf(request);
-    this.element.classList.toggle("is-queued", this.phase === "waiting" && !this.ticks.size);
+    this.element.classList.toggle("is-queued", this.phase === "waiting" && !this.hasComputed);
     const share = Math.floor((100 * computed) / Math.max(1, prompt));
     this.state.textContent =
       this.phase === "waiting" ? scene.reasonOf(request) : this.phase === "reading" ? `reading ${share} %` : "writing";
@@ -165,6 +184,8 @@ class Lane {
     const own = scene.own(request.id);
     this.isOwn ||= Boolean(own?.title); // it keeps its name when it has ended
     if (own?.title || !this.isOwn) this.name.textContent = scene.nameOf(request);
+    this.name.title = [request.origin, `request ${request.id}`].filter(Boolean).join(" · ");
+    this.pid.textContent = wayOf(request.origin ?? "").pid ?? "";
     this.element.classList.toggle("is-own", this.isOwn);
     this.offer(own);
   }
@@ -227,12 +248,12 @@ class Lane {
 export class Lanes {
   /**
    * @param {HTMLElement} list
-   * @param {HTMLElement} more Says how many are not shown.
    * @param {(id: string) => Own | undefined} [own] What can be done with a request.
    */
-  constructor(list, more, own = () => undefined) {
+  constructor(list, own = () => undefined) {
     this.list = list;
-    this.more = more;
+    /** Says how many are not shown. */
+    this.more = h("li", { class: "panel-note" });
     this.own = own;
     /** @type {Map<string, Lane>} */
     this.lanes = new Map();
@@ -253,11 +274,11 @@ export class Lanes {
     this.isWatching = column - this.column <= MAX_GAP;
     this.column = column;
     const scene = new Scene(frame.activity, this.own);
-    const shown = [...scene.running, ...scene.queue.slice(0, MAX_WAITING)];
+    const shown = this.shownOf(scene);
     const ids = new Set(shown.map(({ id }) => id));
     for (const [id, lane] of this.lanes) {
       if (!ids.has(id) && !lane.endedAt) {
-        if (lane.ticks.size) lane.end(frame.at_ms);
+        if (lane.ticks.size && !scene.all.has(id)) lane.end(frame.at_ms);
         else this.drop(id, lane); // it was never seen to begin, or others come before it now
       }
       if (lane.endedAt && frame.at_ms - lane.endedAt > LINGER_MS) this.drop(id, lane);
@@ -265,15 +286,24 @@ export class Lanes {
     for (const request of shown) this.laneOf(request)?.take(request, this.column, scene);
     const { waiting_interactive = 0, waiting_normal = 0, waiting_background = 0 } = frame.activity ?? {};
     const queued = waiting_interactive + waiting_normal + waiting_background;
-    const hidden = shown.filter((each) => !this.lanes.has(each.id)).length;
-    const unlisted = Math.max(0, queued - Math.min(scene.queue.length, MAX_WAITING));
-    this.more.textContent = hidden + unlisted ? `and ${number(hidden + unlisted)} more that wait` : "";
-    this.arrange(shown, unlisted);
+    const untold = Math.max(0, queued - (frame.activity?.waiting?.length ?? 0));
+    const told = scene.running.length + scene.queue.length;
+    const hidden = untold + told - shown.filter((each) => this.lanes.has(each.id)).length;
+    this.more.textContent = `and ${number(hidden)} more`;
+    this.arrange(shown, hidden);
     this.paint();
   }
 
-  /** Those that compute come first, then those that wait in their order, then those that have ended. @param {RunningRequest[]} shown @param {number} unlisted How many more wait. */
-  arrange(shown, unlisted) {
+  /** All that were begun, one's own, and the first few others. @param {Scene} scene */
+  shownOf(scene) {
+    let left = MAX_WAITING;
+    return [...scene.running, ...scene.queue].filter(
+      (each) => isBegun(each) || this.lanes.get(each.id)?.hasComputed || left-- > 0 || this.own(each.id)?.title,
+    );
+  }
+
+  /** Those that compute come first, then those that wait in their order, then those that have ended. @param {RunningRequest[]} shown @param {number} hidden How many more wait. */
+  arrange(shown, hidden) {
     const places = new Map(shown.map(({ id }, index) => [id, index]));
     const lanes = [...this.lanes.values()];
     const placeOf = (/** @type {Lane} */ lane) => places.get(lane.request.id) ?? -lane.endedAt;
@@ -282,9 +312,10 @@ export class Lanes {
     for (const phase of PHASES) {
       const members = lanes.filter((lane) => lane.phase === phase).sort((a, b) => placeOf(a) - placeOf(b));
       const head = this.heads.get(phase);
-      if (!members.length || !head) continue;
-      head.count.textContent = number(members.length + (phase === "waiting" ? unlisted : 0));
-      rows.push(head.element, ...members.map(({ element }) => element));
+      const more = phase === "waiting" ? hidden : 0;
+      if (!head || !(members.length + more)) continue;
+      head.count.textContent = number(members.length + more);
+      rows.push(head.element, ...members.map(({ element }) => element), ...(more ? [this.more] : []));
     }
     arrange(this.list, rows);
   }

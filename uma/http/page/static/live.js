@@ -139,21 +139,20 @@ export class LiveView {
       "Nothing runs. Ask something in the chat, or send requests from any program: each gets a lane here.",
     );
     const list = h("ul", { class: "lanes", "aria-label": "Requests" });
-    const more = h("p", { class: "panel-note" });
-    this.lanes = new Lanes(list, more, (id) => this.can(id));
+    this.lanes = new Lanes(list, (id) => this.can(id));
     this.axis = h(
       "div",
       { class: "axis", "aria-hidden": "true", hidden: true },
       ...["30 s ago", "20 s", "10 s", "now"].map((text) => h("span", {}, text)),
     );
     this.state = h("p", { class: "live-state", role: "status" }, "Connecting …");
-    this.build(list, more);
+    this.build(list);
     document.addEventListener("visibilitychange", () => this.run());
     window.addEventListener("resize", () => this.repaint());
   }
 
-  /** @param {HTMLElement} list @param {HTMLElement} more */
-  build(list, more) {
+  /** @param {HTMLElement} list */
+  build(list) {
     const keys = [
       ["prefill", "prompt read"],
       ["cached", "found in the cache"],
@@ -175,7 +174,6 @@ export class LiveView {
           h("div", { class: "panel-head" }, h("h2", { id: "lanes-title" }, "Requests"), this.count, legend),
           this.nothing,
           list,
-          more,
           this.axis,
         ),
         h("dl", { class: "tiles" }, ...Object.values(this.tiles).map((tile) => tile.element)),
