@@ -169,7 +169,7 @@ def test_an_answer_is_stopped_repeated_branched_and_kept_by_keyboard(
         page.keyboard.press("Enter")
         page.get_by_label("Temperature", exact=True).focus()
         page.keyboard.press("Home")
-        for name in ("Most tokens", "Fewest tokens"):
+        for name in ("Longest answer", "Shortest answer"):
             page.get_by_label(name).focus()
             page.keyboard.press("Control+A")
             page.keyboard.type("9")
@@ -272,7 +272,7 @@ def test_the_focus_goes_on_from_where_it_was(browser: Browser, http_server: Http
         expect(other).to_have_attribute("aria-current", "true")
         expect(other).to_be_focused()
         press(page.get_by_role("button", name="Instructions and sampling", exact=True))
-        reset = page.get_by_role("button", name="Set sampling back")
+        reset = page.get_by_role("button", name="Back to the defaults")
         page.get_by_label("Top k").fill("40")
         press(reset)
         expect(page.get_by_label("Top k")).to_have_value("")

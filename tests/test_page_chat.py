@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, Page, expect
 from script_model import SWITCHED, THOUGHT
 
 from harness import is_settled, short_directory, until
-from models import CHATML
+from models import CHATML, write_model
 from uma.cli import main
 
 SLIDERS = {
@@ -123,6 +123,10 @@ def test_a_conversation_from_question_to_figures(here: Visitor) -> None:
     assert name == httpx.get(f"{here.url}/ui/api/info").json()["model"]["called"]
     here.ask("Tell me a story about a fox")
     here.wait_for_answer(2)
+    # The model is named where it begins to answer, the time at each answer.
+    made = [each.split(" · ") for each in page.locator(".made-by").all_inner_texts()]
+    assert [len(each) for each in made] == [2, 1] and made[0][0] == name
+    assert all(re.fullmatch(r"\d\d:\d\d", each[-1]) for each in made)
     # A question stands nearer to its own answer than to the one before.
     first_answer, own_question, own_answer = (page.locator("article").nth(at).bounding_box() for at in (1, 2, 3))
     assert first_answer and own_question and own_answer
@@ -209,7 +213,37 @@ def test_a_server_with_another_model_is_named_as_soon_as_it_is_asked_something(h
     serve("Third")
     page.get_by_role("link", name="Live").click()
     expect(card).to_have_text("Third")
-    expect(page.locator(".model-card")).to_contain_text("A base model without a chat template")
+    expect(page.locator("#base")).to_have_text(re.compile("^This is a base model, without a chat template: "))
+
+
+def test_a_base_model_says_so_and_goes_on_with_the_text(browser: Browser, tmp_path: Path) -> None:
+    """What it is given is the conversation's text, as a program's prompt: no turns, which it knows nothing of."""
+    model = write_model(tmp_path / "base.gguf", chat_template=None)
+    sampling = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+    with (
+        short_directory() as directory,
+        running_http(directory, "--model", str(model)) as server,
+        visitor(browser, server.url) as one,
+    ):
+        page = one.visit().page
+        expect(page.get_by_placeholder("Begin a text")).to_be_visible()
+        expect(page.get_by_role("heading", name="How does the text begin?")).to_be_visible()
+        expect(page.locator("#base")).to_be_visible()
+        assert violations(page) == []
+        with page.expect_request("**/ui/api/answers") as sent:
+            one.ask("Once upon a time")
+        asked = json.loads(sent.value.post_data or "")["messages"]
+        assert asked == [{"role": "user", "content": "Once upon a time"}]
+        one.wait_for_answer()
+        expect(page.locator("#base")).to_be_visible()
+        asked += [{"role": "assistant", "content": " a fox"}, {"role": "user", "content": "And then"}]
+        text = "Once upon a time a fox\n\nAnd then"
+        said = httpx.post(f"{server.url}/v1/completions", json={"prompt": text, **sampling}, timeout=None).json()
+        body = {"messages": asked, "sampling": sampling}
+        lines = httpx.post(f"{server.url}/ui/api/answers", json=body, timeout=None).text.splitlines()
+    told = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    assert "".join(each.get("text", "") for each in told) == said["choices"][0]["text"]
+    assert told[-1]["usage"]["prompt_tokens"] == said["usage"]["prompt_tokens"]
 
 
 def test_edit_regenerate_and_switch_between_versions(here: Visitor) -> None:
@@ -280,7 +314,7 @@ def test_instructions_and_files_reach_the_model(here: Visitor, tmp_path: Path) -
     note.write_text("The fox is called Olga.\n" * 3)
     page.get_by_role("button", name="Instructions and sampling", exact=True).click()
     page.get_by_label("Instructions (system prompt)").fill("You are a fox.")
-    page.get_by_label("Most tokens").fill("7")
+    page.get_by_label("Longest answer").fill("7")
     page.get_by_role("button", name="Close").click()
     page.locator("#attach-file").set_input_files(note)
     expect(page.locator("#attached")).to_contain_text("note.txt")
@@ -333,9 +367,9 @@ def test_the_chip_tells_how_many_settings_it_does_not_name(here: Visitor) -> Non
     page.locator("#set-min_p").fill("0.1")
     page.locator("#set-min_p").fill("0")  # off again
     page.keyboard.press("Escape")
-    expect(chip).to_have_text("50 tokens · 3 more")
+    expect(chip).to_have_text("at most 50 tokens · 3 more")
     page.get_by_role("button", name="Instructions and sampling", exact=False).first.click()
-    page.get_by_role("button", name="Set sampling back").click()
+    page.get_by_role("button", name="Back to the defaults").click()
     page.keyboard.press("Escape")
     expect(chip).to_have_text("Settings")
 

@@ -1,8 +1,11 @@
-"""The page in forced colours (high contrast), which replace the page's own colours, backgrounds above all."""
+"""The page's contrasts: what is chosen in its own colours, and all in forced colours (high contrast), which replace
+those, backgrounds above all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 from http_server import HttpServer
@@ -75,3 +78,42 @@ def test_where_one_is_can_be_seen(contrasted: Visitor) -> None:
     box.blur()
     assert style(frame, "outlineStyle") == "none"
     assert violations(page) == []
+
+
+CONTRAST = """([one, other]) => {
+    const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+    const light = (colour) => {
+        context.fillStyle = colour;
+        context.fillRect(0, 0, 1, 1);
+        const [red, green, blue] = [...context.getImageData(0, 0, 1, 1).data].map((each) =>
+            each <= 10.31475 ? each / 3294.6 : ((each / 255 + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+    };
+    const [high, low] = [light(one), light(other)].sort((a, b) => b - a);
+    return (high + 0.05) / (low + 0.05);
+}"""
+"""The contrast of two colours, as WCAG 2 has it."""
+LEAST_CONTRAST = 3.0
+"""Of what tells a state, by WCAG 2 (1.4.11)."""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_what_is_chosen_and_who_has_written_is_told_by_a_mark(
+    browser: Browser, http_server: HttpServer, theme: Literal["light", "dark"]
+) -> None:
+    with visitor(browser, http_server.url) as one:
+        one.page.emulate_media(color_scheme=theme)
+        page = one.visit().page
+        one.ask("What is UMA?")
+        one.wait_for_answer()
+        marks = """() => {
+            const style = (what, part) => getComputedStyle(document.querySelector(what), part);
+            const shadow = style(".conversation[aria-current]").boxShadow;
+            return [
+                [style("#tab-chat", "::after").backgroundColor, style("#tab-chat").backgroundColor],
+                [shadow.slice(0, shadow.indexOf(")") + 1), style("#sidebar").backgroundColor],
+                [style(".bubble").borderRightColor, style("body").backgroundColor],
+            ];
+        }"""
+        contrasts = [page.evaluate(CONTRAST, pair) for pair in page.evaluate(marks)]
+        assert min(contrasts) >= LEAST_CONTRAST, contrasts

@@ -114,7 +114,7 @@ def test_tokens_are_marked_by_their_probability_with_what_was_likely_instead(her
     page = here.visit().page
     page.get_by_role("button", name="Instructions and sampling", exact=True).click()
     page.get_by_label("Token probabilities").fill("3")
-    page.get_by_label("Most tokens").fill("24")
+    page.get_by_label("Longest answer").fill("24")
     page.keyboard.press("Escape")
     with page.expect_request("**/ui/api/answers") as sent:
         here.ask("Tell me a story about a fox")
@@ -140,6 +140,20 @@ def test_tokens_are_marked_by_their_probability_with_what_was_likely_instead(her
     expect(page.locator(".tokens .token").first).to_be_visible()
     tokens.nth(1).hover()
     expect(told).to_be_visible()
+    # On a phone what is told stands within the window, wherever its token does.
+    page.set_viewport_size({"width": 390, "height": 844})
+    right = "each => Math.max(...[...each.querySelectorAll('p, td')].map((part) => part.getBoundingClientRect().right))"
+    for at in range(tokens.count()):
+        tokens.nth(at).hover()
+        assert told.evaluate(right) <= 390, at
+    chips = page.locator("#chips")
+    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_label("Instructions (system prompt)").fill("You are a fox.")
+    page.keyboard.press("Escape")
+    cut = "each => each.scrollWidth > each.clientWidth && getComputedStyle(each).textOverflow === 'ellipsis'"
+    assert chips.locator("span").evaluate(cut)
+    chips_box, send_box = chips.bounding_box(), page.locator("#send").bounding_box()
+    assert chips_box and send_box and chips_box["x"] + chips_box["width"] <= send_box["x"]
 
 
 def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) -> None:
@@ -147,7 +161,7 @@ def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) ->
     page.get_by_role("button", name="Instructions and sampling", exact=True).click()
     page.get_by_label("Instructions (system prompt)").fill("You are a fox.")
     page.get_by_label("Answers at once").fill("2")
-    page.get_by_label("Most tokens").fill("60")
+    page.get_by_label("Longest answer").fill("60")
     page.get_by_label("JSON Schema").fill("{")
     expect(page.locator("#set-json_schema-fault")).to_have_text("Not set: it is no JSON object.")
     schema = {
@@ -159,7 +173,7 @@ def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) ->
     page.get_by_label("JSON Schema").fill(json.dumps(schema))
     page.get_by_label("Name of the preset").fill("Fox")
     page.get_by_role("button", name="Save", exact=True).click()
-    page.get_by_role("button", name="Set sampling back").click()
+    page.get_by_role("button", name="Back to the defaults").click()
     page.get_by_label("Instructions (system prompt)").fill("")
     page.get_by_label("Preset", exact=True).select_option("Fox")
     expect(page.get_by_label("Answers at once")).to_have_value("2")

@@ -245,7 +245,7 @@ def test_why_an_answer_was_cut_short(browser: Browser, tmp_path: Path) -> None:
         set_sampling(here, max_tokens=9)
         here.ask("Go on.")
         here.wait_for_answer()
-        expect(page.locator(".note")).to_contain_text("most tokens, in the settings")
+        expect(page.locator(".note")).to_contain_text("“Longest answer” in the settings")
 
 
 def test_a_double_click_asks_once(here: Visitor) -> None:

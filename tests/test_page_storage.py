@@ -505,7 +505,7 @@ def test_a_number_that_is_not_taken_is_said_to_be_none(here: Visitor) -> None:
     page = here.visit().page
     page.locator(".model-card b").wait_for()
     page.get_by_role("button", name="Instructions and sampling", exact=True).click()
-    most = page.get_by_label("Most tokens")
+    most = page.get_by_label("Longest answer")
     most.press_sequentially("99999")
     expect(page.locator("#set-max_tokens-fault")).to_contain_text("Not set: it must be a whole number from 1 to ")
     assert violations(page) == []
@@ -538,7 +538,7 @@ def test_what_is_no_whole_number_of_its_range_is_told_at_its_field(here: Visitor
 def test_the_boxes_of_numbers_are_in_line_also_beside_one_with_a_fault(here: Visitor) -> None:
     page = here.visit().page
     page.get_by_role("button", name="Instructions and sampling", exact=True).click()
-    page.get_by_label("Most tokens").fill("1.5")
+    page.get_by_label("Longest answer").fill("1.5")
     expect(page.locator("#set-max_tokens-fault")).not_to_be_empty()
     boxes = page.locator(".numbers input").evaluate_all("all => all.map((each) => each.getBoundingClientRect().top)")
     assert boxes[0] == boxes[1]

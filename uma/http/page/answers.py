@@ -267,9 +267,18 @@ class Answers:
             answer.abort(ShuttingDown("the server is stopping, and this took longer than drain_timeout_sec"))
 
     def start(
-        self, request: Request, token: str, account: Account | None = None, owner: Hashable = None, *, is_kept: bool
+        self,
+        request: Request,
+        token: str,
+        account: Account | None = None,
+        owner: Hashable = None,
+        *,
+        text: str = "",
+        is_kept: bool,
     ) -> Answer:
-        """Begin an answer. It needs a reader at once. Raises `Overloaded` or, for a token in use, `BadRequest`."""
+        """Begin an answer, of which some `text` can be there already. It needs a reader at once. Raises `Overloaded`
+        or, for a token in use, `BadRequest`.
+        """
         if token in self._by_token:
             raise BadRequest("token: an answer of this token is there already; each answer needs a token of its own")
         client, kept = CLIENT.get(), len(self._by_token)
@@ -281,7 +290,7 @@ class Answers:
         answer = self._by_token[token] = self.gateway.answering[request.id] = Answer(
             request, keep_sec, account, client, owner
         )
-        answer.text = begun_text(request)
+        answer.text = text
         answer.count()  # at once: the next request is held against the account's bounds before this one's task begins
         assert self.gateway.tasks is not None  # the service runs, or there would be no connection
         self.gateway.tasks.start_soon(self._run, answer, token)
@@ -305,12 +314,6 @@ class Answers:
         finally:
             answer.count_no_more()
             del self._by_token[token], self.gateway.answering[answer.id]
-
-
-def begun_text(request: Request) -> str:
-    """What there is of the answer already: messages that end with the assistant's have it continued."""
-    last = request.messages[-1] if request.messages else None
-    return last.content if last is not None and last.role == "assistant" and request.continue_final_message else ""
 
 
 def event(name: str, data: dict[str, Any], id: int | None = None) -> bytes:

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Annotated, Any
 
 import attrs
@@ -119,14 +120,17 @@ class Page:
             wish["priority"] = self.gateway.source.info.limits.max_priority
         request = Request(
             id=f"page-{http.id}",
-            messages=body.messages,
             sampling=body.sampling,
+            **_prompt(body.messages, has_template=self.gateway.source.info.capabilities.chat),
             **thinking(Wish(wanted=thinks, field="reasoning"), self.gateway.source.info.capabilities, http.ignored),
             **wish,
         )
         (request,) = self.gateway.admitted(http, [request])
         token = body.token or secrets.token_hex(16)
-        answer = self.answers.start(request, token, http.account, http.owner, is_kept=body.token is not None)
+        last = body.messages[-1]
+        begun = last.content if last.role == "assistant" else ""
+        is_kept = body.token is not None
+        answer = self.answers.start(request, token, http.account, http.owner, text=begun, is_kept=is_kept)
         await self._stream(http, answer, 0)
 
     async def resume(self, http: Exchange) -> None:
@@ -229,6 +233,19 @@ async def _handle(
     page: Page, do: Callable[[Page, Exchange], Awaitable[None]], gateway: Gateway, http: Exchange
 ) -> None:
     await do(page, http)
+
+
+def _prompt(messages: Sequence[Message], *, has_template: bool) -> dict[str, Any]:
+    """The prompt of a `Request`. A model without a chat template is given the messages' texts alone, and goes on with
+    them: it knows of no turns. An answer follows on its question at once, all else as a paragraph of its own.
+    """
+    if has_template:
+        return {"messages": messages}
+    text = messages[0].content
+    for before, message in pairwise(messages):
+        is_answer = (before.role, message.role) == ("user", "assistant")
+        text += message.content if is_answer else f"\n\n{message.content}"
+    return {"prompt": text}
 
 
 def progress_of(id: str, activity: Activity | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import { ApiError, ask } from "./api.js";
 import { announce, arrange, byId, DOUBLE_CLICK_MS, h, rebuild, toast } from "./dom.js";
-import { AnswerView, edit, question, spokenEnd } from "./message.js";
+import { AnswerView, edit, nameModelsOnce, question, spokenEnd } from "./message.js";
 import { Run } from "./run.js";
 import * as store from "./store.js";
 import { border, leaveOut, Summary, takeBack } from "./summary.js";
@@ -313,6 +313,7 @@ export class Chat {
     const view = this.shown.get(run.message.id);
     if (!view) return;
     view.follow(run);
+    if (run.isOver) nameModelsOnce(this.thread);
     if (this.isAtEnd) this.goToEnd();
   }
 
@@ -352,6 +353,7 @@ export class Chat {
     const rows = [...this.views].flatMap(([{ id }, { element }]) => (id === from ? [line, element] : [element]));
     if (this.summary?.conversation === this.current) rows.push(this.summary.element);
     arrange(this.thread, rows[0] === line ? rows.slice(1) : rows);
+    nameModelsOnce(this.thread);
   }
 
   /** @param {Message} message @param {Message[]} siblings */
@@ -432,8 +434,9 @@ export class Chat {
     const ideas = texts.map((text) =>
       h("button", { type: "button", class: "idea", onclick: () => this.send(text, []) }, text),
     );
+    const isBase = this.does.info()?.capabilities.chat === false;
     this.empty.replaceChildren(
-      h("h2", {}, "What would you like to know?"),
+      h("h2", {}, isBase ? "How does the text begin?" : "What would you like to know?"),
       h("p", {}, `The model runs on ${isHere() ? "this" : "the server’s"} machine. Conversations stay in this browser.`),
     );
     list.replaceChildren(...ideas);

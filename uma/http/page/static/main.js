@@ -21,7 +21,6 @@ const THEMES = ["system", "light", "dark"];
 const SETTINGS_KEY = "uma.settings";
 const THEME_KEY = "uma.theme";
 const RETRY_MS = 2_000;
-const BASE_MODEL = "A base model without a chat template: it goes on with a text rather than answering.";
 
 /** @type {import("./types.js").Info | undefined} */
 let info;
@@ -41,6 +40,8 @@ function defaults() {
 }
 
 function suggestions() {
+  if (info?.capabilities.chat === false)
+    return ["Once upon a time, there was a fox", "The capital of France is", "def fibonacci(n):"];
   return info?.model.is_builtin
     ? ["Tell me a story about a fox", "What is UMA?", "How do I serve my own model?"]
     : [
@@ -74,7 +75,7 @@ function refresh() {
   composer.setAnswering(Boolean(chat.running));
   const chosen = summary(chat.current.settings, info);
   // What a press has hit must be there at its release.
-  if (composer.chips.textContent !== chosen) composer.chips.replaceChildren(icon("tune"), chosen);
+  if (composer.chips.textContent !== chosen) composer.chips.replaceChildren(icon("tune"), h("span", {}, chosen));
   composer.chips.setAttribute("aria-label", `Instructions and sampling: ${chosen}`);
   sidebar.render(
     [...chat.conversations].sort((a, b) => b.updated - a.updated),
@@ -446,8 +447,10 @@ async function connect() {
   byId("model-card", HTMLElement).replaceChildren(
     h("b", {}, called),
     h("span", {}, `${size} parameters · ${quantization} · ${number(info.limits.n_ctx)} tokens of context`),
-    info.capabilities.chat === false ? h("span", {}, BASE_MODEL) : "",
   );
+  const isBase = info.capabilities.chat === false;
+  byId("base", HTMLElement).hidden = !isBase;
+  composer.input.placeholder = isBase ? "Begin a text" : "Ask something";
   chat.welcome();
 }
 

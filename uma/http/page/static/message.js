@@ -355,7 +355,7 @@ function endOf(message, actions) {
 /** @param {Message} message @param {import("./types.js").Done} done */
 function greatestLength({ mostTokens }, { usage }) {
   if (mostTokens && usage.completion_tokens >= mostTokens)
-    return "The answer reached its greatest length (most tokens, in the settings).";
+    return "The answer reached its greatest length (“Longest answer” in the settings).";
   if (mostTokens === undefined) return "The answer reached its greatest length."; // from before this was kept
   const tokens = number(usage.prompt_tokens + usage.completion_tokens);
   return `The answer ends here: with ${tokens} tokens, the conversation or the answer is as long as the model or the server allows. A new chat has space again.`;
@@ -365,7 +365,16 @@ function greatestLength({ mostTokens }, { usage }) {
 function madeBy({ done, model, at }) {
   if (!done) return null;
   const time = new Date(at).toLocaleTimeString("en-GB", { timeStyle: "short" });
-  return h("span", { class: "made-by" }, [model, time].filter(Boolean).join(" · "));
+  return h("span", { class: "made-by" }, model ? h("span", { class: "model" }, `${model} · `) : null, time);
+}
+
+/** A model is named where it begins to answer, not at each of its answers. @param {HTMLElement} thread */
+export function nameModelsOnce(thread) {
+  let before = "";
+  for (const each of thread.querySelectorAll(".made-by .model")) {
+    each.toggleAttribute("hidden", each.textContent === before);
+    before = each.textContent ?? "";
+  }
 }
 
 /** How fast it was written; all else that is known of it, as soon as one points there. @param {Message} message */

@@ -79,15 +79,15 @@ const NUMBERS = [
   },
   {
     name: "max_tokens",
-    label: "Most tokens",
-    help: "The answer ends after this many. Empty: the server's limit, without one 4,096.",
+    label: "Longest answer",
+    help: "In tokens. Empty: the server's limit, without one 4,096.",
     step: 1,
     empty: "limit",
   },
   {
     name: "min_tokens",
-    label: "Fewest tokens",
-    help: "The answer does not end by itself before this many.",
+    label: "Shortest answer",
+    help: "In tokens: it does not end by itself before so many.",
     step: 1,
     empty: "0",
   },
@@ -189,7 +189,7 @@ function isStop(value) {
 export function summary(settings, info) {
   const { temperature = 0 } = settings.sampling;
   const parts = temperature === DEFAULTS.sampling.temperature ? [] : [`temperature ${temperature}`];
-  if (settings.sampling.max_tokens) parts.push(`${number(Number(settings.sampling.max_tokens))} tokens`);
+  if (settings.sampling.max_tokens) parts.push(`at most ${number(Number(settings.sampling.max_tokens))} tokens`);
   if (settings.priority !== 1) parts.push(settings.priority ? "background" : "normal priority");
   if (settings.reasoning === "off") parts.push("no thinking");
   if (settings.system.trim()) parts.push("instructions");
@@ -256,7 +256,7 @@ export function openSettings(settings, info, onChange, more = null) {
         info?.capabilities.grammars?.includes("json_schema") && schema(draft, changed),
         numberOfAnswers(draft, changed),
       ),
-      h("button", { type: "button", class: "button", id: "reset", onclick: reset }, "Set sampling back"),
+      h("button", { type: "button", class: "button", id: "reset", onclick: reset }, "Back to the defaults"),
       more,
     ),
   );

@@ -85,7 +85,8 @@ export class Tokens {
       h("p", {}, h("code", {}, spelled(text)), ` ${chance(logprob)}`),
       rows.length > 0 && h("table", {}, h("caption", {}, "Likeliest here"), h("tbody", {}, ...rows)) || "",
     );
-    // Below the token, within the answer.
+    // Below the token, within the answer. Where it stood before, it could be narrower than its words.
+    this.told.style.left = "0";
     const most = this.element.clientWidth - this.told.offsetWidth;
     this.told.style.left = `${Math.max(0, Math.min(token.offsetLeft, most))}px`;
     this.told.style.top = `${token.offsetTop + token.offsetHeight + 4}px`;
