@@ -27,7 +27,6 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from harness import PATIENCE_SEC
 from models import Kind, write_model
 from uma import LLM, SamplingParams, open_engine
-from uma.engine import engine as engine_module
 from uma.engine.engine import Engine
 from uma.engine.worker.sampling import MAX_FORCED
 from uma.errors import BadRequest, InternalError
@@ -278,30 +277,23 @@ async def test_new_grammars_are_compiled_at_once_on_cores_to_spare_and_no_other_
     assert compiler.call_count == 2
 
 
-async def test_what_the_first_grammar_needs_is_made_once_no_request_runs(
+async def test_what_the_first_grammar_needs_is_made_before_a_server_is_ready(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """llguidance makes it under the GIL, so that streams would stand still."""
-    running: list[int] = []
-    monkeypatch.setattr(engine_module, "QUIET_SEC", 0.0)
-    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+    made: list[LLTokenizer] = []
 
-        def made(*given: Any, **how: Any) -> LLTokenizer:
-            running.append(len(trio.from_thread.run(engine.activity).running))
-            return LLTokenizer(*given, **how)
+    def make(*given: Any, **how: Any) -> LLTokenizer:
+        made.append(LLTokenizer(*given, **how))
+        return made[-1]
 
-        monkeypatch.setattr(module, "LLTokenizer", made)
-        async with engine.generate(ask(max_tokens=100)) as stream:
-            nursery.start_soon(engine.prepare_grammars)
-            async for _ in stream:
-                pass
-            assert running == []
-        await trio.testing.wait_all_tasks_blocked()
-        with trio.fail_after(PATIENCE_SEC):
-            while not running:
-                await trio.lowlevel.checkpoint()
-        assert (await answer(engine, constrained(Grammar(json_schema={"const": 1})))).text == "1"
-    assert running == [0]
+    monkeypatch.setattr(module, "LLTokenizer", make)
+    for is_server in (True, False):
+        made.clear()
+        async with open_engine(config_for(tiny), prepares_grammars=is_server) as engine:
+            assert len(made) == is_server
+            assert (await answer(engine, constrained(Grammar(json_schema={"const": 1})))).text == "1"
+        assert len(made) == 1
 
 
 async def test_no_new_grammar_waits_while_the_place_of_another_s_error_is_sought(

@@ -48,7 +48,7 @@ from uma.engine.worker.prompt_report import PromptReport
 from uma.engine.worker.sequence import Status
 from uma.errors import BadRequest, Overloaded, ShuttingDown, UmaError
 from uma.llama.context import Context
-from uma.llama.grammar import GrammarState
+from uma.llama.grammar import GrammarCompiler, GrammarState
 from uma.metrics import EngineMetrics
 from uma.types import (
     Activity,
@@ -62,9 +62,6 @@ from uma.types import (
     Tokenized,
 )
 
-QUIET_SEC = 1.0
-"""Time without a request after which an engine takes time for what nobody has asked for yet."""
-
 _trace_log = logging.getLogger("uma.engine.scheduler")
 
 
@@ -76,6 +73,7 @@ class Engine:
         config: RuntimeConfig,
         context: Context,
         archive: Archive | None,
+        grammars: GrammarCompiler,
         draft: Context | None = None,
     ) -> None:
         self.config = config
@@ -114,7 +112,7 @@ class Engine:
             config, context.model, self.info.limits.max_reproducible_tokens, self.worker.use_apart
         )
         self._prompts = PromptReader(config, context.model, self.max_request_tokens)
-        self._constraints = Constraints(context.model.vocab, sizing.grammars_at_once(context.params))
+        self._constraints = Constraints(context.model.vocab, grammars, sizing.grammars_at_once(context.params))
         self._embeddings = EmbedService(
             config, context, self._prompts, self.worker.commands, self._metrics, self._note_drained
         )
@@ -221,20 +219,6 @@ class Engine:
     async def tokenize_rendered(self, text: str) -> tuple[int, ...]:
         """Token ids of a text that a chat template has been applied to elsewhere, for a request's `token_ids`."""
         return await self._prompts.read_rendered(text)
-
-    async def prepare_grammars(self) -> None:
-        """Make what the first grammar needs as soon as no request has run for `QUIET_SEC`, and return.
-
-        llguidance makes it under the GIL (0.1 s for a vocabulary of 49,000 tokens, 0.8 s for 262,000), so that beside
-        streams each of them would stand still. It takes 10 to 60 MiB.
-        """
-        if not self._context.model.is_causal:
-            return
-        seen = -1
-        while self._requests.open or self._embeddings or self._metrics.requests_total != seen:
-            seen = self._metrics.requests_total
-            await trio.sleep(QUIET_SEC)
-        await self._constraints.prepare()
 
     async def health(self, *, probe: bool = True) -> Health:
         """See `types.Source.health`. Tasks that ask at once share one probe; without an answer: `stalled`."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from uma.engine.loading import Loader
 from uma.engine.worker.loop import ended_by
 from uma.errors import ShuttingDown
 from uma.llama.context import Context
+from uma.llama.grammar import GrammarCompiler
 from uma.llama.model import Model
 from uma.llama.outputs import give_back_outputs
 from uma.net.logfmt import log
@@ -34,12 +36,13 @@ LAST_WRITES_SEC = 10.0
 
 @asynccontextmanager
 async def open_engine(
-    config: RuntimeConfig | None = None, progress: LoadProgress | None = None
+    config: RuntimeConfig | None = None, progress: LoadProgress | None = None, *, prepares_grammars: bool = False
 ) -> AsyncIterator[Engine]:
     """Load the model and serve requests until the block is left, which cancels the requests that run.
 
     Raises `ModelError` or `ConfigError` where it cannot be loaded. A thread loads it, tells `progress` how far it is,
-    and ends before the next tensor where the task is cancelled.
+    and ends before the next tensor where the task is cancelled. With `prepares_grammars` what the first grammar needs
+    is made too, beside the context, where it would stop all streams later: see `GrammarCompiler.prepare`.
     Only `config` counts: `UMA_…` settings and files are read by `uma.config.load` alone. A fault that ends the
     engine cancels the block and is raised from it.
     """
@@ -49,12 +52,14 @@ async def open_engine(
         loader = await trio.to_thread.run_sync(Loader, config, progress or LoadProgress())
         model = await trio.to_thread.run_sync(loader.model)
         stack.callback(model.close)
-        context = await trio.to_thread.run_sync(_make_context, model, config)
+        grammars = GrammarCompiler(model.vocab)
+        beside = grammars.prepare if prepares_grammars and model.is_causal else None
+        context = await trio.to_thread.run_sync(_make_context, model, config, beside)
         stack.callback(context.close)
         draft = await trio.to_thread.run_sync(_open_draft, loader, config, context)
         if draft is not None:
             stack.callback(draft.close)
-        engine = Engine(config, context, await _open_archive(config, context), draft)
+        engine = Engine(config, context, await _open_archive(config, context), grammars, draft)
         stack.callback(engine.close)
         # What ends the block is raised as it is, not inside the exception group that the nursery would make of it.
         ended: outcome.Outcome[None] = outcome.Value(None)
@@ -125,9 +130,15 @@ class _Tasks:
             block.cancel()
 
 
-def _make_context(model: Model, config: RuntimeConfig) -> Context:
-    context = Context(model, sizing.context_params(model, config))
-    give_back_outputs(context)
+def _make_context(model: Model, config: RuntimeConfig, beside: Callable[[], None] | None) -> Context:
+    """The context; and what is done beside it, on a thread of its own, has been done. A fault of that shows again in
+    the request that needs it.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="uma-grammar") as helper:
+        if beside is not None:
+            helper.submit(beside)
+        context = Context(model, sizing.context_params(model, config))
+        give_back_outputs(context)
     if config.n_ctx and context.n_ctx != config.n_ctx:
         log(_log, logging.WARNING, "context.rounded", n_ctx=context.n_ctx, asked=config.n_ctx)
     return context

@@ -109,7 +109,7 @@ async def _main(
                 await nursery.start(run.serve, service)
             async with AsyncExitStack() as stack:
                 try:
-                    engine = await stack.enter_async_context(open_engine(config, progress))
+                    engine = await stack.enter_async_context(open_engine(config, progress, prepares_grammars=True))
                 except UmaError as error:
                     await server.give_up(ShuttingDown(f"the server ends: {error.message}"))
                     raise
@@ -127,7 +127,6 @@ async def _main(
                 _announce(on_ready, engine.info)
                 model = engine.info.model.called
                 log(logger, logging.INFO, "server.ready", model=model, socket=config.socket, protocol=config.protocol)
-                nursery.start_soon(engine.prepare_grammars)
                 await run.ended.wait()
             nursery.cancel_scope.cancel()
     return run.code

@@ -145,7 +145,7 @@ class EngineHost:
             self.on_fault()
 
     async def _main(self) -> None:
-        async with open_engine(self.config) as engine, trio.open_nursery() as nursery:
+        async with open_engine(self.config, prepares_grammars=True) as engine, trio.open_nursery() as nursery:
             self._engine, self._nursery, self._stop = engine, nursery, trio.Event()
             self._token = trio.lowlevel.current_trio_token()
             for each in self.background:

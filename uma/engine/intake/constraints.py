@@ -37,17 +37,13 @@ class _Compiling:
 class Constraints:
     """Prepares constraints for one vocabulary. Belongs to the Trio thread."""
 
-    def __init__(self, vocab: Vocab, at_once: int) -> None:
+    def __init__(self, vocab: Vocab, compiler: GrammarCompiler, at_once: int) -> None:
         """At most `at_once` grammars are compiled at a time: each takes a whole core."""
         self._vocab = vocab
-        self._compiler = GrammarCompiler(vocab)
+        self._compiler = compiler
         self._lanes = LaneLimiter(at_once)
         self._compiling: dict[str, _Compiling] = {}
         """By `key_of`."""
-
-    async def prepare(self) -> None:
-        """Make what the first grammar would have to wait for, in a thread. It stops all others meanwhile."""
-        await trio.to_thread.run_sync(self._compiler.prepare)
 
     async def grammar(
         self, sampling: SamplingParams, before: str = "", lane: int = 0
