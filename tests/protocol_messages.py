@@ -12,6 +12,8 @@ from uma.protocol.messages import (
     ActivityQuery,
     Cancel,
     ClientMessage,
+    EndEvent,
+    EndQuery,
     EndThinking,
     EosEvent,
     ErrorEvent,
@@ -145,6 +147,7 @@ client_messages: st.SearchStrategy[ClientMessage] = st.one_of(
     st.builds(EndThinking, id=ids),
     st.builds(MetricsQuery, id=st.none() | ids),
     st.builds(ActivityQuery, id=st.none() | ids),
+    st.builds(EndQuery, number=st.integers(1, 2**53), id=st.none() | ids),
     st.builds(HealthQuery, id=st.none() | ids, probe=st.booleans()),
     st.builds(TokenizeQuery, request=st.builds(lambda id, prompt: Request(id, **prompt), ids, prompts)),
 )
@@ -214,6 +217,9 @@ running_requests = st.builds(
     waits_for=st.sampled_from(("", "slot", "cells", "prefix", "prompt", "reader")),
     behind=ids,
     origin=text,
+    number=counts,
+    ttft_ms=st.none() | times,
+    worst_gap_ms=times,
 )
 server_events: st.SearchStrategy[ServerEvent] = st.one_of(
     hellos,
@@ -268,6 +274,7 @@ server_events: st.SearchStrategy[ServerEvent] = st.one_of(
         warnings=warnings,
         waiting=st.lists(running_requests, max_size=2).map(tuple),
     ),
+    st.builds(EndEvent, ended=st.booleans(), id=st.none() | ids, warnings=warnings),
     st.builds(
         HealthEvent,
         status=st.sampled_from(("ok", "loading", "draining", "stalled")),

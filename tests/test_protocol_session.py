@@ -30,6 +30,7 @@ from uma.protocol.frames import HEADER_BYTES, FrameDecoder, encode_frame
 from uma.protocol.messages import (
     ActivityQuery,
     Cancel,
+    EndQuery,
     EndThinking,
     EosEvent,
     ErrorEvent,
@@ -792,6 +793,7 @@ def test_a_client_uses_an_id_once_at_a_time() -> None:
     [
         (MetricsQuery("a"), {"tokens_generated_total": 1}),
         (ActivityQuery("a"), Activity((), 0, 0, 0)),
+        (EndQuery(1, "a"), True),
         (HealthQuery("a"), Health("ok", 0.0, 0)),
         (TokenizeQuery(Request("a", prompt="x")), Tokenized((1, 2))),
         (RerankQuery(RerankRequest("a", "x", ("y",))), Ranking("a", (), 3)),

@@ -145,6 +145,12 @@ class ContractViolation(UmaError):
     code = "E_RUNTIME_CONTRACT"
 
 
+class Ended(UmaError):
+    """The request's owner, or the server's, has ended it from outside. Trying it again is not wanted."""
+
+    code = "E_RUNTIME_ENDED"
+
+
 class ShuttingDown(UmaError):
     """The server or engine is stopping."""
 
@@ -165,6 +171,7 @@ WIRE_ERRORS: dict[str, type[UmaError]] = {
         IdleTimeout,
         DecodeFailed,
         InternalError,
+        Ended,
         ShuttingDown,
     )
 }

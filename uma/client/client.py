@@ -26,6 +26,8 @@ from uma.protocol.messages import (
     Cancel,
     EmbedEvent,
     EmbedQuery,
+    EndEvent,
+    EndQuery,
     EndThinking,
     EosEvent,
     ErrorEvent,
@@ -63,8 +65,8 @@ from uma.types import (
 
 _log = logging.getLogger("uma.client")
 
-Answer = MetricsEvent | ActivityEvent | HealthEvent | TokenizeEvent | EmbedEvent | RerankEvent
-Query = MetricsQuery | ActivityQuery | HealthQuery | TokenizeQuery | EmbedQuery | RerankQuery
+Answer = MetricsEvent | ActivityEvent | EndEvent | HealthEvent | TokenizeEvent | EmbedEvent | RerankEvent
+Query = MetricsQuery | ActivityQuery | EndQuery | HealthQuery | TokenizeQuery | EmbedQuery | RerankQuery
 
 
 @attrs.define(eq=False)
@@ -174,6 +176,16 @@ class Client:
         answer = await self._ask(id, ActivityQuery(id))
         assert isinstance(answer, ActivityEvent)
         return answer.activity
+
+    async def end_request(self, number: int) -> bool:
+        """End a request of any session by its `RunningRequest.number`, and tell its client so. Whether it still ran.
+
+        Raises `BadRequest` where the server belongs to another user, or is too old to know the question.
+        """
+        id = self._fresh_id()
+        answer = await self._ask(id, EndQuery(number, id))
+        assert isinstance(answer, EndEvent)
+        return answer.ended
 
     # What goes out.
 

@@ -51,6 +51,9 @@ def _told(sequence: Sequence, first: Sequence | None, lack: str, now_ms: float) 
         waits_for=reason,
         behind=first.request.id if reason == "prompt" and first is not None else "",
         origin=sequence.origin,
+        number=sequence.key,
+        ttft_ms=round(sequence.first_token_ms - sequence.arrived_ms, 1) if sequence.first_token_ms else None,
+        worst_gap_ms=round(sequence.worst_gap_ms, 1),
     )
 
 

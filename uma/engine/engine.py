@@ -46,7 +46,7 @@ from uma.engine.worker.commands import CountKnown, Inspect, Listen, Preload
 from uma.engine.worker.loop import DecodeWorker, ended_by
 from uma.engine.worker.prompt_report import PromptReport
 from uma.engine.worker.sequence import Status
-from uma.errors import BadRequest, Overloaded, ShuttingDown, UmaError
+from uma.errors import BadRequest, Ended, Overloaded, ShuttingDown, UmaError
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler, GrammarState
 from uma.metrics import EngineMetrics
@@ -238,6 +238,17 @@ class Engine:
         await trio.lowlevel.checkpoint()
         sequences = [each for each in self._requests.open if each.status is not Status.ENDED]
         return activity_of(sequences, now_ms(), self._max_active)
+
+    def end_request(self, number: int) -> bool:
+        """End the request of this `RunningRequest.number`, with all of its answers; its reader is told `Ended`.
+
+        Whether there was one.
+        """
+        found = next((each for each in self._requests.open if each.key == number), None)
+        if found is None or found.status is Status.ENDED:
+            return False
+        found.stream.fail(Ended("the request was ended by the user that the server belongs to"))
+        return True
 
     def snapshot(self) -> dict[str, Any]:
         """The metrics of now, without waiting for anything."""

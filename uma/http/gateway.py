@@ -13,7 +13,7 @@ import trio
 from starlette.types import ASGIApp
 
 from uma.config import RuntimeConfig
-from uma.errors import ShuttingDown, UmaError
+from uma.errors import Ended, ShuttingDown, UmaError
 from uma.http.batch_queue import BatchQueue
 from uma.http.body_budget import BodyBudget
 from uma.http.dialect import Job
@@ -21,7 +21,7 @@ from uma.http.exchange import Exchange
 from uma.http.generation import gather, stream, unless_gone
 from uma.http.keys import KeyFile
 from uma.http.models import ModelNames
-from uma.http.problem import Ended, Forbidden, Problem, RateLimited
+from uma.http.problem import Forbidden, Problem, RateLimited
 from uma.jobs.store import Store
 from uma.net.metering import metered_whole
 from uma.net.quota import Account, Excess

@@ -15,6 +15,7 @@ import attrs
 from uma.errors import (
     BadRequest,
     ConnectionLost,
+    Ended,
     FrameTooLarge,
     InvalidJson,
     Loading,
@@ -116,12 +117,6 @@ class RateLimited(UmaError):
     code = "E_HTTP_RATE"
 
 
-class Ended(UmaError):
-    """Its owner has ended the request. Its status is none after which clients try again by themselves."""
-
-    code = "E_HTTP_ENDED"
-
-
 _STATUS: dict[type[UmaError], tuple[int, Kind]] = {
     BadRequest: (400, "bad_request"),
     InvalidJson: (400, "bad_request"),
@@ -135,7 +130,7 @@ _STATUS: dict[type[UmaError], tuple[int, Kind]] = {
     ModelNotFound: (404, "model_not_found"),
     WrongMethod: (405, "method"),
     BodyTimeout: (408, "timeout"),
-    Ended: (410, "ended"),
+    Ended: (410, "ended"),  # none after which clients try again by themselves
     BodyTooLarge: (413, "too_large"),
     FrameTooLarge: (413, "too_large"),
     BodyEncoded: (415, "encoded"),

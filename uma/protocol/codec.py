@@ -24,6 +24,7 @@ from uma.protocol.messages import (
     ClientMessage,
     EmbedQuery,
     Encoding,
+    EndQuery,
     EndThinking,
     Generate,
     HealthQuery,
@@ -114,6 +115,8 @@ def message_of(
         return Hello(**_own_fields(flat), warnings=warnings)
     if kind == "health":
         return HealthQuery(**_own_fields(flat), warnings=warnings)
+    if kind == "end":
+        return EndQuery(**_own_fields(flat), warnings=warnings)
     if kind == "activity":
         return ActivityQuery(**_own_fields(flat), warnings=warnings)
     return MetricsQuery(**_own_fields(flat), warnings=warnings)
@@ -323,7 +326,8 @@ def _message_fields(message: ClientMessage) -> dict[str, Any]:
         return {"type": "embed", **unstructure(message.request), "encoding": message.encoding}
     if isinstance(message, RerankQuery):
         return {"type": "rerank", **unstructure(message.request)}
-    kind = {Hello: "hello", MetricsQuery: "metrics", ActivityQuery: "activity", HealthQuery: "health"}[type(message)]
+    kinds = (("hello", Hello), ("metrics", MetricsQuery), ("activity", ActivityQuery), ("end", EndQuery))
+    kind = next((name for name, cls in kinds if isinstance(message, cls)), "health")
     fields = unstructure(message)
     fields.pop("warnings", None)
     return {"type": kind} | fields

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import attrs
 
-from uma.constraints import Length
+from uma.constraints import Length, Range
 from uma.types import (
     Activity,
     Answer,
@@ -104,6 +104,19 @@ class ActivityQuery:
 
 
 @attrs.frozen
+class EndQuery:
+    """The end asked for of a running request, whichever session it is of: `{"type": "end", "number": …}`.
+
+    For the user that the server runs as, and root.
+    """
+
+    number: Annotated[int, Range(1)]
+    """The request's `number` in an `activity` event."""
+    id: Id | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@attrs.frozen
 class HealthQuery:
     """Whether generation works: `{"type": "health"}`."""
 
@@ -146,6 +159,7 @@ ClientMessage = (
     | EndThinking
     | MetricsQuery
     | ActivityQuery
+    | EndQuery
     | HealthQuery
     | TokenizeQuery
     | EmbedQuery
@@ -389,6 +403,16 @@ class ActivityEvent:
 
 
 @attrs.frozen
+class EndEvent:
+    """The answer to `EndQuery`."""
+
+    ended: bool
+    """False: no such request ran any more."""
+    id: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@attrs.frozen
 class HealthEvent:
     """The answer to `HealthQuery`."""
 
@@ -506,6 +530,7 @@ ServerEvent = (
     | ErrorEvent
     | MetricsEvent
     | ActivityEvent
+    | EndEvent
     | HealthEvent
     | LoadingEvent
     | TokenizeEvent

@@ -21,6 +21,7 @@ A server drives a `ServerSession` so::
                 case Cancel():   cancel the task of message.id         # it ends in relay(Finished(…, "cancelled", …))
                 case MetricsQuery():  write(session.answer(message, snapshot))
                 case ActivityQuery(): write(session.answer(message, activity))
+                case EndQuery():      write(session.answer(message, was_running)) or session.fail_query(message, error)
                 case HealthQuery():   write(session.answer(message, health))    or session.fail_query(message, error)
                 case TokenizeQuery(): write(session.answer(message, tokenized)) or session.fail(error, request.id)
                 case EmbedQuery():    write(session.answer(message, embeddings)) or session.fail(error, request.id)
@@ -81,6 +82,8 @@ from uma.protocol.messages import (
     ClientMessage,
     EmbedEvent,
     EmbedQuery,
+    EndEvent,
+    EndQuery,
     EndThinking,
     EosEvent,
     ErrorEvent,
@@ -116,8 +119,8 @@ from uma.types import (
     ToolCallDelta,
 )
 
-Query = MetricsQuery | ActivityQuery | HealthQuery | TokenizeQuery | EmbedQuery | RerankQuery
-QueryResult = Mapping[str, Any] | Activity | Health | Tokenized | Embeddings | Ranking
+Query = MetricsQuery | ActivityQuery | EndQuery | HealthQuery | TokenizeQuery | EmbedQuery | RerankQuery
+QueryResult = Mapping[str, Any] | Activity | bool | Health | Tokenized | Embeddings | Ranking
 
 
 @attrs.frozen
@@ -370,6 +373,8 @@ class ServerSession:
                 event = RerankEvent(result.id, result.results, result.prompt_tokens, query.warnings, metadata)
             case ActivityQuery(), Activity():
                 event = ActivityEvent.of(result, query.id, query.warnings)
+            case EndQuery(), bool():
+                event = EndEvent(result, query.id, query.warnings)
             case HealthQuery(), Health():
                 event = HealthEvent.of(result, query.id, query.warnings)
             case MetricsQuery(), Mapping():
@@ -547,7 +552,15 @@ class ClientSession:
 _Requesting = Generate | TokenizeQuery | EmbedQuery | RerankQuery
 """Messages whose id is that of the request in them."""
 _LastEvent = (
-    EosEvent | ErrorEvent | MetricsEvent | ActivityEvent | HealthEvent | TokenizeEvent | EmbedEvent | RerankEvent
+    EosEvent
+    | ErrorEvent
+    | MetricsEvent
+    | ActivityEvent
+    | EndEvent
+    | HealthEvent
+    | TokenizeEvent
+    | EmbedEvent
+    | RerankEvent
 )
 """Events with which what was asked under their id is over."""
 _STOPPING = "the server is stopping; start it again with `uma run`"

@@ -41,6 +41,7 @@ from uma.errors import (
     BadRequest,
     Busy,
     DecodeFailed,
+    Ended,
     FrameTooLarge,
     IdleTimeout,
     InternalError,
@@ -132,6 +133,7 @@ AFTER_ERROR: Mapping[str, After] = MappingProxyType(
         IdleTimeout.code: After.CLOSED,
         DecodeFailed.code: After.CLOSED_IF_PLAIN,
         InternalError.code: After.CLOSED_IF_PLAIN,
+        Ended.code: After.CLOSED_IF_PLAIN,
         ShuttingDown.code: After.CLOSED,
     }
 )

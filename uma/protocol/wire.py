@@ -19,6 +19,8 @@ from uma.protocol.messages import (
     Cancel,
     EmbedEvent,
     EmbedQuery,
+    EndEvent,
+    EndQuery,
     EndThinking,
     EosEvent,
     ErrorEvent,
@@ -43,7 +45,7 @@ from uma.types import MAX_TEXTS, PROMPT_FIELDS, EmbedRequest, Request, RerankReq
 
 SAMPLING_FIELDS = tuple(hints_of(SamplingParams))
 
-KINDS_SINCE_1_1 = frozenset(("embed", "rerank"))
+KINDS_SINCE_1_1 = frozenset(("embed", "rerank", "end"))
 """Requests that a session of version 1.0 does not have."""
 SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -121,6 +123,7 @@ REQUESTS: dict[str, type[Any]] = {
     "hello": _flat("Hello", Hello),
     "metrics": _flat("Metrics", MetricsQuery),
     "activity": _flat("Activity", ActivityQuery),
+    "end": _flat("End", EndQuery),
     "health": _flat("Health", HealthQuery),
     "tokenize": _flat("Tokenize", Request, TokenizeQuery, drop=_NOT_FOR_TOKENIZE),
     "embed": _flat(
@@ -147,6 +150,7 @@ EVENTS: dict[str, type[Any]] = {
     "eos": EosEvent,
     "error": ErrorEvent,
     "activity": ActivityEvent,
+    "end": EndEvent,
     "health": HealthEvent,
     "loading": LoadingEvent,
     "tokenize": TokenizeEvent,

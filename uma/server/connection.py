@@ -7,6 +7,7 @@ ran there; a cancel ends one request's scope; a full link holds up just this con
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -139,10 +140,13 @@ class Connection(ABC):
         self.server = server
         self.link = Link(sock, server.config.max_tx_bytes, server.config.tx_timeout_sec)
         self.clock = IdleClock(server.config.idle_timeout_sec)
-        self.account = server.users.account(uid_of_peer(sock))
+        uid = uid_of_peer(sock)
+        self.is_owner = uid is not None and uid in (0, os.geteuid())
+        """Whether the server is this user's."""
+        self.account = server.users.account(uid)
+        """What the user at the other end can use; None: no bounds of its own."""
         pid = pid_of_peer(sock)
         self._origin = origin("socket", self.account.name if self.account else None, program_of(pid), pid)
-        """What the user at the other end can use; None: no bounds of its own."""
         self.work: dict[object, Work] = {}
         self._log_lines = ClientLines(server.failures)
         self._saw_eof = False

@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from uma.engine.policy.overload import full_queue_retry_ms
-from uma.errors import Overloaded, UmaError, VersionMismatch
+from uma.errors import BadRequest, Overloaded, UmaError, VersionMismatch
 from uma.net.arrivals import arrivals
 from uma.net.inline import is_quick
 from uma.net.metering import metered, metered_whole
@@ -22,6 +22,7 @@ from uma.protocol.messages import (
     ActivityQuery,
     Cancel,
     EmbedQuery,
+    EndQuery,
     EndThinking,
     Generate,
     HealthEvent,
@@ -42,7 +43,7 @@ logger = logging.getLogger("uma.server")
 
 Whole = EmbedQuery | RerankQuery
 
-Query = MetricsQuery | ActivityQuery | HealthQuery | TokenizeQuery
+Query = MetricsQuery | ActivityQuery | EndQuery | HealthQuery | TokenizeQuery
 
 MAX_QUERIES = 16
 """Maximum queries of one session that are being answered; beyond it the session's input waits, as for
@@ -346,9 +347,18 @@ class JsonConnection(Connection):
             return await self.server.metrics()
         if isinstance(query, ActivityQuery):
             return await self.engine.activity()
+        if isinstance(query, EndQuery):
+            return self._end(query)
         if isinstance(query, HealthQuery):
             return await self.server.health(probe=query.probe)
         return await self.engine.tokenize(query.request)
+
+    def _end(self, query: EndQuery) -> bool:
+        if not self.is_owner:
+            raise BadRequest("type: only the user that the server runs as can end the requests of others")
+        is_ended = self.engine.end_request(query.number)
+        log(logger, logging.INFO, "request.ended", session=self.name, number=query.number, was_running=is_ended)
+        return is_ended
 
     def _tell_failure(self, id: str, error: UmaError) -> None:
         self.link.post(self._session.fail(error, id))

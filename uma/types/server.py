@@ -194,6 +194,13 @@ class RunningRequest:
     """With `prompt`: the id of the request whose prompt is read first."""
     origin: str = ""
     """Where it comes from, in words for people: the program, the key, the endpoint or the socket."""
+    number: int = 0
+    """By which the server tells it from all others, which can have the same id; of several answers each has its own. 0
+    where an older server does not tell."""
+    ttft_ms: float | None = None
+    """From its arrival to its first token; None: there is none yet."""
+    worst_gap_ms: float = 0.0
+    """Longest time between two of its tokens."""
 
 
 @attrs.frozen

@@ -178,6 +178,8 @@ class Sequence:
     last_token_ms: float = 0.0
     last_gap_ms: float = 0.0
     """Time between its last two tokens."""
+    worst_gap_ms: float = 0.0
+    """The longest of these."""
     experience: Experience = attrs.field(init=False)
     """How well its reader was served, token by token."""
     cells: int = 0
@@ -324,6 +326,7 @@ class Sequence:
         """
         self.generated += 1
         self.last_gap_ms = max(0.0, now_ms - self.last_token_ms) if self.last_token_ms else 0.0
+        self.worst_gap_ms = max(self.worst_gap_ms, self.last_gap_ms)
         self.last_token_ms = now_ms
         self.experience.had_token(now_ms)
         if self.generated == 1:
