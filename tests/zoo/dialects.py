@@ -37,6 +37,11 @@ class Cell:
     """Whether thinking is asked for; None for a question that does not say."""
     max_tokens: int = 4
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether there were calls before, or can be one now."""
+        return bool(self.tools and self.choice != "none") or any(each.tool_calls for each in self.messages)
+
     def fits(self, dialect: DialectName) -> bool:
         """Whether the dialect has words for all of it."""
         return dialect != "ollama" or self.choice in (None, "auto")

@@ -16,7 +16,7 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 from conversations import PROMPTS  # noqa: E402
 from llama_server import RECORDED, REFUSED, digest, prompt_of, running_llama_server, tokens_of  # noqa: E402
 from questions import MODELS, QUESTIONS, SAME_ARITHMETIC, replied  # noqa: E402
-from reference import llama_cpp, real_model, template_names  # noqa: E402
+from reference import llama_cpp, real_model, template, template_names  # noqa: E402
 from zoo_models import nearest_vocabulary, write_zoo_model  # noqa: E402
 
 from benchmarks.reference import RealModel  # noqa: E402
@@ -27,7 +27,7 @@ def prompts(template_name: str, directory: Path) -> dict[str, str]:
     vocabulary = nearest_vocabulary(template_name)
     model = directory / f"{vocabulary}.gguf"
     if not model.exists():
-        write_zoo_model(model, vocabulary, template_name)
+        write_zoo_model(model, vocabulary, template(template_name))
     file = llama_cpp() / "models" / "templates" / template_name
     found = {}
     with running_llama_server(model, "--jinja", "--chat-template-file", str(file), "-c", "256", "-t", "1") as client:

@@ -23,7 +23,6 @@ from llama_server import (
 from reference import llama_cpp, template, template_names, vocabulary
 from zoo_models import nearest_vocabulary, write_zoo_model
 
-from uma.chat.families import family_of
 from uma.engine.intake.rendering import rendered
 from uma.llama.model import Model
 from uma.llama.template import ChatTemplate
@@ -73,7 +72,7 @@ def test_prompts_are_those_recorded_of_llama_server(zoo: ChatTemplate, name: str
 @pytest.mark.parametrize("name", [LIVE])
 def test_prompts_are_those_of_the_llama_server_here(zoo: ChatTemplate, name: str, tmp_path: Path) -> None:
     llama_server()
-    model = write_zoo_model(tmp_path / "zoo.gguf", nearest_vocabulary(name), name)
+    model = write_zoo_model(tmp_path / "zoo.gguf", nearest_vocabulary(name), template(name))
     file = llama_cpp() / "models" / "templates" / name
     found = digests(zoo, name)
     with running_llama_server(model, "--jinja", "--chat-template-file", str(file), "-c", "256", "-t", "1") as client:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from reference import template, vocabulary
+from reference import vocabulary
 
 EMBED, FEED_FORWARD, CONTEXT = 32, 64, 4_096
 """A vocabulary of 260,000 tokens has 17 MB of weights with so few figures each."""
@@ -50,14 +50,14 @@ _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _TENSOR_TYPES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1}
 
 
-def write_zoo_model(path: Path, vocabulary_name: str, template_name: str) -> Path:
-    """Write a model with llama.cpp's vocabulary and template of these names, and return its path."""
+def write_zoo_model(path: Path, vocabulary_name: str, chat_template: str) -> Path:
+    """Write a model with llama.cpp's vocabulary of this name and a chat template, and return its path."""
     fields = {
         name: value
         for name, value in _fields(vocabulary(vocabulary_name).read_bytes()).items()
         if name.startswith("tokenizer.") or name == "general.name"  # by which llama.cpp knows Phi 3's
     }
-    fields |= {"general.architecture": _text("llama"), "tokenizer.chat_template": _text(template(template_name))}
+    fields |= {"general.architecture": _text("llama"), "tokenizer.chat_template": _text(chat_template)}
     numbers = {"context_length": CONTEXT, "embedding_length": EMBED, "feed_forward_length": FEED_FORWARD}
     numbers |= {"block_count": 1, "attention.head_count": 1, "attention.head_count_kv": 1}
     numbers |= {"rope.dimension_count": EMBED}
