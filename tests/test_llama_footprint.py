@@ -13,6 +13,8 @@ import pytest
 from hybrids import Hybrid, write_hybrid
 from reference import real_model
 
+from benchmarks.kinds import Kind as BenchmarkKind
+from benchmarks.kinds import write_kind
 from benchmarks.reference import RealModel
 from models import Kind, write_large_cells, write_model
 from uma.llama.context import Context, ContextParams
@@ -22,9 +24,19 @@ MIB = 2**20
 CELLS, SEQUENCES = 65_536, 64
 """llama.cpp logs its buffers in hundredths of a MiB: so many that these are a small part."""
 
+OTHERS: tuple[BenchmarkKind, ...] = ("gemma3", "gpt-oss", "qwen3moe")
+"""Windows in most layers or in every second one, and mixtures of experts."""
+
+
+def _write_other(path: Path, kind: BenchmarkKind) -> Path:
+    write_kind(path, kind, write_model(path.with_name("vocabulary.gguf")))
+    return path
+
+
 KINDS: dict[str, Callable[[Path], Path]] = {
     **{kind: partial(write_hybrid, kind=kind, state=64) for kind in get_args(Hybrid)},
     **{kind: partial(write_model, kind=kind) for kind in get_args(Kind)},
+    **{kind: partial(_write_other, kind=kind) for kind in OTHERS},
     "grouped heads": partial(write_large_cells, layers=3, kv_heads=8),
 }
 
