@@ -7,7 +7,9 @@ from typing import Any
 
 import attrs
 
-from uma.types import Message, ReasoningMode, Tool, ToolCall
+from uma.chat.families import GENERIC, family_of
+from uma.chat.generic import plain, told
+from uma.types import Message, ReasoningMode, Request, Tool, ToolCall
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 CITY_AND_DAYS = {
@@ -76,6 +78,21 @@ PROMPTS: dict[str, Conversation] = {
     "begun behind a thought": Conversation((SYSTEM, ASKED, THOUGHT), "on"),
     "begun within a thought": Conversation((SYSTEM, ASKED, Message("assistant", "", reasoning="Bern is")), "on"),
 }
+
+
+def given(source: str, request: Request) -> Request | None:
+    """A request as the engine gives it to a chat template; None where it is refused: the template's form of calls is
+    not parsed.
+    """
+    family = family_of(source)
+    if not request.tools:
+        return request
+    if isinstance(family, str):
+        return None
+    if family.knows_tools:
+        return request
+    messages = plain(request.messages or ()) if family is GENERIC else request.messages or ()
+    return attrs.evolve(request, messages=told(messages, request.tools, family), tools=())
 
 
 def openai(message: Message) -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from conversations import PROMPTS
+
 ALL = ("begun", "begun, off", "begun behind a thought", "begun within a thought")
 BEFORE_TEXT = ("begun", "begun, off")
 BEHIND = ("begun", "begun, off", "begun behind a thought")
+WITH_TOOLS = tuple(name for name, each in PROMPTS.items() if each.tools)
 THOUGHT = ("begun behind a thought", "begun within a thought")
 
 DIFFERENT: dict[str, dict[tuple[str, ...], tuple[str, ...]]] = {
@@ -47,6 +50,48 @@ DIFFERENT: dict[str, dict[tuple[str, ...], tuple[str, ...]]] = {
         ),
     },
     "a text beside a call stays": {("text beside a call",): ("google-gemma-4-31B-it-interleaved.jinja",)},
+    "tools are told in the system message": {
+        WITH_TOOLS: (
+            "HuggingFaceTB-SmolLM3-3B.jinja",
+            "deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja",
+            "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B.jinja",
+            "deepseek-ai-DeepSeek-V3.1.jinja",
+            "fireworks-ai-llama-3-firefunction-v2.jinja",
+            "llama-cpp-rwkv-world.jinja",
+            "microsoft-Phi-3.5-mini-instruct.jinja",
+        ),
+    },
+    "tools, and calls before, are refused": {
+        WITH_TOOLS: (
+            "Apertus-8B-Instruct.jinja",
+            "Apriel-1.6-15b-Thinker-fixed.jinja",
+            "Cohere2MoE.jinja",
+            "CohereForAI-c4ai-command-r-plus-tool_use.jinja",
+            "CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja",
+            "GigaChat3-10B-A1.8B.jinja",
+            "GigaChat3.1-10B-A1.8B.jinja",
+            "Kimi-K2-Instruct.jinja",
+            "Kimi-K2-Thinking.jinja",
+            "Kimi-K3.jinja",
+            "LFM2-8B-A1B.jinja",
+            "LFM2.5-8B-A1B.jinja",
+            "LFM2.5-Instruct.jinja",
+            "MiniMax-M1.jinja",
+            "MiniMax-M2.jinja",
+            "MiniMax-M3.jinja",
+            "NVIDIA-Nemotron-Nano-v2.jinja",
+            "deepseek-ai-DeepSeek-V3.2.jinja",
+            "deepseek-ai-DeepSeek-V4-Flash-0731.jinja",
+            "deepseek-ai-DeepSeek-V4.jinja",
+            "meetkai-functionary-medium-v3.1.jinja",
+            "meetkai-functionary-medium-v3.2.jinja",
+            "moonshotai-Kimi-K2.jinja",
+            "muse-glimmer.jinja",
+            "openbmb-MiniCPM5-1B.jinja",
+            "tencent-Hy3.jinja",
+            "upstage-Solar-Open-100B.jinja",
+        ),
+    },
     "where an answer goes on": {
         ("begun",): (
             "deepseek-ai-DeepSeek-V4-Flash-0731.jinja",

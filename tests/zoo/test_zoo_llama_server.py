@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from conversations import PROMPTS
+from conversations import PROMPTS, given
 from differences import DIFFERENT, differences_of
 from llama_server import (
     RECORDED,
@@ -47,19 +47,20 @@ def zoo(name: str) -> Iterator[ChatTemplate]:
 
 
 def digests(zoo: ChatTemplate, name: str) -> dict[str, str]:
-    """Of the tokens of UMA's prompts, but for calls in a form that is not parsed."""
-    vocab, family, found = vocab_of(nearest_vocabulary(name)), family_of(zoo.source), {}
+    """Of the tokens of UMA's prompts."""
+    vocab, found = vocab_of(nearest_vocabulary(name)), {}
     for cell, each in PROMPTS.items():
-        if each.tools and (isinstance(family, str) or not family.knows_tools):
+        request = given(zoo.source, Request("a", messages=each.messages, tools=each.tools, reasoning=each.reasoning))
+        if request is None:
+            found[cell] = REFUSED
             continue
-        request = Request("a", messages=each.messages, tools=each.tools, reasoning=each.reasoning)
         text = without_today(rendered(zoo, request))
         found[cell] = digest(vocab.tokenize(text, add_special=zoo.needs_bos(text), parse_special=True).tolist())
     return found
 
 
 def different(found: dict[str, str], theirs: dict[str, str]) -> set[str]:
-    """The conversations that llama-server's template takes, and of which it makes another prompt."""
+    """The conversations that llama-server's template takes, and of which UMA makes another prompt or none."""
     return {cell for cell, ours in found.items() if theirs[cell] not in (REFUSED, ours)}
 
 

@@ -7,11 +7,10 @@ from contextlib import closing
 
 import attrs
 import pytest
-from conversations import ASKED, CALLED, CONVERSATIONS, SAID, SYSTEM, THOUGHT, TOOLS
+from conversations import ASKED, CALLED, CONVERSATIONS, SAID, SYSTEM, THOUGHT, TOOLS, given
 from reference import template, template_names
 
-from uma.chat.families import GENERIC, family_of, thinking_of
-from uma.chat.generic import plain, told
+from uma.chat.families import thinking_of
 from uma.engine.intake.rendering import rendered
 from uma.llama.template import ChatTemplate
 from uma.types import Message, ReasoningMode, Request
@@ -76,12 +75,7 @@ def asked(zoo: ChatTemplate, conversation: str) -> Request | None:
     """The request as the engine gives it to the template; None for calls in a form that is not parsed."""
     if conversation in CONVERSATIONS:
         return Request("a", messages=CONVERSATIONS[conversation])
-    family, messages = family_of(zoo.source), CALLED[conversation]
-    if isinstance(family, str):
-        return None
-    if family.knows_tools:
-        return Request("a", messages=messages, tools=TOOLS)
-    return Request("a", messages=told(plain(messages) if family is GENERIC else messages, TOOLS, family))
+    return given(zoo.source, Request("a", messages=CALLED[conversation], tools=TOOLS))
 
 
 def test_no_message_is_lost_and_none_refused(zoo: ChatTemplate, name: str) -> None:
