@@ -75,8 +75,8 @@ def kind_model(kind: Kind, *, is_large: bool = False) -> Path:
 
 
 def gemma() -> Path:
-    """The real Gemma 3 270M, which has no template of its own, with `TEMPLATE`."""
-    return _written(cache_dir() / f"gemma-3-270m-v{VERSION}.gguf", _write_gemma)
+    """The real Gemma 3 270M, which has no template of its own, with `TEMPLATE` in its own special tokens."""
+    return _written(cache_dir() / f"gemma-3-270m-v{VERSION + 1}.gguf", _write_gemma)
 
 
 def _written(path: Path, write: Callable[[Path], None]) -> Path:
@@ -239,7 +239,8 @@ def _mamba(file: File, block: str, state: State) -> None:
 def _write_gemma(path: Path) -> None:
     source = fetch_model("gemma3")
     file = File(path, "gemma3")
-    file.copy_fields(source, lambda name: name != "general.architecture" and not name.startswith("GGUF."), TEMPLATE)
+    template = TEMPLATE.replace("<|im_start|>", "<start_of_turn>").replace("<|im_end|>", "<end_of_turn>")
+    file.copy_fields(source, lambda name: name != "general.architecture" and not name.startswith("GGUF."), template)
     for tensor in gguf.GGUFReader(source).tensors:
         file.add(tensor.name, tensor.data, tensor.tensor_type)
     file.close()

@@ -30,15 +30,21 @@ class EarlyContext(Context):
         self.returns_early = True
 
 
+SMALL_WINDOWS = "small-windows"
+"""Stem of a file with sliding windows, whose layers keep no more than these."""
+
+
 def config_for(model: Path, **settings: Any) -> RuntimeConfig:
     """Settings for a tiny model, on which results do not depend on how the work is cut.
 
     More than one thread only makes its steps wait for each other. Flash attention adds up in 16 bits on a CPU, in the
     order in which cells happen to lie, so that a near tie of two tokens may go either way; here it is off. So are
-    drafts, whose number depends on time.
+    drafts, whose number depends on time. A model that `write_model` has named `SMALL_WINDOWS` has them.
     """
     plain: dict[str, Any] = {"model": str(model), "n_ctx": 2_048, "n_gpu_layers": 0, "threads": 1, "threads_batch": 1}
     plain |= {"flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32", "speculate": "off"}
+    if model.stem == SMALL_WINDOWS:  # in cells that are used again and again
+        plain |= {"swa_full": "off", "n_ubatch": 32}
     return RuntimeConfig(**(plain | settings))
 
 

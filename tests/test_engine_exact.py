@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import attrs
 import pytest
-from engine_world import alone, answer, answers, ask, config_for, tokens_for
+from engine_world import SMALL_WINDOWS, alone, answer, answers, ask, config_for, tokens_for
 
 from models import Kind, write_model
 from uma import Request, RuntimeConfig, open_engine
@@ -21,7 +21,7 @@ from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
 
-KINDS = get_args(Kind)
+KINDS: tuple[str, ...] = (*get_args(Kind), SMALL_WINDOWS)
 COLD = {"cache_tokens": 0, "cache_ram_mb": 0}
 
 
@@ -29,7 +29,8 @@ COLD = {"cache_tokens": 0, "cache_ram_mb": 0}
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of each kind of memory."""
     folder = tmp_path_factory.mktemp("exact")
-    return write_model(folder / f"{request.param}.gguf", kind=request.param, context_length=2_048)
+    kind: Kind = "sliding-window" if request.param == SMALL_WINDOWS else request.param
+    return write_model(folder / f"{request.param}.gguf", kind=kind, context_length=2_048)
 
 
 @pytest.fixture(params=["on", "off"])
@@ -39,7 +40,7 @@ def layout(request: pytest.FixtureRequest) -> str:
 
 
 def shares(model: Path, layout: str) -> bool:
-    """Whether prefixes are shared at any token, and not at checkpoints alone: of a sliding window in one buffer."""
+    """Whether prefixes are shared at any token, and not at checkpoints alone: of full-size windows in one buffer."""
     return model.stem == "attention" or (model.stem == "sliding-window" and layout == "on")
 
 
@@ -101,10 +102,9 @@ async def test_requests_that_come_together_share_a_prefix_that_is_still_being_co
         metrics = engine.snapshot()
     computed = metrics["prefill_tokens_total"] - metrics["reread_tokens_total"]
     assert [each.token_ids for each in got] == expected
-    if model.stem != "sliding-window" or layout == "on":
-        shared = sorted(each.finished.usage.cached_tokens for each in got)
-        assert shared[:2] == [0, 300] and shared[-1] <= 301, shared  # two that go on with the same letter can share it
-        assert computed == sum(len(request.token_ids or ()) for request in requests) - sum(shared)
+    shared = sorted(each.finished.usage.cached_tokens for each in got)
+    assert shared[:2] == [0, 300] and shared[-1] <= 301, shared  # two that go on with the same letter can share it
+    assert computed == sum(len(request.token_ids or ()) for request in requests) - sum(shared)
 
 
 async def test_a_pool_a_fraction_of_what_is_needed_finishes_everything_unchanged(model: Path) -> None:

@@ -12,6 +12,7 @@ import attrs
 import pytest
 from engine_world import answer, ask, config_for
 from hybrids import write_hybrid
+from reference import real_model
 
 from models import Kind, write_large_cells, write_model
 from uma import RuntimeConfig, open_engine
@@ -212,7 +213,7 @@ def container(root: Path, memory_bytes: int) -> Path:
         ("attention", "on", "cells"),
         ("attention", "off", "copies"),
         ("sliding-window", "on", "cells"),
-        ("sliding-window", "off", "snapshots"),
+        ("sliding-window", "off", "copies and checkpoints"),
         ("recurrent", "on", "cells and checkpoints"),
         ("hybrid", "on", "cells and checkpoints"),
         ("hybrid", "off", "copies and checkpoints"),
@@ -222,6 +223,49 @@ async def test_what_cannot_share_cells_says_so(tmp_path: Path, kind: Kind, layou
     model = write_model(tmp_path / "model.gguf", kind=kind)
     async with open_engine(config_for(model, kv_unified=layout, max_sequences=2, cache_ram_mb=16)) as engine:
         assert engine.info.capabilities.prefix_sharing.partition(":")[0].startswith(how)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sequences", "is_full"),
+    [
+        ({}, 20, False),  # a third of full-size windows holds so many
+        ({"max_sequences": 8}, 9, False),
+        ({"max_sequences": 64}, 128, True),  # whose windows would take as much as full-size ones
+        ({"n_ctx": 4_096}, 128, True),  # they take little
+        ({"swa_full": "on"}, 128, True),
+        ({"max_sequences": 64, "swa_full": "off"}, 65, False),
+        ({"max_sequences": 8, "kv_unified": "off"}, 9, False),  # where no sequence has a guard
+    ],
+    ids=str,
+)
+def test_windows_are_small_where_full_ones_are_large_beside_the_weights(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], sequences: int, *, is_full: bool
+) -> None:
+    monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 16 * GIB)
+    with Model.load(real_model("gemma3")) as model:
+        params = sizing.context_params(model, RuntimeConfig(**settings))
+        assert (params.swa_full, params.guards_window, params.n_seq_max // (1 + is_full)) == (
+            is_full,
+            is_full,
+            sequences,
+        )
+        if not settings:
+            assert params.n_ctx == model.n_ctx_train
+            assert params.kv_bytes(model) < attrs.evolve(params, swa_full=True).kv_bytes(model) / 2
+
+
+def test_where_memory_is_short_small_windows_leave_it_for_a_longer_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Model.load(write_model(tmp_path / "model.gguf", kind="sliding-window", context_length=65_536)) as model:
+        free_bytes = sizing.MEMORY_SHARE * 32_768 * model.kv_bytes_per_token("f16", "f16")
+        monkeypatch.setattr(sizing, "free_memory_bytes", lambda: free_bytes + model.info.size_bytes)
+        full, chosen = (
+            sizing.context_params(model, RuntimeConfig(swa_full=each, use_mmap="on")) for each in ("on", "auto")
+        )
+        assert full.n_ctx == 32_768
+        assert chosen.n_ctx > 60_000
+        assert chosen.kv_bytes(model) <= full.kv_bytes(model)
 
 
 def test_one_buffer_has_ids_for_cache_beside_the_sequences_and_as_many_as_llama_has_where_they_are_asked_for(

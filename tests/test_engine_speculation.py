@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from engine_world import Answer, alone, answer, answers, ask, config_for, settled, tokens_for
+from engine_world import SMALL_WINDOWS, Answer, alone, answer, answers, ask, config_for, settled, tokens_for
 
 from models import Kind, write_encoder, write_model
 from uma import Request, RuntimeConfig, open_engine
@@ -82,10 +82,11 @@ def logprobs(got: Answer) -> list[float]:
     return [one.logprob for each in every for one in (each.chosen, *each.top)]
 
 
-@pytest.mark.parametrize("kind", ["attention", "sliding-window"])
+@pytest.mark.parametrize("name", ["attention", "sliding-window", SMALL_WINDOWS])
 @pytest.mark.parametrize("layout", ["on", "off"])
-async def test_drafts_change_no_token_no_text_and_no_log_probability(tmp_path: Path, kind: Kind, layout: str) -> None:
-    model = write_model(tmp_path / "model.gguf", kind=kind, context_length=1_024)
+async def test_drafts_change_no_token_no_text_and_no_log_probability(tmp_path: Path, name: str, layout: str) -> None:
+    kind: Kind = "attention" if name == "attention" else "sliding-window"
+    model = write_model(tmp_path / f"{name}.gguf", kind=kind, context_length=1_024)
     config = config_for(model, **COLD, kv_unified=layout, n_ctx=4_096, max_sequences=3)
     asked = requests()
     async with open_engine(config) as engine:
@@ -99,8 +100,8 @@ async def test_drafts_change_no_token_no_text_and_no_log_probability(tmp_path: P
         assert logprobs(mine) == pytest.approx(logprobs(theirs), abs=1e-3)
     assert 100 < counters["draft_accepted_total"] < counters["draft_tokens_total"]
     assert counters["batch_calls_total"] < plain["batch_calls_total"]
-    for name in ("tokens_generated_total", "inter_token_ms_count"):
-        assert counters[name] == plain[name], name
+    for counter in ("tokens_generated_total", "inter_token_ms_count"):
+        assert counters[counter] == plain[counter], counter
     told = [each.finished.metrics.speculation for each in got]
     assert sum(each.drafted for each in told if each) == counters["draft_tokens_total"]
     assert sum(each.accepted for each in told if each) == counters["draft_accepted_total"]

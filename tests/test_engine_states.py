@@ -1,5 +1,6 @@
-"""Models with a recurrent state share prefixes and read again only what is new, by checkpoints: for siblings, for
-conversations whose thinking is dropped, for programs with one system prompt, and for the same prompt after a restart.
+"""Models with a recurrent state, or with small windows, share prefixes and read again only what is new, by checkpoints:
+for siblings, for conversations whose thinking is dropped, for programs with one system prompt, and for the same prompt
+after a restart.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import attrs
 import pytest
-from engine_world import Answer, alone, answer, answers, ask, config_for, tokens_for
+from engine_world import SMALL_WINDOWS, Answer, alone, answer, answers, ask, config_for, tokens_for
 from hybrids import Hybrid, write_hybrid
 
 from models import write_model
@@ -23,10 +24,12 @@ SIBLINGS, COMMON_TOKENS, OWN_TOKENS = 8, 300, 16
 COLD: dict[str, Any] = {"cache_tokens": 0, "cache_ram_mb": 0, "max_sequences": 1}
 
 
-@pytest.fixture(scope="module", params=[*KINDS, "recurrent"])
+@pytest.fixture(scope="module", params=[*KINDS, "recurrent", SMALL_WINDOWS])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with a state."""
+    """A model with a state, or with small windows."""
     path = tmp_path_factory.mktemp("states") / f"{request.param}.gguf"
+    if request.param == SMALL_WINDOWS:
+        return write_model(path, kind="sliding-window", context_length=4_096)
     if request.param == "recurrent":
         return write_model(path, kind="recurrent", context_length=4_096)
     return write_hybrid(path, request.param, context_length=4_096)

@@ -46,6 +46,7 @@ class FakeContext:
         self.model = SimpleNamespace(
             kv_bytes_per_token=lambda *_: 1,
             memory="hybrid" if has_state else "attention",
+            has_states=has_state,
             window_tokens=0,
             state_bytes=0,
             info=info,

@@ -39,6 +39,8 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     **{kind: partial(_write_other, kind=kind) for kind in OTHERS},
     "grouped heads": partial(write_large_cells, layers=3, kv_heads=8),
 }
+WINDOWED = ("sliding-window", "gemma3", "gpt-oss")
+"""Whose headers do not say which layers have a window: one of two, of six and of two attends to everything."""
 
 
 @pytest.fixture
@@ -66,6 +68,19 @@ def test_planned_bytes_of_cells_and_states_are_those_of_llamas_buffers(
         assert CELLS * model.kv_bytes_per_token("f16", "f16") == pytest.approx(actual["KV"], rel=0.02)
         assert SEQUENCES * model.state_bytes == pytest.approx(actual["RS"], rel=0.02, abs=MIB / 100)
         assert (model.state_bytes > 0) == (model.memory in ("recurrent", "hybrid"))
+
+
+@pytest.mark.parametrize("kv_unified", [True, False], ids=["unified", "split"])
+@pytest.mark.parametrize("kind", WINDOWED)
+def test_planned_bytes_of_small_windows_are_those_of_llamas_buffers(
+    tmp_path: Path, buffers: Callable[[Model, ContextParams], dict[str, float]], kind: str, *, kv_unified: bool
+) -> None:
+    with Model.load(KINDS[kind](tmp_path / "model.gguf")) as model:
+        for n_ctx, swa_full in [(CELLS, False), (CELLS, True), (3_000, False)]:
+            params = ContextParams(
+                n_ctx=n_ctx, n_ubatch=32, n_batch=64, n_seq_max=5, kv_unified=kv_unified, swa_full=swa_full
+            )
+            assert params.kv_bytes(model) == pytest.approx(buffers(model, params)["KV"], rel=0.02)
 
 
 @pytest.mark.parametrize("name", get_args(RealModel))

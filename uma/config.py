@@ -87,7 +87,10 @@ class RuntimeConfig:
     kv_unified: Toggle = setting(
         "auto", "one KV buffer for all sequences; off: one each; auto: one, unless the context is as long as all need"
     )
-    swa_full: bool = setting(True, "full-size KV for sliding-window layers")
+    swa_full: Toggle = setting(
+        "auto",
+        "sliding-window layers keep all cells, or each sequence's window; auto: all, unless that saves much memory",
+    )
     flash_attn: Toggle = setting("auto", "flash attention; auto: where llama.cpp has it for the model")
     cache_type_k: CacheType = setting("f16", "data type of cached keys")
     cache_type_v: CacheType = setting("f16", "data type of cached values; quantized types need flash attention")
@@ -102,7 +105,9 @@ class RuntimeConfig:
 
     max_sessions: Annotated[int, Range(1, 100_000)] = setting(256, "maximum sessions open at once", "sessions")
     max_sequences: Annotated[int, Range(0, 256)] = setting(
-        0, "maximum requests computed at once, more wait; 0: 64, fewer where recurrent states are large", "sequences"
+        0,
+        "maximum requests computed at once, more wait; 0: 64, fewer where recurrent states or windows are large",
+        "sequences",
     )
     max_queue: Annotated[int, Range(1, 1_000_000)] = setting(
         1024, "maximum requests waiting; background ones can be twice as many", "requests"

@@ -105,8 +105,6 @@ def _prefix_sharing(context: Context, config: RuntimeConfig) -> str:
     if model.memory != "attention" and not context.params.guards_window:
         if not config.cache_ram_mb:
             return f"none: a {model.memory} model needs memory for checkpoints (--cache-ram-mb)"
-        if model.window_tokens and not is_unified:
-            return "snapshots of whole prompts and answers: a sliding window is not copied (--kv-unified off)"
         how += " and checkpoints"
     return how if is_unified else f"{how}: each sequence has KV of its own (--kv-unified off)"
 

@@ -16,7 +16,7 @@ from uma.config import RuntimeConfig, Speculate
 from uma.engine.policy.cost import SIZES
 from uma.errors import ConfigError
 from uma.llama import backend, devices, hugepages, trust
-from uma.llama.context import Context, ContextParams
+from uma.llama.context import ROUNDED_TOKENS, Context, ContextParams
 from uma.llama.model import Model, Pooling, llama_version
 
 POOL_SEQUENCE_IDS = 128
@@ -42,7 +42,9 @@ DEFAULT_SEQUENCES = 64
 STATES_SHARE, LEAST_STATES_BYTES, LEAST_STATES = 2, 48 * 2**20, 8
 """Recurrent states are there from the start, for all that can run at once. Without `--max-sequences` they take at most
 the weights' size divided by the first, or the second where that is more; but the third are there as far as a quarter
-of the free memory holds them."""
+of the free memory holds them. Full-size windows are made as long as they take no more than that."""
+SMALL_WINDOWS_SHARE = 3
+"""Windows are made small where they take at most the cells of full-size ones divided by it."""
 WEIGHTS_SHARE = 2
 """Divisor of the free memory: weights are read into it, and not mapped, if they take at most half of it."""
 LEAST_CACHE_TOKENS, CACHE_SHARE = 2_048, 16
@@ -68,8 +70,6 @@ EMBED_SEQUENCES, EMBED_STATES = 64, 8
 """Maximum texts of one batch, where memory has cells, and where each sequence has a state of its own."""
 DEFAULT_UBATCH_TOKENS = RuntimeConfig().n_ubatch
 """What computing an ubatch takes in memory is not asked of a machine up to this size."""
-CUTTABLE = ("attention", "sliding-window")
-"""Kinds of memory that can be cut at any token."""
 LEAST_DRAFT_TOKENS = 256
 """Minimum context of a draft model."""
 SCORE_BYTES = 4
@@ -78,8 +78,6 @@ MASK_BYTES = 2
 """Of a cell and a token of an ubatch: llama.cpp's mask of what a token can attend to, in F16."""
 LOGIT_BYTES = 4
 """Of a token of the vocabulary and one of an ubatch."""
-ROUNDED_TOKENS = 256
-"""llama.cpp rounds the cells of a buffer up to a multiple of it."""
 
 _log = logging.getLogger("uma.engine")
 
@@ -92,10 +90,12 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
     # With a buffer each, a sequence has its share only, and prefixes are copied. Where the share is a whole context,
     # `auto` takes it: rows then pass by no cells of others.
     unified = config.kv_unified == "on" or (config.kv_unified == "auto" and config.n_ctx < streams * model.n_ctx_train)
-    n_ctx = config.n_ctx or _pool_tokens(model, config, streams, is_unified=unified)
-    has_cells = model.memory in CUTTABLE
-    n_seq_max = max(streams, POOL_SEQUENCE_IDS) if unified and has_cells else streams
-    guards_window = unified and config.swa_full and model.memory == "sliding-window" and can_guard(streams)
+    small = _with_small_windows(model, config, streams, is_unified=unified)
+    streams = small or streams
+    n_ctx = config.n_ctx or _pool_tokens(model, config, streams, is_unified=unified, swa_full=not small)
+    # A recurrent state, a small window or a buffer of its own costs each its size.
+    n_seq_max = max(streams, POOL_SEQUENCE_IDS) if unified and not (model.has_states or small) else streams
+    guards_window = unified and not small and model.memory == "sliding-window" and can_guard(streams)
     if guards_window:
         n_seq_max = min(2 * n_seq_max, backend.MAX_SEQUENCES)
     # A batch has room for a token of every sequence and some prefill, or prompts would wait for ever.
@@ -105,10 +105,9 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
         n_ctx=n_ctx,
         n_batch=n_batch,
         n_ubatch=n_batch if model.memory == "sliding-window" else min(config.n_ubatch, n_ctx),
-        # A recurrent state, or a buffer of its own, costs each its size.
         n_seq_max=n_seq_max,
         kv_unified=unified,
-        swa_full=config.swa_full,
+        swa_full=not small,
         guards_window=guards_window,
     )
     if config.n_ctx or config.n_ubatch > DEFAULT_UBATCH_TOKENS:
@@ -135,19 +134,24 @@ def _check_fits(model: Model, config: RuntimeConfig, params: ContextParams) -> N
     free_bytes = free_kv_bytes(config) - params.n_seq_max * model.state_bytes
     heads = model.attention_heads // max(1, model.n_layers) if params.flash_attn == "off" else 0
     work_bytes = params.n_ubatch * (MASK_BYTES + SCORE_BYTES * heads)
-    cell_bytes = model.kv_bytes_per_token(params.cache_type_k, params.cache_type_v) + work_bytes
-    logit_bytes = params.n_ubatch * model.vocab.n_tokens * LOGIT_BYTES
-    cells = params.n_ctx
-    if not params.kv_unified:
-        cells = params.n_seq_max * math.ceil(cells / params.n_seq_max / ROUNDED_TOKENS) * ROUNDED_TOKENS
-    if (needed_bytes := cells * cell_bytes + logit_bytes) <= free_bytes:
+    cell_bytes = _cell_bytes(model, config, swa_full=params.swa_full) + work_bytes
+    # Beside what is the same for each cell: small windows.
+    other_bytes = params.kv_bytes(model) + params.cells * work_bytes - params.cells * cell_bytes
+    other_bytes += params.n_ubatch * model.vocab.n_tokens * LOGIT_BYTES
+    if (needed_bytes := params.cells * cell_bytes + other_bytes) <= free_bytes:
         return
-    most = max(0, free_bytes - logit_bytes) // cell_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
+    most = max(0, free_bytes - other_bytes) // cell_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
     raise ConfigError(
         f"n_ctx: a context of {params.n_ctx:,} tokens takes {needed_bytes / 2**30:,.2f} GiB of memory, {cell_bytes:,} "
         f"bytes a token with --n-ubatch {params.n_ubatch}, and {max(0, free_bytes) / 2**30:,.2f} GiB are free, which "
         f"{most:,} tokens fit into; use a smaller --n-ctx, --n-ubatch, or --cache-type-k and --cache-type-v"
     )
+
+
+def _cell_bytes(model: Model, config: RuntimeConfig, *, swa_full: bool = True) -> int:
+    """Of a cell of the context; without `swa_full` of the layers that have no window. At least 1."""
+    types = config.cache_type_k, config.cache_type_v
+    return max(1, model.kv_bytes_per_token(*types) - (0 if swa_full else model.window_bytes_per_token(*types)))
 
 
 def check_weights(size_bytes: int, config: RuntimeConfig, name: str) -> None:
@@ -204,6 +208,26 @@ def _bytes_beside_weights(model: Model, config: RuntimeConfig) -> int:
     return free_bytes
 
 
+def _with_small_windows(model: Model, config: RuntimeConfig, streams: int, *, is_unified: bool) -> int:
+    """Sequences that run, where layers with a window keep that of each and no more; 0 where they keep all cells.
+
+    Of all cells prefixes can be shared at any token, where each sequence can have a guard. With small windows they are
+    shared at checkpoints, and each sequence has a window of its own: so there are fewer, where no number is asked for.
+    """
+    if model.memory != "sliding-window" or config.swa_full == "on":
+        return 0
+    wanted = config.n_ctx or _wanted_tokens(model, config, streams, is_unified=is_unified)
+    tokens = config.n_ctx or min(wanted, _affordable_tokens(model, config, streams, wanted, is_unified=is_unified))
+    most = (tokens // SMALL_WINDOWS_SHARE - config.n_ubatch) // model.window_tokens
+    small = min(streams, max(LEAST_STATES, most)) if is_unified and not config.max_sequences else streams
+    if config.swa_full == "off" or not is_unified:
+        return small
+    window_bytes = tokens * model.window_bytes_per_token(config.cache_type_k, config.cache_type_v)
+    if tokens == wanted and window_bytes <= max(model.info.size_bytes // STATES_SHARE, LEAST_STATES_BYTES):
+        return 0
+    return small if small <= most else 0
+
+
 def _most_batch_tokens(model: Model, config: RuntimeConfig) -> int:
     """Maximum tokens of a batch: with a sliding window those of one ubatch.
 
@@ -232,7 +256,7 @@ def embed_params(model: Model, config: RuntimeConfig, max_tokens: int = MAX_TEXT
         n_ctx=n_ctx,
         n_batch=n_batch,
         n_ubatch=n_batch,
-        n_seq_max=EMBED_SEQUENCES if model.memory in CUTTABLE else EMBED_STATES,
+        n_seq_max=EMBED_STATES if model.has_states else EMBED_SEQUENCES,
         n_threads=config.threads,
         n_threads_batch=config.threads_batch,
         # llama.cpp's flash attention for few rows and for many differ in the fifth digit: a text's embedding would
@@ -247,8 +271,7 @@ def reproducible_params(model: Model, config: RuntimeConfig, n_ctx: int) -> Cont
     """A context that computes one request by itself, always with as many threads and in the same batches. Raises
     `ConfigError` for want of memory.
     """
-    cell_bytes = model.kv_bytes_per_token(config.cache_type_k, config.cache_type_v)
-    needed_bytes = n_ctx * cell_bytes + model.state_bytes
+    needed_bytes = n_ctx * _cell_bytes(model, config) + model.state_bytes
     free_bytes = free_kv_bytes(config)
     if needed_bytes > free_bytes // REPRODUCIBLE_SHARE:
         raise ConfigError(
@@ -260,7 +283,6 @@ def reproducible_params(model: Model, config: RuntimeConfig, n_ctx: int) -> Cont
         n_ctx=n_ctx,
         n_batch=REPRODUCIBLE_BATCH_TOKENS,
         n_ubatch=REPRODUCIBLE_BATCH_TOKENS,
-        swa_full=config.swa_full,
     )
 
 
@@ -290,20 +312,40 @@ def _computes_on_gpu(config: RuntimeConfig) -> bool:
     return config.n_gpu_layers != 0 and trust.has_gpu()
 
 
-def _pool_tokens(model: Model, config: RuntimeConfig, streams: int, *, is_unified: bool) -> int:
-    cell_bytes = max(1, model.kv_bytes_per_token(config.cache_type_k, config.cache_type_v))
-    if is_unified:
-        most = max(MOST_POOL_TOKENS, MOST_SEQUENCE_TOKENS * _most_sequences(config))
-        wanted = min(max(model.n_ctx_train * POOL_SEQUENCES, LEAST_POOL_TOKENS), most)
-        # One request can have the whole context: a coding agent's session grows to 100,000 tokens and more.
-        wanted = max(wanted, model.n_ctx_train)
-    else:
-        wanted = streams * min(model.n_ctx_train, MOST_STREAM_TOKENS)
+def _wanted_tokens(model: Model, config: RuntimeConfig, streams: int, *, is_unified: bool) -> int:
+    if not is_unified:
+        return streams * min(model.n_ctx_train, MOST_STREAM_TOKENS)
+    most = max(MOST_POOL_TOKENS, MOST_SEQUENCE_TOKENS * _most_sequences(config))
+    wanted = min(max(model.n_ctx_train * POOL_SEQUENCES, LEAST_POOL_TOKENS), most)
+    # One request can have the whole context: a coding agent's session grows to 100,000 tokens and more.
+    return max(wanted, model.n_ctx_train)
+
+
+def _affordable_tokens(
+    model: Model, config: RuntimeConfig, streams: int, wanted: int, *, is_unified: bool, swa_full: bool = True
+) -> int:
     free_bytes = _bytes_beside_weights(model, config) - streams * model.state_bytes
-    affordable = free_bytes // MEMORY_SHARE // cell_bytes
-    least = min(wanted, LEAST_CONVERSATIONS * min(model.n_ctx_train, MOST_STREAM_TOKENS))
+    window_bytes = 0
+    if not swa_full:
+        window_tokens = streams * model.window_tokens + config.n_ubatch * (1 if is_unified else streams)
+        window_bytes = window_tokens * model.window_bytes_per_token(config.cache_type_k, config.cache_type_v)
+    cell_bytes = _cell_bytes(model, config, swa_full=swa_full)
+    affordable = (free_bytes // MEMORY_SHARE - window_bytes) // cell_bytes
+    least = _least_tokens(model, wanted)
     if affordable < least:
-        affordable = min(least, int(MOST_MEMORY_SHARE * free_bytes) // cell_bytes)
+        affordable = min(least, (int(MOST_MEMORY_SHARE * free_bytes) - window_bytes) // cell_bytes)
+    return affordable
+
+
+def _least_tokens(model: Model, wanted: int) -> int:
+    return min(wanted, LEAST_CONVERSATIONS * min(model.n_ctx_train, MOST_STREAM_TOKENS))
+
+
+def _pool_tokens(model: Model, config: RuntimeConfig, streams: int, *, is_unified: bool, swa_full: bool) -> int:
+    cell_bytes = _cell_bytes(model, config, swa_full=swa_full)
+    wanted = _wanted_tokens(model, config, streams, is_unified=is_unified)
+    affordable = _affordable_tokens(model, config, streams, wanted, is_unified=is_unified, swa_full=swa_full)
+    least = _least_tokens(model, wanted)
     if affordable < 512:
         raise ConfigError(
             f"n_ctx: beside the weights there is memory for {affordable} tokens only ({cell_bytes:,} bytes each); "
@@ -314,8 +356,8 @@ def _pool_tokens(model: Model, config: RuntimeConfig, streams: int, *, is_unifie
         _log.warning(
             "the context has %s tokens, less than %d conversations of %s: beside the weights %s MiB of memory are free "
             "and a token takes %s bytes; a smaller --cache-type-k and --cache-type-v hold more",
-            f"{tokens:,}", LEAST_CONVERSATIONS, f"{least // LEAST_CONVERSATIONS:,}", f"{free_bytes // 2**20:,}",
-            f"{cell_bytes:,}",
+            f"{tokens:,}", LEAST_CONVERSATIONS, f"{least // LEAST_CONVERSATIONS:,}",
+            f"{_bytes_beside_weights(model, config) // 2**20:,}", f"{cell_bytes:,}",
         )  # fmt: skip
     return tokens
 
@@ -435,7 +477,7 @@ def why_no_drafts(model: Model, config: RuntimeConfig) -> str | None:
         return "--speculate off"
     if not model.is_causal:
         return "an encoder does not generate"
-    if model.memory not in CUTTABLE:
+    if model.has_states:
         return f"a {model.memory} model's state cannot be cut behind the tokens of a draft that held"
     return None
 
@@ -447,7 +489,7 @@ def speculate(model: Model, config: RuntimeConfig) -> Speculate:
 
 def draft_params(model: Model, target: Context, config: RuntimeConfig) -> ContextParams:
     """The context of a draft model, for the sequences of `target`. Raises `ConfigError` where it cannot draft."""
-    if not model.is_causal or model.memory not in CUTTABLE:
+    if not model.is_causal or model.has_states:
         kind = f"a {model.memory} model, whose state cannot be cut behind a draft" if model.is_causal else "an encoder"
         raise ConfigError(f"draft: {model.path} is {kind}; name a small decoder of the target's family")
     if difference := target.model.vocab.difference(model.vocab):

@@ -7,6 +7,7 @@ process (a sequence id out of range, a partial copy between separate buffers) is
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from types import TracebackType
 from typing import Literal
@@ -48,6 +49,9 @@ POOLING: dict[str, int] = {
     "last": lib.LLAMA_POOLING_TYPE_LAST,
     "rank": lib.LLAMA_POOLING_TYPE_RANK,
 }
+
+ROUNDED_TOKENS = 256
+"""llama.cpp rounds the cells of a buffer up to a multiple of it."""
 
 DONE, NO_ROOM, ABORTED, INVALID_BATCH = 0, 1, 2, -1
 """What `Context.decode` returns; less than -1 is a fatal error."""
@@ -92,6 +96,30 @@ class ContextParams:
 
         if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
             raise ConfigError(f"cache_type_v: {self.cache_type_v} needs flash attention; leave flash_attn on auto")
+
+    @property
+    def cells(self) -> int:
+        """Those that llama.cpp makes in all buffers together, of an `n_ctx` that is named."""
+        return self.n_ctx_seq * (1 if self.kv_unified else self.n_seq_max)
+
+    @property
+    def n_ctx_seq(self) -> int:
+        """Those of one buffer."""
+        return _rounded(self.n_ctx if self.kv_unified else self.n_ctx // self.n_seq_max)
+
+    def window_cells(self, window_tokens: int) -> int:
+        """Those of layers with a window of so many tokens: with small ones, what each sequence attends to and a batch
+        adds.
+        """
+        needed = window_tokens * (self.n_seq_max if self.kv_unified else 1) + min(self.n_ubatch, self.n_batch)
+        in_buffer = self.n_ctx_seq if self.swa_full else min(self.n_ctx_seq, _rounded(needed))
+        return in_buffer * (1 if self.kv_unified else self.n_seq_max)
+
+    def kv_bytes(self, model: Model) -> int:
+        """Bytes of all these cells."""
+        in_windows = model.window_bytes_per_token(self.cache_type_k, self.cache_type_v)
+        elsewhere = model.kv_bytes_per_token(self.cache_type_k, self.cache_type_v) - in_windows
+        return self.cells * elsewhere + self.window_cells(model.window_tokens) * in_windows
 
     def struct(self) -> lib.llama_context_params:
         """llama.cpp's own form of it."""
@@ -370,6 +398,10 @@ class Context:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _rounded(tokens: int) -> int:
+    return math.ceil(tokens / ROUNDED_TOKENS) * ROUNDED_TOKENS
 
 
 _PART = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY

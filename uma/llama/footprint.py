@@ -21,6 +21,26 @@ STATE_BYTES = 4
 """Of a state's figure: llama.cpp keeps them in F32."""
 TOKEN_SHIFTS = 2
 """Of an RWKV whose header does not say, as llama.cpp takes it."""
+WINDOW_PERIODS = {
+    "afmoe": 4,
+    "cohere2": 4,
+    "cohere2moe": -4,
+    "exaone-moe": 4,
+    "exaone4": 4,
+    "gemma2": 2,
+    "gemma3": 6,
+    "gemma3n": 5,
+    "gpt-oss": 2,
+    "laguna": -4,
+    "llama4": 4,
+    "mellum": 4,
+    "muse-glimmer": 4,
+    "olmo2": 4,
+    "plamo3": 8,
+    "smallthinker": -4,
+}
+"""Of so many layers the last attends to everything, and the others have a window, where the header does not say; with
+a minus the first does. As llama.cpp has them (`load_swa_pattern` in its `models/`)."""
 
 
 @attrs.frozen
@@ -33,6 +53,10 @@ class Footprint:
     """Of a token: its values."""
     state_bytes: int
     """Of a sequence, whatever its length; 0 without recurrent layers."""
+    window_key_values: int
+    """Of those keys, the ones of layers with a sliding window."""
+    window_value_values: int
+    """Of the values."""
 
 
 def footprint(parts: Iterable[Header], n_layers: int) -> Footprint:
@@ -43,7 +67,7 @@ def footprint(parts: Iterable[Header], n_layers: int) -> Footprint:
     total_layers = figures.number("block_count", n_layers)
     # Of the last layers, those that read the keys and values of others.
     with_keys = total_layers - figures.number("attention.shared_kv_layers")
-    keys = values = states = 0
+    keys = values = states = window_keys = window_values = 0
     for layer in range(n_layers):
         own = [name.removeprefix(f"blk.{layer}.") for name in names if name.startswith(f"blk.{layer}.")]
         is_recurrent = any(name.startswith(STATE_TENSORS) for name in own)
@@ -51,7 +75,10 @@ def footprint(parts: Iterable[Header], n_layers: int) -> Footprint:
         if layer < with_keys and (not is_recurrent or any(name.startswith(KEY_TENSORS) for name in own)):
             keys += figures.key_values(layer)
             values += figures.value_values(layer)
-    return Footprint(keys, values, states * figures.state_values * STATE_BYTES)
+            if figures.has_window(layer):
+                window_keys += figures.key_values(layer)
+                window_values += figures.value_values(layer)
+    return Footprint(keys, values, states * figures.state_values * STATE_BYTES, window_keys, window_values)
 
 
 class _Figures:
@@ -76,6 +103,15 @@ class _Figures:
         """The same. Of latent attention only a key is kept."""
         return 0 if self.number("attention.key_length_mla") else self._kv_heads(layer) * self._head_size("value", layer)
 
+    def has_window(self, layer: int) -> bool:
+        """Whether a layer that attends has a sliding window, in a model with such layers."""
+        name = "attention.sliding_window_pattern"
+        if name in self._first.by_layer:
+            return bool(self.number(name, layer=layer))
+        default = WINDOW_PERIODS.get(self._first.architecture, 1)
+        period = self.number(name, abs(default))
+        return period == 0 or layer % period != (0 if default < 0 else period - 1)
+
     @property
     def state_values(self) -> int:
         """Of a sequence, in a recurrent layer: of its convolution, and of what it has read."""
@@ -96,6 +132,6 @@ class _Figures:
     def _head_size(self, which: str, layer: int) -> int:
         heads = self.number("attention.head_count")
         size = self.number(f"attention.{which}_length", self.number("embedding_length") // heads if heads else 0)
-        in_window = self.number("attention.sliding_window_pattern", layer=layer)
         is_stated_by_layer = "attention.sliding_window_pattern" in self._first.by_layer
-        return self.number(f"attention.{which}_length_swa", size) if is_stated_by_layer and in_window else size
+        has_own_size = is_stated_by_layer and self.has_window(layer)
+        return self.number(f"attention.{which}_length_swa", size) if has_own_size else size

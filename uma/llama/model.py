@@ -77,6 +77,8 @@ class Model:
         # (Of a vocabulary alone, llama.cpp says 0.)
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle)) or parts[0].context_length
         self.memory = _memory_of(handle, parts[0].architecture)
+        self.has_states = self.memory in ("recurrent", "hybrid")
+        """Whether a sequence has a state of which there is only that of its end: memory cannot be cut at any token."""
         self.window_tokens = max(0, int(lib.llama_model_n_swa(handle)))
         """Positions that layers with a sliding window attend to, the token's own among them; 0: there are none."""
         self.is_causal = _is_causal(handle, parts[0])
@@ -201,6 +203,13 @@ class Model:
         """Bytes of one KV cell with these cache types, over all layers; 0 for a model without attention."""
         kept = self._footprint
         return int(kept.key_values * ELEMENT_BYTES[type_k] + kept.value_values * ELEMENT_BYTES[type_v])
+
+    def window_bytes_per_token(self, type_k: str, type_v: str) -> int:
+        """Those of them that are of layers with a sliding window, which need not keep more than it."""
+        if self.memory != "sliding-window":
+            return 0
+        kept = self._footprint
+        return int(kept.window_key_values * ELEMENT_BYTES[type_k] + kept.window_value_values * ELEMENT_BYTES[type_v])
 
     @property
     def state_bytes(self) -> int:

@@ -6,7 +6,8 @@ decides what is kept and what goes. Owned by the decode thread.
 llama.cpp gives a cell that has left its sequence's window to any sequence that needs one (`find_slot` in
 llama-kv-cache.cpp), and with it goes all that lies before it in the sequence. But never a cell that two ids hold. So
 each id has a guard that holds its cells too, and a prefix of a model with sliding windows can be cut and shared at any
-token, as with plain attention.
+token, as with plain attention. Where windows are small, and where each id has a buffer, there are no guards: then
+sequences begin at checkpoints, as with recurrent states.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ class SequenceCells:
         """Maximum cells of one sequence."""
         self._free_ids = list(range(context.n_sequences))
         self._guards = context.params.guards_window
-        is_chunked = context.model.info.architecture in CHUNKED
-        self._stride = 1 if is_chunked else max(1, context.model.window_tokens // GUARD_SHARE)
+        self._window = context.model.window_tokens
+        self._is_chunked = context.model.info.architecture in CHUNKED
+        self._stride = 1 if self._is_chunked else max(1, self._window // GUARD_SHARE)
         """Cells that a guard may lack at a sequence's end: they are inside its window."""
         self._guarded = [0] * context.n_sequences
         """By id, as far as its guard holds its cells."""
@@ -56,12 +58,18 @@ class SequenceCells:
         return heapq.heappop(self._free_ids)
 
     def copy(self, source: int, target: int, length: int, checkpoint: bytes | None = None) -> None:
-        """As `Cells.copy`: unified KV shares cells at no cost; split KV copies a whole stream, then cuts its end."""
-        if checkpoint is None and self._copies_windows:
-            checkpoint = self._context.part_get(source)
+        """As `Cells.copy`: unified KV shares cells at no cost; split KV copies a whole stream, then cuts its end.
+
+        A window is always a copy, or shared cells of it would never be free again. With split KV it is copied through a
+        state, since what waits for the next batch would be written over it.
+        """
         if self.is_unified:
+            if checkpoint is None and self._copies_windows:
+                checkpoint = self._context.part_get(source)
             self._context.seq_cp(source, target, 0, length)
             self.grown(target, length)
+        elif self._copies_windows:
+            self._context.state_set(target, self._context.state_get(source))
         else:
             self._context.seq_cp(source, target)
             self._uncopied |= {source, target}
@@ -86,8 +94,8 @@ class SequenceCells:
         return self._context.part_set(seq_id, checkpoint) and self.roll_back(seq_id, length)
 
     def roll_back(self, seq_id: int, length: int) -> bool:
-        """Cut a sequence that goes on; False, and nothing changed, where memory cannot be cut."""
-        if not self._context.seq_rm(seq_id, length, -1):
+        """Cut a sequence that goes on; False, and nothing changed, where memory cannot be cut there."""
+        if not self.stands(seq_id, length) or not self._context.seq_rm(seq_id, length, -1):
             return False
         self._unguard(seq_id, length)
         return True
@@ -103,15 +111,13 @@ class SequenceCells:
 
     @property
     def _copies_windows(self) -> bool:
-        """Whether windows lie in few cells, of which shared ones would never be free again."""
-        return self.is_unified and self._context.model.memory == "sliding-window" and not self._guards
+        """Whether windows lie in few cells."""
+        return self._context.model.memory == "sliding-window" and not self._guards
 
     @property
-    def has_checkpoints(self) -> bool:
-        """Whether sequences begin at checkpoints of others. With split KV a window would be written over by the copy
-        that waits for the next batch.
-        """
-        return not self.can_be_cut and (self.is_unified or not self._context.model.window_tokens)
+    def has_states(self) -> bool:
+        """Whether a sequence has a state that each batch replaces."""
+        return self._context.model.has_states
 
     def checkpoint_size(self, seq_id: int) -> int:
         """Bytes of a checkpoint."""
@@ -138,11 +144,13 @@ class SequenceCells:
         return self._context.n_sequences + seq_id
 
     def stands(self, seq_id: int, length: int) -> bool:
-        """Whether a sequence that shares its first `length` cells with this one would compute what it should: all that
-        layers with a window attend to is there.
+        """Whether a sequence that goes on behind its first `length` tokens, or another that shares them, would compute
+        what it should: all that layers with a window attend to is there.
         """
-        window = self._context.model.window_tokens
-        return not self._guards or self._context.seq_pos_min(seq_id) <= max(0, length - window + 1)
+        if self._context.model.memory != "sliding-window":
+            return True
+        first = length // self._window * self._window if self._is_chunked else length - self._window + 1
+        return self._context.seq_pos_min(seq_id) <= max(0, first)
 
     # Copies that wait for the next batch
 
@@ -188,7 +196,7 @@ class SequenceCells:
         """
         if not self._guards:
             return (self._context.state_get(seq_id),)
-        guard, window, parts = self._guard(seq_id), self._context.model.window_tokens, []
+        guard, window, parts = self._guard(seq_id), self._window, []
         self._context.seq_rm(guard)
         for start in range(0, self._context.seq_pos_max(seq_id) + 1, window):
             self._context.seq_cp(seq_id, guard, start, start + window)

@@ -84,6 +84,11 @@ class KvPool:
         return self.cells.can_be_cut
 
     @property
+    def has_states(self) -> bool:
+        """Whether a sequence has a state, of which an aborted batch leaves nothing that is known."""
+        return self.cells.has_states
+
+    @property
     def in_id_order(self) -> bool:
         """Whether a batch must hold its sequences in the order of their ids, or be computed in pieces."""
         return not self.cells.is_unified
@@ -138,7 +143,8 @@ class KvPool:
         node, length = self.tree.place(tokens)
         while node.parent is not None and node.start >= length:
             node = node.parent
-        if length < LEAST_SHARED_TOKENS or not self.cells.stands(self.tree.any_id(node), length):
+        is_short = length < LEAST_SHARED_TOKENS
+        if is_short or (self.can_be_cut and not self.cells.stands(self.tree.any_id(node), length)):
             return self.tree.root, 0
         return node, length
 
@@ -192,13 +198,9 @@ class KvPool:
         return found[::-1]
 
     def stop_at(self, holding: Holding, now_ms: float) -> None:
-        """A sequence that goes on is where others can begin later: take a checkpoint, or a snapshot where there are no
-        checkpoints.
-        """
-        if self.cells.has_checkpoints:
+        """A sequence that goes on is where others can begin later: take a checkpoint."""
+        if not self.cells.can_be_cut:
             self._checkpoints.take(holding.tip, holding.seq_id)
-        elif not self.cells.can_be_cut:
-            self.save(holding, now_ms)
 
     def give_up(self, holding: Holding, now_ms: float) -> None:
         """A sequence ends in an unknown state: as far as there is a checkpoint of it, it stays as cache."""
@@ -216,8 +218,6 @@ class KvPool:
         """A batch was aborted: where memory is a state for each sequence, llama.cpp can have moved those of others in
         its midst. Cached ones go back to their checkpoints, or go.
         """
-        if self.cells.can_be_cut:
-            return
         for seq_id in list(self.tree.cached):
             node = self.tree.cached[seq_id]
             if node.checkpoint is None or not self.cells.trim_to(seq_id, node.end, node.checkpoint):

@@ -359,7 +359,7 @@ class Executor:
 
     def _restart_others(self, sequences: list[Sequence]) -> None:
         """After an aborted batch of these: the states of others with a slot can have been moved in its midst."""
-        if self._pool.can_be_cut or not self._runner.is_state_lost:
+        if not self._runner.is_state_lost:
             return
         for each in list(self._residency.active.values()):
             if each not in sequences:

@@ -410,7 +410,7 @@ class ModelRunner:
         self.stall_watch.begin(self.began_ms, expected_ms, self._threads, self._neighbours.suspected)
         is_begun = self._withdrawn.begin(sequences)
         self.code = self._context.begin(self._batch) if is_begun else ABORTED
-        self.is_state_lost = is_begun and self.code == ABORTED
+        self.is_state_lost = is_begun and self.code == ABORTED and self._pool.has_states
 
     def _wait(self) -> float:
         """The milliseconds that the batch took which was begun."""

@@ -73,7 +73,7 @@ class StallWatch:
         """How long the watching thread waits until it looks again; None: until a batch runs."""
         self._aborted_ms = -PAUSE_MS
         # A recurrent state cannot be put back to what it was before the batch; the text would be read from its start.
-        self._is_able = context.model.memory in ("attention", "sliding-window")
+        self._is_able = not context.model.has_states
 
     @contextmanager
     def watching(self) -> Iterator[None]:
