@@ -11,6 +11,8 @@ from engine_world import config_for
 from http_server import hosted_http
 from test_http_native import Server, events
 
+from uma.http.telemetry import PromptState, Telemetry
+
 ASKED: dict[str, dict[str, Any]] = {
     "/completion": {"n_predict": 5},
     "/v1/completions": {"max_tokens": 5},
@@ -44,10 +46,28 @@ def test_the_progress_of_a_prompt_begins_with_what_is_cached_and_ends_with_all(s
         assert progress[0]["processed"] == progress[0]["cache"]
         cached.append(progress[0]["cache"])
         done = [each["processed"] for each in progress]
-        assert done == sorted(set(done))
+        assert done == sorted(done)
         assert done[-1] == progress[0]["total"] > 32
         assert {(each["total"], each["cache"]) for each in progress} == {(progress[0]["total"], progress[0]["cache"])}
     assert cached[0] < 32 < cached[1]
+
+
+def test_progress_is_told_twice_a_second_also_while_one_batch_takes_longer() -> None:
+    now = 10.0
+    telemetry = Telemetry(tells_progress=True, times_tokens=False, now=lambda: now)
+    told: dict[int, list[tuple[int, float]]] = {0: [], 1: []}
+    for look in range(36):
+        now = 10.0 + look / 8
+        for index in told:
+            state = PromptState(300, 100, 164 if now < 12.0 else 228)
+            told[index] += [
+                (each["prompt_progress"]["processed"], each["prompt_progress"]["time_ms"])
+                for each in telemetry.looked(index, state)
+            ]
+    assert told[0] == told[1]
+    first, *later = told[0]
+    assert first == (100, 0.0)
+    assert later == [(164, 500.0 * half) for half in range(4)] + [(228, 500.0 * half) for half in range(4, 9)]
 
 
 @pytest.mark.parametrize("path", ASKED)

@@ -5,13 +5,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
 
 POLL_SEC = 0.1
 """Between two looks at how far a prompt has been read."""
+AGAIN_SEC = 0.4
+"""Time after which the same progress is told again, with the next look: that is within half a second. On a slow CPU a
+batch of a large model takes longer."""
 
 
 @attrs.frozen(kw_only=True, slots=False)  # beside another base with slots
@@ -41,8 +44,11 @@ class Telemetry:
 
     tells_progress: bool
     times_tokens: bool
-    _began_at: float = attrs.field(factory=time.monotonic, init=False)
+    _now: Callable[[], float] = time.monotonic
+    """Seconds since an arbitrary moment."""
+    _began_at: float = attrs.field(default=attrs.Factory(lambda self: self._now(), takes_self=True), init=False)
     _prompts: dict[int, PromptState] = attrs.field(factory=dict, init=False)
+    _told_at: dict[int, float] = attrs.field(factory=dict, init=False)
     _read_at: dict[int, float] = attrs.field(factory=dict, init=False)
     """When the first token came."""
     _tokens: dict[int, int] = attrs.field(factory=dict, init=False)
@@ -54,8 +60,8 @@ class Telemetry:
         return cls(progress, timings) if stream and (progress or timings) else None
 
     def looked(self, index: int, now: PromptState) -> Iterator[dict[str, Any]]:
-        """Members of the chunks that tell of `now`: none where nothing has changed, and the first begins with what is
-        cached.
+        """Members of the chunks that tell of `now`: none where that was told less than `AGAIN_SEC` ago, and the first
+        begins with what is cached.
         """
         before = self._prompts.get(index)
         if before is None:
@@ -63,16 +69,19 @@ class Telemetry:
             yield from self._told(index, before, 0.0)
         if now.processed > before.processed:
             self._prompts[index] = now
-            yield from self._told(index, now, 1000 * (time.monotonic() - self._began_at))
+        elif self._now() - self._told_at[index] < AGAIN_SEC:
+            return
+        yield from self._told(index, self._prompts[index], 1000 * (self._now() - self._began_at))
 
     def _told(self, index: int, state: PromptState, ms: float) -> Iterator[dict[str, Any]]:
+        self._told_at[index] = self._now()
         if self.tells_progress:
             progress = {"total": state.total, "cache": state.cached, "processed": state.processed, "time_ms": ms}
             yield {"prompt_progress": progress, **self._timed(index, ms)}
 
     def token(self, index: int) -> dict[str, Any]:
         """Members of the chunk with the next token."""
-        self._read_at.setdefault(index, time.monotonic())
+        self._read_at.setdefault(index, self._now())
         self._tokens[index] = self._tokens.get(index, 0) + 1
         return self._timed(index, 1000 * (self._read_at[index] - self._began_at))
 
@@ -81,7 +90,7 @@ class Telemetry:
             return {}
         state, n = self._prompts.get(index, PromptState(0, 0, 0)), self._tokens.get(index, 0)
         computed = state.processed - state.cached
-        predicted_ms = 1000 * (time.monotonic() - self._read_at[index]) if n else 0.0
+        predicted_ms = 1000 * (self._now() - self._read_at[index]) if n else 0.0
         return {
             "timings": {
                 "cache_n": state.cached,
