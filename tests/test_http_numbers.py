@@ -1,4 +1,4 @@
-"""Numbers pass as they are written, however large: in a model's calls, in earlier calls, and in tools' schemas."""
+"""Numbers pass as they are written, whatever they are: in a model's calls, in earlier calls, and in tools' schemas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from http_server import HostedHttp, RawHttp, hosted_http, running_gateway, running_http
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from script_model import write_script_model
 
@@ -21,7 +21,8 @@ DIGITS = "9" * 4_400
 """More than Python reads as an integer."""
 ARGUMENTS = (
     '{"order": 48102938475610293847561, "ratio": 1e999, "least": -1E+400, '
-    f'"digits": {DIGITS}, "n": [18446744073709551616]}}'
+    f'"digits": {DIGITS}, "price": 1.10, "hundred": 1E2, "pi": 3.14159265358979323846, "none": -0, '
+    '"n": [18446744073709551616]}'
 )
 TEMPLATE = (
     "{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% for m in messages %}{{ m.role }}: {{ m.content }}"
@@ -29,7 +30,7 @@ TEMPLATE = (
     "</tool_call>{% endfor %}\n{% endfor %}assistant{{ '\\n' }}"
 )
 NUMBER = {"type": "number"}
-NAMES = ("order", "ratio", "least", "digits")
+NAMES = ("order", "ratio", "least", "digits", "price", "hundred", "pi", "none")
 SCHEMA = {
     "type": "object",
     "properties": {**dict.fromkeys(NAMES, NUMBER), "n": {"type": "array", "items": NUMBER}},
@@ -192,16 +193,59 @@ def test_a_field_that_has_a_range_is_refused_by_name(booker: HostedHttp, path: s
     assert field in str(answer.json)
 
 
-numbers = st.from_regex(r"-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,5})?([eE][+-]?[0-9]{1,4})?", fullmatch=True)
+numbers = st.from_regex(r"-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,4})?", fullmatch=True)
+"""Each that JSON knows, up to a length."""
 
 
 @given(st.recursive(numbers, lambda inner: st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]")))
-def test_what_a_parser_would_change_is_written_as_it_was_read(text: str) -> None:
+def test_a_number_is_written_as_it_was_read(text: str) -> None:
     for value in (json_text.loads(text), json_bytes.loads(text.encode())):
-        for written in (json_text.dumps(value), json_bytes.dumps(value).decode()):
-            assert _numbers(written) == _numbers(text)
+        assert json_text.dumps(value) == text
+        assert json_bytes.dumps(value).decode() == text.replace(" ", "")
 
 
-def _numbers(text: str) -> Any:
-    """What a text holds: floats, and integers that are as long as they are."""
-    return json.loads(text, parse_int=lambda digits: digits if digits != "-0" else "0")
+@settings(max_examples=10, deadline=None)
+@given(st.lists(numbers, min_size=1, max_size=40))
+def test_any_number_s_spelling_survives_from_the_request_to_the_prompt(booker: HostedHttp, spelled: list[str]) -> None:
+    order, listed = spelled[0], f"[{', '.join(spelled)}]"
+    arguments = f'{{"order": {order}, "n": {listed}}}'
+    schema = f'{{"type": "object", "properties": {{"n": {{"default": {order}, "examples": {listed}}}}}}}'
+    tool = f'{{"type": "function", "function": {{"name": "book", "description": "", "parameters": {schema}}}}}'
+    call = json.dumps({"id": "c", "type": "function", "function": {"name": "book", "arguments": arguments}})
+    messages = json.dumps([*ASKED, {"role": "assistant", "tool_calls": ["call"]}, *_result("c")])
+    body = f'{{"tools": [{tool}], "messages": {messages}}}'.replace('"call"', call).encode()
+    prompt = json.loads(ask(booker, "/apply-template", body))["prompt"]
+    assert f'"parameters": {schema}' in prompt
+    assert f"<tool_call>{arguments}{order}</tool_call>" in prompt
+
+    # The same prompt where the call's arguments are an object of the body.
+    past = f'{{"role": "assistant", "tool_calls": [{{"function": {{"name": "book", "arguments": {arguments}}}}}]}}'
+    said = conversation(["tool"], f'{past}, {{"role": "tool", "content": "Done."}}').replace(
+        b'"tool"]', f"{tool}]".encode()
+    )
+    ollama = json.loads(ask(booker, "/api/chat", said))
+    assert ollama["prompt_eval_count"] == len(json.loads(ask(booker, "/tokenize", {"content": prompt}))["tokens"])
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/completion"])
+def test_a_field_with_such_a_number_means_what_it_says(booker: HostedHttp, path: str) -> None:
+    start = json.dumps({"messages": ASKED, "prompt": "a"})[:-1]
+    body = f'{start}, "max_tokens": 1, "temperature": 1E0, "top_p": 0.90, "logit_bias": {{"200": -5.0E0}}, "seed": 5}}'
+    assert json.loads(ask(booker, path, body.encode()))
+
+
+def test_a_schema_that_comes_as_text_keeps_its_numbers(booker: HostedHttp) -> None:
+    schema = json.dumps('{"type": "integer", "maximum": 48102938475610293847561}')
+    with closing(RawHttp(booker.port)) as raw:
+        answer = raw.ask("POST", "/v1/completions", f'{{"prompt": "a", "guided_json": {schema}}}'.encode())
+    assert (answer.status, "maximum" in answer.json["error"]["message"]) == (400, True)
+
+
+def test_a_tool_s_schema_is_one_of_its_own_however_its_numbers_are_written(booker: HostedHttp) -> None:
+    for number in ("1.10", "1.1", "48102938475610293847561"):
+        schema = f'{{"type": "object", "properties": {{"n": {{"default": {number}, "not": {{"const": 5}}}}}}}}'
+        tool = f'{{"type": "function", "function": {{"name": "book", "parameters": {schema}}}}}'
+        body = f'{{"messages": {json.dumps(ASKED)}, "tools": [{tool}], "max_tokens": 1}}'.encode()
+        with closing(RawHttp(booker.port)) as raw:
+            assert raw.ask("POST", "/v1/chat/completions", body).status == 200
+        assert f'"default": {number}' in json.loads(ask(booker, "/apply-template", body))["prompt"]

@@ -1,37 +1,43 @@
-"""JSON as orjson reads and writes it, but for numbers that it would change: `json_text` says how these are held."""
+"""JSON in bytes, as orjson writes it, with numbers as they are written: `json_text` says how these are held."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import orjson
 
 from uma import json_text
 
-_WIDE = re.compile(json_text.WIDE.pattern.encode())
-
 
 def loads(data: bytes) -> Any:
     """What a JSON text in UTF-8 holds. Raises `orjson.JSONDecodeError`, which is a `ValueError`."""
-    if _WIDE.search(data) is None:
-        return orjson.loads(data)
-    try:
-        value = json_text.loads(data.decode())
-        dumps(value)  # refuses halves of characters, and what is nested too deeply
-    except (ValueError, RecursionError, orjson.JSONEncodeError) as error:
-        raise orjson.JSONDecodeError(str(error), "", 0) from None
+    # Integers are mostly token ids, by the 100,000: they are looked at one by one only where some must be.
+    readers: tuple[Callable[[str], Any], ...] = (json_text.SHORT_READER.decode, json_text.loads)
+    for read in readers[b"-0" in data :]:
+        with suppress(ValueError, RecursionError, orjson.JSONEncodeError):
+            return _checked(read(data.decode()))
+    # It is no JSON, or nested more deeply than anything whose numbers are passed on.
+    return orjson.loads(data)
+
+
+def _checked(value: Any) -> Any:
+    """`value` itself. Raises `orjson.JSONEncodeError` for integers beyond 64 bits, halves of characters, and what is
+    nested too deeply.
+    """
+    dumps(value)
     return value
 
 
 def dumps(value: Any, option: int = 0) -> bytes:
-    """JSON of a value that can hold `Number`s. Raises `orjson.JSONEncodeError`."""
+    """JSON of a value whose numbers can hold their spelling. Raises `orjson.JSONEncodeError`."""
     return orjson.dumps(value, default=as_written, option=option)
 
 
 def as_written(strange: Any) -> orjson.Fragment:
-    """For `orjson.dumps`: the JSON of a `Number`. Raises `TypeError` for anything else."""
-    if not isinstance(strange, json_text.Number):
+    """For `orjson.dumps`: a number that holds its spelling. Raises `TypeError` for anything else."""
+    if not isinstance(strange, json_text.Spelled | json_text.Number):
         raise TypeError
     return orjson.Fragment(strange.text)
 

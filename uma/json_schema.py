@@ -290,14 +290,14 @@ def _is_intersection(schema: dict[str, Any]) -> bool:
 
 def _places(step: float) -> int:
     """Decimal places, as few as tell the number from others."""
-    exponent = Decimal(repr(step)).normalize().as_tuple().exponent if isinstance(step, float) else 0
+    exponent = Decimal(repr(float(step))).normalize().as_tuple().exponent if isinstance(step, float) else 0
     assert isinstance(exponent, int)
     return max(0, -exponent)
 
 
 def _units(step: float, places: int) -> int:
     """A number as a whole number of units of a decimal place."""
-    return int(Decimal(repr(step)).scaleb(places)) if isinstance(step, float) else step * 10**places
+    return int(Decimal(repr(float(step))).scaleb(places)) if isinstance(step, float) else step * 10**places
 
 
 def _is_number(value: Any) -> TypeGuard[float]:

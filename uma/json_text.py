@@ -1,23 +1,41 @@
-"""JSON whose numbers pass as they are written, however large they are.
+"""JSON whose numbers pass as they are written.
 
-JSON bounds no number. Python's reader refuses integers of more than 4,300 digits and makes infinity of 1e999, orjson
-makes a float of an integer beyond 64 bits, and neither writes what the other reads. Numbers that a parser would change
-are `Number`s here, which hold their spelling; all others are Python's.
+JSON bounds no number, and gives one number many spellings. Python's reader refuses integers of more than 4,300 digits,
+and makes infinity of 1e999 and 1.1 of 1.10; orjson makes a float of an integer beyond 64 bits, and neither writes what
+the other reads. A number that a parser would write otherwise holds its spelling here: as a `Spelled` float, or as a
+`Number` where it is neither a 64-bit integer nor a finite float. All others are Python's.
 """
 
 from __future__ import annotations
 
 import json
+import marshal
 import math
 import numbers
 import re
 import secrets
 from typing import Any
 
-WIDE = re.compile(r"[0-9]{19}|[0-9][eE]\+?[0-9]{3}")
-"""What each number has that a parser could change. Texts can have it too, and only take longer to be read then."""
 _INT_DIGITS = 20
 """Digits of the longest integer of 64 bits, or its sign and one less."""
+
+
+class Spelled(float):
+    """A float that Python would write otherwise, as it is written: 1.10, 1E2, -0."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str) -> Spelled:
+        self = super().__new__(cls, text)
+        self.text = text
+        return self
+
+    def __getnewargs__(self) -> tuple[str]:  # type: ignore[override]  # as a float's, but with the spelling
+        return (self.text,)
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 class Number(numbers.Number):
@@ -42,30 +60,38 @@ class Number(numbers.Number):
 
 def loads(text: str) -> Any:
     """What a JSON text holds. Raises `ValueError` where it is none, `RecursionError` where it is nested too deeply."""
-    if WIDE.search(text) is None:
-        return json.loads(text, parse_constant=_refuse)
-    return json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_refuse)
+    return _READER.decode(text)
 
 
 def dumps(value: Any, **options: Any) -> str:
-    """JSON of a value with `Number`s, as `json.dumps` writes it with these options, and not only in ASCII."""
+    """JSON of a value with numbers as they were written, as `json.dumps` writes it with these options, and not only in
+    ASCII.
+    """
     found: list[str] = []
     mark = secrets.token_hex(16)  # which no text in `value` can have
+    try:
+        marshal.dumps(value)  # which takes no class but Python's own: a quick way to tell that there is none of ours
+    except ValueError:
+        value = _marked(value, mark, found)
+    text = json.dumps(value, **({"ensure_ascii": False} | options))
+    return re.sub(rf'"{mark}([0-9]+)"', lambda place: found[int(place[1])], text) if found else text
 
-    def default(strange: Any) -> str:
-        if not isinstance(strange, Number):
-            raise TypeError(f"Object of type {type(strange).__name__} is not JSON serializable")
-        found.append(strange.text)
+
+def _marked(value: Any, mark: str, found: list[str]) -> Any:
+    """`value` with a text instead of each number that holds its spelling, which goes to `found`."""
+    if isinstance(value, dict):
+        return {key: _marked(each, mark, found) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_marked(each, mark, found) for each in value]
+    if isinstance(value, Spelled | Number):
+        found.append(value.text)
         return f"{mark}{len(found) - 1}"
-
-    wanted: dict[str, Any] = {"ensure_ascii": False, "default": default} | options
-    text = json.dumps(value, **wanted)
-    if not found:
-        return text
-    return re.sub(rf'"{mark}([0-9]+)"', lambda place: found[int(place[1])], text)
+    return value
 
 
-def _integer(text: str) -> int | Number:
+def _integer(text: str) -> int | Spelled | Number:
+    if text == "-0":
+        return Spelled(text)
     if len(text) <= _INT_DIGITS and -(2**63) <= (value := int(text)) < 2**64:
         return value
     return Number(text)
@@ -73,8 +99,15 @@ def _integer(text: str) -> int | Number:
 
 def _float(text: str) -> float | Number:
     value = float(text)
-    return value if math.isfinite(value) else Number(text)
+    if repr(value) == text and "e" not in text:  # orjson has another form for exponents
+        return value
+    return Spelled(text) if math.isfinite(value) else Number(text)
 
 
 def _refuse(constant: str) -> object:
     raise ValueError(f"{constant} is not JSON")
+
+
+SHORT_READER = json.JSONDecoder(parse_float=_float, parse_constant=_refuse)
+"""The same where each integer has at most 64 bits and none is -0."""
+_READER = json.JSONDecoder(parse_float=_float, parse_int=_integer, parse_constant=_refuse)

@@ -6,13 +6,13 @@ Like `options`, this module imports nothing that starts slowly.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from uma import json_text
 from uma.errors import ConfigError
 from uma.types import MAX_ANSWERS, MAX_LOGPROBS, Grammar, SamplingParams
 
@@ -98,8 +98,8 @@ def _grammar(options: argparse.Namespace) -> Grammar | None:
 def json_object(named: str) -> dict[str, Any]:
     """The JSON object, such as a schema, that a file of this name holds, or that `named` is. Raises `ConfigError`."""
     try:
-        value = json.loads(named if named.lstrip().startswith("{") else _text(Path(named)))
-    except json.JSONDecodeError as error:
+        value = json_text.loads(named if named.lstrip().startswith("{") else _text(Path(named)))
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{named}: is no JSON: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{named}: holds no JSON object, as a schema is")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Annotated, Any, Literal
 
 import attrs
 
+from uma import json_text
 from uma.constraints import Text, show
 from uma.errors import BadRequest
 from uma.http.content import question_start, read_part, text_of
@@ -159,7 +159,7 @@ def _past_call(item: Any, kind: str, path: str, ignored: list[str]) -> ToolCall:
     """A call of an earlier answer, by the name that the model calls the tool."""
     if kind == "local_shell_call":
         shell = read_part(item, _ShellCall, path, ignored)
-        return ToolCall(shell.call_id, "local_shell", json.dumps(shell.action, ensure_ascii=False))
+        return ToolCall(shell.call_id, "local_shell", json_text.dumps(shell.action))
     if kind == "custom_tool_call":
         custom = read_part(item, _CustomCall, path, ignored)
         return ToolCall(

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import attrs
-import orjson
 
+from uma import json_text
 from uma.constraints import show
 from uma.errors import BadRequest
 from uma.http import abilities
@@ -101,8 +101,8 @@ def _schema(value: Any, field: str) -> dict[str, Any]:
     schema = value
     if isinstance(value, str):
         try:
-            schema = orjson.loads(value)
-        except orjson.JSONDecodeError:
+            schema = json_text.loads(value)
+        except (ValueError, RecursionError):
             schema = None
     if not isinstance(schema, dict):
         raise BadRequest(f"{field}: expected a JSON Schema, not {show(value)}")

@@ -19,6 +19,7 @@ from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
 from uma.constraints import MAX_LINES, Length, hints_of, name_of, problems, proven, show, sieve
 from uma.errors import BadRequest
+from uma.json_text import Spelled
 from uma.types import Answer, Message, Tool, Usage
 
 T = TypeVar("T")
@@ -112,6 +113,7 @@ def _structure_leaf(hint: Any) -> Callable[[Any, Any], Any]:
     def structure_leaf(value: Any, _: Any) -> Any:
         # JSON has one kind of list; the classes, being frozen, have tuples.
         value = tuple(value) if is_tuple and isinstance(value, list) else value
+        value = float(value) if isinstance(value, Spelled) else value
         if passes(value):
             return value
         if lines := list(islice(problems(value, hint, ""), MAX_LINES + 1)):

@@ -5,13 +5,13 @@ A coding agent's tools come again with every turn: what was found about a schema
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
 
+from uma import json_text
 from uma.chat.loose import loosened
 from uma.chat.schema import schema_of
 from uma.types import Request, Tool
@@ -78,7 +78,7 @@ def can_be_loose(request: Request) -> bool:
 
 def _key(tool: Tool) -> str:
     # The name is spelled in the grammar too.
-    return json.dumps([tool.name, tool.parameters, tool.strict])
+    return json_text.dumps([tool.name, tool.parameters, tool.strict])
 
 
 def _applied(request: Request, found: Iterable[tuple[dict[str, Any], list[str]] | None]) -> Loose:
