@@ -504,13 +504,8 @@ def test_a_body_that_does_not_come_times_out(locked: HttpServer, keys: dict[str,
             b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
             403,
         ),
-        (
-            b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
-            b"sec-websocket-version: 12\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
-            400,
-        ),
     ],
-    ids=["no HTTP", "no host", "endless", "too long", "two ends", "websocket", "an older websocket"],
+    ids=["no HTTP", "no host", "endless", "too long", "two ends", "websocket"],
 )
 def test_what_reaches_no_endpoint_is_answered_with_an_id_too(locked: HttpServer, head: bytes, status: int) -> None:
     with locked.connect() as raw:

@@ -18,7 +18,7 @@ from http_server import HttpServer, RawHttp, hosted_http, running_http
 
 from harness import PATIENCE_SEC, short_directory, until
 from uma.engine import Engine
-from uma.http.connection import MAX_PENDING_READS, MAX_READ_BYTES
+from uma.http.call import MAX_UNREAD_BYTES
 from uma.http.page.renderer import Renderer
 from uma.types import Request
 
@@ -162,7 +162,7 @@ def test_a_client_with_more_sent_than_is_read_is_missed_too(server: HttpServer, 
     with server.connect() as raw:
         raw.send("POST", "/v1/completions", endless())
         until(lambda: running(server), lambda n: n == 1)
-        raw.sock.sendall(bytes((2 + MAX_PENDING_READS) * MAX_READ_BYTES))
+        raw.sock.sendall(bytes(2 * MAX_UNREAD_BYTES))
         if closes_half:
             raw.sock.shutdown(socket.SHUT_WR)
             assert cancelled_since(server, before) == 1

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -19,19 +20,13 @@ from h2.errors import ErrorCodes
 from h2.events import DataReceived, StreamEnded, StreamReset
 from http_server import HostedHttp, RawHttp, hosted_http, running_http
 from http_two import Header, http2
-from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.config import Config
-from hypercorn.events import Event, RawData
-from hypercorn.trio.task_group import TaskGroup
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ConnectionState
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness import short_directory, until
 from uma.engine.delivery.flow import CREDITS
-from uma.http.exchange import LINES
-from uma.http.protocols import Http2
+from uma.http.call import Call
+from uma.http.http2 import Http2
 from uma.net.link import FAIR_BYTES
 from uma.net.throttle import ClientLines, Throttle
 
@@ -162,10 +157,9 @@ WEBSOCKET: tuple[Header, ...] = (
         (((b":method", b"CONNECT"), (b":authority", b"localhost:80")), 400),
         ((*HEAD, (b":path", b"/\xff\xfe")), 400),
         ((*WEBSOCKET, (b"sec-websocket-version", b"13")), 403),
-        ((*WEBSOCKET, (b"sec-websocket-version", b"12")), 400),
-        ((*WEBSOCKET, (b"sec-websocket-version", b"13"), (b"sec-websocket-protocol", b"\xff")), 400),
+        ((*WEBSOCKET, (b"sec-websocket-protocol", b"\xff")), 403),
     ],
-    ids=["no path", "no ASCII", "websocket", "an older websocket", "a websocket that is no ASCII"],
+    ids=["no path", "no ASCII", "websocket", "a websocket that is no ASCII"],
 )
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_what_reaches_no_endpoint_is_answered_with_an_id_and_ends_its_stream_alone(
@@ -261,7 +255,7 @@ def test_a_websocket_that_is_no_ascii_is_refused_over_http_1_too(hosted: HostedH
     raw = RawHttp(hosted.port)
     given = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-protocol": "\xff"}
     answer = raw.ask("GET", "/", **given)
-    assert (answer.status, raw.is_closed()) == (400, True)
+    assert (answer.status, raw.is_closed()) == (403, True)
     raw.close()
     assert answer.headers["x-request-id"]
 
@@ -313,59 +307,75 @@ def test_no_head_is_a_fault_of_the_server(hosted: HostedHttp, method: bytes, hea
     assert not first or int(first[9:12]) < 500 or int(first[9:12]) == 501
 
 
-async def endless_app(scope: Any, receive: Any, send: Any) -> None:
-    """An ASGI app that writes a megabyte."""
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": bytes(1_000_000)})
-
-
 STALL_SEC = 30.0
 
 
+@attrs.define
+class Listener:
+    """A `Host` that keeps what is said, and whose application writes a megabyte."""
+
+    tasks: trio.Nursery
+    scheme: str = "https"
+    client: tuple[str, int] = ("127.0.0.1", 1)
+    server: tuple[str, int] = ("127.0.0.1", 2)
+    lines: ClientLines = attrs.field(factory=lambda: ClientLines(Throttle()))
+    stall_timeout_sec: float = STALL_SEC
+    is_draining: bool = False
+    is_full: bool = False
+    said: bytearray = attrs.field(factory=bytearray)
+
+    def post(self, data: bytes) -> None:
+        self.said += data
+
+    async def room(self) -> None:
+        pass
+
+    def start(self, call: Call) -> None:
+        self.tasks.start_soon(self.answer, call)
+
+    async def answer(self, call: Call) -> None:
+        await call.send({"type": "http.response.start", "status": 200, "headers": []})
+        await call.send({"type": "http.response.body", "body": bytes(1_000_000)})
+
+    def rest(self) -> None:
+        pass
+
+    def close(self) -> None:
+        raise AssertionError("one stream's reader ends its stream alone")
+
+
 async def test_a_reader_has_as_long_as_it_takes_8_kb_in_its_time(mock_clock: trio.testing.MockClock) -> None:
-    said = bytearray()
-
-    async def send(event: Event) -> None:
-        if isinstance(event, RawData):
-            said.extend(event.data)
-
     async def pieces() -> list[object]:
         """What the server sends until it has nothing more to do."""
         await trio.testing.wait_all_tasks_blocked()
-        found = client.receive_data(bytes(said))
-        said.clear()
-        await http.handle(RawData(client.data_to_send()))
+        found = client.receive_data(bytes(host.said))
+        host.said.clear()
+        http.feed(client.data_to_send())
         return list(found)
 
-    app: Any = endless_app
     client = H2Connection(H2Configuration())
-    async with TaskGroup() as tasks:
-        state = ConnectionState({LINES: ClientLines(Throttle())})
-        around: Any = (ASGIWrapper(app), Config(), WorkerContext(None), tasks, state)
-        peers: Any = True, ("127.0.0.1", 1), ("127.0.0.1", 2)
-        http = Http2(*around, *peers, send, stall_timeout_sec=STALL_SEC)
-        await http.initiate()
+    async with trio.open_nursery() as tasks:
+        host = Listener(tasks)
+        http = Http2(host)
         client.initiate_connection()
         client.increment_flow_control_window(2_000_000)
         client.send_headers(1, [(":method", "GET"), (":scheme", "https"), (":authority", "x"), (":path", "/")], True)
-        await http.handle(RawData(client.data_to_send()))
+        http.feed(client.data_to_send())
         taken = 0
         for _ in range(50):
             taken += sum(len(each.data) for each in await pieces() if isinstance(each, DataReceived))
             mock_clock.jump(0.9 * STALL_SEC)
             client.increment_flow_control_window(FAIR_BYTES, 1)
-            await http.handle(RawData(client.data_to_send()))
+            http.feed(client.data_to_send())
         assert taken == 65_535 + 49 * FAIR_BYTES
         for _ in range(2):  # one that takes less than that is not waited for
             await pieces()
             mock_clock.jump(0.6 * STALL_SEC)
             client.increment_flow_control_window(FAIR_BYTES // 2 - 1, 1)
-            await http.handle(RawData(client.data_to_send()))
+            http.feed(client.data_to_send())
         kinds = {type(each) for each in await pieces()}
         assert StreamReset in kinds
         assert StreamEnded not in kinds
-        assert tasks._nursery is not None
-        tasks._nursery.cancel_scope.cancel()
 
 
 def test_requests_that_are_taken_back_at_once_leave_nothing(hosted: HostedHttp) -> None:

@@ -35,7 +35,7 @@ from uma.http import (
 )
 from uma.http.dialect import Dialect
 from uma.http.door import Door
-from uma.http.exchange import ACCOUNT, ClientGoneError, Exchange, headers_of, id_of, lines_of
+from uma.http.exchange import ACCOUNT, ClientGoneError, Exchange, headers_of, id_of
 from uma.http.gateway import Gateway
 from uma.http.health_check import check_health
 from uma.http.page import Page, is_file
@@ -231,8 +231,7 @@ class _Entrance:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await _refuse_other(scope, receive, send)
-            return
+            return  # a lifespan has no effect
         http = self._exchange(scope, receive, send)
         began = trio.current_time()
         try:
@@ -305,13 +304,3 @@ def _log_request(http: Exchange, ms: float) -> None:
         key=http.account.name if http.account else None,
         ms=ms,
     )
-
-
-async def _refuse_other(scope: Scope, receive: Receive, send: Send) -> None:
-    """WebSockets have no endpoint here; a lifespan has no effect."""
-    if scope["type"] == "websocket":
-        id = id_of(scope)
-        lines_of(scope).log(logger, logging.WARNING, "http.malformed", request=id, path=scope["path"], status=403)
-        headers = [(b"content-length", b"0"), (b"connection", b"close"), *headers_of(id)]
-        await send({"type": "websocket.http.response.start", "status": 403, "headers": headers})
-        await send({"type": "websocket.http.response.body", "body": b""})

@@ -84,7 +84,7 @@ class ClientGoneError(Exception):
 
 @attrs.define(eq=False)
 class Exchange:
-    """One request on its way through the app. Belongs to the task that Hypercorn runs it in."""
+    """One request on its way through the app. Belongs to the task that runs the application."""
 
     scope: Scope
     receive: Receive
@@ -303,12 +303,7 @@ class Exchange:
             headers.append((b"www-authenticate", b"Bearer"))
         if problem.kind == "encoded":
             headers.append((b"accept-encoding", b"identity"))
-        async with trio.open_nursery() as nursery:
-            if not self._has_body:
-                # Hypercorn waits for its app to take what it has read, also while it sends the answer.
-                nursery.start_soon(self.wait_for_disconnect)
-            await self.answer_json(dialect.error(problem, self.id), status=problem.status, headers=headers)
-            nursery.cancel_scope.cancel()
+        await self.answer_json(dialect.error(problem, self.id), status=problem.status, headers=headers)
 
     async def _leave_no_body(self) -> bool:
         """Take what is left of the body, so that the next request on this connection is found behind it; False where

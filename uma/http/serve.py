@@ -1,4 +1,4 @@
-"""HTTP beside the server: a listener, Hypercorn's protocols on each connection, and an orderly end.
+"""HTTP beside the server: a listener, a task for each connection, and an orderly end.
 
 Everything runs in the nursery of the caller: a connection's tasks are children of its own nursery, so ending one
 connection, or all, ends the requests that ran there.
@@ -9,13 +9,8 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from typing import cast
 
 import trio
-from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.config import Config
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ASGIFramework, ConnectionState
 
 from uma.config import RuntimeConfig
 from uma.errors import ConfigError
@@ -23,9 +18,10 @@ from uma.http.address import Address
 from uma.http.address import check as check_address
 from uma.http.app import build_app
 from uma.http.batches import run_all
-from uma.http.connection import HttpConnection, LinkStream
+from uma.http.connection import Connection
 from uma.http.door import Door
 from uma.http.gateway import Gateway
+from uma.http.transport import Transport
 from uma.net.accept import accept_forever
 from uma.net.link import Flusher, Link, ReaderStalledError
 from uma.net.logfmt import log
@@ -34,8 +30,6 @@ from uma.types import LoadProgress, Source
 
 logger = logging.getLogger("uma.http")
 
-MAX_HEAD_BYTES = 65_536
-"""Longest request line and headers together."""
 FAREWELL_SEC = 2.0
 """How long the last answers of a stopping server can take to be read."""
 
@@ -44,7 +38,7 @@ def check(config: RuntimeConfig) -> Address:
     """Look at everything that HTTP needs, before a model is loaded in vain. Raises `ConfigError`."""
     address = check_address(config)
     Door.of(config)
-    _tls(_hypercorn(config))
+    _tls(config)
     return address
 
 
@@ -59,13 +53,11 @@ class HttpService:
         self._config = config
         self._asked = check(config)
         self.gateway = Gateway.of(source, config)
-        self._app = ASGIWrapper(cast(ASGIFramework, build_app(self.gateway)))
-        self._http = _hypercorn(config)
-        self._tls = _tls(self._http)
-        self._context = WorkerContext(None)
+        self._app = build_app(self.gateway)
+        self._tls = _tls(config)
         self._accepting = trio.CancelScope()
         self._flusher = Flusher()
-        self._connections = 0
+        self._connections: set[Connection] = set()
         self._gone = trio.lowlevel.ParkingLot()
         self.url = ""
         """Where it can be reached, once it listens."""
@@ -104,7 +96,8 @@ class HttpService:
         self._accepting.cancel()
 
     async def _drain(self) -> None:
-        await self._context.terminated.set()
+        for connection in list(self._connections):
+            connection.drain()
         self.gateway.batches.drain()
         with trio.move_on_after(self._config.drain_timeout_sec):
             await self._all_gone()
@@ -117,76 +110,63 @@ class HttpService:
             await self._gone.park()
 
     def _admit(self, sock: socket.socket, nursery: trio.Nursery) -> None:
-        if self._connections >= self._config.max_http_connections:
+        if len(self._connections) >= self._config.max_http_connections:
             self.gateway.connections_refused_total += 1
             sock.close()  # a flood: even a refusal costs a file descriptor
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connections += 1
-        self.gateway.connections_total += 1
-        nursery.start_soon(self._host, sock)
-
-    async def _host(self, sock: socket.socket) -> None:
         link = Link(sock, self._config.max_tx_bytes, self._config.tx_timeout_sec, self._flusher)
+        transport, lines = Transport(link, self._tls), ClientLines(self.gateway.lines)
+        try:
+            connection = Connection(self._app, transport, lines, self._config.http_timeout_sec)
+        except OSError:
+            sock.close()  # its client is gone already
+            return
+        self._connections.add(connection)
+        self.gateway.connections_total += 1
+        nursery.start_soon(self._host, connection, transport, lines)
+
+    async def _host(self, connection: Connection, transport: Transport, lines: ClientLines) -> None:
         try:
             async with trio.open_nursery() as nursery:
-                stream, lines = LinkStream(link), ClientLines(self.gateway.lines)
-                nursery.start_soon(_write, stream, lines, nursery.cancel_scope)
-                await HttpConnection(
-                    *(self._app, self._http, self._context, ConnectionState({}), self._dressed(stream)),
-                    transport=stream,
-                    max_body_bytes=self._config.max_http_body_bytes,
-                    lines=lines,
-                ).run()
+                nursery.start_soon(_write, transport, lines, nursery.cancel_scope)
+                await connection.run()
                 nursery.cancel_scope.cancel()
         except Exception as fault:  # noqa: BLE001  (whatever it is, it is this connection's alone)
             log(logger, logging.ERROR, "http.connection_crashed", fault=fault)
         finally:
-            link.close()
-            self._connections -= 1
+            transport.link.close()
+            self._connections.discard(connection)
             self._gone.unpark_all()
-
-    def _dressed(self, stream: LinkStream) -> trio.SSLStream[trio.SocketStream]:
-        """The stream with TLS around it, where there is TLS. (Hypercorn's annotation knows TLS alone.)"""
-        dressed: object = stream
-        if self._tls is not None:
-            dressed = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
-        return cast("trio.SSLStream[trio.SocketStream]", dressed)
 
     def _note_shortage(self, error: OSError) -> None:
         self.gateway.lines.log(logger, logging.ERROR, "http.cannot_accept", reason=error.strerror)
 
 
-async def _write(stream: LinkStream, lines: ClientLines, connection: trio.CancelScope) -> None:
+async def _write(transport: Transport, lines: ClientLines, connection: trio.CancelScope) -> None:
     try:
-        await stream.write()
+        await transport.write()
     except ReaderStalledError:
-        lines.log(logger, logging.WARNING, "http.stalled", unsent_bytes=stream.link.unsent_bytes)
+        lines.log(logger, logging.WARNING, "http.stalled", unsent_bytes=transport.link.unsent_bytes)
         connection.cancel()
     except OSError:
         connection.cancel()  # hung up: what ran for it has no reader
 
 
-def _hypercorn(config: RuntimeConfig) -> Config:
-    http = Config()
-    http.errorlog = logger
-    http.include_server_header = False
-    http.h11_max_incomplete_size = MAX_HEAD_BYTES
-    http.h2_max_header_list_size = MAX_HEAD_BYTES
-    http.keep_alive_timeout = config.http_timeout_sec
-    http.ssl_handshake_timeout = config.http_timeout_sec
-    http.keep_alive_max_requests = 2**31
-    if config.http_tls_cert:
-        http.certfile, http.keyfile = config.http_tls_cert, config.http_tls_key
-    return http
-
-
-def _tls(http: Config) -> ssl.SSLContext | None:
+def _tls(config: RuntimeConfig) -> ssl.SSLContext | None:
+    if not config.http_tls_cert:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # HTTP/2 asks for that (RFC 9113, 9.2)
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["h2", "http/1.1"])
     try:
-        return http.create_ssl_context()
+        context.load_cert_chain(config.http_tls_cert, config.http_tls_key)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"http_tls_cert, http_tls_key: {http.certfile}, {http.keyfile}: {error}") from error
+        shown = f"{config.http_tls_cert}, {config.http_tls_key}"
+        raise ConfigError(f"http_tls_cert, http_tls_key: {shown}: {error}") from error
+    return context
 
 
 def _url(listener: socket.socket, *, is_tls: bool) -> str:
