@@ -24,6 +24,8 @@ Address = tuple[str, int]
 
 MAX_UNREAD_BYTES = 262_144
 """What is kept for an application that does not take it; beyond it the client's sending is held up."""
+JOINED_BYTES = 4_096
+"""Parts of a body that are shorter go together."""
 
 
 class Host(Protocol):
@@ -100,9 +102,12 @@ class Call(ABC):
         self._news = trio.lowlevel.ParkingLot()
 
     def add(self, data: bytes) -> None:
-        """A part of the body has come."""
-        self._parts.append(data)
+        """A part of the body has come. Small ones are kept together, since each has a cost of its own."""
         self.unread_bytes += len(data)
+        if self._parts and len(self._parts[-1]) < JOINED_BYTES:
+            data = self._parts.pop() + data
+        if data:
+            self._parts.append(data)
         self._news.unpark_all()
 
     def end_body(self) -> None:

@@ -1,0 +1,184 @@
+"""The bytes below HTTP, with TLS and without: all that is sent arrives, in order, wherever the network cuts it."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from uma.http.call import Call, Host
+from uma.http.http1 import Http1
+from uma.http.transport import Transport
+from uma.net.link import Link
+from uma.net.throttle import ClientLines, Throttle
+
+
+class Peer:
+    """A client whose TLS is driven by hand, so that it decides which bytes go out together."""
+
+    def __init__(self, sock: socket.socket, certificate: Path) -> None:
+        self.sock = trio.socket.from_stdlib_socket(sock)
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = ssl.create_default_context(cafile=str(certificate))
+        context.set_alpn_protocols(["h2"])
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")
+
+    async def shake_hands(self, behind: bytes) -> None:
+        """`behind` goes out with the last bytes of the handshake."""
+        while True:
+            try:
+                self.tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                await self.sock.send(self.outgoing.read())
+                self.incoming.write(await self.sock.recv(65_536))
+        self.tls.write(behind)
+        await self.sock.send(self.outgoing.read())
+
+    async def read_all(self) -> bytes:
+        """Until the server's end."""
+        found = b""
+        is_over = False
+        while not is_over:
+            try:
+                found += (part := self.tls.read(65_536))
+                is_over = not part
+            except ssl.SSLZeroReturnError:
+                is_over = True
+            except ssl.SSLWantReadError:
+                self.incoming.write(await self.sock.recv(1_000))
+        return found
+
+
+def transport_of(sock: socket.socket, certificate: tuple[Path, Path] | None) -> Transport:
+    context = None
+    if certificate is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(*certificate)
+        context.set_alpn_protocols(["h2", "http/1.1"])
+    sock.setblocking(False)
+    return Transport(Link(sock, 65_536, 30.0), context)
+
+
+async def test_what_comes_with_the_last_bytes_of_a_handshake_is_read(certificate: tuple[Path, Path]) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    transport, peer = transport_of(ours, certificate), Peer(theirs, certificate[0])
+    said = bytes(range(256)) * 2_000
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(transport.write)
+        nursery.start_soon(peer.shake_hands, b"at once")
+        assert await transport.handshake()
+        assert transport.speaks_http2
+        assert await transport.receive() == b"at once"
+        transport.post(said)
+        nursery.start_soon(lambda: transport.aclose(lingers=True))
+        assert await peer.read_all() == said  # and TLS' own word for the end was among it
+        peer.sock.close()
+
+
+async def test_a_peer_that_speaks_no_tls_is_let_go(certificate: tuple[Path, Path]) -> None:
+    ours, theirs = socket.socketpair()
+    transport = transport_of(ours, certificate)
+    theirs.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(transport.write)
+        assert not await transport.handshake()
+        nursery.cancel_scope.cancel()
+    ours.close()
+    theirs.close()
+
+
+class Sink:
+    """A `Host` that keeps what is said; its application answers with the body that came."""
+
+    def __init__(self, tasks: trio.Nursery | None) -> None:
+        """`tasks`: None where nothing is answered."""
+        self.scheme, self.client, self.server = "http", ("127.0.0.1", 1), ("127.0.0.1", 2)
+        self.lines = ClientLines(Throttle())
+        self.stall_timeout_sec = 30.0
+        self.is_draining = self.is_full = self.is_closed = False
+        self.said = b""
+        self.calls: list[Call] = []
+        self._tasks = tasks
+
+    def post(self, data: bytes) -> None:
+        self.said += data
+
+    async def room(self) -> None:
+        pass
+
+    def start(self, call: Call) -> None:
+        self.calls.append(call)
+        if self._tasks is not None:
+            self._tasks.start_soon(self._answer, call)
+
+    async def _answer(self, call: Call) -> None:
+        body, more = b"", True
+        while more:
+            message = await call.receive()
+            body, more = body + message["body"], message["more_body"]
+        length = str(len(body)).encode()
+        await call.send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
+        await call.send({"type": "http.response.body", "body": body})
+
+    def rest(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@given(st.lists(st.binary(max_size=200), min_size=1, max_size=6), st.lists(st.integers(1, 90), max_size=40))
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_pipelined_requests_are_answered_in_order_wherever_their_bytes_are_cut(
+    bodies: list[bytes], cuts: list[int]
+) -> None:
+    sent = b"".join(
+        b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+        + b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+        + b"0\r\n\r\n"
+        for body in bodies
+    )
+
+    async def answered() -> bytes:
+        async with trio.open_nursery() as nursery:
+            host = Sink(nursery)
+            checked: Host = host
+            http, rest = Http1(checked), sent
+            for cut in cuts:
+                http.feed(rest[:cut])
+                rest = rest[cut:]
+                await trio.testing.wait_all_tasks_blocked()
+            if rest:
+                http.feed(rest)
+        assert not host.is_closed
+        return host.said
+
+    said = trio.run(answered)
+    for body in bodies:
+        head, said = said.split(b"\r\n\r\n", 1)
+        assert head.startswith(b"HTTP/1.1 200")
+        assert said.startswith(body)
+        said = said[len(body) :]
+    assert said == b""
+
+
+@pytest.mark.parametrize("parts", [1, 5_000])
+async def test_small_parts_of_a_body_are_kept_together(parts: int) -> None:
+    host = Sink(None)
+    http = Http1(host)
+    http.feed(b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * parts)
+    http.feed(b"0\r\n\r\n")
+    assert host.calls[0].unread_bytes == parts
+    taken = []
+    while (message := await host.calls[0].receive())["more_body"]:
+        taken.append(message["body"])
+    assert b"".join([*taken, message["body"]]) == b"x" * parts
+    assert len(taken) <= 1 + parts // 4_096
