@@ -104,6 +104,21 @@ async def test_programs_of_one_system_prompt_read_it_once(model: Path) -> None:
     assert [each.token_ids for each in found] == await expected_of(model, asked)
 
 
+async def test_programs_of_one_beginning_that_has_no_messages_read_it_one_and_a_half_times(model: Path) -> None:
+    common, asked, found = tokens_for(1, 400), list[Request](), list[Answer]()
+    programs = [[*common, *tokens_for(seed, 50)] for seed in (1, 2, 3)]
+    async with open_engine(config_for(model)) as engine:
+        for turn in range(3):
+            for program in programs:
+                asked.append(ask(program, 8))
+                found.append(await answer(engine, asked[-1]))
+                program += [*found[-1].token_ids, *tokens_for(10 + turn, 50)]
+    first, second, *others = map(read_of, found)
+    assert (first, second) == (450, 194)
+    assert all(count <= 52 for count in others), others
+    assert [each.token_ids for each in found] == await expected_of(model, asked)
+
+
 async def test_the_same_prompt_again_and_after_a_restart_reads_its_end_alone(model: Path, tmp_path: Path) -> None:
     asked = [ask(tokens_for(3, 700), 8), chat([Message(role="user", content=said(5, 700))])]
     config = attrs.evolve(config_for(model), cache_dir=str(tmp_path), cache_ram_mb=64)

@@ -23,7 +23,11 @@ PLENTY = 2**31 - 1
 LEAST_SHARED_TOKENS = 8
 """Minimum length of a shared prefix: to compute a shorter one again costs less than to keep track of it."""
 BORDER_TOKENS = 2_048
-"""Tokens of a long prompt between two checkpoints."""
+"""Maximum tokens of a long prompt between two checkpoints."""
+FIRST_BORDER_TOKENS = 256
+"""Tokens of a prompt to the first of its regular checkpoints; the next are twice as far, up to `BORDER_TOKENS`. So of
+what two prompts have in common, though no message ends there, the second reads less than half, and the third nothing.
+"""
 LAST_TOKENS = 2
 """Tokens of the last batch of a prompt that is read alone: the fewest for which llama.cpp's attention does not depend
 on where the cells lie. With four, as llama-server reads last where a model has windows, it does, and a question that is
@@ -185,6 +189,10 @@ class KvPool:
         if self.cells.can_be_cut or not self.store.is_enabled:
             return []
         wanted = {*ends, *range(BORDER_TOKENS, prompt_tokens, BORDER_TOKENS)}
+        border = FIRST_BORDER_TOKENS
+        while border < BORDER_TOKENS:
+            wanted.add(border)
+            border *= 2
         if not any(prompt_tokens - end <= LEAST_SAVED_TOKENS for end in ends):
             wanted.add(prompt_tokens - LAST_TOKENS)
         found: list[int] = []
