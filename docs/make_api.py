@@ -34,6 +34,7 @@ CHAPTERS = {
     "Sampling": ("uma.types.sampling", ()),
     "Events": ("uma.types.events", ()),
     "Embeddings and rankings": ("uma.types.embedding", ()),
+    "Where a request's time went": ("uma.types.explained", ()),
     "What a server tells of itself": ("uma.types.server", ()),
 }
 """For each chapter its module, and the names it has in their order; without names, all classes of the module."""

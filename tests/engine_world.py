@@ -15,6 +15,7 @@ from harness import PATIENCE_SEC
 from uma import Request, RuntimeConfig, SamplingParams
 from uma.engine import Engine
 from uma.engine.delivery.flow import CREDITS
+from uma.engine.worker.account import Account, Totals
 from uma.engine.worker.sequence import Sequence as EngineSequence
 from uma.llama.context import Context
 from uma.types import Finished, Source, Token
@@ -62,6 +63,7 @@ def sequence_for(request: Request, tokens: Sequence[int], **fields: Any) -> Engi
         "expected_ttft_ms": 2_000.0,
         "target_tbt_ms": 80.0,
         "credits": CREDITS,
+        "account": Account(request.id, None, 0, "", 1, len(tokens), False, False, 0.0, {}, Totals()),
     }
     return EngineSequence(request=request, **(plain | fields))
 

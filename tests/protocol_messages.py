@@ -17,6 +17,8 @@ from uma.protocol.messages import (
     EndThinking,
     EosEvent,
     ErrorEvent,
+    ExplainEvent,
+    ExplainQuery,
     Generate,
     HealthEvent,
     HealthQuery,
@@ -32,8 +34,12 @@ from uma.protocol.messages import (
     TokenizeQuery,
 )
 from uma.types import (
+    CAUSES,
     Answer,
+    Beside,
+    CacheUse,
     Capabilities,
+    Explained,
     FillIn,
     Finished,
     Grammar,
@@ -42,6 +48,7 @@ from uma.types import (
     Message,
     ModelInfo,
     Prompt,
+    RecordedText,
     Request,
     RequestMetrics,
     RunningRequest,
@@ -147,6 +154,7 @@ client_messages: st.SearchStrategy[ClientMessage] = st.one_of(
     st.builds(EndThinking, id=ids),
     st.builds(MetricsQuery, id=st.none() | ids),
     st.builds(ActivityQuery, id=st.none() | ids),
+    st.builds(ExplainQuery, id=st.none() | ids, request=st.just("") | ids),
     st.builds(EndQuery, number=st.integers(1, 2**53), id=st.none() | ids),
     st.builds(HealthQuery, id=st.none() | ids, probe=st.booleans()),
     st.builds(TokenizeQuery, request=st.builds(lambda id, prompt: Request(id, **prompt), ids, prompts)),
@@ -221,6 +229,25 @@ running_requests = st.builds(
     ttft_ms=st.none() | times,
     worst_gap_ms=times,
 )
+explained = st.builds(
+    Explained,
+    id=ids,
+    priority=st.sampled_from((-1, 0, 1)),
+    origin=text,
+    came_at=times,
+    age_ms=times,
+    spent_ms=st.dictionaries(st.sampled_from(tuple(CAUSES)), times, max_size=3),
+    prompt_tokens=counts,
+    cached_tokens=counts,
+    generated_tokens=counts,
+    cache=st.builds(CacheUse, tier=text, known_tokens=counts, why=text, token_id=st.none() | counts),
+    metrics=request_metrics,
+    reason=text,
+    now=st.none() | running_requests,
+    started_before=counts,
+    beside=st.lists(st.builds(Beside, ids, counts, times), max_size=2).map(tuple),
+    text=st.none() | st.builds(RecordedText, text, text),
+)
 server_events: st.SearchStrategy[ServerEvent] = st.one_of(
     hellos,
     st.builds(
@@ -275,6 +302,7 @@ server_events: st.SearchStrategy[ServerEvent] = st.one_of(
         waiting=st.lists(running_requests, max_size=2).map(tuple),
     ),
     st.builds(EndEvent, ended=st.booleans(), id=st.none() | ids, warnings=warnings),
+    st.builds(ExplainEvent, request=explained, id=st.none() | ids, warnings=warnings),
     st.builds(
         HealthEvent,
         status=st.sampled_from(("ok", "loading", "draining", "stalled")),

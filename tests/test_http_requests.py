@@ -12,7 +12,7 @@ import pytest
 from http_server import Answered, HttpServer, RawHttp, running_http
 from script_model import write_script_model
 
-from harness import short_directory
+from harness import short_directory, until
 from models import CHATML
 from uma.http.keys import add
 
@@ -75,6 +75,27 @@ def test_an_unstreamed_request_is_listed_and_told_to_answer_by_its_owner_alone(
     assert message["reasoning_content"] and message["content"]
     assert listed(server, ada) == []
     assert ask(server, "DELETE", path, ada).status == 404
+
+
+def test_a_request_is_explained_to_its_owner_alone_while_it_runs_and_after_its_end(
+    server: HttpServer, keys: tuple[Path, str, str]
+) -> None:
+    _, ada, bob = keys
+    body = {"messages": ASKED, "max_tokens": LONG, "temperature": 0}
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, server, "POST", CHAT, ada, body)
+        path = f"/v1/requests/{running(server, ada)['id']}"
+        runs = ask(server, "GET", path, ada).json
+        assert ask(server, "GET", path, bob).status == 404
+        assert ask(server, "DELETE", path, ada).status == 200
+        asked.result()
+    assert runs["object"] == "request" and runs["now"]["id"] == runs["id"] and "reason" not in runs
+    ended = until(lambda: ask(server, "GET", path, ada).json, lambda told: "reason" in told)
+    assert ended["reason"] == "cancelled" and "now" not in ended
+    assert ended["generated_tokens"] >= runs["generated_tokens"] > 0
+    assert ended["spent_ms"]["write"] > 0
+    assert ask(server, "GET", path, bob).status == 404
+    assert ask(server, "GET", "/v1/requests/" + "0" * 24, ada).status == 404
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])

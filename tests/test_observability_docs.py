@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import ServerProcess, running_server, short_directory
+from harness import ServerProcess, run_to_end, running_server, short_directory, uma_command
+from uma.engine.submission import MAX_EXPLAINED
+from uma.engine.worker.account import RECORDED_TOKENS
+from uma.types import CAUSES
 
 PAGE = (Path(__file__).parents[1] / "docs" / "observability.md").read_text(encoding="utf-8")
 
@@ -35,3 +38,32 @@ def test_the_log_has_the_form_shown(server: ServerProcess) -> None:
     (finished,) = (line for line in lines if line.get("event") == "request.finished")
     assert shown | {"time": finished["time"], "request": "a\n"} == {name: finished[name] for name in shown}
     assert isinstance(finished["ttft_ms"], float)
+
+
+def test_the_causes_are_those_of_the_code() -> None:
+    assert re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE, re.MULTILINE) == list(CAUSES.items())
+    assert f"one of the last {MAX_EXPLAINED:,}" in PAGE
+    assert f"some {RECORDED_TOKENS} tokens" in PAGE
+
+
+def test_uma_explain_tells_of_a_request_by_its_id_and_of_the_newest_one(server: ServerProcess) -> None:
+    with server.connect() as raw:
+        raw.hello()
+        for id in ("first\x1b[2J", "second"):
+            raw.send({"id": id, "prompt": "Once", "max_tokens": 3, "ignore_eos": True})
+            raw.last_of(id)
+        raw.send({"type": "explain", "id": "q", "request": "third"})
+        assert raw.last_of("q")["code"] == "E_PROTO_BAD_REQUEST"
+    newest, first = (
+        run_to_end(*uma_command("explain", "--socket", str(server.socket), *more))
+        for more in ([], ["first\x1b[2J", "--json"])
+    )
+    assert (newest.returncode, newest.stderr) == (0, "")
+    head, figures = newest.stdout.splitlines()[0], newest.stdout.splitlines()[2]
+    assert head.startswith("request second · normal")
+    assert "3 tokens written" in figures
+    assert all(CAUSES[cause] in newest.stdout for cause in ("read", "write"))
+    assert "Cache: " in newest.stdout
+    told = json.loads(first.stdout)
+    assert (told["id"], told["reason"], told["generated_tokens"]) == ("first\x1b[2J", "length", 3)
+    assert "\x1b" not in first.stdout

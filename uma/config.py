@@ -219,6 +219,7 @@ class RuntimeConfig:
         30.0, "maximum time for an HTTP request's head and body, and for the wait for the next request", "seconds"
     )
 
+    record_text: bool = setting(False, "keep some text of the last 1000 requests for `uma explain`")
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severe log line shown")
     log_format: Literal["text", "json"] = setting("text", "log lines as key=value pairs, or as a JSON object each")
     log_file: str = setting("", "write log lines here instead of to standard error; empty: standard error", "path")
@@ -362,6 +363,7 @@ SERVER_ONLY = HTTP | frozenset(
         "drain_timeout_sec",
         "max_tx_bytes",
         "tx_timeout_sec",
+        "record_text",
     }
 )
 """Settings that only a server has a use for: options of `uma run` and `uma config` alone, and no keywords of `LLM`."""

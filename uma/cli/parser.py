@@ -282,6 +282,14 @@ def _describe_ps(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
 
 
+def _describe_explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "id", nargs="?", default="", metavar="REQUEST_ID", help="the request's id (default: your newest request)"
+    )
+    parser.add_argument("--json", action="store_true", help="a JSON object instead of sentences (default: off)")
+    add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
+
+
 def _describe_stop(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--now", action="store_true", help="do not let running requests finish (default: off)")
     add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
@@ -433,6 +441,14 @@ COMMANDS: tuple[Command, ...] = (
         _describe_ps,
         "The server on --socket, by default the usual socket and those beside it: process, model, open sessions, since "
         "when. The exit code is 1 where there is none.",
+    ),
+    Command(
+        "explain",
+        "where the time of a request went, and why",
+        _describe_explain,
+        "Tell where the time of a request went that runs on the server, or is one of its last 1,000, and what it "
+        "waited for. You see your own requests; the user that runs the server, and root, see all of them.",
+        " [REQUEST_ID]",
     ),
     Command(
         "stop",

@@ -31,6 +31,8 @@ from uma.protocol.messages import (
     EndThinking,
     EosEvent,
     ErrorEvent,
+    ExplainEvent,
+    ExplainQuery,
     Generate,
     HealthEvent,
     HealthQuery,
@@ -55,6 +57,7 @@ from uma.types import (
     EmbedRequest,
     Event,
     EventStream,
+    Explained,
     Health,
     Ranking,
     Request,
@@ -65,8 +68,8 @@ from uma.types import (
 
 _log = logging.getLogger("uma.client")
 
-Answer = MetricsEvent | ActivityEvent | EndEvent | HealthEvent | TokenizeEvent | EmbedEvent | RerankEvent
-Query = MetricsQuery | ActivityQuery | EndQuery | HealthQuery | TokenizeQuery | EmbedQuery | RerankQuery
+Answer = MetricsEvent | ActivityEvent | ExplainEvent | EndEvent | HealthEvent | TokenizeEvent | EmbedEvent | RerankEvent
+Query = MetricsQuery | ActivityQuery | ExplainQuery | EndQuery | HealthQuery | TokenizeQuery | EmbedQuery | RerankQuery
 
 
 @attrs.define(eq=False)
@@ -176,6 +179,13 @@ class Client:
         answer = await self._ask(id, ActivityQuery(id))
         assert isinstance(answer, ActivityEvent)
         return answer.activity
+
+    async def explain(self, id: str = "") -> Explained:
+        """As `Source.explain`. Raises `BadRequest` where the server is too old to know the question, too."""
+        query_id = self._fresh_id()
+        answer = await self._ask(query_id, ExplainQuery(query_id, id))
+        assert isinstance(answer, ExplainEvent)
+        return answer.request
 
     async def end_request(self, number: int) -> bool:
         """End a request of any session by its `RunningRequest.number`, and tell its client so. Whether it still ran.

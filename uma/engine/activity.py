@@ -1,4 +1,5 @@
-"""What runs and waits just now: read from the decode thread's own objects, without a lock.
+"""What runs and waits just now, and where the time of a request went: read from the decode thread's own
+objects, without a lock.
 
 Each figure is one attribute that the decode thread writes and that is read as it is at this moment; two figures of one
 request can be a tick apart.
@@ -7,15 +8,19 @@ request can be a tick apart.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from uma.engine.policy.order import admission_key
+from uma.engine.worker.account import Account, Figures
 from uma.engine.worker.sequence import HAS_SLOT, Sequence, Status
-from uma.types import Activity, RunningRequest
+from uma.engine.worker.waiting import lack
+from uma.types import Activity, Explained, RecordedText, RunningRequest
 
 MAX_TOLD = 64
 """Maximum waiting requests that are told one by one: more than fit a screen, and few enough for a viewer that asks four
 times a second."""
+LEAST_TOLD_MS = 0.001
+"""Minimum time that a cause is told with."""
 
 
 def activity_of(sequences: Iterable[Sequence], now_ms: float, max_active: int) -> Activity:
@@ -24,12 +29,57 @@ def activity_of(sequences: Iterable[Sequence], now_ms: float, max_active: int) -
     begun = [each for each in sequences if each.started_ms > 0]
     queued = sorted((each for each in sequences if each.started_ms == 0), key=_order)
     lanes = Counter(each.lane for each in queued)
+    tell = _teller(sequences, now_ms, max_active)
+    return Activity(tuple(map(tell, begun)), lanes[1], lanes[0], lanes[-1], tuple(map(tell, queued[:MAX_TOLD])))
+
+
+def explained(
+    account: Account, sequences: Iterable[Sequence], now_ms: float, max_active: int, piece: Callable[[int], bytes]
+) -> Explained:
+    """Where the time of a request went, which is one of `sequences` or has ended; `piece` is a token's text."""
+    sequences = list(sequences)
+    own = next((each for each in sequences if each.account is account), None)
+    now = None if own is None else _teller(sequences, now_ms, max_active)(own)
+    figures, until_ms = account.figures(now_ms), account.ended_ms or now_ms
+    started, higher = account.started_before
+    return Explained(
+        account.id,
+        account.lane,
+        account.origin,
+        round(account.came_at, 3),
+        round(until_ms - account.came_ms, 3),
+        {cause: round(ms, 3) for cause, ms in account.spent_until(until_ms).items() if ms >= LEAST_TOLD_MS},
+        account.prompt_tokens,
+        figures.cached_tokens,
+        figures.generated_tokens,
+        account.cache,
+        figures.metrics,
+        account.reason,
+        now,
+        started,
+        higher,
+        account.preemptions,
+        account.preempted_by,
+        account.pauses,
+        round(account.worst_gap_ms, 3),
+        account.worst_gap_token,
+        account.beside,
+        account.answers,
+        _recorded(figures, piece),
+    )
+
+
+def _recorded(figures: Figures, piece: Callable[[int], bytes]) -> RecordedText | None:
+    texts = (b"".join(map(piece, tokens)).decode("utf-8", "replace") for tokens in figures.texts)
+    return RecordedText(*texts) if figures.texts else None
+
+
+def _teller(sequences: list[Sequence], now_ms: float, max_active: int) -> Callable[[Sequence], RunningRequest]:
+    """What tells of each of `sequences`."""
     has_slot = [each for each in sequences if each.status in HAS_SLOT]
     prompts = [each for each in has_slot if each.status is Status.PREFILLING]
-    first = min(prompts, key=_order, default=None)
-    lack = "slot" if len(has_slot) >= max_active else "cells"
-    running, waiting = ([_told(each, first, lack, now_ms) for each in part] for part in (begun, queued[:MAX_TOLD]))
-    return Activity(tuple(running), lanes[1], lanes[0], lanes[-1], tuple(waiting))
+    first, missing = min(prompts, key=_order, default=None), lack(len(has_slot), max_active)
+    return lambda each: _told(each, first, missing, now_ms)
 
 
 def _order(sequence: Sequence) -> tuple[float, float, int]:
@@ -37,8 +87,8 @@ def _order(sequence: Sequence) -> tuple[float, float, int]:
     return (0 if sequence.due_ms else 1, *admission_key(sequence))
 
 
-def _told(sequence: Sequence, first: Sequence | None, lack: str, now_ms: float) -> RunningRequest:
-    reason = _waits_for(sequence, first, lack)
+def _told(sequence: Sequence, first: Sequence | None, missing: str, now_ms: float) -> RunningRequest:
+    reason = _waits_for(sequence, first, missing)
     return RunningRequest(
         id=sequence.request.id,
         priority=sequence.lane,
@@ -53,17 +103,17 @@ def _told(sequence: Sequence, first: Sequence | None, lack: str, now_ms: float) 
         origin=sequence.origin,
         number=sequence.key,
         ttft_ms=round(sequence.first_token_ms - sequence.arrived_ms, 1) if sequence.first_token_ms else None,
-        worst_gap_ms=round(sequence.worst_gap_ms, 1),
+        worst_gap_ms=round(sequence.account.worst_gap_ms, 1),
     )
 
 
-def _waits_for(sequence: Sequence, first: Sequence | None, lack: str) -> str:
+def _waits_for(sequence: Sequence, first: Sequence | None, missing: str) -> str:
     """Why nothing of it is computed; see `RunningRequest.waits_for`."""
     if sequence.is_reproducible and sequence.started_ms > 0:  # it is computed by itself, without a slot
         return ""
     match sequence.status:
         case Status.WAITING:
-            return lack
+            return missing
         case Status.FOLLOWING:
             return "prefix"
         case Status.PAUSED | Status.PARKED:

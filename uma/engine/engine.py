@@ -20,7 +20,7 @@ from uma.config import RuntimeConfig
 from uma.contracts.blocks import Algorithm
 from uma.contracts.card import DEFAULT_BLOCK_SIZE
 from uma.engine import sizing
-from uma.engine.activity import activity_of
+from uma.engine.activity import activity_of, explained
 from uma.engine.clock import now_ms
 from uma.engine.delivery.mailbox import Mailbox
 from uma.engine.delivery.parsed import ParsedStream
@@ -41,19 +41,21 @@ from uma.engine.kv.pool import KvPool
 from uma.engine.kv.snapshots import SnapshotStore
 from uma.engine.policy import Scheduler, Targets
 from uma.engine.reproducible import ReproducibleContext
-from uma.engine.submission import Prepared, Submission
+from uma.engine.submission import MAX_EXPLAINED, Prepared, Preparing, Submission
 from uma.engine.worker.commands import CountKnown, Inspect, Listen, Preload
 from uma.engine.worker.loop import DecodeWorker, ended_by
 from uma.engine.worker.prompt_report import PromptReport
-from uma.engine.worker.sequence import Status
+from uma.engine.worker.sequence import Sequence, Status
 from uma.errors import BadRequest, Ended, Overloaded, ShuttingDown, UmaError
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler, GrammarState
 from uma.metrics import EngineMetrics
+from uma.net.client import OWNER
 from uma.types import (
     Activity,
     Embeddings,
     EmbedRequest,
+    Explained,
     Health,
     HealthStatus,
     Ranking,
@@ -107,7 +109,7 @@ class Engine:
             draft=draft,
             trace=_trace_log.debug if _trace_log.isEnabledFor(logging.DEBUG) else None,
         )
-        self._requests = Submission(config, self.worker.commands, self._metrics, self._note_drained)
+        self._requests = Submission(config, self.worker.commands, self._metrics, self.worker.totals, self._note_drained)
         self._apart = ReproducibleContext(
             config, context.model, self.info.limits.max_reproducible_tokens, self.worker.use_apart
         )
@@ -133,6 +135,7 @@ class Engine:
     async def generate(self, request: Request) -> AsyncIterator[RequestStream | ParsedStream]:
         """See `types.Source.generate`. `BadRequest`, `PromptTooLarge`, `Overloaded`, `ShuttingDown` come on entry."""
         self._metrics.requests_total += 1
+        spent = Preparing()
         try:
             self._check_open()
             self._check_generates()
@@ -140,19 +143,23 @@ class Engine:
             asked, request = request, self._chat.prepared(request)
             self._gate.check_queue(request.priority)
             tokens = await self._prompts.read(request)
+            spent.on("prepare")
             self._prompts.check_fits(len(tokens))
             features.check_prompt(request.sampling, len(tokens))
             report = await self._report(request)
             bias = self._constraints.bias(request.sampling)
             loose, grammar, forced = await self._grammar(asked, tokens)
+            spent.on("grammar")
             most_tokens = self.max_request_tokens
             if request.sampling.reproducible:
                 await self._apart.ready_for(len(tokens))
                 most_tokens = self._apart.max_tokens
             elif request.cache_prompt:
                 await self._fetch_from_disk(tokens)
+                spent.on("disk")
             has_borders = not (self.worker.can_be_cut or request.sampling.reproducible)
             ends = await self._prompts.message_ends(request, tokens) if has_borders else ()
+            spent.on("prepare")
             # Other requests came meanwhile. From here on nothing awaits, so what is checked holds.
             self._check_open()
             self._gate.check_queue(request.priority)
@@ -171,7 +178,18 @@ class Engine:
         bounds_thinking = self._chat.bounds_thinking(loose.request, tokens)
         stream = self._requests.submit(
             Prepared(
-                request, tokens, grammar, forced, bias, report, most_tokens, spellings, bounds_thinking, warnings, ends
+                request,
+                tokens,
+                grammar,
+                forced,
+                bias,
+                report,
+                most_tokens,
+                spellings,
+                bounds_thinking,
+                warnings,
+                ends,
+                spent.by_cause,
             )
         )
         stream.ignored = loose.left_out
@@ -236,8 +254,23 @@ class Engine:
     async def activity(self) -> Activity:
         """See `types.Source.activity`."""
         await trio.lowlevel.checkpoint()
-        sequences = [each for each in self._requests.open if each.status is not Status.ENDED]
-        return activity_of(sequences, now_ms(), self._max_active)
+        return activity_of(self._running, now_ms(), self._max_active)
+
+    async def explain(self, id: str = "") -> Explained:
+        """See `types.Source.explain`. A task asks about requests of its own `net.client.OWNER`."""
+        await trio.lowlevel.checkpoint()
+        account = self._requests.account(id, OWNER.get())
+        if account is None:
+            raise BadRequest(
+                f"request: none of yours with the id {id!r} runs, or is one of the last {MAX_EXPLAINED:,}"
+                if id
+                else "request: none of yours runs, or is one of the last " + f"{MAX_EXPLAINED:,}"
+            )
+        return explained(account, self._running, now_ms(), self._max_active, self._context.model.vocab.piece)
+
+    @property
+    def _running(self) -> list[Sequence]:
+        return [each for each in self._requests.open if each.status is not Status.ENDED]
 
     def end_request(self, number: int) -> bool:
         """End the request of this `RunningRequest.number`, with all of its answers; its reader is told `Ended`.

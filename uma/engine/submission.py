@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 
 import attrs
@@ -18,6 +19,7 @@ from uma.engine.delivery.flow import CREDITS
 from uma.engine.delivery.lateness import Lateness
 from uma.engine.delivery.stream import RequestStream
 from uma.engine.intake.coalesce import WhenIdle
+from uma.engine.worker.account import Account, Totals
 from uma.engine.worker.commands import Commands, SequenceControl
 from uma.engine.worker.prompt_report import PromptReport
 from uma.engine.worker.sequence import Bias, Sequence
@@ -25,12 +27,14 @@ from uma.engine.worker.thinking import ThinkingBound
 from uma.llama.grammar import GrammarState
 from uma.metrics import EngineMetrics
 from uma.net.arrivals import arrivals
-from uma.net.client import ORIGIN
+from uma.net.client import ORIGIN, OWNER
 from uma.types import DEFAULT_MAX_TOKENS, MAX_SEED, Request, SamplingParams
 
 GATHER_SEC = 0.02
 """Maximum time that a burst of requests is gathered, while more keep coming in or are being sent and read, before the
 decode thread is woken."""
+MAX_EXPLAINED = 1_000
+"""Requests that can be explained, those that run besides."""
 
 
 @attrs.frozen(eq=False)
@@ -54,6 +58,22 @@ class Prepared:
     """For its last event: what the request asks for that has no effect."""
     message_ends: tuple[int, ...] = ()
     """See `Sequence.message_ends`."""
+    spent_ms: Mapping[str, float] = attrs.field(factory=dict)
+    """What its time went to until now (`types.CAUSES`)."""
+
+
+class Preparing:
+    """Where the time of a request goes before it is queued."""
+
+    def __init__(self) -> None:
+        self.by_cause: dict[str, float] = {}
+        self._since_ms = now_ms()
+
+    def on(self, cause: str) -> None:
+        """The time since the last call went to this."""
+        now = now_ms()
+        self.by_cause[cause] = self.by_cause.get(cause, 0.0) + now - self._since_ms
+        self._since_ms = now
 
 
 class Submission:
@@ -67,17 +87,21 @@ class Submission:
         config: RuntimeConfig,
         commands: Commands,
         metrics: EngineMetrics,
+        totals: Totals,
         on_end: Callable[[], None],
     ) -> None:
         self._config = config
         self._commands = commands
         self._metrics = metrics
+        self._totals = totals
         self._on_end = on_end
         self._next_key = 1
         self._seeds = random.Random()
         self._open: dict[Sequence, None] = {}
         self.open = self._open.keys()
         """Sequences whose last event has not been read, in order of arrival: those of this moment."""
+        self._accounts: deque[Account] = deque(maxlen=MAX_EXPLAINED)
+        """Of the first answers of requests that came, the newest last."""
         # One wakeup for a burst: its prompts are read in one batch, and its rows decode in step.
         expected = arrivals()
         self._wake_worker = WhenIdle(commands.wake, GATHER_SEC, lambda: expected.expected_until_sec)
@@ -95,9 +119,25 @@ class Submission:
         stream.prompt_tokens = len(prepared.tokens)
         for sequence in sequences:
             self._open[sequence] = None
+        self._accounts.append(sequences[0].account)
+        for sequence in sequences:
             self._commands.submit(sequence)
         self._wake_worker.ask()
         return stream
+
+    def account(self, id: str, owner: Hashable) -> Account | None:
+        """Of the newest request with this id, or of the newest of all; None where it is not this `owner`'s, unless that
+        is None. It runs, or is one of the last `MAX_EXPLAINED`.
+        """
+        running = (each.account for each in reversed(self._open) if each.index == 0)
+        return next(
+            (
+                each
+                for each in (*reversed(self._accounts), *running)
+                if id in ("", each.id) and owner in (None, each.owner)
+            ),
+            None,
+        )
 
     def _bounded(self, sampling: SamplingParams) -> SamplingParams:
         """With the engine's own bound of thinking where the request has none."""
@@ -111,14 +151,29 @@ class Submission:
         request, tokens, grammar, is_first = prepared.request, prepared.tokens, prepared.grammar, index == 0
         most, cut = self._most_tokens(request.sampling.max_tokens, prepared.most_tokens - len(tokens))
         key, self._next_key = self._next_key, self._next_key + 1
+        origin, arrived_ms = ORIGIN.get(), now_ms()
+        account = Account(
+            request.id,
+            OWNER.get(),
+            request.priority,
+            origin,
+            request.sampling.n,
+            len(tokens),
+            request.sampling.reproducible,
+            self._config.record_text,
+            arrived_ms,
+            prepared.spent_ms,
+            self._totals,
+        )
         return Sequence(
             key=key,
+            account=account,
             request=request,
             tokens=tokens if is_first else array("i", tokens),
             prompt_tokens=len(tokens),
             max_tokens=most,
             lane=request.priority,
-            arrived_ms=now_ms(),
+            arrived_ms=arrived_ms,
             target_ttft_ms=request.slo.target_ttft_ms,
             expected_ttft_ms=request.slo.target_ttft_ms or self._config.slo_ttft_ms,
             target_tbt_ms=request.slo.target_tbt_ms or self._config.slo_tbt_ms,
@@ -127,7 +182,7 @@ class Submission:
             is_paced=self._is_paced(request),
             warnings=(*cut, *prepared.warnings),
             index=index,
-            origin=ORIGIN.get(),
+            origin=origin,
             seed=seed,
             grammar=grammar if grammar is None or is_first else grammar.fork(),
             forced=list(prepared.forced),

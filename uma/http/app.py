@@ -69,6 +69,7 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("POST", "/v1/chat/completions/input_tokens", openai_chat.count_tokens),
     ("POST", "/v1/chat/completions/control", running.control),
     ("GET", "/v1/requests", running.list_requests),
+    ("GET", "/v1/requests/{id}", running.explain),
     ("DELETE", "/v1/requests/{id}", running.end),
     ("POST", "/v1/requests/{id}/answer", running.answer_now),
     ("POST", "/v1/completions", openai_completions.completions),

@@ -29,6 +29,9 @@ from uma.net.throttle import Throttle
 from uma.net.unread import Unread
 from uma.types import EmbedRequest, Finished, LoadProgress, Request, RerankRequest, Source, Usage
 
+MAX_OWNERS = 1_000
+"""Requests whose owner is known after their end: as many as an engine can explain."""
+
 W = TypeVar("W", EmbedRequest, RerankRequest)
 R = TypeVar("R")
 
@@ -123,6 +126,8 @@ class Gateway:
     """Called once nothing runs any more: frees what the endpoints hold."""
     answering: dict[str, Answering] = attrs.field(factory=dict, init=False)
     """What runs just now, by the id in its answer's `X-Request-Id`; the page's answers by their request's own."""
+    _owners: dict[str, Hashable] = attrs.field(factory=dict, init=False)
+    """Whose the last requests were, by the same ids, the newest last."""
     _running: set[_Work] = attrs.field(factory=set, init=False)
 
     @bodies.default
@@ -210,7 +215,7 @@ class Gateway:
         work = _Work(http)
         with work.scope, running(http.account, requests):
             self._running.add(work)
-            self.answering[http.id] = work
+            self.began(http.id, work)
             try:
                 yield work
             finally:
@@ -241,6 +246,18 @@ class Gateway:
         if isinstance(lane, Excess):
             raise Forbidden(lane.message)
         return attrs.evolve(request, priority=lane)
+
+    def began(self, id: str, answering: Answering) -> None:
+        """It runs from now on: `answering` has it until the caller takes it out."""
+        self.answering[id] = answering
+        self._owners[id] = answering.owner
+        if len(self._owners) > MAX_OWNERS:
+            del self._owners[next(iter(self._owners))]
+
+    def is_of(self, id: str, owner: Hashable) -> bool:
+        """Whether a request that runs, or is one of the last, is this owner's."""
+        running = self.answering.get(id)
+        return id in self._owners and owner == self._owners[id] if running is None else owner == running.owner
 
     def requests_of(self, owner: Hashable) -> list[str]:
         """The ids in `answering` that are this owner's."""

@@ -1,5 +1,6 @@
-"""Requests that run: `GET /v1/requests` lists them, `DELETE /v1/requests/{id}` ends one, and the end of its thinking is
-`POST /v1/requests/{id}/answer` or, as llama-server has it, `POST /v1/chat/completions/control`.
+"""Requests that run: `GET /v1/requests` lists them, `GET /v1/requests/{id}` explains one, also one of the last that
+have ended, `DELETE /v1/requests/{id}` ends one, and the end of its thinking is `POST /v1/requests/{id}/answer` or, as
+llama-server has it, `POST /v1/chat/completions/control`.
 
 A request belongs to the key that it came with, without keys to the machine that it came from, and only its owner
 reaches it. An id is one that an answer carries, or one of the list: what is not streamed tells its own id too late.
@@ -20,7 +21,7 @@ from uma.http.problem import NotFound, Unsupported
 from uma.protocol.converter import unstructure
 from uma.types import RunningRequest
 
-_ID = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)?((?:page-)?[0-9a-f]{24})(?:-\d+)?")
+_ID = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)?(((?:page-)?[0-9a-f]{24})(?:-\d+)?)")
 """An answer's id in each dialect, the one in its `X-Request-Id`, or one of the list."""
 
 
@@ -41,6 +42,19 @@ async def list_requests(gateway: Gateway, http: Exchange) -> None:
         parts = [each for each in known.values() if _key_of(each.id) == id]
         told += [_entry(each.id, unstructure(each)) for each in parts] or [_entry(id, {})]
     await http.answer_json({"object": "list", "data": told})
+
+
+async def explain(gateway: Gateway, http: Exchange) -> None:
+    """`GET /v1/requests/{id}`: where a request's time went (`types.Explained`)."""
+    id = http.scope["path_params"]["id"]
+    found = _ID.fullmatch(id)
+    if found is None or not gateway.is_of(found[2], http.owner):
+        raise NotFound("no such request runs, or ended lately: its id is none that an answer of this key had")
+    try:
+        explained = await gateway.source.explain(found[1])
+    except BadRequest as error:  # it was no generation, or the source no longer knows it
+        raise NotFound(f"id: {error.message}") from None
+    await http.answer_json(_entry(id, unstructure(explained)))
 
 
 async def end(gateway: Gateway, http: Exchange) -> None:
@@ -83,7 +97,7 @@ def _find(gateway: Gateway, http: Exchange, id: str) -> Answering:
 def _key_of(id: str) -> str:
     """The key in `Gateway.answering` of a request's id; of several prompts each has a number behind it."""
     found = _ID.fullmatch(id)
-    return found[1] if found is not None else ""
+    return found[2] if found is not None else ""
 
 
 async def _activity(gateway: Gateway) -> tuple[RunningRequest, ...]:
@@ -95,4 +109,4 @@ async def _activity(gateway: Gateway) -> tuple[RunningRequest, ...]:
 
 
 def _entry(id: str, figures: dict[str, Any]) -> dict[str, Any]:
-    return {"id": id, "object": "request", **figures}
+    return {**figures, "id": id, "object": "request"}

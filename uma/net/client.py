@@ -15,6 +15,9 @@ ORIGIN: ContextVar[str] = ContextVar("ORIGIN", default="")
 MAX_PROGRAM_CHARS = 40
 """Maximum length of a program's name: what a client says of itself is shown to others."""
 
+OWNER: ContextVar[Hashable] = ContextVar("OWNER", default=None)
+"""Whose the requests of a task are, and whose it can ask about; None: the server's own, which can ask about all."""
+
 IPV6_NETWORK_BITS = 64
 """One machine has all the addresses of its network of this size, and can use a new one for each connection."""
 

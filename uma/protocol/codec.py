@@ -26,6 +26,7 @@ from uma.protocol.messages import (
     Encoding,
     EndQuery,
     EndThinking,
+    ExplainQuery,
     Generate,
     HealthQuery,
     Hello,
@@ -64,6 +65,14 @@ from uma.types import (
 _EVENT_NAMES = {cls: name for name, cls in EVENTS.items()}
 _METADATA = hints_of(Request)["metadata"]
 _LOGPROB_FIELDS = tuple(hints_of(TokenLogprob))
+_KINDS: Mapping[type, str] = {
+    Hello: "hello",
+    MetricsQuery: "metrics",
+    ActivityQuery: "activity",
+    ExplainQuery: "explain",
+    EndQuery: "end",
+    HealthQuery: "health",
+}
 _HELP = "a cancel is {'event': 'cancel', 'id': ...}"
 
 
@@ -117,6 +126,8 @@ def message_of(
         return HealthQuery(**_own_fields(flat), warnings=warnings)
     if kind == "end":
         return EndQuery(**_own_fields(flat), warnings=warnings)
+    if kind == "explain":
+        return ExplainQuery(**_own_fields(flat), warnings=warnings)
     if kind == "activity":
         return ActivityQuery(**_own_fields(flat), warnings=warnings)
     return MetricsQuery(**_own_fields(flat), warnings=warnings)
@@ -326,8 +337,7 @@ def _message_fields(message: ClientMessage) -> dict[str, Any]:
         return {"type": "embed", **unstructure(message.request), "encoding": message.encoding}
     if isinstance(message, RerankQuery):
         return {"type": "rerank", **unstructure(message.request)}
-    kinds = (("hello", Hello), ("metrics", MetricsQuery), ("activity", ActivityQuery), ("end", EndQuery))
-    kind = next((name for name, cls in kinds if isinstance(message, cls)), "health")
+    kind = _KINDS[type(message)]
     fields = unstructure(message)
     fields.pop("warnings", None)
     return {"type": kind} | fields

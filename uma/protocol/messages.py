@@ -21,6 +21,7 @@ from uma.types import (
     CutCall,
     Embeddings,
     EmbedRequest,
+    Explained,
     Finished,
     FinishReason,
     Health,
@@ -104,6 +105,16 @@ class ActivityQuery:
 
 
 @attrs.frozen
+class ExplainQuery:
+    """Where the time of a request went asked for: `{"type": "explain", "request": …}`."""
+
+    id: Id | None = None
+    request: Annotated[str, Length(0, 128)] = ""
+    """Its id; empty: the newest one of this user."""
+    warnings: tuple[str, ...] = ()
+
+
+@attrs.frozen
 class EndQuery:
     """The end asked for of a running request, whichever session it is of: `{"type": "end", "number": …}`.
 
@@ -159,6 +170,7 @@ ClientMessage = (
     | EndThinking
     | MetricsQuery
     | ActivityQuery
+    | ExplainQuery
     | EndQuery
     | HealthQuery
     | TokenizeQuery
@@ -403,6 +415,15 @@ class ActivityEvent:
 
 
 @attrs.frozen
+class ExplainEvent:
+    """The answer to `ExplainQuery`."""
+
+    request: Explained
+    id: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@attrs.frozen
 class EndEvent:
     """The answer to `EndQuery`."""
 
@@ -530,6 +551,7 @@ ServerEvent = (
     | ErrorEvent
     | MetricsEvent
     | ActivityEvent
+    | ExplainEvent
     | EndEvent
     | HealthEvent
     | LoadingEvent

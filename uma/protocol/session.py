@@ -87,6 +87,8 @@ from uma.protocol.messages import (
     EndThinking,
     EosEvent,
     ErrorEvent,
+    ExplainEvent,
+    ExplainQuery,
     Generate,
     HealthEvent,
     HealthQuery,
@@ -109,6 +111,7 @@ from uma.types import (
     Activity,
     Embeddings,
     Event,
+    Explained,
     Health,
     Prompt,
     Ranking,
@@ -119,8 +122,8 @@ from uma.types import (
     ToolCallDelta,
 )
 
-Query = MetricsQuery | ActivityQuery | EndQuery | HealthQuery | TokenizeQuery | EmbedQuery | RerankQuery
-QueryResult = Mapping[str, Any] | Activity | bool | Health | Tokenized | Embeddings | Ranking
+Query = MetricsQuery | ActivityQuery | ExplainQuery | EndQuery | HealthQuery | TokenizeQuery | EmbedQuery | RerankQuery
+QueryResult = Mapping[str, Any] | Activity | Explained | bool | Health | Tokenized | Embeddings | Ranking
 
 
 @attrs.frozen
@@ -373,6 +376,8 @@ class ServerSession:
                 event = RerankEvent(result.id, result.results, result.prompt_tokens, query.warnings, metadata)
             case ActivityQuery(), Activity():
                 event = ActivityEvent.of(result, query.id, query.warnings)
+            case ExplainQuery(), Explained():
+                event = ExplainEvent(result, query.id, query.warnings)
             case EndQuery(), bool():
                 event = EndEvent(result, query.id, query.warnings)
             case HealthQuery(), Health():
@@ -556,6 +561,7 @@ _LastEvent = (
     | ErrorEvent
     | MetricsEvent
     | ActivityEvent
+    | ExplainEvent
     | EndEvent
     | HealthEvent
     | TokenizeEvent

@@ -24,6 +24,8 @@ from uma.protocol.messages import (
     EndThinking,
     EosEvent,
     ErrorEvent,
+    ExplainEvent,
+    ExplainQuery,
     Generate,
     HealthEvent,
     HealthQuery,
@@ -45,7 +47,7 @@ from uma.types import MAX_TEXTS, PROMPT_FIELDS, EmbedRequest, Request, RerankReq
 
 SAMPLING_FIELDS = tuple(hints_of(SamplingParams))
 
-KINDS_SINCE_1_1 = frozenset(("embed", "rerank", "end"))
+KINDS_SINCE_1_1 = frozenset(("embed", "rerank", "end", "explain"))
 """Requests that a session of version 1.0 does not have."""
 SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -123,6 +125,7 @@ REQUESTS: dict[str, type[Any]] = {
     "hello": _flat("Hello", Hello),
     "metrics": _flat("Metrics", MetricsQuery),
     "activity": _flat("Activity", ActivityQuery),
+    "explain": _flat("Explain", ExplainQuery),
     "end": _flat("End", EndQuery),
     "health": _flat("Health", HealthQuery),
     "tokenize": _flat("Tokenize", Request, TokenizeQuery, drop=_NOT_FOR_TOKENIZE),
@@ -150,6 +153,7 @@ EVENTS: dict[str, type[Any]] = {
     "eos": EosEvent,
     "error": ErrorEvent,
     "activity": ActivityEvent,
+    "explain": ExplainEvent,
     "end": EndEvent,
     "health": HealthEvent,
     "loading": LoadingEvent,

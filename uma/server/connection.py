@@ -21,7 +21,7 @@ from uma.config import RuntimeConfig
 from uma.engine import Engine
 from uma.errors import BadRequest, IdleTimeout, Overloaded, UmaError
 from uma.net.arrivals import arrivals
-from uma.net.client import CLIENT, ORIGIN, origin
+from uma.net.client import CLIENT, ORIGIN, OWNER, origin
 from uma.net.link import Link, ReaderStalledError
 from uma.net.peer import pid_of_peer, program_of, uid_of_peer
 from uma.net.quota import Excess
@@ -143,6 +143,7 @@ class Connection(ABC):
         uid = uid_of_peer(sock)
         self.is_owner = uid is not None and uid in (0, os.geteuid())
         """Whether the server is this user's."""
+        self._owner = None if self.is_owner else ("user", uid)
         self.account = server.users.account(uid)
         """What the user at the other end can use; None: no bounds of its own."""
         pid = pid_of_peer(sock)
@@ -194,6 +195,7 @@ class Connection(ABC):
         """Serve until either side ends it; with a `refusal`, only to say so. Never raises for the peer's doings."""
         CLIENT.set(self.account or self)
         ORIGIN.set(self._origin)
+        OWNER.set(self._owner)
         try:
             async with trio.open_nursery() as self._tasks:
                 if refusal is not None:

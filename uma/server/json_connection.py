@@ -24,6 +24,7 @@ from uma.protocol.messages import (
     EmbedQuery,
     EndQuery,
     EndThinking,
+    ExplainQuery,
     Generate,
     HealthEvent,
     HealthQuery,
@@ -43,7 +44,7 @@ logger = logging.getLogger("uma.server")
 
 Whole = EmbedQuery | RerankQuery
 
-Query = MetricsQuery | ActivityQuery | EndQuery | HealthQuery | TokenizeQuery
+Query = MetricsQuery | ActivityQuery | ExplainQuery | EndQuery | HealthQuery | TokenizeQuery
 
 MAX_QUERIES = 16
 """Maximum queries of one session that are being answered; beyond it the session's input waits, as for
@@ -347,6 +348,8 @@ class JsonConnection(Connection):
             return await self.server.metrics()
         if isinstance(query, ActivityQuery):
             return await self.engine.activity()
+        if isinstance(query, ExplainQuery):
+            return await self.engine.explain(query.request)
         if isinstance(query, EndQuery):
             return self._end(query)
         if isinstance(query, HealthQuery):

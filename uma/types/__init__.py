@@ -22,6 +22,7 @@ from uma.types.events import (
     ToolCallDelta,
     Usage,
 )
+from uma.types.explained import CAUSES, WHY_NOT_CACHED, Beside, CacheUse, Explained, RecordedText
 from uma.types.loading import LoadProgress
 from uma.types.request import (
     PROMPT_FIELDS,
@@ -70,6 +71,7 @@ from uma.types.source import EventStream, Source
 from uma.types.thinking import EFFORT_NAMES, EFFORTS, NO_EFFORT, THINKING_BUDGET, THINKING_SWITCHES
 
 __all__ = [
+    "CAUSES",
     "CHAT_SAMPLING",
     "DEFAULT_MAX_TOKENS",
     "EFFORTS",
@@ -86,14 +88,18 @@ __all__ = [
     "SAMPLER_FIELDS",
     "THINKING_BUDGET",
     "THINKING_SWITCHES",
+    "WHY_NOT_CACHED",
     "Activity",
     "Answer",
+    "Beside",
+    "CacheUse",
     "Capabilities",
     "CutCall",
     "EmbedRequest",
     "Embeddings",
     "Event",
     "EventStream",
+    "Explained",
     "FillIn",
     "FinishReason",
     "Finished",
@@ -113,6 +119,7 @@ __all__ = [
     "Ranking",
     "ReasoningDelta",
     "ReasoningMode",
+    "RecordedText",
     "RepetitionPenalty",
     "Request",
     "RequestMetrics",

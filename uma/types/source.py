@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from uma.types.embedding import Embeddings, EmbedRequest, Ranking, RerankRequest
 from uma.types.events import Event, Token, Tokenized
+from uma.types.explained import Explained
 from uma.types.request import Request
 from uma.types.server import Activity, Health, ServerInfo
 
@@ -82,3 +83,9 @@ class Source(Protocol):
 
     async def activity(self) -> Activity:
         """The requests that run just now, and how many wait. Never waits for compute."""
+
+    async def explain(self, id: str = "") -> Explained:
+        """Where the time of the newest request with this id went, or of the newest of all: one that runs, or one of
+        the last thousand. Raises `BadRequest` where there is none that the caller can ask about. Never waits for
+        compute.
+        """

@@ -284,7 +284,7 @@ class DiskTier:
             _log.warning("cache_dir: %s is ignored: its checksum is wrong", entry.path)
             return None
         ends = None if entry.ends is None else dict(zip(entry.ends, checkpoints, strict=True))
-        return Snapshot(entry.tokens, parts, is_on_disk=True, ends=ends)
+        return Snapshot(entry.tokens, parts, is_on_disk=True, tier=Tier.DISK, ends=ends)
 
     def _write(self, snapshot: Snapshot) -> _Entry:
         ends = None if snapshot.ends is None else tuple(snapshot.ends)

@@ -14,7 +14,7 @@ import attrs
 from uma.engine.kv.cells import SequenceCells
 from uma.engine.kv.checkpoints import LEAST_SAVED_TOKENS, Checkpoints
 from uma.engine.kv.events import KvListener, Run, Tier
-from uma.engine.kv.prefix_tree import Node, PrefixTree
+from uma.engine.kv.prefix_tree import Node, PrefixTree, common_length
 from uma.engine.kv.snapshot_copies import SnapshotCopies
 from uma.engine.kv.snapshots import Snapshot, SnapshotStore
 from uma.llama.context import Context
@@ -47,6 +47,8 @@ class Holding:
 
     seq_id: int
     tip: Node
+    tier: Tier = Tier.CELLS
+    """Where what it began with was."""
 
 
 class KvPool:
@@ -157,6 +159,17 @@ class KvPool:
         kept = self.store.find(tokens, 0)
         return max(self.match(tokens)[1], kept[1] if kept else 0)
 
+    def nearest(self, tokens: array[int]) -> tuple[int, bool]:
+        """How much of `tokens` what is cached or runs has in common with them, wherever a sequence can begin, and
+        whether it goes on differently; else it ends there.
+        """
+        node, length = self.tree.match(tokens)
+        differs = length < node.end or bool(node.children)
+        if (kept := self.store.find(tokens, length)) is not None:
+            length = common_length(kept[0].tokens, tokens)
+            differs = length < len(kept[0].tokens)
+        return length, differs
+
     def acquire(self, tokens: array[int], now_ms: float) -> tuple[Holding, int]:
         """An id for a sequence that will compute `tokens`, and how many of them it need not compute.
 
@@ -167,6 +180,7 @@ class KvPool:
         kept = self.store.find(tokens, length + WORTH_RESTORING_TOKENS - 1)
         if kept is not None and (holding := self._restore(*kept, now_ms)) is not None:
             self.store.used(kept[0], now_ms)
+            holding.tier, kept[0].tier = kept[0].tier, Tier.MEMORY
             return holding, kept[1]
         node, length = self.match(tokens)
         if not self._keeps_answers and self.tree.match(tokens)[1] == len(tokens) > length > 0:

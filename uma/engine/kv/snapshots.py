@@ -44,6 +44,8 @@ class Snapshot:
     """How often it was found again, in its cells and here."""
     used_ms: float = 0.0
     is_on_disk: bool = False
+    tier: Tier = Tier.MEMORY
+    """Where it comes from, until it is used: read from disk for a prompt, or kept in memory."""
     is_pinned: bool = False
     """Its owner was preempted and waits for it."""
     ends: dict[int, bytes] | None = None

@@ -18,6 +18,7 @@ from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Deliver, Outbox
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import Plan, Scheduler
+from uma.engine.worker.account import Totals
 from uma.engine.worker.commands import (
     Cancel,
     Command,
@@ -100,8 +101,10 @@ class DecodeWorker:
         self._outbox = Outbox(deliver, waits=not context.returns_early)
         self._output = Output(context.model.vocab, metrics, self._outbox)
         waiting = WaitingRoom(pool, max_active, scheduler.cost)
+        self.totals = Totals()
+        """What its time went to. Any thread can read it."""
         self._residency = Residency(
-            context.model.vocab, pool, waiting, self._output, self._outbox, metrics, self._trace
+            context.model.vocab, pool, waiting, self._output, self._outbox, metrics, self._trace, self.totals
         )
         self._sampling = Sampling(context)
         self._runner = ModelRunner(
@@ -114,6 +117,7 @@ class DecodeWorker:
             self._withdrawn,
             self._sampling,
             self._trace,
+            self.totals,
         )
         self._executor = Executor(context, pool, self._runner, self._sampling, self._residency, metrics)
         self._model_drafter = draft and ModelDrafter(draft, context.model.vocab, self._runner.threads, metrics)
@@ -124,7 +128,7 @@ class DecodeWorker:
             self._runner.sees_draft = self._speculator.sees
         self._probes = Probes(self._runner, metrics)
         self._embedder = Embedder(scheduler.embeds, self._runner.threads, metrics)
-        self._reproducer = Reproducer(self._residency, metrics)
+        self._reproducer = Reproducer(self._residency, metrics, self.totals)
         self._steady: Tick | None = None
         """The last tick, where the next can be the same."""
         self._planned_at = 0

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from uma.engine.clock import now_ms
 from uma.engine.policy.order import LANE_DELAY_MS
+from uma.engine.worker.account import Totals
 from uma.engine.worker.residency import Residency
 from uma.engine.worker.sampling import Given, Sampling
 from uma.engine.worker.sequence import Change, Sequence, Status
@@ -36,8 +37,9 @@ class Reproduced(NamedTuple):
 class Reproducer:
     """Such requests, and their context. Belongs to the decode thread, but for `abort` and `withdraw`."""
 
-    def __init__(self, residency: Residency, metrics: EngineMetrics) -> None:
+    def __init__(self, residency: Residency, metrics: EngineMetrics, totals: Totals) -> None:
         self._residency = residency
+        self._totals = totals
         self._metrics = metrics
         self._context: Context | None = None
         self._withdrawn: Withdrawn | None = None
@@ -172,6 +174,8 @@ class Reproducer:
             return code != ABORTED
         took_ms = now_ms() - began_ms
         metrics.tick(count, took_ms)
+        self._totals.apart_ms += took_ms
+        sequence.account.own_ms += took_ms
         if sequence.status is Status.PREFILLING:
             metrics.prefill_tokens_total += count
             self._piece_ms = took_ms

@@ -10,19 +10,20 @@ import logging
 
 from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Outbox
-from uma.engine.kv.pool import KvPool
+from uma.engine.kv.pool import LEAST_SHARED_TOKENS, KvPool
 from uma.engine.policy.order import RESERVE_PER_ROW, gives_way
 from uma.engine.policy.returns import Returns
 from uma.engine.policy.state import Row, State
+from uma.engine.worker.account import Totals
 from uma.engine.worker.output import Output
 from uma.engine.worker.sequence import Change, Sequence, Status
 from uma.engine.worker.trace import Trace
-from uma.engine.worker.waiting import WaitingRoom
+from uma.engine.worker.waiting import WaitingRoom, lack
 from uma.errors import InternalError, UmaError
 from uma.llama.sampler import Sampler
 from uma.llama.vocab import Vocab
 from uma.metrics import EngineMetrics
-from uma.types import Finished, FinishReason
+from uma.types import CacheUse, Finished, FinishReason
 
 PATIENCE_MS = 250.0
 """Minimum time a paused sequence keeps its slot while others wait for one: a reader can catch up within it."""
@@ -42,6 +43,7 @@ class Residency:
         outbox: Outbox,
         metrics: EngineMetrics,
         trace: Trace,
+        totals: Totals,
     ) -> None:
         self._vocab = vocab
         self._pool = pool
@@ -50,6 +52,7 @@ class Residency:
         self._outbox = outbox
         self._metrics = metrics
         self._trace = trace
+        self._totals = totals
         self.active: dict[int, Sequence] = {}
         """Sequences with a slot, by key."""
         self.all: dict[Sequence, None] = {}
@@ -94,9 +97,12 @@ class Residency:
                 continue
             head = self.waiting.head()
             if head is None or not (victims := self._find_victims(head, now)):
+                self._totals.lacks("" if head is None else lack(len(self.active), self.waiting.max_active), now)
                 return
             for victim in victims:
                 self.preempt(victim, now)
+                victim.account.preempted_by = head.request.id
+        self._totals.lacks("", now)
 
     def state(self, now: float) -> State:
         """What the policy plans with."""
@@ -169,13 +175,19 @@ class Residency:
 
     def _start(self, sequence: Sequence, now: float) -> None:
         is_first = sequence.started_ms == 0.0
+        known, differs = self._pool.nearest(sequence.tokens) if is_first else (0, False)
         sequence.holding, sequence.computed = self._pool.acquire(sequence.reusable, now)
+        if is_first:
+            sequence.account.cache = _cache_use(sequence, known, differs=differs)
         sequence.borders = self._pool.borders(
             sequence.reusable, sequence.prompt_tokens, sequence.computed, sequence.message_ends
         )
         self._unpin(sequence)
         sequence.change(Change.RESTORE if sequence.generated and sequence.missing == 1 else Change.START)
+        if sequence.status is Status.PREFILLING:
+            sequence.account.meets(each.account for each in self.active.values())
         self.active[sequence.key] = sequence
+        self._totals.started[sequence.lane + 1] += 1
         if is_first:
             try:
                 self._note_started(sequence, now)
@@ -187,6 +199,7 @@ class Residency:
     def start_apart(self, sequence: Sequence, now: float) -> None:
         """A sequence begins that is computed in a context of its own, and has no slot."""
         sequence.change(Change.START)
+        sequence.account.cache = CacheUse(why="reproducible")
         self._note_started(sequence, now)
 
     def _note_started(self, sequence: Sequence, now: float) -> None:
@@ -253,9 +266,11 @@ class Residency:
         if sequence.has_reader and sequence.lane >= 0:
             self._returns.ended(max(now_ms(), sequence.last_token_ms), is_whole=is_whole)
         self._outbox.add(sequence.stream, event, not_before_ms=sequence.last_token_ms if is_due else 0.0)
+        reason = event.reason if isinstance(event, Finished) else event.code
+        sequence.account.ends(reason, event.metrics if isinstance(event, Finished) else sequence.metrics(now_ms()))
         # Last of all: when the metrics show that nothing runs any more, it is counted and its cells are free.
         del self.all[sequence]
-        self._trace.ended(sequence, event.reason if isinstance(event, Finished) else event.code)
+        self._trace.ended(sequence, reason)
 
     def _give_back(self, sequence: Sequence, event: Finished | UmaError) -> None:
         if sequence.holding is not None:
@@ -288,3 +303,20 @@ class Residency:
         if sequence.kept is not None:
             sequence.kept.is_pinned = False
             sequence.kept = None
+
+
+def _cache_use(sequence: Sequence, known: int, *, differs: bool) -> CacheUse:
+    """What a prompt has of the cache that is begun now: of it, `known` tokens are somewhere (`KvPool.nearest`)."""
+    cached, whole = sequence.computed, sequence.prompt_tokens - 1
+    tier = sequence.holding.tier.value if sequence.holding is not None and cached else ""
+    if len(sequence.reusable) < len(sequence.tokens):
+        why = "asked"
+    elif cached >= whole:
+        why = ""
+    elif known < LEAST_SHARED_TOKENS:
+        why = "none"
+    elif cached < known:
+        why = "earlier"
+    else:
+        why = "differs" if differs else "end"
+    return CacheUse(tier, known, why, sequence.tokens[known] if why in ("differs", "end") else None)

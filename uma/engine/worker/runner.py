@@ -18,6 +18,7 @@ from uma.engine.kv.pool import KvPool
 from uma.engine.policy import CostModel
 from uma.engine.policy.mixed import mixed_position
 from uma.engine.policy.speculation import saved_ms
+from uma.engine.worker.account import Totals
 from uma.engine.worker.commands import Commands
 from uma.engine.worker.drafts.speculator import Drafts
 from uma.engine.worker.neighbours import Neighbours
@@ -70,6 +71,7 @@ class ModelRunner:
         withdrawn: Withdrawn,
         sampling: Sampling,
         trace: Trace,
+        totals: Totals,
     ) -> None:
         self._context = context
         self._pool = pool
@@ -80,6 +82,7 @@ class ModelRunner:
         self._withdrawn = withdrawn
         self._sampling = sampling
         self._trace = trace
+        self._totals = totals
         self._neighbours = Neighbours(context, metrics)
         self.stall_watch = StallWatch(context)
         self._threads = 0
@@ -150,6 +153,7 @@ class ModelRunner:
                 self._pool.batch_done()
             count += 1
             given, at_ms = self._sampling.sample(sequences, range(size)), now_ms()
+            self._totals.sample_ms += at_ms - self.began_ms - took_ms
             last_ms = min(last_ms, at_ms + stride.within_ms)
             is_over = count == stride.steps or at_ms + took_ms > last_ms or self._commands.is_called
             tokens = [] if is_over else self._tokens_to_go_on_with(sequences, given)
@@ -180,6 +184,7 @@ class ModelRunner:
         """Count a step of `decode`, before its tokens are accepted. With `learns` the cost model observes it."""
         size, took_ms, pool = len(sequences), step.took_ms, self._pool
         self.decode_ms = took_ms
+        self._totals.steps_ms += took_ms
         for sequence in sequences:
             assert sequence.holding is not None
             pool.append(sequence.holding, sequence.tokens[-1])
@@ -265,6 +270,8 @@ class ModelRunner:
         if code != DONE:
             return code, [], 0.0
         given, at_ms = self._sampling.verify(rows), now_ms()
+        self._totals.steps_ms += took_ms
+        self._totals.sample_ms += at_ms - self.began_ms - took_ms
         for (sequence, draft), tokens_given in zip(rows, given, strict=True):
             self._book_draft(sequence, draft, tokens_given)
             sequence.was_in_batch(len(rows))
@@ -333,6 +340,7 @@ class ModelRunner:
         code, took_ms = self._compute([sequence for sequence, _ in work], list(ends), expected_ms)
         if code != DONE:
             return code, took_ms, {}
+        self._account(work, took_ms)
         for sequence, count in work:
             assert sequence.holding is not None
             if reads_logits(sequence):
@@ -346,6 +354,16 @@ class ModelRunner:
                 self._pool.stop_at(sequence.holding, now_ms())
         self._metrics.tick(tokens, took_ms)
         return code, took_ms, ends
+
+    def _account(self, work: Work, took_ms: float) -> None:
+        """Book a batch's time, before the status of its sequences changes."""
+        reading = [sequence for sequence, _ in work if sequence.status is Status.PREFILLING]
+        if not reading:
+            self._totals.steps_ms += took_ms
+            return
+        self._totals.prompts_ms += took_ms
+        for sequence in reading:
+            sequence.account.own_ms += took_ms
 
     def split_unread(self, work: Work) -> list[Work]:
         """The same as batches of their own: what is computed together, then each prompt whose logits are wanted,

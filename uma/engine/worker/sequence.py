@@ -20,6 +20,7 @@ from uma.engine.delivery.experience import Experience
 from uma.engine.delivery.pacing import hold_ms
 from uma.engine.kv.pool import Holding
 from uma.engine.kv.snapshots import Snapshot
+from uma.engine.worker.account import Account, Doing
 from uma.engine.worker.lookup import Lookup
 from uma.engine.worker.prompt_report import PromptReport
 from uma.engine.worker.thinking import ThinkingBound
@@ -108,6 +109,16 @@ TRANSITIONS: dict[Status, dict[Change, Status]] = {
 
 HAS_SLOT = frozenset({Status.PREFILLING, Status.DECODING, Status.PAUSED})
 
+_DOING = {
+    Status.WAITING: Doing.QUEUED,
+    Status.FOLLOWING: Doing.FOLLOWING,
+    Status.PREFILLING: Doing.READING,
+    Status.DECODING: Doing.WRITING,
+    Status.PAUSED: Doing.BEHIND,
+    Status.PARKED: Doing.BEHIND,
+    Status.ENDED: Doing.ENDED,
+}
+
 
 class IllegalTransitionError(RuntimeError):
     """A sequence met an event that its state does not know: a fault of the engine."""
@@ -136,6 +147,8 @@ class Sequence:
     target_tbt_ms: float
     credits: int
     """Events for which the reader has space; at 0 the sequence pauses."""
+    account: Account
+    """Where its time goes."""
     has_own_target: bool = False
     """Whether the request names `target_tbt_ms`; else it is the configuration's."""
     is_paced: bool = False
@@ -178,8 +191,6 @@ class Sequence:
     last_token_ms: float = 0.0
     last_gap_ms: float = 0.0
     """Time between its last two tokens."""
-    worst_gap_ms: float = 0.0
-    """The longest of these."""
     experience: Experience = attrs.field(init=False)
     """How well its reader was served, token by token."""
     cells: int = 0
@@ -239,6 +250,7 @@ class Sequence:
         self.forces = not self.wants_logprobs
         self.hold_ms = hold_ms(self.target_tbt_ms, is_streamed=self.has_reader)
         self.experience = Experience(self.arrived_ms + self.expected_ttft_ms, self.target_tbt_ms)
+        self.account.served = self
 
     def change(self, change: Change) -> None:
         """Move to the state that the table names. Raises `IllegalTransitionError`, and changes nothing, without one."""
@@ -246,6 +258,7 @@ class Sequence:
         if status is None:
             raise IllegalTransitionError(f"sequence {self.key}: {change.name} while {self.status.name}")
         self.status = status
+        self.account.turns_to(_DOING[status])
 
     def to_border(self, computed: int) -> int:
         """Tokens from its first `computed` ones to the next border, or to its end."""
@@ -326,8 +339,9 @@ class Sequence:
         """
         self.generated += 1
         self.last_gap_ms = max(0.0, now_ms - self.last_token_ms) if self.last_token_ms else 0.0
-        self.worst_gap_ms = max(self.worst_gap_ms, self.last_gap_ms)
         self.last_token_ms = now_ms
+        if self.last_gap_ms > self.account.worst_gap_ms:
+            self.account.worst_gap_ms, self.account.worst_gap_token = self.last_gap_ms, self.generated - 1
         self.experience.had_token(now_ms)
         if self.generated == 1:
             self.first_token_ms = now_ms

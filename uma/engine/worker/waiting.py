@@ -21,6 +21,11 @@ WORTH_WAITING_TOKENS = 32
 """Minimum length of a prefix worth waiting for while another sequence computes it."""
 
 
+def lack(with_slot: int, max_active: int) -> str:
+    """What the first of the queue waits for, where so many sequences have a slot: `slot`, or `cells` for its prompt."""
+    return "slot" if with_slot >= max_active else "cells"
+
+
 class WaitingRoom:
     """Submitted and preempted sequences, in the order of the policy. Belongs to the decode thread."""
 

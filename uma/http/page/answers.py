@@ -287,9 +287,8 @@ class Answers:
         if kept >= MAX_ANSWERS or mine > MAX_ANSWERS - kept:
             raise Overloaded(f"{kept} answers are being written or kept for their readers; try again later")
         keep_sec = KEEP_SEC if is_kept else 0.0
-        answer = self._by_token[token] = self.gateway.answering[request.id] = Answer(
-            request, keep_sec, account, client, owner
-        )
+        answer = self._by_token[token] = Answer(request, keep_sec, account, client, owner)
+        self.gateway.began(request.id, answer)
         answer.text = text
         answer.count()  # at once: the next request is held against the account's bounds before this one's task begins
         assert self.gateway.tasks is not None  # the service runs, or there would be no connection

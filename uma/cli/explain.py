@@ -1,0 +1,130 @@
+"""`uma explain`: where the time of a request went that runs on a server, or has ended lately, and why."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import textwrap
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from datetime import datetime
+
+from uma.cli import say
+from uma.cli.harmless import harmless_line, json_text
+from uma.cli.options import load_settings
+from uma.cli.source import connected
+from uma.cli.table import print_table
+from uma.cli.trio_run import Interrupts, run
+from uma.protocol.converter import unstructure
+from uma.types import CAUSES, WHY_NOT_CACHED, Explained
+
+BAR_CELLS = 24
+"""Length of the bar of a cause that took all of the time."""
+TEXT_COLUMNS = 100
+_LANES = {1: "interactive", 0: "normal", -1: "background"}
+_OF_HTTP = re.compile(r"^(?:chatcmpl-|cmpl-|resp_|msg_)(?=[0-9a-f]{24})")
+"""What the ids of answers over HTTP have before the request's own."""
+_WAITS_FOR = {
+    "slot": "no slot is free",
+    "cells": "no cells are free for its prompt",
+    "prefix": "another request reads what its prompt begins with",
+    "prompt": "another prompt is read first",
+    "reader": "its reader has not taken what is written",
+}
+
+
+def main(options: argparse.Namespace) -> int:
+    """The command; its exit code."""
+    config = load_settings(options).config
+
+    async def show(_: Interrupts) -> int:
+        async with AsyncExitStack() as stack:
+            client = await connected(stack, config.socket, say.note)
+            explained = await client.explain(_OF_HTTP.sub("", options.id))
+        if options.json:
+            print(json_text(unstructure(explained), indent=2))
+        else:
+            show_explained(explained)
+        return 0
+
+    return run(show)
+
+
+def show_explained(explained: Explained) -> None:
+    """Write it for people to standard output."""
+    for line in _head(explained):
+        print(harmless_line(line))
+    print()
+    print_table(("time", "share", "", "what it went to"), list(_rows(explained)))
+    print()
+    for sentence in _sentences(explained):
+        print("\n".join(textwrap.wrap(harmless_line(sentence), TEXT_COLUMNS, subsequent_indent="  ")))
+
+
+def _head(told: Explained) -> Iterator[str]:
+    yield " · ".join(filter(None, [f"request {told.id}", _LANES.get(told.priority, ""), told.origin]))
+    came = datetime.fromtimestamp(told.came_at).astimezone().isoformat(sep=" ", timespec="seconds")
+    ended = f"ended: {told.reason}" if told.reason else "it runs"
+    yield f"came {came}, {'took' if told.reason else 'so far'} {_sec(told.age_ms)}, {ended}"
+    figures = [f"{told.prompt_tokens:,} prompt tokens ({told.cached_tokens:,} from cache)"]
+    figures += [f"{told.generated_tokens:,} tokens written"]
+    if told.metrics.ttft_ms:
+        figures += [f"the first {_sec(told.metrics.ttft_ms)} after it was queued"]
+    if told.metrics.tokens_per_second:
+        figures += [f"{told.metrics.tokens_per_second:,.1f} tokens/s"]
+    yield ", ".join(figures)
+
+
+def _rows(told: Explained) -> Iterator[tuple[str, ...]]:
+    whole = max(told.age_ms, 0.001)
+    for cause, ms in told.spent_ms.items():
+        share = ms / whole
+        yield _sec(ms), f"{share:.0%}", "█" * round(share * BAR_CELLS) or "▏", CAUSES.get(cause, cause)
+
+
+def _sentences(told: Explained) -> Iterator[str]:
+    if (now := told.now) is not None:
+        if now.waits_for:
+            behind = f" ({now.behind})" if now.behind else ""
+            yield f"Now it waits: {_WAITS_FOR.get(now.waits_for, now.waits_for)}{behind}."
+        elif now.computed_tokens < now.prompt_tokens:
+            yield f"Now its prompt is read: {now.computed_tokens:,} of {now.prompt_tokens:,} tokens are there."
+    if told.started_before:
+        higher = f", {told.started_before_higher:,} of a higher lane" if told.started_before_higher else ""
+        yield f"Queue: {told.started_before:,} requests were given a slot before it{higher}."
+    yield _cache_sentence(told)
+    if told.beside:
+        prompts = ", ".join(f"{each.id} ({each.prompt_tokens:,} tokens, {_sec(each.read_ms)})" for each in told.beside)
+        yield f"Prompts read meanwhile: {prompts}."
+    if told.preemptions:
+        by = f", the last time to {told.preempted_by}" if told.preempted_by else ""
+        yield f"Preempted: it lost its slot {told.preemptions:,} times{by}."
+    if told.pauses:
+        yield f"Reader: it fell behind {told.pauses:,} times, and the request stood still until it had caught up."
+    if told.worst_gap_ms:
+        yield f"Longest gap between two tokens: {_sec(told.worst_gap_ms)}, after token {told.worst_gap_token:,}."
+    if told.metrics.batch_size > 1:
+        yield f"Company: up to {told.metrics.batch_size - 1:,} other requests in one batch with it."
+    if told.answers > 1:
+        yield f"It asked for {told.answers:,} answers; this is the first one's account."
+    if told.text is not None:
+        yield f"The prompt ends: {told.text.prompt_end}"
+        yield f"The answer begins: {told.text.answer_begin}"
+
+
+def _cache_sentence(told: Explained) -> str:
+    cache = told.cache
+    where = f" (from {cache.tier})" if cache.tier else ""
+    said = f"Cache: {told.cached_tokens:,} of {told.prompt_tokens:,} prompt tokens{where}"
+    said += f"; {WHY_NOT_CACHED.get(cache.why, cache.why)}"
+    if cache.known_tokens and cache.why:
+        said += f", after {cache.known_tokens:,} tokens in common"
+    if cache.token_id is not None:
+        said += f"; the prompt goes on with token {cache.token_id}"
+    if told.text is not None and cache.token_id is not None:
+        said += f": {told.text.before_parting} ▸ {told.text.behind_parting}"
+    return said + "."
+
+
+def _sec(ms: float) -> str:
+    return f"{ms / 1000:.2f} s" if ms >= 1000 else f"{ms:.1f} ms"

@@ -1,0 +1,263 @@
+"""Where each request's time goes: what the decode thread has spent its own on, and an account for each sequence.
+
+The thread's totals grow by an addition or two a batch. An account is written only where its sequence's status changes:
+the totals since the last change, told apart by what the sequence was doing, are where its time went. The decode thread
+writes both; any thread reads them as they are at that moment.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Hashable, Iterable, Mapping
+from enum import Enum, auto
+from typing import Protocol
+
+import attrs
+
+from uma.engine.clock import now_ms
+from uma.types import CAUSES, Beside, CacheUse, RequestMetrics
+
+MAX_BESIDE = 8
+"""Maximum prompts of others that an account names: all of them would be the square of a crowd."""
+RECORDED_TOKENS = 128
+"""Tokens of a request's text that are kept at each place, where text is recorded."""
+
+
+class Doing(Enum):
+    """What a sequence is doing, as far as its time is concerned."""
+
+    QUEUED = auto()
+    FOLLOWING = auto()
+    READING = auto()
+    WRITING = auto()
+    BEHIND = auto()
+    """Its reader is behind."""
+    PREEMPTED = auto()
+    ENDED = auto()
+
+
+@attrs.define(slots=True)
+class Totals:
+    """What the decode thread has spent its time on, in milliseconds, and how many sequences it has started."""
+
+    steps_ms: float = 0.0
+    """In batches of decode rows."""
+    prompts_ms: float = 0.0
+    """In batches with pieces of prompts."""
+    apart_ms: float = 0.0
+    """In batches of reproducible requests."""
+    sample_ms: float = 0.0
+    """Choosing tokens after batches of decode rows."""
+    started: list[int] = attrs.field(factory=lambda: [0, 0, 0])
+    """By lane, the lowest first."""
+    _lacked_ms: dict[str, float] = attrs.field(factory=lambda: {"": 0.0, "slot": 0.0, "cells": 0.0})
+    _lack: str = ""
+    _since_ms: float = 0.0
+
+    def lacks(self, what: str, now: float) -> None:
+        """From now on the first sequence of the queue lacks a `slot` or `cells`; empty: none does."""
+        self._lacked_ms[self._lack] += now - self._since_ms
+        self._lack, self._since_ms = what, now
+
+    def reading(self, now: float) -> tuple[float, ...]:
+        """The first four, and for how long there was a lack of slots and of cells."""
+        lacked = dict(self._lacked_ms)
+        lacked[self._lack] += max(0.0, now - self._since_ms)
+        return self.steps_ms, self.prompts_ms, self.apart_ms, self.sample_ms, lacked["slot"], lacked["cells"]
+
+
+class Served(Protocol):
+    """What an account needs of its sequence."""
+
+    generated: int
+    cached_tokens: int
+    tokens: array[int]
+
+    def metrics(self, now_ms: float) -> RequestMetrics:
+        """How it is served."""
+
+
+@attrs.frozen
+class Figures:
+    """What is told of a sequence, and kept of one that has ended."""
+
+    cached_tokens: int
+    generated_tokens: int
+    metrics: RequestMetrics
+    texts: tuple[array[int], ...]
+    """Tokens of the prompt's end, of the answer's beginning, and of the prompt before and behind
+    `CacheUse.known_tokens`; none where text is not recorded."""
+
+
+def _every_cause(spent_ms: Mapping[str, float]) -> dict[str, float]:
+    return dict.fromkeys(CAUSES, 0.0) | dict(spent_ms)
+
+
+@attrs.define(slots=True, eq=False)
+class Account:
+    """One sequence's. It outlives the sequence, of which it holds nothing then."""
+
+    id: str
+    owner: Hashable
+    """`net.client.OWNER`."""
+    lane: int
+    origin: str
+    answers: int
+    prompt_tokens: int
+    is_apart: bool
+    """It is computed in the context of `worker.reproducer`."""
+    records_text: bool
+    arrived_ms: float
+    spent_ms: dict[str, float] = attrs.field(converter=_every_cause)
+    """By cause; at first what was spent before it was queued."""
+    totals: Totals
+    served: Served | None = None
+    """Its sequence, until that ends."""
+    own_ms: float = 0.0
+    """Time of the batches with a piece of its prompt; of one apart, of all its batches."""
+    cache: CacheUse = attrs.field(factory=CacheUse)
+    final: Figures | None = None
+    reason: str = ""
+    """How it ended."""
+    preemptions: int = 0
+    preempted_by: str = ""
+    pauses: int = 0
+    worst_gap_ms: float = 0.0
+    worst_gap_token: int = 0
+    came_ms: float = attrs.field(init=False)
+    came_at: float = attrs.field(init=False)
+    """Seconds since 1970."""
+    _doing: Doing = attrs.field(default=Doing.QUEUED, init=False)
+    _since_ms: float = attrs.field(init=False)
+    _marks: tuple[float, ...] = attrs.field(init=False)
+    """The totals at that time; likewise the next."""
+    _own_mark: float = attrs.field(default=0.0, init=False)
+    _started_mark: list[int] = attrs.field(init=False)
+    """Sequences that had been started when it came."""
+    _started_before: tuple[int, int] | None = attrs.field(default=None, init=False)
+    _met: list[tuple[Account, float]] = attrs.field(factory=list, init=False)
+    _beside: tuple[Beside, ...] = attrs.field(default=(), init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.came_ms = self.arrived_ms - sum(self.spent_ms.values())
+        self.came_at = time.time() - (now_ms() - self.came_ms) / 1000
+        self._since_ms, self._marks = self.arrived_ms, self.totals.reading(self.arrived_ms)
+        self._started_mark = list(self.totals.started)
+
+    # The decode thread
+
+    def turns_to(self, doing: Doing) -> None:
+        """From now on the sequence does this."""
+        now = now_ms()
+        self._add(self.spent_ms, now)
+        if doing is Doing.QUEUED and self._started_before is not None and self._doing is not Doing.FOLLOWING:
+            doing = Doing.PREEMPTED
+            self.preemptions += 1
+        elif doing is Doing.BEHIND:
+            self.pauses += self._doing is Doing.WRITING
+        elif doing in (Doing.READING, Doing.WRITING) and self._started_before is None:
+            self._started_before = self.started_before
+        self._doing, self._since_ms, self._own_mark = doing, now, self.own_ms
+        self._marks = self.totals.reading(now)
+
+    def meets(self, others: Iterable[Account]) -> None:
+        """It begins to read its prompt beside these, which have slots."""
+        for other in others:
+            if len(other._met) < MAX_BESIDE:
+                other._met.append((self, self.own_ms))
+            if other._doing is Doing.READING and len(self._met) < MAX_BESIDE:
+                self._met.append((other, other.own_ms))
+
+    def ends(self, reason: str, metrics: RequestMetrics) -> None:
+        """The sequence has ended: keep what is told of it."""
+        assert self.served is not None
+        self._beside = self.beside
+        self.final = self._figures(self.served, metrics)
+        self.reason = reason
+        self.served = None
+        self._met.clear()
+
+    # Any thread
+
+    @property
+    def ended_ms(self) -> float | None:
+        """When it ended."""
+        return None if self.final is None else self._since_ms
+
+    @property
+    def started_before(self) -> tuple[int, int]:
+        """Sequences that were started while it waited for its first slot, and those of them of a higher lane."""
+        if self._started_before is not None:
+            return self._started_before
+        counts = [now - then for now, then in zip(self.totals.started, self._started_mark, strict=True)]
+        return sum(counts), sum(counts[self.lane + 2 :])
+
+    @property
+    def beside(self) -> tuple[Beside, ...]:
+        """Prompts of others that were read meanwhile, the longest first."""
+        met = list(self._met) if self.final is None else []
+        found = [
+            Beside(each.id, each.prompt_tokens, round(each.own_ms - before, 3))
+            for each, before in met
+            if each.own_ms > before
+        ]
+        return tuple(sorted(found, key=lambda each: -each.read_ms)) if met else self._beside
+
+    def figures(self, now: float) -> Figures:
+        """What is told of the sequence now, or was when it ended."""
+        served = self.served
+        if served is None:
+            assert self.final is not None
+            return self.final
+        return self._figures(served, served.metrics(now))
+
+    def spent_until(self, now: float) -> dict[str, float]:
+        """Its time by cause until now, or until it ended."""
+        spent = dict(self.spent_ms)
+        self._add(spent, now)
+        return spent
+
+    def _figures(self, served: Served, metrics: RequestMetrics) -> Figures:
+        texts: tuple[array[int], ...] = ()
+        if self.records_text:
+            tokens, end, known, size = served.tokens, self.prompt_tokens, self.cache.known_tokens, RECORDED_TOKENS
+            texts = (
+                tokens[max(0, end - size) : end],
+                tokens[end : end + size],
+                tokens[max(0, known - size) : known],
+                tokens[known : min(known + size, end)],
+            )
+        return Figures(served.cached_tokens, served.generated, metrics, texts)
+
+    def _add(self, spent: dict[str, float], now: float) -> None:
+        """Add the time since the last change."""
+        left_ms, own = max(0.0, now - self._since_ms), self.own_ms - self._own_mark
+        reading = zip(self.totals.reading(now), self._marks, strict=True)
+        steps, prompts, apart, sample, slot, cells = (each - before for each, before in reading)
+        waited = {
+            "prompt": prompts if self.is_apart else prompts - own,
+            "apart": apart - own if self.is_apart else apart,
+        }
+        parts, rest = dict[str, float](), "rest"
+        match self._doing:
+            case Doing.QUEUED:
+                parts, rest = {"slot": slot, "cells": cells}, "batch"
+            case Doing.READING:
+                parts = {"read": own, **waited, "streams": steps}
+            case Doing.WRITING if self.is_apart:
+                parts = {"write": own, **waited, "streams": steps}
+            case Doing.WRITING:
+                parts = {"write": steps, **waited, "sample": sample}
+            case Doing.ENDED:
+                return
+            case waiting:
+                rest = _WAITS[waiting]
+        for cause, took_ms in parts.items():
+            part_ms = min(max(0.0, took_ms), left_ms)  # read a moment later, a figure can be a batch ahead
+            spent[cause] += part_ms
+            left_ms -= part_ms
+        spent[rest] += left_ms
+
+
+_WAITS = {Doing.FOLLOWING: "prefix", Doing.BEHIND: "reader", Doing.PREEMPTED: "preempted"}

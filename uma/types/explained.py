@@ -1,0 +1,128 @@
+"""Where one request's time went, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import attrs
+
+from uma.types.events import RequestMetrics
+from uma.types.server import RunningRequest
+
+CAUSES: Mapping[str, str] = MappingProxyType(
+    {
+        "prepare": "its prompt was rendered and made tokens",
+        "grammar": "its grammar was made",
+        "disk": "a prefix was looked for on disk",
+        "batch": "the batch that ran when it came went on",
+        "slot": "all slots were taken",
+        "cells": "its prompt did not fit beside what ran",
+        "prefix": "another request read what its prompt begins with",
+        "read": "its prompt was read",
+        "prompt": "prompts of others were read",
+        "streams": "tokens of others were computed, before its first",
+        "apart": "reproducible requests were computed, one at a time",
+        "write": "its tokens were computed",
+        "sample": "tokens were chosen",
+        "reader": "its reader was behind",
+        "preempted": "it had lost its slot to another request",
+        "rest": "all else: planning, handing over, embeddings, other programs on its cores",
+    }
+)
+"""What a request's time can go to, in the order of its life, in words. Those of `RunningRequest.waits_for` are among
+them."""
+
+WHY_NOT_CACHED: Mapping[str, str] = MappingProxyType(
+    {
+        "": "all that it begins with was there",
+        "asked": "it asked for none (cache_prompt, or log probabilities of its prompt)",
+        "reproducible": "a reproducible request is computed without cache",
+        "none": "nothing cached that is worth sharing begins as it does",
+        "end": "what is cached ends there",
+        "differs": "what is cached goes on with another token",
+        "earlier": "what is cached can only be taken up earlier, at a checkpoint or window, or is hardly longer",
+    }
+)
+"""Why no more of a prompt came from the cache, in words."""
+
+
+@attrs.frozen
+class CacheUse:
+    """What a prompt had of the cache when it was begun. All counts are tokens."""
+
+    tier: str = ""
+    """Where what it used was: `cells`, `memory` or `disk`; empty: it used nothing."""
+    known_tokens: int = 0
+    """Of the prompt, how much the nearest cached or running conversation has in common with it."""
+    why: str = ""
+    """Why not more: a word of `WHY_NOT_CACHED`."""
+    token_id: int | None = None
+    """With `end` and `differs`: the prompt's own token behind the `known_tokens`, the first that is not cached."""
+
+
+@attrs.frozen
+class Beside:
+    """A request whose prompt was read meanwhile."""
+
+    id: str
+    prompt_tokens: int
+    read_ms: float
+    """Time of the batches with it, since both had a slot."""
+
+
+@attrs.frozen
+class RecordedText:
+    """Text of a request, where the server records it (`--record-text`)."""
+
+    prompt_end: str
+    """Its last tokens."""
+    answer_begin: str
+    """Its first tokens."""
+    before_parting: str = ""
+    """The prompt up to `CacheUse.known_tokens`, the last tokens of it."""
+    behind_parting: str = ""
+
+
+@attrs.frozen
+class Explained:
+    """Where the time of a request went that runs or has ended. Times are milliseconds, counts are tokens."""
+
+    id: str
+    priority: int
+    origin: str
+    """As `RunningRequest.origin`."""
+    came_at: float
+    """Seconds since 1970."""
+    age_ms: float
+    """From its coming to its last token, or until now; `spent_ms` adds up to it."""
+    spent_ms: dict[str, float]
+    """By cause (`CAUSES`), in the order of its life; without those that took nothing."""
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    cache: CacheUse
+    metrics: RequestMetrics
+    """As its last event has them, or until now."""
+    reason: str = ""
+    """Why it ended: a finish reason, or an error's code; empty: it runs."""
+    now: RunningRequest | None = None
+    """Where it runs: how far it is, and what it waits for."""
+    started_before: int = 0
+    """Requests that were given a slot while it waited for its first."""
+    started_before_higher: int = 0
+    """Those of them of a higher lane."""
+    preemptions: int = 0
+    preempted_by: str = ""
+    """The id of the request that had its slot last."""
+    pauses: int = 0
+    """How often its reader fell behind by a credit window."""
+    worst_gap_ms: float = 0.0
+    """Longest time between two of its tokens, as they were given."""
+    worst_gap_token: int = 0
+    """How many tokens came before it."""
+    beside: tuple[Beside, ...] = ()
+    """Other prompts that were read while it had a slot, the longest first; a few of them."""
+    answers: int = 1
+    """Answers that it asked for; what is told is the first one's."""
+    text: RecordedText | None = None
