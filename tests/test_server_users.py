@@ -71,6 +71,23 @@ def test_a_user_s_bounds_hold_over_all_its_sessions(bounded: ServerProcess) -> N
         assert other.last_of("d")["reason"] == "length"
 
 
+def test_bounds_that_change_hold_from_the_next_request_on(bounds: Path, bounded: ServerProcess) -> None:
+    with bounded.connect() as raw:
+        raw.hello()
+        raw.send(ask("before", max_tokens=9))
+        assert raw.last_of("before")["reason"] == "length"
+        bounds.write_text(f"[{os.getuid()}]\nmax_tokens = 3\n")
+        raw.send(ask("after", max_tokens=9))
+        assert "may generate 3 at most" in raw.last_of("after")["message"]
+        bounds.write_text("[others]\nmax_tokens = many\n")
+        raw.send(ask("broken", max_tokens=9))
+        assert "may generate 3 at most" in raw.last_of("broken")["message"]
+        bounds.write_text("")
+        raw.send(ask("free", max_tokens=9))
+        assert raw.last_of("free")["reason"] == "length"
+    assert "event=socket.users" in bounded.log.text
+
+
 def test_a_user_is_told_its_own_limits(bounded: ServerProcess) -> None:
     with bounded.connect() as raw:
         limits = raw.hello(versions=["1.1"])["limits"]

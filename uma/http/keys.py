@@ -25,6 +25,7 @@ import attrs
 from uma.config import read_toml
 from uma.constraints import Length
 from uma.errors import BadRequest, ConfigError
+from uma.net.file_watch import FileWatch
 from uma.net.logfmt import log
 from uma.net.quota import Account, Bounds
 from uma.protocol.converter import structure, unknown_fields
@@ -90,26 +91,23 @@ class Keys:
 class KeyFile:
     """The keys of a file as it is now. Belongs to one thread."""
 
-    path: Path
+    _watch: FileWatch
     _keys: Keys
-    _seen: tuple[int, int, int] | None
 
     @classmethod
     def open(cls, path: Path) -> KeyFile:
         """Raises `ConfigError` where the file cannot be read, holds no key, or something else."""
-        seen = _state_of(path)
-        keys = Keys.load(path)
+        watch, keys = FileWatch(path), Keys.load(path)
         if not keys.known:
             raise ConfigError(f"http_keys: {path}: holds no key; make one with `uma key new NAME --keys {path}`")
-        return cls(path, keys, seen)
+        return cls(watch, keys)
 
     def find(self, presented: str) -> Account | None:
         """The account of a key, or None; as `Keys.find`.
 
         A file that has changed is read first. One that cannot be read is warned of, and the keys stay as they were.
         """
-        if (state := _state_of(self.path)) != self._seen:
-            self._seen = state
+        if self._watch.has_changed():
             self._read()
         return self._keys.find(presented)
 
@@ -119,20 +117,11 @@ class KeyFile:
 
     def _read(self) -> None:
         try:
-            self._keys = Keys.load(self.path).after(self._keys)
+            self._keys = Keys.load(self._watch.path).after(self._keys)
         except ConfigError as error:
             log(logger, logging.WARNING, "http.keys", kept=len(self._keys.known), error=error.message)
         else:
             log(logger, logging.INFO, "http.keys", read=len(self._keys.known))
-
-
-def _state_of(path: Path) -> tuple[int, int, int] | None:
-    """What differs once a file has been written or replaced; None where there is no such file."""
-    try:
-        state = path.stat()
-    except OSError:
-        return None
-    return state.st_mtime_ns, state.st_size, state.st_ino
 
 
 def _key(path: Path, name: str, table: Any) -> Key:

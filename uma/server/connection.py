@@ -312,6 +312,7 @@ class Connection(ABC):
         """
         if self.account is None:
             return request
+        self.server.users.look()
         if (excess := self.account.objection(1, trio.current_time())) is not None:
             raise Overloaded(excess.message, retry_after_ms=excess.retry_after_ms)
         # On the wire a priority of 0 is that of a request that says nothing.
@@ -326,6 +327,7 @@ class Connection(ABC):
         """The same for a request that is answered in one piece."""
         if self.account is None:
             return request
+        self.server.users.look()
         if (excess := self.account.objection(1, trio.current_time())) is not None:
             raise Overloaded(excess.message, retry_after_ms=excess.retry_after_ms)
         lane = self.account.lane(request.priority, has_priority=request.priority > 0)

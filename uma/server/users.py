@@ -1,10 +1,12 @@
 """Bounds of the socket's users: a TOML file, and the account of the user at the other end of a connection.
 
-The kernel tells the user, so there is nothing to present and nothing to forge.
+The kernel tells the user, so there is nothing to present and nothing to forge. A server reads the file again as soon as
+it has changed.
 """
 
 from __future__ import annotations
 
+import logging
 import pwd
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,49 +16,81 @@ import attrs
 
 from uma.config import read_toml
 from uma.errors import BadRequest, ConfigError
+from uma.net.file_watch import FileWatch
+from uma.net.logfmt import log
 from uma.net.quota import Account, Bounds
 from uma.protocol.converter import structure, unknown_fields
+
+logger = logging.getLogger("uma.server")
 
 OTHERS = "others"
 """The table whose bounds each user without a table of its own has, each for itself."""
 
 
+@attrs.frozen
+class _File:
+    """What a file says."""
+
+    named: Mapping[int, tuple[str, Bounds]] = attrs.field(factory=dict)
+    """By user id: the name that the table has, and what is in it."""
+    others: Bounds | None = None
+    """None: users without a table have no bounds."""
+
+    @classmethod
+    def load(cls, path: Path) -> _File:
+        """Raises `ConfigError` where the file cannot be read, or names a user or a bound that does not exist."""
+        where = f"socket_users: {path}"
+        tables = {name: _bounds(f"{where}: [{name}]", table) for name, table in read_toml(path, where).items()}
+        others = tables.pop(OTHERS, None)
+        named = {_uid(f"{where}: [{name}]", name): (name, bounds) for name, bounds in tables.items()}
+        if len(named) < len(tables):
+            raise ConfigError(f"{where}: a user has two tables, by name and by user id; keep one")
+        return cls(named, others)
+
+    def of(self, uid: int | None) -> tuple[str, Bounds] | None:
+        """A user's name and bounds; None where nothing bounds it."""
+        if uid is not None and uid in self.named:
+            return self.named[uid]
+        return None if self.others is None else ("unknown" if uid is None else str(uid), self.others)
+
+
 @attrs.define(eq=False)
 class Users:
-    """The accounts of a server's users, by user id. Belongs to one thread."""
+    """The accounts of a server's users, by user id, with the bounds that the file has now. Belongs to one thread."""
 
-    _named: Mapping[int | None, Account] = attrs.field(factory=dict)
-    _others: Bounds | None = None
-    """None: users without a table have no bounds."""
-    _made: dict[int | None, Account] = attrs.field(factory=dict, init=False)
+    _watch: FileWatch | None = None
+    _file: _File = attrs.field(factory=_File)
+    _accounts: dict[int | None, Account] = attrs.field(factory=dict, init=False)
 
     @classmethod
     def load(cls, file: str) -> Users:
         """The users of a file: tables `[NAME]` or `[UID]`, and `[others]`, each with `Bounds`; an empty name: no file.
 
-        Raises `ConfigError` where the file cannot be read, or names a user or a bound that does not exist.
+        Raises `ConfigError` as `_File.load`.
         """
-        if not file:
-            return cls()
-        where = f"socket_users: {file}"
-        tables = {name: _bounds(f"{where}: [{name}]", table) for name, table in read_toml(Path(file), where).items()}
-        others = tables.pop(OTHERS, None)
-        named: dict[int | None, Account] = {
-            _uid(f"{where}: [{name}]", name): Account(f"user {name}", bounds) for name, bounds in tables.items()
-        }
-        if len(named) < len(tables):
-            raise ConfigError(f"{where}: a user has two tables, by name and by user id; keep one")
-        return cls(named, others)
+        return cls(FileWatch(Path(file)), _File.load(Path(file))) if file else cls()
 
     def account(self, uid: int | None) -> Account | None:
         """The account of a user; None where nothing bounds it."""
-        if uid in self._named:
-            return self._named[uid]
-        if self._others is None:
+        self.look()
+        if (found := self._file.of(uid)) is None:
             return None
-        if uid not in self._made:
-            self._made[uid] = Account(f"user {'unknown' if uid is None else uid}", self._others)
-        return self._made[uid]
+        name, bounds = found
+        return self._accounts.setdefault(uid, Account(f"user {name}", bounds))
+
+    def look(self) -> None:
+        """Read a file that has changed. One that cannot be read is warned of, and the bounds stay as they were."""
+        if self._watch is None or not self._watch.has_changed():
+            return
+        try:
+            self._file = _File.load(self._watch.path)
+        except ConfigError as error:
+            log(logger, logging.WARNING, "socket.users", kept=len(self._file.named), error=error.message)
+            return
+        for uid, account in self._accounts.items():
+            found = self._file.of(uid)
+            account.bounds = Bounds() if found is None else found[1]
+        log(logger, logging.INFO, "socket.users", read=len(self._file.named))
 
 
 def _bounds(where: str, table: Any) -> Bounds:

@@ -1,0 +1,32 @@
+"""Tells when a file has changed, so that a server reads its keys and users again without a signal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+
+def _state_of(path: Path) -> tuple[int, int, int] | None:
+    """What differs once a file has been written or replaced; None where there is no such file."""
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_mtime_ns, state.st_size, state.st_ino
+
+
+@attrs.define(eq=False)
+class FileWatch:
+    """A file, which is about to be read for the first time."""
+
+    path: Path
+    _seen: tuple[int, int, int] | None = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._seen = _state_of(self.path)
+
+    def has_changed(self) -> bool:
+        """Whether the file has been written or replaced since this was asked last."""
+        before, self._seen = self._seen, _state_of(self.path)
+        return self._seen != before
