@@ -15,7 +15,7 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 from conversations import PROMPTS  # noqa: E402
 from llama_server import RECORDED, REFUSED, digest, prompt_of, running_llama_server, tokens_of  # noqa: E402
-from questions import MODELS, QUESTIONS, SAME_ARITHMETIC, replied  # noqa: E402
+from questions import CLEAR, MODELS, QUESTIONS, SAME_ARITHMETIC, replied  # noqa: E402
 from reference import llama_cpp, real_model, template, template_names  # noqa: E402
 from zoo_models import nearest_vocabulary, write_zoo_model  # noqa: E402
 
@@ -38,9 +38,15 @@ def prompts(template_name: str, directory: Path) -> dict[str, str]:
 
 
 def answers(name: RealModel) -> dict[str, str]:
-    """The part of each answer of a real model that is no matter of rounding."""
+    """A real model's answers. Raises `ValueError` where one is a matter of rounding."""
+    found = {}
     with running_llama_server(real_model(name), *SAME_ARITHMETIC) as client:
-        return {question: replied(client, name, question).clear for question in QUESTIONS}
+        for question in QUESTIONS[name]:
+            reply = replied(client, name, question)
+            if reply.clear < CLEAR:
+                raise ValueError(f"{name}: {question!r} is no clear question: {reply.clear:.2f} in {reply.text!r}")
+            found[question] = reply.text
+    return found
 
 
 def main() -> None:
