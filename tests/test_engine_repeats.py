@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from engine_world import Answer, answer, ask, config_for, tokens_for
 
@@ -49,6 +50,16 @@ async def test_a_repeated_question_has_the_same_answer_to_the_last_bit(
         first = told(await answer(engine, question(10, length)))
         for _ in range(3):
             assert told(await answer(engine, question(10, length))) == first
+
+
+async def test_a_question_that_is_repeated_without_the_cache_has_too(tiny: Path) -> None:
+    """It leaves nothing there, so that it lies in the same cells again."""
+    async with open_engine(config(tiny)) as engine:
+        await answer(engine, question(1, 450))
+        uncached = attrs.evolve(question(10, 20), cache_prompt=False)
+        first = told(await answer(engine, uncached))
+        for _ in range(3):
+            assert told(await answer(engine, uncached)) == first
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])

@@ -126,8 +126,8 @@ class Request:
     """`auto`: while other prompts are prefilled, tokens decoded ahead are delivered evenly, `target_tbt_ms` apart at
     most. `off`: each as soon as it is computed."""
     cache_prompt: bool = True
-    """False: the whole prompt is computed, whatever of it other requests have computed before or compute now. What it
-    computes stays for those that come."""
+    """False: the whole prompt is computed, whatever of it other requests have computed before or compute now, and
+    nothing of it stays for those that come."""
     parse_special: bool = False
     """The spelling of a control token in `prompt` is that token, as in a text that a chat template has been applied to;
     BOS is added where the text does not begin with it. In text that others have written it lets them end a turn."""

@@ -276,7 +276,9 @@ class Residency:
         if sequence.holding is not None:
             self._forget_dropped(sequence)
             self._pool.has_decoding_rows = self.is_decoding
-            self._pool.release(sequence.holding, now_ms(), keep=isinstance(event, Finished))
+            # (Kept, each repetition without the cache would lie in other cells, with other last bits.)
+            keep = isinstance(event, Finished) and sequence.request.cache_prompt
+            self._pool.release(sequence.holding, now_ms(), keep=keep)
             sequence.holding = None
         if sequence.sampler is not None:
             sequence.sampler.close()
