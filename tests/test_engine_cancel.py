@@ -9,15 +9,18 @@ from typing import Any, get_args
 
 import pytest
 import trio
-from engine_world import Answer, answer, ask, config_for, settled, tokens_for
+from engine_world import Answer, alone, answer, ask, config_for, settled, tokens_for
 
 from harness import PATIENCE_SEC
 from models import Kind, write_model
 from uma import Request, open_engine
 from uma.engine import Engine
+from uma.engine.delivery.flow import CREDITS
+from uma.engine.kv.pool import LAST_TOKENS
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, Context
 from uma.types import Finished, Token
+from uma.types.source import EventStream
 
 PROMPT = tokens_for(1, 1_500)
 
@@ -28,12 +31,18 @@ class HaltingContext(Context):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.halt_at = -1
+        self.halts_at_rows: list[int] = []
+        """Sizes of batches, of which the last is halted, once those before were there."""
         self.is_there = threading.Event()
         self.may_go_on = threading.Event()
         self.codes: list[int] = []
         """What llama.cpp answered to each batch."""
 
     def begin(self, batch: Batch) -> int:
+        if self.halts_at_rows and batch.n_tokens == self.halts_at_rows[0]:
+            self.halts_at_rows.pop(0)
+            if not self.halts_at_rows:
+                self.halt_at = batch.pos[0]
         if self.halt_at in batch.pos[: batch.n_tokens]:
             self.halt_at = -1
             self.is_there.set()
@@ -44,6 +53,12 @@ class HaltingContext(Context):
     async def halted(self) -> None:
         """Wait until that batch is there."""
         assert await trio.to_thread.run_sync(self.is_there.wait, PATIENCE_SEC)
+
+
+async def read_on(stream: EventStream) -> None:
+    """Read all that comes."""
+    async for _ in stream:
+        pass
 
 
 @pytest.fixture
@@ -101,6 +116,37 @@ async def test_a_prompt_that_is_cancelled_while_it_is_read_is_read_no_further_an
         expected_other = await answer(engine, ask((*PROMPT[:1_200], *tokens_for(2, 100)), 40))
     assert again.token_ids == expected.token_ids
     assert other.token_ids == expected_other.token_ids
+
+
+@pytest.mark.parametrize("layout", ["on", "off"])
+async def test_what_is_cached_and_what_is_paused_beside_an_aborted_batch_go_on_exactly(
+    model: Path, layout: str, contexts: list[HaltingContext]
+) -> None:
+    config = config_for(model, kv_unified=layout, n_ctx=8_192, max_sequences=5)
+    talk, slow = ask(PROMPT[:300], 8), ask(tokens_for(8, 60), 3 * CREDITS)
+    unwanted = [ask(tokens_for(seed, 60), 1_000, id=str(seed)) for seed in (2, 3)]
+    got = list[int]()
+    async with open_engine(config) as engine:
+        first = await answer(engine, talk)
+        turn = ask((*PROMPT[:300], *first.token_ids, *tokens_for(9, 30)), 40)
+        # Of three rows the one in the middle has a slow reader. llama.cpp moves its state when the others go on alone.
+        contexts[0].halts_at_rows = [3, 2]
+        async with engine.generate(unwanted[0]) as one, engine.generate(slow) as stream:
+            async with engine.generate(unwanted[1]) as other, trio.open_nursery() as nursery:
+                nursery.start_soon(read_on, one)
+                nursery.start_soon(read_on, other)
+                await contexts[0].halted()
+                one.cancel()
+                other.cancel()
+                contexts[0].may_go_on.set()
+            async for event in stream:
+                got += [event.token_id] if isinstance(event, Token) else []
+        second = await answer(engine, turn)
+        assert contexts[0].codes.count(ABORTED) == 1
+        assert second.finished.usage.cached_tokens >= 300 - LAST_TOKENS
+    async with open_engine(config) as engine:
+        expected = [each.token_ids for each in await alone(engine, [slow, turn])]
+    assert [tuple(got), second.token_ids] == expected
 
 
 async def test_a_reproducible_request_that_is_cancelled_while_its_prompt_is_read_is_read_no_further(

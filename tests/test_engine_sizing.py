@@ -228,7 +228,7 @@ async def test_what_cannot_share_cells_says_so(tmp_path: Path, kind: Kind, layou
 @pytest.mark.parametrize(
     ("settings", "sequences", "is_full"),
     [
-        ({}, 20, False),  # a third of full-size windows holds so many
+        ({}, 15, False),  # a quarter of full-size windows holds so many
         ({"max_sequences": 8}, 9, False),
         ({"max_sequences": 64}, 128, True),  # whose windows would take as much as full-size ones
         ({"n_ctx": 4_096}, 128, True),  # they take little

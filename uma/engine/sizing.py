@@ -43,7 +43,7 @@ STATES_SHARE, LEAST_STATES_BYTES, LEAST_STATES = 2, 48 * 2**20, 8
 """Recurrent states are there from the start, for all that can run at once. Without `--max-sequences` they take at most
 the weights' size divided by the first, or the second where that is more; but the third are there as far as a quarter
 of the free memory holds them. Full-size windows are made as long as they take no more than that."""
-SMALL_WINDOWS_SHARE = 3
+SMALL_WINDOWS_SHARE = 4
 """Windows are made small where they take at most the cells of full-size ones divided by it."""
 WEIGHTS_SHARE = 2
 """Divisor of the free memory: weights are read into it, and not mapped, if they take at most half of it."""
