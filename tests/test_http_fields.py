@@ -150,6 +150,7 @@ TOP = {"include": ["message.output_text.logprobs"]}
         (OLLAMA, {"format": ""}, {"grammar": None}),
         (NATIVE, {"n_predict": 3, "temperature": 0.3}, {"max_tokens": 3, "temperature": 0.3}),
         (NATIVE, {"n_predict": -1, "seed": -1}, {"max_tokens": 32, "seed": None}),
+        (NATIVE, {"n_predict": None}, {"max_tokens": 32}),
         (NATIVE, {"seed": 2**32 - 1}, {"seed": None}),
         (NATIVE, {"seed": 2**32 - 2}, {"seed": 2**32 - 2}),
         (CHAT, {"seed": 2**32 - 1}, {"seed": 2**32 - 1}),
@@ -267,7 +268,7 @@ def test_penalties_count_what_was_generated_alone_where_the_dialect_s_documents_
     assert request.sampling.penalty_window == (64 if counts_prompt else N_CTX)
 
 
-@pytest.mark.parametrize("path", [CHAT, RESPONSES, OLLAMA, OLLAMA_CHAT])
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, OLLAMA, OLLAMA_CHAT, NATIVE])
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_without_a_number_an_answer_can_fill_the_context(tiny: Path, path: str, is_streamed: bool) -> None:
     with hosted_http(config_for(tiny, http="127.0.0.1:0", n_ctx=256, http_any_model=True)) as hosted:
@@ -336,6 +337,7 @@ def test_with_any_model_an_answer_has_the_name_that_was_asked_for(asking: Asking
     ("path", "fields"),
     [
         (NATIVE, {"n_predict": -1, "ignore_eos": True}),
+        (NATIVE, {"n_predict": None, "ignore_eos": True}),
         (CHAT, {"max_tokens": -1, "ignore_eos": True}),
         (COMPLETIONS, {"max_tokens": -1, "ignore_eos": True}),
         (OLLAMA, {"options": {"num_predict": -1, "ignore_eos": True}}),

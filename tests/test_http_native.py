@@ -197,6 +197,7 @@ def test_the_settings_of_a_body_that_says_nothing_are_told(server: Server) -> No
     asked = server.ask("POST", "/completion", {"prompt": "a", "n_predict": 1}).json["generation_settings"]
     for name in ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "stop", "ignore_eos"):
         assert told[name] == asked[name]
+    assert told["n_predict"] == -1
 
 
 def test_figures_for_llama_server_s_dashboards_are_there(server: Server) -> None:

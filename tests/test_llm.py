@@ -285,6 +285,14 @@ def test_a_stream_gives_thinking_and_calls_as_events(tmp_path: Path) -> None:
     assert [call.name for call in stream.finished.tool_calls] == ["weather"]
 
 
+def test_a_chat_goes_on_with_the_assistant_s_message_at_its_end(llm: LLM) -> None:
+    talk: list[Message | dict[str, str]] = [Message("user", "Tell me a story.")]
+    (asked,) = llm.chat(talk, params(echo=True))
+    (going_on,) = llm.chat([*talk, {"role": "assistant", "content": "Once upon"}], params(echo=True))
+    assert asked.prompt_text is not None
+    assert going_on.prompt_text == asked.prompt_text + "Once upon"
+
+
 def test_a_conversation_goes_through_the_chat_template(llm: LLM) -> None:
     talk: list[Message | dict[str, str]] = [{"role": "user", "content": "Hi"}]
     (one,) = llm.chat(talk, params())

@@ -59,6 +59,9 @@ class LlamaServerErrors:
 
 ERRORS = LlamaServerErrors()
 
+UNBOUNDED = -1
+"""A number of tokens: as many as there may be."""
+
 
 @attrs.frozen(kw_only=True)
 class TokenizeBody:
@@ -208,7 +211,7 @@ def _default_settings(gateway: Gateway) -> dict[str, Any]:
     info = gateway.source.info
     if not info.capabilities.generate:
         return {}
-    return settings(sampling(gateway, Common(), DRAWN), info.limits.default_max_tokens, MAX_SEED, stream=False)
+    return settings(sampling(gateway, Common(), DRAWN), UNBOUNDED, MAX_SEED, stream=False)
 
 
 async def slots(gateway: Gateway, http: Exchange) -> None:

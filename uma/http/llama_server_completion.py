@@ -18,16 +18,15 @@ from uma.http.fields import (
     DRAWN,
     MAX_WINDOW,
     Common,
-    all_tokens,
-    allowed_tokens,
     context_window,
     first,
     read,
     sampling,
+    tokens_wanted,
     urgency,
 )
 from uma.http.gateway import Gateway
-from uma.http.llama_server import ERRORS, settings
+from uma.http.llama_server import ERRORS, UNBOUNDED, settings
 from uma.http.logprobs import Unshown, shown
 from uma.http.problem import Problem
 from uma.http.prompts import PROMPTS, built_with_ids, is_one_prompt, prompts
@@ -39,8 +38,6 @@ from uma.types import MAX_SEED, Finished, Logprobs, Request, SamplingParams, Tem
 _Window = Annotated[int, Range(-1, MAX_WINDOW)]
 _DRAWN = (-1, MAX_SEED)
 """Seeds that have one drawn: the latter is llama-server's own default, which clients send along."""
-UNBOUNDED = -1
-"""A number of tokens: as many as there may be."""
 
 
 @attrs.frozen(kw_only=True)
@@ -123,7 +120,8 @@ def _job(gateway: Gateway, http: Exchange, body: CompletionBody) -> CompletionJo
         ("max_completion_tokens", body.max_completion_tokens),
         ("max_tokens", body.max_tokens),
     )
-    params = _sampling(gateway, http, body, asked)
+    n_predict = UNBOUNDED if asked is None else asked
+    params = _sampling(gateway, http, body, n_predict)
     how = urgency(body, http)
     requests = [
         Request(
@@ -140,7 +138,7 @@ def _job(gateway: Gateway, http: Exchange, body: CompletionBody) -> CompletionJo
         requests,
         bool(body.stream),
         model,
-        n_predict=gateway.source.info.limits.default_max_tokens if asked is None else asked,
+        n_predict=n_predict,
         n_ctx=gateway.source.info.limits.n_ctx,
         returns_tokens=bool(body.return_tokens),
         fields=body.response_fields or (),
@@ -150,15 +148,14 @@ def _job(gateway: Gateway, http: Exchange, body: CompletionBody) -> CompletionJo
     return job
 
 
-def _sampling(gateway: Gateway, http: Exchange, body: CompletionBody, n_predict: int | None) -> SamplingParams:
+def _sampling(gateway: Gateway, http: Exchange, body: CompletionBody, n_predict: int) -> SamplingParams:
     able = gateway.source.info.capabilities
     abilities.post_sampling_probs(body.post_sampling_probs)
-    unbounded = all_tokens(gateway, http) if n_predict == UNBOUNDED else None
     params = sampling(
         gateway,
         body,
         DRAWN,
-        max_tokens=allowed_tokens(gateway, n_predict, "n_predict") if unbounded is None else unbounded,
+        max_tokens=tokens_wanted(gateway, http, n_predict, "n_predict"),
         temperature=body.temperature,
         seed=None if body.seed in _DRAWN else body.seed,
         repetition_penalty=first(
@@ -190,7 +187,7 @@ class CompletionJob(SseJob):
     stream: bool = attrs.field(kw_only=False)
     model: str = attrs.field(kw_only=False)
     n_predict: int
-    """As the body has it, or by default."""
+    """As the body has it."""
     n_ctx: int
     """Maximum tokens of a prompt and its answer."""
     returns_tokens: bool
