@@ -290,6 +290,18 @@ def _describe_explain(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
 
 
+def _describe_top(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--once", action="store_true", help="show what is now, and end (default: on no terminal)")
+    parser.add_argument("--json", action="store_true", help="the same as a JSON list (default: off)")
+    parser.add_argument(
+        "--url", metavar="URL", help="a server's HTTP, such as http://127.0.0.1:8080 (default: sockets of this machine)"
+    )
+    parser.add_argument(
+        "--key-file", metavar="FILE", type=Path, help="with --url: a file that holds the API key (default: no key)"
+    )
+    add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
+
+
 def _describe_stop(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--now", action="store_true", help="do not let running requests finish (default: off)")
     add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
@@ -449,6 +461,15 @@ COMMANDS: tuple[Command, ...] = (
         "Tell where the time of a request went that runs on the server, or is one of its last 1,000, and what it "
         "waited for. You see your own requests; the user that runs the server, and root, see all of them.",
         " [REQUEST_ID]",
+    ),
+    Command(
+        "top",
+        "what runs and waits just now, and how fast",
+        _describe_top,
+        "Each model and request of the servers that uma ps lists, of the one on --socket, or of the one at --url: live "
+        "on a terminal, else once. Keys: arrows choose, s sorts, r reverses, / filters, space pauses, x ends a request "
+        "after asking, ? helps, q leaves. Over HTTP a key's holder can end its own requests; on a socket the server's "
+        "user can end any.",
     ),
     Command(
         "stop",

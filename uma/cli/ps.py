@@ -61,7 +61,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 async def _running(loaded: Loaded) -> Any:
-    for path in _sockets(loaded):
+    for path in sockets(loaded):
         try:
             yield await _ask_within(ANSWER_SEC, path)
         except trio.TooSlowError:
@@ -75,7 +75,7 @@ async def _running(loaded: Loaded) -> Any:
             say.warn(f"{path}: {error.message}")
 
 
-def _sockets(loaded: Loaded) -> Iterator[Path]:
+def sockets(loaded: Loaded) -> Iterator[Path]:
     """The socket that was named; by default the usual one, those beside it, and those of this user's processes."""
     usual = Path(loaded.config.socket)
     yield usual

@@ -35,6 +35,7 @@ METRICS = (
     "requests_cancelled",
     "active_sequences",
     "queued_requests",
+    "service_ms_ewma",
     "kv_cells_used",
     "kv_cells_total",
     "kv_cells_share",

@@ -1,0 +1,213 @@
+"""Where `uma top` has its frames from: a session on a socket that asks twice a second, or the page's feed over HTTP."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote, urlsplit
+
+import attrs
+import trio
+
+from uma.cli.top_state import Event, Frame, Lost
+from uma.client import Client, connect
+from uma.errors import BadRequest, ConfigError, ConnectionLost, Loading, ShuttingDown, UmaError
+from uma.protocol.converter import structure
+from uma.types import Activity
+
+INTERVAL_SEC = 0.5
+"""Between two questions on a socket."""
+RETRY_SEC = 1.0
+"""Between two attempts to reach a server that went away."""
+SILENCE_SEC = 15.0
+"""Time without a word after which a server is given up: over HTTP frames come four times a second."""
+
+Post = Callable[[Event], None]
+
+
+class Feed(Protocol):
+    """One server."""
+
+    where: str
+
+    async def follow(self, post: Post) -> None:
+        """Post frames until cancelled. A server that goes away is told as `Lost`, and asked again.
+
+        Raises the `UmaError` with which the first attempt fails.
+        """
+
+    async def end(self, number: int, id: str) -> bool:
+        """End a request; whether it still ran. Raises an `UmaError` where that is not possible."""
+
+
+@attrs.define(eq=False)
+class SocketFeed:
+    """A server on a socket."""
+
+    where: str
+    _client: Client | None = attrs.field(default=None, init=False)
+
+    async def follow(self, post: Post) -> None:
+        """See `Feed`."""
+        await _again(self.where, post, self._follow_once)
+
+    async def _follow_once(self, post: Post) -> None:
+        async with connect(self.where, waits=False) as client:
+            self._client = client
+            try:
+                while True:
+                    post(await self._frame(client))
+                    await trio.sleep(INTERVAL_SEC)
+            finally:
+                self._client = None
+
+    async def _frame(self, client: Client) -> Frame:
+        activity: Activity | None = None
+        with trio.fail_after(SILENCE_SEC):
+            metrics = await client.metrics()
+            # A server that is stopping tells its counters alone, and so does one of an older protocol.
+            with suppress(ShuttingDown, BadRequest):
+                activity = await client.activity()
+        info, pid = client.info, client.server_pid
+        most = info.limits.max_sequences
+        return Frame(
+            self.where, trio.current_time(), info.model.called, most, metrics, activity, None, pid, _rss_bytes(pid)
+        )
+
+    async def end(self, number: int, id: str) -> bool:
+        """See `Feed`."""
+        if self._client is None:
+            raise ConnectionLost(f"{self.where}: the server is not heard of")
+        return await self._client.end_request(number)
+
+
+def _rss_bytes(pid: int | None) -> int | None:
+    """Resident memory of a process, where the system tells."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS:")), None)
+
+
+@attrs.define(eq=False)
+class HttpFeed:
+    """A server at a URL."""
+
+    where: str
+    _key: str | None
+
+    async def follow(self, post: Post) -> None:
+        """See `Feed`."""
+        await _again(self.where, post, self._follow_once)
+
+    async def _follow_once(self, post: Post) -> None:
+        info = json.loads(
+            await trio.to_thread.run_sync(partial(self._ask, "GET", "/ui/api/info"), abandon_on_cancel=True)
+        )
+        try:
+            model, most = str(info["model"]["called"]), int(info["limits"]["max_sequences"])
+        except (LookupError, TypeError, ValueError):
+            raise ConnectionLost(f"{self.where}: what answers there is no UMA server") from None
+        with self._connection() as connection:
+            response = await trio.to_thread.run_sync(
+                self._begin, connection, "GET", "/ui/api/live", abandon_on_cancel=True
+            )
+            own: frozenset[str] = frozenset()
+            name = b""
+            try:
+                while line := await trio.to_thread.run_sync(response.readline, abandon_on_cancel=True):
+                    field, _, value = line.strip().partition(b": ")
+                    if field == b"event":
+                        name = value
+                    elif field == b"data" and name == b"own":
+                        own = frozenset(json.loads(value)["ids"])
+                    elif field == b"data" and name == b"frame":
+                        post(self._frame(model, most, own, json.loads(value)))
+            except (OSError, HTTPException, ValueError) as error:
+                raise ConnectionLost(f"{self.where}: {error}") from error
+        raise ConnectionLost(f"{self.where}: the server went away")
+
+    def _frame(self, model: str, most: int, own: frozenset[str], told: dict[str, Any]) -> Frame:
+        activity = None if told["activity"] is None else structure(told["activity"], Activity)
+        return Frame(self.where, told["at_ms"] / 1000, model, most, told["metrics"], activity, own)
+
+    async def end(self, number: int, id: str) -> bool:
+        """See `Feed`."""
+        path = f"/v1/requests/{quote(id, safe='')}"
+        try:
+            await trio.to_thread.run_sync(self._ask, "DELETE", path, abandon_on_cancel=True)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _ask(self, method: str, path: str) -> bytes:
+        with self._connection() as connection:
+            return self._begin(connection, method, path).read()
+
+    def _begin(self, connection: HTTPConnection, method: str, path: str) -> HTTPResponse:
+        """The answer's head. Raises `FileNotFoundError` where nothing is there to end, else `ConnectionLost` where it
+        is no success.
+        """
+        headers = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
+        base = urlsplit(self.where).path.rstrip("/")
+        try:
+            connection.request(method, base + path, headers=headers)
+            response = connection.getresponse()
+        except (OSError, HTTPException) as error:
+            raise ConnectionLost(f"{self.where}: {error}; start a server with `uma run --http`") from error
+        if response.status == 404 and method == "DELETE":
+            raise FileNotFoundError(path)
+        if response.status != 200:
+            hint = "; give a file with the key as --key-file" if response.status in (401, 403) else ""
+            raise ConnectionLost(f"{self.where}: answers {response.status}{hint}")
+        return response
+
+    @contextmanager
+    def _connection(self) -> Iterator[HTTPConnection]:
+        """A connection, closed with the block: a thread that still reads it ends with it."""
+        try:
+            parts = urlsplit(self.where)
+            host, port = parts.hostname, parts.port
+        except ValueError:  # of a port or an IPv6 address that is none
+            host, port = None, None
+        if host is None or parts.scheme not in ("http", "https"):
+            raise ConfigError(
+                f"--url: {self.where!r} is no address of a server; give one such as http://127.0.0.1:8080"
+            )
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        connection = kind(host, port, timeout=SILENCE_SEC)
+        try:
+            yield connection
+        finally:
+            if connection.sock is not None:
+                with suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+
+async def _again(where: str, post: Post, once: Callable[[Post], Any]) -> None:
+    """`once` again and again. Raises what it fails with before the first frame."""
+    was_there = False
+
+    def noting(event: Event) -> None:
+        nonlocal was_there
+        was_there = True
+        post(event)
+
+    while True:
+        try:
+            await once(noting)
+        except (UmaError, trio.TooSlowError) as error:
+            if not (was_there or isinstance(error, Loading)):
+                raise
+            was_there = True
+            why = error.message if isinstance(error, Loading) else "the server is not heard of; trying again"
+            post(Lost(where, why))
+        await trio.sleep(RETRY_SEC)

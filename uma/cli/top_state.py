@@ -1,0 +1,393 @@
+"""What `uma top` knows: frames of servers and pressed keys go in, a state comes out. Pure: time is passed in.
+
+A frame is what a server tells at one moment. Rates are differences between two of them, so a frame that comes late, or
+not at all, falsifies nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import attrs
+
+from uma.types import Activity, RunningRequest
+
+WINDOW_SEC = 60
+"""How far back lines and shares go."""
+STEP_SEC = 0.45
+"""Least time between two frames that are kept: HTTP's come four times a second."""
+RATE_SEC = 3.0
+"""Time over which a speed is told: long enough to be read, short enough to be of now."""
+SORTS = ("start", "speed", "first", "gap", "prompt", "program")
+"""What requests can be in the order of: `start` is the server's own, running ones first."""
+MAX_FILTER_CHARS = 40
+SHORT = "(short)"
+"""What stands for the programs of requests that begin and end between two frames."""
+
+Mode = Literal["list", "filter", "confirm", "help"]
+
+
+@attrs.frozen
+class Frame:
+    """One server at one moment."""
+
+    where: str
+    """Its socket or URL."""
+    at_sec: float
+    model: str
+    max_sequences: int
+    metrics: Mapping[str, Any]
+    activity: Activity | None = None
+    """None: the server is stopping, or too old to tell."""
+    own: frozenset[str] | None = None
+    """Ids of the requests that can be ended from here; None: all of them."""
+    pid: int | None = None
+    rss_bytes: int | None = None
+
+
+@attrs.frozen
+class Lost:
+    """A server does not answer as one just now, and why."""
+
+    where: str
+    why: str
+
+
+@attrs.frozen
+class Key:
+    """A key: a character, or `up`, `down`, `enter`, `escape`, `backspace`."""
+
+    name: str
+
+
+@attrs.frozen
+class Note:
+    """What came of something, in a line."""
+
+    text: str
+
+
+Event = Frame | Lost | Key | Note
+
+
+@attrs.frozen
+class End:
+    """A request to be ended: the person has said yes."""
+
+    where: str
+    number: int
+    id: str
+
+
+Effect = End | Literal["quit"]
+
+
+@attrs.frozen
+class Server:
+    """A server, as its frames of the last minute tell."""
+
+    frames: tuple[Frame, ...] = ()
+    """The newest last."""
+    lost: str = ""
+    """Why it is not heard of; empty: it is."""
+
+    @property
+    def newest(self) -> Frame | None:
+        """None before the first."""
+        return self.frames[-1] if self.frames else None
+
+    def rate(self, name: str) -> float:
+        """By how much a counter grows in a second, of late."""
+        if len(self.frames) < 2:
+            return 0.0
+        last = self.frames[-1]
+        first = next(each for each in self.frames if each.at_sec >= last.at_sec - RATE_SEC or each is last)
+        first = self.frames[-2] if first is last else first
+        return _growth(first, last, name) / max(last.at_sec - first.at_sec, 1e-3)
+
+    def history(self, name: str) -> list[float]:
+        """The same for each second of the window, the newest last; a second without a frame has the one before's."""
+        rates = [0.0] * WINDOW_SEC
+        for before, after in pairwise(self.frames):
+            rate = _growth(before, after, name) / max(after.at_sec - before.at_sec, 1e-3)
+            begin, end = (int(WINDOW_SEC - 1 - (self.frames[-1].at_sec - each.at_sec)) for each in (before, after))
+            for second in range(max(0, begin), end + 1):
+                rates[second] = rate
+        return rates
+
+    def quantile_ms(self, name: str, share: float) -> float | None:
+        """The bound below which `share` of a histogram's times of the window lie; None where there are none.
+
+        Infinity: they are over the last bound.
+        """
+        if not self.frames:
+            return None
+        after: Mapping[str, int] = self.frames[-1].metrics.get(f"{name}_buckets", {})
+        before: Mapping[str, int] = self.frames[0].metrics.get(f"{name}_buckets", {}) if len(self.frames) > 1 else {}
+        counts = {bound: count - before.get(bound, 0) for bound, count in after.items()}
+        if not counts.get("inf"):
+            counts = dict(after)
+        total = counts.get("inf", 0)
+        return next((float(bound) for bound, count in counts.items() if total and count >= share * total), None)
+
+    def speed(self, number: int) -> float:
+        """Tokens a second of a request, of late."""
+        if self.newest is None:
+            return 0.0
+        seen = [
+            (frame.at_sec, each.generated_tokens)
+            for frame in self.frames
+            if frame.at_sec >= self.newest.at_sec - RATE_SEC
+            for each in _begun(frame)
+            if each.number == number
+        ]
+        if len(seen) < 2:
+            return 0.0
+        (began, first), (ended, last) = seen[0], seen[-1]
+        return max(0, last - first) / max(ended - began, 1e-3)
+
+    def work(self) -> Counter[str]:
+        """Tokens of the window by program: read and generated."""
+        done: Counter[str] = Counter()
+        for before, after in pairwise(self.frames):
+            known = {each.number: each for each in _begun(before)}
+            seen = 0
+            for each in _begun(after):
+                was = known.get(each.number)
+                tokens = _tokens(each) - (_tokens(was) if was is not None else each.cached_tokens)
+                done[program_of(each.origin)] += max(0, tokens)
+                seen += max(0, tokens)
+            counters = ("tokens_generated_total", "prefill_tokens_total")
+            done[SHORT] += max(0, round(sum(_growth(before, after, name) for name in counters)) - seen)
+        return +done
+
+
+def _begun(frame: Frame) -> tuple[RunningRequest, ...]:
+    return frame.activity.running if frame.activity is not None else ()
+
+
+def _tokens(request: RunningRequest) -> int:
+    return request.computed_tokens + request.generated_tokens
+
+
+def _growth(before: Frame, after: Frame, name: str) -> float:
+    """0 where the server was started anew in between."""
+    return max(0.0, float(after.metrics.get(name, 0)) - float(before.metrics.get(name, 0)))
+
+
+def program_of(origin: str) -> str:
+    """The program of `RunningRequest.origin`."""
+    return origin.partition(" · ")[0] or "this server"
+
+
+def pid_of(origin: str) -> str:
+    """The process of it; empty where the server does not know it."""
+    last = origin.rpartition(" · ")[2]
+    return last.removeprefix("pid ") if last.startswith("pid ") else ""
+
+
+@attrs.frozen
+class Row:
+    """One request."""
+
+    where: str
+    model: str
+    request: RunningRequest
+    place: int | None
+    """How many start before it; None: it has been started."""
+    starts_in_ms: float | None
+    """What that takes by the requests of late; None where it is not known, or has been started."""
+    tokens_per_sec: float
+    can_end: bool
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """What tells it from all others."""
+        return self.where, self.request.number, self.request.id
+
+    @property
+    def state(self) -> str:
+        """What is done for it just now, in a word or two."""
+        each = self.request
+        if self.place is not None:
+            return f"queue {self.place + 1}"
+        if each.is_preempted:
+            return "preempted"
+        if each.waits_for:
+            return f"waits: {each.waits_for}"
+        return "reads" if each.computed_tokens < each.prompt_tokens else "writes"
+
+    @property
+    def read_share(self) -> float:
+        """How much of its prompt is there."""
+        return self.request.computed_tokens / max(1, self.request.prompt_tokens)
+
+
+@attrs.frozen
+class State:
+    """All that is shown."""
+
+    servers: Mapping[str, Server] = attrs.field(factory=dict)
+    sort: str = SORTS[0]
+    is_reversed: bool = False
+    filter: str = ""
+    mode: Mode = "list"
+    selected: tuple[str, int, str] | None = None
+    note: str = ""
+    paused: Mapping[str, Server] | None = None
+    """What is shown instead of `servers`, which go on."""
+
+    @property
+    def shown(self) -> Mapping[str, Server]:
+        """The servers as they are to be shown."""
+        return self.servers if self.paused is None else self.paused
+
+    def rows(self) -> list[Row]:
+        """The requests, as filter and order have them."""
+        wanted = self.filter.casefold()
+        rows = [row for where, server in self.shown.items() for row in _rows(where, server)]
+        rows = [row for row in rows if wanted in f"{row.request.origin} {row.request.id} {row.model}".casefold()]
+        if self.sort != SORTS[0]:
+            rows.sort(key=lambda row: _order(row, self.sort))
+        return rows[::-1] if self.is_reversed else rows
+
+    def chosen(self) -> Row | None:
+        """The request that keys are about."""
+        return next((row for row in self.rows() if row.key == self.selected), None)
+
+
+def _rows(where: str, server: Server) -> Iterable[Row]:
+    frame = server.newest
+    if frame is None or frame.activity is None:
+        return
+    service_ms = float(frame.metrics.get("service_ms_ewma", 0))
+    each_ms = service_ms / frame.max_sequences if frame.max_sequences else 0.0
+    for request in frame.activity.running:
+        yield _row(where, server, frame, request)
+    for place, request in enumerate(frame.activity.waiting):
+        starts = (place + 1) * each_ms if each_ms else None
+        yield _row(where, server, frame, request, place, starts)
+
+
+def _row(
+    where: str,
+    server: Server,
+    frame: Frame,
+    request: RunningRequest,
+    place: int | None = None,
+    starts_in_ms: float | None = None,
+) -> Row:
+    # Of several prompts of one HTTP request each has a number behind its id.
+    is_own = frame.own is None or request.id in frame.own or request.id.rpartition("-")[0] in frame.own
+    can_end = is_own and (request.number > 0 or frame.own is not None) and not server.lost
+    return Row(where, frame.model, request, place, starts_in_ms, server.speed(request.number), can_end)
+
+
+def _order(row: Row, sort: str) -> Any:
+    each = row.request
+    match sort:
+        case "speed":
+            return -row.tokens_per_sec
+        case "first":
+            return -(each.ttft_ms or each.age_ms)
+        case "gap":
+            return -each.worst_gap_ms
+        case "prompt":
+            return -each.prompt_tokens
+        case _:
+            return program_of(each.origin).casefold()
+
+
+def reduce(state: State, event: Event) -> tuple[State, Effect | None]:
+    """The state after `event`, and what is to be done."""
+    match event:
+        case Frame():
+            server = _with(state.servers.get(event.where, Server()), event)
+            return attrs.evolve(state, servers={**state.servers, event.where: server}), None
+        case Lost():
+            server = attrs.evolve(state.servers.get(event.where, Server()), lost=event.why)
+            return attrs.evolve(state, servers={**state.servers, event.where: server}), None
+        case Note():
+            return attrs.evolve(state, note=event.text), None
+        case Key():
+            return _pressed(attrs.evolve(state, note=""), event.name)
+
+
+def _with(server: Server, frame: Frame) -> Server:
+    frames: Sequence[Frame] = server.frames
+    if frames and frame.metrics.get("requests_total", 0) < frames[-1].metrics.get("requests_total", 0):
+        frames = ()  # started anew: its counters and numbers begin again
+    if len(frames) > 1 and frames[-1].at_sec - frames[-2].at_sec < STEP_SEC:
+        frames = frames[:-1]
+    kept = [each for each in frames if each.at_sec > frame.at_sec - WINDOW_SEC]
+    return Server((*kept, frame))
+
+
+def _pressed(state: State, key: str) -> tuple[State, Effect | None]:
+    if state.mode == "filter":
+        return _typed(state, key), None
+    if state.mode == "confirm":
+        row, state = state.chosen(), attrs.evolve(state, mode="list")
+        if key.lower() != "y" or row is None:
+            return attrs.evolve(state, note="nothing was ended"), None
+        return state, End(row.where, row.request.number, row.request.id)
+    if state.mode == "help":
+        return (state, "quit") if key == "q" else (attrs.evolve(state, mode="list"), None)
+    return (state, "quit") if key == "q" else (_listed(state, key), None)
+
+
+def _listed(state: State, key: str) -> State:
+    """A key among the requests."""
+    match key:
+        case "?" | "h":
+            return attrs.evolve(state, mode="help")
+        case "s":
+            return attrs.evolve(state, sort=SORTS[(SORTS.index(state.sort) + 1) % len(SORTS)])
+        case "r":
+            return attrs.evolve(state, is_reversed=not state.is_reversed)
+        case "/":
+            return attrs.evolve(state, mode="filter")
+        case "escape":
+            return attrs.evolve(state, filter="", selected=None)
+        case " " | "p":
+            return attrs.evolve(state, paused=dict(state.servers) if state.paused is None else None)
+        case "up" | "k":
+            return _moved(state, -1)
+        case "down" | "j":
+            return _moved(state, 1)
+        case "x":
+            return _asked(state)
+    return state
+
+
+def _typed(state: State, key: str) -> State:
+    match key:
+        case "enter":
+            return attrs.evolve(state, mode="list")
+        case "escape":
+            return attrs.evolve(state, mode="list", filter="")
+        case "backspace":
+            return attrs.evolve(state, filter=state.filter[:-1])
+    if len(key) == 1 and key.isprintable():
+        return attrs.evolve(state, filter=(state.filter + key)[:MAX_FILTER_CHARS])
+    return state
+
+
+def _moved(state: State, by: int) -> State:
+    keys = [row.key for row in state.rows()]
+    if not keys:
+        return state
+    at = keys.index(state.selected) + by if state.selected in keys else 0
+    return attrs.evolve(state, selected=keys[max(0, min(at, len(keys) - 1))])
+
+
+def _asked(state: State) -> State:
+    row = state.chosen()
+    if row is None:
+        return attrs.evolve(state, note="choose a request with the arrows first")
+    if not row.can_end:
+        return attrs.evolve(state, note="only its owner can end this request")
+    return attrs.evolve(state, mode="confirm")

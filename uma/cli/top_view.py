@@ -1,0 +1,274 @@
+"""`uma top` on a screen of a given size: a state becomes something that rich can draw. Pure.
+
+Names come from other programs, so each text goes through `harmless_line`, and none is read as rich's markup.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from uma.cli import words
+from uma.cli.harmless import harmless_line
+from uma.cli.top_state import WINDOW_SEC, Row, Server, State, pid_of, program_of
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+LEAST_COLUMNS = 60
+"""Narrowest screen on which nothing that matters is cut."""
+LANES = {1: "interactive", 0: "normal", -1: "background"}
+GAP = 2
+"""Columns between two of the table's."""
+MAX_PROGRAMS = 5
+"""Programs whose share is told one by one."""
+MAX_SPARK = 30
+"""Columns of a line of the last minute."""
+
+HELP = (
+    ("↑ ↓ or k j", "choose a request"),
+    ("s, r", "order: start, speed, first token, worst gap, prompt, program; reversed"),
+    ("/", "show requests whose program, id or model has this; Esc: all"),
+    ("space or p", "hold what is shown; the figures go on behind it"),
+    ("x", "end the chosen request, after asking"),
+    ("q or Ctrl-C", "leave"),
+)
+
+
+@attrs.frozen
+class Column:
+    """A column of the requests: from which width of the screen on it is there, and what it shows."""
+
+    title: str
+    width: int
+    from_columns: int
+    show: Callable[[Row], str]
+    justify: Literal["left", "right"] = "right"
+
+
+def _lane(row: Row) -> str:
+    return LANES.get(row.request.priority, str(row.request.priority))
+
+
+def _ms(value: float | None) -> str:
+    return "" if not value else words.duration(value)
+
+
+PID_FROM_COLUMNS = 120
+"""Narrowest screen with a column for processes."""
+COLUMNS = (
+    Column("lane", 6, 60, lambda row: _lane(row)[:6], "left"),
+    Column("state", 13, 60, lambda row: row.state, "left"),
+    Column("read", 5, 60, lambda row: f"{math.floor(100 * row.read_share)} %"),
+    Column("tok/s", 5, 60, lambda row: words.figure(row.tokens_per_sec) if row.tokens_per_sec else ""),
+    Column("first", 6, 60, lambda row: _ms(row.request.ttft_ms)),
+    Column("gap", 6, 80, lambda row: _ms(row.request.worst_gap_ms)),
+    Column("starts", 7, 80, lambda row: "" if row.starts_in_ms is None else f"~{words.duration(row.starts_in_ms)}"),
+    Column("prompt", 8, 120, lambda row: f"{row.request.prompt_tokens:,}"),
+    Column("cached", 8, 120, lambda row: f"{row.request.cached_tokens:,}"),
+    Column("written", 8, 120, lambda row: f"{row.request.generated_tokens:,}"),
+    Column("age", 7, 120, lambda row: words.duration(row.request.age_ms)),
+    Column("pid", 8, PID_FROM_COLUMNS, lambda row: pid_of(row.request.origin)),
+    Column("id", 30, 160, lambda row: row.request.id, "left"),
+    Column("model", 20, 160, lambda row: row.model, "left"),
+)
+
+
+def draw(state: State, columns: int, lines: int | None = None) -> RenderableType:
+    """The whole screen; without `lines` as long as it needs to be, and without a word of keys."""
+    head = [_title(state, columns)]
+    if not state.shown:
+        head.append(Text("waiting for the first figures …", style="dim"))
+    for where, server in state.shown.items():
+        head += _server(where, server, columns)
+    head += _programs(state, columns)
+    foot = [] if lines is None else _foot(state, columns)
+    if state.mode == "help":
+        return Group(*_cut(head, lines), Text(), *(_help_line(*each) for each in HELP), *foot)
+    rows = state.rows()
+    if lines is not None:
+        head = head[: max(1, lines - len(foot) - 4)]
+    # Below the head are an empty line, the columns' titles, and how many rows are missing.
+    left = None if lines is None else max(1, lines - len(head) - len(foot) - 3)
+    return Group(*head, Text(), *_requests(state, rows, columns, left), *foot)
+
+
+def _cut(head: list[Text], lines: int | None) -> list[Text]:
+    return head if lines is None else head[: max(1, lines - len(HELP) - 3)]
+
+
+def _help_line(keys: str, what: str) -> Text:
+    return Text.assemble((f"  {keys:<12}", "bold"), what, no_wrap=True, overflow="ellipsis")
+
+
+def _plain(text: str, style: str = "") -> Text:
+    return Text(harmless_line(text), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _title(state: State, columns: int) -> Text:
+    activities = [each.newest.activity for each in state.shown.values() if each.newest and each.newest.activity]
+    running = sum(len(each.running) for each in activities)
+    waiting = sum(each.waiting_interactive + each.waiting_normal + each.waiting_background for each in activities)
+    n = len(state.shown)
+    title = Text("uma top", style="bold", no_wrap=True, overflow="ellipsis")
+    title.append(f"  {n} model{'s' * (n != 1)} · {running:,} running · {waiting:,} waiting", "not bold")
+    if state.paused is not None:
+        title.append("  PAUSED", "bold yellow")
+    if state.filter or state.mode == "filter":
+        title.append(f"  /{harmless_line(state.filter)}{'▏' * (state.mode == 'filter')}", "bold cyan")
+    title.truncate(columns, overflow="ellipsis")
+    return title
+
+
+def _server(where: str, server: Server, columns: int) -> list[Text]:
+    frame = server.newest
+    name = _plain(where if frame is None else frame.model, "bold cyan")
+    parts = [name] if frame is None else [name, _plain(where, "dim")]
+    if frame is not None and frame.pid is not None:
+        parts.append(_plain(f"pid {frame.pid}", "dim"))
+    if frame is not None and frame.rss_bytes:
+        parts.append(_plain(words.size(frame.rss_bytes)))
+    shown = [Text(), *_flow(parts, columns)]
+    if server.lost:
+        shown.append(_plain(server.lost, "bold red"))
+    if frame is None:
+        return shown
+    metrics = frame.metrics
+    spark = max(10, min(MAX_SPARK, (columns - 2 * 26) // 2)) if columns >= 80 else 24
+    lines = [
+        _spark("writing", server, "tokens_generated_total", spark, "green"),
+        _spark("reading", server, "prefill_tokens_total", spark, "blue"),
+    ]
+    figures = [
+        *_times("first token", server, "ttft_ms"),
+        *_times("between tokens", server, "inter_token_ms"),
+        _cells(metrics),
+        _plain(f"cache hits {_share(metrics.get('cache_hits', 0), metrics.get('cache_misses', 0))}"),
+        *([_plain(f"in memory {words.size(metrics['cache_ram_bytes'])}")] if metrics.get("cache_ram_bytes") else []),
+        *([_plain(f"preempted {metrics['preemptions_total']:,}")] if metrics.get("preemptions_total") else []),
+        *([_plain(f"others on its cores {metrics['neighbour_load']:.1f}")] if metrics.get("neighbour_load") else []),
+    ]
+    return [*shown, *_flow(lines, columns), *_flow(figures, columns)]
+
+
+def _share(hits: int, misses: int) -> str:
+    return f"{100 * hits / (hits + misses):.0f} %" if hits + misses else "-"
+
+
+def _spark(name: str, server: Server, counter: str, width: int, style: str) -> Text:
+    line = Text(f"{name} ", no_wrap=True)
+    line.append(sparkline(server.history(counter), width), style)
+    line.append(f" {words.figure(server.rate(counter)):>6} tok/s", "bold")
+    return line
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """`values` as so many blocks, each the mean of its part, the highest of them full."""
+    parts = [values[at * len(values) // width : max((at + 1) * len(values) // width, 1)] for at in range(width)]
+    means = [sum(each) / max(1, len(each)) for each in parts]
+    most = max([*means, 1e-9])
+    return "".join(BLOCKS[min(len(BLOCKS) - 1, round(each / most * (len(BLOCKS) - 1)))] for each in means)
+
+
+def _times(name: str, server: Server, histogram: str) -> list[Text]:
+    half, most = (server.quantile_ms(histogram, share) for share in (0.5, 0.95))
+    if half is None or most is None:
+        return []
+    return [_plain(f"{name} {_bound(half)} (95 %: {_bound(most)})")]
+
+
+def _bound(ms: float) -> str:
+    return "over 60 s" if math.isinf(ms) else f"≤{words.duration(ms)}"
+
+
+def _cells(metrics: Mapping[str, Any]) -> Text:
+    total, used = metrics.get("kv_cells_total", 0), metrics.get("kv_cells_used", 0)
+    cached = min(metrics.get("cache_evictable_size", 0), used)
+    width = 10
+    busy = math.ceil(width * (used - cached) / total) if total else 0
+    kept = min(width - busy, math.ceil(width * cached / total)) if total else 0
+    line = Text("cells ", no_wrap=True)
+    line.append("█" * busy, "green").append("▒" * kept, "cyan").append("░" * (width - busy - kept), "dim")
+    line.append(f" {used - cached:,} used, {cached:,} cached of {total:,}")
+    return line
+
+
+def _programs(state: State, columns: int) -> list[Text]:
+    work: Counter[str] = Counter()
+    for server in state.shown.values():
+        work += server.work()
+    total = sum(work.values())
+    if not total:
+        return []
+    told = [each for each in work.most_common(MAX_PROGRAMS) if each[1] >= total / 200]
+    parts = [_plain(f"{name} {100 * tokens / total:.0f} %") for name, tokens in told]
+    rest = total - sum(tokens for _, tokens in told)
+    if rest >= total / 200:
+        parts.append(_plain(f"others {100 * rest / total:.0f} %"))
+    return [Text(), *_flow([_plain(f"tokens of {WINDOW_SEC} s by program:", "bold"), *parts], columns)]
+
+
+def _flow(parts: Iterable[Text], columns: int) -> list[Text]:
+    """The parts side by side, on as many lines as they need."""
+    lines: list[Text] = []
+    for part in parts:
+        if lines and lines[-1].cell_len + 3 + part.cell_len <= columns:
+            lines[-1].append("   ").append_text(part)
+        else:
+            line = Text(no_wrap=True, overflow="ellipsis").append_text(part)
+            line.truncate(columns, overflow="ellipsis")
+            lines.append(line)
+    return lines
+
+
+def _requests(state: State, rows: Sequence[Row], columns: int, left: int | None) -> list[RenderableType]:
+    if not rows:
+        said = "no request has this" if state.filter else "nothing runs"
+        return [Text(said, style="dim")]
+    shown = [each for each in COLUMNS if columns >= each.from_columns]
+    rest = columns - sum(each.width + GAP for each in shown)
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), width=columns, header_style="bold")
+    table.add_column("program", width=max(8, rest - GAP), no_wrap=True, overflow="ellipsis")
+    for each in shown:
+        table.add_column(each.title, width=each.width, no_wrap=True, overflow="ellipsis", justify=each.justify)
+    first = _first_shown(state, rows, left)
+    some = rows[first : len(rows) if left is None else first + left]
+    for row in some:
+        style = "reverse" if row.key == state.selected else "dim" if row.place is not None else ""
+        cells = [_program(row, columns), *(each.show(row) for each in shown)]
+        table.add_row(*(_plain(cell) for cell in cells), style=style)
+    hidden = len(rows) - len(some)
+    return [table] if not hidden else [table, Text(f"and {hidden:,} more", style="dim")]
+
+
+def _program(row: Row, columns: int) -> str:
+    """The program, with its process where that has no column of its own."""
+    pid = "" if columns >= PID_FROM_COLUMNS else pid_of(row.request.origin)
+    return f"{program_of(row.request.origin)} {pid}".rstrip()
+
+
+def _first_shown(state: State, rows: Sequence[Row], left: int | None) -> int:
+    """The first row on the screen: the selected one is always there."""
+    at = next((index for index, row in enumerate(rows) if row.key == state.selected), 0)
+    return 0 if left is None else max(0, at - left + 1)
+
+
+def _foot(state: State, columns: int) -> list[Text]:
+    if state.mode == "confirm" and (row := state.chosen()) is not None:
+        end = f" ({row.request.id})? y: yes, any other key: no"
+        program = harmless_line(program_of(row.request.origin))
+        asked = f"end the request of {program}{end}"
+        if cell_len(asked) > columns:
+            asked = f"end this request of {program}? y / n"
+        return [_plain(asked, "bold yellow")]
+    if state.note:
+        return [_plain(state.note, "yellow")]
+    order = f"{state.sort}{' reversed' * state.is_reversed}"
+    keys = "/ filter  space pause  x end  ? help  q leave"
+    return [_plain(f"s order: {order}  {keys if columns >= 80 else '? keys  q leave'}", "dim")]
