@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -39,7 +40,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\u200b[bold red]x[/]"
 """A title change, an erased screen, a colour by a C1 control, a text turned around, an invisible character, markup."""
 
 
-def request(number: int = 1, **fields: object) -> RunningRequest:
+def request(number: int = 1, **fields: Any) -> RunningRequest:
     """A request that writes; `fields` say what is otherwise."""
     plain = RunningRequest(
         f"id-{number}", 0, 100, 40, 100, 10, 1_500.0, origin=f"prog{number} · socket · pid {number}", number=number
@@ -47,7 +48,7 @@ def request(number: int = 1, **fields: object) -> RunningRequest:
     return attrs.evolve(plain, **{"ttft_ms": 120.0, "worst_gap_ms": 33.0, **fields})
 
 
-def frame(at_sec: float = 0.0, *running: RunningRequest, **more: object) -> Frame:
+def frame(at_sec: float = 0.0, *running: RunningRequest, **more: Any) -> Frame:
     """A server's frame; a second brings 50 generated tokens and 100 of prompts."""
     waiting = more.pop("waiting", ())
     assert isinstance(waiting, tuple)
