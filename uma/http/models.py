@@ -10,6 +10,7 @@ import attrs
 from uma.config import RuntimeConfig
 from uma.http.exchange import Exchange
 from uma.http.problem import ModelNotFound
+from uma.models.names import meant
 from uma.types import Source
 
 FOREIGN = ("claude-", "gpt-")
@@ -33,8 +34,8 @@ class ModelNames:
 
     @classmethod
     def of(cls, source: Source, config: RuntimeConfig) -> ModelNames:
-        """The names of `source`'s model: what it is called by, the configured aliases, its file's name with and without
-        `.gguf`, and what the file itself says.
+        """The names of `source`'s model: what it is called by, the configured aliases, its file's name, and what
+        the file itself says.
         """
         model = source.info.model
         path = Path(model.path)
@@ -59,6 +60,5 @@ class ModelNames:
         )
 
     def knows(self, asked: str) -> bool:
-        """Whether `asked` is one of the names, with or without Ollama's `:latest`, in capitals or not."""
-        plain = asked.removesuffix(":latest").casefold()
-        return any(plain == each.casefold() for each in (self.name, *self.aliases))
+        """Whether `asked` is one of the names, as `--model` takes them: in capitals or not, or the beginning of one."""
+        return bool(meant(asked, {self.name: (self.name, *self.aliases)}))

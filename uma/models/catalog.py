@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from uma.llama import header
 from uma.llama.builtin import builtin_path
 from uma.llama.header import Header, file_type_name
 from uma.models.glance import Glance, glance
+from uma.models.names import meant
 from uma.models.places import OLLAMA, UMA_MODELS, Found, find, quantization_of
 
 BUILTIN = "builtin"
@@ -69,7 +70,7 @@ def resolve(model: str, environ: Mapping[str, str]) -> ResolvedModel:
 def named(model: str, environ: Mapping[str, str]) -> Found:
     """The one file that a name stands for, as `resolve`. Raises `ModelError` where there is none, or several."""
     found = find(environ)
-    matching = _distinct(_matching(model, found))
+    matching = _distinct(meant(model, {each: (each.name, *each.also) for each in found}))
     if len(matching) == 1:
         return matching[0]
     shown = _short_names(found)
@@ -85,17 +86,6 @@ def short_name(path: Path, environ: Mapping[str, str]) -> str:
     """What `uma models` lists a file by that has just come; its path where it lists it not."""
     shown = _short_names(find(environ))
     return next((name for each, name in shown.items() if each.path == path), str(path))
-
-
-def _matching(model: str, found: list[Found]) -> list[Found]:
-    """The files that have the name as it stands, else in other capitals, else a name that begins so."""
-    wanted = model.removesuffix(".gguf").casefold()
-
-    def spelled(test: Callable[[str], bool]) -> list[Found]:
-        return [each for each in found if any(test(name.casefold()) for name in each.spellings)]
-
-    exact = [each for each in found if model.removesuffix(".gguf") in (each.name, *each.also)]
-    return exact or spelled(lambda name: name == wanted) or spelled(lambda name: name.startswith(wanted))
 
 
 def _distinct(found: Iterable[Found]) -> list[Found]:

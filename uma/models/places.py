@@ -41,13 +41,6 @@ class Found:
     also: tuple[str, ...] = ()
     """Other full names of it."""
 
-    @property
-    def spellings(self) -> Iterator[str]:
-        """What it can be called by: each full name, and what is left of it without what stands before a `/`."""
-        for name in (self.name, *self.also):
-            parts = name.split("/")
-            yield from ("/".join(parts[at:]) for at in range(len(parts)))
-
 
 def find(environ: Mapping[str, str]) -> list[Found]:
     """All files that can be models, by place and name. Folders that are not there, or cannot be read, have none."""

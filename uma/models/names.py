@@ -1,0 +1,35 @@
+"""Which models a name means: one rule for the command line and for whoever asks a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def meant(asked: str, names: Mapping[T, Iterable[str]]) -> list[T]:
+    """Of the models with these names those that are called so as it stands, else in other capitals, else those with a
+    name that begins so. One alone is meant; of several none is.
+
+    Names count with and without `.gguf`, Ollama's `:latest` and what stands before a `/`.
+    """
+    wanted = _plain(asked)
+
+    def called(test: Callable[[str], bool]) -> list[T]:
+        return [model for model, every in names.items() if any(test(each) for name in every for each in _ways(name))]
+
+    exact = [model for model, every in names.items() if {asked, asked.removesuffix(".gguf")}.intersection(every)]
+    if exact or not wanted:
+        return exact
+    return called(lambda name: name == wanted) or called(lambda name: name.startswith(wanted))
+
+
+def _ways(name: str) -> Iterator[str]:
+    """A name and what is left of it without what stands before a `/`."""
+    parts = _plain(name).split("/")
+    return ("/".join(parts[at:]) for at in range(len(parts)))
+
+
+def _plain(name: str) -> str:
+    return name.casefold().removesuffix(":latest").removesuffix(".gguf")
