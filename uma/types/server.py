@@ -76,8 +76,8 @@ class Capabilities:
     tokenize: bool
     token_ids_input: bool
     prefix_sharing: str
-    """`none`, `cells` (a common prefix is computed once) or `copies` of them, each also `and checkpoints` (likewise, up to
-    where a message ends or other prompts went on differently); with the reason where it is no cells.
+    """`none`, `cells` (a common prefix is computed once) or `copies` of them, each also `and checkpoints` (likewise, up
+    to where a message ends or other prompts went on differently); with the reason where it is no cells.
     """
     kv_unified: bool
     max_stop_sequences: int
