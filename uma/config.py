@@ -65,6 +65,10 @@ class RuntimeConfig:
     model: Annotated[str, Length(1)] = setting(
         "builtin", "GGUF file to load, a name that `uma models` lists, or `builtin`"
     )
+    models: str = setting(
+        "",
+        "serve several models by name, each in a process of its own: names with commas, or `all`; empty: --model alone",
+    )
     socket: str = setting(default_socket, "Unix socket of the server", "path", factory=True)
     socket_mode: Annotated[int, Range(0, 0o777)] = setting(0o600, "permissions of the socket file", "octal")
     socket_users: str = setting("", "TOML file of the bounds that users have on the socket; empty: none", "path")
@@ -231,6 +235,8 @@ class RuntimeConfig:
             wrong.append(f"n_ubatch: {self.n_ubatch} must not be over n_batch, {self.n_batch}")
         if self.draft and self.speculate == "off":
             wrong.append("draft: --speculate is off, so nothing is drafted; add --speculate auto, or leave --draft out")
+        if self.models and self.protocol == "newline":
+            wrong.append("protocol: newline has no word for a model's name; leave --models out, or use --protocol json")
         if wrong:
             raise ConfigError("\n".join(wrong))
 
@@ -353,6 +359,7 @@ LOG = frozenset(name for name in settings() if name.startswith("log_"))
 """Settings of the log."""
 SERVER_ONLY = HTTP | frozenset(
     {
+        "models",
         "socket_mode",
         "socket_users",
         "protocol",

@@ -66,6 +66,10 @@ class BadRequest(UmaError):
     code = "E_PROTO_BAD_REQUEST"
 
 
+class UnknownModel(BadRequest):
+    """A request names a model that is not here. The message names those that are near."""
+
+
 class Busy(UmaError):
     """A second request on a plain session while one runs."""
 

@@ -41,7 +41,7 @@ def plane_variable(name: str) -> str:
 SHORT: Mapping[str, str] = types.MappingProxyType({"model": "-m", "n_ctx": "-c", "threads": "-t"})
 """Short forms of options, as llama.cpp's own programs have them."""
 
-LISTS = frozenset({"alias", "http_cors", "http_hosts"})
+LISTS = frozenset({"alias", "models", "http_cors", "http_hosts"})
 """Settings that are words with commas between: their options can also be given several times."""
 
 SAMPLING = frozenset({"max_tokens", *SAMPLER_FIELDS})

@@ -12,6 +12,7 @@ from uma.cli.harmless import harmless_line
 from uma.cli.options import load_settings
 from uma.config import RuntimeConfig, default_socket
 from uma.server import run_server
+from uma.supervisor import open_models
 from uma.types import LoadProgress, ServerInfo
 
 
@@ -28,8 +29,10 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _serve(config: RuntimeConfig) -> int:
+    opened = open_models if config.models else None
+    progress = LoadProgress() if config.models else shown_progress(config.model)
     if not config.http:
-        return run_server(config, on_ready=partial(announce, config), progress=shown_progress(config.model))
+        return run_server(config, on_ready=partial(announce, config), progress=progress, opened=opened)
     # Slow to import, and not needed without HTTP.
     from uma.http import HttpService, check  # noqa: PLC0415
 
@@ -44,7 +47,8 @@ def _serve(config: RuntimeConfig) -> int:
         config,
         on_ready=lambda info: announce(config, info, made[-1].url),
         early=[http],
-        progress=shown_progress(config.model),
+        progress=progress,
+        opened=opened,
     )
 
 
@@ -63,9 +67,9 @@ def announce(config: RuntimeConfig, info: ServerInfo, url: str = "") -> None:
 def banner(config: RuntimeConfig, info: ServerInfo, url: str = "") -> list[str]:
     """The lines of `announce`; `url` is HTTP's, where there is HTTP."""
     at = "" if config.socket == default_socket() else f" --socket {shlex.quote(config.socket)}"
+    model = [f"model   {words.model_line(info.model)}", f"        {words.context_line(info)}"]
     lines = [
-        f"model   {words.model_line(info.model)}",
-        f"        {words.context_line(info)}",
+        *([f"models  {', '.join(info.models)}"] if info.models else model),
         f"socket  {config.socket}",
         *(words.http_lines(config, url) if url else []),
     ]
@@ -73,5 +77,5 @@ def banner(config: RuntimeConfig, info: ServerInfo, url: str = "") -> list[str]:
         lines += [f"try     uma chat{at}", f'        uma generate{at} "Tell me a story about a fox"']
     else:
         lines += [f"try     nc -U {shlex.quote(config.socket)}"]
-    notice = words.demonstration(info.model, "uma run")
+    notice = None if info.models else words.demonstration(info.model, "uma run")
     return [*lines, notice] if notice else lines

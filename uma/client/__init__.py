@@ -1,6 +1,6 @@
 """A server on a socket, with the same interface as an engine in this process."""
 
 from uma.client.client import Client
-from uma.client.dial import connect, dialled
+from uma.client.dial import connect, connect_child, dialled
 
-__all__ = ["Client", "connect", "dialled"]
+__all__ = ["Client", "connect", "connect_child", "dialled"]

@@ -100,6 +100,8 @@ class Client:
     _where: str
     _link: Link
     _session: ClientSession
+    _shares_ids: bool = False
+    """Whether requests can have ids that others have which run: the session gives those ids of its own."""
     _greeted: trio.Event = attrs.field(factory=trio.Event, init=False)
     """The hello is answered, be it with how far the server's model is loaded: then another answer follows."""
     _loading_percent: int | None = attrs.field(default=None, init=False)
@@ -199,9 +201,9 @@ class Client:
 
     # What goes out.
 
-    def say_hello(self) -> None:
+    def say_hello(self, model: str | None = None) -> None:
         """Begin to open the session. `connect` calls it once."""
-        self._link.post(self._session.hello())
+        self._link.post(self._session.hello(model=model))
 
     async def answer_to_hello(self) -> int | None:
         """None once the session is open; before, each time that the server says so, how much of its model is loaded,
@@ -217,6 +219,9 @@ class Client:
 
     async def _begin(self, stream: Stream, request: Request) -> None:
         await self._link.room()
+        if self._shares_ids and stream.id in self._streams:
+            stream.told_id, stream.id = stream.id, self._fresh_id()
+            request = attrs.evolve(request, id=stream.id)
         while (known := self._streams.get(stream.id)) is not None:
             if not known.is_left:
                 raise ValueError(f"id: {stream.id!r} is running on this client already; each request needs its own")
@@ -339,6 +344,10 @@ class Client:
         self._streams.clear()
         self._greeted.set()
         self._lost.set()
+
+    def close(self) -> None:
+        """Hang up. `connect` calls it at its end."""
+        self._link.close()
 
     async def lost(self) -> UmaError:
         """Wait until the session is over, ended by either side; the reason."""

@@ -33,10 +33,13 @@ async def connect(
     path: str | Path,
     *,
     client: str = f"uma/{__version__}",
+    model: str | None = None,
     waits: bool = True,
     on_loading: Callable[[int], None] = lambda _: None,
 ) -> AsyncIterator[Client]:
-    """A session with the server that listens on the Unix socket `path`; `client` is the name it logs.
+    """A session with the server that listens on the Unix socket `path`; `client` is the name it logs. A server with
+    several models answers with `model`, None: its default, where a request names none; one with another model alone
+    answers with that.
 
     A server that is loading its model is waited for; `on_loading` is given how much of it is loaded, in percent, each
     time that the server says so, about once a second. Without `waits` that is a `Loading`.
@@ -47,10 +50,23 @@ async def connect(
     hangs up, which cancels its requests.
     """
     async with dialled(path, client=client) as session:
-        session.say_hello()
+        session.say_hello(model)
         while (percent := await _answer_to_hello(session, path)) is not None:
             if not waits:
                 raise Loading(f"{path}: the model is still being loaded ({percent} %); try again", retry_after_ms=1000)
+            on_loading(percent)
+        yield session
+
+
+@asynccontextmanager
+async def connect_child(sock: socket.socket, name: str, on_loading: Callable[[int], None]) -> AsyncIterator[Client]:
+    """As `connect`, with a server of ours at the other end of `sock`, which is closed with the block. However long it
+    says nothing, it is waited for. Requests of several clients, and so of equal ids, can use the session.
+    """
+    link = _link(sock)
+    async with _running(Client(name, link, ClientSession(client=f"uma/{__version__}"), shares_ids=True)) as session:
+        session.say_hello()
+        while (percent := await session.answer_to_hello()) is not None:
             on_loading(percent)
         yield session
 
@@ -70,11 +86,19 @@ async def dialled(path: str | Path, *, client: str = f"uma/{__version__}") -> As
     if (problem := objection(Path(path))) is not None:
         raise ConnectionLost(problem)
     sock = await _dial(Path(path))
+    async with _running(Client(str(path), _link(sock), ClientSession(client=client))) as session:
+        yield session
+
+
+def _link(sock: socket.socket) -> Link:
     # A server can be busy for any time: a caller that has waited long enough can cancel.
-    link = Link(sock, MAX_UNSENT_BYTES, stall_timeout_sec=float("inf"))
+    return Link(sock, MAX_UNSENT_BYTES, stall_timeout_sec=float("inf"))
+
+
+@asynccontextmanager
+async def _running(session: Client) -> AsyncIterator[Client]:
     try:
         async with trio.open_nursery() as nursery:
-            session = Client(str(path), link, ClientSession(client=client))
             nursery.start_soon(session.write)
             nursery.start_soon(session.read)
             yield session
@@ -85,7 +109,7 @@ async def dialled(path: str | Path, *, client: str = f"uma/{__version__}") -> As
     else:
         return
     finally:
-        link.close()
+        session.close()
     raise sole
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from difflib import get_close_matches
 from typing import Any
 
@@ -23,6 +24,7 @@ from uma.http import (
     llama_server,
     llama_server_completion,
     llama_server_embeddings,
+    many,
     model_list,
     ollama,
     ollama_embeddings,
@@ -114,10 +116,21 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("POST", "/v1/reranking", llama_server_embeddings.rerank),
 )
 
+_OF_ALL: frozenset[Handler] = frozenset(
+    {
+        *(do for _, _, do in ENDPOINTS if do.__module__ in (model_list.__name__, running.__name__, files.__name__)),
+        *(do for _, _, do in ENDPOINTS if do.__module__ == batches.__name__),
+        *(ollama.version, ollama.tags, ollama.running, llama_server.health, check_health),
+    }
+)
+"""Endpoints that are for no one of several models."""
+_UNLESS_NAMED: frozenset[Handler] = frozenset({llama_server.metrics, llama_server.slots})
+"""Those that are for all of them where the query names none."""
+
 _LEFT_OUT = {
     "/slots/": "no slot is saved or erased: prefixes are found by their tokens, with --cache-dir after a restart too",
     "/lora-adapters": "there are no LoRA adapters: merge one into the model's file",
-    "/models/": "one server has one model: start another one for another model",
+    "/models/": "a model is loaded by whatever names it: start the server with --models",
     "/cors-proxy": "other servers' answers are not fetched for a page",
     "/predict": "each request has a body of its own; ask /v1/chat/completions",
 }
@@ -154,7 +167,8 @@ class _Endpoint:
         http: Exchange = scope[EXCHANGE]
         http.scope = scope  # with the path's parameters
         try:
-            await self.handle(self.gateway, http)
+            async with self._gateway(http) as gateway:
+                await self.handle(gateway, http)
         except UmaError as error:
             await _fail(http, error)
         except ClientGoneError:
@@ -164,6 +178,12 @@ class _Endpoint:
             if not isinstance(sole, UmaError):
                 raise
             await _fail(http, sole)
+
+    def _gateway(self, http: Exchange) -> AbstractAsyncContextManager[Gateway]:
+        named = self.handle in _UNLESS_NAMED and b"model=" not in http.scope["query_string"]
+        if named or self.handle in _OF_ALL or http.path == "/" or http.path.startswith("/ui/"):
+            return nullcontext(self.gateway)
+        return many.of_model(self.gateway, http)
 
 
 async def _fail(http: Exchange, error: UmaError) -> None:

@@ -116,6 +116,9 @@ class Exchange:
     _ends_thinking: bool = attrs.field(default=False, init=False)
     _post: Callable[[bytes], bool] | None = attrs.field(init=False)
     _has_body: bool = attrs.field(default=False, init=False)
+    _fields: dict[str, Any] | None = attrs.field(default=None, init=False)
+    """The body's object, where it was asked for before `built`."""
+    _is_quick: bool = attrs.field(default=True, init=False)
     _held_bytes: int = attrs.field(default=0, init=False)
     """What this exchange's body has of the budget."""
     _holder: Hashable = attrs.field(default=None, init=False)
@@ -199,9 +202,15 @@ class Exchange:
         `BadRequest` where the body is no object, `BadRequest` where it holds more than `check_size` allows, and
         whatever `body` and `build` raise.
         """
+        if self._fields is not None:
+            fields, self._fields = self._fields, None
+            return (
+                build(fields) if self._is_quick else await trio.to_thread.run_sync(build, fields, limiter=self.parsing)
+            )
         with self._sending():
             data = await self.body()
-            if is_quick(data):
+            self._is_quick = is_quick(data)
+            if self._is_quick:
                 return build(_object(data))
 
             def read() -> T:
@@ -210,6 +219,11 @@ class Exchange:
 
             with arrivals().reading(len(data)):
                 return await trio.to_thread.run_sync(read, limiter=self.parsing)
+
+    async def fields(self) -> dict[str, Any]:
+        """The body's JSON object, which `built` can still be called for. Raises as that."""
+        self._fields = await self.built(lambda fields: fields)
+        return self._fields
 
     @contextmanager
     def _sending(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -27,7 +28,7 @@ from uma.net.metering import metered_whole
 from uma.net.quota import Account, Excess
 from uma.net.throttle import Throttle
 from uma.net.unread import Unread
-from uma.types import EmbedRequest, Finished, LoadProgress, Request, RerankRequest, Source, Usage
+from uma.types import EmbedRequest, Finished, LoadProgress, Models, Request, RerankRequest, Source, Usage
 
 MAX_OWNERS = 1_000
 """Requests whose owner is known after their end: as many as an engine can explain."""
@@ -94,6 +95,8 @@ class Gateway:
     """While the source's model is being loaded: how far that is."""
     _source: Source | None = attrs.field(default=None, init=False)
     _names: ModelNames | None = attrs.field(default=None, init=False)
+    models: Models | None = attrs.field(default=None, init=False)
+    """The source, where it is several models."""
     connections_total: int = 0
     """Connections accepted since the start, refused ones not included."""
     connections_refused_total: int = 0
@@ -146,7 +149,14 @@ class Gateway:
     def be_ready(self, source: Source) -> None:
         """Take requests for `source` from now on."""
         self._source, self._names, self.progress = source, ModelNames.of(source, self.config), None
+        self.models = source if isinstance(source, Models) else None
         self.readiness.set()
+
+    def to_model(self, source: Source, names: ModelNames) -> Gateway:
+        """The same gateway, to one of several models."""
+        gateway = copy(self)
+        gateway._source, gateway._names, gateway.models = source, names, None
+        return gateway
 
     @property
     def source(self) -> Source:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from uma.http import openai
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
+from uma.types import ListedModel
 
 
 def is_anthropic(http: Exchange) -> bool:
@@ -18,6 +20,9 @@ def is_anthropic(http: Exchange) -> bool:
 
 async def list_models(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/models`. All are on the first page."""
+    if gateway.models is not None:
+        await _list_several(gateway, gateway.models.listed(), http)
+        return
     names = gateway.model_names
     if not is_anthropic(http):
         await http.answer_json({"object": "list", "data": [openai.model(gateway, name) for name in names]})
@@ -28,7 +33,11 @@ async def list_models(gateway: Gateway, http: Exchange) -> None:
 
 async def show_model(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/models/{id}`."""
-    name = gateway.names.check(str(http.scope["path_params"]["id"]))
+    asked = str(http.scope["path_params"]["id"])
+    if gateway.models is not None:
+        await _show_one(gateway, gateway.models.find(asked), http)
+        return
+    name = gateway.names.check(asked)
     form = _anthropic_model if is_anthropic(http) else openai.model
     await http.answer_json(form(gateway, name))
 
@@ -44,3 +53,20 @@ def _anthropic_model(gateway: Gateway, name: str) -> dict[str, Any]:
         "max_input_tokens": limits.n_ctx,
         "max_tokens": limits.max_tokens,
     }
+
+
+async def _list_several(gateway: Gateway, models: Sequence[ListedModel], http: Exchange) -> None:
+    form = _anthropic_listed if is_anthropic(http) else openai.listed
+    data = [form(gateway, each) for each in models]
+    more = {"has_more": False, "first_id": models[0].name, "last_id": models[-1].name}
+    await http.answer_json({"data": data, **(more if is_anthropic(http) else {"object": "list"})})
+
+
+async def _show_one(gateway: Gateway, model: ListedModel, http: Exchange) -> None:
+    form = _anthropic_listed if is_anthropic(http) else openai.listed
+    await http.answer_json(form(gateway, model))
+
+
+def _anthropic_listed(gateway: Gateway, model: ListedModel) -> dict[str, Any]:
+    created = datetime.fromtimestamp(gateway.names.loaded_at, UTC).isoformat().replace("+00:00", "Z")
+    return {"type": "model", "id": model.name, "display_name": model.name, "created_at": created, "lifecycle": "active"}

@@ -40,14 +40,17 @@ from uma.http.tools import Name, Tools, check_calls, name_schemas, tool_fields, 
 from uma.http.usage import decoded_ms, warnings
 from uma.types import (
     Finished,
+    ListedModel,
     Logprobs,
     Message,
+    ModelInfo,
     Penalty,
     Prompt,
     ReasoningDelta,
     RepetitionPenalty,
     Request,
     SamplingParams,
+    ServerInfo,
     Temperature,
     Token,
     ToolCall,
@@ -467,15 +470,41 @@ async def version(gateway: Gateway, http: Exchange) -> None:
 
 
 async def tags(gateway: Gateway, http: Exchange) -> None:
-    """`GET /api/tags`: the loaded model under each of its names."""
+    """`GET /api/tags`: the loaded model under each of its names, or all of several models."""
+    if gateway.models is not None:
+        await http.answer_json({"models": [_listed(gateway, each) for each in gateway.models.listed()]})
+        return
     await http.answer_json({"models": [_entry(gateway, name) for name in gateway.model_names]})
 
 
 async def running(gateway: Gateway, http: Exchange) -> None:
     """`GET /api/ps`."""
-    info = gateway.source.info
-    more = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0, "context_length": info.limits.n_ctx}
+    if gateway.models is not None:
+        loaded = [each for each in gateway.models.listed() if each.info is not None]
+        await http.answer_json({"models": [_listed(gateway, each) | _running(each.info) for each in loaded]})
+        return
+    more = _running(gateway.source.info)
     await http.answer_json({"models": [{**_entry(gateway, gateway.names.name), **more}]})
+
+
+def _running(info: ServerInfo | None) -> dict[str, Any]:
+    return {
+        "expires_at": "9999-12-31T23:59:59Z",
+        "size_vram": 0,
+        "context_length": 0 if info is None else info.limits.n_ctx,
+    }
+
+
+def _listed(gateway: Gateway, model: ListedModel) -> dict[str, Any]:
+    """One of several models, as `_entry` has the only one."""
+    return {
+        "name": model.name,
+        "model": model.name,
+        "modified_at": _loaded_at(gateway),
+        "size": model.size_bytes,
+        "digest": hashlib.sha256(f"{model.path}:{model.size_bytes}".encode()).hexdigest(),
+        "details": _described(model),
+    }
 
 
 def _entry(gateway: Gateway, name: str) -> dict[str, Any]:
@@ -491,7 +520,10 @@ def _entry(gateway: Gateway, name: str) -> dict[str, Any]:
 
 
 def _details(gateway: Gateway) -> dict[str, Any]:
-    model = gateway.source.info.model
+    return _described(gateway.source.info.model)
+
+
+def _described(model: ModelInfo | ListedModel) -> dict[str, Any]:
     return {
         "parent_model": "",
         "format": "gguf",

@@ -9,6 +9,7 @@ import attrs
 from uma.http.dialect import Body
 from uma.http.gateway import Gateway
 from uma.http.problem import Problem
+from uma.types import ListedModel
 
 Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
 """Of a message. A template takes any, and with it whatever it spells."""
@@ -85,5 +86,26 @@ def model(gateway: Gateway, name: str) -> dict[str, Any]:
             "size": info.model.size_bytes,
             "architecture": info.model.architecture,
             "quantization": info.model.quantization,
+        },
+    }
+
+
+def listed(gateway: Gateway, model: ListedModel) -> dict[str, Any]:
+    """One of several models, as `model`, with what llama-server's router says of it."""
+    info = model.info
+    status = "unloaded" if model.loading_percent is None else "loading"
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": gateway.names.loaded_at,
+        "owned_by": "uma",
+        "status": {"value": status if info is None else "loaded"},
+        **({} if info is None else {"max_model_len": info.limits.n_ctx}),
+        "meta": {
+            "n_ctx_train": model.context_length,
+            "size": model.size_bytes,
+            "architecture": model.architecture,
+            "quantization": model.quantization,
+            "kind": model.kind,
         },
     }

@@ -25,6 +25,7 @@ from uma.errors import (
     TemplateError,
     TooManySessions,
     UmaError,
+    UnknownModel,
     VersionMismatch,
 )
 
@@ -128,6 +129,7 @@ _STATUS: dict[type[UmaError], tuple[int, Kind]] = {
     Forbidden: (403, "forbidden"),
     NotFound: (404, "not_found"),
     ModelNotFound: (404, "model_not_found"),
+    UnknownModel: (404, "model_not_found"),
     WrongMethod: (405, "method"),
     BodyTimeout: (408, "timeout"),
     Ended: (410, "ended"),  # none after which clients try again by themselves

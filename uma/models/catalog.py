@@ -117,16 +117,16 @@ def available(
     glances = [glance(each.path) for each, _ in chosen]
     is_few = is_thorough or sum(each.n_tokens for each in glances if each is not None) <= WHOLE_TOKENS
     return [
-        _described(BUILTIN, builtin_path(), BUILTIN),
+        described(BUILTIN, builtin_path(), BUILTIN),
         *(
-            _described(name, each.path, each.place) if is_few or seen is None else _glanced(name, each, seen)
+            described(name, each.path, each.place) if is_few or seen is None else _glanced(name, each, seen)
             for (each, name), seen in zip(chosen, glances, strict=True)
         ),
     ]
 
 
-def _described(name: str, path: Path, place: str) -> ModelFile:
-    """By the whole headers of all parts."""
+def described(name: str, path: Path, place: str = "") -> ModelFile:
+    """A model's file, by the whole headers of all parts."""
     try:
         parts = header.read_parts(path)
     except ModelError as error:

@@ -29,6 +29,7 @@ from uma.types import (
     Limits,
     Logprobs,
     ModelInfo,
+    ModelName,
     Prompt,
     Ranked,
     Ranking,
@@ -60,6 +61,8 @@ class Hello:
     """`name/version`, for the server's log."""
     strict: bool = False
     """Unknown request fields are refused instead of named in `warnings`."""
+    model: ModelName | None = None
+    """The model of requests that name none, where the server has several; None: its default."""
     warnings: tuple[str, ...] = ()
 
 
@@ -192,16 +195,19 @@ class HelloEvent:
     limits: Limits
     warnings: tuple[str, ...] = ()
     chat_template: str = ""
+    models: tuple[str, ...] = ()
+    """Names of all models that requests can ask for; none: this one alone."""
 
     @classmethod
     def of(cls, info: ServerInfo, version: str, warnings: tuple[str, ...] = ()) -> HelloEvent:
         """The answer of the server that `info` describes."""
-        return cls(version, info.server, info.model, info.capabilities, info.limits, warnings, info.chat_template)
+        card = (info.server, info.model, info.capabilities, info.limits)
+        return cls(version, *card, warnings, info.chat_template, info.models)
 
     @property
     def info(self) -> ServerInfo:
         """The server's card, as `uma.types` has it."""
-        return ServerInfo(self.server, self.model, self.capabilities, self.limits, self.chat_template)
+        return ServerInfo(self.server, self.model, self.capabilities, self.limits, self.chat_template, self.models)
 
 
 @attrs.frozen
@@ -464,6 +470,8 @@ class LoadingEvent:
 
     percent: int
     """How much of the model is loaded."""
+    id: str | None = None
+    """The request that waits for its model, where the server has several; None: the session."""
 
 
 @attrs.frozen

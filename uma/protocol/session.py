@@ -506,9 +506,9 @@ class ClientSession:
         self._frames = FrameDecoder(max_frame_bytes)
         self._running: set[str | None] = set()
 
-    def hello(self, *, strict: bool = False) -> bytes:
-        """The session's first frame."""
-        return encode_message(Hello(SUPPORTED, self._client, strict))
+    def hello(self, *, strict: bool = False, model: str | None = None) -> bytes:
+        """The session's first frame. `model` is that of requests which name none."""
+        return encode_message(Hello(SUPPORTED, self._client, strict, model))
 
     def send(self, message: Generate | Cancel | EndThinking | Query) -> bytes:
         """A message as a frame.

@@ -107,7 +107,7 @@ _LISTS_OF_TOKENS = Annotated[tuple[_TOKENS, ...], Length(1, MAX_TEXTS, "texts")]
 
 TOKENIZE_FIELDS = (
     *("id", *PROMPT_FIELDS, "parse_special", "tools", "tool_choice", "reasoning"),
-    *("chat_template_kwargs", "continue_final_message"),
+    *("chat_template_kwargs", "continue_final_message", "model"),
 )
 """Fields of a request that its prompt depends on."""
 

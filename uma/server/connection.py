@@ -18,8 +18,8 @@ import attrs
 import trio
 
 from uma.config import RuntimeConfig
-from uma.engine import Engine
-from uma.errors import BadRequest, IdleTimeout, Overloaded, UmaError
+from uma.errors import BadRequest, IdleTimeout, Overloaded, UmaError, UnknownModel
+from uma.models.names import meant
 from uma.net.arrivals import arrivals
 from uma.net.client import CLIENT, ORIGIN, OWNER, origin
 from uma.net.link import Link, ReaderStalledError
@@ -31,11 +31,22 @@ from uma.protocol.messages import ErrorEvent
 from uma.server.clock import IdleClock
 from uma.server.logs import log
 from uma.server.users import Users
-from uma.types import EmbedRequest, EventStream, Finished, Health, Request, RerankRequest, ServerInfo
+from uma.types import (
+    EmbedRequest,
+    EventStream,
+    Finished,
+    Health,
+    Models,
+    Request,
+    RerankRequest,
+    ServerInfo,
+    Source,
+)
 
 logger = logging.getLogger("uma.server")
 
 W = TypeVar("W", EmbedRequest, RerankRequest)
+A = TypeVar("A", Request, EmbedRequest, RerankRequest)
 
 LINGER_SEC = 0.5
 """After the last event the peer can still be sending. Reading on for a moment spares it a broken pipe before it has
@@ -48,6 +59,19 @@ TELL_SEC = 1.0
 """Between two words to a session that waits for the model. Clients give up after some ten seconds of silence."""
 
 
+class Served(Source, Protocol):
+    """What a server serves: an engine, or several models."""
+
+    def begin_drain(self) -> None:
+        """Take no more requests; those that run come to their end."""
+
+    def end_request(self, number: int) -> bool:
+        """End the request of this `RunningRequest.number`; whether there was one."""
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """As `metrics`, at once."""
+
+
 class Host(Protocol):
     """The `Server` as its connections know it."""
 
@@ -58,7 +82,7 @@ class Host(Protocol):
     unread: Unread
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Served:
         """The engine. There is none before `is_ready`."""
 
     @property
@@ -154,7 +178,7 @@ class Connection(ABC):
         self._tasks: trio.Nursery
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Served:
         """The server's engine, once it has one."""
         return self.server.engine
 
@@ -300,16 +324,28 @@ class Connection(ABC):
         self._wind(had_frame=False)
 
     @property
-    def info(self) -> ServerInfo:
-        """The engine's, with limits as they are for this user."""
-        info = self.engine.info
+    def models(self) -> Models | None:
+        """All models of the server, where it has several."""
+        return self.engine if isinstance(self.engine, Models) else None
+
+    async def card(self, model: str | None) -> ServerInfo:
+        """What the server is, of several models with this one, and with limits as they are for this user."""
+        info = self.engine.info if self.models is None else await self.models.card(model)
         return info if self.account is None else attrs.evolve(info, limits=self.account.limits(info.limits))
+
+    def check_model(self, request: A) -> A:
+        """The request. Raises `UnknownModel` where it names another model than the one there is."""
+        name, model = request.model, self.engine.info.model
+        if name is not None and self.models is None and not meant(name, {model: (model.called, model.name)}):
+            raise UnknownModel(f"model: {name[:200]!r} is not loaded here; this server has {model.called!r}")
+        return request
 
     def enter(self, request: Request) -> Request:
         """The request as its user's bounds have it, counted as running until `leave`.
 
         Raises `Overloaded` where it can be let in later, and `BadRequest` for a field that its user must not use so.
         """
+        self.check_model(request)
         if self.account is None:
             return request
         self.server.users.look()
@@ -325,6 +361,7 @@ class Connection(ABC):
 
     def enter_whole(self, request: W) -> W:
         """The same for a request that is answered in one piece."""
+        self.check_model(request)
         if self.account is None:
             return request
         self.server.users.look()

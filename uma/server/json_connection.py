@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import socket
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from time import perf_counter
 
 import attrs
@@ -36,9 +36,9 @@ from uma.protocol.messages import (
 )
 from uma.protocol.session import Incoming, Parsed, QueryResult, Refused, ServerSession
 from uma.protocol.versions import negotiate
-from uma.server.connection import Connection, Host, Work
+from uma.server.connection import TELL_SEC, A, Connection, Host, Work
 from uma.server.logs import log
-from uma.types import EventStream, Finished, Request, ServerInfo, Token, Usage
+from uma.types import EmbedRequest, EventStream, Finished, Request, RerankRequest, ServerInfo, Token, Usage
 
 logger = logging.getLogger("uma.server")
 
@@ -65,8 +65,6 @@ class JsonConnection(Connection):
     def __init__(self, name: str, sock: socket.socket, server: Host) -> None:
         super().__init__(name, sock, server)
         self._session = ServerSession(max_frame_bytes=server.config.max_frame_bytes)
-        if server.is_ready:
-            self.be_ready(server.engine.info)
         self._starting = 0
         self._asking = 0
         self._has_turn = trio.lowlevel.ParkingLot()
@@ -77,9 +75,15 @@ class JsonConnection(Connection):
         self._waits = False
         """Frames wait for the model or for those before them that did."""
         self._knows_loading = True
+        self._model: str | None = None
+        """The model of requests that name none, where the server has several; None: its default."""
+
+        if server.is_ready:
+            self.be_ready(server.engine.info)
 
     def be_ready(self, info: ServerInfo) -> None:
-        self._session.bound(n_vocab=info.model.vocab_size)
+        if not info.models:  # each of several checks its own
+            self._session.bound(n_vocab=info.model.vocab_size)
 
     @property
     def is_mid_frame(self) -> bool:
@@ -114,7 +118,9 @@ class JsonConnection(Connection):
 
     async def _take_in(self, payload: bytes) -> None:
         message = self._session.admit(await self._parse(payload))
-        if message is not None:
+        if isinstance(message, Hello):
+            await self._greet(message)
+        elif message is not None:
             self._act(message)
         elif perf_counter() - self._slice_began < SLICE_SEC:
             return
@@ -165,9 +171,9 @@ class JsonConnection(Connection):
         self._wind(had_frame=False)
         self.link.post(b"")
 
-    def _tell_loading(self, percent: int) -> None:
+    def _tell_loading(self, percent: int, id: str | None = None) -> None:
         if self._knows_loading and not self.link.unsent_bytes and not self._session.is_closing:
-            self.link.post(encode_event(LoadingEvent(percent)))
+            self.link.post(encode_event(LoadingEvent(percent, id)))
 
     async def _parse(self, payload: bytes) -> Parsed:
         """What a frame says; a large one is read in another thread, while the session's next ones wait."""
@@ -178,6 +184,8 @@ class JsonConnection(Connection):
 
     def _act(self, message: Incoming) -> None:
         match message:
+            case Hello():
+                pass  # greeted before
             case Generate():
                 self._start(message)
             case Cancel():
@@ -187,9 +195,6 @@ class JsonConnection(Connection):
             case EndThinking():
                 if (work := self.work.get(message.id)) is not None:
                     work.end_thinking()
-            case Hello():
-                self.link.post(self._session.welcome(self.info))
-                log(logger, logging.DEBUG, "session.hello", session=self.name, client=message.client)
             case Refused():
                 self.server.note_refused(message.event.code)
                 self.log_failure(message.event.id, message.event)
@@ -199,16 +204,61 @@ class JsonConnection(Connection):
             case _:
                 self._start_query(message)
 
+    async def _greet(self, hello: Hello) -> None:
+        self._knows_loading = _agrees_on_1_1(hello)
+        try:
+            with self._telling_of_load(hello.model):
+                info = await self.card(hello.model)
+        except UmaError as error:
+            self.fail(error)
+            return
+        self._model = hello.model if self.models else None
+        self.link.post(self._session.welcome(info))
+        log(logger, logging.DEBUG, "session.hello", session=self.name, client=hello.client)
+
+    def _of_session(self, request: A) -> A:
+        """The request, with the session's model where it names none."""
+        return request if self._model is None or request.model else attrs.evolve(request, model=self._model)
+
+    @contextmanager
+    def _telling_of_load(self, model: str | None, id: str | None = None) -> Iterator[None]:
+        """A block in which the client is told how far a model is that has to be loaded, and which request waits."""
+        telling = trio.CancelScope()
+
+        async def tell() -> None:
+            with telling:
+                while self.models and (percent := self.models.loading_percent(model)) is not None:
+                    self._tell_loading(percent, id)
+                    await trio.sleep(TELL_SEC)
+
+        if self.models and self.models.loading_percent(model) is not None:
+            self._tasks.start_soon(tell)
+        try:
+            yield
+        finally:
+            telling.cancel()
+
+    @asynccontextmanager
+    async def _loaded(self, request: Request | EmbedRequest | RerankRequest) -> AsyncIterator[None]:
+        """A block in which the request's model is loaded, where the server has several."""
+        if self.models is None:
+            yield
+            return
+        async with AsyncExitStack() as stack:
+            with self._telling_of_load(request.model, request.id):
+                await stack.enter_async_context(self.models.using(request.model))
+            yield
+
     def _start(self, message: Generate) -> None:
         id = message.request.id
         try:
             self._check_crowd()
-            request = self.enter(message.request)
+            request = self.enter(self._of_session(message.request))
         except UmaError as error:
             self.server.note_refused(error.code)
             self._tell_failure(id, error)
             return
-        self._starting += 1
+        self._starting += self.models is None
         log(logger, logging.DEBUG, "request.received", session=self.name, request=id)
         self._tasks.start_soon(self._generate, request, self.begin(id))
 
@@ -230,9 +280,9 @@ class JsonConnection(Connection):
             self._check_crowd()
             self.server.unread.check()
             if isinstance(query, EmbedQuery):
-                query = attrs.evolve(query, request=self.enter_whole(query.request))
+                query = attrs.evolve(query, request=self.enter_whole(self._of_session(query.request)))
             else:
-                query = attrs.evolve(query, request=self.enter_whole(query.request))
+                query = attrs.evolve(query, request=self.enter_whole(self._of_session(query.request)))
         except UmaError as error:
             self.server.note_refused(error.code)
             self._tell_failure(id, error)
@@ -246,7 +296,8 @@ class JsonConnection(Connection):
         """Embed or rank. The engine bounds what waits for it."""
         try:
             with work.scope:
-                data = await self._compute(query)
+                async with self._loaded(query.request):
+                    data = await self._compute(query)
                 self.link.post(data)
                 if self.link.is_full:
                     with self.server.unread.holding(len(data)):
@@ -277,7 +328,11 @@ class JsonConnection(Connection):
     async def _generate(self, request: Request, work: Work) -> None:
         try:
             with work.scope:
-                async with self._entered(request) as stream, metered(stream, self.account) as meter:
+                async with (
+                    self._loaded(request),
+                    self._entered(request) as stream,
+                    metered(stream, self.account) as meter,
+                ):
                     work.attach(stream)
                     meter.usage = await self._relay(stream)
             work.raise_if_aborted()
@@ -292,7 +347,8 @@ class JsonConnection(Connection):
 
     @asynccontextmanager
     async def _entered(self, request: Request) -> AsyncIterator[EventStream]:
-        """`generate`, counting the requests that are still being admitted."""
+        """`generate`, counting the requests that are still being admitted: not those that wait for their model."""
+        self._starting += self.models is not None
         async with AsyncExitStack() as stack:
             try:
                 stream = await stack.enter_async_context(self.engine.generate(request))
@@ -354,7 +410,9 @@ class JsonConnection(Connection):
             return self._end(query)
         if isinstance(query, HealthQuery):
             return await self.server.health(probe=query.probe)
-        return await self.engine.tokenize(query.request)
+        request = self.check_model(self._of_session(query.request))
+        async with self._loaded(request):
+            return await self.engine.tokenize(request)
 
     def _end(self, query: EndQuery) -> bool:
         if not self.is_owner:

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Protocol
 
@@ -19,9 +19,9 @@ from uma.config import RuntimeConfig
 from uma.engine import Engine, open_engine
 from uma.errors import ShuttingDown, UmaError, sole_error
 from uma.server import socketfile
+from uma.server.connection import Served
 from uma.server.logs import log, logging_to
 from uma.server.server import Server
-from uma.server.users import Users
 from uma.types import LoadProgress, ServerInfo, Source
 
 logger = logging.getLogger("uma.server")
@@ -56,10 +56,13 @@ class Service(Protocol):
 class EarlyService(Service, Protocol):
     """A service that answers while the model is being loaded, too."""
 
-    def be_ready(self, engine: Engine, /) -> None:
+    def be_ready(self, engine: Served, /) -> None:
         """The model is loaded: take requests from now on."""
 
 
+Open = Callable[[RuntimeConfig, LoadProgress], AbstractAsyncContextManager[Served]]
+"""Opens what a server serves, for as long as the block."""
+MakeServer = Callable[[LoadProgress, RuntimeConfig], Server]
 MakeService = Callable[[Source, RuntimeConfig], Service]
 MakeEarlyService = Callable[[LoadProgress, RuntimeConfig], EarlyService]
 
@@ -71,6 +74,8 @@ def run_server(
     *,
     early: Sequence[MakeEarlyService] = (),
     progress: LoadProgress | None = None,
+    opened: Open | None = None,
+    make_server: MakeServer | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, from the main thread. Returns the exit code: 0, or 130 after SIGINT.
 
@@ -78,13 +83,16 @@ def run_server(
     waits, told of it, until it is loaded or, with `E_RUNTIME_SHUTDOWN`, will not be. `on_ready` is called once requests
     are taken. A first signal drains, a second ends at once; while the model is being loaded, the first one ends the
     load. A terminal that is closed is as SIGTERM, once. SIGUSR1 writes the metrics to the log. The services that
-    `beside` makes share the server's life from then on, those of `early` from its beginning. Raises `ConfigError` or
-    `ModelError` where the server cannot start.
+    `beside` makes share the server's life from then on, those of `early` from its beginning. `opened` opens what is
+    served, and `make_server` makes what it is served by: by default an engine, and a server on the socket. Raises
+    `ConfigError` or `ModelError` where the server cannot start.
     """
     progress = progress or LoadProgress()
     with logging_to(config):
         try:
-            return trio.run(_main, config, on_ready, beside, early, progress)
+            return trio.run(
+                _main, config, on_ready, beside, early, progress, opened or _with_grammars, make_server or _on_socket
+            )
         except BaseExceptionGroup as group:
             sole = sole_error(group)
         raise sole
@@ -96,12 +104,12 @@ async def _main(
     beside: Sequence[MakeService],
     early: Sequence[MakeEarlyService],
     progress: LoadProgress,
+    opened: Open,
+    make_server: MakeServer,
 ) -> int:
-    socketfile.check(Path(config.socket))  # before a model is loaded in vain
-    Users.load(config.socket_users)
     with trio.open_signal_receiver(*heeded(WATCHED)) as signals:
         async with trio.open_nursery() as nursery:
-            server = Server(progress, config)
+            server = make_server(progress, config)
             first: list[EarlyService] = [server, *(make(progress, config) for make in early)]
             run = Run(nursery.cancel_scope, server, [*first])
             nursery.start_soon(run.watch, signals)
@@ -109,7 +117,7 @@ async def _main(
                 await nursery.start(run.serve, service)
             async with AsyncExitStack() as stack:
                 try:
-                    engine = await stack.enter_async_context(open_engine(config, progress, prepares_grammars=True))
+                    engine = await stack.enter_async_context(opened(config, progress))
                 except UmaError as error:
                     await server.give_up(ShuttingDown(f"the server ends: {error.message}"))
                     raise
@@ -125,11 +133,20 @@ async def _main(
                 gc.freeze()
                 gc.set_threshold(*GC_THRESHOLDS)
                 _announce(on_ready, engine.info)
-                model = engine.info.model.called
+                model = ",".join(engine.info.models) or engine.info.model.called
                 log(logger, logging.INFO, "server.ready", model=model, socket=config.socket, protocol=config.protocol)
                 await run.ended.wait()
             nursery.cancel_scope.cancel()
     return run.code
+
+
+def _with_grammars(config: RuntimeConfig, progress: LoadProgress) -> AbstractAsyncContextManager[Engine]:
+    return open_engine(config, progress, prepares_grammars=True)
+
+
+def _on_socket(progress: LoadProgress, config: RuntimeConfig) -> Server:
+    socketfile.check(Path(config.socket))  # before a model is loaded in vain
+    return Server(progress, config)
 
 
 def heeded(signals: Iterable[signal.Signals]) -> list[signal.Signals]:

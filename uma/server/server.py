@@ -18,13 +18,12 @@ from typing import Any
 import trio
 
 from uma.config import RuntimeConfig
-from uma.engine import Engine
 from uma.errors import Overloaded, ShuttingDown, TooManySessions, UmaError, VersionMismatch
 from uma.net.accept import accept_forever
 from uma.net.throttle import Throttle
 from uma.net.unread import Unread
 from uma.server import socketfile
-from uma.server.connection import Connection
+from uma.server.connection import Connection, Served
 from uma.server.json_connection import JsonConnection
 from uma.server.logs import log
 from uma.server.newline import NewlineConnection
@@ -46,7 +45,7 @@ class Server:
     is, everything else waits in its session until `be_ready` or `give_up`.
     """
 
-    def __init__(self, engine: Engine | LoadProgress, config: RuntimeConfig) -> None:
+    def __init__(self, engine: Served | LoadProgress, config: RuntimeConfig) -> None:
         self._progress = engine if isinstance(engine, LoadProgress) else None
         self._engine = None if isinstance(engine, LoadProgress) else engine
         self.config = config
@@ -79,12 +78,12 @@ class Server:
         self._began_sec = time.monotonic()
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Served:
         """The engine. There is none before `be_ready`."""
         assert self._engine is not None
         return self._engine
 
-    def be_ready(self, engine: Engine) -> None:
+    def be_ready(self, engine: Served) -> None:
         """The model is loaded: take requests from now on."""
         self._engine, self._progress = engine, None
         for connection in self._connections:

@@ -27,6 +27,7 @@ from uma.types.loading import LoadProgress
 from uma.types.request import (
     PROMPT_FIELDS,
     Message,
+    ModelName,
     Pace,
     Priority,
     ReasoningMode,
@@ -63,11 +64,12 @@ from uma.types.server import (
     Health,
     HealthStatus,
     Limits,
+    ListedModel,
     ModelInfo,
     RunningRequest,
     ServerInfo,
 )
-from uma.types.source import EventStream, Source
+from uma.types.source import EventStream, Models, Source
 from uma.types.thinking import EFFORT_NAMES, EFFORTS, NO_EFFORT, THINKING_BUDGET, THINKING_SWITCHES
 
 __all__ = [
@@ -107,10 +109,13 @@ __all__ = [
     "Health",
     "HealthStatus",
     "Limits",
+    "ListedModel",
     "LoadProgress",
     "Logprobs",
     "Message",
     "ModelInfo",
+    "ModelName",
+    "Models",
     "Pace",
     "Penalty",
     "Priority",

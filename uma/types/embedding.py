@@ -10,6 +10,7 @@ import attrs
 
 from uma.constraints import Json, Length, Range, Text, check
 from uma.types.fields import tuple_or_none
+from uma.types.request import ModelName
 
 MAX_TEXTS = 2048
 """Maximum texts or documents of one request."""
@@ -47,6 +48,8 @@ class EmbedRequest:
     priority: Literal[-1, 0, 1] = 0
     metadata: Annotated[dict[str, Any], Json()] | None = None
     """Echoed in every event of the request on the wire."""
+    model: ModelName | None = None
+    """See `Request.model`."""
 
     def __attrs_post_init__(self) -> None:
         if (self.texts is None) == (self.token_ids is None):
@@ -85,6 +88,8 @@ class RerankRequest:
     priority: Literal[-1, 0, 1] = 0
     metadata: Annotated[dict[str, Any], Json()] | None = None
     """Echoed in every event of the request on the wire."""
+    model: ModelName | None = None
+    """See `Request.model`."""
 
     def __attrs_post_init__(self) -> None:
         check(self)

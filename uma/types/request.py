@@ -14,6 +14,7 @@ from uma.types.sampling import SamplingParams
 
 Role = Literal["system", "user", "assistant", "tool"]
 ReasoningMode = Literal["auto", "on", "off"]
+ModelName = Annotated[str, Length(1, 256), Text()]
 Pace = Literal["auto", "off"]
 """Whether tokens decoded ahead are delivered evenly."""
 
@@ -150,6 +151,8 @@ class Request:
     turn of the assistant begins. A message with calls is always followed by another turn."""
     metadata: Annotated[dict[str, Any], Json()] | None = None
     """Echoed in every event of the request on the wire."""
+    model: ModelName | None = None
+    """The model that is asked, by its name; None: the session's, or the server's default."""
 
     @property
     def continued(self) -> Message | None:

@@ -157,6 +157,29 @@ class ServerInfo:
     chat_template: str = ""
     """Text of the chat template in use (Jinja): the model's own, or the plain one. Empty where there is none, where it
     is over `MAX_TEMPLATE_CHARS`, or where an older server does not tell."""
+    models: tuple[str, ...] = ()
+    """Names of all models that requests can ask for; none: this one alone."""
+
+
+@attrs.frozen
+class ListedModel:
+    """One of several models of a server."""
+
+    name: str
+    path: str
+    size_bytes: int
+    kind: str = ""
+    """`dense`, `MoE`, `embeddings` and the like, as `uma models` says."""
+    quantization: str = ""
+    context_length: int = 0
+    """Tokens the model was trained for."""
+    architecture: str = ""
+    parameters: int = 0
+    """0 where that is not known yet."""
+    info: ServerInfo | None = None
+    """Its card, where it is loaded."""
+    loading_percent: int | None = None
+    """How much of it is loaded, where it is being loaded."""
 
 
 @attrs.frozen

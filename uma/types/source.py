@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,7 +10,7 @@ from uma.types.embedding import Embeddings, EmbedRequest, Ranking, RerankRequest
 from uma.types.events import Event, Token, Tokenized
 from uma.types.explained import Explained
 from uma.types.request import Request
-from uma.types.server import Activity, Health, ServerInfo
+from uma.types.server import Activity, Health, ListedModel, ServerInfo
 
 
 class EventStream(Protocol):
@@ -89,3 +89,25 @@ class Source(Protocol):
         the last thousand. Raises `BadRequest` where there is none that the caller can ask about. Never waits for
         compute.
         """
+
+
+@runtime_checkable
+class Models(Source, Protocol):
+    """Several models by their names, as a source that asks the one which a request names. A name is taken as far as it
+    is needed; None is the default model's. `UnknownModel` is raised for one that is not here.
+    """
+
+    def listed(self) -> Sequence[ListedModel]:
+        """All of them, the default one first."""
+
+    def find(self, model: str) -> ListedModel:
+        """The one of this name."""
+
+    def using(self, model: str | None) -> AbstractAsyncContextManager[Source]:
+        """A block in which a model is loaded. Entering it waits for that, and raises why it cannot be loaded."""
+
+    async def card(self, model: str | None) -> ServerInfo:
+        """What a model is. It is loaded for that where it never was."""
+
+    def loading_percent(self, model: str | None) -> int | None:
+        """How much of a model is loaded that has to be waited for; None where it need not be."""

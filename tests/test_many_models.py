@@ -1,0 +1,257 @@
+"""Several models in one server: which one answers, what is told of them, and what the end of one means for others."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from http_server import Answered, HttpServer, running_http
+
+from harness import ONE_THREAD, Raw, ask, clean_environ, run_to_end, short_directory, uma_command, until
+from models import write_model
+from uma.client import connect
+from uma.llm import LLM
+from uma.types import Finished, Request, SamplingParams
+
+NAMES = ("alpha", "beta", "gamma-one")
+PROMPT = "Once upon a time"
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """Models of other weights, so that each says something else."""
+    with short_directory() as path:
+        for seed, name in enumerate(NAMES):
+            write_model(path / f"{name}.gguf", seed=seed)
+        yield path
+
+
+@pytest.fixture(scope="module")
+def texts(folder: Path) -> Mapping[str, str]:
+    """What each says by itself."""
+    found = {}
+    for name in NAMES:
+        with LLM(str(folder / f"{name}.gguf"), threads=1, threads_batch=1) as llm:
+            found[name] = llm.generate(PROMPT, SamplingParams(**GREEDY))[0].outputs[0].text
+    assert len(set(found.values())) == len(NAMES)
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[HttpServer]:
+    """All of them in one server."""
+    with short_directory() as place, running_http(place, "--models", ",".join(NAMES), UMA_MODELS=str(folder)) as server:
+        yield server
+
+
+def complete(server: HttpServer, model: str | None, **fields: Any) -> Answered:
+    named = {} if model is None else {"model": model}
+    return server.ask("POST", "/v1/completions", {"prompt": PROMPT, **GREEDY, **named, **fields})
+
+
+def text_of(answer: Answered) -> str:
+    assert answer.status == 200, answer.body
+    return str(answer.json["choices"][0]["text"])
+
+
+def statuses(server: HttpServer) -> dict[str, str]:
+    listed = server.ask("GET", "/v1/models").json["data"]
+    return {each["id"]: each["status"]["value"] for each in listed}
+
+
+def greeted(raw: Raw, **fields: Any) -> dict[str, Any]:
+    """The answer to a hello of version 1.1, once the model is loaded."""
+    raw.send({"type": "hello", "versions": ["1.1"], **fields})
+    while (event := raw.next())["event"] == "loading":
+        pass
+    assert event["event"] == "hello", event
+    return event
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of the children of a process."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def test_a_list_of_models_loads_none_of_them(folder: Path) -> None:
+    with short_directory() as place, running_http(place, "--models", "all", UMA_MODELS=str(folder)) as server:
+        assert statuses(server) == dict.fromkeys((*NAMES, "builtin"), "unloaded")
+        assert [each["name"] for each in server.ask("GET", "/api/tags").json["models"]] == [*NAMES, "builtin"]
+        assert server.ask("GET", "/api/ps").json == {"models": []}
+        assert server.ask("GET", "/health").status == 200
+        assert children(server.process.pid) == []
+
+
+def test_each_request_is_answered_by_the_model_it_names(server: HttpServer, texts: Mapping[str, str]) -> None:
+    with ThreadPoolExecutor() as pool:
+        asked = [NAMES[at % len(NAMES)] for at in range(12)]
+        answers = list(pool.map(lambda name: complete(server, name), asked))
+    assert [text_of(each) for each in answers] == [texts[name] for name in asked]
+    assert [each.json["model"] for each in answers] == asked
+    assert statuses(server) == dict.fromkeys(NAMES, "loaded")
+
+
+def test_a_request_without_a_name_is_the_first_models(server: HttpServer, texts: Mapping[str, str]) -> None:
+    answer = complete(server, None)
+    assert (text_of(answer), answer.json["model"]) == (texts["alpha"], "alpha")
+
+
+@pytest.mark.parametrize("name", ["gamma", "GAMMA-ONE", "gamma-one.gguf", "gamma-one:latest"])
+def test_a_name_is_taken_as_far_as_it_is_needed(server: HttpServer, texts: Mapping[str, str], name: str) -> None:
+    assert text_of(complete(server, name)) == texts["gamma-one"]
+
+
+def test_a_name_that_is_not_here_is_answered_with_the_nearest(server: HttpServer) -> None:
+    answer = complete(server, "gama-one")
+    assert answer.status == 404
+    assert answer.json["error"]["code"] == "model_not_found"
+    assert "did you mean gamma-one?" in answer.json["error"]["message"]
+
+
+def test_another_companys_name_is_the_first_models_and_the_answer_says_so(
+    server: HttpServer, texts: Mapping[str, str]
+) -> None:
+    answer = complete(server, "gpt-4o")
+    assert (text_of(answer), answer.headers["x-uma-model"]) == (texts["alpha"], "alpha")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "at"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], **GREEDY}, ("model",)),
+        ("/api/generate", {"prompt": "a", "stream": False, "options": {"num_predict": 4}}, ("model",)),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}, ("model",)),
+        ("/v1/embeddings", {"input": "a"}, ("model",)),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 4}, ("model",)),
+    ],
+)
+def test_every_dialect_has_the_name(server: HttpServer, path: str, body: dict[str, Any], at: tuple[str, ...]) -> None:
+    answer = server.ask("POST", path, {**body, "model": "beta"})
+    assert answer.status == 200, answer.body
+    assert answer.json["model"] == "beta"
+    assert server.ask("POST", path, {**body, "model": "nothing"}).status == 404
+
+
+def test_a_query_names_the_model_where_there_is_no_body(server: HttpServer) -> None:
+    assert server.ask("GET", "/props?model=beta").json["model"]["path"].endswith("beta.gguf")
+    assert server.ask("GET", "/v1/models/beta").json["id"] == "beta"
+    assert server.ask("GET", "/v1/models/nothing").status == 404
+
+
+def test_a_session_can_ask_any_model(server: HttpServer, texts: Mapping[str, str]) -> None:
+    with server.process.connect() as raw:
+        hello = greeted(raw)
+        assert (hello["models"], hello["model"]["path"].rpartition("/")[2]) == (list(NAMES), "alpha.gguf")
+        raw.send(*(ask(name, prompt=PROMPT, stream=False, model=name, **_without_max()) for name in NAMES))
+        found: dict[str, str] = {}
+        while len(found) < len(NAMES):
+            if (event := raw.next())["event"] == "eos":
+                found[event["id"]] = event["text"]
+        assert found == texts
+        raw.send(ask("x", model="nothing"))
+        assert raw.expect("error")["code"] == "E_PROTO_BAD_REQUEST"
+
+
+def _without_max() -> dict[str, Any]:
+    return {name: value for name, value in GREEDY.items() if name not in ("max_tokens", "ignore_eos")}
+
+
+def test_a_hello_names_the_model_of_a_session(server: HttpServer, texts: Mapping[str, str]) -> None:
+    with server.process.connect() as raw:
+        assert greeted(raw, model="beta")["model"]["path"].endswith("beta.gguf")
+        raw.send(ask(prompt=PROMPT, stream=False, temperature=0))
+        assert raw.last_of("a")["text"] == texts["beta"]
+
+
+def test_sessions_can_use_one_id_at_once(server: HttpServer, texts: Mapping[str, str]) -> None:
+    with server.process.connect() as one, server.process.connect() as two:
+        one.hello()
+        two.hello()
+        for raw in (one, two):
+            raw.send(ask("same", prompt=PROMPT, model="beta", temperature=0, max_tokens=400, metadata={"n": 1}))
+        one.until_token("same")
+        two.until_token("same")
+        assert one.last_of("same")["usage"] == two.last_of("same")["usage"]
+
+
+def test_a_client_waits_until_its_model_is_loaded_and_is_told_so(folder: Path, texts: Mapping[str, str]) -> None:
+    percents: list[int] = []
+
+    async def main(path: Path) -> str:
+        async with connect(path, model="beta", on_loading=percents.append) as client:
+            request = Request("a", prompt=PROMPT, sampling=SamplingParams(**GREEDY), stream=False, model="gamma-one")
+            async with client.generate(request) as stream:
+                (finished,) = [event async for event in stream]
+            assert client.info.model.called == "beta"
+            assert isinstance(finished, Finished)
+            return str(finished.text)
+
+    with short_directory() as place, running_http(place, "--models", "all", UMA_MODELS=str(folder)) as server:
+        assert trio.run(main, server.process.socket) == texts["gamma-one"]
+        assert percents
+        with server.process.connect() as raw:
+            greeted(raw, model="beta")
+            raw.send(ask("w", model="alpha"))
+            assert raw.expect("loading")["id"] == "w"
+            assert raw.last_of("w")["event"] == "eos"
+
+
+def test_one_server_of_one_model_refuses_the_name_of_another(folder: Path) -> None:
+    one = ("--model", str(folder / "alpha.gguf"))
+    with short_directory() as place, running_http(place, *one) as server, server.process.connect() as raw:
+        assert raw.hello(versions=["1.1"]).get("models") is None
+        raw.send(ask("a", model="beta"), ask("b", model="Alpha"))
+        assert raw.last_of("a")["code"] == "E_PROTO_BAD_REQUEST"
+        assert raw.last_of("b")["event"] == "eos"
+
+
+def test_a_killed_process_ends_its_own_requests_alone_and_comes_back(folder: Path, texts: Mapping[str, str]) -> None:
+    with short_directory() as place, running_http(place, "--models", "all", UMA_MODELS=str(folder)) as server:
+        text_of(complete(server, "beta"))
+        (beta,) = children(server.process.pid)
+        with server.process.connect() as raw, server.process.connect() as other:
+            other.hello(model="alpha")  # of version 1.0, which is not told that it waits
+            raw.hello(model="beta")
+            other.send(ask("o", max_tokens=100))
+            raw.send(ask("r", max_tokens=400, metadata={"pad": "x" * 8000}))
+            raw.until_token("r")
+            os.kill(beta, signal.SIGKILL)
+            error = raw.last_of("r")
+            assert (error["event"], error["code"]) == ("error", "E_RUNTIME_INTERNAL")
+            assert "beta" in error["message"]
+            assert other.last_of("o")["event"] == "eos"
+        assert text_of(complete(server, "beta")) == texts["beta"]
+
+
+def test_children_end_with_a_server_that_is_killed(folder: Path) -> None:
+    with short_directory() as place, running_http(place, "--models", "all", UMA_MODELS=str(folder)) as server:
+        text_of(complete(server, "alpha"))
+        text_of(complete(server, "beta"))
+        every = children(server.process.pid)
+        assert len(every) == 2
+        server.process.signal(signal.SIGKILL)
+        server.process.wait()
+        until(lambda: [pid for pid in every if is_running(pid)], lambda left: not left)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_names_that_are_not_here_are_told_before_anything_is_served(folder: Path) -> None:
+    done = run_to_end(
+        *uma_command("run", "--models", "alpha,bet,omega", *ONE_THREAD), environ=clean_environ(UMA_MODELS=str(folder))
+    )
+    assert done.returncode == 2
+    assert "omega: no such file, and no model of this name is here" in done.stderr

@@ -1,0 +1,71 @@
+"""The process of one model among several: a server whose one session is the socket on its standard input.
+
+It ends with the supervisor: when that is killed, at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from functools import partial
+from pathlib import Path
+from threading import Thread
+
+import trio
+
+from uma.config import RuntimeConfig
+from uma.server.main import run_server
+from uma.server.server import Server
+from uma.types import LoadProgress
+
+PR_SET_PDEATHSIG = 1
+"""Of Linux's `prctl`: the signal that a process gets when its parent ends."""
+
+
+def main() -> None:
+    """The process, from its first line to its last."""
+    sock, watched = socket.socket(fileno=os.dup(0)), os.dup(0)
+    with Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), 0)  # what this process starts must not hold the socket open
+    _end_with_parent(watched)
+    config = RuntimeConfig(**json.loads(sys.argv[1]))
+    sys.exit(run_server(config, make_server=partial(_OneSession, sock)))
+
+
+class _OneSession(Server):
+    """A server that listens nowhere."""
+
+    def __init__(self, sock: socket.socket, progress: LoadProgress, config: RuntimeConfig) -> None:
+        super().__init__(progress, config)
+        self._sock = sock
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._give_turns)
+            self._admit(self._sock, nursery)
+            task_status.started()
+            with self._accepting:
+                await trio.sleep_forever()
+            await self._drain()
+            nursery.cancel_scope.cancel()
+
+
+def _end_with_parent(fd: int) -> None:
+    """End this process when the other end of this socket is closed, whatever runs here: also by a thread, for systems
+    without Linux's signal, and for a parent that has ended before it was asked for.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    Thread(target=_watch, args=(fd,), name="uma-parent", daemon=True).start()
+
+
+def _watch(fd: int) -> None:
+    watch = select.poll()
+    watch.register(fd, 0)  # a hang-up is told unasked
+    watch.poll()
+    os._exit(1)

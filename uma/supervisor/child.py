@@ -1,0 +1,81 @@
+"""A model in a process of its own: a whole server, whose one session is a pair of sockets that we made.
+
+No other process can reach it, and each side sees by the pair that the other is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import attrs
+import trio
+
+from uma.client import Client, connect_child
+from uma.config import HTTP, RuntimeConfig
+
+END_SEC = 20.0
+"""Maximum time for a model that leaves to save its prefixes."""
+UNBOUNDED = 1_000_000
+"""Of a session that is that of all clients: the bounds of each are the supervisor's."""
+
+_PROGRAM = "import sys; sys.path = {path!r}; from uma.server.child import main; main()"
+
+
+def child_config(config: RuntimeConfig, path: str) -> RuntimeConfig:
+    """The settings of the process that has the model of this file."""
+    plain = RuntimeConfig()
+    return attrs.evolve(
+        config,
+        **{name: getattr(plain, name) for name in (*HTTP, "socket_users", "protocol", "models")},
+        model=path,
+        max_session_queue=UNBOUNDED,
+        idle_timeout_sec=float(UNBOUNDED),
+        tx_timeout_sec=float(UNBOUNDED),
+        max_frame_bytes=max(config.max_frame_bytes, config.max_http_body_bytes),
+    )
+
+
+@asynccontextmanager
+async def running(
+    name: str, config: RuntimeConfig, on_start: Callable[[int], None], on_loading: Callable[[int], None]
+) -> AsyncIterator[Client]:
+    """A process with the model of `config`, once that is loaded; it ends with the block. Left in order, it saves its
+    prefixes first. `on_start` is given its process id, `on_loading` how much of the model is loaded, in percent.
+
+    Raises what it says where it cannot load the model, and `ConnectionLost` where it ends without a word.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            process = _start(config, theirs)
+        except BaseException:
+            ours.close()
+            raise
+    try:
+        on_start(process.pid)
+        ours.setblocking(False)
+        async with connect_child(ours, name, on_loading) as client:
+            yield client
+            process.terminate()
+            with trio.move_on_after(END_SEC):  # our end stays open meanwhile: without it the process ends at once
+                await trio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
+    finally:
+        ours.close()
+        process.kill()
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(process.wait)
+
+
+def _start(config: RuntimeConfig, sock: socket.socket) -> subprocess.Popen[bytes]:
+    # From this very thread: Linux sends the parent-death signal when the thread ends that has made the child.
+    return subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM.format(path=sys.path), json.dumps(attrs.asdict(config))],
+        stdin=sock.fileno(),
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C in the terminal is the supervisor's to act on
+    )

@@ -1,0 +1,409 @@
+"""All models by their names as one source: each is loaded in a process of its own once a request needs it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
+
+import attrs
+import trio
+
+from uma.client import Client
+from uma.config import RuntimeConfig
+from uma.errors import BadRequest, ConnectionLost, InternalError, ShuttingDown, UmaError, UnknownModel
+from uma.models.catalog import BUILTIN, ModelFile
+from uma.models.shelf import Shelf
+from uma.net.logfmt import log
+from uma.supervisor.child import child_config, running
+from uma.types import (
+    DEFAULT_MAX_TOKENS,
+    Activity,
+    Capabilities,
+    Embeddings,
+    EmbedRequest,
+    EventStream,
+    Explained,
+    Health,
+    Limits,
+    ListedModel,
+    LoadProgress,
+    ModelInfo,
+    Ranking,
+    Request,
+    RerankRequest,
+    ServerInfo,
+    Source,
+    Tokenized,
+)
+from uma.version import __version__
+
+_log = logging.getLogger("uma.supervisor")
+
+AT_ONCE = 64
+"""Requests at once by which a client of a model that has not been loaded yet is told when to come again."""
+NOTHING_RUNS = Activity((), 0, 0, 0)
+
+A = TypeVar("A", Request, EmbedRequest, RerankRequest)
+
+
+@attrs.define(eq=False)
+class Load:
+    """One load of a model, for all that wait for it."""
+
+    ended: trio.Event = attrs.field(factory=trio.Event)
+    percent: int = 0
+    failure: str | None = None
+    """Why the model cannot be loaded; None while it can."""
+
+    def note(self, percent: int) -> None:
+        """So much is loaded."""
+        self.percent = percent
+
+
+@attrs.define(eq=False)
+class Model:
+    """One model by its name: a `Source` that has it loaded by whatever needs it. Belongs to the Trio thread."""
+
+    file: ModelFile
+    models: LoadedModels
+    card: ServerInfo | None = None
+    """Known from its first load on."""
+    client: Client | None = None
+    """The session with its process, while it is loaded."""
+    pid: int | None = None
+    load: Load | None = None
+    """The load that is asked for, or that runs."""
+    users: int = 0
+    """Requests that run or wait for it."""
+    stay: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    """Cancelled, the process leaves, in order."""
+
+    @property
+    def info(self) -> ServerInfo:
+        """See `Source`. There is none before its first load."""
+        assert self.card is not None
+        return self.card
+
+    @asynccontextmanager
+    async def in_use(self) -> AsyncIterator[Client]:
+        """A block in which it is loaded, and stays so. Raises `InternalError` where that is not possible, or where its
+        process ends meanwhile.
+        """
+        self.users += 1
+        try:
+            while self.client is None:
+                load = self.models.ask_for(self)
+                await load.ended.wait()
+                if load.failure is not None:
+                    raise InternalError(load.failure)
+            yield self.client
+        except ConnectionLost as error:
+            raise InternalError(
+                f"the process of {self.file.name} has ended, and this request with it; the next one loads it again"
+            ) from error
+        finally:
+            self.users -= 1
+
+    @asynccontextmanager
+    async def generate(self, request: Request) -> AsyncIterator[EventStream]:
+        """See `Source`."""
+        async with self.in_use() as client, client.generate(_own(request)) as stream:
+            yield stream
+
+    async def embed(self, request: EmbedRequest) -> Embeddings:
+        """See `Source`."""
+        async with self.in_use() as client:
+            return await client.embed(_own(request))
+
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        """See `Source`."""
+        async with self.in_use() as client:
+            return await client.rerank(_own(request))
+
+    async def tokenize(self, request: Request) -> Tokenized:
+        """See `Source`."""
+        async with self.in_use() as client:
+            return await client.tokenize(_own(request))
+
+    async def health(self, *, probe: bool = True) -> Health:
+        """See `Source`. Without a probe nothing is loaded for it."""
+        if self.client is None and not probe:
+            return Health("ok", 0.0, 0)
+        async with self.in_use() as client:
+            return await client.health(probe=probe)
+
+    async def metrics(self) -> Mapping[str, Any]:
+        """See `Source`. Nothing where it is not loaded."""
+        return {} if self.client is None else await self.client.metrics()
+
+    async def activity(self) -> Activity:
+        """See `Source`. Nothing where it is not loaded."""
+        return NOTHING_RUNS if self.client is None else await self.client.activity()
+
+    async def explain(self, id: str = "") -> Explained:
+        """See `Source`. What it knew ends with its process."""
+        if self.client is None:
+            raise BadRequest(f"id: {self.file.name} is not loaded, and knows of no request")
+        return await self.client.explain(id)
+
+
+@attrs.define(eq=False)
+class LoadedModels:
+    """See `types.Models`; made by `open_models`. All methods belong to the Trio thread."""
+
+    config: RuntimeConfig
+    shelf: Shelf
+    _known: dict[str, Model] = attrs.field(factory=dict, init=False)
+    _asked: deque[Model] = attrs.field(factory=deque, init=False)
+    """Models that are to be loaded, in the order in which they were asked for."""
+    _work: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _is_draining: bool = attrs.field(default=False, init=False)
+    _loading: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+
+    @property
+    def info(self) -> ServerInfo:
+        """The default model's card, with the names of all; before its first load what is so of any."""
+        card = self._model(None).card
+        return attrs.evolve(self._blank() if card is None else card, models=self.names)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all models, the default one's first."""
+        return tuple(each.name for each in self.shelf.files)
+
+    def listed(self) -> Sequence[ListedModel]:
+        """See `types.Models`."""
+        return [self._listed(each) for each in self.shelf.files]
+
+    def find(self, model: str) -> ListedModel:
+        """See `types.Models`."""
+        return self._listed(self.shelf.named(model))
+
+    def _listed(self, file: ModelFile) -> ListedModel:
+        model = self._known.get(file.name)
+        shared = {each.name: getattr(file, each.name) for each in attrs.fields(ModelFile) if each.name in _LISTED}
+        if model is None:
+            return ListedModel(**shared | {"path": str(file.path)})
+        percent = None if model.load is None else model.load.percent
+        info = None if model.client is None else model.card
+        return ListedModel(**shared | {"path": str(file.path), "info": info, "loading_percent": percent})
+
+    async def card(self, model: str | None) -> ServerInfo:
+        """See `types.Models`."""
+        found = await self._find(model)
+        if found.card is None:
+            async with found.in_use():
+                pass
+        return attrs.evolve(found.info, models=self.names)
+
+    @asynccontextmanager
+    async def using(self, model: str | None) -> AsyncIterator[Source]:
+        """See `types.Models`."""
+        found = await self._find(model)
+        async with found.in_use():
+            yield found
+
+    def loading_percent(self, model: str | None) -> int | None:
+        """See `types.Models`."""
+        try:
+            found = self._model(model)
+        except UnknownModel:
+            return None
+        return None if found.client else found.load.percent if found.load else 0
+
+    async def _find(self, name: str | None) -> Model:
+        """The model of a name. One that is not known can have come since: then the folders are read again."""
+        try:
+            return self._model(name)
+        except UnknownModel:
+            await trio.to_thread.run_sync(self.shelf.read)
+            return self._model(name)
+
+    def _model(self, name: str | None) -> Model:
+        file = self.shelf.files[0] if name is None else self.shelf.named(name)
+        return self._known.setdefault(file.name, Model(file, self))
+
+    # As a source of its own.
+
+    @asynccontextmanager
+    async def generate(self, request: Request) -> AsyncIterator[EventStream]:
+        """See `Source`."""
+        async with (await self._find(request.model)).generate(request) as stream:
+            yield stream
+
+    async def embed(self, request: EmbedRequest) -> Embeddings:
+        """See `Source`."""
+        return await (await self._find(request.model)).embed(request)
+
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        """See `Source`."""
+        return await (await self._find(request.model)).rerank(request)
+
+    async def tokenize(self, request: Request) -> Tokenized:
+        """See `Source`."""
+        return await (await self._find(request.model)).tokenize(request)
+
+    async def health(self, *, probe: bool = True) -> Health:
+        """Whether requests are taken; with a probe, whether the models that are loaded generate."""
+        if self._is_draining:
+            return Health("draining", 0.0, 0)
+        every = [await each.health(probe=probe) for each in self._loaded()]
+        return next((each for each in every if each.status != "ok"), Health("ok", 0.0, 0) if not every else every[0])
+
+    async def activity(self) -> Activity:
+        """That of all models together."""
+        every = [await each.activity() for each in self._loaded()]
+        return Activity(
+            tuple(request for each in every for request in each.running),
+            sum(each.waiting_interactive for each in every),
+            sum(each.waiting_normal for each in every),
+            sum(each.waiting_background for each in every),
+            tuple(request for each in every for request in each.waiting),
+        )
+
+    async def explain(self, id: str = "") -> Explained:
+        """Of the first model that knows the id."""
+        for model in self._loaded():
+            with suppress(BadRequest):
+                return await model.explain(id)
+        raise BadRequest(f"id: no model that is loaded knows the request {id[:128]!r}")
+
+    async def metrics(self) -> Mapping[str, Any]:
+        """The sums over the models that are loaded."""
+        total = dict(self.snapshot())
+        for model in self._loaded():
+            for name, value in (await model.metrics()).items():
+                if isinstance(value, int | float) and isinstance(total.get(name, 0), int | float):
+                    total[name] = total.get(name, 0) + value
+        return total
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """See `server.connection.Served`."""
+        zero = ("requests_total", "requests_rejected", "requests_overloaded", "active_sequences", "queued_requests")
+        return dict.fromkeys((*zero, "service_ms_ewma"), 0)
+
+    def _loaded(self) -> list[Model]:
+        return [each for each in self._known.values() if each.client is not None]
+
+    def _blank(self) -> ServerInfo:
+        config = self.config
+        return ServerInfo(
+            f"uma/{__version__}",
+            ModelInfo("models", "", "", 0, 0, "", 0, 0, has_chat_template=True),
+            Capabilities(True, True, True, True, True, "none: no model is loaded", True, 0, ()),
+            Limits(
+                n_ctx=config.n_ctx,
+                max_tokens=config.max_tokens or DEFAULT_MAX_TOKENS,
+                max_prompt_bytes=config.max_prompt_bytes,
+                max_frame_bytes=config.max_frame_bytes,
+                max_sessions=config.max_sessions,
+                max_queue=config.max_queue,
+                max_sequences=config.max_sequences or AT_ONCE,
+                has_max_tokens=config.max_tokens > 0,
+            ),
+        )
+
+    # Loading and leaving.
+
+    def begin_drain(self) -> None:
+        """See `server.connection.Served`."""
+        self._is_draining = True
+
+    def end_request(self, number: int) -> bool:
+        """See `server.connection.Served`: refused, since each model has numbers of its own."""
+        raise BadRequest(
+            "number: several models are served, each with numbers of its own; a request's own client ends it"
+        )
+
+    def ask_for(self, model: Model) -> Load:
+        """The load of a model that is not loaded; it begins once those before it have ended."""
+        if self._is_draining:
+            raise ShuttingDown("the server is stopping; start it again with `uma run`")
+        if model.load is None:
+            model.load = Load()
+            self._asked.append(model)
+            self._work.set()
+        return model.load
+
+    async def run(self) -> None:
+        """Load what is asked for, one model at a time, until `close`; return once all models have left."""
+        async with trio.open_nursery() as nursery:
+            with self._loading:
+                while True:
+                    await self._work.wait()
+                    self._work = trio.Event()
+                    while self._asked:
+                        await nursery.start(self._serve, self._asked.popleft())
+
+    def close(self) -> None:
+        """Let all models go, in order, and load no more."""
+        self._is_draining = True
+        self._loading.cancel()
+        for model in self._known.values():
+            model.stay.cancel()
+
+    async def _serve(self, model: Model, *, task_status: trio.TaskStatus[None]) -> None:
+        """The life of one process, from its start to its end. `started` once it has loaded its model, or has not."""
+        load, began = model.load, trio.current_time()
+        assert load is not None
+
+        def started(pid: int) -> None:
+            model.pid = pid
+            log(_log, logging.INFO, "model.loading", model=model.file.name, pid=pid)
+
+        why: UmaError | None = None
+        try:
+            is_builtin = model.file.name == BUILTIN
+            config = child_config(self.config, BUILTIN if is_builtin else str(model.file.path))
+            async with running(model.file.name, config, started, load.note) as client:
+                model.card, model.client, model.load = self._told(client.info), client, None
+                load.ended.set()
+                log(_log, logging.INFO, "model.loaded", model=model.file.name, ms=_ms_since(began))
+                task_status.started()
+                with model.stay:
+                    why = await client.lost()
+        except (UmaError, OSError) as error:
+            why = error if isinstance(error, UmaError) else InternalError(str(error))
+        finally:
+            model.client, model.pid, model.stay = None, None, trio.CancelScope()
+            if not load.ended.is_set():
+                model.load, load.failure = None, f"{model.file.name}: {why.message if why else 'it was not loaded'}"
+                load.ended.set()
+                task_status.started()
+            log(_log, logging.WARNING if why else logging.INFO, "model.ended", model=model.file.name, why=why)
+
+    def _told(self, info: ServerInfo) -> ServerInfo:
+        """A process's card, with the bounds that clients meet here."""
+        ours = {name: getattr(self.config, name) for name in ("max_frame_bytes", "max_sessions")}
+        return attrs.evolve(info, limits=attrs.evolve(info.limits, **ours))
+
+
+_LISTED = frozenset(each.name for each in attrs.fields(ListedModel))
+
+
+@asynccontextmanager
+async def open_models(config: RuntimeConfig, progress: LoadProgress) -> AsyncIterator[LoadedModels]:
+    """The models of `config.models`, until the block is left. None is loaded before a request needs it.
+
+    Raises `ModelError` where one of them is not here.
+    """
+    shelf = Shelf(config.models, os.environ, config.model)
+    await trio.to_thread.run_sync(shelf.read)
+    models = LoadedModels(config, shelf)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(models.run)
+        yield models
+        models.close()
+
+
+def _own(request: A) -> A:
+    """A request as the process of its model gets it."""
+    return request if request.model is None else attrs.evolve(request, model=None)
+
+
+def _ms_since(began: float) -> int:
+    return round(1000 * (trio.current_time() - began))
