@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
 from threading import Lock
 from typing import Any
+from weakref import WeakMethod
 
 import attrs
 import numpy as np
@@ -116,7 +117,10 @@ class _Kept:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary and keeps those used last. Safe to use from several threads."""
+    """Compiles grammars for one vocabulary and keeps those used last. Safe to use from several threads.
+
+    Its states are of use as long as it is there.
+    """
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
@@ -210,8 +214,14 @@ class GrammarCompiler:
 
     def _made_tokenizer(self) -> LLTokenizer:
         if self._tokenizer is None:
-            self._tokenizer = _make_tokenizer(self._vocab)
+            # Weak: llguidance keeps the reader, so that Python's collector would not see the circle.
+            read = TokenizerWrapper(_VocabTokenizer(self._vocab, WeakMethod(self._longest_pieces)))
+            self._tokenizer = LLTokenizer(read, eos_token=self._vocab.eog_ids.tolist(), slices=SLICES)
         return self._tokenizer
+
+    def _longest_pieces(self, text: str) -> list[int]:
+        """A text as the longest tokens of text that fit, one behind the other; nothing before there are any."""
+        return [] if self._tokenizer is None else self._tokenizer.greedy_tokenize(text)
 
     def _refusal(self, grammar: Grammar, reason: str, tokenizer: LLTokenizer) -> BadRequest:
         """Says why llguidance does not compile a grammar, and of a schema where."""
@@ -313,7 +323,7 @@ class GrammarMasks:
 class _VocabTokenizer:
     """A vocabulary as llguidance asks for it, which tokenizes forced text with it."""
 
-    def __init__(self, vocab: Vocab) -> None:
+    def __init__(self, vocab: Vocab, longest_pieces: WeakMethod[Callable[[str], list[int]]]) -> None:
         self._vocab = vocab
         self._special = frozenset(vocab.special_ids)
         self.eos_token_id = int(vocab.eog_ids[0])
@@ -322,8 +332,7 @@ class _VocabTokenizer:
         self.tokens = vocab.pieces()
         for token in vocab.special_ids:
             self.tokens[token] = vocab.text_of(token).encode()
-        self.longest_pieces: Callable[[str], list[int]] = lambda text: []
-        """A text as the longest tokens of text that fit, one behind the other; set once llguidance has the tokens."""
+        self._longest_pieces = longest_pieces
 
     def __call__(self, text: bytes) -> list[int]:
         """Token ids as they stand in the middle of a text. They are tokens of text, and stand for exactly these bytes,
@@ -339,18 +348,15 @@ class _VocabTokenizer:
                 cut = starts.index(surplus)
                 if b"".join(pieces[cut:]) == text:
                     return [part for token in ids[cut:] for part in self._as_text(token)]
-        return self.longest_pieces(wanted)
+        return self._longest(wanted)
 
     def _as_text(self, token: int) -> list[int]:
         """A token, as tokens of text where it is a special one: llama.cpp reads user-defined ones in any text."""
-        return self.longest_pieces(self._vocab.piece(token).decode()) if token in self._special else [token]
+        return self._longest(self._vocab.piece(token).decode()) if token in self._special else [token]
 
-
-def _make_tokenizer(vocab: Vocab) -> LLTokenizer:
-    read = _VocabTokenizer(vocab)
-    made = LLTokenizer(TokenizerWrapper(read), eos_token=vocab.eog_ids.tolist(), slices=SLICES)
-    read.longest_pieces = made.greedy_tokenize
-    return made
+    def _longest(self, text: str) -> list[int]:
+        longest_pieces = self._longest_pieces()
+        return [] if longest_pieces is None else longest_pieces(text)
 
 
 def _source(grammar: Grammar) -> str:
