@@ -32,6 +32,8 @@ from uma.protocol.messages import (
     TokenEvent,
     TokenizeEvent,
     TokenizeQuery,
+    TraceEvent,
+    TraceQuery,
 )
 from uma.types import (
     CAUSES,
@@ -155,6 +157,7 @@ client_messages: st.SearchStrategy[ClientMessage] = st.one_of(
     st.builds(MetricsQuery, id=st.none() | ids),
     st.builds(ActivityQuery, id=st.none() | ids),
     st.builds(ExplainQuery, id=st.none() | ids, request=st.just("") | ids),
+    st.builds(TraceQuery, id=st.none() | ids, seconds=st.floats(0.1, 60)),
     st.builds(EndQuery, number=st.integers(1, 2**53), id=st.none() | ids),
     st.builds(HealthQuery, id=st.none() | ids, probe=st.booleans()),
     st.builds(TokenizeQuery, request=st.builds(lambda id, prompt: Request(id, **prompt), ids, prompts)),
@@ -301,6 +304,7 @@ server_events: st.SearchStrategy[ServerEvent] = st.one_of(
         warnings=warnings,
         waiting=st.lists(running_requests, max_size=2).map(tuple),
     ),
+    st.builds(TraceEvent, trace=text, id=st.none() | ids, warnings=warnings),
     st.builds(EndEvent, ended=st.booleans(), id=st.none() | ids, warnings=warnings),
     st.builds(ExplainEvent, request=explained, id=st.none() | ids, warnings=warnings),
     st.builds(

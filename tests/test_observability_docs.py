@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harness import ServerProcess, run_to_end, running_server, short_directory, uma_command
+from uma.engine.recorder import MAX_VALUES
 from uma.engine.submission import MAX_EXPLAINED
 from uma.engine.worker.account import RECORDED_TOKENS
+from uma.server.main import TRACE_SEC
 from uma.types import CAUSES
 
 PAGE = (Path(__file__).parents[1] / "docs" / "observability.md").read_text(encoding="utf-8")
@@ -41,7 +44,8 @@ def test_the_log_has_the_form_shown(server: ServerProcess) -> None:
 
 
 def test_the_causes_are_those_of_the_code() -> None:
-    assert re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE, re.MULTILINE) == list(CAUSES.items())
+    section = PAGE.partition("## Why was this slow")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE) == list(CAUSES.items())
     assert f"one of the last {MAX_EXPLAINED:,}" in PAGE
     assert f"some {RECORDED_TOKENS} tokens" in PAGE
 
@@ -67,3 +71,19 @@ def test_uma_explain_tells_of_a_request_by_its_id_and_of_the_newest_one(server: 
     told = json.loads(first.stdout)
     assert (told["id"], told["reason"], told["generated_tokens"]) == ("first\x1b[2J", "length", 3)
     assert "\x1b" not in first.stdout
+
+
+def test_a_trace_is_written_by_the_command_and_by_the_signal(server: ServerProcess, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    done = run_to_end(*uma_command("trace", str(out), "--seconds", "0.2", "--socket", str(server.socket)))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert out.stat().st_mode & 0o777 == 0o600
+    server.signal(signal.SIGUSR2)
+    line = json.loads(server.log.wait_for("trace.written"))
+    by_signal = Path(line["path"])
+    for path in (out, by_signal):
+        trace = json.loads(path.read_text(encoding="utf-8"))
+        assert {each["args"]["name"] for each in trace["traceEvents"] if each["ph"] == "M"} >= {"decode", "Trio"}
+    by_signal.unlink()
+    assert f"beyond {MAX_VALUES:,}" in PAGE
+    assert TRACE_SEC == 5

@@ -194,7 +194,7 @@ def test_of_a_key_that_comes_twice_the_last_counts() -> None:
         (
             "type",
             "nope",
-            "expected one of generate, hello, metrics, activity, explain, end, health, tokenize, embed, rerank, "
+            "expected one of generate, hello, metrics, activity, explain, trace, end, health, tokenize, embed, rerank, "
             "not 'nope'",
         ),
         ("type", None, "expected one of"),

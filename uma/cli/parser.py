@@ -21,6 +21,7 @@ from uma.cli.answer_options import add_answer
 from uma.cli.harmless import harmless
 from uma.cli.options import DYNAMO_PLANES, GATEWAY, SAMPLING, add_sampling, add_settings, plane_variable
 from uma.config import SERVER_ONLY, nearest, settings
+from uma.types import MAX_TRACE_SEC
 from uma.version import __version__
 
 USAGE_ERROR = 2
@@ -302,6 +303,28 @@ def _describe_top(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
 
 
+def _describe_trace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", metavar="OUT", help="file to write, such as trace.json")
+    parser.add_argument(
+        "--seconds",
+        metavar="N",
+        type=_seconds,
+        default=5.0,
+        help="length of the trace (over 0, at most 60; default: 5)",
+    )
+    add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_TRACE_SEC:
+        raise argparse.ArgumentTypeError(f"expected seconds over 0, at most {MAX_TRACE_SEC}, not {text!r}")
+    return seconds
+
+
 def _describe_stop(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--now", action="store_true", help="do not let running requests finish (default: off)")
     add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
@@ -470,6 +493,14 @@ COMMANDS: tuple[Command, ...] = (
         "on a terminal, else once. Keys: arrows choose, s sorts, r reverses, / filters, space pauses, x ends a request "
         "after asking, ? helps, q leaves. Over HTTP a key's holder can end its own requests; on a socket the server's "
         "user can end any.",
+    ),
+    Command(
+        "trace",
+        "what a server's threads do, as a file for Perfetto",
+        _describe_trace,
+        "Write what the threads of the server do within some seconds, batch by batch, as JSON in Chrome's trace event "
+        "format, for https://ui.perfetto.dev. For the user that the server runs as, and root. SIGUSR2 does the same.",
+        " OUT",
     ),
     Command(
         "stop",

@@ -49,6 +49,8 @@ from uma.protocol.messages import (
     TokenizeEvent,
     TokenizeQuery,
     ToolCallEvent,
+    TraceEvent,
+    TraceQuery,
 )
 from uma.protocol.session import ClientSession
 from uma.types import (
@@ -68,8 +70,28 @@ from uma.types import (
 
 _log = logging.getLogger("uma.client")
 
-Answer = MetricsEvent | ActivityEvent | ExplainEvent | EndEvent | HealthEvent | TokenizeEvent | EmbedEvent | RerankEvent
-Query = MetricsQuery | ActivityQuery | ExplainQuery | EndQuery | HealthQuery | TokenizeQuery | EmbedQuery | RerankQuery
+Answer = (
+    MetricsEvent
+    | ActivityEvent
+    | ExplainEvent
+    | TraceEvent
+    | EndEvent
+    | HealthEvent
+    | TokenizeEvent
+    | EmbedEvent
+    | RerankEvent
+)
+Query = (
+    MetricsQuery
+    | ActivityQuery
+    | ExplainQuery
+    | TraceQuery
+    | EndQuery
+    | HealthQuery
+    | TokenizeQuery
+    | EmbedQuery
+    | RerankQuery
+)
 
 
 @attrs.define(eq=False)
@@ -188,6 +210,16 @@ class Client:
         answer = await self._ask(query_id, ExplainQuery(query_id, id))
         assert isinstance(answer, ExplainEvent)
         return answer.request
+
+    async def trace(self, seconds: float) -> str:
+        """What the server's threads do within so many seconds, 60 at most: JSON in Chrome's trace event format.
+
+        Raises `BadRequest` where the server belongs to another user, another trace is on, or the server is too old.
+        """
+        id = self._fresh_id()
+        answer = await self._ask(id, TraceQuery(id, seconds))
+        assert isinstance(answer, TraceEvent)
+        return answer.trace
 
     async def end_request(self, number: int) -> bool:
         """End a request of any session by its `RunningRequest.number`, and tell its client so. Whether it still ran.

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,7 @@ from uma.engine.kv.feed import BlockLedger, KvFeed
 from uma.engine.kv.pool import KvPool
 from uma.engine.kv.snapshots import SnapshotStore
 from uma.engine.policy import Scheduler, Targets
+from uma.engine.recorder import Recorder, Turns
 from uma.engine.reproducible import ReproducibleContext
 from uma.engine.submission import MAX_EXPLAINED, Prepared, Preparing, Submission
 from uma.engine.worker.commands import CountKnown, Inspect, Listen, Preload
@@ -267,6 +268,32 @@ class Engine:
                 else "request: none of yours runs, or is one of the last " + f"{MAX_EXPLAINED:,}"
             )
         return explained(account, self._running, now_ms(), self._max_active, self._context.model.vocab.piece)
+
+    async def record(self, seconds: float) -> Recorder:
+        """What the engine's threads do within so many seconds, from now on. Raises as `recording`."""
+        with self.recording() as recorder:
+            await trio.sleep(seconds)
+        return recorder
+
+    @contextmanager
+    def recording(self) -> Iterator[Recorder]:
+        """A block of which every thread of the engine tells (`recorder`). Raises `BadRequest` where one is on."""
+        if self.mailbox.recorder is not None:
+            raise BadRequest("type: a trace is on already; wait for its end")
+        recorder = Recorder()
+        turns = Turns(recorder)
+        self._tell(recorder)
+        trio.lowlevel.add_instrument(turns)
+        try:
+            yield recorder
+        finally:
+            trio.lowlevel.remove_instrument(turns)
+            self._tell(None)
+            recorder.close()
+
+    def _tell(self, recorder: Recorder | None) -> None:
+        self.mailbox.recorder = self._prompts.recorder = recorder
+        self.worker.record(recorder)
 
     @property
     def _running(self) -> list[Sequence]:

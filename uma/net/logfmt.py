@@ -18,13 +18,17 @@ _PLAIN = re.compile(r"[\w.,:;/@%+*()\[\]<>#~-]+", re.ASCII)
 
 
 def logfmt(fields: Mapping[str, Any]) -> str:
-    """`key=value` pairs on one line; a value with spaces, quotes or control characters is written as a JSON string."""
+    """`key=value` pairs on one line; a value with spaces, quotes or control characters is written as a JSON string, and
+    a dict as an object.
+    """
     return " ".join(f"{key}={_value(value)}" for key, value in fields.items() if value is not None)
 
 
 def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.1f}"
+    if isinstance(value, dict):
+        return visible(orjson.dumps(value).decode())
     text = str(value)
     if _PLAIN.fullmatch(text):
         return text

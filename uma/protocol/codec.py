@@ -36,6 +36,7 @@ from uma.protocol.messages import (
     ServerEvent,
     TokenEvent,
     TokenizeQuery,
+    TraceQuery,
     UnknownEvent,
 )
 from uma.protocol.wire import (
@@ -70,6 +71,7 @@ _KINDS: Mapping[type, str] = {
     MetricsQuery: "metrics",
     ActivityQuery: "activity",
     ExplainQuery: "explain",
+    TraceQuery: "trace",
     EndQuery: "end",
     HealthQuery: "health",
 }
@@ -128,6 +130,8 @@ def message_of(
         return EndQuery(**_own_fields(flat), warnings=warnings)
     if kind == "explain":
         return ExplainQuery(**_own_fields(flat), warnings=warnings)
+    if kind == "trace":
+        return TraceQuery(**_own_fields(flat), warnings=warnings)
     if kind == "activity":
         return ActivityQuery(**_own_fields(flat), warnings=warnings)
     return MetricsQuery(**_own_fields(flat), warnings=warnings)

@@ -15,6 +15,7 @@ import attrs
 
 from uma.constraints import Length, Range
 from uma.types import (
+    MAX_TRACE_SEC,
     Activity,
     Answer,
     Capabilities,
@@ -118,6 +119,18 @@ class ExplainQuery:
 
 
 @attrs.frozen
+class TraceQuery:
+    """A trace of the next seconds asked for: `{"type": "trace", "seconds": …}`.
+
+    For the user that the server runs as, and root.
+    """
+
+    id: Id | None = None
+    seconds: Annotated[float, Range(gt=0, le=MAX_TRACE_SEC)] = 5.0
+    warnings: tuple[str, ...] = ()
+
+
+@attrs.frozen
 class EndQuery:
     """The end asked for of a running request, whichever session it is of: `{"type": "end", "number": …}`.
 
@@ -174,6 +187,7 @@ ClientMessage = (
     | MetricsQuery
     | ActivityQuery
     | ExplainQuery
+    | TraceQuery
     | EndQuery
     | HealthQuery
     | TokenizeQuery
@@ -430,6 +444,16 @@ class ExplainEvent:
 
 
 @attrs.frozen
+class TraceEvent:
+    """The answer to `TraceQuery`, once its time is over."""
+
+    trace: str
+    """JSON in the trace event format of Chrome, as Perfetto takes it."""
+    id: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@attrs.frozen
 class EndEvent:
     """The answer to `EndQuery`."""
 
@@ -560,6 +584,7 @@ ServerEvent = (
     | MetricsEvent
     | ActivityEvent
     | ExplainEvent
+    | TraceEvent
     | EndEvent
     | HealthEvent
     | LoadingEvent

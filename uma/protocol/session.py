@@ -104,6 +104,8 @@ from uma.protocol.messages import (
     TokenizeEvent,
     TokenizeQuery,
     ToolCallEvent,
+    TraceEvent,
+    TraceQuery,
 )
 from uma.protocol.states import AFTER_ERROR, PHASES, After, Exchange, LocalProtocolError, Phase, PhaseStep, State
 from uma.protocol.versions import SUPPORTED, negotiate
@@ -122,8 +124,18 @@ from uma.types import (
     ToolCallDelta,
 )
 
-Query = MetricsQuery | ActivityQuery | ExplainQuery | EndQuery | HealthQuery | TokenizeQuery | EmbedQuery | RerankQuery
-QueryResult = Mapping[str, Any] | Activity | Explained | bool | Health | Tokenized | Embeddings | Ranking
+Query = (
+    MetricsQuery
+    | ActivityQuery
+    | ExplainQuery
+    | TraceQuery
+    | EndQuery
+    | HealthQuery
+    | TokenizeQuery
+    | EmbedQuery
+    | RerankQuery
+)
+QueryResult = Mapping[str, Any] | Activity | Explained | str | bool | Health | Tokenized | Embeddings | Ranking
 
 
 @attrs.frozen
@@ -378,6 +390,8 @@ class ServerSession:
                 event = ActivityEvent.of(result, query.id, query.warnings)
             case ExplainQuery(), Explained():
                 event = ExplainEvent(result, query.id, query.warnings)
+            case TraceQuery(), str():
+                event = TraceEvent(result, query.id, query.warnings)
             case EndQuery(), bool():
                 event = EndEvent(result, query.id, query.warnings)
             case HealthQuery(), Health():
@@ -562,6 +576,7 @@ _LastEvent = (
     | MetricsEvent
     | ActivityEvent
     | ExplainEvent
+    | TraceEvent
     | EndEvent
     | HealthEvent
     | TokenizeEvent

@@ -42,12 +42,14 @@ from uma.protocol.messages import (
     TokenizeEvent,
     TokenizeQuery,
     ToolCallEvent,
+    TraceEvent,
+    TraceQuery,
 )
 from uma.types import MAX_TEXTS, PROMPT_FIELDS, EmbedRequest, Request, RerankRequest, SamplingParams
 
 SAMPLING_FIELDS = tuple(hints_of(SamplingParams))
 
-KINDS_SINCE_1_1 = frozenset(("embed", "rerank", "end", "explain"))
+KINDS_SINCE_1_1 = frozenset(("embed", "rerank", "end", "explain", "trace"))
 """Requests that a session of version 1.0 does not have."""
 SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -126,6 +128,7 @@ REQUESTS: dict[str, type[Any]] = {
     "metrics": _flat("Metrics", MetricsQuery),
     "activity": _flat("Activity", ActivityQuery),
     "explain": _flat("Explain", ExplainQuery),
+    "trace": _flat("Trace", TraceQuery),
     "end": _flat("End", EndQuery),
     "health": _flat("Health", HealthQuery),
     "tokenize": _flat("Tokenize", Request, TokenizeQuery, drop=_NOT_FOR_TOKENIZE),
@@ -154,6 +157,7 @@ EVENTS: dict[str, type[Any]] = {
     "error": ErrorEvent,
     "activity": ActivityEvent,
     "explain": ExplainEvent,
+    "trace": TraceEvent,
     "end": EndEvent,
     "health": HealthEvent,
     "loading": LoadingEvent,

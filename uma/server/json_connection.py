@@ -33,18 +33,20 @@ from uma.protocol.messages import (
     MetricsQuery,
     RerankQuery,
     TokenizeQuery,
+    TraceQuery,
 )
 from uma.protocol.session import Incoming, Parsed, QueryResult, Refused, ServerSession
 from uma.protocol.versions import negotiate
 from uma.server.connection import TELL_SEC, A, Connection, Host, Work
 from uma.server.logs import log
+from uma.server.tracing import traced
 from uma.types import EmbedRequest, EventStream, Finished, Request, RerankRequest, ServerInfo, Token, Usage
 
 logger = logging.getLogger("uma.server")
 
 Whole = EmbedQuery | RerankQuery
 
-Query = MetricsQuery | ActivityQuery | ExplainQuery | EndQuery | HealthQuery | TokenizeQuery
+Query = MetricsQuery | ActivityQuery | ExplainQuery | TraceQuery | EndQuery | HealthQuery | TokenizeQuery
 
 MAX_QUERIES = 16
 """Maximum queries of one session that are being answered; beyond it the session's input waits, as for
@@ -406,6 +408,8 @@ class JsonConnection(Connection):
             return await self.engine.activity()
         if isinstance(query, ExplainQuery):
             return await self.engine.explain(query.request)
+        if isinstance(query, TraceQuery):
+            return await self._trace(query)
         if isinstance(query, EndQuery):
             return self._end(query)
         if isinstance(query, HealthQuery):
@@ -414,9 +418,18 @@ class JsonConnection(Connection):
         async with self._loaded(request):
             return await self.engine.tokenize(request)
 
-    def _end(self, query: EndQuery) -> bool:
+    async def _trace(self, query: TraceQuery) -> str:
+        self._check_owner("trace the server")
+        recorder = await traced(self.engine, query.seconds)
+        written = await trio.to_thread.run_sync(lambda: b"".join(recorder.written()), limiter=self.server.parsing)
+        return written.decode()
+
+    def _check_owner(self, what: str) -> None:
         if not self.is_owner:
-            raise BadRequest("type: only the user that the server runs as can end the requests of others")
+            raise BadRequest(f"type: only the user that the server runs as can {what}")
+
+    def _end(self, query: EndQuery) -> bool:
+        self._check_owner("end the requests of others")
         is_ended = self.engine.end_request(query.number)
         log(logger, logging.INFO, "request.ended", session=self.name, number=query.number, was_running=is_ended)
         return is_ended

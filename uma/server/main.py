@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Protocol
 
 import attrs
-import orjson
 import trio
 
 from uma.config import RuntimeConfig
@@ -22,13 +21,16 @@ from uma.server import socketfile
 from uma.server.connection import Served
 from uma.server.logs import log, logging_to
 from uma.server.server import Server
+from uma.server.tracing import traced, written
 from uma.types import LoadProgress, ServerInfo, Source
 
 logger = logging.getLogger("uma.server")
 
 STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Signals that end a server in order. SIGHUP is a closed terminal's."""
-WATCHED = (*STOP, signal.SIGUSR1)
+WATCHED = (*STOP, signal.SIGUSR1, signal.SIGUSR2)
+TRACE_SEC = 5.0
+"""Length of the trace that SIGUSR2 begins."""
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -82,10 +84,10 @@ def run_server(
     The socket answers at once: while the model is being loaded, `health` says how far that is, and everything else
     waits, told of it, until it is loaded or, with `E_RUNTIME_SHUTDOWN`, will not be. `on_ready` is called once requests
     are taken. A first signal drains, a second ends at once; while the model is being loaded, the first one ends the
-    load. A terminal that is closed is as SIGTERM, once. SIGUSR1 writes the metrics to the log. The services that
-    `beside` makes share the server's life from then on, those of `early` from its beginning. `opened` opens what is
-    served, and `make_server` makes what it is served by: by default an engine, and a server on the socket. Raises
-    `ConfigError` or `ModelError` where the server cannot start.
+    load. A terminal that is closed is as SIGTERM, once. SIGUSR1 writes the metrics to the log, SIGUSR2 a trace to a
+    file. The services that `beside` makes share the server's life from then on, those of `early` from its beginning.
+    `opened` opens what is served, and `make_server` makes what it is served by: by default an engine, and a server on
+    the socket. Raises `ConfigError` or `ModelError` where the server cannot start.
     """
     progress = progress or LoadProgress()
     with logging_to(config):
@@ -111,7 +113,7 @@ async def _main(
         async with trio.open_nursery() as nursery:
             server = make_server(progress, config)
             first: list[EarlyService] = [server, *(make(progress, config) for make in early)]
-            run = Run(nursery.cancel_scope, server, [*first])
+            run = Run(nursery, server, [*first])
             nursery.start_soon(run.watch, signals)
             for service in first:
                 await nursery.start(run.serve, service)
@@ -167,7 +169,7 @@ def _announce(on_ready: OnReady | None, info: ServerInfo) -> None:
 class Run:
     """A server's life, and the signals that change it."""
 
-    scope: trio.CancelScope
+    nursery: trio.Nursery
     """All of it: cancelled, everything ends at once."""
     server: Server
     services: list[Service]
@@ -193,6 +195,8 @@ class Run:
             log(logger, logging.INFO, "signal", name=signal.Signals(number).name)
             if number == signal.SIGUSR1:
                 await self._log_metrics()
+            elif number == signal.SIGUSR2:
+                self.nursery.start_soon(self._write_trace)
             elif number in STOP and not (stops and number == signal.SIGHUP):
                 # (The kernel and the shell can both send SIGHUP for one terminal.)
                 stops += 1
@@ -200,7 +204,7 @@ class Run:
                 if not self.load_ended.is_set():
                     await self._end_load()
                 elif stops > 1:
-                    self.scope.cancel()
+                    self.nursery.cancel_scope.cancel()
                 else:
                     for service in self.services:
                         service.begin_drain()
@@ -208,12 +212,24 @@ class Run:
     async def _end_load(self) -> None:
         """End everything; the whole process, where the load goes on all the same. Sockets are closed by then."""
         await self.server.give_up(ShuttingDown("the server is stopping, before its model was loaded"))
-        self.scope.cancel()
+        self.nursery.cancel_scope.cancel()
         with trio.move_on_after(LOAD_END_SEC, shield=True):
             await self.load_ended.wait()
             return
         os._exit(self.code)
 
+    async def _write_trace(self) -> None:
+        """Trace `TRACE_SEC`, and write that to a new file in the temporary folder, which the log names."""
+        if not self.load_ended.is_set():
+            return
+        try:
+            recorder = await traced(self.server.engine, TRACE_SEC)
+            path = await trio.to_thread.run_sync(written, recorder)
+        except (UmaError, OSError) as error:
+            log(logger, logging.WARNING, "trace.failed", reason=str(error))
+        else:
+            log(logger, logging.WARNING, "trace.written", path=path, spans=len(recorder))
+
     async def _log_metrics(self) -> None:
         if self.load_ended.is_set():
-            log(logger, logging.WARNING, "metrics", snapshot=orjson.dumps(await self.server.metrics()).decode())
+            log(logger, logging.WARNING, "metrics", snapshot=dict(await self.server.metrics()))

@@ -17,6 +17,7 @@ from uma.config import RuntimeConfig
 from uma.errors import BadRequest, ConnectionLost, InternalError, ShuttingDown, UmaError, UnknownModel
 from uma.models.catalog import BUILTIN, ModelFile
 from uma.models.shelf import Shelf
+from uma.net.client import OWNER
 from uma.net.logfmt import log
 from uma.supervisor.child import child_config, running
 from uma.types import (
@@ -266,7 +267,9 @@ class LoadedModels:
         )
 
     async def explain(self, id: str = "") -> Explained:
-        """Of the first model that knows the id."""
+        """Of the first model that knows the id. The models know of one user alone, so only that one can ask."""
+        if OWNER.get() is not None:
+            raise BadRequest("type: where several models are served, only the user that the server runs as can ask")
         for model in self._loaded():
             with suppress(BadRequest):
                 return await model.explain(id)

@@ -58,6 +58,7 @@ from uma.types.sampling import (
 )
 from uma.types.server import (
     MAX_TEMPLATE_CHARS,
+    MAX_TRACE_SEC,
     Activity,
     Capabilities,
     FillIn,
@@ -85,6 +86,7 @@ __all__ = [
     "MAX_STOPS",
     "MAX_TEMPLATE_CHARS",
     "MAX_TEXTS",
+    "MAX_TRACE_SEC",
     "NO_EFFORT",
     "PROMPT_FIELDS",
     "SAMPLER_FIELDS",

@@ -19,6 +19,9 @@ MAX_TEMPLATE_CHARS = 65_536
 """Maximum length of a chat template that is told: it is a part of each session's first answer. The longest of known
 models have some 20,000."""
 
+MAX_TRACE_SEC = 60
+"""Maximum length of a trace: longer ones are larger than what shows them can take."""
+
 HealthStatus = Literal["ok", "loading", "draining", "stalled"]
 
 

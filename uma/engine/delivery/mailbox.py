@@ -19,6 +19,7 @@ from uma.engine.clock import now_ms
 from uma.engine.delivery.bell import Bell, new_bell
 from uma.engine.delivery.outbox import Delivery
 from uma.engine.delivery.stream import RequestStream
+from uma.engine.recorder import TRIO, Recorder
 from uma.errors import InternalError
 from uma.net.link import turn
 
@@ -29,6 +30,8 @@ class Mailbox:
     """`post` belongs to the decode thread, everything else to the Trio thread."""
 
     def __init__(self, bell: Bell | None = None) -> None:
+        self.recorder: Recorder | None = None
+        """Told of each delivery, where there is one."""
         self._mail: deque[tuple[list[Delivery], threading.Event | None]] = deque()
         self._bell = bell or new_bell()
         self._early: dict[float, list[RequestStream]] = {}
@@ -65,9 +68,12 @@ class Mailbox:
         """Deliver what is posted, until cancelled."""
         sending = turn()
         while True:
+            began = now_ms()
             with sending:
                 waiting = self.empty()
                 self._release(now_ms())
+            if self.recorder is not None:
+                self.recorder.span(TRIO, "deliver", began, now_ms())
             if waiting:
                 # First the tasks that it woke have their turns, and write their frames.
                 await trio.lowlevel.checkpoint()

@@ -17,6 +17,7 @@ from uma.engine.clock import now_ms
 from uma.engine.intake.lanes import LaneLimiter
 from uma.engine.intake.rendering import message_ends, rendered
 from uma.engine.kv.prefix_tree import common_length
+from uma.engine.recorder import TRIO, Recorder
 from uma.errors import BadRequest, Overloaded, PromptTooLarge
 from uma.llama.model import Model
 from uma.net.arrivals import arrivals
@@ -49,6 +50,8 @@ class PromptReader:
         self._max_tokens = max_tokens
         self.lanes = LaneLimiter(TOKENIZER_THREADS)
         self._threads = trio.CapacityLimiter(TOKENIZER_THREADS)
+        self.recorder: Recorder | None = None
+        """Told of each prompt that is prepared, where there is one."""
         self._preparing_bytes = 0
         self._bytes_by_client: Counter[Hashable] = Counter()
         self._bytes_per_ms = 0.0
@@ -111,7 +114,7 @@ class PromptReader:
         is_short = chars <= SHORT_PROMPT_CHARS and len(request.messages or ()) <= SHORT_CHAT_MESSAGES
         is_quick = self._model.chat_template.is_cheap and not request.tools
         if is_short and (request.messages is None or is_quick):
-            return function(request)
+            return self._recorded(partial(function, request), TRIO)
         return await self._in_thread(partial(function, request), chars, request.priority)
 
     async def prepare_texts(self, function: Callable[[int], T], sizes: Sequence[int], lane: int) -> list[T]:
@@ -135,9 +138,17 @@ class PromptReader:
     async def _in_slot(self, function: Callable[[], T], chars: int, lane: int) -> T:
         async with self.lanes.slot(lane, chars):
             began = now_ms()
-            result = await trio.to_thread.run_sync(function, limiter=self._threads)
+            result = await trio.to_thread.run_sync(self._recorded, function, limiter=self._threads)
             self._bytes_per_ms = 4 * chars / max(0.001, now_ms() - began)
             return result
+
+    def _recorded(self, function: Callable[[], T], thread: str = "") -> T:
+        if (recorder := self.recorder) is None:
+            return function()
+        began = now_ms()
+        result = function()
+        recorder.span(thread, "render", began, now_ms())
+        return result
 
     @contextmanager
     def _preparing(self, size_bytes: int, lane: int) -> Iterator[None]:

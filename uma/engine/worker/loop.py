@@ -18,6 +18,7 @@ from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Deliver, Outbox
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import Plan, Scheduler
+from uma.engine.recorder import DECODE, Recorder
 from uma.engine.worker.account import Totals
 from uma.engine.worker.commands import (
     Cancel,
@@ -147,6 +148,10 @@ class DecodeWorker:
         self._embedder.abort()
         self._reproducer.abort()
 
+    def record(self, recorder: Recorder | None) -> None:
+        """From now on, tell this recorder of what the thread does; None: none."""
+        self._trace.recorder = recorder
+
     def _withdraw(self, sequence: Sequence) -> None:
         (self._reproducer.withdraw if sequence.is_reproducible else self._withdrawn.add)(sequence)
 
@@ -250,10 +255,18 @@ class DecodeWorker:
             for result in results:
                 self._give(result)
             self._outbox.flush_due(self._runner.began_ms)
+        recorder = self._trace.recorder
         if tick.embed_tokens:
+            embedding_ms = now_ms()
             self._outbox.flush()  # a batch of many tokens takes longer than any token can wait
             self._embedder.run(tick.embed_tokens)
-        self._metrics.outside_decode_ms_total += now_ms() - began - (self._computing_ms - computing_ms)
+            if recorder is not None:
+                recorder.span(DECODE, "embed", embedding_ms, now_ms())
+        ended = now_ms()
+        self._metrics.outside_decode_ms_total += ended - began - (self._computing_ms - computing_ms)
+        if recorder is not None:
+            waiting = len(self._residency.waiting)
+            recorder.span(DECODE, "tick", began, ended, steps=tick.steps, waiting=waiting)
         return True
 
     @property
@@ -263,7 +276,10 @@ class DecodeWorker:
 
     def _reproduce(self) -> bool:
         """Compute a batch of the request that is computed apart; False if there was nothing to compute."""
+        began = now_ms()
         step = self._reproducer.step()
+        if step and (recorder := self._trace.recorder) is not None:
+            recorder.span(DECODE, "reproducible", began, now_ms())
         if isinstance(step, Reproduced):
             self._give(Result([step.sequence], [step.given], step.at_ms))
         if step:

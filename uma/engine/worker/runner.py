@@ -18,6 +18,7 @@ from uma.engine.kv.pool import KvPool
 from uma.engine.policy import CostModel
 from uma.engine.policy.mixed import mixed_position
 from uma.engine.policy.speculation import saved_ms
+from uma.engine.recorder import DECODE, Recorder
 from uma.engine.worker.account import Totals
 from uma.engine.worker.commands import Commands
 from uma.engine.worker.drafts.speculator import Drafts
@@ -143,6 +144,8 @@ class ModelRunner:
         # Last of all: the readers that this wakes run while llama.cpp computes.
         self._outbox.flush_due(now_ms() + (self.decode_ms if is_apart else stride.lasts_ms(self.decode_ms)))
         count, last_ms = 0, math.inf if is_apart else self._outbox.due_ms
+        recorder = self._trace.recorder
+        ids = [] if recorder is None else [sequence.request.id for sequence in sequences]
         self._prepare(sequences)
         self._begin(sequences, self.decode_ms)
         while True:
@@ -154,6 +157,8 @@ class ModelRunner:
             count += 1
             given, at_ms = self._sampling.sample(sequences, range(size)), now_ms()
             self._totals.sample_ms += at_ms - self.began_ms - took_ms
+            if recorder is not None:
+                self._record(recorder, "decode", took_ms, ids, at_ms)
             last_ms = min(last_ms, at_ms + stride.within_ms)
             is_over = count == stride.steps or at_ms + took_ms > last_ms or self._commands.is_called
             tokens = [] if is_over else self._tokens_to_go_on_with(sequences, given)
@@ -272,6 +277,8 @@ class ModelRunner:
         given, at_ms = self._sampling.verify(rows), now_ms()
         self._totals.steps_ms += took_ms
         self._totals.sample_ms += at_ms - self.began_ms - took_ms
+        if (recorder := self._trace.recorder) is not None:
+            self._record(recorder, "verify", took_ms, [sequence.request.id for sequence, _ in rows], at_ms)
         for (sequence, draft), tokens_given in zip(rows, given, strict=True):
             self._book_draft(sequence, draft, tokens_given)
             sequence.was_in_batch(len(rows))
@@ -341,6 +348,9 @@ class ModelRunner:
         if code != DONE:
             return code, took_ms, {}
         self._account(work, took_ms)
+        if (recorder := self._trace.recorder) is not None:
+            pieces = [f"{sequence.request.id}: {count} at {sequence.computed}" for sequence, count in work]
+            self._record(recorder, "batch", took_ms, pieces)
         for sequence, count in work:
             assert sequence.holding is not None
             if reads_logits(sequence):
@@ -354,6 +364,14 @@ class ModelRunner:
                 self._pool.stop_at(sequence.holding, now_ms())
         self._metrics.tick(tokens, took_ms)
         return code, took_ms, ends
+
+    def _record(
+        self, recorder: Recorder, name: str, took_ms: float, rows: list[str], sampled_ms: float | None = None
+    ) -> None:
+        ended_ms = self.began_ms + took_ms
+        recorder.span(DECODE, name, self.began_ms, ended_ms, rows, cells=self._pool.used_cells)
+        if sampled_ms is not None:
+            recorder.span(DECODE, "sample", ended_ms, sampled_ms)
 
     def _account(self, work: Work, took_ms: float) -> None:
         """Book a batch's time, before the status of its sequences changes."""

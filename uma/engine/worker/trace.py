@@ -1,7 +1,7 @@
 """The scheduler's trace: one line for each decision, with the keys and ids of the requests it is about.
 
 It is written where the logger `uma.engine.scheduler` is at DEBUG when the engine opens; otherwise every method returns
-at once. Belongs to the decode thread.
+at once. Beside it the thread tells a `recorder` of its spans, where there is one. Belongs to the decode thread.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from uma.engine.policy import CostModel, Plan, State
+from uma.engine.recorder import Recorder
 from uma.engine.worker.sequence import Sequence
 
 
 class Trace:
     """Writes lines with `write`; None turns the trace off."""
 
-    __slots__ = ("_write", "is_on")
+    __slots__ = ("_write", "is_on", "recorder")
 
     def __init__(self, write: Callable[[str], None] | None = None) -> None:
         self._write = write
         self.is_on = write is not None
+        self.recorder: Recorder | None = None
+        """Where spans go, while somebody wants them. Set by the Trio thread."""
 
     def queued(self, sequence: Sequence) -> None:
         """A request came."""

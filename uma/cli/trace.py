@@ -1,0 +1,31 @@
+"""`uma trace`: what a server's threads do within a few seconds, as a file that Perfetto shows."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from contextlib import AsyncExitStack
+
+from uma.cli import say
+from uma.cli.options import load_settings
+from uma.cli.source import connected
+from uma.cli.trio_run import Interrupts, run
+
+
+def main(options: argparse.Namespace) -> int:
+    """The command; its exit code."""
+    config = load_settings(options).config
+
+    async def write(_: Interrupts) -> int:
+        async with AsyncExitStack() as stack:
+            client = await connected(stack, config.socket, say.note)
+            trace = await client.trace(options.seconds)
+        # Ids of requests are in it: for this user alone, as the log's file.
+        with os.fdopen(
+            os.open(options.out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+        ) as file:
+            file.write(trace)
+        say.note(f"{options.out}: open it in https://ui.perfetto.dev or chrome://tracing")
+        return 0
+
+    return run(write)

@@ -1,0 +1,101 @@
+"""A trace of a few seconds: what each thread of an engine did when, in Chrome's format, which Perfetto shows.
+
+While none is on, every place that could tell of itself looks at one attribute. The spans of a thread nest: each begins
+and ends within the one around it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+import trio
+
+from uma.engine.clock import now_ms
+
+MAX_VALUES = 400_000
+"""Maximum spans of a trace, and names of requests in them: what comes behind is dropped, and the trace says so. With
+all of them it takes some 60 MB."""
+EVENTS_AT_ONCE = 500
+"""Spans that are written at a stretch: other threads have a turn between."""
+DECODE, TRIO = "decode", "Trio"
+"""Threads by name; those that render prompts are `render` and a number."""
+
+Span = tuple[str | int, str, float, float, Mapping[str, Any]]
+
+
+class Recorder:
+    """Spans until `close`. Any thread tells of its own."""
+
+    def __init__(self) -> None:
+        self._spans: list[Span] = []
+        self._left = MAX_VALUES
+        self.began_ms = now_ms()
+        self.ended_ms = 0.0
+
+    def span(
+        self, thread: str, name: str, began_ms: float, ended_ms: float, rows: Sequence[Any] = (), **figures: Any
+    ) -> None:
+        """The thread did this from then to then, for these requests. An empty name of a thread is the caller's."""
+        if self.ended_ms:
+            return
+        self._left -= 1 + len(rows)
+        if self._left >= 0:
+            told = {**figures, "rows": rows} if rows else figures
+            self._spans.append((thread or threading.get_ident(), name, began_ms, ended_ms, told))
+
+    def close(self) -> None:
+        """No more: what is told later is dropped."""
+        self.ended_ms = now_ms()
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def written(self) -> Iterator[bytes]:
+        """The trace as JSON, in pieces; of a closed one."""
+        spans = sorted(self._spans, key=lambda span: (span[2], -span[3]))
+        numbers: dict[str | int, int] = {DECODE: 1, TRIO: 2}
+        for thread, *_ in spans:
+            numbers.setdefault(thread, len(numbers) + 1)
+        names = {thread: thread if isinstance(thread, str) else f"render {tid - 2}" for thread, tid in numbers.items()}
+        told: list[dict[str, Any]] = [_named(0, "process_name", "uma")]
+        told += [_named(tid, "thread_name", names[thread]) for thread, tid in numbers.items()]
+        yield b'{"traceEvents":['
+        yield b",\n".join(map(orjson.dumps, told))
+        for start in range(0, len(spans), EVENTS_AT_ONCE):
+            events = (_event(span, numbers) for span in spans[start : start + EVENTS_AT_ONCE])
+            yield b"".join(b",\n" + orjson.dumps(event, default=str) for event in events)
+        seconds = (self.ended_ms - self.began_ms) / 1000
+        other = {"seconds": round(seconds, 3), "is_cut": self._left < 0}
+        yield b'],\n"displayTimeUnit":"ms","otherData":' + orjson.dumps(other) + b"}\n"
+
+
+def _named(tid: int, what: str, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": 1, "tid": tid, "name": what, "args": {"name": name}}
+
+
+def _event(span: Span, numbers: Mapping[str | int, int]) -> dict[str, Any]:
+    thread, name, began_ms, ended_ms, told = span
+    began_ns = round(began_ms * 1e6)
+    took_ns = max(0, round(ended_ms * 1e6) - began_ns)
+    fields = {"ph": "X", "pid": 1, "tid": numbers[thread], "name": name, "ts": began_ns / 1000, "dur": took_ns / 1000}
+    return fields | ({"args": told} if told else {})
+
+
+class Turns(trio.abc.Instrument):
+    """Tells a recorder of the turns of the Trio thread: all that it does between two waits."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._began_ms = 0.0
+
+    def after_io_wait(self, timeout: float) -> None:
+        """The thread has something to do."""
+        self._began_ms = now_ms()
+
+    def before_io_wait(self, timeout: float) -> None:
+        """It has done it. A turn that had begun before the trace is not told."""
+        if self._began_ms:
+            self._recorder.span(TRIO, "turn", self._began_ms, now_ms())
