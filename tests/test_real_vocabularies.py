@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import jsonschema
 import pytest
+from chat_templates import TEMPLATES
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from llguidance import LLInterpreter, LLMatcher, LLTokenizer
@@ -143,8 +144,8 @@ def test_what_follows_half_a_character_is_forced_byte_for_byte(
 
 @cache
 def families() -> tuple[Family, ...]:
-    """Every form of calls that a template of llama.cpp's has."""
-    found = (family_of(template(name)) for name in template_names())
+    """Every form of calls that a template of llama.cpp's has, gpt-oss' too, and Phi-4-mini's."""
+    found = map(family_of, (*map(template, template_names()), TEMPLATES["phi"]))
     return tuple({str(family): family for family in found if isinstance(family, Family)}.values())
 
 
