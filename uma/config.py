@@ -224,6 +224,7 @@ class RuntimeConfig:
     )
 
     record_text: bool = setting(False, "keep some text of the last 1000 requests for `uma explain`")
+    otel: bool = setting(False, "send a span and metrics of each request to an OpenTelemetry collector")
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severe log line shown")
     log_format: Literal["text", "json"] = setting("text", "log lines as key=value pairs, or as a JSON object each")
     log_file: str = setting("", "write log lines here instead of to standard error; empty: standard error", "path")
@@ -371,6 +372,7 @@ SERVER_ONLY = HTTP | frozenset(
         "max_tx_bytes",
         "tx_timeout_sec",
         "record_text",
+        "otel",
     }
 )
 """Settings that only a server has a use for: options of `uma run` and `uma config` alone, and no keywords of `LLM`."""

@@ -42,7 +42,7 @@ from uma.engine.kv.snapshots import SnapshotStore
 from uma.engine.policy import Scheduler, Targets
 from uma.engine.recorder import Recorder, Turns
 from uma.engine.reproducible import ReproducibleContext
-from uma.engine.submission import MAX_EXPLAINED, Prepared, Preparing, Submission
+from uma.engine.submission import MAX_EXPLAINED, Over, Prepared, Preparing, Submission
 from uma.engine.worker.commands import CountKnown, Inspect, Listen, Preload
 from uma.engine.worker.loop import DecodeWorker, ended_by
 from uma.engine.worker.prompt_report import PromptReport
@@ -298,6 +298,10 @@ class Engine:
     @property
     def _running(self) -> list[Sequence]:
         return [each for each in self._requests.open if each.status is not Status.ENDED]
+
+    def on_request_over(self, listener: Callable[[Over], None]) -> None:
+        """Tell `listener` of each request that comes from now on once it is over, on the Trio thread."""
+        self._requests.on_over = listener
 
     def end_request(self, number: int) -> bool:
         """End the request of this `RunningRequest.number`, with all of its answers; its reader is told `Ended`.

@@ -5,6 +5,7 @@ stream that its events come back in. Belongs to the Trio thread that opened the 
 from __future__ import annotations
 
 import random
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
@@ -27,8 +28,8 @@ from uma.engine.worker.thinking import ThinkingBound
 from uma.llama.grammar import GrammarState
 from uma.metrics import EngineMetrics
 from uma.net.arrivals import arrivals
-from uma.net.client import ORIGIN, OWNER
-from uma.types import DEFAULT_MAX_TOKENS, MAX_SEED, Request, SamplingParams
+from uma.net.client import ORIGIN, OWNER, TRACEPARENT
+from uma.types import DEFAULT_MAX_TOKENS, MAX_SEED, Request, RequestMetrics, SamplingParams, Usage
 
 GATHER_SEC = 0.02
 """Maximum time that a burst of requests is gathered, while more keep coming in or are being sent and read, before the
@@ -76,6 +77,25 @@ class Preparing:
         self._since_ms = now
 
 
+@attrs.frozen
+class Over:
+    """A request that is over, however it ended."""
+
+    request: Request
+    origin: str
+    traceparent: str
+    """`net.client.TRACEPARENT`, or the member of this name of the request's metadata."""
+    reason: str
+    """Of its last answer, as in `Finished`; `cancelled` where its reader left."""
+    usage: Usage
+    """Of all its answers."""
+    metrics: RequestMetrics
+    """Of the first."""
+    began_at: float
+    """Seconds since 1970, as the next."""
+    ended_at: float
+
+
 class Submission:
     """Makes sequences, hands them to the decode thread, and knows them until their last event is read.
 
@@ -102,6 +122,8 @@ class Submission:
         """Sequences whose last event has not been read, in order of arrival: those of this moment."""
         self._accounts: deque[Account] = deque(maxlen=MAX_EXPLAINED)
         """Of the first answers of requests that came, the newest last."""
+        self.on_over: Callable[[Over], None] | None = None
+        """Told of each request that is over, once."""
         # One wakeup for a burst: its prompts are read in one batch, and its rows decode in step.
         expected = arrivals()
         self._wake_worker = WhenIdle(commands.wake, GATHER_SEC, lambda: expected.expected_until_sec)
@@ -214,10 +236,11 @@ class Submission:
         controls = [SequenceControl(self._commands, sequence) for sequence in sequences]
         if len(sequences) == 1:
             (sequence,) = sequences
-            forget = partial(self._forget, sequence)
-            sequence.stream = stream = RequestStream(controls[0], forget, self._count_dropped, self._lateness(sequence))
+            over = partial(self._over, sequences, self._told(request))
+            sequence.stream = stream = RequestStream(controls[0], over, self._count_dropped, self._lateness(sequence))
             return stream
-        group = AnswerGroup(request, controls, lambda: self._forget(*sequences), self._count_dropped)
+        over = partial(self._over, sequences, self._told(request))
+        group = AnswerGroup(request, controls, over, self._count_dropped)
         for index, each in enumerate(sequences):
             each.stream = AnswerPort(group, index, partial(self._forget, each), self._lateness(each))
         return group.stream
@@ -231,7 +254,29 @@ class Submission:
     def _count_dropped(self, tokens: int) -> None:
         self._metrics.tokens_dropped_total += tokens
 
+    def _told(self, request: Request) -> list[str]:
+        """Where a request's span is told of once it is over; empty where that is asked of none."""
+        named = (request.metadata or {}).get("traceparent")
+        return [] if self.on_over is None else [TRACEPARENT.get() or (named if isinstance(named, str) else "")]
+
+    def _over(self, sequences: list[Sequence], traceparent: list[str]) -> None:
+        """A request is over, which can be said twice: `traceparent` is taken with the first."""
+        self._forget(*sequences)
+        if self.on_over is not None and traceparent:
+            self.on_over(_over(sequences, traceparent.pop()))
+
     def _forget(self, *sequences: Sequence) -> None:
         for sequence in sequences:
             self._open.pop(sequence, None)
         self._on_end()
+
+
+def _over(sequences: list[Sequence], traceparent: str) -> Over:
+    first, now = sequences[0], now_ms()
+    reasons = [each.account.reason or "cancelled" for each in sequences]
+    usage = Usage(first.prompt_tokens, first.cached_tokens, sum(each.generated for each in sequences))
+    reason = "error" if "error" in reasons else reasons[0]
+    ended_at = time.time()
+    began_at = ended_at - (now - first.arrived_ms) / 1000
+    metrics = first.account.final.metrics if first.account.final is not None else first.metrics(now)
+    return Over(first.request, first.origin, traceparent, reason, usage, metrics, began_at, ended_at)

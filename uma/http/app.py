@@ -42,7 +42,7 @@ from uma.http.gateway import Gateway
 from uma.http.health_check import check_health
 from uma.http.page import Page, is_file
 from uma.http.problem import NotFound, Problem, WrongMethod
-from uma.net.client import CLIENT, ORIGIN, THIS_MACHINE, client_at, machine_at, origin
+from uma.net.client import CLIENT, ORIGIN, THIS_MACHINE, TRACEPARENT, client_at, machine_at, origin
 from uma.net.logfmt import log
 
 logger = logging.getLogger("uma.http")
@@ -282,6 +282,7 @@ class _Entrance:
         CLIENT.set(http.account or (client_at(*peer) if peer else None))
         key = f"key {http.account.name}" if http.account else None
         ORIGIN.set(origin(_door(http.path), key, _program(http)))
+        TRACEPARENT.set(http.header(b"traceparent") or "")
         if (asked := http.header(PROTOCOL_HEADER.lower().encode())) is not None:
             negotiate_version(asked)
         if (progress := self.gateway.progress) is not None and not is_file(http.path):

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +17,7 @@ import trio
 from uma.config import RuntimeConfig
 from uma.engine import Engine, open_engine
 from uma.errors import ShuttingDown, UmaError, sole_error
-from uma.server import socketfile
+from uma.server import otel, socketfile
 from uma.server.connection import Served
 from uma.server.logs import log, logging_to
 from uma.server.server import Server
@@ -109,6 +109,7 @@ async def _main(
     opened: Open,
     make_server: MakeServer,
 ) -> int:
+    otel.check(config)  # before a model is loaded in vain
     with trio.open_signal_receiver(*heeded(WATCHED)) as signals:
         async with trio.open_nursery() as nursery:
             server = make_server(progress, config)
@@ -142,8 +143,10 @@ async def _main(
     return run.code
 
 
-def _with_grammars(config: RuntimeConfig, progress: LoadProgress) -> AbstractAsyncContextManager[Engine]:
-    return open_engine(config, progress, prepares_grammars=True)
+@asynccontextmanager
+async def _with_grammars(config: RuntimeConfig, progress: LoadProgress) -> AsyncIterator[Engine]:
+    async with open_engine(config, progress, prepares_grammars=True) as engine, otel.exporting(engine, config):
+        yield engine
 
 
 def _on_socket(progress: LoadProgress, config: RuntimeConfig) -> Server:

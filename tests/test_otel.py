@@ -1,0 +1,189 @@
+"""Spans and metrics of `uma run --otel`, sent by OpenTelemetry's SDK to a receiver of OTLP in this process."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from http_server import running_http
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from harness import ask, run_to_end, running_server, short_directory
+from uma.server.otel import BETWEEN_BOUNDS, DURATION_BOUNDS, FIRST_BOUNDS
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
+
+
+@attrs.define(eq=False)
+class Receiver:
+    """What has come in: spans by the id of their request, and the newest of each metric."""
+
+    url: str = ""
+    spans: dict[str, Any] = attrs.field(factory=dict)
+    metrics: dict[str, Any] = attrs.field(factory=dict)
+    resources: list[dict[str, Any]] = attrs.field(factory=list)
+
+    def take(self, path: str, body: bytes) -> None:
+        """One export."""
+        if path == "/v1/traces":
+            for part in ExportTraceServiceRequest.FromString(body).resource_spans:
+                self.resources.append(plain(part.resource.attributes))
+                for span in (each for scope in part.scope_spans for each in scope.spans):
+                    self.spans[plain(span.attributes)["gen_ai.response.id"]] = span
+        else:
+            for part in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+                self.metrics |= {each.name: each for scope in part.scope_metrics for each in scope.metrics}
+
+
+def plain(attributes: Any) -> dict[str, Any]:
+    """Attributes as a dictionary."""
+    found: dict[str, Any] = {}
+    for each in attributes:
+        kind = each.value.WhichOneof("value")
+        value = getattr(each.value, kind)
+        found[each.key] = [item.string_value for item in value.values] if kind == "array_value" else value
+    return found
+
+
+@contextmanager
+def receiving() -> Iterator[Receiver]:
+    """A receiver of OTLP over HTTP, on a port of the system's choice."""
+    receiver = Receiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            receiver.take(self.path, gzip.decompress(body) if self.headers["content-encoding"] == "gzip" else body)
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    receiver.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield receiver
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(scope="module")
+def seen(tiny: Path) -> Iterator[Receiver]:
+    """All that a server has sent of a few requests, up to its end."""
+    with short_directory() as directory, receiving() as receiver:
+        variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_SERVICE_NAME": "mine"}
+        with running_http(directory, "--model", str(tiny), "--otel", **variables) as server:
+            body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5, "ignore_eos": True}
+            told = server.ask("POST", "/v1/chat/completions", body | {"temperature": 0.5}, traceparent=TRACEPARENT)
+            assert told.status == 200
+            receiver.url = told.headers["x-request-id"]
+            with server.process.connect() as raw:
+                raw.hello(versions=["1.1"])
+                raw.send(
+                    ask("socket", max_tokens=3, ignore_eos=True, metadata={"traceparent": TRACEPARENT}),
+                    ask("alone", max_tokens=3, ignore_eos=True, metadata={"traceparent": 5}),
+                    ask("several", max_tokens=3, ignore_eos=True, n=2),
+                    ask("long", max_tokens=30_000, ignore_eos=True),
+                )
+                waiting = {"socket", "alone", "several"}
+                while waiting:
+                    event = raw.receive()
+                    assert event is not None
+                    waiting -= {event["id"]} if event["event"] == "eos" else set()
+                raw.send({"event": "cancel", "id": "long"})
+                assert raw.last_of("long")["reason"] == "cancelled"
+        yield receiver
+
+
+def test_a_request_is_one_span_with_the_conventions_attributes(seen: Receiver) -> None:
+    span = seen.spans[seen.url]
+    assert span.name == "chat tiny"
+    assert span.kind == 2  # SPAN_KIND_SERVER
+    found = plain(span.attributes)
+    wanted = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "uma",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.response.model": "tiny",
+        "gen_ai.request.max_tokens": 5,
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.stream": False,
+        "gen_ai.response.finish_reasons": ["length"],
+        "gen_ai.usage.output_tokens": 5,
+        "server.address": "127.0.0.1",
+    }
+    assert {name: found.get(name) for name in wanted} == wanted
+    assert found["gen_ai.usage.input_tokens"] > found["gen_ai.usage.cache_read.input_tokens"] >= 0
+    assert 0 < found["gen_ai.response.time_to_first_chunk"] * 1e9 <= span.end_time_unix_nano - span.start_time_unix_nano
+    assert len(seen.spans) == 5
+    assert {each["service.name"] for each in seen.resources} == {"mine"}
+
+
+def test_its_parent_is_the_header_s_or_the_metadata_s_traceparent(seen: Receiver) -> None:
+    for id in (seen.url, "socket"):
+        span = seen.spans[id]
+        assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
+    assert seen.spans["alone"].parent_span_id == b""
+    assert seen.spans["alone"].trace_id.hex() != TRACE
+
+
+def test_several_answers_are_one_span_and_a_cancelled_request_says_so(seen: Receiver) -> None:
+    several, ended = plain(seen.spans["several"].attributes), plain(seen.spans["long"].attributes)
+    assert (several["gen_ai.request.choice.count"], several["gen_ai.usage.output_tokens"]) == (2, 6)
+    assert several["server.address"].endswith("http.sock")
+    assert several["gen_ai.operation.name"] == "text_completion"
+    assert ended["gen_ai.response.finish_reasons"] == ["cancelled"]
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("request.duration", DURATION_BOUNDS),
+        ("time_to_first_token", FIRST_BOUNDS),
+        ("time_per_output_token", BETWEEN_BOUNDS),
+    ],
+)
+def test_metrics_have_the_conventions_names_unit_and_bounds(seen: Receiver, name: str, bounds: tuple[float]) -> None:
+    metric = seen.metrics[f"gen_ai.server.{name}"]
+    assert metric.unit == "s"
+    points = metric.histogram.data_points
+    assert sum(each.count for each in points) == 5
+    assert all(tuple(each.explicit_bounds) == bounds for each in points)
+    assert all({"gen_ai.operation.name", "server.address"} <= plain(each.attributes).keys() for each in points)
+
+
+def test_without_the_switch_nothing_of_it_is_loaded_or_sent(tiny: Path) -> None:
+    code = "import sys, uma.server, uma.cli.parser; print([each for each in sys.modules if 'opentelemetry' in each])"
+    assert run_to_end(sys.executable, "-c", code).stdout.strip() == "[]"
+    with short_directory() as directory, receiving() as receiver:
+        variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
+        with running_server(directory / "s", "--model", str(tiny), **variables) as server, server.connect() as raw:
+            raw.send(ask("a", max_tokens=2))
+            raw.last_of("a")
+        assert (receiver.spans, receiver.metrics) == ({}, {})
+
+
+def test_a_collector_that_is_gone_holds_nothing_up(tiny: Path) -> None:
+    with short_directory() as directory:
+        variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+        with running_server(directory / "s", "--model", str(tiny), "--otel", **variables) as server:
+            with server.connect() as raw:
+                raw.send(ask("a", max_tokens=2))
+                assert raw.last_of("a")["reason"] == "length"
+            assert server.stop() == 0

@@ -1,0 +1,167 @@
+"""`--otel`: a span and metrics of each request for an OpenTelemetry collector, by the semantic conventions for GenAI.
+
+The SDK is imported only here, and only with the switch. Its own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`,
+`OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER` ...) say where all goes; its threads send it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from uma.config import RuntimeConfig
+from uma.engine import Engine
+from uma.engine.submission import Over
+from uma.errors import ConfigError
+from uma.server.logs import log
+from uma.types import ServerInfo
+from uma.version import __version__
+
+logger = logging.getLogger("uma.server")
+
+PROVIDER = "uma"
+"""`gen_ai.provider.name`: the conventions have no name for a server of one's own."""
+FLUSH_SEC = 5.0
+"""Maximum time, at the server's end, for what has not been sent: a collector that is gone must not hold it up."""
+DURATION_BOUNDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+"""Seconds; the conventions' bounds of `gen_ai.server.request.duration`, as the next two are for their metrics."""
+FIRST_BOUNDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+BETWEEN_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty")
+"""Fields of `SamplingParams` that the conventions have an attribute for: `gen_ai.request.` and the same name."""
+
+
+def check(config: RuntimeConfig) -> None:
+    """Raise `ConfigError` where `--otel` is on and the SDK is missing."""
+    if config.otel:
+        try:
+            import opentelemetry.exporter.otlp.proto.http  # noqa: PLC0415
+            import opentelemetry.sdk  # noqa: F401, PLC0415
+        except ImportError:
+            raise ConfigError("otel: OpenTelemetry's SDK is missing: pip install 'uma-serve[otel]'") from None
+
+
+@asynccontextmanager
+async def exporting(engine: Engine, config: RuntimeConfig) -> AsyncIterator[None]:
+    """A block in which requests of `engine` are exported, if `--otel` is on; what is left is sent at its end."""
+    if not config.otel:
+        yield
+        return
+    telemetry = Telemetry(engine.info, config)
+    engine.on_request_over(telemetry.tell)
+    try:
+        yield
+    finally:
+        with trio.move_on_after(FLUSH_SEC, shield=True) as patience:
+            await trio.to_thread.run_sync(telemetry.close, abandon_on_cancel=True)
+        if patience.cancelled_caught:
+            log(logger, logging.WARNING, "otel.unsent", seconds=FLUSH_SEC)
+
+
+class Telemetry:
+    """One server's spans and metrics. `tell` belongs to one thread."""
+
+    def __init__(self, info: ServerInfo, config: RuntimeConfig) -> None:
+        # As late as possible: without the switch nothing of it is loaded.
+        from opentelemetry import trace  # noqa: PLC0415
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+        from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
+
+        self._model, self._config, self._api = info.model.called, config, trace
+        named = {"service.name": os.environ.get("OTEL_SERVICE_NAME") or "uma", "service.version": __version__}
+        resource = Resource.create(named)  # OTEL_RESOURCE_ATTRIBUTES among it
+        self._traces = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._traces.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        reader = PeriodicExportingMetricReader(OTLPMetricExporter())
+        self._meters = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
+        self._tracer, meter = self._traces.get_tracer("uma", __version__), self._meters.get_meter("uma", __version__)
+        self._parent = TraceContextTextMapPropagator().extract
+
+        def seconds(name: str, description: str, bounds: tuple[float, ...]) -> Any:
+            return meter.create_histogram(
+                f"gen_ai.server.{name}", "s", description, explicit_bucket_boundaries_advisory=bounds
+            )
+
+        self._duration = seconds("request.duration", "Time from a request's arrival to its end.", DURATION_BOUNDS)
+        self._first = seconds("time_to_first_token", "Time from a request's arrival to its first token.", FIRST_BOUNDS)
+        self._between = seconds("time_per_output_token", "Time per token after the first one.", BETWEEN_BOUNDS)
+
+    def tell(self, over: Over) -> None:
+        """A request is over."""
+        common = self._common(over)
+        failed = {"error.type": "_OTHER"} if over.reason == "error" else {}
+        self._duration.record(max(0.0, over.ended_at - over.began_at), common | failed)
+        if over.metrics.ttft_ms and not failed:
+            self._first.record(over.metrics.ttft_ms / 1000, common)
+            if over.metrics.tokens_per_second:
+                self._between.record(1 / over.metrics.tokens_per_second, common)
+        span = self._tracer.start_span(
+            f"{common['gen_ai.operation.name']} {self._model}",
+            # Without one it begins a trace, whatever else runs in this process.
+            context=self._parent({"traceparent": over.traceparent}),
+            kind=self._api.SpanKind.SERVER,
+            attributes=common | failed | _attributes(over),
+            start_time=int(over.began_at * 1e9),
+        )
+        if failed:
+            span.set_status(self._api.Status(self._api.StatusCode.ERROR))
+        span.end(int(over.ended_at * 1e9))
+
+    def close(self) -> None:
+        """Send what has not been sent. Blocks."""
+        self._traces.shutdown()
+        self._meters.shutdown()
+
+    def _common(self, over: Over) -> dict[str, Any]:
+        return {
+            "gen_ai.operation.name": "chat" if over.request.messages is not None else "text_completion",
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": self._model,
+            "gen_ai.response.model": self._model,
+            **self._address(over),
+        }
+
+    def _address(self, over: Over) -> dict[str, Any]:
+        if "socket" in over.origin.split(" · ") or not self._config.http:
+            return {"server.address": self._config.socket}
+        host, _, port = self._config.http.rpartition(":")
+        known = {"server.port": int(port)} if port.isdigit() and int(port) else {}
+        return {"server.address": host.strip("[]"), **known}
+
+
+def _attributes(over: Over) -> dict[str, Any]:
+    """What a span has beside the metrics' attributes."""
+    sampling, metrics = over.request.sampling, over.metrics
+    asked = {f"gen_ai.request.{name}": getattr(sampling, name) for name in SAMPLING}
+    found = {
+        **{name: value for name, value in asked.items() if value is not None},
+        "gen_ai.request.stream": over.request.stream,
+        "gen_ai.response.id": over.request.id,
+        "gen_ai.response.finish_reasons": (over.reason,),
+        "gen_ai.usage.input_tokens": over.usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": over.usage.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": over.usage.cached_tokens,
+        "uma.queue_ms": metrics.queue_ms,
+        "uma.prefill_ms": metrics.prefill_ms,
+        "uma.decode_ms": metrics.decode_ms,
+        "uma.priority": over.request.priority,
+        "uma.origin": over.origin,
+    }
+    if sampling.n != 1:
+        found["gen_ai.request.choice.count"] = sampling.n
+    if sampling.stop:
+        found["gen_ai.request.stop_sequences"] = tuple(sampling.stop)
+    if metrics.ttft_ms:
+        found["gen_ai.response.time_to_first_chunk"] = metrics.ttft_ms / 1000
+    return found
