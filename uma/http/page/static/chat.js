@@ -31,6 +31,8 @@ const SAVE_EVERY_MS = 1_000;
 const NEAR_END_PX = 80;
 const MAX_RENDERED = 500;
 const RENDER_AT_ONCE = 50;
+/** Code of what the server has no more. */
+const GONE = "gone";
 /** Code of a refusal for a key that is missing or wrong. */
 const NO_KEY = "invalid_api_key";
 
@@ -79,6 +81,7 @@ export class Chat {
       for (const message of Object.values(conversation.messages))
         if (message.token)
           void this.follow(conversation, message, message.isUnsent ? bodyOf(conversation, message) : undefined);
+    void this.pickUpSummaries();
   }
 
   /** What another window has saved. @param {Conversation} stored */
@@ -95,6 +98,7 @@ export class Chat {
     for (const message of found) mine.messages[message.id] = message;
     const { title, settings, updated, pinned, from, fromAt, summary, before } = stored;
     Object.assign(mine, { title, settings, updated, pinned, from, fromAt, summary, before });
+    if (this.summary?.conversation !== mine) mine.summing = stored.summing;
     // What is being edited stays as it is: it becomes another version beside what has come meanwhile.
     if (!found.length || (mine === this.current && this.thread.querySelector(".is-edited"))) return;
     if (branch(stored).some(({ id }) => id === mine.leaf)) mine.leaf = stored.leaf;
@@ -255,30 +259,56 @@ export class Chat {
     this.render();
   }
 
-  /** The same, with a summary of that half in its place. @param {Message[]} [path] What there is to be summarised. @returns {Promise<boolean>} Whether there is one. */
-  async summarise(path = branch(this.current)) {
-    const home = this.current;
-    const summary = new Summary(home, path, this.turns);
-    if (!summary.isPossible) toast("There is no older turn that could be summarised.");
-    if (!summary.isPossible || this.summary) return false;
-    const run = summary.begin(this.does.info());
+  /**
+   * The same, with a summary of that half in its place.
+   *
+   * @param {string | null} [below] Then an answer below this message is asked for, and what is above it is summarised.
+   * @param {Conversation} [home]
+   */
+  async summarise(below, home = this.current) {
+    if (this.summary) return;
+    const isBegun = Boolean(home.summing);
+    const summary = new Summary(home, pathTo(home, below ?? home.leaf), this.turns);
+    if (!summary.isPossible) {
+      toast("There is no older turn that could be summarised.");
+      delete home.summing;
+      return;
+    }
     this.summary = summary;
+    this.isAtEnd = true;
+    announce("The model summarises the oldest turns.");
+    if (isBegun) await this.followSummary(summary, summary.pickUp());
+    if (!isBegun || summary.message.failure?.code === GONE) {
+      if (isBegun) toast("The summary is written again: the server has no more of the one that was begun.");
+      const run = summary.begin(this.does.info());
+      home.summing = { token: run.token ?? "", from: summary.from, below };
+      await this.followSummary(summary, run);
+    }
+    this.summary = undefined;
+    const isWritten = summary.end();
+    void this.save(home);
+    if (home === this.current) this.render();
+    else this.does.onChange();
+    if (isWritten && below !== undefined) this.answer(home, below, 1);
+  }
+
+  /** @param {Summary} summary @param {Run} run */
+  async followSummary(summary, run) {
+    const home = summary.conversation;
     this.runs.set(summary.message.id, { run, home });
     run.onChange = () => {
       summary.show();
       if (this.isAtEnd && home === this.current) this.goToEnd();
     };
-    this.isAtEnd = true;
-    announce("The model summarises the oldest turns.");
-    this.render();
+    if (home === this.current) this.render();
+    await this.save(home); // before it is asked for: a page that is left then finds it again
     await run.follow();
     this.runs.delete(summary.message.id);
-    this.summary = undefined;
-    const isWritten = summary.end();
-    if (isWritten) void this.save(home);
-    if (home === this.current) this.render();
-    else this.does.onChange();
-    return isWritten;
+  }
+
+  /** Go on with summaries that were being written when the page was left. */
+  async pickUpSummaries() {
+    for (const home of this.conversations) if (home.summing) await this.summarise(home.summing.below, home);
   }
 
   /** @param {Conversation} conversation @param {Message} message @param {unknown} [body] */
@@ -385,10 +415,7 @@ export class Chat {
       this.dropOldest();
       this.answer(this.current, message.parent, 1);
     },
-    summarise: async (message) => {
-      const isWritten = await this.summarise(pathTo(this.current, message.parent));
-      if (isWritten) this.answer(this.current, message.parent, 1);
-    },
+    summarise: (message) => void this.summarise(message.parent),
     edit: (message) => {
       const above = message.parent ? this.current.messages[message.parent] : undefined;
       const view = above && this.views.get(above);

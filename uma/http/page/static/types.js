@@ -75,7 +75,13 @@
  * @property {number} [fromAt] Since when, in milliseconds since 1970.
  * @property {string} [summary] What it is given in place of the messages before that one.
  * @property {{from?: string | null, fromAt?: number, summary?: string}} [before] The same before the last change, which can be undone.
+ * @property {Summing} [summing] A summary that is being written.
  * @property {string | null} leaf The last message of the branch that is shown.
+ *
+ * @typedef {object} Summing
+ * @property {string} token Of the answer that is the summary.
+ * @property {string | null} from The first message that it does not stand for.
+ * @property {string | null} [below] Once it is there, an answer below this message is asked for.
  *
  * @typedef {object} Range
  * @property {number} [default]
