@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from http_server import Answered, HttpServer, RawHttp, running_http
 from script_model import write_script_model
 
 from harness import short_directory, until
 from models import CHATML
+from uma.client import connect
+from uma.errors import Ended
 from uma.http.keys import add
+from uma.types import Request, SamplingParams
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 ASKED = [{"role": "user", "content": "Go."}]
@@ -149,6 +155,32 @@ def test_the_page_s_answers_are_their_key_s_and_the_live_view_tells_of_them(
     assert ask(server, "DELETE", f"/v1/requests/{id}", ada).status == 200
     assert b'"reason":"cancelled"' in b"".join(http.chunks())
     http.close()
+
+
+async def test_without_keys_a_user_ends_their_own_requests_on_the_socket(
+    http_server: HttpServer, server: HttpServer, keys: tuple[Path, str, str]
+) -> None:
+    async def status(http: HttpServer, path: str, **headers: str) -> int:
+        answer = await trio.to_thread.run_sync(partial(http.ask, "DELETE", path, **headers))
+        return answer.status
+
+    request = Request(id="mine", prompt="Go.", sampling=SamplingParams(max_tokens=1_800, ignore_eos=True))
+    path = "/v1/requests/mine"
+    async with connect(http_server.process.socket) as client, client.generate(request) as stream:
+        await anext(aiter(stream))
+        answer = await trio.to_thread.run_sync(partial(http_server.ask, "GET", "/v1/requests"))
+        (told,) = (each for each in answer.json["data"] if each["id"] == "mine")
+        assert told["origin"].endswith(f"socket · pid {os.getpid()}")
+        # A proxy's user is not the one who asks.
+        assert await status(http_server, path, x_forwarded_for="192.0.2.1") == 404
+        assert await status(http_server, path) == 200
+        with pytest.raises(Ended, match="the request was ended"):
+            [event async for event in stream]
+    assert await status(http_server, path) == 404
+    # A key tells whose a request over HTTP is, and nothing of users.
+    async with connect(server.process.socket) as client, client.generate(request) as stream:
+        await anext(aiter(stream))
+        assert await status(server, path, authorization=f"Bearer {keys[1]}") == 404
 
 
 def test_without_keys_a_machine_s_requests_are_its_own(http_server: HttpServer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -82,6 +83,8 @@ def test_frames_tell_of_a_storm_what_happens_in_it(narrow_server: HttpServer) ->
     assert max(frame["activity"]["waiting_background"] for frame in seen) >= 1
     assert max(frame["metrics"]["kv_cells_used"] for frame in seen) > 0
     assert seen[-1]["metrics"]["tokens_generated_total"] >= STORM * 120
+    # Whose they are is found while they run, at the latest with the next look.
+    assert any(request["origin"].endswith(f"chat/completions · pid {os.getpid()}") for request in running)
     ids = {request["id"] for request in running}
     assert len(ids) <= STORM
 

@@ -22,6 +22,7 @@ from uma.contracts.card import DEFAULT_BLOCK_SIZE
 from uma.engine import sizing
 from uma.engine.activity import activity_of, explained
 from uma.engine.clock import now_ms
+from uma.engine.delivery.answers import AnswerPort
 from uma.engine.delivery.mailbox import Mailbox
 from uma.engine.delivery.parsed import ParsedStream
 from uma.engine.delivery.stream import RequestStream
@@ -313,6 +314,10 @@ class Engine:
             return False
         found.stream.fail(Ended("the request was ended by the user that the server belongs to"))
         return True
+
+    def streams_of(self, user: int) -> dict[str, RequestStream | AnswerPort]:
+        """What runs or waits of this user's requests that came over a Unix socket, by their ids: to be ended."""
+        return {each.request.id: each.stream for each in self._requests.open if each.user == user}
 
     def snapshot(self) -> dict[str, Any]:
         """The metrics of now, without waiting for anything."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import attrs
 import trio
@@ -36,6 +36,7 @@ MAX_OWNERS = 1_000
 W = TypeVar("W", EmbedRequest, RerankRequest)
 R = TypeVar("R")
 
+ENDED = "the request was ended with DELETE /v1/requests/{id}, or on the page"
 MAX_PARSING = 2
 """Threads that read large bodies: they share one interpreter lock, so more would only wait for each other."""
 
@@ -47,11 +48,33 @@ class Answering(Protocol):
     def owner(self) -> Hashable:
         """See `Exchange.owner`."""
 
+    @property
+    def exchange(self) -> Exchange | None:
+        """What it is an answer to; None where it outlives that."""
+
     def end_thinking(self) -> None:
         """See `types.EventStream.end_thinking`."""
 
     def stop(self) -> None:
         """End it, and tell its client that it was ended."""
+
+
+class SocketStream(Protocol):
+    """One request that came over a Unix socket."""
+
+    def end_thinking(self) -> None:
+        """See `types.EventStream.end_thinking`."""
+
+    def fail(self, error: UmaError) -> None:
+        """End it, and tell its client this."""
+
+
+@runtime_checkable
+class HasUsers(Protocol):
+    """A source that has a Unix socket too."""
+
+    def streams_of(self, user: int) -> Mapping[str, SocketStream]:
+        """See `Engine.streams_of`."""
 
 
 @attrs.define(eq=False)
@@ -67,13 +90,18 @@ class _Work:
         """See `Exchange.owner`."""
         return self.http.owner
 
+    @property
+    def exchange(self) -> Exchange:
+        """See `Answering`."""
+        return self.http
+
     def end_thinking(self) -> None:
         """See `Answering`."""
         self.http.end_thinking()
 
     def stop(self) -> None:
         """See `Answering`."""
-        self.end(Ended("the request was ended with DELETE /v1/requests/{id}, or on the page"))
+        self.end(Ended(ENDED))
 
     def end(self, verdict: UmaError) -> None:
         """End it with this error. The first one holds."""
@@ -272,6 +300,11 @@ class Gateway:
     def requests_of(self, owner: Hashable) -> list[str]:
         """The ids in `answering` that are this owner's."""
         return [id for id, each in self.answering.items() if each.owner == owner]
+
+    def on_socket(self, user: int | None) -> Mapping[str, SocketStream]:
+        """This user's requests that came over the socket, by their ids; none where another process has the socket."""
+        has_users = user is not None and isinstance(self.source, HasUsers)
+        return self.source.streams_of(user) if has_users else {}
 
     def abort(self) -> None:
         """End everything that generates, and tell its clients that the server stops."""

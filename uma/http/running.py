@@ -3,20 +3,22 @@ have ended, `DELETE /v1/requests/{id}` ends one, and the end of its thinking is 
 llama-server has it, `POST /v1/chat/completions/control`.
 
 A request belongs to the key that it came with, without keys to the machine that it came from, and only its owner
-reaches it. An id is one that an answer carries, or one of the list: what is not streamed tells its own id too late.
+reaches it. Without keys a user of this machine reaches their own requests on the Unix socket, too. An id is one that an
+answer carries, or one of the list: what is not streamed tells its own id too late.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import attrs
 
-from uma.errors import BadRequest
+from uma.errors import BadRequest, Ended
 from uma.http.exchange import Exchange
 from uma.http.fields import read
-from uma.http.gateway import Answering, Gateway
+from uma.http.gateway import ENDED, Gateway, SocketStream
+from uma.http.local_user import user_of
 from uma.http.problem import NotFound, Unsupported
 from uma.protocol.converter import unstructure
 from uma.types import RunningRequest
@@ -35,11 +37,11 @@ class ControlBody:
 
 async def list_requests(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/requests`: the owner's requests that run or wait, each with what the engine tells of it."""
-    own = gateway.requests_of(http.owner)
+    own = [*gateway.requests_of(http.owner), *gateway.on_socket(await user_of(http))]
     known = {each.id: each for each in await _activity(gateway)}
     told = []
     for id in own:
-        parts = [each for each in known.values() if _key_of(each.id) == id]
+        parts = [each for each in known.values() if id in (each.id, _key_of(each.id))]
         told += [_entry(each.id, unstructure(each)) for each in parts] or [_entry(id, {})]
     await http.answer_json({"object": "list", "data": told})
 
@@ -60,35 +62,58 @@ async def explain(gateway: Gateway, http: Exchange) -> None:
 async def end(gateway: Gateway, http: Exchange) -> None:
     """`DELETE /v1/requests/{id}`: end a request. Its client is told so; the page's answers keep what is written."""
     id = http.scope["path_params"]["id"]
-    _find(gateway, http, id).stop()
+    (await _find(gateway, http, id)).stop()
     await http.answer_json({"id": id, "object": "request.deleted", "deleted": True})
 
 
 async def answer_now(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/requests/{id}/answer`: have a model that thinks begin its answer."""
     id = http.scope["path_params"]["id"]
-    _end_thinking(gateway, http, id)
+    await _end_thinking(gateway, http, id)
     await http.answer_json({"id": id, "object": "request.answer"})
 
 
 async def control(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/chat/completions/control`."""
     body = await http.built(lambda fields: read(fields, ControlBody, http))
-    _end_thinking(gateway, http, body.id)
+    await _end_thinking(gateway, http, body.id)
     await http.answer_json({"success": True})
 
 
-def _end_thinking(gateway: Gateway, http: Exchange, id: str) -> None:
+async def _end_thinking(gateway: Gateway, http: Exchange, id: str) -> None:
     """Raises `NotFound` as `_find`, and `Unsupported` where the model does not think."""
-    found = _find(gateway, http, id)
+    found = await _find(gateway, http, id)
     if not gateway.source.info.capabilities.reasoning:
         raise Unsupported("id: this model's chat template has no marks of thinking, so there is none to be ended")
     found.end_thinking()
 
 
-def _find(gateway: Gateway, http: Exchange, id: str) -> Answering:
+class _Found(Protocol):
+    """What can be done with a request; see `Answering`."""
+
+    def end_thinking(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+@attrs.frozen
+class _OnSocket:
+    """A request of the socket, whose session has its stream."""
+
+    stream: SocketStream
+
+    def end_thinking(self) -> None:
+        self.stream.end_thinking()
+
+    def stop(self) -> None:
+        self.stream.fail(Ended(ENDED))
+
+
+async def _find(gateway: Gateway, http: Exchange, id: str) -> _Found:
     """Raises `NotFound` for a request that does not run, or is another's."""
     running = gateway.answering.get(_key_of(id))
+    if running is None and (stream := gateway.on_socket(await user_of(http)).get(id)) is not None:
+        return _OnSocket(stream)
     if running is None or running.owner != http.owner:
         raise NotFound("no such request runs: it has ended, or its id is none that an answer of this key had")
     return running

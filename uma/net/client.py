@@ -14,6 +14,8 @@ ORIGIN: ContextVar[str] = ContextVar("ORIGIN", default="")
 """The same in words for people: the program, the key, the endpoint or the socket. Empty: this very process."""
 TRACEPARENT: ContextVar[str] = ContextVar("TRACEPARENT", default="")
 """The span that a request belongs to, in the form of W3C's Trace Context; empty: none is told."""
+USER: ContextVar[int | None] = ContextVar("USER", default=None)
+"""The user id of the process at the other end of a Unix socket; None: it has come otherwise, or is not told."""
 MAX_PROGRAM_CHARS = 40
 """Maximum length of a program's name: what a client says of itself is shown to others."""
 

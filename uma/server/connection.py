@@ -21,7 +21,7 @@ from uma.config import RuntimeConfig
 from uma.errors import BadRequest, IdleTimeout, Overloaded, UmaError, UnknownModel
 from uma.models.names import meant
 from uma.net.arrivals import arrivals
-from uma.net.client import CLIENT, ORIGIN, OWNER, origin
+from uma.net.client import CLIENT, ORIGIN, OWNER, USER, origin
 from uma.net.link import Link, ReaderStalledError
 from uma.net.peer import pid_of_peer, program_of, uid_of_peer
 from uma.net.quota import Excess
@@ -164,7 +164,7 @@ class Connection(ABC):
         self.server = server
         self.link = Link(sock, server.config.max_tx_bytes, server.config.tx_timeout_sec)
         self.clock = IdleClock(server.config.idle_timeout_sec)
-        uid = uid_of_peer(sock)
+        self._user = uid = uid_of_peer(sock)
         self.is_owner = uid is not None and uid in (0, os.geteuid())
         """Whether the server is this user's."""
         self._owner = None if self.is_owner else ("user", uid)
@@ -220,6 +220,7 @@ class Connection(ABC):
         CLIENT.set(self.account or self)
         ORIGIN.set(self._origin)
         OWNER.set(self._owner)
+        USER.set(self._user)
         try:
             async with trio.open_nursery() as self._tasks:
                 if refusal is not None:

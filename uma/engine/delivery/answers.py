@@ -129,6 +129,10 @@ class AnswerPort:
         """See `RequestStream.fail`: all answers end."""
         self.group.fail(error)
 
+    def end_thinking(self) -> None:
+        """See `RequestStream.end_thinking`: in all answers."""
+        self.group.end_thinking()
+
     def deliver(self, event: Event | UmaError, at_ms: float) -> None:
         """For the engine: the next event has come, and it is `at_ms` now."""
         if type(event) is Token and at_ms < math.inf:

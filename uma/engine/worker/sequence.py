@@ -157,6 +157,8 @@ class Sequence:
     """Which of its request's answers it is."""
     origin: str = ""
     """Where its request comes from (`net.client.ORIGIN`)."""
+    user: int | None = None
+    """Whose process has sent it (`net.client.USER`)."""
     warnings: tuple[str, ...] = ()
     report: PromptReport | None = None
     """What its reader is told of its prompt before the first token; None: nothing."""

@@ -55,6 +55,8 @@ class Answer:
     """The client among whose answers it counts."""
     owner: Hashable = None
     """See `Exchange.owner`."""
+    exchange: None = attrs.field(default=None, init=False)
+    """See `Answering`: a page that is left comes back by another one."""
     id: str = attrs.field(default=attrs.Factory(lambda self: self._request.id, takes_self=True), init=False)
     """The request's id."""
     text: str = attrs.field(default="", init=False)

@@ -18,9 +18,11 @@ from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, urgency
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
+from uma.http.local_user import user_of
 from uma.http.page.answers import Answer, Answers, event
 from uma.http.page.assets import Asset, load
 from uma.http.page.live import LiveFeed
+from uma.http.page.processes import Processes
 from uma.http.page.renderer import Renderer
 from uma.http.problem import NotFound, Problem
 from uma.http.thinking import Wish, thinking
@@ -77,7 +79,7 @@ class Page:
     @cached_property
     def live(self) -> LiveFeed:
         """The live view's frames."""
-        return LiveFeed(self.gateway.source)
+        return LiveFeed(self.gateway.source, Processes(self.gateway.answering))
 
     def endpoints(self) -> Sequence[tuple[str, str, Handler]]:
         """Method, path and handler of each. All under `/ui/api/` speak of the source; the others are plain files."""
@@ -168,9 +170,11 @@ class Page:
         await http.start(200, EVENT_STREAM, [NO_CACHE])
         async with _while_connected(http):
             told: list[str] = []
+            user = await user_of(http)
             frame = await self.live.frame()
             while True:
-                if (own := self.gateway.requests_of(http.owner)) != told:
+                own = [*self.gateway.requests_of(http.owner), *self.gateway.on_socket(user)]
+                if own != told:
                     told = own
                     await http.write(event("own", {"ids": own}))
                 await http.write(frame)

@@ -15,6 +15,7 @@ import trio
 
 from uma.errors import BadRequest
 from uma.http.page.answers import event
+from uma.http.page.processes import Processes
 from uma.protocol.converter import unstructure
 from uma.types import Activity, Source
 
@@ -55,6 +56,7 @@ class LiveFeed:
     """The frames of one source. Trio thread."""
 
     source: Source
+    processes: Processes
     activity: Activity | None = attrs.field(default=None, init=False)
     """Of the newest frame; None before the first, and where the server is too old to tell."""
     _tells_activity: bool = attrs.field(default=True, init=False)
@@ -85,7 +87,7 @@ class LiveFeed:
         if not self._tells_activity:
             return None
         try:
-            return await self.source.activity()
+            return await self.processes.named(await self.source.activity())
         except BadRequest:  # a server of an older protocol: its metrics are shown, its requests cannot be
             self._tells_activity = False
             return None

@@ -225,9 +225,10 @@ export class LiveView {
     const own = this.own(id);
     // Of several prompts of one request each has a number behind the id.
     if (own || !(this.mine.has(id) || this.mine.has(id.replace(/-\d+$/, "")))) return own;
-    const hurry = () => void act(`v1/requests/${id}/answer`).catch(() => {});
+    const path = `v1/requests/${encodeURIComponent(id)}`; // on the socket a client chooses it
+    const hurry = () => void act(`${path}/answer`).catch(() => {});
     return {
-      stop: () => void remove(`v1/requests/${id}`).catch(() => {}), // it has ended meanwhile
+      stop: () => void remove(path).catch(() => {}), // it has ended meanwhile
       hurry: this.canThink() ? hurry : undefined,
     };
   }

@@ -1,0 +1,32 @@
+"""Whose request it is, where it comes from this machine without a key: the user of its process, as Linux tells it.
+
+A page without a key belongs to the user whose browser it is in, and so do their requests on the Unix socket. Through a
+proxy it is the proxy's user that is seen, so what says that it was forwarded has none.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from uma.http.exchange import Exchange
+from uma.net.client import THIS_MACHINE, machine_at
+from uma.net.tcp_peer import Address, ends_at
+
+_FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-proto")
+
+
+def ends_of(http: Exchange) -> tuple[Address, Address] | None:
+    """The addresses of the client and of this server, where both are on this machine."""
+    client, server = http.scope.get("client"), http.scope.get("server")
+    if not client or not server or machine_at(client[0]) != THIS_MACHINE:
+        return None
+    return (client[0], client[1]), (server[0], server[1])
+
+
+async def user_of(http: Exchange) -> int | None:
+    """The user id; None where it comes with a key, from elsewhere or through a proxy, or the system does not tell."""
+    ends = ends_of(http)
+    if http.account is not None or ends is None or any(http.header(name) is not None for name in _FORWARDED):
+        return None
+    (found,) = await trio.to_thread.run_sync(ends_at, [ends])
+    return None if found is None else found.uid

@@ -1,0 +1,72 @@
+"""The processes whose requests over HTTP run: looked up while the live view is watched, and for a share of the time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import attrs
+import trio
+
+from uma.http.exchange import Exchange
+from uma.http.gateway import Answering
+from uma.http.local_user import ends_of
+from uma.net.peer import program_of
+from uma.net.tcp_peer import Address, ends_at, pids_of
+from uma.types import Activity, RunningRequest
+
+Ends = tuple[Address, Address]
+
+LOOK_SEC, REST = 1.0, 20
+"""Minimum time between two looks, and how many times as long as the last one took is waited at least."""
+_PART = re.compile(r"-\d+$")
+"""What the id of one prompt of several has behind the request's."""
+
+
+@attrs.define(eq=False)
+class Processes:
+    """Of the requests that are answered just now, by their ids. Trio thread."""
+
+    answering: Mapping[str, Answering]
+    _known: dict[Ends, int | None] = attrs.field(factory=dict, init=False)
+    """The process at each connection; None: not told."""
+    _rests_until: float = attrs.field(default=0.0, init=False)
+
+    async def named(self, activity: Activity) -> Activity:
+        """The same, with its process in each `origin` where that is known."""
+        exchanges = {each.id: self._exchange_of(each.id) for each in (*activity.running, *activity.waiting)}
+        pairs = ((id, None if http is None else ends_of(http)) for id, http in exchanges.items())
+        connections = {id: ends for id, ends in pairs if ends is not None}
+        self._known = {ends: self._known[ends] for ends in connections.values() if ends in self._known}
+        unknown = [ends for ends in dict.fromkeys(connections.values()) if ends not in self._known]
+        began = trio.current_time()
+        if unknown and began >= self._rests_until:
+            self._known |= await trio.to_thread.run_sync(_look, unknown)
+            now = trio.current_time()
+            self._rests_until = now + max(LOOK_SEC, REST * (now - began))
+        pids = {id: self._known.get(ends) for id, ends in connections.items()}
+        nameless = {id for id, http in exchanges.items() if http is not None and not http.header(b"user-agent")}
+        running, waiting = (
+            tuple(_told(each, pids.get(each.id), is_nameless=each.id in nameless) for each in part)
+            for part in (activity.running, activity.waiting)
+        )
+        return attrs.evolve(activity, running=running, waiting=waiting)
+
+    def _exchange_of(self, id: str) -> Exchange | None:
+        found = self.answering.get(id) or self.answering.get(_PART.sub("", id))
+        return None if found is None else found.exchange
+
+
+def _told(request: RunningRequest, pid: int | None, *, is_nameless: bool) -> RunningRequest:
+    """With its process in its `origin`, and the program's name where it gives itself none."""
+    if pid is None:
+        return request
+    name = program_of(pid) if is_nameless else ""
+    return attrs.evolve(request, origin=" · ".join(part for part in (name, request.origin, f"pid {pid}") if part))
+
+
+def _look(connections: list[Ends]) -> dict[Ends, int | None]:
+    """In a thread: files are read, of the system and of all processes."""
+    ends = dict(zip(connections, ends_at(connections), strict=True))
+    pids = pids_of({end for end in ends.values() if end is not None})
+    return {each: None if end is None else pids.get(end) for each, end in ends.items()}
