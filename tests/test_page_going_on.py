@@ -92,19 +92,21 @@ def check_summary(here: Visitor, count: int) -> None:
     page = here.page
     count = until_nearly_full(here, count)
     # The page is left before the server has the question, and again before the page has the answer.
-    page.route("**/ui/api/answers", lambda route: None, times=1)
+    held: list[Route] = []
+    arrived: list[Request] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+        if len(held) > 1:
+            with httpx.stream("POST", route.request.url, json=route.request.post_data_json, timeout=None) as answer:
+                next(answer.iter_lines())
+            arrived.append(route.request)
+
+    page.route("**/ui/api/answers", hold)  # until the end: without a route, what is held is let go
     with page.expect_request("**/ui/api/answers") as sent:
         page.locator("#nearly-full").get_by_role("button", name="Go on with a summary of them").click()
     asked = messages(sent.value)
     assert asked[-1]["role"] == "user" and asked[-1]["content"].startswith("Summarise our conversation")
-    arrived: list[Request] = []
-
-    def arrive(route: Route) -> None:
-        with httpx.stream("POST", route.request.url, json=route.request.post_data_json, timeout=None) as answer:
-            next(answer.iter_lines())
-        arrived.append(route.request)
-
-    page.route("**/ui/api/answers", arrive, times=1)
     with page.expect_request("**/ui/api/answers") as sent:
         page.reload()
     assert messages(sent.value) == asked
@@ -115,6 +117,7 @@ def check_summary(here: Visitor, count: int) -> None:
     here.problems.clear()  # the browser's own line about what the server has not
     border = page.locator(".border")
     expect(border).to_contain_text("The model wrote this, and is given it instead of what stands above.")
+    page.unroute("**/ui/api/answers")
     summary = border.locator(".summary p").inner_text()
     assert summary.startswith("one two three")
     assert violations(page) == []

@@ -266,7 +266,7 @@ def lane_state(request: dict[str, Any], activity: dict[str, Any]) -> str:
     if request.get("waits_for") == "prompt":
         (first,) = (each for each in activity["running"] if each["id"] == request["behind"])
         left = first["prompt_tokens"] - first["computed_tokens"]
-        return f"{first['origin'].partition(' · ')[0]} is read first, {left:,} token{'s' * (left != 1)} to go"
+        return f"after {first['origin'].partition(' · ')[0]}, {left:,} token{'s' * (left != 1)} to go"
     if request.get("waits_for") == "prefix":
         return "another request reads what its prompt begins with"
     if request.get("is_preempted"):

@@ -303,8 +303,8 @@ class Gateway:
 
     def on_socket(self, user: int | None) -> Mapping[str, SocketStream]:
         """This user's requests that came over the socket, by their ids; none where another process has the socket."""
-        has_users = user is not None and isinstance(self.source, HasUsers)
-        return self.source.streams_of(user) if has_users else {}
+        source = self.source
+        return source.streams_of(user) if user is not None and isinstance(source, HasUsers) else {}
 
     def abort(self) -> None:
         """End everything that generates, and tell its clients that the server stops."""

@@ -81,7 +81,7 @@ class Scene {
   reasonOf(request) {
     const first = request.behind ? this.all.get(request.behind) : undefined;
     if (request.waits_for === "prompt" && first)
-      return `${this.nameOf(first)} is read first, ${tokens(first.prompt_tokens - first.computed_tokens)} to go`;
+      return `after ${this.nameOf(first)}, ${tokens(first.prompt_tokens - first.computed_tokens)} to go`;
     if (request.waits_for === "prefix") return "another request reads what its prompt begins with";
     if (request.waits_for === "reader") return "its reader has not taken what is written";
     if (request.is_preempted) return "gave way to a higher priority";

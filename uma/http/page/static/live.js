@@ -155,8 +155,8 @@ export class LiveView {
   build(list) {
     const keys = [
       ["prefill", "prompt read"],
-      ["cached", "found in the cache"],
-      ["decode", "tokens written"],
+      ["cached", "cached"],
+      ["decode", "written"],
     ];
     const legend = h(
       "ul",
