@@ -79,7 +79,7 @@ class Page:
     @cached_property
     def live(self) -> LiveFeed:
         """The live view's frames."""
-        return LiveFeed(self.gateway.source, Processes(self.gateway.answering))
+        return LiveFeed(self.gateway.source, Processes(self.gateway))
 
     def endpoints(self) -> Sequence[tuple[str, str, Handler]]:
         """Method, path and handler of each. All under `/ui/api/` speak of the source; the others are plain files."""

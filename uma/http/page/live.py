@@ -87,7 +87,7 @@ class LiveFeed:
         if not self._tells_activity:
             return None
         try:
-            return await self.processes.named(await self.source.activity())
+            return self.processes.named(await self.source.activity())
         except BadRequest:  # a server of an older protocol: its metrics are shown, its requests cannot be
             self._tells_activity = False
             return None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
 
 import attrs
 import trio
 
 from uma.http.exchange import Exchange
-from uma.http.gateway import Answering
+from uma.http.gateway import Gateway
 from uma.http.local_user import ends_of
 from uma.net.peer import program_of
 from uma.net.tcp_peer import Address, ends_at, pids_of
@@ -25,25 +25,23 @@ _PART = re.compile(r"-\d+$")
 
 @attrs.define(eq=False)
 class Processes:
-    """Of the requests that are answered just now, by their ids. Trio thread."""
+    """Of the requests of one gateway. Trio thread."""
 
-    answering: Mapping[str, Answering]
+    gateway: Gateway
     _known: dict[Ends, int | None] = attrs.field(factory=dict, init=False)
     """The process at each connection; None: not told."""
     _rests_until: float = attrs.field(default=0.0, init=False)
 
-    async def named(self, activity: Activity) -> Activity:
-        """The same, with its process in each `origin` where that is known."""
+    def named(self, activity: Activity) -> Activity:
+        """The same, with its process in each `origin` where that is known; what is not is looked up meanwhile."""
         exchanges = {each.id: self._exchange_of(each.id) for each in (*activity.running, *activity.waiting)}
         pairs = ((id, None if http is None else ends_of(http)) for id, http in exchanges.items())
         connections = {id: ends for id, ends in pairs if ends is not None}
         self._known = {ends: self._known[ends] for ends in connections.values() if ends in self._known}
         unknown = [ends for ends in dict.fromkeys(connections.values()) if ends not in self._known]
-        began = trio.current_time()
-        if unknown and began >= self._rests_until:
-            self._known |= await trio.to_thread.run_sync(_look, unknown)
-            now = trio.current_time()
-            self._rests_until = now + max(LOOK_SEC, REST * (now - began))
+        if unknown and self.gateway.tasks is not None and trio.current_time() >= self._rests_until:
+            self._rests_until = math.inf
+            self.gateway.tasks.start_soon(self._look_up, unknown)
         pids = {id: self._known.get(ends) for id, ends in connections.items()}
         nameless = {id for id, http in exchanges.items() if http is not None and not http.header(b"user-agent")}
         running, waiting = (
@@ -52,8 +50,14 @@ class Processes:
         )
         return attrs.evolve(activity, running=running, waiting=waiting)
 
+    async def _look_up(self, connections: list[Ends]) -> None:
+        began = trio.current_time()
+        self._known |= await trio.to_thread.run_sync(_look, connections)
+        now = trio.current_time()
+        self._rests_until = now + max(LOOK_SEC, REST * (now - began))
+
     def _exchange_of(self, id: str) -> Exchange | None:
-        found = self.answering.get(id) or self.answering.get(_PART.sub("", id))
+        found = self.gateway.answering.get(id) or self.gateway.answering.get(_PART.sub("", id))
         return None if found is None else found.exchange
 
 

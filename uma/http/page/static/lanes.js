@@ -219,27 +219,27 @@ class Lane {
     if (!context || !width) return;
     context.clearRect(0, 0, width, height);
     const step = width / COLUMNS;
-    const bar = Math.max(1, step - Math.max(0.5, step * 0.25));
+    const bar = Math.max(1, Math.floor(step * 0.75)); // whole pixels, as its place: a part of one is a blur
     const draw = (/** @type {string} */ colour, /** @type {number} */ x, /** @type {number} */ share) => {
-      const tall = Math.max(2 * scale, Math.min(1, share) * height);
+      const tall = Math.round(Math.max(2 * scale, Math.min(1, share) * height));
       context.fillStyle = colour;
       context.fillRect(x, height - tall, bar, tall);
     };
     for (const [at, tick] of this.ticks) {
-      const x = width - (column - at + 1) * step;
+      const x = Math.round(width - (column - at + 1) * step);
       context.fillStyle = colours.line;
       context.fillRect(x, height - scale, step, scale);
       if (tick.cached) draw(colours.cached, x, 1);
       if (tick.prefill)
         draw(
           colours.prefill,
-          tick.cached ? x + step : x,
+          tick.cached ? x + Math.round(step) : x,
           Math.log2(1 + tick.prefill) / Math.log2(1 + FULL_PREFILL),
         );
       if (tick.decode) draw(colours.decode, x, Math.log2(1 + tick.decode) / Math.log2(1 + FULL_DECODE));
       if (tick.waits) {
         context.fillStyle = colours.wait;
-        context.fillRect(x, height / 2, bar / 2, 2 * scale);
+        context.fillRect(x, Math.round(height / 2), Math.ceil(bar / 2), 2 * scale);
       }
     }
   }
