@@ -27,8 +27,9 @@ from uma.engine import open_engine
 from uma.http.app import build_app
 from uma.http.gateway import Gateway
 
-STORM, LINES = 9, 180
-"""Requests, and the lines of each prompt: enough that frames, a quarter of a second apart, find some being read."""
+STORM, LINES, TOKENS = 9, 180, 50
+"""Requests; the lines of each prompt, enough that frames, a quarter of a second apart, find some being read; and the
+tokens of each answer."""
 MAX_WAITING = 5
 """Lanes of requests of which nothing is computed yet."""
 NO_FIGURE = "\N{EN DASH}"
@@ -57,7 +58,7 @@ def ask(server: HttpServer, number: int, animal: str = "owl") -> str:
     body = {
         "model": "any",
         "messages": [{"role": "user", "content": f"Story {number}. " + f"The fox met an {animal}. " * LINES}],
-        "max_tokens": 120,
+        "max_tokens": TOKENS,
         "ignore_eos": True,
         "priority": (1, 0, -1)[number % 3],
     }
@@ -82,7 +83,7 @@ def test_frames_tell_of_a_storm_what_happens_in_it(narrow_server: HttpServer) ->
     assert any(request["generated_tokens"] > 0 for request in running)
     assert max(frame["activity"]["waiting_background"] for frame in seen) >= 1
     assert max(frame["metrics"]["kv_cells_used"] for frame in seen) > 0
-    assert seen[-1]["metrics"]["tokens_generated_total"] >= STORM * 120
+    assert seen[-1]["metrics"]["tokens_generated_total"] >= STORM * TOKENS
     # Whose they are is found while they run, at the latest with the next look.
     assert any(request["origin"].endswith(f"chat/completions · pid {os.getpid()}") for request in running)
     ids = {request["id"] for request in running}
