@@ -65,6 +65,21 @@ def test_a_drain_lets_answers_end_whole_and_takes_no_more(tmp_path: Path) -> Non
     on_a_host(tmp_path, body)
 
 
+def test_a_drain_lets_answers_be_read_to_their_end(tmp_path: Path) -> None:
+    async def body(host: EngineHost) -> None:
+        job = host.submit(ask(max_tokens=64, ignore_eos=True))
+        events: list[Prompt | Token | Finished] = []
+        while not any(isinstance(each, Finished) for each in events):
+            events += await job.next()
+        draining = asyncio.create_task(host.close(PATIENCE_SEC))
+        # All has been generated, and the last of it can still be on its way to Dynamo.
+        assert not (await asyncio.wait({draining}, timeout=0.3))[0]
+        assert await job.next() == []
+        await draining
+
+    on_a_host(tmp_path, body)
+
+
 def test_a_fault_of_the_engine_is_told_and_cuts_answers_off_as_the_worker_s_end_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,7 @@ def test_what_was_asked_for_arrives() -> None:
 @pytest.mark.parametrize(
     ("guided", "grammar"),
     [
+        # As the frontend of Dynamo 1.6.1 hands on a chat's `response_format: {"type": "json_object"}`.
         ({"json": {"type": "object"}}, Grammar(json_schema={"type": "object"})),
         ({"regex": "a+", "backend": "xgrammar"}, Grammar(regex="a+")),
         ({"choice": ["a", "b"]}, Grammar(choice=("a", "b"))),

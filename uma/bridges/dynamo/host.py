@@ -34,12 +34,13 @@ _log = logging.getLogger("uma.bridges.dynamo")
 
 @attrs.define(eq=False)
 class Job:
-    """One request. `next` belongs to the asyncio loop, `put` and `fail` to the Trio thread, `cancel` to either."""
+    """One request. `next`, `leave` and `cancel` belong to the asyncio loop, `put` and `lose` to the Trio thread."""
 
     _host: EngineHost
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     _events: deque[Prompt | Token | Finished | UmaError | None] = attrs.field(factory=deque, init=False)
     _arrived: asyncio.Event = attrs.field(factory=asyncio.Event, init=False)
+    _is_left: bool = attrs.field(default=False, init=False)
 
     def put(self, event: Prompt | Token | Finished | UmaError | None) -> None:
         """Hand an event over; None is the end."""
@@ -57,19 +58,27 @@ class Job:
         ready: list[Prompt | Token | Finished] = []
         while self._events and not isinstance(self._events[0], UmaError | None):
             ready.append(self._events.popleft())  # type: ignore[arg-type]
-        if not ready and isinstance(self._events[0], UmaError):
-            raise self._events[0]
+        if not ready:
+            self.leave()
+            if isinstance(self._events[0], UmaError):
+                raise self._events[0]
         return ready
+
+    def leave(self) -> None:
+        """The reader has had all there is: a drain waits for it no longer. Harmless when repeated."""
+        if not self._is_left:
+            self._is_left = True
+            self._host.job_left()
 
     def cancel(self) -> None:
         """End the request: by the next tick its sequence and cells are free."""
+        self.leave()
         self._host.call(self._scope.cancel)
 
     def lose(self) -> None:
         """On the Trio thread: the engine ends before the request began."""
         self.put(ShuttingDown("the worker stopped before the request began"))
         self.put(None)
-        self._host.job_ended()
 
     async def run(self, engine: Engine, request: Request) -> None:
         """On the Trio thread: generate."""
@@ -94,7 +103,6 @@ class Job:
             raise
         finally:
             self.put(None)
-            self._host.job_ended()
 
 
 @attrs.define(eq=False)
@@ -184,11 +192,8 @@ class EngineHost:
         self._running += 1
         return job
 
-    def job_ended(self) -> None:
-        """On the Trio thread: a job is over."""
-        self.loop.call_soon_threadsafe(self._count_down)
-
-    def _count_down(self) -> None:
+    def job_left(self) -> None:
+        """A job's reader has left it."""
         self._running -= 1
         if self._running == 0:
             self._idle.set()
@@ -219,7 +224,9 @@ class EngineHost:
         return await found
 
     async def close(self, drain_sec: float) -> None:
-        """Take no more requests, let those running end within `drain_sec`, then end the engine. Can be repeated."""
+        """Take no more requests, let those running end and be read within `drain_sec`, then end the engine. Can be
+        repeated.
+        """
         self._is_draining = True
         if self._running:
             self._idle.clear()

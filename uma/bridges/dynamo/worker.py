@@ -245,8 +245,10 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
             while events := await job.next():
                 for chunk in maker.of(events):
                     if "finish_reason" in chunk:
-                        # The last item's generator can be closed much later: nothing is left to be freed by then.
+                        # The last item's generator can be closed much later: nothing is left to be freed by then. All
+                        # items before it have been taken: a drain that ended earlier would lose them.
                         self._forget(context.id(), job)
+                        job.leave()
                     yield chunk
             self._check_ended(context.id(), job)
         except Exception as error:
@@ -262,6 +264,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
                 )
             raise _mapped(error) from error
         finally:
+            job.leave()
             if self._forget(context.id(), job):
                 job.cancel()
 
