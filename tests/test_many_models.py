@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -255,3 +257,52 @@ def test_names_that_are_not_here_are_told_before_anything_is_served(folder: Path
     )
     assert done.returncode == 2
     assert "omega: no such file, and no model of this name is here" in done.stderr
+
+
+MEMORY_MIB = 160
+"""Two of the models fit, with their processes; three do not while it is not known how much each takes."""
+
+
+def taken_mib(server: HttpServer) -> float:
+    """What the processes of all models take now."""
+    total = 0
+    for pid in children(server.process.pid):
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1024
+
+
+def test_models_that_do_not_fit_together_take_turns_and_no_request_is_lost(
+    folder: Path, texts: Mapping[str, str]
+) -> None:
+    flags = ("--models", ",".join(NAMES), "--memory", str(MEMORY_MIB), "--n-ctx", "512")
+    with short_directory() as place, running_http(place, *flags, UMA_MODELS=str(folder)) as server:
+        rng = random.Random(0)
+        asked = [rng.choice(NAMES) for _ in range(18)]
+        most = [0.0]
+        with ThreadPoolExecutor(6) as pool:
+            answers = [pool.submit(complete, server, name) for name in asked]
+            while not all(each.done() for each in answers):
+                most.append(taken_mib(server))
+                wait(answers, timeout=0.2)
+        assert [text_of(each.result()) for each in answers] == [texts[name] for name in asked]
+        assert max(most) <= 1.05 * MEMORY_MIB
+        server.process.log.wait_for("event=model.ended")
+
+
+def test_a_model_that_can_never_fit_is_refused_with_what_it_takes(folder: Path) -> None:
+    flags = ("--models", ",".join(NAMES), "--memory", "64")
+    with short_directory() as place, running_http(place, *flags, UMA_MODELS=str(folder)) as server:
+        answer = complete(server, "beta")
+        assert answer.status == 500
+        assert "beta takes about 0.09 GiB" in answer.json["error"]["message"]
+        assert "--memory" in answer.json["error"]["message"]
+
+
+def test_an_idle_model_leaves_and_is_loaded_again_for_the_next_request(folder: Path, texts: Mapping[str, str]) -> None:
+    flags = ("--models", ",".join(NAMES), "--idle-unload-sec", "0.05")
+    with short_directory() as place, running_http(place, *flags, UMA_MODELS=str(folder)) as server:
+        assert text_of(complete(server, "beta")) == texts["beta"]
+        until(lambda: (children(server.process.pid), statuses(server)["beta"]), lambda now: now == ([], "unloaded"))
+        assert text_of(complete(server, "beta")) == texts["beta"]

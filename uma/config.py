@@ -69,6 +69,12 @@ class RuntimeConfig:
         "",
         "serve several models by name, each in a process of its own: names with commas, or `all`; empty: --model alone",
     )
+    memory: Annotated[int, Range(0)] = setting(
+        0, "maximum that all of --models together take; 0: 70 % of what is free at the start", "MiB"
+    )
+    idle_unload_sec: Annotated[float, Range(0)] = setting(
+        0.0, "a model of --models that was not used for so long leaves; 0: once its memory is needed", "seconds"
+    )
     socket: str = setting(default_socket, "Unix socket of the server", "path", factory=True)
     socket_mode: Annotated[int, Range(0, 0o777)] = setting(0o600, "permissions of the socket file", "octal")
     socket_users: str = setting("", "TOML file of the bounds that users have on the socket; empty: none", "path")
@@ -361,6 +367,8 @@ LOG = frozenset(name for name in settings() if name.startswith("log_"))
 SERVER_ONLY = HTTP | frozenset(
     {
         "models",
+        "memory",
+        "idle_unload_sec",
         "socket_mode",
         "socket_users",
         "protocol",

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import attrs
 import trio
@@ -20,19 +21,22 @@ from uma.config import HTTP, RuntimeConfig
 
 END_SEC = 20.0
 """Maximum time for a model that leaves to save its prefixes."""
+CACHE_SHARE = 16
+"""Divisor of what all models can take: each keeps so much of prefixes in host memory, without `--cache-ram-mb`."""
 UNBOUNDED = 1_000_000
 """Of a session that is that of all clients: the bounds of each are the supervisor's."""
 
 _PROGRAM = "import sys; sys.path = {path!r}; from uma.server.child import main; main()"
 
 
-def child_config(config: RuntimeConfig, path: str) -> RuntimeConfig:
-    """The settings of the process that has the model of this file."""
+def child_config(config: RuntimeConfig, path: str, budget_bytes: int) -> RuntimeConfig:
+    """The settings of the process that has the model of this file; all together have `budget_bytes`."""
     plain = RuntimeConfig()
     return attrs.evolve(
         config,
-        **{name: getattr(plain, name) for name in (*HTTP, "socket_users", "protocol", "models")},
+        **{name: getattr(plain, name) for name in (*HTTP, "socket_users", "protocol", "models", "memory")},
         model=path,
+        cache_ram_mb=config.cache_ram_mb if config.cache_ram_mb >= 0 else budget_bytes // CACHE_SHARE // 2**20,
         max_session_queue=UNBOUNDED,
         idle_timeout_sec=float(UNBOUNDED),
         tx_timeout_sec=float(UNBOUNDED),
@@ -79,3 +83,12 @@ def _start(config: RuntimeConfig, sock: socket.socket) -> subprocess.Popen[bytes
         stdout=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C in the terminal is the supervisor's to act on
     )
+
+
+def taken_bytes(pid: int | None, otherwise: int) -> int:
+    """The memory of a process, its part of what it shares included; `otherwise` where the system does not tell."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    except (OSError, StopIteration):
+        return otherwise

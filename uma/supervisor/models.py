@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -14,12 +15,14 @@ import trio
 
 from uma.client import Client
 from uma.config import RuntimeConfig
+from uma.engine.sizing import free_memory_bytes
 from uma.errors import BadRequest, ConnectionLost, InternalError, ShuttingDown, UmaError, UnknownModel
 from uma.models.catalog import BUILTIN, ModelFile
 from uma.models.shelf import Shelf
 from uma.net.client import OWNER
 from uma.net.logfmt import log
-from uma.supervisor.child import child_config, running
+from uma.supervisor.child import child_config, running, taken_bytes
+from uma.supervisor.residency import Resident, plan
 from uma.types import (
     DEFAULT_MAX_TOKENS,
     Activity,
@@ -44,6 +47,10 @@ from uma.version import __version__
 
 _log = logging.getLogger("uma.supervisor")
 
+FREE_SHARE = 0.7
+"""Part of the memory that is free at the start that all models together can take, without `--memory`."""
+PROCESS_BYTES = 96 * 2**20
+"""What a process takes beside its model, before it was ever measured."""
 AT_ONCE = 64
 """Requests at once by which a client of a model that has not been loaded yet is told when to come again."""
 NOTHING_RUNS = Activity((), 0, 0, 0)
@@ -78,8 +85,14 @@ class Model:
     pid: int | None = None
     load: Load | None = None
     """The load that is asked for, or that runs."""
-    users: int = 0
-    """Requests that run or wait for it."""
+    running: int = 0
+    """Requests that have it loaded."""
+    size_bytes: int = 0
+    """What it took when it was loaded last; 0: never."""
+    used_at: float = 0.0
+    stays_until: float = 0.0
+    is_leaving: bool = False
+    """It takes no more requests, and its process ends once nothing runs."""
     stay: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     """Cancelled, the process leaves, in order."""
 
@@ -94,20 +107,38 @@ class Model:
         """A block in which it is loaded, and stays so. Raises `InternalError` where that is not possible, or where its
         process ends meanwhile.
         """
-        self.users += 1
+        while self.client is None or self.is_leaving:
+            load = self.models.ask_for(self)
+            await load.ended.wait()
+            if load.failure is not None:
+                raise InternalError(load.failure)
+        self.running += 1
         try:
-            while self.client is None:
-                load = self.models.ask_for(self)
-                await load.ended.wait()
-                if load.failure is not None:
-                    raise InternalError(load.failure)
             yield self.client
         except ConnectionLost as error:
             raise InternalError(
                 f"the process of {self.file.name} has ended, and this request with it; the next one loads it again"
             ) from error
         finally:
-            self.users -= 1
+            self.running -= 1
+            self.used_at = trio.current_time()
+            self.leave_if_idle()
+            self.models.changed()
+
+    def leave_if_idle(self) -> None:
+        """Have its process end where it is to leave and nothing runs."""
+        if self.is_leaving and not self.running:
+            self.stay.cancel()
+
+    @property
+    def needs_bytes(self) -> int:
+        """What it takes; before it was ever loaded the weights and a quarter more, and a process."""
+        return self.size_bytes or self.file.size_bytes * 5 // 4 + PROCESS_BYTES
+
+    def as_resident(self) -> Resident:
+        """Its place in memory, as the plan sees it."""
+        is_running, is_leaving = self.running > 0, self.is_leaving
+        return Resident(self.file.name, self.needs_bytes, self.used_at, self.stays_until, is_running, is_leaving)
 
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncIterator[EventStream]:
@@ -158,6 +189,8 @@ class LoadedModels:
 
     config: RuntimeConfig
     shelf: Shelf
+    budget_bytes: int
+    """What all processes together can take."""
     _known: dict[str, Model] = attrs.field(factory=dict, init=False)
     _asked: deque[Model] = attrs.field(factory=deque, init=False)
     """Models that are to be loaded, in the order in which they were asked for."""
@@ -190,7 +223,7 @@ class LoadedModels:
         if model is None:
             return ListedModel(**shared | {"path": str(file.path)})
         percent = None if model.load is None else model.load.percent
-        info = None if model.client is None else model.card
+        info = None if model.client is None or model.is_leaving else model.card
         return ListedModel(**shared | {"path": str(file.path), "info": info, "loading_percent": percent})
 
     async def card(self, model: str | None) -> ServerInfo:
@@ -337,10 +370,56 @@ class LoadedModels:
         async with trio.open_nursery() as nursery:
             with self._loading:
                 while True:
-                    await self._work.wait()
                     self._work = trio.Event()
-                    while self._asked:
-                        await nursery.start(self._serve, self._asked.popleft())
+                    due = self._let_idle_go()
+                    while self._asked and (again_at := await self._step(nursery)) is None:
+                        pass
+                    due = min(due, again_at if self._asked and again_at is not None else math.inf)
+                    with trio.move_on_at(due):
+                        await self._work.wait()
+
+    async def _step(self, nursery: trio.Nursery) -> float | None:
+        """Load the first of the models that wait, or have others leave for it. None: the next one's turn; else when to
+        look again, where nothing changes before.
+        """
+        model = self._asked[0]
+        if model.needs_bytes > self.budget_bytes:
+            self._asked.popleft()
+            assert model.load is not None
+            need, most = model.needs_bytes / 2**30, self.budget_bytes / 2**30
+            model.load.failure = (
+                f"{model.file.name} takes about {need:.2f} GiB, and all models together can have {most:.2f} (--memory)"
+            )
+            model.load.ended.set()
+            model.load = None
+            return None
+        residents = [each.as_resident() for each in self._known.values() if each.pid is not None]
+        step = plan(model.file.name, model.needs_bytes, self.budget_bytes, residents, trio.current_time())
+        if step.loads:
+            await nursery.start(self._serve, self._asked.popleft())
+            return None
+        for name in step.leave:
+            self._known[name].is_leaving = True
+            self._known[name].leave_if_idle()
+        return math.inf if step.again_at is None else step.again_at
+
+    def _let_idle_go(self) -> float:
+        """End what was not used for `idle_unload_sec`, and what is idle where a model has taken more than was planned.
+        When the next one's time comes.
+        """
+        now, rest = trio.current_time(), self.config.idle_unload_sec or math.inf
+        over = sum(each.needs_bytes for each in self._known.values() if each.pid is not None) - self.budget_bytes
+        idle = [each for each in self._loaded() if not each.running and not each.is_leaving]
+        for model in sorted(idle, key=lambda each: each.used_at):
+            if model.used_at + rest <= now or (over > 0 and model.stays_until <= now):
+                model.is_leaving = True
+                model.leave_if_idle()
+                over -= model.needs_bytes
+        return min((each.used_at + rest for each in idle if not each.is_leaving), default=math.inf)
+
+    def changed(self) -> None:
+        """Look again at what has to be loaded, and what has to leave."""
+        self._work.set()
 
     def close(self) -> None:
         """Let all models go, in order, and load no more."""
@@ -361,18 +440,30 @@ class LoadedModels:
         why: UmaError | None = None
         try:
             is_builtin = model.file.name == BUILTIN
-            config = child_config(self.config, BUILTIN if is_builtin else str(model.file.path))
+            config = child_config(self.config, BUILTIN if is_builtin else str(model.file.path), self.budget_bytes)
             async with running(model.file.name, config, started, load.note) as client:
+                model.size_bytes = await trio.to_thread.run_sync(taken_bytes, model.pid, model.needs_bytes)
+                model.size_bytes += config.cache_ram_mb * 2**20  # which fills later
+                model.used_at = trio.current_time()
+                model.stays_until = 2 * model.used_at - began
                 model.card, model.client, model.load = self._told(client.info), client, None
                 load.ended.set()
-                log(_log, logging.INFO, "model.loaded", model=model.file.name, ms=_ms_since(began))
+                log(
+                    _log,
+                    logging.INFO,
+                    "model.loaded",
+                    model=model.file.name,
+                    ms=_ms_since(began),
+                    bytes=model.size_bytes,
+                )
                 task_status.started()
                 with model.stay:
                     why = await client.lost()
         except (UmaError, OSError) as error:
             why = error if isinstance(error, UmaError) else InternalError(str(error))
         finally:
-            model.client, model.pid, model.stay = None, None, trio.CancelScope()
+            model.client, model.pid, model.stay, model.is_leaving = None, None, trio.CancelScope(), False
+            self.changed()
             if not load.ended.is_set():
                 model.load, load.failure = None, f"{model.file.name}: {why.message if why else 'it was not loaded'}"
                 load.ended.set()
@@ -396,7 +487,8 @@ async def open_models(config: RuntimeConfig, progress: LoadProgress) -> AsyncIte
     """
     shelf = Shelf(config.models, os.environ, config.model)
     await trio.to_thread.run_sync(shelf.read)
-    models = LoadedModels(config, shelf)
+    budget = config.memory * 2**20 or int(FREE_SHARE * free_memory_bytes())
+    models = LoadedModels(config, shelf, budget)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(models.run)
         yield models

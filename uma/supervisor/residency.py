@@ -1,0 +1,65 @@
+"""Which models are in memory together: what has to leave before another is loaded. Pure: time is passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+
+@attrs.frozen
+class Resident:
+    """A model in memory, or one whose process has yet to end."""
+
+    name: str
+    size_bytes: int
+    used_at: float
+    """When its last request ended."""
+    stays_until: float
+    """It stays at least as long as its load took, so that two models which do not fit together are not loaded in turns
+    for a request each."""
+    is_running: bool = False
+    """Requests of it run."""
+    is_leaving: bool = False
+    """It takes no more requests, and ends once those that run have ended."""
+
+
+@attrs.frozen
+class Plan:
+    """What to do for the model that is to be loaded next."""
+
+    loads: bool = False
+    """Load it now."""
+    leave: tuple[str, ...] = ()
+    """Models that take no more requests, and end once nothing of them runs."""
+    again_at: float | None = None
+    """When to plan again, where nothing else happens before."""
+
+
+def plan(name: str, size_bytes: int, budget_bytes: int, residents: Sequence[Resident], now: float) -> Plan:
+    """The next step for a model of this size, which must not be over the budget.
+
+    Idle models leave first, those used least recently before others; then those that run, which other requests wait
+    for: they end what they have begun.
+    """
+    if any(each.name == name for each in residents):
+        return Plan()  # its last process has yet to end
+    free = budget_bytes - sum(each.size_bytes for each in residents)
+    if size_bytes <= free:
+        return Plan(loads=True)
+    free += sum(each.size_bytes for each in residents if each.is_leaving)
+    if size_bytes <= free:
+        return Plan()
+    staying = [each for each in residents if not each.is_leaving]
+    leave: list[Resident] = []
+    for each in sorted(staying, key=lambda each: (each.is_running, each.used_at)):
+        if each.stays_until <= now and free < size_bytes:
+            leave.append(each)
+            free += each.size_bytes
+    if free < size_bytes:
+        return Plan(again_at=min(each.stays_until for each in staying if each.stays_until > now))
+    for each in reversed(list(leave)):  # a large one can have made smaller ones before it needless
+        if free - each.size_bytes >= size_bytes:
+            leave.remove(each)
+            free -= each.size_bytes
+    return Plan(leave=tuple(each.name for each in leave))
