@@ -13,13 +13,18 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from http_server import Answered, HttpServer, running_http
 
 from harness import ONE_THREAD, Raw, ask, clean_environ, run_to_end, short_directory, uma_command, until
 from models import write_model
 from uma.client import connect
+from uma.config import RuntimeConfig
+from uma.errors import InternalError
 from uma.llm import LLM
-from uma.types import Finished, Request, SamplingParams
+from uma.supervisor import open_models
+from uma.supervisor.models import STANDSTILL_SEC
+from uma.types import Finished, LoadProgress, Request, SamplingParams, Token
 
 NAMES = ("alpha", "beta", "gamma-one")
 PROMPT = "Once upon a time"
@@ -306,3 +311,33 @@ def test_an_idle_model_leaves_and_is_loaded_again_for_the_next_request(folder: P
         assert text_of(complete(server, "beta")) == texts["beta"]
         until(lambda: (children(server.process.pid), statuses(server)["beta"]), lambda now: now == ([], "unloaded"))
         assert text_of(complete(server, "beta")) == texts["beta"]
+
+
+async def test_a_load_that_stands_still_is_ended_and_the_models_behind_it_have_their_turn(
+    folder: Path, texts: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    monkeypatch.setenv("UMA_MODELS", str(folder))
+    config = RuntimeConfig(models=",".join(NAMES), threads=1, threads_batch=1)
+    failures: list[str] = []
+
+    async def fail() -> None:
+        with pytest.raises(InternalError) as failed:
+            await text("alpha")
+        failures.append(str(failed.value))
+
+    async def text(model: str) -> str:
+        request = Request(f"of {model}", prompt=PROMPT, sampling=SamplingParams(**GREEDY), model=model)
+        async with models.generate(request) as stream:
+            return "".join([event.text async for event in stream if isinstance(event, Token)])
+
+    async with open_models(config, LoadProgress()) as models, trio.open_nursery() as nursery:
+        nursery.start_soon(fail)
+        while not (pids := children(os.getpid())):
+            await trio.lowlevel.checkpoint()
+        os.kill(pids[0], signal.SIGSTOP)
+        nursery.start_soon(fail)
+        mock_clock.jump(STANDSTILL_SEC + 1)
+        assert await text("beta") == texts["beta"]
+        assert await text("alpha") == texts["alpha"]
+    assert len(failures) == 2
+    assert "no progress for 300 s" in failures[0]

@@ -141,6 +141,11 @@ class Client:
         return self._session.info
 
     @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended, so that nothing can be asked any more."""
+        return self._lost.is_set()
+
+    @property
     def server_pid(self) -> int | None:
         """The process id of the server, as the kernel tells it; None where it cannot."""
         return pid_of_peer(self._link.sock)

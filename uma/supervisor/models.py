@@ -53,6 +53,8 @@ PROCESS_BYTES = 96 * 2**20
 """What a process takes beside its model, before it was ever measured."""
 AT_ONCE = 64
 """Requests at once by which a client of a model that has not been loaded yet is told when to come again."""
+STANDSTILL_SEC = 300.0
+"""How long a load can tell of no progress. Then its process is ended, so that the models behind it have their turn."""
 NOTHING_RUNS = Activity((), 0, 0, 0)
 
 A = TypeVar("A", Request, EmbedRequest, RerankRequest)
@@ -66,10 +68,13 @@ class Load:
     percent: int = 0
     failure: str | None = None
     """Why the model cannot be loaded; None while it can."""
+    patience: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    """Ends a load that stands still."""
 
     def note(self, percent: int) -> None:
         """So much is loaded."""
         self.percent = percent
+        self.patience.deadline = trio.current_time() + STANDSTILL_SEC
 
 
 @attrs.define(eq=False)
@@ -107,7 +112,7 @@ class Model:
         """A block in which it is loaded, and stays so. Raises `InternalError` where that is not possible, or where its
         process ends meanwhile.
         """
-        while self.client is None or self.is_leaving:
+        while self.client is None or self.client.is_lost or self.is_leaving:
             load = self.models.ask_for(self)
             await load.ended.wait()
             if load.failure is not None:
@@ -441,24 +446,29 @@ class LoadedModels:
         try:
             is_builtin = model.file.name == BUILTIN
             config = child_config(self.config, BUILTIN if is_builtin else str(model.file.path), self.budget_bytes)
-            async with running(model.file.name, config, started, load.note) as client:
-                model.size_bytes = await trio.to_thread.run_sync(taken_bytes, model.pid, model.needs_bytes)
-                model.size_bytes += config.cache_ram_mb * 2**20  # which fills later
-                model.used_at = trio.current_time()
-                model.stays_until = 2 * model.used_at - began
-                model.card, model.client, model.load = self._told(client.info), client, None
-                load.ended.set()
-                log(
-                    _log,
-                    logging.INFO,
-                    "model.loaded",
-                    model=model.file.name,
-                    ms=_ms_since(began),
-                    bytes=model.size_bytes,
-                )
-                task_status.started()
-                with model.stay:
-                    why = await client.lost()
+            load.note(0)
+            with load.patience:
+                async with running(model.file.name, config, started, load.note) as client:
+                    load.patience.deadline = math.inf
+                    model.size_bytes = await trio.to_thread.run_sync(taken_bytes, model.pid, model.needs_bytes)
+                    model.size_bytes += config.cache_ram_mb * 2**20  # which fills later
+                    model.used_at = trio.current_time()
+                    model.stays_until = 2 * model.used_at - began
+                    model.card, model.client, model.load = self._told(client.info), client, None
+                    load.ended.set()
+                    log(
+                        _log,
+                        logging.INFO,
+                        "model.loaded",
+                        model=model.file.name,
+                        ms=_ms_since(began),
+                        bytes=model.size_bytes,
+                    )
+                    task_status.started()
+                    with model.stay:
+                        why = await client.lost()
+            if load.patience.cancelled_caught:
+                why = InternalError(f"it was not loaded: no progress for {STANDSTILL_SEC:g} s")
         except (UmaError, OSError) as error:
             why = error if isinstance(error, UmaError) else InternalError(str(error))
         finally:
