@@ -41,13 +41,15 @@ async def states_while_reading(
     return seen
 
 
-@pytest.mark.parametrize(("priority", "stream", "is_company"), [(1, True, True), (0, True, True), (1, False, False)])
+@pytest.mark.parametrize(
+    ("priority", "stream", "is_next_expected"), [(1, True, True), (0, True, True), (1, False, False)]
+)
 async def test_the_policy_is_told_that_a_reader_was_served_while_a_prompt_was_read(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, priority: int, stream: bool, is_company: bool
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, priority: int, stream: bool, is_next_expected: bool
 ) -> None:
     question = ask(tokens_for(2, 20), 2, id="question", priority=priority, stream=stream)
     seen = await states_while_reading(tiny, monkeypatch, question)
-    assert any(arrived_ms < state.reader_ended_ms for arrived_ms, state in seen) is is_company
+    assert any(arrived_ms < state.reader_ended_ms for arrived_ms, state in seen) is is_next_expected
 
 
 async def test_a_background_answer_that_ends_is_no_reader_that_was_served(
@@ -58,11 +60,11 @@ async def test_a_background_answer_that_ends_is_no_reader_that_was_served(
     assert seen and not any(arrived_ms < state.reader_ended_ms for arrived_ms, state in seen)
 
 
-@pytest.mark.parametrize("company_ms", [0.0, 1e3 * PATIENCE_SEC])
+@pytest.mark.parametrize("next_request_ms", [0.0, 1e3 * PATIENCE_SEC])
 async def test_the_policy_is_told_whether_readers_ask_again_soon(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, company_ms: float
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, next_request_ms: float
 ) -> None:
-    monkeypatch.setattr("uma.engine.policy.returns.COMPANY_MS", company_ms)
+    monkeypatch.setattr("uma.engine.policy.returns.NEXT_REQUEST_MS", next_request_ms)
     told: list[bool] = []
     plan = Scheduler.plan
 
@@ -76,7 +78,7 @@ async def test_the_policy_is_told_whether_readers_ask_again_soon(
             for seed in range(4):
                 await answer(engine, ask(tokens_for(seed, 20), 2, id=str(seed)))
     assert told[0], "nothing is known yet"
-    assert told[-1] is (company_ms > 0)
+    assert told[-1] is (next_request_ms > 0)
 
 
 async def test_a_reader_is_back_when_it_asks_and_not_when_a_batch_has_ended(

@@ -13,7 +13,7 @@ from policy_world import make_row
 
 from uma.engine.policy import PlainRow, Plan, Scheduler, State, Targets
 from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel
-from uma.engine.policy.lead import COMPANY_TTFT_SHARE, MOST_PACE_MS, can_be_covered
+from uma.engine.policy.lead import MOST_PACE_MS, NEXT_REQUEST_TTFT_SHARE, can_be_covered
 from uma.engine.policy.order import GIVE_WAY_AFTER_MS, gives_way
 from uma.engine.policy.pace import NEIGHBOUR_PACE_MS, is_kept
 from uma.engine.policy.piece import PATIENT, SMALLEST_CHUNK
@@ -485,9 +485,9 @@ def test_on_a_machine_as_measured_no_piece_reads_at_half_the_rate_for_a_few_mill
 
 
 @pytest.mark.parametrize(("lane", "longest_ms"), [(1, 250.0), (0, 250.0), (-1, 300.0)])
-@pytest.mark.parametrize("is_company", [False, True])
+@pytest.mark.parametrize("is_next_expected", [False, True])
 def test_how_long_a_piece_takes_depends_on_what_may_come_meanwhile(
-    lane: int, longest_ms: float, is_company: bool
+    lane: int, longest_ms: float, is_next_expected: bool
 ) -> None:
     scheduler = Scheduler(Targets(80.0, 2_048, 64))
     scheduler.cost.observe_decode(1, 0, 5.0)
@@ -496,7 +496,7 @@ def test_how_long_a_piece_takes_depends_on_what_may_come_meanwhile(
     stream = make_row(1, last_token_ms=NOW, target_tbt_ms=80.0)
     prompt = make_row(2, lane=lane, remaining=4_096, prompt_tokens=4_096)
     state = state_of([stream, prompt], 100_000)
-    if is_company:
+    if is_next_expected:
         state, longest_ms = attrs.evolve(state, reader_ended_ms=NOW - 1), 150.0
     ((_, tokens),) = scheduler.plan(state, NOW).prefill
     assert longest_ms / 2 < 16.0 + tokens <= longest_ms
@@ -703,7 +703,7 @@ def test_a_prompt_is_read_in_short_pieces_while_a_reader_was_served_beside_it_of
     arrived_ms: float, ended_ms: float, lane: int, ms_a_token: float, fixed_ms: float
 ) -> None:
     tokens = piece_alone(lane, ms_a_token, fixed_ms, arrived_ms=arrived_ms, reader_ended_ms=ended_ms)
-    longest_ms = PATIENT * COMPANY_TTFT_SHARE * Targets(80.0, 2_048, 64).slo_ttft_ms
+    longest_ms = PATIENT * NEXT_REQUEST_TTFT_SHARE * Targets(80.0, 2_048, 64).slo_ttft_ms
     if arrived_ms < ended_ms:
         assert fixed_ms + tokens * ms_a_token <= 1.01 * longest_ms or tokens <= SMALLEST_CHUNK
     elif lane >= 0:

@@ -207,7 +207,7 @@ class Worker:
             prefilling,
             self._machine.cells - used,
             used,
-            reader_ended_ms=self._returns.company_since_ms(self.now_ms),
+            reader_ended_ms=self._returns.next_expected_since_ms(self.now_ms),
             do_readers_return=self._returns.are_usual(self.now_ms),
         )
         plan = self._policy.plan(state, self.now_ms)

@@ -36,7 +36,7 @@ def whole_crowd(prompts: Prompts, streams: Streams, targets: Targets, most: int)
     lane = prompts.rows[0].lane
     crowd = [row for row in prompts.rows if row.lane == lane]
     wanted, first = sum(row.remaining for row in crowd), ends_within(crowd, targets.solo_tokens)
-    if lane < 0 or prompts.is_in_company or targets.attends_all or wanted > most or first == len(crowd):
+    if lane < 0 or prompts.expects_next_request or targets.attends_all or wanted > most or first == len(crowd):
         return 0
     step_ms = prompts.cost.decode_ms(first, streams.used_cells + targets.solo_tokens)
     budget_ms = targets.tick_budget_ms

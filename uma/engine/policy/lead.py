@@ -39,8 +39,8 @@ half of its reader's target: a token in parts of a tile takes a model of 500 M p
 TTFT_SHARE = 0.125
 """Usual maximum length of a piece, as a share of `slo_ttft_ms` (or of what `piece.LEAST_TTFT_STEPS` makes of it): a new
 request waits for the end of the piece that is read."""
-COMPANY_TTFT_SHARE = 0.075
-"""The same while a reader's next request is expected (`returns.COMPANY_MS`)."""
+NEXT_REQUEST_TTFT_SHARE = 0.075
+"""The same while a reader's next request is expected (`returns.NEXT_REQUEST_MS`)."""
 BACKGROUND_TTFT_SHARE = 0.15
 """The same while only background prompts wait: large pieces read faster, and probably no other prompt waits."""
 

@@ -13,8 +13,8 @@ import attrs
 from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel
 from uma.engine.policy.lead import (
     BACKGROUND_TTFT_SHARE,
-    COMPANY_TTFT_SHARE,
     MAX_STEPS,
+    NEXT_REQUEST_TTFT_SHARE,
     SAFETY,
     TTFT_SHARE,
     can_be_covered,
@@ -88,7 +88,7 @@ class Prompts:
         return all(row.lane < 0 for row in self.rows)
 
     @property
-    def is_in_company(self) -> bool:
+    def expects_next_request(self) -> bool:
         """Whether a reader was served of late, since the first of them arrived: its next request is expected soon."""
         return self.rows[0].arrived_ms < self.reader_ended_ms
 
@@ -152,7 +152,7 @@ class PieceSizes:
         That is so after a reader was served since the first prompt arrived, beside background prompts, and where tokens
         take time with the cells of others too.
         """
-        if not (prompts.is_background or prompts.is_in_company or targets.attends_all):
+        if not (prompts.is_background or prompts.expects_next_request or targets.attends_all):
             return targets.solo_tokens
         if not self._cost.knows_prefill:
             return targets.start_chunk_tokens
@@ -292,6 +292,6 @@ def _in_tiles(tokens: int, wanted: int) -> int:
 
 
 def _ttft_share(prompts: Prompts) -> float:
-    if prompts.is_in_company:
-        return COMPANY_TTFT_SHARE
+    if prompts.expects_next_request:
+        return NEXT_REQUEST_TTFT_SHARE
     return BACKGROUND_TTFT_SHARE if prompts.is_background else TTFT_SHARE

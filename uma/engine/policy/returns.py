@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-COMPANY_MS = 2_000.0
+NEXT_REQUEST_MS = 2_000.0
 """Maximum time from a reader's last token to its next request, for which pieces are kept short."""
 LEARN = 0.3
 """Weight of the last reader in the share of those that came back in time."""
@@ -46,23 +46,23 @@ class Returns:
             self._share += LEARN * (1 - self._share)
 
     def are_usual(self, now_ms: float) -> bool:
-        """Whether readers are mostly back within `COMPANY_MS`."""
+        """Whether readers are mostly back within `NEXT_REQUEST_MS`."""
         self._settle(now_ms)
         return self._share >= LEAST_SHARE
 
-    def company_since_ms(self, now_ms: float) -> float:
-        """When the last answer ended for its reader, where that was less than `COMPANY_MS` ago and readers are mostly
-        back within that time; or else minus infinity. One that is back already is company as well: others will be.
+    def next_expected_since_ms(self, now_ms: float) -> float:
+        """When the last answer ended for its reader, where that was less than `NEXT_REQUEST_MS` ago and readers are
+        mostly back within that time; or else minus infinity. Of one that is back already too: others will be.
         """
-        is_company = now_ms - self._ended_ms <= COMPANY_MS and self.are_usual(now_ms)
-        return self._ended_ms if is_company else -math.inf
+        is_next_expected = now_ms - self._ended_ms <= NEXT_REQUEST_MS and self.are_usual(now_ms)
+        return self._ended_ms if is_next_expected else -math.inf
 
     def _settle(self, now_ms: float) -> None:
         """Those that are not back by now have not come back in time. All that this finds at once count as one reader:
         as many would have to return for a crowd that left to be forgotten.
         """
         were_out = len(self._out)
-        while self._out and now_ms > self._out[0] + COMPANY_MS:
+        while self._out and now_ms > self._out[0] + NEXT_REQUEST_MS:
             self._out.popleft()
         if len(self._out) < were_out:
             self._share *= 1 - LEARN

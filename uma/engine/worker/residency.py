@@ -121,7 +121,7 @@ class Residency:
             prefilling,
             free,
             self._pool.used_cells,
-            reader_ended_ms=self._returns.company_since_ms(now),
+            reader_ended_ms=self._returns.next_expected_since_ms(now),
             do_readers_return=self._returns.are_usual(now),
             queued=self.waiting.head(),
         )
