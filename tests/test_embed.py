@@ -19,7 +19,7 @@ import trio.testing
 from harness import ServerProcess
 from models import NO, YES, write_causal_reranker, write_encoder, write_model
 from uma import LLM, RuntimeConfig, connect, open_engine
-from uma.client.interview import ID, SocketInterview
+from uma.client.probe import ID, SocketProbe
 from uma.contracts.proofs import Question
 from uma.engine import Engine
 from uma.errors import BadRequest, Overloaded, PromptTooLarge
@@ -313,9 +313,7 @@ async def test_an_engine_that_drains_waits_for_embeddings(tiny: Path) -> None:
 def test_numbers_and_base64_are_the_same_embeddings_over_the_socket(server: ServerProcess) -> None:
     def ask(**fields: object) -> dict[str, Any]:
         return (
-            SocketInterview(server.socket)
-            .ask(Question({"type": "embed", "texts": ["a fox", "a forest"], **fields}))
-            .last
+            SocketProbe(server.socket).ask(Question({"type": "embed", "texts": ["a fox", "a forest"], **fields})).last
         )
 
     numbers, packed = ask(dimensions=8, metadata={"a": 1}), ask(dimensions=8, encoding="base64")

@@ -19,7 +19,7 @@ from http_server import HttpServer, running_http
 from harness import PATIENCE_SEC, RunInProcessText, short_directory
 from models import write_model
 from uma import LLM, connect
-from uma.client.interview import SocketInterview
+from uma.client.probe import SocketProbe
 from uma.contracts.proofs import Question
 from uma.errors import BadRequest
 from uma.types import EmbedRequest
@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
 
 def asked(server: HttpServer, **fields: Any) -> dict[str, Any]:
     """The answer over the socket."""
-    return SocketInterview(server.process.socket).ask(Question({"type": "embed", "texts": TEXTS, **fields})).last
+    return SocketProbe(server.process.socket).ask(Question({"type": "embed", "texts": TEXTS, **fields})).last
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from http_server import HttpServer, running_http
 
 from harness import PATIENCE_SEC, short_directory, until
 from models import write_encoder
-from uma.client.interview import SocketInterview
+from uma.client.probe import SocketProbe
 from uma.contracts.proofs import Question
 
 TEXTS = ["a fox", "once upon a time there was a forest", "b"]
@@ -37,7 +37,7 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
 
 
 def over_the_socket(server: HttpServer, **question: Any) -> dict[str, Any]:
-    return SocketInterview(server.process.socket).ask(Question(question)).last
+    return SocketProbe(server.process.socket).ask(Question(question)).last
 
 
 def test_openai_s_client_gets_what_the_socket_gives(client: openai.OpenAI, http_server: HttpServer) -> None:

@@ -18,9 +18,9 @@ from script_model import SWITCHED, THOUGHT, write_script_model
 from harness import ONE_THREAD, ServerProcess, run_to_end, running_server, short_directory, uma_command
 from models import CHATML, write_encoder, write_model
 from uma import RuntimeConfig, open_engine
-from uma.cli.contract import Interview, check, prove
-from uma.client.http_interview import HttpInterview
-from uma.client.interview import SocketInterview
+from uma.cli.contract import Probe, check, prove
+from uma.client.http_probe import HttpProbe
+from uma.client.probe import SocketProbe
 from uma.contracts.claims import claims_of
 from uma.contracts.proofs import NOT_SHOWN, Claim, DisprovenError, Question, Reply
 from uma.engine import Engine
@@ -50,7 +50,7 @@ def test_everything_the_server_claims_is_true_over_http_too(web: HttpServer) -> 
     done = run_to_end(*uma_command("contract", "check", "--json", "--http", web.url))
     found = json.loads(done.stdout)
     assert done.returncode == 0, [each for each in found if not each["is_true"]]
-    by_socket = {each.name for each in claims_of(SocketInterview(web.process.socket).introduce())}
+    by_socket = {each.name for each in claims_of(SocketProbe(web.process.socket).introduce())}
     assert {each["claim"] for each in found} == by_socket
 
 
@@ -59,8 +59,8 @@ def test_everything_the_server_claims_is_true_over_http_too(web: HttpServer) -> 
     [("sampling: seed", "forgets_the_seed"), ("streaming", "miscounts"), ("sampling: entropy_dial", "hides_warnings")],
 )
 def test_a_false_claim_is_found_over_http_too(web: HttpServer, claim: str, tampers: str) -> None:
-    assert is_proven(claim, Liar(HttpInterview(web.url)))
-    assert not is_proven(claim, Liar(HttpInterview(web.url), tampers=globals()[tampers]))
+    assert is_proven(claim, Liar(HttpProbe(web.url)))
+    assert not is_proven(claim, Liar(HttpProbe(web.url), tampers=globals()[tampers]))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_model_that_does_not_generate_claims_what_it_can_and_no_more(
         short_directory() as directory,
         running_server(directory / "uma.sock", "--model", str(model), *ONE_THREAD) as it,
     ):
-        found = {each.claim: each for each in check(SocketInterview(it.socket))}
+        found = {each.claim: each for each in check(SocketProbe(it.socket))}
     assert not [each for each in found.values() if not each.is_true]
     assert found[can].declared != "no"
     assert found[cannot].declared == found["generation"].declared == "no"
@@ -190,21 +190,21 @@ DENIALS: dict[str, Any] = {"reasoning": False, "speculation": "none: for no reas
 
 @pytest.mark.parametrize("is_http", [False, True], ids=["socket", "HTTP"])
 def test_thinking_and_drafts_show_and_their_denial_is_found(thinker: HttpServer, is_http: bool) -> None:
-    interview: Interview = HttpInterview(thinker.url) if is_http else SocketInterview(thinker.process.socket)
-    found = {each.name: prove(each, interview) for each in claims_of(interview.introduce()) if each.name in DENIALS}
+    probe: Probe = HttpProbe(thinker.url) if is_http else SocketProbe(thinker.process.socket)
+    found = {each.name: prove(each, probe) for each in claims_of(probe.introduce()) if each.name in DENIALS}
     assert all(each.is_true and not each.seen.startswith(NOT_SHOWN) for each in found.values()), found
     for name, lie in DENIALS.items():
-        assert not is_proven(name, Liar(interview, {name: lie}))
-    assert not is_proven("reasoning_switch", Liar(interview, {"reasoning_switch": True}))
+        assert not is_proven(name, Liar(probe, {name: lie}))
+    assert not is_proven("reasoning_switch", Liar(probe, {"reasoning_switch": True}))
 
 
 def test_thinking_that_stays_in_the_text_is_found(thinker: HttpServer) -> None:
-    assert not is_proven("reasoning", Liar(SocketInterview(thinker.process.socket), mishears=without("reasoning")))
+    assert not is_proven("reasoning", Liar(SocketProbe(thinker.process.socket), mishears=without("reasoning")))
 
 
 def test_there_is_a_claim_for_each_capability(server: ServerProcess) -> None:
     """Whatever is declared otherwise, other claims are made."""
-    info = SocketInterview(server.socket).introduce()
+    info = SocketProbe(server.socket).introduce()
     other: dict[str, Any] = {"prefix_sharing": "none: x", "pooling": "cls", "speculation": "prompt look-up"}
     other["fill_in"] = FillIn(1, 2, 3)
 
@@ -233,7 +233,7 @@ class Liar:
     answers `tampers` with.
     """
 
-    honest: Interview
+    honest: Probe
     lies: dict[str, Any] = attrs.field(factory=dict)
     tampers: Callable[[Question, Reply], Reply] = lambda _, reply: reply
     mishears: Callable[[Question], Question] = lambda question: question
@@ -269,7 +269,7 @@ def is_proven(name: str, liar: Liar) -> bool:
     ],
 )
 def test_a_false_declaration_is_found(server: ServerProcess, lies: dict[str, Any], claim: str) -> None:
-    assert not is_proven(claim, Liar(SocketInterview(server.socket), lies))
+    assert not is_proven(claim, Liar(SocketProbe(server.socket), lies))
 
 
 def with_last(reply: Reply, **fields: Any) -> Reply:
@@ -318,8 +318,8 @@ def refuses_long_prompts(question: Question, reply: Reply) -> Reply:
 def test_a_server_that_behaves_otherwise_is_found(
     server: ServerProcess, tampers: Callable[[Question, Reply], Reply], claim: str
 ) -> None:
-    assert is_proven(claim, Liar(SocketInterview(server.socket)))
-    assert not is_proven(claim, Liar(SocketInterview(server.socket), tampers=tampers))
+    assert is_proven(claim, Liar(SocketProbe(server.socket)))
+    assert not is_proven(claim, Liar(SocketProbe(server.socket), tampers=tampers))
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_without_cancel_only_an_error_about_that_is_its_refusal(
 ) -> None:
     error = Reply(({"event": "error", "code": code, "message": message},))
     short = Question({"prompt": "a", "max_tokens": 1})
-    liar = Liar(SocketInterview(server.socket), {"cancel": False}, lambda *_: error, lambda _: short)
+    liar = Liar(SocketProbe(server.socket), {"cancel": False}, lambda *_: error, lambda _: short)
     assert is_proven("cancel", liar) == is_refusal
 
 
@@ -351,8 +351,8 @@ def hears_two_stops(question: Question) -> Question:
 
 
 def test_a_server_that_takes_sixteen_stop_strings_and_minds_two_is_found(server: ServerProcess) -> None:
-    assert is_proven("max_stop_sequences", Liar(SocketInterview(server.socket)))
-    assert not is_proven("max_stop_sequences", Liar(SocketInterview(server.socket), mishears=hears_two_stops))
+    assert is_proven("max_stop_sequences", Liar(SocketProbe(server.socket)))
+    assert not is_proven("max_stop_sequences", Liar(SocketProbe(server.socket), mishears=hears_two_stops))
 
 
 @attrs.frozen
@@ -361,7 +361,7 @@ class Remembering:
     differ.
     """
 
-    honest: SocketInterview
+    honest: SocketProbe
     introduce: Callable[[], ServerInfo]
     _answers: dict[str, Reply] = attrs.field(factory=dict)
 
@@ -375,9 +375,9 @@ class Remembering:
 
 
 def test_a_parameter_without_effect_is_found_whichever_it_is(server: ServerProcess) -> None:
-    interview = SocketInterview(server.socket)
-    info = interview.introduce()
-    honest = Remembering(interview, lambda: info)
+    probe = SocketProbe(server.socket)
+    info = probe.introduce()
+    honest = Remembering(probe, lambda: info)
     # (Seeds, whose proof asks most, and an answer without a bound, which takes longest, are found above.)
     names = [name for name in info.capabilities.sampling_params if name not in ("seed", "max_tokens")]
     found = [name for name in names if not is_proven(f"sampling: {name}", Liar(honest, mishears=without(name)))]
@@ -405,9 +405,9 @@ class Other(BaseHTTPRequestHandler):
 def test_a_stream_of_another_kind_is_no_server_of_ours() -> None:
     with HTTPServer(("127.0.0.1", 0), Other) as server:
         threading.Thread(target=server.handle_request).start()
-        interview = HttpInterview(f"http://127.0.0.1:{server.server_port}")
+        probe = HttpProbe(f"http://127.0.0.1:{server.server_port}")
         with pytest.raises(ConnectionLost, match="no JSON object, so no UMA server answers: b'data: ready"):
-            interview.ask(Question({"prompt": "a"}))
+            probe.ask(Question({"prompt": "a"}))
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", "Schlüssel".encode(), b"a\nb", b""])

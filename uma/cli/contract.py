@@ -12,8 +12,8 @@ import attrs
 
 from uma.cli.harmless import harmless, json_text
 from uma.cli.table import print_table
-from uma.client.http_interview import HttpInterview
-from uma.client.interview import SocketInterview
+from uma.client.http_probe import HttpProbe
+from uma.client.probe import SocketProbe
 from uma.config import load
 from uma.contracts.claims import claims_of
 from uma.contracts.proofs import Claim, DisprovenError, Question, Reply
@@ -24,7 +24,7 @@ COLUMNS = ("claim", "declared", "proven", "what was seen")
 FALSE_CLAIM = 1
 
 
-class Interview(Protocol):
+class Probe(Protocol):
     """A way to ask a running server."""
 
     def introduce(self) -> ServerInfo:
@@ -46,7 +46,7 @@ class Finding:
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
-    found = list(check(_interview(options)))
+    found = list(check(_probe(options)))
     if options.json:
         print(json_text([attrs.asdict(each) for each in found], indent=2))
     else:
@@ -56,12 +56,12 @@ def main(options: argparse.Namespace) -> int:
     return FALSE_CLAIM if wrong else 0
 
 
-def _interview(options: argparse.Namespace) -> Interview:
+def _probe(options: argparse.Namespace) -> Probe:
     if options.http is None:
         if options.key_file is not None:
             raise ConfigError("--key-file: is for --http alone; the socket asks for no key")
-        return SocketInterview(options.socket or Path(load().config.socket))
-    return HttpInterview(options.http, options.key_file and _key(options.key_file))
+        return SocketProbe(options.socket or Path(load().config.socket))
+    return HttpProbe(options.http, options.key_file and _key(options.key_file))
 
 
 def _key(path: Path) -> str:
@@ -75,19 +75,19 @@ def _key(path: Path) -> str:
     return key
 
 
-def check(interview: Interview) -> Iterator[Finding]:
+def check(probe: Probe) -> Iterator[Finding]:
     """Prove every claim of the server, one after the other."""
-    for claim in claims_of(interview.introduce()):
-        yield prove(claim, interview)
+    for claim in claims_of(probe.introduce()):
+        yield prove(claim, probe)
 
 
-def prove(claim: Claim, interview: Interview) -> Finding:
+def prove(claim: Claim, probe: Probe) -> Finding:
     """Ask all that the claim's proof wants to know."""
     proof = claim.prove()
     try:
         question = next(proof)
         while True:
-            question = proof.send(interview.ask(question))
+            question = proof.send(probe.ask(question))
     except StopIteration as end:
         return Finding(claim.name, claim.declared, True, end.value)
     except DisprovenError as error:

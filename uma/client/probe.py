@@ -26,7 +26,7 @@ ENDS = ("eos", "error", "health", "metrics", "tokenize", "activity", "explain", 
 
 
 @attrs.frozen
-class SocketInterview:
+class SocketProbe:
     """Asks the server on a Unix socket, and waits for each answer. `timeout_sec` bounds each event's wait."""
 
     path: Path

@@ -46,7 +46,7 @@ _ONLY_OPENAI = ("n", "best_of", "echo")
 
 
 @attrs.frozen
-class HttpInterview:
+class HttpProbe:
     """Asks the server at `url`, and waits for each answer. `timeout_sec` bounds each wait.
 
     Raises `ConfigError` for what is no URL of a server, and `ConnectionLost` where no server of UMA's answers.
