@@ -50,7 +50,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "uma"))
 
 LONG_FILES = (
     *("test_page_chat", "test_http_fuzz", "test_cli_generate", "test_page_live", "test_server_life", "test_cli_chat"),
-    *("test_engine_chaos", "test_kv_feed", "test_page_access", "test_server_loading", "test_http_door"),
+    *("test_engine_chaos", "test_kv_feed", "test_page_access", "test_server_loading", "test_http_access"),
     *("test_server_limits", "test_server_hangups", "test_engine_stride", "test_http_crowds", "test_engine_mixed"),
 )
 """Files that take longest, some with few tests. They come first: at the end, one core would work on them alone."""

@@ -1,6 +1,6 @@
 """What users of other servers complain about most does not happen here, in any dialect.
 
-What is not here is beside what it belongs to: cancels in `test_http_hangups`, keys and origins in `test_http_door`,
+What is not here is beside what it belongs to: cancels in `test_http_hangups`, keys and origins in `test_http_access`,
 tools in `test_http_tools`, log probabilities in `test_http_openai`, faults in `test_http_fuzz`.
 """
 

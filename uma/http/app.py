@@ -35,8 +35,8 @@ from uma.http import (
     openai_responses,
     running,
 )
+from uma.http.access import AccessRules
 from uma.http.dialect import Dialect
-from uma.http.door import Door
 from uma.http.exchange import ACCOUNT, ClientGoneError, Exchange, headers_of, id_of
 from uma.http.gateway import Gateway
 from uma.http.health_check import check_health
@@ -59,8 +59,8 @@ def build_app(gateway: Gateway) -> ASGIApp:
     endpoints += tuple((method, path.removeprefix("/v1"), do) for method, path, do in ENDPOINTS if path in SHORTENED)
     routes = [Route(path, _Endpoint(gateway, do), methods=[method]) for method, path, do in endpoints]
     inner = Starlette(routes=routes, exception_handlers={HTTPException: _no_route, Exception: _fault})
-    door = Door.of(gateway.config)
-    gateway.keys, gateway.app = door.keys, _Entrance(gateway, door, inner)
+    access = AccessRules.of(gateway.config)
+    gateway.keys, gateway.app = access.keys, _Entrance(gateway, access, inner)
     return gateway.app
 
 
@@ -247,7 +247,7 @@ class _Entrance:
     """The outermost layer: gives each request its id, lets it in or not, and logs how it ended."""
 
     gateway: Gateway
-    door: Door
+    access: AccessRules
     inner: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -271,17 +271,17 @@ class _Entrance:
             _log_request(http, 1000 * (trio.current_time() - began))
 
     async def _let_in(self, http: Exchange) -> None:
-        self.door.check_place(http)
-        if self.door.is_preflight(http):
-            await http.start(204, b"text/plain", self.door.preflight_headers(http))
+        self.access.check_place(http)
+        if self.access.is_preflight(http):
+            await http.start(204, b"text/plain", self.access.preflight_headers(http))
             await http.write(b"", is_last=True)
             return
-        http.account = self.door.account(http) if ACCOUNT not in http.scope else http.scope[ACCOUNT]
+        http.account = self.access.account(http) if ACCOUNT not in http.scope else http.scope[ACCOUNT]
         peer = http.scope.get("client")
         http.owner = http.account or (machine_at(peer[0]) if peer else THIS_MACHINE)
         CLIENT.set(http.account or (client_at(*peer) if peer else None))
         key = f"key {http.account.name}" if http.account else None
-        ORIGIN.set(origin(_door(http.path), key, _program(http)))
+        ORIGIN.set(origin(_endpoint(http.path), key, _program(http)))
         TRACEPARENT.set(http.header(b"traceparent") or "")
         if (asked := http.header(PROTOCOL_HEADER.lower().encode())) is not None:
             negotiate_version(asked)
@@ -300,7 +300,7 @@ class _Entrance:
         return http
 
 
-def _door(path: str) -> str:
+def _endpoint(path: str) -> str:
     """An endpoint's name for people."""
     return "page" if path.startswith("/ui/api/") else path.removeprefix("/v1").strip("/")
 

@@ -24,7 +24,7 @@ HELP = {
     "outside_decode_ms_total": "Milliseconds of the decode thread outside llama_decode while it had work.",
     "preemptions_total": "Sequences whose KV cells went to another.",
     "requests_total": "Requests that came, refused ones included.",
-    "requests_rejected": "Requests refused at the door.",
+    "requests_rejected": "Requests refused before they were queued.",
     "requests_overloaded": "Requests refused for overload.",
     "requests_cancelled": "Requests cancelled, or whose client went away.",
     "active_sequences": "Requests that are being computed.",

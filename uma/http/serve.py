@@ -14,12 +14,12 @@ import trio
 
 from uma.config import RuntimeConfig
 from uma.errors import ConfigError
+from uma.http.access import AccessRules
 from uma.http.address import Address
 from uma.http.address import check as check_address
 from uma.http.app import build_app
 from uma.http.batches import run_all
 from uma.http.connection import Connection
-from uma.http.door import Door
 from uma.http.gateway import Gateway
 from uma.http.transport import Transport
 from uma.net.accept import accept_forever
@@ -37,7 +37,7 @@ FAREWELL_SEC = 2.0
 def check(config: RuntimeConfig) -> Address:
     """Look at everything that HTTP needs, before a model is loaded in vain. Raises `ConfigError`."""
     address = check_address(config)
-    Door.of(config)
+    AccessRules.of(config)
     _tls(config)
     return address
 

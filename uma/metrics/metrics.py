@@ -94,7 +94,7 @@ class EngineMetrics:
     """Those of them that were cancelled while their prompt was still prepared, before they were queued."""
     requests_error: int = 0
     requests_rejected: int = 0
-    """Refused at the door: bad, too large, or overloaded."""
+    """Refused before they were queued: bad, too large, or overloaded."""
     requests_overloaded: int = 0
     """Those of them that were refused for overload."""
     active_sequences: int = 0

@@ -55,8 +55,8 @@ def machine_at(host: str) -> Hashable:
     return str(address)
 
 
-def origin(door: str, holder: str | None, program: str, pid: int | None = None) -> str:
+def origin(endpoint: str, holder: str | None, program: str, pid: int | None = None) -> str:
     """For `ORIGIN`: what is known of a request's way here, the parts apart by a middle dot."""
     name = "".join(each for each in program if each.isprintable())[:MAX_PROGRAM_CHARS]
-    parts = (name, holder, door, pid and f"pid {pid}")
+    parts = (name, holder, endpoint, pid and f"pid {pid}")
     return " · ".join(part for part in parts if part)

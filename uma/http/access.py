@@ -29,7 +29,7 @@ LOCAL = "localhost"
 
 
 @attrs.frozen
-class Door:
+class AccessRules:
     """The rules of one server."""
 
     keys: KeyFile | None
@@ -40,7 +40,7 @@ class Door:
     """Whose pages can send; `*`: all, `LOCAL`: those that this machine serves itself."""
 
     @classmethod
-    def of(cls, config: RuntimeConfig) -> Door:
+    def of(cls, config: RuntimeConfig) -> AccessRules:
         """The rules that `config` has. Raises `ConfigError` where the keys cannot be read."""
         keys = KeyFile.open(Path(config.http_keys)) if config.http_keys else None
         bound = config.http.rpartition(":")[0].strip("[]").lower()
