@@ -95,7 +95,7 @@ class KvPool:
         return self.cells.has_states
 
     @property
-    def in_id_order(self) -> bool:
+    def is_split(self) -> bool:
         """Whether a batch must hold its sequences in the order of their ids, or be computed in pieces."""
         return not self.cells.is_unified
 

@@ -130,7 +130,7 @@ class ModelRunner:
         for a batch's weights go through every cache, so that between two batches each line of code comes from memory
         again.
         """
-        if self._pool.in_id_order:
+        if self._pool.is_split:
             sequences.sort(key=_seq_id)
         size = len(sequences)
         self._pool.make_room(size * stride.steps)
@@ -222,7 +222,7 @@ class ModelRunner:
     @property
     def _attends_all(self) -> bool:
         """Whether attention takes time with the cells of all sequences: see `policy.Targets.attends_all`."""
-        return self._context.params.flash_attn == "off" and not self._pool.in_id_order
+        return self._context.params.flash_attn == "off" and not self._pool.is_split
 
     def _position(self, work: Work, tokens: int) -> float:
         """Tokens that each of these attends to, on the average: as `policy` plans with it."""
@@ -326,7 +326,7 @@ class ModelRunner:
 
     def _extend(self, work: Work, tokens: int, expected_ms: float = math.inf) -> tuple[int, float, dict[Sequence, int]]:
         """Compute and book the next tokens of each sequence: the answer, its milliseconds, and the rows with logits."""
-        if self._pool.in_id_order:
+        if self._pool.is_split:
             work.sort(key=lambda each: _seq_id(each[0]))
         self._pool.make_room(tokens)
         self._batch.clear()
@@ -395,7 +395,7 @@ class ModelRunner:
         """The same as batches that llama.cpp computes whole: with split KV it takes rows of unequal length apart, which
         a sliding window does not survive (`sizing.context_params`).
         """
-        is_apart = self._pool.in_id_order and self._context.model.memory == "sliding-window"
+        is_apart = self._pool.is_split and self._context.model.memory == "sliding-window"
         return [[each] for each in work] if is_apart else [work]
 
     def _piece(self, sequence: Sequence, count: int) -> int:

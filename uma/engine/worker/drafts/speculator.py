@@ -102,7 +102,7 @@ class Speculator:
 
     def _is_possible(self, rows: Rows[Sequence]) -> bool:
         # With a buffer of KV for each sequence llama.cpp computes only rows of equal length together.
-        if not rows or (self._pool.in_id_order and len(rows) > 1):
+        if not rows or (self._pool.is_split and len(rows) > 1):
             return False
         if self._pool.free_cells < LEAST_FREE_CELLS * len(rows):
             return False
