@@ -40,7 +40,7 @@ def spelling(positions: Sequence[Logprobs], text: str, after: str = "") -> Seque
 
 
 @attrs.define
-class Untold:
+class PendingLogprobs:
     """The log probabilities of a stream's tokens whose text has not come yet. Thinking and calls are told apart from
     the text, just before the token that ends their piece; their tokens have no text, and are left out.
     """

@@ -32,7 +32,7 @@ from uma.http.fields import (
     urgency,
 )
 from uma.http.gateway import Gateway
-from uma.http.logprobs import Untold, entries, spelling
+from uma.http.logprobs import PendingLogprobs, entries, spelling
 from uma.http.problem import Problem, Unsupported
 from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.thinking import Wish, thinking
@@ -381,7 +381,7 @@ class OllamaJob:
     """See `warnings`."""
     suffix: str = attrs.field(default="", init=False)
     """What comes behind the answer, where it fills in the middle."""
-    _untold: Untold = attrs.field(factory=Untold, init=False)
+    _pending: PendingLogprobs = attrs.field(factory=PendingLogprobs, init=False)
 
     @property
     def telemetry(self) -> None:
@@ -406,12 +406,12 @@ class OllamaJob:
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
-        told = self._untold.take(token)
+        told = self._pending.take(token)
         return self._line({**self.piece(token.text), **_logprobs(told)}) if token.text else b""
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
         """See `Job`. Ollama tells a call when it is whole, and one that never is as text."""
-        self._untold.aside()
+        self._pending.aside()
         return self._line(self.piece("", part.text)) if isinstance(part, ReasoningDelta) else b""
 
     def finished(self, index: int, finished: Finished) -> bytes:

@@ -31,7 +31,7 @@ from uma.http.fields import (
 )
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
-from uma.http.logprobs import Untold, chat_form, spelling
+from uma.http.logprobs import PendingLogprobs, chat_form, spelling
 from uma.http.openai import Role, StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
 from uma.http.structured_outputs import StructuredFields, grammar_of
@@ -277,7 +277,7 @@ class ChatJob(ChoicesJob):
     text_key = b'"content":'
     is_verbose: bool = attrs.field(default=False, init=False)
     """Whether `verbose` is wanted."""
-    _untold: defaultdict[int, Untold] = attrs.field(factory=lambda: defaultdict(Untold), init=False)
+    _pending: defaultdict[int, PendingLogprobs] = attrs.field(factory=lambda: defaultdict(PendingLogprobs), init=False)
     """By choice."""
 
     def begin(self) -> bytes:
@@ -290,14 +290,14 @@ class ChatJob(ChoicesJob):
         more = self.timed(index)
         if self.requests[0].sampling.logprobs is None:
             return self.piece(token.index, token.text, more) if token.text else b""
-        told = self._untold[token.index].take(token)
+        told = self._pending[token.index].take(token)
         if not token.text:
             return b""
         return self.chunk([_choice(token.index, {"content": token.text}, logprobs=chat_form(told))], **more)
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
         """See `Job`."""
-        self._untold[part.index].aside()
+        self._pending[part.index].aside()
         if isinstance(part, ReasoningDelta):
             return self.chunk([_choice(part.index, {"reasoning_content": part.text})])
         if part.arguments:

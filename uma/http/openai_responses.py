@@ -16,7 +16,7 @@ from uma.http.exchange import Exchange
 from uma.http.fields import DRAWN, Common, all_tokens, allowed_tokens, of_output, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
-from uma.http.logprobs import Untold, entries, spelling
+from uma.http.logprobs import PendingLogprobs, entries, spelling
 from uma.http.openai import ERRORS
 from uma.http.openai_input import INPUT, messages_of
 from uma.http.openai_items import ItemKind, OutputItem
@@ -190,7 +190,7 @@ class ResponsesJob(SseJob):
     _items: list[OutputItem] = attrs.field(factory=list, init=False)
     """The items so far; the last one is open while text comes for it."""
     _is_open: bool = attrs.field(default=False, init=False)
-    _untold: Untold = attrs.field(factory=Untold, init=False)
+    _pending: PendingLogprobs = attrs.field(factory=PendingLogprobs, init=False)
 
     def begin(self) -> bytes:
         """See `Job`."""
@@ -201,7 +201,7 @@ class ResponsesJob(SseJob):
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
-        told, more = self._untold.take(token), self.timed(index)
+        told, more = self._pending.take(token), self.timed(index)
         return self._grown("message", token.text, logprobs=entries(told), told=more) if token.text else b""
 
     def progress(self, index: int, told: Mapping[str, Any]) -> bytes:
@@ -210,7 +210,7 @@ class ResponsesJob(SseJob):
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
         """See `Job`."""
-        self._untold.aside()
+        self._pending.aside()
         if isinstance(part, ReasoningDelta):
             return self._grown("reasoning", part.text)
         return self._grown(self._kind(part.name), part.arguments, ToolCall(part.call_id, part.name, ""))

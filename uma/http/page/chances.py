@@ -6,7 +6,7 @@ import codecs
 
 import attrs
 
-from uma.http.logprobs import Untold
+from uma.http.logprobs import PendingLogprobs
 from uma.types import Logprobs, Token
 
 TokenChance = tuple[str, float, list[tuple[str, float]]]
@@ -18,7 +18,7 @@ character are one, as likely as all of them together."""
 class Chances:
     """Those of a stream that have not been taken yet."""
 
-    _untold: Untold = attrs.field(factory=Untold, init=False)
+    _pending: PendingLogprobs = attrs.field(factory=PendingLogprobs, init=False)
     _decoder: codecs.IncrementalDecoder = attrs.field(
         factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"), init=False
     )
@@ -28,12 +28,12 @@ class Chances:
 
     def take(self, token: Token) -> None:
         """The next token; nothing where it has no log probability."""
-        for position in self._untold.take(token):
+        for position in self._pending.take(token):
             self._add(position)
 
     def aside(self) -> None:
         """A piece of thinking has come, whose tokens are no text."""
-        self._untold.aside()
+        self._pending.aside()
 
     def drain(self) -> list[TokenChance]:
         """All that have come since the last time."""
