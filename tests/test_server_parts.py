@@ -29,12 +29,12 @@ from uma.server.logs import LineHandler, json_line, log, logfmt, logging_to
 
 async def test_an_idle_session_is_on_the_clock_and_a_busy_one_is_not(mock_clock: trio.testing.MockClock) -> None:
     clock = IdleClock(10)
-    clock.wind(is_idle=True, is_mid_frame=False, had_frame=False)
+    clock.update(is_idle=True, is_mid_frame=False, had_frame=False)
     assert clock.scope.deadline == trio.current_time() + 10
-    clock.wind(is_idle=False, is_mid_frame=False, had_frame=True)
+    clock.update(is_idle=False, is_mid_frame=False, had_frame=True)
     assert clock.scope.deadline == inf
     mock_clock.jump(100)
-    clock.wind(is_idle=True, is_mid_frame=False, had_frame=False)
+    clock.update(is_idle=True, is_mid_frame=False, had_frame=False)
     assert clock.scope.deadline == trio.current_time() + 10
 
 
@@ -43,22 +43,22 @@ async def test_half_a_frame_is_on_the_clock_from_its_first_byte_however_slowly_i
 ) -> None:
     clock, began = IdleClock(10), trio.current_time()
     for _ in range(5):
-        clock.wind(is_idle=False, is_mid_frame=True, had_frame=False)
+        clock.update(is_idle=False, is_mid_frame=True, had_frame=False)
         mock_clock.jump(1)
     assert clock.scope.deadline == began + 10
     # The frame is whole, and another one has begun in the same bytes.
-    clock.wind(is_idle=False, is_mid_frame=True, had_frame=True)
+    clock.update(is_idle=False, is_mid_frame=True, had_frame=True)
     assert clock.scope.deadline == trio.current_time() + 10
 
 
 async def test_bytes_of_a_frame_do_not_keep_an_idle_session_alive(mock_clock: trio.testing.MockClock) -> None:
     clock = IdleClock(10)
-    clock.wind(is_idle=True, is_mid_frame=False, had_frame=False)
+    clock.update(is_idle=True, is_mid_frame=False, had_frame=False)
     mock_clock.jump(3)
     began = trio.current_time()
-    clock.wind(is_idle=True, is_mid_frame=True, had_frame=False)
+    clock.update(is_idle=True, is_mid_frame=True, had_frame=False)
     mock_clock.jump(3)
-    clock.wind(is_idle=True, is_mid_frame=True, had_frame=False)
+    clock.update(is_idle=True, is_mid_frame=True, had_frame=False)
     assert clock.scope.deadline == began + 10
 
 

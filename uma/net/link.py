@@ -206,7 +206,7 @@ class Link:
         What could be sent is a poor measure of that: the system takes more only when most of what it holds was read,
         for which a slow reader can need minutes.
         """
-        due = self._wind() if self._due is None else self._due
+        due = self._restart_stall_timer() if self._due is None else self._due
         held = self._held_bytes()
         while True:
             with trio.move_on_at(due) as patience:
@@ -214,13 +214,13 @@ class Link:
             before, held = held, self._held_bytes()
             self._drained_bytes += before - held
             if max(self._sent_bytes, self._drained_bytes) >= FAIR_BYTES:
-                due = self._wind()
+                due = self._restart_stall_timer()
             elif patience.cancelled_caught:
                 raise ReaderStalledError
             if not patience.cancelled_caught:
                 return
 
-    def _wind(self) -> float:
+    def _restart_stall_timer(self) -> float:
         self._sent_bytes = self._drained_bytes = 0
         self._due = trio.current_time() + self.stall_timeout_sec
         return self._due

@@ -23,7 +23,7 @@ class IdleClock:
     _half_since: float | None = attrs.field(default=None, init=False)
     _stands: bool = attrs.field(default=False, init=False)
 
-    def wind(self, *, is_idle: bool, is_mid_frame: bool, had_frame: bool) -> None:
+    def update(self, *, is_idle: bool, is_mid_frame: bool, had_frame: bool) -> None:
         """Set the alarm again, after bytes have come (`had_frame`: a frame ended in them) or work has ended. Has no
         effect while the clock is `standing`.
         """
@@ -42,7 +42,7 @@ class IdleClock:
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        """No alarm for the block, in which what has come is taken in: the client waits for the server. `wind` has to
+        """No alarm for the block, in which what has come is taken in: the client waits for the server. `update` has to
         follow.
         """
         self._stands, self.scope.deadline = True, inf

@@ -238,13 +238,13 @@ class Connection(ABC):
     async def _read(self) -> None:
         expected = arrivals()
         with self.clock.scope, expected.receiving(self):
-            self._wind(had_frame=False)
+            self._update_clock(had_frame=False)
             while data := await self.link.receive():
                 with self.clock.standing():
                     had_frame = await self.take(data)
                 if had_frame:
                     expected.came_whole(self)
-                self._wind(had_frame=had_frame)
+                self._update_clock(had_frame=had_frame)
                 if self.is_mid_frame:
                     expected.came_in_part(self)
             self._note_eof()
@@ -322,7 +322,7 @@ class Connection(ABC):
         """A piece of work is over. Its id can be in use again by now: then that one stays."""
         if self.work.get(key) is work:
             del self.work[key]
-        self._wind(had_frame=False)
+        self._update_clock(had_frame=False)
 
     @property
     def models(self) -> Models | None:
@@ -403,5 +403,5 @@ class Connection(ABC):
         """Log what the client can bring about as often as it likes, within this session's bound and the server's."""
         self._log_lines.log(logger, level, event, session=self.name, **fields)
 
-    def _wind(self, *, had_frame: bool) -> None:
-        self.clock.wind(is_idle=self.is_idle, is_mid_frame=self.is_mid_frame, had_frame=had_frame)
+    def _update_clock(self, *, had_frame: bool) -> None:
+        self.clock.update(is_idle=self.is_idle, is_mid_frame=self.is_mid_frame, had_frame=had_frame)

@@ -170,7 +170,7 @@ class JsonConnection(Connection):
             self._has_turn.unpark_all()
             await self._take_in(payload)
         self._waits = False
-        self._wind(had_frame=False)
+        self._update_clock(had_frame=False)
         self.link.post(b"")
 
     def _tell_loading(self, percent: int, id: str | None = None) -> None:

@@ -105,7 +105,7 @@ class NewlineConnection(Connection):
                 await self.say(_line_of(error))
             self.done(key, work)
         self._is_answering = False
-        self._wind(had_frame=False)
+        self._update_clock(had_frame=False)
         self.link.post(b"")
 
     def _tell_loading(self, percent: int) -> None:
