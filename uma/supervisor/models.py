@@ -36,6 +36,7 @@ from uma.types import (
     ListedModel,
     LoadProgress,
     ModelInfo,
+    Models,
     Ranking,
     Request,
     RerankRequest,
@@ -189,7 +190,7 @@ class Model:
 
 
 @attrs.define(eq=False)
-class LoadedModels:
+class LoadedModels(Models):
     """See `types.Models`; made by `open_models`. All methods belong to the Trio thread."""
 
     config: RuntimeConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, runtime_checkable
@@ -91,23 +92,27 @@ class Source(Protocol):
         """
 
 
-@runtime_checkable
-class Models(Source, Protocol):
+class Models(Source):
     """Several models by their names, as a source that asks the one which a request names. A name is taken as far as it
     is needed; None is the default model's. `UnknownModel` is raised for one that is not here.
     """
 
+    @abstractmethod
     def listed(self) -> Sequence[ListedModel]:
         """All of them, the default one first."""
 
+    @abstractmethod
     def find(self, model: str) -> ListedModel:
         """The one of this name."""
 
+    @abstractmethod
     def using(self, model: str | None) -> AbstractAsyncContextManager[Source]:
         """A block in which a model is loaded. Entering it waits for that, and raises why it cannot be loaded."""
 
+    @abstractmethod
     async def card(self, model: str | None) -> ServerInfo:
         """What a model is. It is loaded for that where it never was."""
 
+    @abstractmethod
     def loading_percent(self, model: str | None) -> int | None:
         """How much of a model is loaded that has to be waited for; None where it need not be."""
