@@ -375,7 +375,9 @@ async def test_all_counters_agree_with_what_readers_counted(tiny: Path) -> None:
     assert metrics["tokens_generated_total"] == sum(each.completion_tokens for each in usage)
     assert metrics["prompt_tokens_total"] == sum(each.prompt_tokens for each in usage)
     assert metrics["cached_tokens_total"] == sum(each.cached_tokens for each in usage)
-    assert metrics["prefill_tokens_total"] == metrics["prompt_tokens_total"] - metrics["cached_tokens_total"]
+    # A prompt whose last batch would be of one token has that of two: one is read again.
+    again = metrics["prefill_tokens_total"] - (metrics["prompt_tokens_total"] - metrics["cached_tokens_total"])
+    assert 0 <= again <= len(got)
     assert metrics["requests_stop"] == reasons.count("stop")
     assert metrics["requests_length"] == reasons.count("length")
     assert (metrics["requests_total"], metrics["requests_rejected"]) == (11, 1)
