@@ -24,7 +24,7 @@ from uma.errors import InternalError
 from uma.llm import LLM
 from uma.supervisor import open_models
 from uma.supervisor.models import STANDSTILL_SEC
-from uma.types import Finished, LoadProgress, Request, SamplingParams, Token
+from uma.types import Finished, LoadProgress, Request, SamplingParams, Source, Token
 
 NAMES = ("alpha", "beta", "gamma-one")
 PROMPT = "Once upon a time"
@@ -342,3 +342,29 @@ async def test_a_load_that_stands_still_is_ended_and_the_models_behind_it_have_t
         assert await text("alpha") == texts["alpha"]
     assert len(failures) == 2
     assert "no progress for 300 s" in failures[0]
+
+
+async def test_what_has_begun_with_a_model_that_is_to_leave_ends_with_it(
+    folder: Path, texts: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    monkeypatch.setenv("UMA_MODELS", str(folder))
+    config = RuntimeConfig(models=",".join(NAMES), memory=140, threads=1, threads_batch=1)
+    found: dict[str, str] = {}
+
+    async def ask_of(source: Source, model: str) -> None:
+        request = Request(f"of {model}", prompt=PROMPT, sampling=SamplingParams(**GREEDY), model=model)
+        async with source.generate(request) as stream:
+            found[model] = "".join([event.text async for event in stream if isinstance(event, Token)])
+
+    async with (
+        open_models(config, LoadProgress()) as models,
+        trio.open_nursery() as nursery,
+        models.using("alpha") as source,
+    ):
+        nursery.start_soon(ask_of, models, "beta")  # which does not fit beside it
+        mock_clock.jump(1_000)
+        while models.find("alpha").info is not None:
+            await trio.lowlevel.checkpoint()
+        await ask_of(source, "alpha")
+        assert list(found) == ["alpha"]
+    assert found == {name: texts[name] for name in ("alpha", "beta")}

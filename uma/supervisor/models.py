@@ -6,8 +6,8 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 
 import attrs
@@ -109,7 +109,7 @@ class Model:
         return self.card
 
     @asynccontextmanager
-    async def in_use(self) -> AsyncIterator[Client]:
+    async def in_use(self) -> AsyncIterator[Held]:
         """A block in which it is loaded, and stays so. Raises `InternalError` where that is not possible, or where its
         process ends meanwhile.
         """
@@ -119,12 +119,10 @@ class Model:
             if load.failure is not None:
                 raise InternalError(load.failure)
         self.running += 1
+        held = Held(self, self.client)
         try:
-            yield self.client
-        except ConnectionLost as error:
-            raise InternalError(
-                f"the process of {self.file.name} has ended, and this request with it; the next one loads it again"
-            ) from error
+            with held.tells_crash():
+                yield held
         finally:
             self.running -= 1
             self.used_at = trio.current_time()
@@ -149,30 +147,30 @@ class Model:
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncIterator[EventStream]:
         """See `Source`."""
-        async with self.in_use() as client, client.generate(_own(request)) as stream:
+        async with self.in_use() as held, held.generate(request) as stream:
             yield stream
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
         """See `Source`."""
-        async with self.in_use() as client:
-            return await client.embed(_own(request))
+        async with self.in_use() as held:
+            return await held.embed(request)
 
     async def rerank(self, request: RerankRequest) -> Ranking:
         """See `Source`."""
-        async with self.in_use() as client:
-            return await client.rerank(_own(request))
+        async with self.in_use() as held:
+            return await held.rerank(request)
 
     async def tokenize(self, request: Request) -> Tokenized:
         """See `Source`."""
-        async with self.in_use() as client:
-            return await client.tokenize(_own(request))
+        async with self.in_use() as held:
+            return await held.tokenize(request)
 
     async def health(self, *, probe: bool = True) -> Health:
         """See `Source`. Without a probe nothing is loaded for it."""
         if self.client is None and not probe:
             return Health("ok", 0.0, 0)
-        async with self.in_use() as client:
-            return await client.health(probe=probe)
+        async with self.in_use() as held:
+            return await held.health(probe=probe)
 
     async def metrics(self) -> Mapping[str, Any]:
         """See `Source`. Nothing where it is not loaded."""
@@ -187,6 +185,69 @@ class Model:
         if self.client is None:
             raise BadRequest(f"id: {self.file.name} is not loaded, and knows of no request")
         return await self.client.explain(id)
+
+
+@attrs.frozen
+class Held:
+    """A model in a block in which it stays loaded: a `Source` that waits for nothing, also where it is to leave."""
+
+    model: Model
+    client: Client
+
+    @contextmanager
+    def tells_crash(self) -> Iterator[None]:
+        """A block in which the end of the process is an `InternalError`."""
+        try:
+            yield
+        except ConnectionLost as error:
+            name = self.model.file.name
+            raise InternalError(
+                f"the process of {name} has ended, and this request with it; the next one loads it again"
+            ) from error
+
+    @property
+    def info(self) -> ServerInfo:
+        """See `Source`."""
+        return self.model.info
+
+    @asynccontextmanager
+    async def generate(self, request: Request) -> AsyncIterator[EventStream]:
+        """See `Source`."""
+        with self.tells_crash():
+            async with self.client.generate(_own(request)) as stream:
+                yield stream
+
+    async def embed(self, request: EmbedRequest) -> Embeddings:
+        """See `Source`."""
+        with self.tells_crash():
+            return await self.client.embed(_own(request))
+
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        """See `Source`."""
+        with self.tells_crash():
+            return await self.client.rerank(_own(request))
+
+    async def tokenize(self, request: Request) -> Tokenized:
+        """See `Source`."""
+        with self.tells_crash():
+            return await self.client.tokenize(_own(request))
+
+    async def health(self, *, probe: bool = True) -> Health:
+        """See `Source`."""
+        with self.tells_crash():
+            return await self.client.health(probe=probe)
+
+    async def metrics(self) -> Mapping[str, Any]:
+        """See `Source`."""
+        return await self.model.metrics()
+
+    async def activity(self) -> Activity:
+        """See `Source`."""
+        return await self.model.activity()
+
+    async def explain(self, id: str = "") -> Explained:
+        """See `Source`."""
+        return await self.model.explain(id)
 
 
 @attrs.define(eq=False)
@@ -244,8 +305,8 @@ class LoadedModels(Models):
     async def using(self, model: str | None) -> AsyncIterator[Source]:
         """See `types.Models`."""
         found = await self._find(model)
-        async with found.in_use():
-            yield found
+        async with found.in_use() as held:
+            yield held
 
     def loading_percent(self, model: str | None) -> int | None:
         """See `types.Models`."""
