@@ -23,7 +23,7 @@ from uma.config import RuntimeConfig
 from uma.errors import InternalError
 from uma.llm import LLM
 from uma.supervisor import open_models
-from uma.supervisor.models import STANDSTILL_SEC
+from uma.supervisor.models import STANDSTILL_SEC, Load
 from uma.types import Finished, LoadProgress, Request, SamplingParams, Source, Token
 
 NAMES = ("alpha", "beta", "gamma-one")
@@ -342,6 +342,30 @@ async def test_a_load_that_stands_still_is_ended_and_the_models_behind_it_have_t
         assert await text("alpha") == texts["alpha"]
     assert len(failures) == 2
     assert "no progress for 300 s" in failures[0]
+
+
+async def test_a_load_that_says_the_same_again_stands_still(mock_clock: trio.testing.MockClock) -> None:
+    load = Load()
+    due = []
+    for percent in (0, 0, 7, 7):
+        load.note(percent)
+        due.append(load.patience.deadline - STANDSTILL_SEC)
+        mock_clock.jump(10)
+    assert due == [0, 0, 20, 20]
+
+
+def test_a_model_that_comes_back_finds_its_prefixes(tmp_path: Path) -> None:
+    write_model(tmp_path / "alpha.gguf", context_length=2_048)
+    flags = ("--models", "alpha", "--idle-unload-sec", "0.05", "--cache-dir", str(tmp_path / "kv"))
+    prompt = [5 + at % 200 for at in range(1_000)]
+    read = []
+    with short_directory() as place, running_http(place, *flags, UMA_MODELS=str(tmp_path)) as server:
+        for _ in range(2):
+            usage = complete(server, "alpha", prompt=prompt).json["usage"]
+            read.append(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
+            until(lambda: statuses(server)["alpha"], lambda status: status == "unloaded")
+    assert read[0] == 1_000
+    assert read[1] <= 64
 
 
 async def test_what_has_begun_with_a_model_that_is_to_leave_ends_with_it(

@@ -56,7 +56,6 @@ AT_ONCE = 64
 """Requests at once by which a client of a model that has not been loaded yet is told when to come again."""
 STANDSTILL_SEC = 300.0
 """How long a load can tell of no progress. Then its process is ended, so that the models behind it have their turn."""
-NOTHING_RUNS = Activity((), 0, 0, 0)
 
 A = TypeVar("A", Request, EmbedRequest, RerankRequest)
 
@@ -73,14 +72,15 @@ class Load:
     """Ends a load that stands still."""
 
     def note(self, percent: int) -> None:
-        """So much is loaded."""
+        """So much is loaded. Said again, it is no progress."""
+        if percent != self.percent or self.patience.deadline == math.inf:
+            self.patience.deadline = trio.current_time() + STANDSTILL_SEC
         self.percent = percent
-        self.patience.deadline = trio.current_time() + STANDSTILL_SEC
 
 
 @attrs.define(eq=False)
 class Model:
-    """One model by its name: a `Source` that has it loaded by whatever needs it. Belongs to the Trio thread."""
+    """One model by its name, which whatever needs it has loaded. Belongs to the Trio thread."""
 
     file: ModelFile
     models: LoadedModels
@@ -101,12 +101,6 @@ class Model:
     """It takes no more requests, and its process ends once nothing runs."""
     stay: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     """Cancelled, the process leaves, in order."""
-
-    @property
-    def info(self) -> ServerInfo:
-        """See `Source`. There is none before its first load."""
-        assert self.card is not None
-        return self.card
 
     @asynccontextmanager
     async def in_use(self) -> AsyncIterator[Held]:
@@ -144,52 +138,10 @@ class Model:
         is_running, is_leaving = self.running > 0, self.is_leaving
         return Resident(self.file.name, self.needs_bytes, self.used_at, self.stays_until, is_running, is_leaving)
 
-    @asynccontextmanager
-    async def generate(self, request: Request) -> AsyncIterator[EventStream]:
-        """See `Source`."""
-        async with self.in_use() as held, held.generate(request) as stream:
-            yield stream
-
-    async def embed(self, request: EmbedRequest) -> Embeddings:
-        """See `Source`."""
-        async with self.in_use() as held:
-            return await held.embed(request)
-
-    async def rerank(self, request: RerankRequest) -> Ranking:
-        """See `Source`."""
-        async with self.in_use() as held:
-            return await held.rerank(request)
-
-    async def tokenize(self, request: Request) -> Tokenized:
-        """See `Source`."""
-        async with self.in_use() as held:
-            return await held.tokenize(request)
-
-    async def health(self, *, probe: bool = True) -> Health:
-        """See `Source`. Without a probe nothing is loaded for it."""
-        if self.client is None and not probe:
-            return Health("ok", 0.0, 0)
-        async with self.in_use() as held:
-            return await held.health(probe=probe)
-
-    async def metrics(self) -> Mapping[str, Any]:
-        """See `Source`. Nothing where it is not loaded."""
-        return {} if self.client is None else await self.client.metrics()
-
-    async def activity(self) -> Activity:
-        """See `Source`. Nothing where it is not loaded."""
-        return NOTHING_RUNS if self.client is None else await self.client.activity()
-
-    async def explain(self, id: str = "") -> Explained:
-        """See `Source`. What it knew ends with its process."""
-        if self.client is None:
-            raise BadRequest(f"id: {self.file.name} is not loaded, and knows of no request")
-        return await self.client.explain(id)
-
 
 @attrs.frozen
 class Held:
-    """A model in a block in which it stays loaded: a `Source` that waits for nothing, also where it is to leave."""
+    """A model that is loaded, as a `Source` that waits for nothing, also where it is to leave."""
 
     model: Model
     client: Client
@@ -208,7 +160,8 @@ class Held:
     @property
     def info(self) -> ServerInfo:
         """See `Source`."""
-        return self.model.info
+        assert self.model.card is not None  # since its first load
+        return self.model.card
 
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncIterator[EventStream]:
@@ -239,15 +192,18 @@ class Held:
 
     async def metrics(self) -> Mapping[str, Any]:
         """See `Source`."""
-        return await self.model.metrics()
+        with self.tells_crash():
+            return await self.client.metrics()
 
     async def activity(self) -> Activity:
         """See `Source`."""
-        return await self.model.activity()
+        with self.tells_crash():
+            return await self.client.activity()
 
     async def explain(self, id: str = "") -> Explained:
-        """See `Source`."""
-        return await self.model.explain(id)
+        """See `Source`. What it knew ends with its process."""
+        with self.tells_crash():
+            return await self.client.explain(id)
 
 
 @attrs.define(eq=False)
@@ -299,7 +255,8 @@ class LoadedModels(Models):
         if found.card is None:
             async with found.in_use():
                 pass
-        return attrs.evolve(found.info, models=self.names)
+        assert found.card is not None
+        return attrs.evolve(found.card, models=self.names)
 
     @asynccontextmanager
     async def using(self, model: str | None) -> AsyncIterator[Source]:
@@ -333,20 +290,23 @@ class LoadedModels(Models):
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncIterator[EventStream]:
         """See `Source`."""
-        async with (await self._find(request.model)).generate(request) as stream:
+        async with self.using(request.model) as held, held.generate(request) as stream:
             yield stream
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
         """See `Source`."""
-        return await (await self._find(request.model)).embed(request)
+        async with self.using(request.model) as held:
+            return await held.embed(request)
 
     async def rerank(self, request: RerankRequest) -> Ranking:
         """See `Source`."""
-        return await (await self._find(request.model)).rerank(request)
+        async with self.using(request.model) as held:
+            return await held.rerank(request)
 
     async def tokenize(self, request: Request) -> Tokenized:
         """See `Source`."""
-        return await (await self._find(request.model)).tokenize(request)
+        async with self.using(request.model) as held:
+            return await held.tokenize(request)
 
     async def health(self, *, probe: bool = True) -> Health:
         """Whether requests are taken; with a probe, whether the models that are loaded generate."""
@@ -370,16 +330,16 @@ class LoadedModels(Models):
         """Of the first model that knows the id. The models know of one user alone, so only that one can ask."""
         if OWNER.get() is not None:
             raise BadRequest("type: where several models are served, only the user that the server runs as can ask")
-        for model in self._loaded():
+        for held in self._loaded():
             with suppress(BadRequest):
-                return await model.explain(id)
+                return await held.explain(id)
         raise BadRequest(f"id: no model that is loaded knows the request {id[:128]!r}")
 
     async def metrics(self) -> Mapping[str, Any]:
         """The sums over the models that are loaded."""
         total = dict(self.snapshot())
-        for model in self._loaded():
-            for name, value in (await model.metrics()).items():
+        for held in self._loaded():
+            for name, value in (await held.metrics()).items():
                 if isinstance(value, int | float) and isinstance(total.get(name, 0), int | float):
                     total[name] = total.get(name, 0) + value
         return total
@@ -389,8 +349,10 @@ class LoadedModels(Models):
         zero = ("requests_total", "requests_rejected", "requests_overloaded", "active_sequences", "queued_requests")
         return dict.fromkeys((*zero, "service_ms_ewma"), 0)
 
-    def _loaded(self) -> list[Model]:
-        return [each for each in self._known.values() if each.client is not None]
+    def _loaded(self) -> list[Held]:
+        """Those that can be asked just now. None of them is kept by that."""
+        known = self._known.values()
+        return [Held(each, each.client) for each in known if each.client is not None and not each.client.is_lost]
 
     def _blank(self) -> ServerInfo:
         config = self.config
@@ -476,7 +438,8 @@ class LoadedModels(Models):
         """
         now, rest = trio.current_time(), self.config.idle_unload_sec or math.inf
         over = sum(each.needs_bytes for each in self._known.values() if each.pid is not None) - self.budget_bytes
-        idle = [each for each in self._loaded() if not each.running and not each.is_leaving]
+        known = self._known.values()
+        idle = [each for each in known if each.client is not None and not each.running and not each.is_leaving]
         for model in sorted(idle, key=lambda each: each.used_at):
             if model.used_at + rest <= now or (over > 0 and model.stays_until <= now):
                 model.is_leaving = True

@@ -52,7 +52,8 @@ class Returns:
 
     def next_expected_since_ms(self, now_ms: float) -> float:
         """When the last answer ended for its reader, where that was less than `NEXT_REQUEST_MS` ago and readers are
-        mostly back within that time; or else minus infinity. Of one that is back already too: others will be.
+        mostly back within that time; or else minus infinity. It counts also where that one is back already: others will
+        be.
         """
         is_next_expected = now_ms - self._ended_ms <= NEXT_REQUEST_MS and self.are_usual(now_ms)
         return self._ended_ms if is_next_expected else -math.inf
