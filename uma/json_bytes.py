@@ -14,8 +14,10 @@ from uma import json_text
 def loads(data: bytes) -> Any:
     """What a JSON text in UTF-8 holds. Raises `orjson.JSONDecodeError`, which is a `ValueError`."""
     # Integers are mostly token ids, by the 100,000: they are looked at one by one only where some must be.
-    readers: tuple[Callable[[str], Any], ...] = (json_text.SHORT_READER.decode, json_text.loads)
-    for read in readers[b"-0" in data :]:
+    readers: list[Callable[[str], Any]] = [json_text.loads]
+    if b"-0" not in data:
+        readers.insert(0, json_text.SHORT_READER.decode)
+    for read in readers:
         with suppress(ValueError, RecursionError, orjson.JSONEncodeError):
             return _checked(read(data.decode()))
     # It is no JSON, or nested more deeply than anything whose numbers are passed on.
