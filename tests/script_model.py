@@ -32,21 +32,23 @@ def write_script_model(
     text: str | Sequence[str],
     *,
     context_length: int = 4096,
-    template: str = CHATML,
+    template: str | None = CHATML,
     controls: Sequence[str] = (),
     is_endless: bool = False,
     feed_forward: int = HEAD,
 ) -> Path:
     """Write a model to `path` whose every answer is `text`, or with `is_endless` says it again and again. Its chat
-    template, ChatML by default, must end with a line break. `controls` are parts of the text that are control tokens,
-    each in it once. A list of texts has the answer's tokens as they are to be. A large `feed_forward` makes a token
-    take milliseconds.
+    template, ChatML by default, must end with a line break; None: it has none, and UMA's ends with a colon. `controls`
+    are parts of the text that are control tokens, each in it once. A list of texts has the answer's tokens as they are
+    to be. A large `feed_forward` makes a token take milliseconds.
     """
     pieces = tokens_of(text, controls) if isinstance(text, str) else list(text)
     first = 256 + len(SPECIALS) + 1
     n_vocab = first + len(pieces)
     width = -(-n_vocab // HEAD) * HEAD
-    following = {ord("\n"): first} | {first + index: first + index + 1 for index in range(len(pieces))}
+    following = {ord("\n" if template else ":"): first} | {
+        first + index: first + index + 1 for index in range(len(pieces))
+    }
     end = 256 + SPECIALS.index("<|im_end|>")
     following[n_vocab - 1] = first if is_endless else end
     output = np.zeros((n_vocab, width), np.float32)
@@ -77,7 +79,8 @@ def write_script_model(
     writer.add_eos_token_id(end)
     writer.add_eot_token_id(end)
     writer.add_add_bos_token(False)
-    writer.add_chat_template(template)
+    if template is not None:
+        writer.add_chat_template(template)
     ones, square, narrow = np.ones(width, np.float32), (width, width), (feed_forward, width)
     tensors = {
         "token_embd.weight": np.eye(n_vocab, width, dtype=np.float32),

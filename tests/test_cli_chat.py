@@ -182,6 +182,23 @@ def test_an_answer_that_is_suspended_and_resized_and_stopped_is_left_once(
     assert at == len(said), f"the answer ends otherwise, with {said[-200:]!r}. The screen:\n{screen}"
 
 
+def test_a_model_without_a_template_does_not_play_the_person_s_part(
+    socket_dir: Path, home: Path, tmp_path: Path
+) -> None:
+    says = [" The fox", " sleeps.", "\n\nUser: And", " the owl?", "\n\nAssistant: The", " owl wakes.\n\nUser: Good."]
+    model = write_script_model(tmp_path / "base.gguf", says, template=None, is_endless=True)
+    with (
+        running_server(socket_dir / "uma.sock", "--model", str(model)) as server,
+        chat(server, home) as terminal,
+    ):
+        for question in ("What does the fox do?", "And now?"):
+            ask(terminal, question)
+        tell(terminal, "/save so-far.json", "Saved to so-far.json")
+        assert "owl" not in terminal.text
+    saved = Conversation.load(home / "so-far.json")
+    assert [turn.answer.strip() for turn in saved.turns] == ["The fox sleeps."] * 2
+
+
 def test_ctrl_c_at_the_prompt_drops_the_line_and_not_the_chat(server: ServerProcess, home: Path) -> None:
     with chat(server, home, *SHORT) as terminal:
         terminal.type("something\x03")
