@@ -1,4 +1,4 @@
-"""The backend as Dynamo calls it, without a frontend: errors by their class, `abort`, probes."""
+"""The backend as Dynamo calls it, without a frontend: registration, errors by their class, publishers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import signal
-import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from queue import Queue
@@ -16,15 +15,14 @@ from typing import Any
 import attrs
 import pytest
 from engine_world import config_for
+from test_dynamo_answers import PROBE, wanted
 
 from harness import PATIENCE_SEC
 from models import BOS, write_encoder, write_model, write_vocabulary
-from uma.bridges.dynamo.mapping import Chunks
 from uma.bridges.dynamo.model_directory import FILES
 from uma.bridges.dynamo.tokenizer import make_tokenizer
 from uma.contracts.capabilities import capabilities_of
 from uma.contracts.card import checksum, parse_card
-from uma.contracts.response import OutputChecker
 from uma.errors import BadRequest, ConfigError, InternalError, ModelError, PromptTooLarge, ShuttingDown
 
 pytestmark = pytest.mark.skipif(
@@ -61,93 +59,6 @@ def on_a_backend(tmp_path: Path, body: Callable[[Any], Awaitable[None]], **setti
     asyncio.run(asyncio.wait_for(main(), PATIENCE_SEC))
 
 
-def wanted(tokens: int = 8_000, **more: Any) -> dict[str, Any]:
-    """A request that leaves everything but its length to the engine."""
-    stop = {"max_tokens": tokens, "ignore_eos": True}
-    return {"token_ids": [5, 6, 7], "sampling_options": {}, "stop_conditions": stop, **more}
-
-
-def test_an_aborted_request_is_freed_while_its_generator_is_still_held(tmp_path: Path) -> None:
-    async def body(backend: Any) -> None:
-        held = backend.generate(wanted(), context=Context())
-        assert (await anext(held))["token_ids"]
-        await backend.abort(Context())
-        while backend._engine.snapshot()["requests_cancelled"] == 0:  # noqa: ASYNC110  (another thread counts)
-            await asyncio.sleep(0.01)
-        await held.aclose()
-
-    on_a_backend(tmp_path, body)
-
-
-def test_a_request_that_comes_again_with_its_id_is_answered_beside_the_first_and_aborted_apart(tmp_path: Path) -> None:
-    """A migration brings a request to another worker, and perhaps back, with its id."""
-
-    async def body(backend: Any) -> None:
-        first = backend.generate(wanted(), context=Context())
-        await anext(first)
-        (*_, last) = [chunk async for chunk in backend.generate(wanted(3), context=Context())]
-        assert (last["finish_reason"], last["completion_usage"]["completion_tokens"]) == ("length", 3)
-        await backend.abort(Context())
-        while backend._engine.snapshot()["requests_cancelled"] == 0:  # noqa: ASYNC110  (another thread counts)
-            await asyncio.sleep(0.01)
-        await first.aclose()
-
-    on_a_backend(tmp_path, body)
-
-
-def test_an_answer_of_which_a_migration_left_only_the_end_ends(tmp_path: Path) -> None:
-    """Its worker died between the last token and the end; the frontend takes what came off `max_tokens`."""
-
-    async def body(backend: Any) -> None:
-        (chunk,) = [each async for each in backend.generate(wanted(0), context=Context())]
-        assert (chunk["token_ids"], chunk["finish_reason"]) == ([], "length")
-        usage = chunk["completion_usage"]
-        assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (3, 0, 3)
-
-    on_a_backend(tmp_path, body)
-
-
-def test_a_health_probe_is_answered_where_no_other_request_would_be(tmp_path: Path) -> None:
-    async def body(backend: Any) -> None:
-        running = backend.generate(wanted(), context=Context("a"))
-        await anext(running)
-        probe = {**await backend.health_check_payload(), "model": ""}
-        (chunk,) = [each async for each in backend.generate(probe, context=Context("b"))]
-        assert (chunk["finish_reason"], chunk["completion_usage"]["completion_tokens"]) == ("length", 1)
-        await backend.abort(Context("a"))
-        await running.aclose()
-
-    on_a_backend(tmp_path, body, max_sequences=1)
-
-
-def test_a_probe_of_an_engine_that_stands_still_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dynamo neither aborts nor stops a probe that takes too long."""
-    from dynamo.llm.exceptions import Unknown
-
-    monkeypatch.setattr("uma.engine.health.PROBE_TIMEOUT_SEC", 0.05)
-    goes_on = threading.Event()
-
-    async def body(backend: Any) -> None:
-        backend._engine.inspect_kv(lambda _: goes_on.wait(PATIENCE_SEC))
-        try:
-            with pytest.raises(Unknown, match="the engine is stalled"):
-                await anext(backend.generate(await backend.health_check_payload(), context=Context()))
-        finally:
-            goes_on.set()
-
-    on_a_backend(tmp_path, body)
-
-
-def test_a_prompt_that_the_frontend_did_not_measure_is_the_client_s_mistake(tmp_path: Path) -> None:
-    from dynamo.llm.exceptions import InvalidArgument
-
-    async def body(backend: Any) -> None:
-        with pytest.raises(InvalidArgument, match="do not fit the context"):
-            await anext(backend.generate(wanted(token_ids=[5] * 9_000), context=Context()))
-
-    on_a_backend(tmp_path, body)
-
-
 @pytest.mark.parametrize(
     ("error", "name"),
     [
@@ -177,21 +88,6 @@ def test_a_grammar_that_cannot_be_compiled_is_named_by_the_frontend_s_path(tmp_p
     on_a_backend(tmp_path, body)
 
 
-def test_a_stream_that_ends_without_its_end_is_an_error_not_a_short_answer(tmp_path: Path) -> None:
-    from dynamo.llm.exceptions import Unknown
-
-    async def body(backend: Any) -> None:
-        running = backend.generate(wanted(), context=Context())
-        await anext(running)
-        ((job,),) = backend._jobs.values()
-        job.cancel()  # (as `abort` does, but of itself)
-        with pytest.raises(Unknown, match="ended before the answer did"):
-            while True:
-                await anext(running)
-
-    on_a_backend(tmp_path, body)
-
-
 @pytest.mark.parametrize(
     ("timeout", "grace", "expected"),
     [(None, None, 20), ("30", "20", 5), ("15", None, 5), ("5", "5", 0), ("600", "0", 20), ("soon", "-1", 20)],
@@ -210,7 +106,7 @@ def test_a_full_queue_is_status_429(tmp_path: Path) -> None:
         running = backend.generate(wanted(), context=Context("a"))
         await anext(running)
         waits = asyncio.create_task(anext(backend.generate(wanted(), context=Context("b"))))
-        while backend._engine.snapshot()["queued_requests"] == 0:  # noqa: ASYNC110  (another thread counts)
+        while backend._host.engine.snapshot()["queued_requests"] == 0:  # noqa: ASYNC110  (another thread counts)
             await asyncio.sleep(0.01)
         with pytest.raises(HttpError, match="max_queue is 1") as refused:
             await anext(backend.generate(wanted(), context=Context("c")))
@@ -236,7 +132,7 @@ def test_a_worker_whose_engine_failed_ends_itself_and_its_requests_go_elsewhere(
         monkeypatch.setattr(os, "kill", lambda *arguments: told.put_nowait(arguments))
         running = backend.generate(wanted(), context=Context())
         await anext(running)
-        monkeypatch.setattr(backend._engine.worker, "_tick", fail)
+        monkeypatch.setattr(backend._host.engine.worker, "_tick", fail)
         with pytest.raises(EngineShutdown):
             while True:
                 await anext(running)
@@ -246,15 +142,6 @@ def test_a_worker_whose_engine_failed_ends_itself_and_its_requests_go_elsewhere(
             await anext(backend.generate(wanted(), context=Context("b")))
 
     on_a_backend(tmp_path, body)
-
-
-def test_a_newer_frontend_s_field_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def body(backend: Any) -> None:
-        for name in "ab":
-            assert [each async for each in backend.generate(wanted(2, sparkle=1), context=Context(name))]
-
-    on_a_backend(tmp_path, body)
-    assert [each for each in caplog.messages if "ignored_field" in each] == ["event=dynamo.ignored_field field=sparkle"]
 
 
 def test_workers_of_one_model_on_any_machines_register_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,8 +217,20 @@ def test_the_router_is_told_of_the_load_as_it_changes(tmp_path: Path) -> None:
         backend.attach_snapshot_publisher(publisher)
         total = backend.registered.llm.total_kv_blocks
         await comes(publisher.loads, lambda load: (load.kv_used_blocks, load.kv_total_blocks) == (0, total))
-        assert [each async for each in backend.generate(wanted(4, token_ids=list(range(40, 80))), context=Context())]
+        running = backend.generate(wanted(token_ids=list(range(40, 80))), context=Context())
+        await anext(running)
         await comes(publisher.loads, lambda load: load.kv_used_blocks >= 3 and load.gpu_cache_usage > 0)
+        await running.aclose()
+        await comes(publisher.loads, lambda load: load.kv_used_blocks == 0)
+
+    on_a_backend(tmp_path, body)
+
+
+def test_the_canary_s_probe_is_the_one_that_is_answered(tmp_path: Path) -> None:
+    async def body(backend: Any) -> None:
+        assert await backend.health_check_payload() == PROBE
+        (chunk,) = [each async for each in backend.generate(PROBE, context=Context())]
+        assert chunk["completion_usage"]["completion_tokens"] == 1
 
     on_a_backend(tmp_path, body)
 
@@ -344,7 +243,7 @@ def test_a_worker_registers_with_its_card(tmp_path: Path) -> None:
         assert (card.context_length, card.kv_cache_block_size) == (8_192, 16)
         assert card.runtime_config is not None
         assert card.runtime_config.total_kv_blocks == backend.registered.llm.total_kv_blocks
-        assert card.capabilities == capabilities_of(backend._engine.info.capabilities)
+        assert card.capabilities == capabilities_of(backend._host.engine.info.capabilities)
 
     on_a_backend(tmp_path, body)
 
@@ -359,47 +258,6 @@ def test_a_router_is_told_of_blocks_as_each_frontend_counts_tokens(tmp_path: Pat
         for ids in (prompt, [BOS, *prompt]):
             assert [each async for each in backend.generate(wanted(4, token_ids=ids), context=Context())]
             await comes(publisher.first_blocks, lambda block, ids=ids: block == ids[:16])  # type: ignore[misc]
-
-    on_a_backend(tmp_path, body)
-
-
-def test_an_answer_that_breaks_the_contract_is_counted_logged_and_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from dynamo.llm.exceptions import Unknown
-
-    from uma.bridges.dynamo import worker
-
-    # As if the engine had made tokens that its vocabulary does not have.
-    monkeypatch.setattr(worker, "chunks_for", lambda asked, _: Chunks(asked, OutputChecker(1, asked.prompt_tokens)))
-
-    async def body(backend: Any) -> None:
-        assert "uma_contract_violations_total 0\n" in backend._expose()
-        with pytest.raises(Unknown, match="is not in the vocabulary"):
-            await anext(backend.generate(wanted(), context=Context()))
-        assert "uma_contract_violations_total 1\n" in backend._expose()
-        while backend._engine.snapshot()["requests_cancelled"] == 0:  # noqa: ASYNC110  (another thread counts)
-            await asyncio.sleep(0.01)
-
-    on_a_backend(tmp_path, body)
-    assert [each for each in caplog.messages if "event=dynamo.contract_violation" in each]
-
-
-def test_cleanup_lets_an_answer_end_whole_and_refuses_others_as_a_worker_that_stops(tmp_path: Path) -> None:
-    from dynamo.llm.exceptions import EngineShutdown
-
-    async def body(backend: Any) -> None:
-        running = backend.generate(wanted(500), context=Context("a"))
-        chunks = [await anext(running)]
-        end = asyncio.create_task(backend.cleanup())
-        await asyncio.sleep(0)  # the drain has begun
-        for request in (wanted(), await backend.health_check_payload()):
-            with pytest.raises(EngineShutdown):
-                await anext(backend.generate(request, context=Context("b")))
-        chunks += [each async for each in running]
-        await end
-        assert sum(len(each["token_ids"]) for each in chunks) == 500
-        assert chunks[-1]["finish_reason"] == "length"
 
     on_a_backend(tmp_path, body)
 

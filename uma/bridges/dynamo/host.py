@@ -128,6 +128,12 @@ class EngineHost:
     _idle: asyncio.Event = attrs.field(init=False)
     _is_draining: bool = attrs.field(default=False, init=False)
 
+    @property
+    def engine(self) -> Engine:
+        """The engine, once it has started."""
+        assert self._engine is not None
+        return self._engine
+
     async def start(self) -> Engine:
         """Load the model. Raises what `open_engine` raises."""
         self.loop = asyncio.get_running_loop()

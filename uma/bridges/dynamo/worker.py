@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
-from itertools import count
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,8 +26,9 @@ from dynamo.common.backend.run import run
 from dynamo.llm import exceptions
 
 from uma.bridges.dynamo import model_directory
-from uma.bridges.dynamo.host import EngineHost, Job
-from uma.bridges.dynamo.mapping import Asked, asked, chunks_for, end_of_what_is_left, in_place
+from uma.bridges.dynamo.answers import Answers
+from uma.bridges.dynamo.host import EngineHost
+from uma.bridges.dynamo.mapping import in_place
 from uma.bridges.dynamo.model_directory import ModelFiles
 from uma.bridges.dynamo.router_view import RouterView
 from uma.bridges.dynamo.tokenizer import check_tokenizer, make_tokenizer, read_tokenizer
@@ -44,13 +45,10 @@ from uma.contracts.load import (
     report_of,
 )
 from uma.contracts.parse import to_json
-from uma.contracts.request import is_health_check
 from uma.engine import Engine
 from uma.errors import (
     BadRequest,
     ConfigError,
-    ContractViolation,
-    InternalError,
     ModelError,
     Overloaded,
     PromptTooLarge,
@@ -178,19 +176,14 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         self._options, self._card, self._name = options, card, name
         self._host = EngineHost(config, (self._publish_load,), _end_process)
         self._max_running = config.max_sequences
-        self._engine: Engine | None = None
-        self._jobs: dict[str, list[Job]] = {}
-        """Running requests by Dynamo's id, the oldest first: a migration can bring one back before its first ends."""
-        self._ids = count(1)
+        self._answers = Answers(self._host, card.bos, self._show_blocks)
         self._kv: Any = None
         self._load: Any = None
         self._worker_id = 0
         self._report: LoadReport | None = None
         """The load as last published. Replaced on the Trio thread, read on any."""
-        self._told: set[str] = set()
         self._views: set[int] = set()
         """By how many tokens the worker puts before a request's: each has a view of the KV blocks that is published."""
-        self._violations = 0
 
     @property
     def has_failed(self) -> bool:
@@ -205,10 +198,10 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
     async def start(self, worker_id: int) -> EngineConfig:
         """Load the model."""
         self._worker_id = worker_id
-        self._engine = await self._host.start()
-        info, size = self._engine.info, self._options.block_size
+        engine = await self._host.start()
+        info, size = engine.info, self._options.block_size
         self._max_running = info.limits.max_sequences
-        cells = self._engine.snapshot()["kv_cells_total"]
+        cells = engine.snapshot()["kv_cells_total"]
         runtime = CardRuntime(cells // size, self._max_running, None)
         card = card_of(info, block_size=size, context_length=self._card.context_length, runtime=runtime)
         return EngineConfig(
@@ -225,69 +218,16 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
 
     async def generate(self, request: dict[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
         """Answer one request, in chunks of all tokens that are ready."""
-        assert self._engine is not None
         try:
-            if is_health_check(request):
-                yield await self._probe()
-                return
-            if (end := end_of_what_is_left(request)) is not None:
-                yield end
-                return
-            wanted = asked(request, self._engine.info, f"{context.id()}.{next(self._ids)}", self._card.bos)
-            self._tell_ignored(wanted)
-            job = self._host.submit(wanted.request)
-            self._show_blocks(wanted.added_tokens)
-        except Exception as error:
-            raise _mapped(error) from error
-        self._jobs.setdefault(context.id(), []).append(job)
-        maker = chunks_for(wanted, self._engine.info)
-        try:
-            while events := await job.next():
-                for chunk in maker.of(events):
-                    if "finish_reason" in chunk:
-                        # The last item's generator can be closed much later: nothing is left to be freed by then. All
-                        # items before it have been taken: a drain that ended earlier would lose them.
-                        self._forget(context.id(), job)
-                        job.leave()
+            async with aclosing(self._answers.generate(request, context.id())) as chunks:
+                async for chunk in chunks:
                     yield chunk
-            self._check_ended(context.id(), job)
         except Exception as error:
-            if isinstance(error, ContractViolation):
-                self._violations += 1
-                job.cancel()
-                log(
-                    _log,
-                    logging.ERROR,
-                    "dynamo.contract_violation",
-                    request=wanted.request.id,
-                    reason=error.message,
-                )
             raise _mapped(error) from error
-        finally:
-            job.leave()
-            if self._forget(context.id(), job):
-                job.cancel()
-
-    def _check_ended(self, id: str, job: Job) -> None:
-        """Raise where the events are over, and neither the answer's end nor `abort` has forgotten the job."""
-        if self._forget(id, job):
-            raise InternalError("the engine's stream ended before the answer did")
-
-    def _forget(self, id: str, job: Job) -> bool:
-        """Whether the job was still running."""
-        jobs = self._jobs.get(id, [])
-        if job not in jobs:
-            return False
-        jobs.remove(job)
-        if not jobs:
-            del self._jobs[id]
-        return True
 
     async def abort(self, context: Any) -> None:
         """Free a request whose client is gone; of several with this id the oldest, which is the one that broke off."""
-        if jobs := self._jobs.get(context.id()):
-            self._forget(context.id(), job := jobs[0])
-            job.cancel()
+        self._answers.abort(context.id())
 
     async def cleanup(self) -> None:
         """Let running requests finish, then end the engine."""
@@ -312,7 +252,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
     def _expose(self) -> str:
         kind, report = "# TYPE uma_contract_violations_total counter", self._report
         load = "" if report is None else exposition(report, _unix_ms())
-        return f"{kind}\numa_contract_violations_total {self._violations}\n{load}"
+        return f"{kind}\numa_contract_violations_total {self._answers.violations}\n{load}"
 
     def _on_kv_publisher(self, publisher: Any) -> None:
         self._kv = publisher
@@ -321,18 +261,6 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         """A probe of one token."""
         payload: dict[str, Any] = build_health_check_payload(self._card.bos or 0)
         return payload
-
-    async def _probe(self) -> dict[str, Any]:
-        health = await self._host.health()
-        if health.status != "ok":
-            raise InternalError(f"the engine is {health.status}")
-        usage = {"prompt_tokens": 1, "completion_tokens": health.tokens_generated, "total_tokens": 2}
-        return {"token_ids": [], "index": 0, "finish_reason": "length", "completion_usage": usage}
-
-    def _tell_ignored(self, wanted: Asked) -> None:
-        for path in set(wanted.ignored) - self._told:
-            self._told.add(path)
-            log(_log, logging.WARNING, "dynamo.ignored_field", field=path)
 
     def _show_blocks(self, added_tokens: int) -> None:
         """Have the router know the blocks that a request such as this one has, from now on.
