@@ -25,7 +25,7 @@ PATCH = {
     "type": "custom",
     "name": "apply_patch",
     "description": "Changes files.",
-    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"},
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /(.|\\n)+/"},
 }
 HOSTED = [{"type": kind} for kind in ("web_search", "local_shell", "image_generation", "tool_search")]
 TOOLS = [TOWN, PATCH, *HOSTED]
@@ -97,7 +97,7 @@ def test_tools_that_run_at_openai_s_are_named_and_the_rest_is_offered(http_serve
     body = {"input": [ASKED], "tools": TOOLS, "max_output_tokens": 1}
     said = http_server.ask("POST", "/v1/responses", body)
     assert said.status == 200, said.body
-    assert {"tools[2]", "tools[3]", "tools[4]", "tools[5]", "tools[1].format"} <= set(ignored(said))
+    assert ignored(said) == ["tools[2]", "tools[3]", "tools[4]", "tools[5]"]
     assert said.json["tools"][0] == TOWN
     alone = http_server.ask("POST", "/v1/responses", {**body, "tools": TOOLS[:2]})
     assert said.json["usage"]["input_tokens"] == alone.json["usage"]["input_tokens"]
@@ -138,6 +138,50 @@ def test_a_grammar_of_a_custom_tool_is_told_to_the_model(patcher: HttpServer) ->
         body = {"input": [ASKED], "tools": [tool], "max_output_tokens": 1}
         used.append(patcher.ask("POST", "/v1/responses", body).json["usage"]["input_tokens"])
     assert used[1] > used[0] + 100
+
+
+@pytest.mark.parametrize(
+    ("syntax", "definition", "texts"),
+    [
+        ("lark", 'start: ("+" | "-") "\\"fox\\"" LF\n%import common.LF', r'[+-]"fox"\n'),
+        ("regex", r'(owl|"bear")\n\d{2}', r'(owl|"bear")\n\d{2}'),
+    ],
+)
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_the_input_of_a_custom_tool_is_what_its_grammar_allows(
+    patcher: HttpServer, http_server: HttpServer, syntax: str, definition: str, texts: str, choice: str
+) -> None:
+    """Also where the model would write another, and in the form of a model of whose calls nothing is known."""
+    tool = {**PATCH, "format": {"type": "grammar", "syntax": syntax, "definition": definition}}
+    for server in [patcher, *([http_server] if choice == "required" else [])]:
+        body = {"input": [ASKED], "tools": [tool], "tool_choice": choice, "max_output_tokens": 200}
+        said = server.ask("POST", "/v1/responses", body)
+        assert said.status == 200, said.body
+        (call,) = said.json["output"]
+        assert call["type"] == "custom_tool_call"
+        assert re.fullmatch(texts, call["input"]), call
+        assert not ignored(said)
+
+
+@pytest.mark.parametrize(
+    ("syntax", "definition"),
+    [("lark", 'start: "(" start? ")"'), ("regex", "(?=a)a"), ("peg", "a"), ("lark", 5)],
+)
+def test_a_grammar_that_cannot_be_held_to_is_named(http_server: HttpServer, syntax: str, definition: Any) -> None:
+    tool = {**PATCH, "format": {"type": "grammar", "syntax": syntax, "definition": definition}}
+    said = http_server.ask("POST", "/v1/responses", {"input": [ASKED], "tools": [tool], "max_output_tokens": 1})
+    assert said.status == 200, said.body
+    assert ignored(said) == ["tools[0].format"]
+
+
+def test_what_is_said_of_a_namespace_is_told_to_the_model(http_server: HttpServer) -> None:
+    used = []
+    for about in ("All about towns.", "All about towns. " * 8):
+        body = {"input": [ASKED], "tools": [{**TOWN, "description": about}], "max_output_tokens": 1}
+        said = http_server.ask("POST", "/v1/responses", body)
+        assert not ignored(said)
+        used.append(said.json["usage"]["input_tokens"])
+    assert used[1] > used[0] + 20
 
 
 def test_items_about_tools_of_openai_s_are_named_and_the_rest_is_read(http_server: HttpServer) -> None:

@@ -1,8 +1,9 @@
 """Tools of OpenAI's Responses API: functions, custom tools, and namespaces of both, as functions that a model calls.
 
-Templates and grammars know functions alone. So a custom tool, whose input is free text, is a function of one string,
-and a function in a namespace has a name that says both; `Offered` leads from the name that the model calls back to what
-the client calls it. Tools that run at OpenAI's are left out, and named as ignored.
+Templates and grammars know functions alone. So a custom tool, whose input is a text, is a function of one string, whose
+grammar is that string's `pattern`; a function in a namespace has a name that says both, and the first one tells what is
+said of the namespace. `Offered` leads from the name that the model calls back to what the client calls it. Tools that
+run at OpenAI's are left out, and named as ignored.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import attrs
 
 from uma import json_text
 from uma.chat.json_call import whole_members
+from uma.chat.lark_pattern import NoPatternError, pattern_of
 from uma.constraints import Length, Text, show
 from uma.errors import BadRequest
 from uma.http.content import read_part
@@ -24,12 +26,8 @@ from uma.types import Tool
 
 INPUT = "input"
 """The one argument of a custom tool, as a function."""
-_FREE_TEXT = {
-    "type": "object",
-    "properties": {INPUT: {"type": "string"}},
-    "required": [INPUT],
-    "additionalProperties": False,
-}
+_PATTERN = f"properties.{INPUT}.pattern"
+"""Where the schema of such a function has the tool's grammar."""
 
 
 @attrs.frozen(kw_only=True)
@@ -49,14 +47,31 @@ class CustomBody:
     format: dict[str, Any] | None = None
 
     def tool(self, name: str, path: str, ignored: list[str]) -> Tool:
-        """The tool as a function called `name`. A grammar is told to the model, which nothing holds to it."""
+        """The tool as a function called `name`. Its grammar is named as ignored where it is no regular expression."""
         told = [self.description] if self.description else []
+        text = {"type": "string"}
         form = self.format or {}
         if form.get("type") == "grammar":
-            ignored.append(f"{path}.format")
-            definition = form.get("definition")
-            told += [f"{INPUT} must follow this {form.get('syntax')} grammar:\n{definition}"] if definition else []
-        return Tool(name, "\n\n".join(told), _FREE_TEXT)
+            syntax, definition = form.get("syntax"), form.get("definition")
+            try:
+                text["pattern"] = _pattern(syntax, definition)
+            except NoPatternError:
+                ignored.append(f"{path}.format")
+            if "pattern" not in text or syntax == "lark":  # a model has read more of Lark than of what is made of it
+                told += [f"{INPUT} must follow this {syntax} grammar:\n{definition}"] if definition else []
+        schema = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
+        return Tool(name, "\n\n".join(told), schema)
+
+
+def _pattern(syntax: Any, definition: Any) -> str:
+    """The texts that a grammar allows, as a regular expression. Raises `NoPatternError` where there is none."""
+    if not isinstance(definition, str):
+        raise NoPatternError("a definition is a text")
+    if syntax == "regex":
+        return f"^(?:{definition})$"
+    if syntax == "lark":
+        return pattern_of(definition)
+    raise NoPatternError("known are lark and regex")
 
 
 @attrs.frozen(kw_only=True)
@@ -94,7 +109,10 @@ class Offered:
 
     def name_schemas(self, names: dict[str, str], places: Iterable[int]) -> None:
         """Note where the tools at these places have their schema in the body, for errors about it."""
-        names |= {f"tools[{at}].parameters": f"{self.paths[place]}.parameters" for at, place in enumerate(places)}
+        for at, place in enumerate(places):
+            path, is_custom = self.paths[place], self.called(self.tools[place].name).is_custom
+            own = (f".{_PATTERN}", f"{path}.format") if is_custom else ("", f"{path}.parameters")
+            names[f"tools[{at}].parameters{own[0]}"] = own[1]
 
 
 def offered(bodies: Sequence[Any], http: Exchange) -> Offered:
@@ -124,7 +142,11 @@ def _tools(
             yield path, Called(custom.name, namespace, is_custom=True), custom.tool(name, path, ignored)
         elif kind == "namespace" and namespace is None:
             space = read_part(body, NamespaceBody, path, ignored)
-            yield from _tools(space.tools, f"{path}.tools", space.name, ignored)
+            about = f"Of all {full_name('…', space.name)}: {space.description}" if space.description else ""
+            for place, called, tool in _tools(space.tools, f"{path}.tools", space.name, ignored):
+                told = "\n\n".join(filter(None, (about, tool.description)))
+                yield place, called, attrs.evolve(tool, description=told)
+                about = ""
         elif isinstance(kind, str):
             ignored.append(path)
         else:
