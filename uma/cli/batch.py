@@ -122,7 +122,7 @@ async def _shown(runner: Runner, options: argparse.Namespace, input_bytes: int, 
         showing.start_soon(keep_showing, view, speed)
 
         def stop() -> None:
-            view.tell(f"{runner.running:,} rows run to their ends, and then it stops; Ctrl-C again: at once")
+            view.tell(f"{runner.tally.running:,} rows run to their ends, and then it stops; Ctrl-C again: at once")
             runner.stop()
 
         is_done = False

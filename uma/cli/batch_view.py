@@ -38,9 +38,8 @@ class Speed:
 
     @property
     def seconds_left(self) -> float | None:
-        """What the rest of the input takes at the speed of this run; None where that is not known."""
-        done, rest = self.tally.input_bytes - self.tally.begun_bytes, self.total_bytes - self.tally.input_bytes
-        return self.elapsed_sec * rest / done if done > 0 and self.total_bytes else None
+        """What the rest of the input takes; None where that is not known."""
+        return self.tally.seconds_left(self._began_sec, self.total_bytes)
 
     @property
     def share(self) -> float | None:

@@ -7,8 +7,9 @@ over HTTP is one (`uma.http.in_memory`), so the rules of every dialect hold for 
 from uma.jobs.ask import Answer, Ask
 from uma.jobs.journal import Ended, Finished, JobChanged, Results
 from uma.jobs.rows import BadInput, BadRow, Form, Row, read_rows
-from uma.jobs.runner import Runner, Tally, in_flight
+from uma.jobs.runner import Runner, in_flight
 from uma.jobs.server import ReturningServer, model_of
+from uma.jobs.tally import Tally
 
 __all__ = [
     "Answer",

@@ -19,6 +19,7 @@ from uma import json_bytes
 from uma.jobs.ask import Answer, Ask
 from uma.jobs.journal import WINDOW, Ended, Entry, JobChanged, Results
 from uma.jobs.rows import Asked, BadRow, Form, Row
+from uma.jobs.tally import Tally
 from uma.types import Source
 
 IN_FLIGHT_PER_SEQUENCE = 2
@@ -37,27 +38,6 @@ FAULT, FAULT_TRIES = 500, 3
 """The status of a fault, and how often a row is asked that meets one."""
 FIRST_WAIT_SEC, MAX_WAIT_SEC = 0.25, 30.0
 """Time until a row is asked again: at first, and at most."""
-
-
-@attrs.define
-class Tally:
-    """How far a job is."""
-
-    rows: int = 0
-    """With a result."""
-    failed: int = 0
-    """Of these."""
-    begun_rows: int = 0
-    """Rows that had a result before this run."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    """Of this run."""
-    waiting: int = 0
-    """Rows that wait to be asked again."""
-    input_bytes: int = 0
-    """Of the input, up to the last row before which all have ended."""
-    begun_bytes: int = 0
-    """The same when this run's first row began."""
 
 
 def in_flight(source: Source) -> int:
@@ -93,8 +73,6 @@ class Runner:
     prefix: str = ""
     """What the ids of its requests begin with, where other jobs ask the same source."""
     tally: Tally = attrs.field(factory=Tally)
-    running: int = attrs.field(default=0, init=False)
-    """Rows that are asked just now."""
     _ready: deque[Work] = attrs.field(factory=deque, init=False)
     _open: deque[Row] = attrs.field(factory=deque, init=False)
     """Rows that were read, from the first on that has not ended."""
@@ -118,8 +96,7 @@ class Runner:
                 keeping.start_soon(self._sync_regularly)
                 async with trio.open_nursery() as nursery:
                     while (work := await self._next()) is not None:
-                        self.running += 1
-                        nursery.start_soon(self._finish, work)
+                        nursery.start_soon(self._finish, work, self.tally.begin())
                 keeping.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
@@ -145,7 +122,7 @@ class Runner:
             if not self._ready and not await self._read():
                 return None
             is_near = self._ready[0].row.number < self._open[0].number + WINDOW
-            if is_near and self.running < self.most:
+            if is_near and self.tally.running < self.most:
                 return self._ready.popleft()
             await self._moved.wait()
         return None
@@ -171,9 +148,11 @@ class Runner:
             known = self.results.finished.find(row.number)
             if known is not None:
                 self._check_row(row, known)
-                self.tally.begun_bytes = row.end_bytes
+                self.tally.begun_bytes = self.tally.read_bytes = row.end_bytes
                 continue
             block.append(self._work(row))
+            self.tally.read_rows += 1
+            self.tally.read_bytes = row.end_bytes
             n_bytes += len(row.data)
             if len(block) == (1 if self.is_live else BLOCK_ROWS) or n_bytes >= BLOCK_BYTES:
                 break
@@ -193,7 +172,7 @@ class Runner:
                 return Work(row, None, Ended(row.number, row.digest, before.line(known), is_failed=False))
         return work_of(row, self.form)
 
-    async def _finish(self, work: Work) -> None:
+    async def _finish(self, work: Work, began: float) -> None:
         ended = work.ended
         try:
             if work.asked is not None:
@@ -202,7 +181,7 @@ class Runner:
                     return
                 ended = self._told(work.row, work.asked, answer)
         finally:
-            self.running -= 1
+            self.tally.end(began)
             self._note_move()
         assert ended is not None
         self._note_end(ended)
