@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import re
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +20,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from harness import ask, run_to_end, running_server, short_directory
-from uma.server.otel import BETWEEN_BOUNDS, DURATION_BOUNDS, FIRST_BOUNDS
+from uma.config import RuntimeConfig
+from uma.errors import ConfigError
+from uma.server.otel import BETWEEN_BOUNDS, DURATION_BOUNDS, FIRST_BOUNDS, check
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
@@ -177,6 +181,75 @@ def test_without_the_switch_nothing_of_it_is_loaded_or_sent(tiny: Path) -> None:
             raw.send(ask("a", max_tokens=2))
             raw.last_of("a")
         assert (receiver.spans, receiver.metrics) == ({}, {})
+
+
+@contextmanager
+def receiving_calls() -> Iterator[Receiver]:
+    """A receiver of OTLP by gRPC."""
+    grpc = pytest.importorskip("grpc", reason="needs opentelemetry-exporter-otlp-proto-grpc")
+    from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+    receiver = Receiver()
+
+    class Traces(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc]
+        def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
+            receiver.take("/v1/traces", request.SerializeToString())
+            return trace_service_pb2.ExportTraceServiceResponse()
+
+    class Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):  # type: ignore[misc]
+        def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
+            receiver.take("/v1/metrics", request.SerializeToString())
+            return metrics_service_pb2.ExportMetricsServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(2))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Traces(), server)
+    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(Metrics(), server)
+    receiver.url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield receiver
+    finally:
+        server.stop(None).wait()
+
+
+def test_a_collector_is_reached_by_grpc_where_the_variable_says_so(tiny: Path) -> None:
+    with short_directory() as directory, receiving_calls() as receiver:
+        variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+        with (
+            running_server(directory / "s", "--model", str(tiny), "--otel", **variables) as server,
+            server.connect() as raw,
+        ):
+            raw.send(ask("a", max_tokens=2))
+            raw.last_of("a")
+        assert "a" in receiver.spans
+        assert "gen_ai.server.request.duration" in receiver.metrics
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "'http/json' must be one of http/protobuf, grpc"),
+        (
+            "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL",
+            "carrier pigeon",
+            "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL: 'carrier pigeon'",
+        ),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc", "pip install opentelemetry-exporter-otlp-proto-grpc"),
+    ],
+)
+def test_a_way_to_a_collector_that_there_is_not_is_refused_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, told: str
+) -> None:
+    for module in (
+        "grpc",
+        "opentelemetry.exporter.otlp.proto.grpc",
+        "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
+    ):
+        monkeypatch.setitem(sys.modules, module, None)  # as where it is not installed
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        check(RuntimeConfig(otel=True))
 
 
 def test_a_collector_that_is_gone_holds_nothing_up(tiny: Path) -> None:

@@ -1,7 +1,8 @@
 """`--otel`: a span and metrics of each request for an OpenTelemetry collector, by the semantic conventions for GenAI.
 
 The SDK is imported only here, and only with the switch. Its own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`,
-`OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER` ...) say where all goes; its threads send it.
+`OTEL_EXPORTER_OTLP_PROTOCOL`, `OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER` ...) say where all goes and how; its threads
+send it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import import_module
 from typing import Any
 
 import trio
@@ -34,16 +36,42 @@ FIRST_BOUNDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75
 BETWEEN_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty")
 """Fields of `SamplingParams` that the conventions have an attribute for: `gen_ai.request.` and the same name."""
+EXPORTERS = {"http/protobuf": "http", "grpc": "grpc"}
+"""OTLP's forms that Python's SDK has an exporter for, and the last part of its package's name."""
+SIGNALS = {"traces": "trace_exporter.OTLPSpanExporter", "metrics": "metric_exporter.OTLPMetricExporter"}
+"""What is sent, and where an exporter's package has the class for it."""
 
 
 def check(config: RuntimeConfig) -> None:
-    """Raise `ConfigError` where `--otel` is on and the SDK is missing."""
+    """Raise `ConfigError` where `--otel` is on and a package that it needs is missing."""
     if config.otel:
         try:
-            import opentelemetry.exporter.otlp.proto.http  # noqa: PLC0415
             import opentelemetry.sdk  # noqa: F401, PLC0415
         except ImportError:
             raise ConfigError("otel: OpenTelemetry's SDK is missing: pip install 'uma-serve[otel]'") from None
+        for signal in SIGNALS:
+            _exporter(signal)
+
+
+def _exporter(signal: str) -> Any:
+    """The class that sends `traces` or `metrics`, as the SDK's variables have it.
+
+    Raises `ConfigError` for another form than those of `EXPORTERS`, and where the package is missing.
+    """
+    general = "OTEL_EXPORTER_OTLP_PROTOCOL"
+    own = f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL"
+    name = own if os.environ.get(own) else general
+    form = os.environ.get(name) or "http/protobuf"
+    if form not in EXPORTERS:
+        raise ConfigError(f"{name}: {form!r} must be one of {', '.join(EXPORTERS)}")
+    package = f"opentelemetry.exporter.otlp.proto.{EXPORTERS[form]}"
+    module, _, kind = f"{package}.{SIGNALS[signal]}".rpartition(".")
+    try:
+        return getattr(import_module(module), kind)
+    except ImportError:
+        raise ConfigError(
+            f"otel: OpenTelemetry's exporter for {form} is missing: pip install {package.replace('.', '-')}"
+        ) from None
 
 
 @asynccontextmanager
@@ -69,8 +97,6 @@ class Telemetry:
     def __init__(self, info: ServerInfo, config: RuntimeConfig) -> None:
         # As late as possible: without the switch nothing of it is loaded.
         from opentelemetry import trace  # noqa: PLC0415
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
         from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415
         from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
@@ -82,8 +108,8 @@ class Telemetry:
         named = {"service.name": os.environ.get("OTEL_SERVICE_NAME") or "uma", "service.version": __version__}
         resource = Resource.create(named)  # OTEL_RESOURCE_ATTRIBUTES among it
         self._traces = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._traces.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-        reader = PeriodicExportingMetricReader(OTLPMetricExporter())
+        self._traces.add_span_processor(BatchSpanProcessor(_exporter("traces")()))
+        reader = PeriodicExportingMetricReader(_exporter("metrics")())
         self._meters = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
         self._tracer, meter = self._traces.get_tracer("uma", __version__), self._meters.get_meter("uma", __version__)
         self._parent = TraceContextTextMapPropagator().extract
