@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 import pytest
-from http_server import running_http
+from http_server import running_gateway, running_http
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -170,6 +170,22 @@ def test_metrics_have_the_conventions_names_unit_and_bounds(seen: Receiver, name
     assert sum(each.count for each in points) == 5
     assert all(tuple(each.explicit_bounds) == bounds for each in points)
     assert all({"gen_ai.operation.name", "server.address"} <= plain(each.attributes).keys() for each in points)
+
+
+def test_the_header_s_parent_reaches_the_process_that_has_the_model(tiny: Path) -> None:
+    """Behind a gateway, and where several models are served, each in a process of its own."""
+    body = {"prompt": "a", "max_tokens": 2, "ignore_eos": True}
+    with short_directory() as directory, receiving() as receiver:
+        variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
+        flags = ("--model", str(tiny), "--otel")
+        with running_server(directory / "s", *flags, **variables) as server, running_gateway(server) as gateway:
+            assert gateway.ask("POST", "/v1/completions", body, traceparent=TRACEPARENT).status == 200
+        variables["UMA_MODELS"] = str(tiny.parent)
+        with running_http(directory, "--models", tiny.stem, "--otel", **variables) as several:
+            assert several.ask("POST", "/v1/completions", body, traceparent=TRACEPARENT).status == 200
+        assert [(each.trace_id.hex(), each.parent_span_id.hex(), each.name) for each in receiver.spans.values()] == [
+            (TRACE, PARENT, "text_completion tiny")
+        ] * 2
 
 
 def test_without_the_switch_nothing_of_it_is_loaded_or_sent(tiny: Path) -> None:

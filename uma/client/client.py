@@ -18,6 +18,7 @@ import trio
 
 from uma.client.stream import Stream
 from uma.errors import ConnectionLost, InternalError, UmaError, from_code
+from uma.net.client import with_span
 from uma.net.link import Link, ReaderStalledError
 from uma.net.peer import pid_of_peer
 from uma.protocol.messages import (
@@ -265,7 +266,8 @@ class Client:
             await known.ended()  # left, but the server holds the id until it has answered the cancel
         self._raise_if_lost()
         await trio.lowlevel.checkpoint_if_cancelled()
-        self._link.post(self._session.send(Generate(request)))
+        told = attrs.evolve(request, metadata=with_span(request.metadata))
+        self._link.post(self._session.send(Generate(told)))
         self._streams[stream.id] = stream
 
     def _cancel(self, stream: Stream) -> None:

@@ -28,7 +28,7 @@ from uma.engine.worker.thinking import ThinkingBound
 from uma.llama.grammar import GrammarState
 from uma.metrics import EngineMetrics
 from uma.net.arrivals import arrivals
-from uma.net.client import ORIGIN, OWNER, TRACEPARENT, USER
+from uma.net.client import ORIGIN, OWNER, TRACEPARENT, TRACEPARENT_MEMBER, USER
 from uma.types import DEFAULT_MAX_TOKENS, MAX_SEED, Request, RequestMetrics, SamplingParams, Usage
 
 GATHER_SEC = 0.02
@@ -257,7 +257,7 @@ class Submission:
 
     def _told(self, request: Request) -> list[str]:
         """Where a request's span is told of once it is over; empty where that is asked of none."""
-        named = (request.metadata or {}).get("traceparent")
+        named = (request.metadata or {}).get(TRACEPARENT_MEMBER)
         return [] if self.on_over is None else [TRACEPARENT.get() or (named if isinstance(named, str) else "")]
 
     def _over(self, sequences: list[Sequence], traceparent: list[str]) -> None:

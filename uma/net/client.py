@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from contextvars import ContextVar
 from ipaddress import IPv6Address, ip_address
+from typing import Any
 
 CLIENT: ContextVar[Hashable] = ContextVar("CLIENT", default=None)
 """A connection, an address, or the account that several connections belong to; None: this very process. Tasks inherit
@@ -14,6 +15,8 @@ ORIGIN: ContextVar[str] = ContextVar("ORIGIN", default="")
 """The same in words for people: the program, the key, the endpoint or the socket. Empty: this very process."""
 TRACEPARENT: ContextVar[str] = ContextVar("TRACEPARENT", default="")
 """The span that a request belongs to, in the form of W3C's Trace Context; empty: none is told."""
+TRACEPARENT_MEMBER = "traceparent"
+"""What has the same in a request's metadata."""
 USER: ContextVar[int | None] = ContextVar("USER", default=None)
 """The user id of the process at the other end of a Unix socket; None: it has come otherwise, or is not told."""
 MAX_PROGRAM_CHARS = 40
@@ -60,3 +63,9 @@ def origin(endpoint: str, holder: str | None, program: str, pid: int | None = No
     name = "".join(each for each in program if each.isprintable())[:MAX_PROGRAM_CHARS]
     parts = (name, holder, endpoint, pid and f"pid {pid}")
     return " · ".join(part for part in parts if part)
+
+
+def with_span(metadata: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A request's metadata with the span that it belongs to, where it goes to another process."""
+    span = TRACEPARENT.get()
+    return {**(metadata or {}), TRACEPARENT_MEMBER: span} if span else metadata
