@@ -12,9 +12,11 @@ import attrs
 from uma.engine.delivery.pacing import reader_ms
 from uma.engine.policy import PlainRow, Plan, Scheduler, State, Targets
 from uma.engine.policy.lead import lead_ms, steps_lacking
-from uma.engine.policy.mixed import mixed_position
 from uma.engine.policy.order import due_ms
+from uma.engine.policy.scheduler import mixed_position
+from uma.engine.policy.shares import Shares
 
+ONE_CLIENT = Shares().came("one")
 GAP_MS = 0.2
 """Between two ticks."""
 
@@ -30,6 +32,7 @@ def make_row(key: int, **fields: object) -> PlainRow:
         "target_ttft_ms": None,
         "target_tbt_ms": 80.0,
         "generated": 0 if fields.get("remaining") else 2,
+        "share": ONE_CLIENT,
     }
     return PlainRow(**(plain | fields))  # type: ignore[arg-type]
 
@@ -102,6 +105,7 @@ class World:
         self.cells = 0
         self.running: dict[int, Asked] = {}
         self.ticks: list[Tick] = []
+        self.shares = Shares()
         self._next_key = 1
 
     @classmethod
@@ -116,7 +120,14 @@ class World:
         return world
 
     def ask(
-        self, prompt: int, output: int, *, lane: int = 0, tbt: float | None = None, ttft: float | None = None
+        self,
+        prompt: int,
+        output: int,
+        *,
+        lane: int = 0,
+        tbt: float | None = None,
+        ttft: float | None = None,
+        client: str = "one",
     ) -> Asked:
         """A request that arrives now. It names the targets that are given."""
         row = make_row(
@@ -128,6 +139,7 @@ class World:
             target_tbt_ms=tbt or 80.0,
             has_own_target=tbt is not None,
             target_ttft_ms=ttft,
+            share=self.shares.came(client),
         )
         row.due_ms = due_ms(row, self.scheduler.cost)
         self._next_key += 1
@@ -175,6 +187,7 @@ class World:
             for key, count in plan.prefill:
                 row = self.running[key].row
                 row.remaining -= count
+                row.share.was_read(count)
                 if row.remaining == 0:
                     self._give(key, plan.pace_ms)
         tick = Tick(plan, rows, tokens, began, decode_ms, self.now_ms - began)
@@ -193,8 +206,10 @@ class World:
         asked.given_ms[:] = [min(each, given_ms) for each in asked.given_ms]  # what is due takes along what waits
         asked.given_ms.append(given_ms)
         asked.row.had_token(given_ms)
+        asked.row.share.was_given(1)
         if asked.is_done:
             self.cells -= asked.row.prompt_tokens + asked.output_tokens - 1
+            self.shares.left(asked.row.share)
             del self.running[key]
 
     def run(self, until: Iterable[Asked] | None = None, *, most_ticks: int = 5_000) -> None:

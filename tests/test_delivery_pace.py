@@ -26,7 +26,8 @@ from uma.engine.delivery.mailbox import Mailbox
 from uma.engine.delivery.pacing import reader_ms
 from uma.engine.delivery.stream import RequestStream
 from uma.engine.policy import lead
-from uma.engine.policy.lead import SAFETY, longest_piece_ms, max_lead_ms, steps_before
+from uma.engine.policy.lead import longest_piece_ms, max_lead_ms, steps_before
+from uma.engine.policy.tuning import TUNING, Tuning
 from uma.errors import DecodeFailed, InternalError, UmaError
 from uma.types import Event, EventStream, Finished, Grammar, Pace, Request, RequestMetrics, Slo, Token, Usage
 
@@ -171,8 +172,9 @@ def test_the_steps_before_a_piece_supply_every_reader_until_after_it(
 ) -> None:
     steps = steps_before(piece, lead_ms, pace, step)
     assert steps >= 1
-    assert lead_ms + steps * pace >= 0.999 * (steps * step + SAFETY * piece + step)
-    assert piece <= longest_piece_ms(lead_ms, pace, step, steps) + 1e-6 or SAFETY * piece + step > max_lead_ms(pace)
+    assert lead_ms + steps * pace >= 0.999 * (steps * step + TUNING.safety * piece + step)
+    is_covered = TUNING.safety * piece + step <= max_lead_ms(pace)
+    assert piece <= longest_piece_ms(lead_ms, pace, step, steps) + 1e-6 or not is_covered
 
 
 @given(st.lists(st.floats(0, 5_000), min_size=1).map(sorted))
@@ -238,7 +240,7 @@ def far_ahead(monkeypatch: pytest.MonkeyPatch) -> Watch:
     monkeypatch.setattr(AnswerPort, "take", watched_port)
     monkeypatch.setattr(RequestStream, "take", watched_take)
     monkeypatch.setattr(RequestStream, "deliver", watched_deliver)
-    monkeypatch.setattr(lead, "MOST_PACE_MS", HOURS_MS)
+    monkeypatch.setattr(lead, "TUNING", Tuning(longest_pace_ms=HOURS_MS))
     return watch
 
 

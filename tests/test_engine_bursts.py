@@ -43,8 +43,8 @@ TURNS = 20
 
 
 def flash_config(model: Path, **settings: Any) -> RuntimeConfig:
-    """With flash attention: without, prompts are read in smaller pieces also where they are alone."""
-    return config_for(model, flash_attn="on", **settings)
+    """With flash attention, and with a first piece as large as any: all that has come together is in one batch."""
+    return config_for(model, flash_attn="on", **{"start_target_tokens": 4_096, **settings})
 
 
 pytestmark = pytest.mark.usefixtures("gathers_long")

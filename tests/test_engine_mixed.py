@@ -12,8 +12,7 @@ from engine_world import Answer, answer, ask, config_for, settled, tokens_for
 from harness import PATIENCE_SEC
 from models import write_model
 from uma import Request, open_engine
-from uma.engine.policy import prefill
-from uma.engine.policy.mixed import MixedBatches
+from uma.engine.policy import CostModel, scheduler
 from uma.engine.worker.executor import Executor, Tick
 from uma.engine.worker.runner import ModelRunner
 from uma.engine.worker.sequence import Sequence, Status
@@ -35,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it takes: the choice is tested by itself."""
-    monkeypatch.setattr(MixedBatches, "choose", lambda _self, _mixed_ms, _apart_ms: True)
+    monkeypatch.setattr(CostModel, "mixed_ms", lambda *_: 0.0)
 
 
 async def read_all(model: Path) -> tuple[dict[str, Answer], int]:
@@ -109,7 +108,7 @@ async def test_a_mixed_batch_is_filled_up_where_rows_have_ended_since_it_was_pla
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Rows decode once before each mixed batch, and some end with that step.
-    monkeypatch.setattr(prefill, "steps_before_mixed", lambda *_: 1)
+    monkeypatch.setattr(scheduler, "steps_before_mixed", lambda *_: 1)
     mixed, batches = Executor._mixed, list[int]()
     for name in ("mixed", "prefill"):
         usual = getattr(ModelRunner, name)

@@ -12,11 +12,8 @@ from engine_world import answer, ask, config_for, tokens_for
 from harness import PATIENCE_SEC
 from uma import Request, open_engine
 from uma.engine.policy import Plan, Scheduler, State
-from uma.engine.policy.returns import Returns
 from uma.engine.worker import executor
 from uma.engine.worker.executor import Executor, Tick
-from uma.engine.worker.residency import Residency
-from uma.engine.worker.sequence import Sequence
 
 DOCUMENT = 1_500
 
@@ -49,7 +46,7 @@ async def test_the_policy_is_told_that_a_reader_was_served_while_a_prompt_was_re
 ) -> None:
     question = ask(tokens_for(2, 20), 2, id="question", priority=priority, stream=stream)
     seen = await states_while_reading(tiny, monkeypatch, question)
-    assert any(arrived_ms < state.reader_ended_ms for arrived_ms, state in seen) is is_next_expected
+    assert any(arrived_ms < state.answered_ms for arrived_ms, state in seen) is is_next_expected
 
 
 async def test_a_background_answer_that_ends_is_no_reader_that_was_served(
@@ -57,51 +54,7 @@ async def test_a_background_answer_that_ends_is_no_reader_that_was_served(
 ) -> None:
     job = ask(tokens_for(2, 20), 2, id="job", priority=-1)
     seen = await states_while_reading(tiny, monkeypatch, job, priority=-1)
-    assert seen and not any(arrived_ms < state.reader_ended_ms for arrived_ms, state in seen)
-
-
-@pytest.mark.parametrize("next_request_ms", [0.0, 1e3 * PATIENCE_SEC])
-async def test_the_policy_is_told_whether_readers_ask_again_soon(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, next_request_ms: float
-) -> None:
-    monkeypatch.setattr("uma.engine.policy.returns.NEXT_REQUEST_MS", next_request_ms)
-    told: list[bool] = []
-    plan = Scheduler.plan
-
-    def watched(scheduler: Scheduler, state: State, *args: Any, **options: Any) -> Plan:
-        told.append(state.do_readers_return)
-        return plan(scheduler, state, *args, **options)
-
-    monkeypatch.setattr(Scheduler, "plan", watched)
-    async with open_engine(config_for(tiny)) as engine:
-        with trio.fail_after(PATIENCE_SEC):
-            for seed in range(4):
-                await answer(engine, ask(tokens_for(seed, 20), 2, id=str(seed)))
-    assert told[0], "nothing is known yet"
-    assert told[-1] is (next_request_ms > 0)
-
-
-async def test_a_reader_is_back_when_it_asks_and_not_when_a_batch_has_ended(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a slow machine a batch takes longer than a reader that asks again at once."""
-    asked_ms, back_ms = list[float](), list[float]()
-    submit, came = Residency.submit, Returns.came
-
-    def submitted(residency: Residency, sequence: Sequence) -> None:
-        asked_ms.append(sequence.arrived_ms)
-        submit(residency, sequence)
-
-    def seen(returns: Returns, at_ms: float) -> None:
-        back_ms.append(at_ms)
-        came(returns, at_ms)
-
-    monkeypatch.setattr(Residency, "submit", submitted)
-    monkeypatch.setattr(Returns, "came", seen)
-    async with open_engine(config_for(tiny)) as engine:
-        for turn in range(3):
-            await answer(engine, ask(tokens_for(turn, 20), 2))
-    assert back_ms == asked_ms and len(asked_ms) == 3
+    assert seen and not any(arrived_ms < state.answered_ms for arrived_ms, state in seen)
 
 
 async def test_steps_that_readers_lack_come_before_the_piece(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from harness import PATIENCE_SEC
 from uma import LLM, Message, Request, SamplingParams, open_engine
 from uma.engine import Engine
 from uma.engine.intake.features import MAX_PROMPT_LOGPROBS
+from uma.engine.policy.tuning import Tuning
 from uma.errors import BadRequest
 from uma.llama.batch import Batch
 from uma.llama.context import Context
@@ -141,7 +142,7 @@ async def test_other_streams_prompts_beside_it_change_nothing(engine: Engine, ti
 async def test_preemption_in_the_middle_of_the_prompt_loses_and_repeats_nothing(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uma.engine.policy.order.GIVE_WAY_AFTER_MS", 0.0)
+    monkeypatch.setattr("uma.engine.policy.order.TUNING", Tuning(give_way_ms=0.0))
     prompt, found = tokens_for(12, 400), []
     low = ask(prompt, 3, id="low", priority=-1, prompt_logprobs=1, stream=False)
     async with open_engine(config_for(tiny, max_sequences=1)) as engine:

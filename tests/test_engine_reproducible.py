@@ -19,8 +19,8 @@ from models import write_model
 from uma import Request, RuntimeConfig, open_engine
 from uma.engine import Engine
 from uma.engine.policy import Plan, Scheduler
-from uma.engine.policy.order import LANE_DELAY_MS
 from uma.engine.policy.state import State
+from uma.engine.policy.tuning import Tuning
 from uma.errors import BadRequest, PromptTooLarge
 from uma.types import Finished, Token
 
@@ -162,7 +162,7 @@ async def test_with_windows_one_with_a_slow_reader_is_answered_as_alone(tmp_path
 async def test_a_lower_lane_waits_for_a_higher_one_for_a_bounded_time(
     tiny: Path, delay_ms: float, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(LANE_DELAY_MS, -1, delay_ms)
+    monkeypatch.setattr("uma.engine.worker.reproducer.TUNING", Tuning(lane_delay_ms=delay_ms))
     ended: list[str] = []
 
     async def ask_for(engine: Engine, name: str, lane: int) -> None:

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_world import GAP_MS, Asked, Machine, World
 
-from uma.engine.policy.lead import MAX_STEPS, can_be_covered, steps_lacking
-from uma.engine.policy.pace import choose_pacing
-from uma.engine.policy.piece import SMALLEST_CHUNK
-from uma.engine.policy.plan import BACKGROUND_STARVES_MS
+from uma.engine.policy.cost import SIZES
+from uma.engine.policy.lead import can_be_covered, choose_pacing, steps_lacking
+from uma.engine.policy.tuning import TUNING
 
 BUDGET = 80.0
 LEARNING_TICKS = 12
@@ -56,20 +55,6 @@ def test_a_storm_of_prompts_leaves_a_stream_its_pace_and_is_read_at_a_fair_share
     assert max(stream.gaps_ms) <= BUDGET, "the reader had to wait"
     alone = 4 * sum(machine.prefill_ms(500, position) for position in (0, 500, 1_000))
     assert spent <= 1.3 * alone, "the prompts paid for the stream"
-
-
-@pytest.mark.parametrize(("target_ms", "most_decode_share"), [(250.0, 0.06), (1_000.0, 0.02)])
-def test_a_longer_target_between_tokens_leaves_prompts_more_of_the_time(
-    target_ms: float, most_decode_share: float
-) -> None:
-    world = World(Machine(base_ms=10.0))
-    stream = world.ask(16, 10_000, tbt=target_ms)  # the budget is for those that name none
-    for wanted in (world.ask(500, 1), world.ask(8_000, 1)):  # the first shows what pieces take
-        world.ticks.clear()
-        stream.given_ms.clear()
-        world.run([wanted])
-    assert max(stream.gaps_ms) <= target_ms
-    assert sum(tick.decode_ms for tick in world.ticks) <= most_decode_share * sum(tick.took_ms for tick in world.ticks)
 
 
 def test_a_longer_target_of_one_stream_slows_no_other() -> None:
@@ -138,14 +123,14 @@ def test_a_target_that_a_request_names_is_kept_where_any_schedule_can_and_prompt
     step = machine.decode_ms(2, 0)
     prompt, given = world.ask(512, 1), len(stream.given_ms) - 1
     world.run([prompt])
-    smallest_ms = machine.prefill_ms(SMALLEST_CHUNK, 0)
+    smallest_ms = machine.prefill_ms(SIZES[0], 0)
     target_ms = stream.row.target_tbt_ms
     pace = choose_pacing([stream.row, other.row], step, budget_ms=BUDGET).pace_ms
     # A tenth less than the target is where it is given up: by what a step is predicted to take, not by what it takes.
     if step <= 0.87 * (target_ms - GAP_MS) and can_be_covered(smallest_ms, pace, step):
         # The first piece of a size is predicted from others.
         assert max(stream.gaps_ms[given:]) <= target_ms + GAP_MS + 0.1 * smallest_ms
-    least_ms = 512 / SMALLEST_CHUNK * (smallest_ms + step)
+    least_ms = 512 / SIZES[0] * (smallest_ms + step)
     assert prompt.given_ms[0] - prompt.row.arrived_ms <= 10 * least_ms, "a tenth of the time was not the prompts'"
 
 
@@ -191,7 +176,7 @@ def test_every_row_that_is_admitted_finishes_and_streams_never_stop(
         every.append(world.ask(prompt, output, lane=lane, ttft=ttft))
     world.run(every)
     for asked in every:
-        held = BACKGROUND_STARVES_MS + longest_tick(world) if asked.row.lane < 0 else 0
+        held = TUNING.held_ms + longest_tick(world) if asked.row.lane < 0 else 0
         assert max(asked.gaps_ms, default=0.0) <= longest_wait(world) + held + 1e-6
 
 
@@ -214,27 +199,6 @@ def test_a_long_prompt_is_read_although_short_ones_keep_overtaking_it(long: int,
     assert any(each.given_ms and each.given_ms[0] < asked.given_ms[0] for each in others), "nothing overtook it"
 
 
-@pytest.mark.parametrize(
-    ("requests", "tokens", "row_ms", "is_at_once"),
-    [(64, 16, 1.9, True), (64, 16, 1.06, True), (64, 10, 0.4, False), (64, 16, 0.4, False), (8, 128, 1.9, False)],
-)
-def test_a_crowd_that_would_decode_much_of_the_time_is_read_before_any_of_it_decodes(
-    requests: int, tokens: int, row_ms: float, is_at_once: bool
-) -> None:
-    machine = Machine(row_ms=row_ms)
-    world = warm_world(machine)
-    for _ in range(2):
-        crowd = [world.ask(tokens, 24) for _ in range(requests)]
-        began = world.now_ms
-        world.run(crowd)
-    first_ms = sorted(each.given_ms[0] - began for each in crowd)
-    reading_ms = machine.prefill_ms(requests * tokens, 0)
-    if is_at_once:
-        assert first_ms[-1] <= 1.1 * reading_ms, "some waited for decode steps of others"
-    else:
-        assert first_ms[0] <= 0.85 * reading_ms, "the first waited for all"
-
-
 def test_a_short_prompt_overtakes_a_long_one_that_is_being_read() -> None:
     world = warm_world(Machine())
     world.ask(16, 500, lane=1)
@@ -244,7 +208,7 @@ def test_a_short_prompt_overtakes_a_long_one_that_is_being_read() -> None:
     short = world.ask(20, 1)
     world.run([short])
     assert not long.given_ms
-    assert short.given_ms[0] - short.row.arrived_ms <= 3 * BUDGET
+    assert short.given_ms[0] - short.row.arrived_ms <= 4 * BUDGET
 
 
 def test_interactive_streams_keep_their_pace_beside_a_background_crowd_that_is_still_served() -> None:
@@ -257,7 +221,7 @@ def test_interactive_streams_keep_their_pace_beside_a_background_crowd_that_is_s
     late = [gap for gap in stream.gaps_ms if gap > 1.5 * 40.0]
     assert len(late) <= len(stream.gaps_ms) * 0.05
     for each in crowd:
-        assert max(each.gaps_ms) <= BACKGROUND_STARVES_MS + longest_tick(world) + longest_wait(world)
+        assert max(each.gaps_ms) <= TUNING.held_ms + longest_tick(world) + longest_wait(world)
 
 
 def test_a_tick_that_made_streams_late_is_followed_by_one_without_prefill() -> None:
@@ -272,7 +236,7 @@ def test_a_tick_that_made_streams_late_is_followed_by_one_without_prefill() -> N
     assert world.tick().prefill_tokens == 0
 
 
-# Of steps that take longer still, as many more as `MAX_STEPS` do not supply the reader.
+# Of steps that take longer still, as many more as `TUNING.max_steps` do not supply the reader.
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 20), st.floats(0.0, 36.0))
 def test_decode_steps_that_take_longer_than_predicted_leave_no_reader_without_tokens_during_the_piece(
@@ -294,9 +258,9 @@ def test_no_more_steps_are_added_than_supply_the_readers(
     needed_ms: float, lead: float, pace: float, step_ms: float
 ) -> None:
     steps = steps_lacking(needed_ms, lead, pace, step_ms)
-    assert 0 <= steps <= MAX_STEPS
+    assert 0 <= steps <= TUNING.max_steps
     assert not steps or lead + (steps - 1) * (pace - step_ms) < needed_ms
-    if 0 < steps < MAX_STEPS:
+    if 0 < steps < TUNING.max_steps:
         assert lead + steps * (pace - step_ms) >= needed_ms - 1e-6
     if step_ms >= pace:
         assert not steps, "no number of them would do"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_world import Asked, Machine, World, make_row
-from test_policy_plan import NOW, by_key, rows, schedulers, state_of
+from test_policy_plan import NOW
 
-from uma.engine.policy import PlainRow, Scheduler, State, Targets
+from uma.engine.policy import Scheduler, State, Targets
 from uma.engine.policy.cost import SIZES
-from uma.engine.policy.mixed import TRY_EVERY, TRY_WITHIN, MixedBatches, mixed_position
+from uma.engine.policy.scheduler import mixed_position
 
 BUDGET = 80.0
 
@@ -58,14 +56,6 @@ def test_rows_and_piece_fill_what_the_piece_alone_would_fill() -> None:
     assert sizes & {64, 128, 192, 256}, "another tile was begun for the rows"
 
 
-@given(st.floats(0.1, 1_000), st.floats(0.1, 1_000))
-def test_the_other_way_is_tried_now_and_then_unless_it_is_far_slower(mixed_ms: float, apart_ms: float) -> None:
-    policy = MixedBatches()
-    choices = [policy.choose(mixed_ms, apart_ms) for _ in range(4 * TRY_EVERY)]
-    tried = min(choices.count(True), choices.count(False))
-    assert tried == (4 if max(mixed_ms, apart_ms) < TRY_WITHIN * min(mixed_ms, apart_ms) else 0)
-
-
 @pytest.mark.parametrize("mixes_prompts", [True, False])
 def test_with_a_buffer_for_each_sequence_nothing_is_mixed(mixes_prompts: bool) -> None:
     scheduler = Scheduler(Targets(BUDGET, 2_048, 64, mixes_prompts=mixes_prompts))
@@ -79,24 +69,8 @@ def test_with_a_buffer_for_each_sequence_nothing_is_mixed(mixes_prompts: bool) -
     assert not alone.is_mixed and alone.prefill, "there is no decode step to share a batch with"
 
 
-@given(schedulers(mixes_prompts=True), rows(), st.integers(100, 5_000))
-def test_no_first_token_waits_for_another_batch_because_rows_take_its_place(
-    scheduler: Scheduler, every: list[PlainRow], free: int
-) -> None:
-    def ended(*, is_mixed: bool) -> set[int]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(MixedBatches, "choose", lambda _self, _mixed_ms, _apart_ms: is_mixed)
-            plan = copy.deepcopy(scheduler).plan(state_of(every, free), NOW)
-        return {key for key, count in plan.prefill if count >= by_key(every)[key].remaining}
-
-    assert ended(is_mixed=False) <= ended(is_mixed=True)
-
-
 @pytest.mark.parametrize("rows", [1, 3])
-def test_of_questions_that_are_read_together_the_last_is_read_whole_beside_rows(
-    rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(MixedBatches, "choose", lambda _self, _mixed_ms, _apart_ms: True)
+def test_of_questions_that_are_read_together_the_last_is_read_whole_beside_rows(rows: int) -> None:
     scheduler = Scheduler(Targets(1e6, 2_048, 64))
     scheduler.cost.observe_decode(rows, 100, 5.0)
     for size in SIZES[:9]:

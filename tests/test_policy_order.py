@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from policy_world import Machine, make_row
 
 from uma.engine.policy.cost import CostModel
-from uma.engine.policy.order import LEAST_DUE_MS, STRETCH, due_ms, first_token_first
+from uma.engine.policy.order import LEAST_DUE_MS, due_ms
 from uma.engine.policy.overload import LEAST_RETRY_MS, Load, retry_after_ms, wait_ms
+from uma.engine.policy.tuning import TUNING
 
 
 def taught() -> CostModel:
@@ -32,7 +33,7 @@ def test_a_wish_for_the_first_token_is_the_deadline() -> None:
 def test_without_a_wish_the_deadline_is_a_multiple_of_the_reading_time() -> None:
     cost = taught()
     long, short = (due_ms(make_row(1, prompt_tokens=tokens), cost) for tokens in (512, 1))
-    assert long == pytest.approx(STRETCH * cost.prefill_ms(512, 0))
+    assert long == pytest.approx(TUNING.due_factor * cost.prefill_ms(512, 0))
     assert short == LEAST_DUE_MS
 
 
@@ -41,11 +42,6 @@ def test_of_two_that_come_together_the_shorter_is_due_first(one: int, other: int
     for cost in (CostModel(), taught()):
         dues = [due_ms(make_row(1, prompt_tokens=tokens), cost) for tokens in sorted((one, other))]
         assert dues == sorted(dues)
-
-
-def test_among_equals_the_first_to_come_is_the_first_to_be_served() -> None:
-    rows = [make_row(key, due_ms=50.0) for key in (3, 1, 2)]
-    assert [row.key for row in first_token_first(rows)] == [1, 2, 3]
 
 
 IDLE = Load(0, 0, 0, 0, 4, 1_000.0, 0, 80.0)

@@ -31,6 +31,8 @@ class Session:
     done_ms: float | None = None
     worst_gap_ms: float = 0.0
     is_refused: bool = False
+    client: int = 0
+    """Who asks. Clients have equal shares."""
     cached_tokens: int = 0
     """Of its prompt, what its worker held already when it began."""
 

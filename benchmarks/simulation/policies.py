@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.simulation.machines import READ_TOKENS
 from uma.engine.policy import CostModel, PlainRow, Plan, Scheduler, State, Targets
-from uma.engine.policy.order import admission_key
+from uma.engine.policy.tuning import TUNING
 
 
 class Greedy:
@@ -46,7 +46,7 @@ class Uma:
 
     def place(self, row: PlainRow) -> tuple[float, int]:
         """Sorts those that wait."""
-        return admission_key(row)
+        return (row.due_ms - row.lane * TUNING.lane_delay_ms, row.key)
 
     def plan(self, state: State, now_ms: float) -> Plan:
         """The plan, whole: decode steps, pace and pieces of prompts."""
@@ -58,4 +58,4 @@ Policy = Uma | Greedy
 
 def default_targets() -> Targets:
     """The configuration's defaults."""
-    return Targets(tick_budget_ms=80.0, batch_tokens=2048, start_chunk_tokens=64, solo_tokens=READ_TOKENS)
+    return Targets(tick_budget_ms=80.0, batch_tokens=2048, start_tokens=64, solo_tokens=READ_TOKENS)

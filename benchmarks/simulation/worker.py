@@ -8,6 +8,7 @@ request came meanwhile. The machine's time is made up; nothing else is.
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections.abc import Iterable
 from typing import Protocol
@@ -18,10 +19,10 @@ from benchmarks.simulation.policies import Policy
 from uma.engine.delivery.pacing import reader_ms
 from uma.engine.policy import PlainRow, Plan, State
 from uma.engine.policy.lead import lead_ms, steps_lacking
-from uma.engine.policy.mixed import mixed_position
 from uma.engine.policy.order import admission_key, due_ms, gives_way, may_begin
 from uma.engine.policy.overload import BEYOND_REPAIR, Load, wait_ms
-from uma.engine.policy.returns import Returns
+from uma.engine.policy.scheduler import mixed_position
+from uma.engine.policy.shares import Shares
 from uma.engine.worker.loop import REPLAN_BATCHES
 
 MAX_QUEUE = 1_024
@@ -90,8 +91,8 @@ class Worker:
         self._service_ms = 0.0
         self._steady: Plan | None = None
         self._steady_batches = 0
-        self._returns = Returns()
-        """Every simulated request has a reader."""
+        self._shares = Shares()
+        self._answered_ms = -math.inf
         self.now_ms = 0.0
         """When its last batch ended."""
         self.finished: list[Session] = []
@@ -123,8 +124,7 @@ class Worker:
         if self._policy.is_uma and (self._is_full(row) or self._is_hopeless(row)):
             session.is_refused = True
             return
-        if row.lane >= 0:
-            self._returns.came(now_ms)
+        row.share = self._shares.came(session.client)
         self._by_key[row.key] = session
         heapq.heappush(self._waiting, self._policy.place(row))
 
@@ -141,9 +141,9 @@ class Worker:
         if row.target_ttft_ms is None:
             return False
         waiting = [self._by_key[key] for _, key in self._waiting]
-        mine = admission_key(row)
-        ahead = [each for each in waiting if admission_key(each.row) < mine]
-        running = [each for each in self._active.values() if admission_key(each.row) < mine]
+        mine = admission_key(row, self.now_ms)
+        ahead = [each for each in waiting if admission_key(each.row, self.now_ms) < mine]
+        running = [each for each in self._active.values() if admission_key(each.row, self.now_ms) < mine]
         load = Load(
             ahead_tokens=sum(each.row.remaining for each in (*ahead, *running)),
             ahead_waiting=len(ahead),
@@ -207,8 +207,7 @@ class Worker:
             prefilling,
             self._machine.cells - used,
             used,
-            reader_ended_ms=self._returns.next_expected_since_ms(self.now_ms),
-            do_readers_return=self._returns.are_usual(self.now_ms),
+            answered_ms=self._answered_ms,
         )
         plan = self._policy.plan(state, self.now_ms)
         self._steady = plan if plan.is_everyday and self._free_cells > REPLAN_BATCHES * len(plan.decode) else None
@@ -279,6 +278,7 @@ class Worker:
             session = self._active[key]
             session.row.remaining -= count
             session.row.cells += count
+            session.row.share.was_read(count)
             if session.row.remaining == 0:
                 session.row.cells -= self._cache.read(session)
                 self._give(session, plan.pace_ms)
@@ -302,6 +302,7 @@ class Worker:
         row = session.row
         session.had_token(reader_ms(row.last_token_ms, self.now_ms, pace_ms))
         row.cells += 1
+        row.share.was_given(1)
         if session.generated >= session.output_tokens:
             self._finish(session)
 
@@ -310,7 +311,8 @@ class Worker:
         # The end of a background stream waits for no pace.
         session.done_ms = session.row.last_token_ms if session.row.lane >= 0 else self.now_ms
         if session.row.lane >= 0:
-            self._returns.ended(session.done_ms)
+            self._answered_ms = session.done_ms
+        self._shares.left(session.row.share)
         self.finished.append(session)
         del self._active[session.row.key], self._by_key[session.row.key]
         self._cache.end(session)

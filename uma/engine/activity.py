@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from uma.engine.policy.order import admission_key
+from uma.engine.policy.order import admission_key, in_order
 from uma.engine.worker.account import Account, Figures
 from uma.engine.worker.sequence import HAS_SLOT, Sequence, Status
 from uma.engine.worker.waiting import lack
@@ -27,7 +27,7 @@ def activity_of(sequences: Iterable[Sequence], now_ms: float, max_active: int) -
     """The activity of `sequences`, which have not ended and come in order of arrival. Trio thread."""
     sequences = list(sequences)
     begun = [each for each in sequences if each.started_ms > 0]
-    queued = sorted((each for each in sequences if each.started_ms == 0), key=_order)
+    queued = sorted((each for each in sequences if each.started_ms == 0), key=lambda each: _order(each, now_ms))
     lanes = Counter(each.lane for each in queued)
     tell = _teller(sequences, now_ms, max_active)
     return Activity(tuple(map(tell, begun)), lanes[1], lanes[0], lanes[-1], tuple(map(tell, queued[:MAX_TOLD])))
@@ -78,13 +78,13 @@ def _teller(sequences: list[Sequence], now_ms: float, max_active: int) -> Callab
     """What tells of each of `sequences`."""
     has_slot = [each for each in sequences if each.status in HAS_SLOT]
     prompts = [each for each in has_slot if each.status is Status.PREFILLING]
-    first, missing = min(prompts, key=_order, default=None), lack(len(has_slot), max_active)
+    first, missing = next(iter(in_order(prompts, now_ms)), None), lack(len(has_slot), max_active)
     return lambda each: _told(each, first, missing, now_ms)
 
 
-def _order(sequence: Sequence) -> tuple[float, float, int]:
+def _order(sequence: Sequence, now_ms: float) -> tuple[int, int, float, int]:
     """Order of service; a sequence whose deadline the decode thread has not set yet has just come."""
-    return (0 if sequence.due_ms else 1, *admission_key(sequence))
+    return (0 if sequence.due_ms else 1, *admission_key(sequence, now_ms))
 
 
 def _told(sequence: Sequence, first: Sequence | None, missing: str, now_ms: float) -> RunningRequest:

@@ -107,7 +107,7 @@ class Engine:
             self.mailbox.post,
             max_active,
             saves_at_end=archive is not None,
-            speculate=sizing.speculate(context, config),
+            speculate=sizing.speculate(context.model, config),
             draft=draft,
             trace=_trace_log.debug if _trace_log.isEnabledFor(logging.DEBUG) else None,
         )
@@ -447,5 +447,4 @@ def _targets(config: RuntimeConfig, context: Context) -> Targets:
         sizing.solo_tokens(context),
         mixes_prompts=context.params.kv_unified,
         has_flash_attention=context.params.flash_attn != "off",
-        rereads=context.model.memory == "attention",
     )

@@ -28,7 +28,7 @@ from uma.engine.worker.thinking import ThinkingBound
 from uma.llama.grammar import GrammarState
 from uma.metrics import EngineMetrics
 from uma.net.arrivals import arrivals
-from uma.net.client import ORIGIN, OWNER, TRACEPARENT, TRACEPARENT_MEMBER, USER
+from uma.net.client import CLIENT, ORIGIN, OWNER, TRACEPARENT, TRACEPARENT_MEMBER, USER
 from uma.types import DEFAULT_MAX_TOKENS, MAX_SEED, Request, RequestMetrics, SamplingParams, Usage
 
 GATHER_SEC = 0.02
@@ -205,6 +205,7 @@ class Submission:
             warnings=(*cut, *prepared.warnings),
             index=index,
             origin=origin,
+            client=CLIENT.get(),
             user=USER.get(),
             seed=seed,
             grammar=grammar if grammar is None or is_first else grammar.fork(),

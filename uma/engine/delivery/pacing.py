@@ -16,7 +16,7 @@ The outbox and the mailbox carry that out, and delay no token further. The outbo
 event that is due, also before each batch that takes longer than a token can wait (`worker/runner.py`, `worker/loop.py`)
 and before the thread rests. A stream keeps its events in order: one that is due takes along those that wait (`Ahead`).
 A fault, a cancel and a background stream's end wait for nothing, any other end for its tokens (`Residency.end`).
-How far apart tokens are while prompts are read is the policy's (`policy/pace.py`, `policy/lead.py`).
+How far apart tokens are while prompts are read is the policy's (`policy/lead.py`).
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from uma.config import RuntimeConfig
 from uma.engine.clock import now_ms
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import CostModel
-from uma.engine.policy.order import LANE_DELAY_MS, admission_key
 from uma.engine.policy.overload import BEYOND_REPAIR, Load, full_queue_retry_ms, retry_after_ms, wait_ms
+from uma.engine.policy.tuning import TUNING
 from uma.engine.worker.sequence import Sequence
 from uma.errors import Overloaded
 from uma.metrics import EngineMetrics
@@ -64,7 +64,7 @@ class Gate:
         target = request.slo.target_ttft_ms
         if target is None or request.priority < 0:
             return
-        due_ms = now_ms() + target + LANE_DELAY_MS[request.priority]
+        due_ms = now_ms() + target - request.priority * TUNING.lane_delay_ms
         wait = wait_ms(self._load_before(request.priority, due_ms), prompt_tokens, self._cost)
         if wait > BEYOND_REPAIR * target:
             raise Overloaded(
@@ -75,7 +75,9 @@ class Gate:
     def _load_before(self, lane: int, due_ms: float) -> Load:
         # (The decode thread has not yet fixed the deadlines of sequences that came just now.)
         ahead = [
-            each for each in self._sequences if (admission_key(each)[0] <= due_ms if each.due_ms else each.lane >= lane)
+            each
+            for each in self._sequences
+            if (each.due_ms - each.lane * TUNING.lane_delay_ms <= due_ms if each.due_ms else each.lane >= lane)
         ]
         # Background rows give up their slots, and a part of these prompts will be cached, as of those before.
         running = sum(each.holding is not None and each.lane >= min(lane, 0) for each in self._sequences)

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from uma.engine.policy.cost import SIZES, CostModel
-from uma.engine.policy.guard import LatencyGuard
-from uma.engine.policy.lead import TTFT_SHARE
+from uma.engine.policy.lead import lateness
 from uma.engine.policy.state import Row, Targets
+from uma.engine.policy.tuning import TUNING
 
 LEAST_SHARE = 0.5
 """Minimum time for texts after a decode step, as a share of the step, where streams miss their targets anyway."""
@@ -23,11 +23,6 @@ TURNS = {1: 0.75, 0: 0.5, -1: 0.25}
 """Share of turns that embedding has beside prompts, by whether its lane is higher than theirs, the same, or lower."""
 WEIGHTS = {1: 16.0, 0: 4.0, -1: 1.0}
 """Tokens of a lane's request that count as much as one of a background request's."""
-TRY_LARGER_EVERY = 16
-"""Interval, in batches that the budget limits, at which a larger one that promises more is tried."""
-TRY_LONGER = 1.35
-"""Maximum predicted time of a larger batch that is tried, as a multiple of the time for a batch: with the decode step,
-and where the prediction is a tenth too short, a stream's gap stays below one and a half of its targets."""
 
 
 @attrs.frozen
@@ -52,9 +47,7 @@ class EmbedTurns:
         self._targets = targets
         self._prompts = prompts
         self.cost = CostModel()
-        self._guard = LatencyGuard()
         self._credit = 0.0
-        self._limited = 0
 
     def has_turn(self, demand: EmbedDemand, waiting: Sequence[Row]) -> bool:
         """Whether this tick embeds, and leaves the prompts of `waiting` to the next."""
@@ -70,32 +63,17 @@ class EmbedTurns:
     def tokens(self, demand: EmbedDemand, decode: Iterable[Row], step_ms: float, now_ms: float) -> int:
         """Tokens of one batch, after a decode step of `step_ms`; 0 where a stream is late."""
         rows = [row for row in decode if row.lane >= 0 and row.has_reader]
-        if not self._guard.allows_prefill(rows, now_ms, step_ms):
+        if lateness(rows, now_ms, step_ms) > TUNING.late:
             return 0
         least = max(demand.least_tokens, min(SIZES[0], demand.tokens))
-        if not (self.cost.knows_prefill or self._prompts.knows_prefill):
-            return max(least, min(self._targets.start_chunk_tokens, demand.tokens))
-        if not rows:
-            return max(least, self._within(TTFT_SHARE * self._targets.slo_ttft_ms, demand))
-        target_ms = min(self._targets.tick_budget_ms, *(row.target_tbt_ms for row in rows))
-        return max(least, self._within(max(target_ms - step_ms, LEAST_SHARE * step_ms), demand))
-
-    def _within(self, longest_ms: float, demand: EmbedDemand) -> int:
-        def position(_tokens: int) -> float:
-            return demand.position
-
-        if not self.cost.knows_prefill:
-            return self._prompts.best_chunk(longest_ms, position, demand.tokens)
-        chunk = self.cost.best_chunk(longest_ms, position, demand.tokens)
-        if chunk < demand.tokens:
-            self._limited += 1
-            if self._limited % TRY_LARGER_EVERY == 0:
-                # For a size not seen lately the model predicts at least the smaller one's time a token, where the fixed
-                # part weighs more: without trials the smallest would be all that is ever computed.
-                return self.cost.worth_trying(chunk, TRY_LONGER * longest_ms, position, demand.tokens)
-            if not self.cost.has_tried_beyond(chunk):
-                return self.cost.worth_trying(chunk, longest_ms, position, demand.tokens)
-        return chunk
+        cost = self.cost if self.cost.knows_prefill else self._prompts
+        if not cost.knows_prefill:
+            return max(least, min(self._targets.start_tokens, demand.tokens))
+        longest_ms = TUNING.piece_share * self._targets.slo_ttft_ms
+        if rows:
+            target_ms = min(self._targets.tick_budget_ms, *(row.target_tbt_ms for row in rows))
+            longest_ms = max(target_ms - step_ms, LEAST_SHARE * step_ms)
+        return max(least, cost.best_size(demand.tokens, lambda _tokens: demand.position, longest_ms))
 
 
 class FairQueue:

@@ -1,4 +1,8 @@
-"""Scheduling order: admission and prefill priority, and preemption order."""
+"""Whose turn it is: the order in which prompts begin and are read, and in which sequences lose their place.
+
+Lanes come first, each ahead of the next lower one by a stated time. Within a lane clients have equal shares of what is
+computed (`shares`), and the prompts of one client come by their deadlines, so that short ones overtake long ones.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +11,15 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from uma.engine.policy.cost import CostModel
+from uma.engine.policy.shares import Share
 from uma.engine.policy.state import Row
+from uma.engine.policy.tuning import TUNING
 
 R = TypeVar("R", bound=Row)
 
-STRETCH = 4.0
-"""A prompt without a wish of its own is due when it has waited this many times as long as reading it takes.
-
-So a short prompt that comes later overtakes a long one being read, but only until the long one is due: deadlines are
-fixed on arrival, and no request that arrives after that can overtake it. That bounds every wait.
-"""
 LEAST_DUE_MS = 50.0
 """No deadline is nearer than this, so that prompts of a few tokens keep their order of arrival among themselves."""
-LANE_DELAY_MS = {1: 0.0, 0: 60_000.0, -1: 120_000.0}
-"""Delay added to the deadlines of a lane (ms). Requests of a higher lane that arrive within it are served first, later
-ones are not, so it bounds how long a lane can starve."""
-GIVE_WAY_AFTER_MS = 500.0
-"""Minimum time that a waiting request leaves background rows what they have: on a machine that is not full a slot is
-free by then, and what they have computed is not lost. On a simulated GPU with work for nine tenths of its time 200 cost
-one of 2,000 background answers a pause of 0.4 s, and this none."""
-GIVE_WAY_SHARE = 0.25
-"""Maximum of that time, as a share of the target for the first token that the request names."""
-RESERVE_PER_ROW = 16
-"""Cells left free for each running row before another begins."""
+HIGHEST_LANE = 1
 
 
 def due_ms(row: Row, cost: CostModel) -> float:
@@ -37,12 +27,31 @@ def due_ms(row: Row, cost: CostModel) -> float:
     if row.target_ttft_ms is not None:
         return row.arrived_ms + row.target_ttft_ms
     alone_ms = cost.prefill_ms(row.prompt_tokens, 0) or row.prompt_tokens
-    return row.arrived_ms + max(LEAST_DUE_MS, STRETCH * alone_ms)
+    return row.arrived_ms + max(LEAST_DUE_MS, TUNING.due_factor * alone_ms)
 
 
-def admission_key(row: Row) -> tuple[float, int]:
-    """Sorts rows in the order in which they begin and are read; the last part is the row's key. It never changes."""
-    return (row.due_ms + LANE_DELAY_MS[row.lane], row.key)
+def rank(row: Row, now_ms: float) -> int:
+    """How many lanes it is behind the highest: one less for each `Tuning.lane_delay_ms` that it has waited."""
+    return max(0, HIGHEST_LANE - row.lane - int((now_ms - row.arrived_ms) / TUNING.lane_delay_ms))
+
+
+def admission_key(row: Row, now_ms: float) -> tuple[int, float, int]:
+    """Sorts the rows of one client in the order in which they begin and are read."""
+    return (rank(row, now_ms), row.due_ms, row.key)
+
+
+def in_order(rows: Iterable[R], now_ms: float) -> list[R]:
+    """Rows in the order in which their prompts are read.
+
+    Those of one client come by their deadlines. Each is done when its client has had what is missing of it and of those
+    before it; of the same lane, the one that is done at the lowest level comes first.
+    """
+    levels: dict[Share, float] = {}
+    keyed: list[tuple[tuple[int, float, float, int], R]] = []
+    for behind, due, key, row in sorted((*admission_key(row, now_ms), row) for row in rows):
+        level = levels[row.share] = levels.get(row.share, row.share.level) + row.remaining
+        keyed.append(((behind, level, due, key), row))
+    return [row for _, row in sorted(keyed)]
 
 
 def may_begin(cells_needed: int, free_cells: int, unread_tokens: int, running: int) -> bool:
@@ -51,25 +60,19 @@ def may_begin(cells_needed: int, free_cells: int, unread_tokens: int, running: i
     `unread_tokens` are the prompt tokens the running rows have still to compute; each also gets a small reserve, so
     that it does not have to give way as soon as it decodes. Alone, a row can always begin.
     """
-    return running == 0 or cells_needed <= free_cells - unread_tokens - RESERVE_PER_ROW * running
+    return running == 0 or cells_needed <= free_cells - unread_tokens - TUNING.reserve_tokens * running
 
 
 def gives_way(head: Row, active: Iterable[R], now_ms: float) -> list[R]:
     """Background rows that can lose their place or cells to a waiting `head` of a higher lane, in that order.
 
-    One that has been due for as long as its lane can be starved keeps what it has, or it would never end.
+    One that has waited for as long as its lane can be starved keeps what it has, or it would never end.
     """
-    patience_ms = min(GIVE_WAY_AFTER_MS, GIVE_WAY_SHARE * (head.target_ttft_ms or math.inf))
+    patience_ms = min(TUNING.give_way_ms, (head.target_ttft_ms or math.inf) / 4)
     if head.lane < 0 or now_ms < head.arrived_ms + patience_ms:
         return []
-    # Only rows that would wait behind the head: one that sorts before it would begin again at once, for ever.
-    first = admission_key(head)
-    return [row for row in preemption_order(active) if row.lane < 0 and max((now_ms, 0), first) < admission_key(row)]
-
-
-def first_token_first(rows: Iterable[R]) -> list[R]:
-    """Prefill order: deadline first, each lane behind the higher ones by a stated time, then by arrival."""
-    return sorted(rows, key=admission_key)
+    first = rank(head, now_ms)
+    return [row for row in preemption_order(active) if row.lane < 0 and rank(row, now_ms) > first]
 
 
 def preemption_order(rows: Iterable[R]) -> list[R]:

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import attrs
 
+from uma.engine.policy.shares import Share, Shares
+
 
 class Row(Protocol):
     """One sequence as the policy sees it: it only reads. The engine's `Sequence` is one, and so is `PlainRow`."""
@@ -37,10 +39,6 @@ class Row(Protocol):
         """Tokens computed."""
 
     @property
-    def rereadable(self) -> int:
-        """Computed tokens at its end that can be computed again, with those after it (`PrefillPolicy._in_a_tile`)."""
-
-    @property
     def branch(self) -> int:
         """Tokens of it that sequences which wait for them share, the fewest of several; 0: none waits."""
 
@@ -63,6 +61,10 @@ class Row(Protocol):
     @property
     def due_ms(self) -> float:
         """When its first token is due (`order.due_ms`), fixed on arrival."""
+
+    @property
+    def share(self) -> Share:
+        """What its client has had (`order.Shares`)."""
 
     @property
     def generated(self) -> int:
@@ -103,9 +105,9 @@ class PlainRow:
     is_paused: bool = False
     has_own_target: bool = False
     has_reader: bool = True
-    rereadable: int = 0
     branch: int = 0
     generated: int = 0
+    share: Share = attrs.field(factory=lambda: Shares().came(None), repr=False)
 
     @property
     def position(self) -> int:
@@ -126,19 +128,16 @@ class Targets:
     tick_budget_ms: float
     batch_tokens: int
     """Maximum tokens of one batch."""
-    start_chunk_tokens: int
-    """Prefill chunk while nothing is known of this machine."""
+    start_tokens: int
+    """Tokens of the first piece on a machine that is not known yet."""
     slo_ttft_ms: float = 2_000.0
     """Time to first token to aim for where the request names none."""
     solo_tokens: int = 512
-    """Prefill tokens of one batch while nothing decodes: more would be no faster, and the next request would wait for
-    all of it."""
+    """Maximum tokens of a piece while nothing decodes: more would be no faster."""
     mixes_prompts: bool = True
     """Whether pieces of several prompts make one even batch. Not with split KV: there only rows of equal number do."""
     has_flash_attention: bool = True
     """Whether attention skips the cells of other sequences."""
-    rereads: bool = False
-    """Whether memory can be cut, so that tokens can be computed again."""
 
     @property
     def attends_all(self) -> bool:
@@ -158,10 +157,7 @@ class State:
     """Cells a batch has to attend over, for the cost of a tick."""
     neighbour_load: float = 0.0
     """Threads of other programs that want the cores that compute."""
-    reader_ended_ms: float = -math.inf
-    """When the last answer with a reader, of any lane but background, ended for that reader, while the next request of
-    one is expected (`returns`); minus infinity while none is."""
-    do_readers_return: bool = True
-    """Whether readers of answers mostly ask again soon (`returns`)."""
+    answered_ms: float = -math.inf
+    """When the last answer with a reader, of any lane but background, ended for that reader."""
     queued: Row | None = None
     """The prompt that begins next, as soon as there is a slot for it."""

@@ -104,7 +104,7 @@ class Executor:
         if not tick.prefill:
             return
         # Sequences whose cells the decode rows needed have lost their slots.
-        prefill = [self._begin_again(*each) for each in tick.prefill if each[0].holding is not None]
+        prefill = [each for each in tick.prefill if each[0].holding is not None]
         if tick.is_mixed:
             yield from self._mixed(tick, prefill)
         elif prefill:
@@ -338,9 +338,9 @@ class Executor:
 
     def _run_alone(self, work: Work) -> Iterator[Results]:
         """After a failed batch: put memory back as it was, and run each row alone. One that fails again ends."""
-        back = [each for each in work if self._cut_back(each[0])]
-        self._restart_others([sequence for sequence, _ in work])
-        for sequence, count in back:
+        for sequence, count in work:
+            if not self._cut_back(sequence):
+                continue
             if sequence.status is Status.PREFILLING:
                 code, ends = self._runner.prefill([(sequence, count)])
                 yield self._sampled(ends)
@@ -368,7 +368,7 @@ class Executor:
     def _cut_back(self, sequence: Sequence) -> bool:
         """Remove what a failed batch can have left in memory. False where memory cannot be cut: then it is queued."""
         assert sequence.holding is not None
-        if not self._runner.is_state_lost and self._pool.cells.roll_back(sequence.holding.seq_id, sequence.computed):
+        if self._context.seq_rm(sequence.holding.seq_id, sequence.computed, -1):
             return True
         self._residency.restart(sequence)
         return False

@@ -18,6 +18,7 @@ from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Deliver, Outbox
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import Plan, Scheduler
+from uma.engine.policy.speculation import DraftPolicy
 from uma.engine.recorder import DECODE, Recorder
 from uma.engine.worker.account import Totals
 from uma.engine.worker.commands import (
@@ -124,7 +125,7 @@ class DecodeWorker:
         self._model_drafter = draft and ModelDrafter(draft, context.model.vocab, self._runner.threads, metrics)
         drafters: list[Drafter] = [LookupDrafter(pool, context.model.vocab)]
         drafters += [self._model_drafter] if self._model_drafter else []
-        self._speculator = Speculator(scheduler.drafts, pool, context, speculate, drafters, metrics)
+        self._speculator = Speculator(DraftPolicy(scheduler.cost), pool, context, speculate, drafters, metrics)
         if speculate != "off":
             self._runner.sees_draft = self._speculator.sees
         self._probes = Probes(self._runner, metrics)

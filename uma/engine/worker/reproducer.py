@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from uma.engine.clock import now_ms
-from uma.engine.policy.order import LANE_DELAY_MS
+from uma.engine.policy.tuning import TUNING
 from uma.engine.worker.account import Totals
 from uma.engine.worker.residency import Residency
 from uma.engine.worker.sampling import Given, Sampling
@@ -113,7 +113,7 @@ class Reproducer:
 
     def _take_turn(self) -> Sequence | None:
         """The request that is computed next: the current one until it ends or its reader is behind, then the first by
-        arrival, a lower lane's as late as `LANE_DELAY_MS` says. Where it cannot be put aside, its reader is waited for.
+        arrival, a lower lane's later by `Tuning.lane_delay_ms`. Where it cannot be put aside, its reader is waited for.
         """
         if self._context is None:
             return None
@@ -130,7 +130,7 @@ class Reproducer:
             if not self._can_put_aside(self._current):
                 return None
             self._waiting[self._current] = self._context.state_get(0)
-        self._begin(min(ready, key=lambda each: each.arrived_ms + LANE_DELAY_MS[each.lane]))
+        self._begin(min(ready, key=lambda each: each.arrived_ms - each.lane * TUNING.lane_delay_ms))
         return self._current
 
     def _can_put_aside(self, sequence: Sequence) -> bool:

@@ -7,13 +7,15 @@ this file and the table in `sequence.py` are the life of a request. Belongs to t
 from __future__ import annotations
 
 import logging
+import math
 
 from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Outbox
 from uma.engine.kv.pool import LEAST_SHARED_TOKENS, KvPool
-from uma.engine.policy.order import RESERVE_PER_ROW, gives_way
-from uma.engine.policy.returns import Returns
+from uma.engine.policy.order import gives_way
+from uma.engine.policy.shares import Shares
 from uma.engine.policy.state import Row, State
+from uma.engine.policy.tuning import TUNING
 from uma.engine.worker.account import Totals
 from uma.engine.worker.output import Output
 from uma.engine.worker.sequence import Change, Sequence, Status
@@ -57,7 +59,9 @@ class Residency:
         """Sequences with a slot, by key."""
         self.all: dict[Sequence, None] = {}
         """Every sequence that has not ended, oldest first."""
-        self._returns = Returns()
+        self._shares = Shares()
+        self._answered_ms = -math.inf
+        """See `State.answered_ms`."""
 
     @property
     def is_decoding(self) -> bool:
@@ -69,10 +73,9 @@ class Residency:
     def submit(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         self.all[sequence] = None
+        sequence.share = self._shares.came(sequence.client)
         if not sequence.is_reproducible:
             self.waiting.add(sequence)
-        if sequence.has_reader and sequence.lane >= 0:
-            self._returns.came(sequence.arrived_ms)
         self._trace.queued(sequence)
 
     def credit(self, sequence: Sequence, events: int) -> None:
@@ -91,11 +94,11 @@ class Residency:
         background.
         """
         while not self.waiting.is_empty:
-            sequence = self.waiting.next(self.active)
+            sequence = self.waiting.next(self.active, now)
             if sequence is not None:
                 self._start(sequence, now)
                 continue
-            head = self.waiting.head()
+            head = self.waiting.head(self.active, now)
             if head is None or not (victims := self._find_victims(head, now)):
                 self._totals.lacks("" if head is None else lack(len(self.active), self.waiting.max_active), now)
                 return
@@ -121,9 +124,8 @@ class Residency:
             prefilling,
             free,
             self._pool.used_cells,
-            reader_ended_ms=self._returns.next_expected_since_ms(now),
-            do_readers_return=self._returns.are_usual(now),
-            queued=self.waiting.head(),
+            answered_ms=self._answered_ms,
+            queued=self.waiting.head(self.active, now) if len(self.waiting) else None,
         )
 
     def preempt(self, sequence: Sequence, now: float) -> None:
@@ -170,7 +172,7 @@ class Residency:
             assert each.holding is not None
             victims.append(each)
             slots -= 1
-            cells -= self._pool.own_cells(each.holding) + each.missing + RESERVE_PER_ROW
+            cells -= self._pool.own_cells(each.holding) + each.missing + TUNING.reserve_tokens
         return victims if slots <= 0 and cells <= 0 else []
 
     def _start(self, sequence: Sequence, now: float) -> None:
@@ -263,11 +265,12 @@ class Residency:
         # end of a background stream: a program reads it, which needs all of it rather than an even pace.
         is_whole = isinstance(event, Finished) and event.reason != "cancelled"
         is_due = is_whole and sequence.is_paced and sequence.lane >= 0
-        if sequence.has_reader and sequence.lane >= 0:
-            self._returns.ended(max(now_ms(), sequence.last_token_ms), is_whole=is_whole)
+        if is_whole and sequence.has_reader and sequence.lane >= 0:
+            self._answered_ms = max(now_ms(), sequence.last_token_ms)
         self._outbox.add(sequence.stream, event, not_before_ms=sequence.last_token_ms if is_due else 0.0)
         reason = event.reason if isinstance(event, Finished) else event.code
         sequence.account.ends(reason, event.metrics if isinstance(event, Finished) else sequence.metrics(now_ms()))
+        self._shares.left(sequence.share)
         # Last of all: when the metrics show that nothing runs any more, it is counted and its cells are free.
         del self.all[sequence]
         self._trace.ended(sequence, reason)

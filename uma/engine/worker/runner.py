@@ -16,7 +16,7 @@ from uma.engine.delivery.outbox import Outbox
 from uma.engine.delivery.pacing import Stride
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import CostModel
-from uma.engine.policy.mixed import mixed_position
+from uma.engine.policy.scheduler import mixed_position
 from uma.engine.policy.speculation import saved_ms
 from uma.engine.recorder import DECODE, Recorder
 from uma.engine.worker.account import Totals
@@ -29,7 +29,7 @@ from uma.engine.worker.stall import StallWatch
 from uma.engine.worker.trace import Trace
 from uma.engine.worker.withdrawn import Withdrawn
 from uma.llama.batch import Batch
-from uma.llama.context import ABORTED, DONE, INVALID_BATCH, Context
+from uma.llama.context import ABORTED, DONE, Context
 from uma.metrics import EngineMetrics
 
 Work = list[tuple[Sequence, int]]
@@ -194,6 +194,7 @@ class ModelRunner:
             assert sequence.holding is not None
             pool.append(sequence.holding, sequence.tokens[-1])
             sequence.computed += 1
+            sequence.share.was_given(1)
             sequence.was_in_batch(size)
         self._metrics.tick(size, took_ms)
         cells = pool.used_cells
@@ -303,8 +304,9 @@ class ModelRunner:
             held = min(accepted, len(given) - 1)
         self._pool.extend(sequence.holding, [sequence.tokens[-1], *draft[:held]])
         sequence.computed += 1 + held
+        sequence.share.was_given(1 + held)
         if held < len(draft):
-            self._pool.cells.cut_last(sequence.holding.seq_id, sequence.computed)
+            self._context.seq_rm(sequence.holding.seq_id, sequence.computed, -1)
         sequence.drafted += len(draft)
         sequence.accepted += accepted
         self._metrics.draft_tokens_total += len(draft)
@@ -358,6 +360,7 @@ class ModelRunner:
             self._pool.extend(sequence.holding, sequence.tokens[sequence.computed : sequence.computed + count])
             sequence.computed += count
             sequence.was_in_batch(len(work))
+            (sequence.share.was_read if sequence.status is Status.PREFILLING else sequence.share.was_given)(count)
             if sequence.missing == 0 and sequence.status is Status.PREFILLING:
                 sequence.change(Change.PREFILLED)
             if sequence.is_at_border():
@@ -438,17 +441,14 @@ class ModelRunner:
         threads = self._threads = self._neighbours.before_batch()
         has_idle_cores = threads > 1 and self._neighbours.load < MAX_LOAD_BESIDE
         self._sampling.prepare(sampled, drafts, has_idle_cores=has_idle_cores)
-        params = self._context.params
-        self._cost.use(threads, (params.kv_unified, params.flash_attn))
+        self._cost.use(threads)
 
     def _begin(self, sequences: list[Sequence], expected_ms: float) -> None:
         self.began_ms = now_ms()
         self.stall_watch.begin(self.began_ms, expected_ms, self._threads, self._neighbours.suspected)
         is_begun = self._withdrawn.begin(sequences)
         self.code = self._context.begin(self._batch) if is_begun else ABORTED
-        # (Where drafts can be cut off, llama.cpp believes that it can do so with whatever it has broken off.)
-        is_broken = self.code == ABORTED or (self._context.rolled_back > 0 and self.code < INVALID_BATCH)
-        self.is_state_lost = is_begun and is_broken and self._pool.has_states
+        self.is_state_lost = is_begun and self.code == ABORTED and self._pool.has_states
 
     def _wait(self) -> float:
         """The milliseconds that the batch took which was begun."""

@@ -7,7 +7,7 @@ name for a state raises `IllegalTransitionError`: no sequence can hold a slot tw
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from enum import Enum, auto
 from typing import Any
 
@@ -20,6 +20,7 @@ from uma.engine.delivery.experience import Experience
 from uma.engine.delivery.pacing import hold_ms
 from uma.engine.kv.pool import Holding
 from uma.engine.kv.snapshots import Snapshot
+from uma.engine.policy.shares import Share
 from uma.engine.worker.account import Account, Doing
 from uma.engine.worker.lookup import Lookup
 from uma.engine.worker.prompt_report import PromptReport
@@ -157,6 +158,8 @@ class Sequence:
     """Which of its request's answers it is."""
     origin: str = ""
     """Where its request comes from (`net.client.ORIGIN`)."""
+    client: Hashable = None
+    """Who has sent it, with whom others have equal shares (`net.client.CLIENT`)."""
     user: int | None = None
     """Whose process has sent it (`net.client.USER`)."""
     warnings: tuple[str, ...] = ()
@@ -225,6 +228,8 @@ class Sequence:
     """Likewise."""
     has_reader: bool = attrs.field(init=False)
     """Tokens are read as they come, and not all at the end."""
+    share: Share = attrs.field(init=False)
+    """What its client has had. The decode thread's, from its submission on."""
     hold_ms: float = attrs.field(init=False)
     """Maximum buffering delay (ms) of its tokens."""
     wants_logprobs: bool = attrs.field(init=False)
@@ -303,11 +308,6 @@ class Sequence:
     def position(self) -> int:
         """How many of its tokens are computed."""
         return self.computed
-
-    @property
-    def rereadable(self) -> int:
-        """Computed tokens that can be computed again: all but the first; none where their logits are reported."""
-        return self.computed - 1 if self.report is None and self.remaining else 0
 
     @property
     def is_paused(self) -> bool:

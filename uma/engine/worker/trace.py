@@ -60,8 +60,7 @@ class Trace:
         def name(key: int) -> str:
             return f"{key}={active[key].request.id!r}"
 
-        # A piece can begin before what is computed: those tokens are computed again.
-        chunks = [(tokens, min(active[key].computed, len(active[key].tokens) - tokens)) for key, tokens in plan.prefill]
+        chunks = [(tokens, active[key].computed) for key, tokens in plan.prefill]
         decode_ms = cost.decode_ms(len(plan.decode), state.used_cells)
         tokens = sum(count for count, _ in chunks)
         position = sum(count * position for count, position in chunks) / max(1, tokens)

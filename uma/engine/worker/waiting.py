@@ -7,12 +7,15 @@ that is being prefilled follows it: it waits until that much is computed, then s
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Mapping
 
 from uma.engine.kv.pool import KvPool
 from uma.engine.kv.prefix_tree import common_length
 from uma.engine.policy.cost import CostModel
-from uma.engine.policy.order import RESERVE_PER_ROW, admission_key, due_ms, may_begin
+from uma.engine.policy.order import due_ms, may_begin, rank
+from uma.engine.policy.shares import Share
+from uma.engine.policy.tuning import TUNING
 from uma.engine.worker.sequence import Change, Sequence, Status
 
 MOST_EXAMINED = 32
@@ -35,7 +38,8 @@ class WaitingRoom:
         """Maximum sequences that run at once."""
         self._cost = cost
         self._members: dict[int, Sequence] = {}
-        self._heap: list[tuple[float, int]] = []
+        self._queues: dict[tuple[Share, int], list[tuple[float, int]]] = {}
+        """By client and lane, those that wait: when each is due, and its key."""
         self._followers: dict[int, list[tuple[int, int]]] = {}
         """By the key of the leader, which computes what they share: the length they wait for, and their own key."""
 
@@ -53,30 +57,53 @@ class WaitingRoom:
         if not sequence.due_ms:
             sequence.due_ms = due_ms(sequence, self._cost)
         self._members[sequence.key] = sequence
-        heapq.heappush(self._heap, admission_key(sequence))
+        self._push(sequence)
 
     def discard(self, sequence: Sequence) -> None:
         """Forget a sequence, if it is queued here."""
         self._members.pop(sequence.key, None)
 
-    def head(self) -> Sequence | None:
-        """The sequence that starts next, as soon as there is a slot for it."""
-        while self._heap:
-            sequence = self._members.get(self._heap[0][-1])
+    def _push(self, sequence: Sequence) -> None:
+        queue = self._queues.setdefault((sequence.share, sequence.lane), [])
+        heapq.heappush(queue, (sequence.due_ms, sequence.key))
+
+    def head(self, active: Mapping[int, Sequence], now: float) -> Sequence | None:
+        """The sequence that starts next, as soon as there is a slot for it: of each client the one that is due first,
+        and among clients in the order in which prompts are read (`order.in_order`).
+        """
+        begun = Counter[Share]()
+        for each in active.values():
+            begun[each.share] += each.remaining
+        best: tuple[tuple[int, float, float, int], Sequence] | None = None
+        for group in list(self._queues):
+            sequence = self._first(self._queues[group])
+            if sequence is None:
+                del self._queues[group]
+                continue
+            level = sequence.share.level + begun[sequence.share] + sequence.missing
+            place = (rank(sequence, now), level, sequence.due_ms, sequence.key)
+            best = min(best, (place, sequence)) if best is not None else (place, sequence)
+        return best and best[1]
+
+    def _first(self, queue: list[tuple[float, int]]) -> Sequence | None:
+        while queue:
+            sequence = self._members.get(queue[0][1])
             if sequence is not None and sequence.status is Status.WAITING:
                 return sequence
-            heapq.heappop(self._heap)
+            heapq.heappop(queue)
         return None
 
-    def next(self, active: Mapping[int, Sequence]) -> Sequence | None:
+    def next(self, active: Mapping[int, Sequence], now: float) -> Sequence | None:
         """Take the sequence that starts now out of the queue; None if none can. Ask again after starting it."""
         self._release_followers(active)
         # A crowd with one prefix is sorted out over several ticks, so that no stream waits for that.
         for _ in range(MOST_EXAMINED):
-            sequence = self.head()
+            if len(active) >= self.max_active or not self._pool.has_id():
+                return None
+            sequence = self.head(active, now)
             if sequence is None or not self._may_begin(sequence, active):
                 return None
-            heapq.heappop(self._heap)
+            heapq.heappop(self._queues[sequence.share, sequence.lane])
             ahead = self._find_leader(sequence, active)
             if ahead is None:
                 del self._members[sequence.key]
@@ -88,13 +115,11 @@ class WaitingRoom:
         """The slots and the cells that others have to give up before `sequence` can start."""
         slots = len(active) + 1 - self.max_active
         unread = sum(each.missing for each in active.values())
-        reserve = RESERVE_PER_ROW * len(active)
+        reserve = TUNING.reserve_tokens * len(active)
         cells = self._cells_needed(sequence) + unread + reserve - self._pool.free_cells
         return max(0, slots), max(0, cells)
 
     def _may_begin(self, sequence: Sequence, active: Mapping[int, Sequence]) -> bool:
-        if len(active) >= self.max_active or not self._pool.has_id():
-            return False
         needed, free = self._cells_needed(sequence), self._pool.free_cells
         return may_begin(needed, free, sum(each.missing for each in active.values()), len(active))
 
@@ -141,7 +166,7 @@ class WaitingRoom:
             for each in followers:
                 if each not in waiting and (sequence := self._members.get(each[1])) is not None:
                     sequence.change(Change.UNFOLLOW)
-                    heapq.heappush(self._heap, admission_key(sequence))
+                    self._push(sequence)
             if waiting:
                 self._followers[leader_key] = waiting
             else:

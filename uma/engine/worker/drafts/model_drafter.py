@@ -287,7 +287,7 @@ class ModelDrafter:
         most = min(missing, self._batch.capacity)
         if not self._cost.knows_prefill:
             return min(most, FIRST_PIECE_TOKENS)
-        return self._cost.best_chunk(within_ms, lambda _: held, most)
+        return self._cost.best_size(most, lambda _: held, within_ms)
 
     def _read(self, sequence: Sequence, count: int) -> float:
         text = self._texts[sequence]

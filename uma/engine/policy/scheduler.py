@@ -1,0 +1,451 @@
+"""What the next tick computes: a token for each decoding row, and what is left of the time to read prompts.
+
+The idea is one sentence: rows decode as far ahead as it takes for their readers not to notice the next piece of a
+prompt, and the piece is the one that reads most tokens a millisecond of the cycle. `lead` has the arithmetic of
+decoding ahead, `order` says whose prompt is read, `cost` what a batch takes, and `tuning` has all numbers.
+
+Pure: no clock, no llama, no I/O. Time comes in as an argument, so the decode thread, tests and a simulator drive the
+same code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate, takewhile
+
+import attrs
+
+from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel
+from uma.engine.policy.embed import EmbedDemand, EmbedTurns
+from uma.engine.policy.lead import (
+    Pacing,
+    can_be_covered,
+    choose_pacing,
+    lateness,
+    lead_ms,
+    longest_piece_ms,
+    steps_before,
+    steps_before_mixed,
+)
+from uma.engine.policy.order import in_order, preemption_order
+from uma.engine.policy.state import Row, State, Targets
+from uma.engine.policy.tuning import TUNING
+
+MOST_WAITS = 8
+"""Maximum ticks in a row that read nothing until what was decoded ahead covers the smallest piece."""
+MOST_SUSPENDED = 3
+"""Maximum ticks in a row that read nothing because a stream is late: a machine too slow for its targets must still read
+prompts."""
+FAST_AGAIN = 0.5
+"""Time of a tile, as a share of the longest, below which a lone prompt is read in tiles again."""
+
+
+@attrs.frozen
+class Plan:
+    """What to compute in one tick: first the decode rows, then the prefill. Keys are `Row.key`."""
+
+    decode: tuple[int, ...]
+    prefill: tuple[tuple[int, int], ...] = ()
+    """Each a row and its number of tokens, in order of service."""
+    preempt: tuple[int, ...] = ()
+    """Rows to take their KV cells from, before anything else. They are in no other part of the plan."""
+    held: int = 0
+    """Background rows that decode on another tick."""
+    is_everyday: bool = False
+    """One token a row, no prefill, none throttled: the plan is valid until a sequence arrives, ends or pauses."""
+    steps: int = 1
+    """Decode steps of each row before the prefill: at least one, or none with `is_mixed`, and where a prompt of a
+    higher lane than the rows' ends."""
+    is_mixed: bool = False
+    """Each row has one more decode step in the batch of the prefill (a mixed batch), because here that is faster."""
+    pace_ms: float = 0.0
+    """Minimum time between two tokens of a row at its reader; 0: each goes out as it comes."""
+    lead_ms: float = 0.0
+    """For how long every reader could go on without another token when the plan was made; 0 without readers."""
+    needed_ms: float = 0.0
+    """Minimum lead (ms) of every reader when the prefill begins. Where decode steps take longer than predicted, more of
+    them come before it (`lead.steps_lacking`). 0: no schedule keeps the readers supplied, or there are none."""
+    embed_tokens: int = 0
+    """Tokens of texts to embed, instead of any prefill."""
+
+
+@attrs.frozen
+class Streams:
+    """The rows that decode in this tick."""
+
+    rows: Sequence[Row]
+    pacing: Pacing
+    step_ms: float
+    """Predicted time of a decode step of them."""
+    lead_ms: float
+    """For how long all readers can go on from what is computed; infinite where there are none."""
+
+
+@attrs.frozen
+class Prompt:
+    """A row that is read, as far as this tick can read it."""
+
+    row: Row
+    left: int
+
+
+class Scheduler:
+    """The policy, with what it has learnt in `cost`."""
+
+    def __init__(self, targets: Targets) -> None:
+        self.targets = targets
+        self.cost = CostModel()
+        self.embeds = EmbedTurns(targets, self.cost)
+        self._waits = 0
+        """Ticks in a row that read nothing until now, to decode ahead."""
+        self._suspended = 0
+        """Ticks in a row that read nothing until now, because a stream is late."""
+        self._is_slow = False
+        """A lone prompt is read in parts of a tile."""
+
+    def plan(self, state: State, now_ms: float, embeds: EmbedDemand | None = None, *, pause_ms: float = 0.0) -> Plan:
+        """The next tick. Empty only if no row can run and there is nothing to embed.
+
+        Before a pause of `pause_ms` rows only decode, as far ahead of their readers as it takes.
+        """
+        if not pause_ms and embeds is None and self._is_everyday(state):
+            return Plan(tuple([row.key for row in state.decoding]), is_everyday=True)
+        rows, preempted = self._make_room(state)
+        gone = {row.key for row in preempted}
+        free = state.free_cells + sum(row.cells for row in preempted)
+        waiting = [row for row in state.prefilling if row.key not in gone and not row.is_paused]
+        decode, held = (rows, 0) if pause_ms else self._choose_decode(rows, state, now_ms)
+        streams = self._streams(decode, waiting, state, now_ms)
+        plan = Plan(tuple(row.key for row in decode), preempt=tuple(row.key for row in preempted), held=held)
+        if pause_ms:
+            return self._before_pause(plan, streams, free, pause_ms)
+        if waiting and not (embeds is not None and self.embeds.has_turn(embeds, waiting)):
+            plan = self._with_prefill(plan, waiting, streams, state, free - len(decode), now_ms)
+        if embeds is not None and not plan.prefill:
+            plan = attrs.evolve(plan, embed_tokens=self.embeds.tokens(embeds, decode, streams.step_ms, now_ms))
+        return plan
+
+    # What decodes
+
+    def _is_everyday(self, state: State) -> bool:
+        """Whether all rows decode, there are cells for all, and none must be held back: the shortest way will do.
+
+        Background rows among themselves hold nothing back; beside others they can be made to wait.
+        """
+        rows = state.decoding
+        if state.prefilling or len(rows) > min(state.free_cells, self.targets.batch_tokens):
+            return False
+        background = sum(row.lane < 0 for row in rows)
+        return background in (0, len(rows)) and not any(row.is_paused for row in rows)
+
+    def _make_room(self, state: State) -> tuple[list[Row], list[Row]]:
+        """The rows that can decode, and those to preempt so that each of them has a cell.
+
+        The oldest of the highest lane is never preempted: it ends, and with its end there is room again.
+        """
+        decoding = [row for row in state.decoding if not row.is_paused]
+        # Prefill waits for cells, but not for those of streams that wait for their readers.
+        is_stuck = not decoding and any(not row.is_paused for row in state.prefilling)
+        free = state.free_cells
+        preempted: list[Row] = []
+        if free < max(len(decoding), is_stuck):
+            candidates = preemption_order([*state.decoding, *state.prefilling])[:-1]
+            for row in candidates:
+                if free >= max(len(decoding), is_stuck):
+                    break
+                if row.cells == 0:
+                    continue
+                preempted.append(row)
+                free += row.cells
+                decoding = [other for other in decoding if other is not row]
+            if not preempted and free < max(len(decoding), is_stuck) and candidates:
+                # Two that end in the same cells give nothing alone; once one has gone, the other gives all.
+                preempted.append(candidates[0])
+                decoding = [other for other in decoding if other is not candidates[0]]
+        return decoding[: max(free, 0)], preempted
+
+    def _choose_decode(self, rows: list[Row], state: State, now_ms: float) -> tuple[list[Row], int]:
+        """All but the background rows that would make an interactive stream late, or its first token."""
+        if len(rows) > self.targets.batch_tokens:
+            rows = sorted(rows, key=lambda row: (row.lane < 0, row.last_token_ms))[: self.targets.batch_tokens]
+        if not any(row.lane < 0 for row in rows):
+            return rows, 0
+        step_ms = self.cost.decode_ms(len(rows), state.used_cells)
+        is_at_risk = any(row.lane > 0 and step_ms > row.target_tbt_ms for row in rows)
+        for row in state.prefilling:
+            if row.lane > 0 and not row.is_paused:
+                # The last third of its target is to spare.
+                target_ms = row.target_ttft_ms or self.targets.slo_ttft_ms
+                read_ms = self._read_ms([Prompt(row, row.remaining)], row.remaining, state)
+                is_at_risk |= 1.5 * (now_ms + read_ms - row.arrived_ms) > target_ms
+        if not is_at_risk:
+            return rows, 0
+        chosen = [row for row in rows if row.lane >= 0 or now_ms - row.last_token_ms >= TUNING.held_ms]
+        return chosen, len(rows) - len(chosen)
+
+    def _streams(self, decode: list[Row], waiting: list[Row], state: State, now_ms: float) -> Streams:
+        # What begins next waits with the others, or they would slow the streams down that it waits for.
+        coming = [*waiting, state.queued] if waiting and state.queued is not None else waiting
+        step_ms = self.cost.decode_ms(len(decode), state.used_cells)
+        load, budget_ms = state.neighbour_load, self.targets.tick_budget_ms
+        pacing = choose_pacing(decode, step_ms, budget_ms=budget_ms, neighbour_load=load, prompts=coming)
+        return Streams(decode, pacing, step_ms, lead_ms(pacing.readers, pacing.pace_ms, now_ms))
+
+    def _before_pause(self, plan: Plan, streams: Streams, free_cells: int, pause_ms: float) -> Plan:
+        steps, lead, pace = 1, streams.lead_ms, streams.pacing.pace_ms
+        if lead < math.inf and streams.step_ms > 0:
+            steps = steps_before(pause_ms, lead, pace, streams.step_ms)
+        steps = max(1, min(steps, TUNING.max_steps, free_cells // max(1, len(plan.decode))))
+        return attrs.evolve(plan, steps=steps, pace_ms=pace, lead_ms=lead if lead < math.inf else 0.0)
+
+    # What is read
+
+    def _with_prefill(
+        self, plan: Plan, waiting: list[Row], streams: Streams, state: State, free_cells: int, now_ms: float
+    ) -> Plan:
+        """The plan with a piece of the prompts: something, unless a tick that only decodes comes first."""
+        free_tokens = min(self.targets.batch_tokens, free_cells)
+        if free_tokens <= 0 or self._suspends(streams, now_ms):
+            return plan
+        prompts = self._readable_together(in_order(waiting, now_ms))
+        head = prompts[0].row
+        share = TUNING.piece_share
+        if now_ms - state.answered_ms <= TUNING.expected_ms and head.arrived_ms < state.answered_ms:
+            share *= TUNING.shorter
+        # Background rows slow down only prompts of their own lane.
+        if all(not row.has_reader or row.lane < min(head.lane, 0) for row in streams.rows):
+            return self._alone(plan, prompts, streams, state, share, free_tokens, now_ms)
+        return self._beside(plan, prompts, streams, state, share, free_cells)
+
+    def _suspends(self, streams: Streams, now_ms: float) -> bool:
+        """Whether a stream is so late that it comes first."""
+        readers = [row for row in streams.rows if row.lane >= 0 and row.has_reader]
+        worst = lateness(readers, now_ms, streams.pacing.pace_ms)
+        is_late = worst > (1.0 if self._suspended else TUNING.late)
+        self._suspended = self._suspended + 1 if is_late and self._suspended < MOST_SUSPENDED else 0
+        return self._suspended > 0
+
+    def _readable_together(self, rows: list[Row]) -> list[Prompt]:
+        """Of the rows in their order, those that go well in one batch with the first.
+
+        One that others wait for, because they begin like it, is read up to where they part from it: then they begin,
+        and the rests of all are read together. Not for less than a tile, which would cost nearly as much as one.
+        """
+        if self.targets.mixes_prompts:
+            parts = [(row, row.branch - row.position) for row in rows]
+            return [Prompt(row, part if part >= TILE_TOKENS else row.remaining) for row, part in parts]
+        head = rows[0]
+        others = [row for row in rows[1:] if row.remaining == head.remaining or row.position == head.position == 0]
+        return [Prompt(row, row.remaining) for row in (head, *others)]
+
+    def _alone(
+        self,
+        plan: Plan,
+        prompts: list[Prompt],
+        streams: Streams,
+        state: State,
+        share: float,
+        free_tokens: int,
+        now_ms: float,
+    ) -> Plan:
+        """While no reader waits for a token: as much as is read at once and as the next request can wait for."""
+        most = min(self.targets.solo_tokens, free_tokens)
+        prompts = _ending_together(prompts, most)
+        wanted = sum(each.left for each in prompts)
+        if self.cost.knows_prefill:
+            most = min(most, self._longest(prompts, min(wanted, most), state, share))
+        else:
+            most = min(most, self.targets.start_tokens)
+        # A first token comes before the next tokens of lower lanes, where none of them has been without for long.
+        head, since_ms = prompts[0], now_ms - TUNING.piece_share * self.targets.slo_ttft_ms
+        can_wait = all(row.lane < head.row.lane and row.last_token_ms > since_ms for row in streams.rows)
+        if streams.rows and can_wait and head.left <= most:
+            return attrs.evolve(plan, prefill=self._allocated(prompts, most), steps=0)
+        return self._mixed(plan, prompts, most, streams, state, free_tokens) or attrs.evolve(
+            plan, prefill=self._allocated(prompts, most)
+        )
+
+    def _longest(self, prompts: list[Prompt], wanted: int, state: State, share: float) -> int:
+        """The piece of prompts that are read alone. It is whole tiles, or if one takes too long always a half or less
+        of one: attention of fewer rows than a tile adds up otherwise, so that else the answer would depend on how fast
+        the machine was just then.
+        """
+        usual_ms = share * self.targets.slo_ttft_ms
+        tile_ms = 2 * TUNING.patience * usual_ms
+        whole = min(wanted, TILE_TOKENS)
+        if len(prompts) == 1 and whole == TILE_TOKENS and self.cost.is_sure_of(TILE_TOKENS):
+            end = prompts[0].row.position + prompts[0].left if not self.targets.attends_all else state.used_cells
+            slowest_ms = self.cost.prefill_ms(TILE_TOKENS, end)
+            self._is_slow = slowest_ms > tile_ms * (FAST_AGAIN if self._is_slow else 1.0)
+        if self._is_slow and whole == TILE_TOKENS:
+            parts = [size for size in SIZES if size < TILE_TOKENS]
+            return max((size for size in parts if self._read_ms(prompts, size, state) <= tile_ms), default=parts[0])
+        size = self._best_size(prompts, wanted, state, usual_ms, TUNING.patience * usual_ms, tile_ms)
+        larger = next((each for each in SIZES if each > size), size)
+        if larger <= wanted and not self.cost.is_sure_of(larger) and self._read_ms(prompts, larger, state) <= tile_ms:
+            size = larger  # nobody waits for a token while it is tried
+        size = max(size, whole if len(prompts) == 1 else min(wanted, SIZES[0]))
+        fewer = size - (size - prompts[0].left) % TILE_TOKENS
+        is_cut = len(prompts) == 1 and TILE_TOKENS <= size < prompts[0].left
+        return fewer + TILE_TOKENS * (fewer < TILE_TOKENS) if is_cut else size
+
+    def _beside(
+        self, plan: Plan, prompts: list[Prompt], streams: Streams, state: State, share: float, free_cells: int
+    ) -> Plan:
+        """Beside streams: the piece that reads most of those for which no reader has to wait."""
+        pace, lead, step_ms = streams.pacing.pace_ms, streams.lead_ms, streams.step_ms
+        plan = attrs.evolve(plan, pace_ms=pace, lead_ms=lead if lead < math.inf else 0.0)
+        # First tokens wait for no more of a lower lane's prompt than fills a tile.
+        first = sum(each.left for each in takewhile(lambda each: each.row.lane >= prompts[0].row.lane, prompts))
+        wanted = sum(each.left for each in prompts)
+        wanted = min(wanted, max(first, TILE_TOKENS), self.targets.batch_tokens, free_cells)
+        if not self.cost.knows_prefill:
+            return attrs.evolve(plan, prefill=self._allocated(prompts, min(wanted, self.targets.start_tokens)))
+        # Each step takes a cell for each row; half of the free ones are for the prompts.
+        max_steps = max(1, min(TUNING.max_steps, free_cells // max(1, 2 * len(streams.rows))))
+        covered_ms = longest_piece_ms(lead, pace, step_ms, max_steps)
+        smallest_ms = self._read_ms(prompts, min(SIZES[0], wanted), state)
+        is_early = smallest_ms > covered_ms and can_be_covered(smallest_ms, pace, step_ms)
+        self._waits = self._waits + 1 if is_early and self._waits < MOST_WAITS else 0
+        if self._waits:
+            return attrs.evolve(plan, steps=max_steps)
+        usual_ms = share * self.targets.slo_ttft_ms
+        if streams.pacing.is_late:
+            # With a large model on few cores a shorter piece would go on little but reading the weights.
+            usual_ms = max(usual_ms, TUNING.piece_steps * self.cost.decode_ms(1, 0))
+        usual_ms = min(usual_ms, covered_ms)
+        most_ms, tile_ms = (min(covered_ms, factor * TUNING.patience * usual_ms) for factor in (1, 2))
+
+        def cycle_ms(piece_ms: float) -> float:
+            return piece_ms + step_ms * max(1.0, piece_ms / (pace - step_ms))
+
+        size = self._best_size(prompts, wanted, state, usual_ms, most_ms, tile_ms, cycle_ms)
+        size = size or min(SIZES[0], wanted)
+        piece_ms = self._read_ms(prompts, size, state)
+        steps = min(max_steps, steps_before(piece_ms, lead, pace, step_ms))
+        needed_ms = TUNING.safety * piece_ms + step_ms if piece_ms <= covered_ms else 0.0
+        plan = attrs.evolve(plan, steps=steps, needed_ms=needed_ms)
+        free_tokens = min(self.targets.batch_tokens, free_cells)
+        size = min(size, free_tokens - (steps - 1) * len(streams.rows))
+        return self._mixed(plan, prompts, size, streams, state, free_tokens) or attrs.evolve(
+            plan, prefill=self._allocated(prompts, size)
+        )
+
+    def _mixed(
+        self, plan: Plan, prompts: list[Prompt], size: int, streams: Streams, state: State, free_tokens: int
+    ) -> Plan | None:
+        """The same with one batch for the piece and a decode step, where that reads more tokens a millisecond than both
+        apart; else None. Rows and piece then fill what the piece alone would fill.
+        """
+        rows, whole = len(streams.rows), min(size, sum(each.left for each in prompts))
+        # The first token of a prompt that the piece ends does not wait for another piece.
+        tokens = whole if _ends_within(prompts, whole - rows) < _ends_within(prompts, whole) else whole - rows
+        fits = rows + tokens <= min(self.targets.batch_tokens, free_tokens) and 2 * tokens >= whole > 0
+        # What either takes alone has to be known first: it shows what they take together is worth.
+        known = self.cost.has_decoded(rows) and self.cost.has_read(rows + tokens)
+        if not (rows and fits and known and self.targets.mixes_prompts):
+            return None
+        self.cost.considered_mixed()
+        apart_ms = (streams.step_ms + self._read_ms(prompts, whole, state)) * tokens / whole
+        position = self._position(prompts, tokens, state)
+        if not self.targets.attends_all:
+            position = mixed_position(position, tokens, [row.position for row in streams.rows])
+        mixed_ms = self.cost.mixed_ms(rows, state.used_cells, tokens, position)
+        feared_ms = apart_ms if mixed_ms is None else mixed_ms
+        steps = steps_before_mixed(feared_ms, plan.lead_ms, plan.pace_ms, streams.step_ms) if plan.pace_ms else 0
+        is_slower = mixed_ms is not None and mixed_ms > apart_ms
+        if is_slower or steps > plan.steps or tokens + steps * rows > free_tokens:
+            return None
+        needed_ms = TUNING.safety * feared_ms if plan.needed_ms else 0.0
+        prefill = self._allocated(prompts, tokens, is_mixed=True)
+        return attrs.evolve(plan, prefill=prefill, steps=steps, needed_ms=needed_ms, is_mixed=True)
+
+    def _best_size(
+        self,
+        prompts: list[Prompt],
+        wanted: int,
+        state: State,
+        usual_ms: float,
+        most_ms: float,
+        tile_ms: float,
+        cycle_ms: Callable[[float], float] = float,
+    ) -> int:
+        def position(tokens: int) -> float:
+            return self._position(prompts, tokens, state)
+
+        return self.cost.best_size(
+            wanted, position, usual_ms, most_ms=most_ms, tile_ms=tile_ms, worth=TUNING.worth_waiting, cycle_ms=cycle_ms
+        )
+
+    def _read_ms(self, prompts: list[Prompt], tokens: int, state: State) -> float:
+        """Predicted time of a batch of the next `tokens` tokens."""
+        return self.cost.prefill_ms(tokens, self._position(prompts, tokens, state))
+
+    def _position(self, prompts: list[Prompt], tokens: int, state: State) -> float:
+        """Tokens that each of the next `tokens` tokens attends to, on the average."""
+        if self.targets.attends_all:
+            return state.used_cells
+        left, behind = tokens, 0
+        for each in prompts:
+            count = min(each.left, left)
+            behind += count * each.row.position
+            left -= count
+            if left <= 0:
+                break
+        return behind / max(1, tokens - left)
+
+    def _allocated(self, prompts: list[Prompt], most: int, *, is_mixed: bool = False) -> tuple[tuple[int, int], ...]:
+        """At most so many tokens of the prompts, in their order; see `Plan.prefill`."""
+        chosen: list[tuple[int, int]] = []
+        left = most
+        for each in prompts:
+            if left <= 0:
+                break
+            count = min(each.left, left)
+            if not is_mixed:
+                # Not where that would leave this batch without a whole tile.
+                fewer, read = _in_whole_tiles(each, count), most - left
+                count = count if read and read + fewer < TILE_TOKENS <= read + count else fewer
+            if chosen and count < each.left and not self.targets.mixes_prompts:
+                break
+            chosen.append((each.row.key, count))
+            if count < each.left:
+                break
+            left -= count
+        return tuple(chosen)
+
+
+def mixed_position(position: float, tokens: int, rows: Sequence[int]) -> float:
+    """Tokens that each of a mixed batch attends to, on the average: `tokens` of prompts at `position`, and decode rows
+    that stand at `rows`.
+
+    By itself a row attends to its own tokens alone. In a mixed batch it shares a tile, and attention takes as long as
+    if all of the tile attended to them: a row deep in a document can cost more than the rest of the batch.
+    """
+    return position + TILE_TOKENS * sum(rows) / (tokens + len(rows))
+
+
+def _ends_within(prompts: list[Prompt], tokens: int) -> int:
+    """How many prompts end within their first `tokens` tokens."""
+    return sum(end <= tokens for end in accumulate(each.left for each in prompts))
+
+
+def _ending_together(prompts: list[Prompt], tokens: int) -> list[Prompt]:
+    """Of the prompts in their order, those of one lane that end in a batch as large as is computed at once.
+
+    None of them waits for a piece of a prompt that ends later. Where already the first is longer, it comes alone.
+    """
+    lane = prompts[0].row.lane
+    same = list(takewhile(lambda each: each.row.lane == lane, prompts))
+    return same[: max(1, _ends_within(same, tokens))]
+
+
+def _in_whole_tiles(prompt: Prompt, tokens: int) -> int:
+    """Nearly as many tokens of a prompt, so that whole tiles are left of it: what fills none is read at its beginning.
+
+    There it costs what it is. At the end of a long prompt the same few tokens can cost as much as several tiles.
+    """
+    fewer = tokens - (tokens - prompt.left) % TILE_TOKENS
+    is_first = fewer > 0 and prompt.row.position < TILE_TOKENS
+    return fewer if fewer >= TILE_TOKENS or is_first else tokens
