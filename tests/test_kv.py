@@ -119,6 +119,10 @@ class FakeContext:
             self.first[seq_id] = 0
         return True
 
+    def seq_pos_max(self, seq_id: int) -> int:
+        end = self.first[seq_id] + len(self.held[seq_id])
+        return min(end, len(self.states[seq_id])) - 1 if self.has_state else end - 1
+
     def state_size(self, seq_id: int) -> int:
         return len(self.state_get(seq_id))
 

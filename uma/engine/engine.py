@@ -107,7 +107,7 @@ class Engine:
             self.mailbox.post,
             max_active,
             saves_at_end=archive is not None,
-            speculate=sizing.speculate(context.model, config),
+            speculate=sizing.speculate(context, config),
             draft=draft,
             trace=_trace_log.debug if _trace_log.isEnabledFor(logging.DEBUG) else None,
         )

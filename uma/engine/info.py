@@ -111,6 +111,6 @@ def _prefix_sharing(context: Context, config: RuntimeConfig) -> str:
 
 def _speculation(context: Context, config: RuntimeConfig, draft: Context | None) -> str:
     """How tokens are drafted, or why they are not."""
-    if reason := sizing.why_no_drafts(context.model, config):
+    if reason := sizing.why_no_drafts(context, config):
         return f"none: {reason}"
     return "prompt look-up" if draft is None else f"prompt look-up, and the draft model {draft.model.info.name}"

@@ -148,7 +148,7 @@ def _open_draft(loader: Loader, config: RuntimeConfig, target: Context) -> Conte
     """The draft model's context, where one is configured and can be of use. It keeps its model open."""
     if not config.draft:
         return None
-    if reason := sizing.why_no_drafts(target.model, config):
+    if reason := sizing.why_no_drafts(target, config):
         _log.warning("--draft is not used: %s", reason)
         return None
     model = loader.draft()

@@ -14,9 +14,10 @@ import attrs
 from uma import cgroup
 from uma.config import RuntimeConfig, Speculate
 from uma.engine.policy.cost import SIZES
+from uma.engine.policy.speculation import MAX_DRAFT
 from uma.errors import ConfigError
 from uma.llama import backend, devices, hugepages, trust
-from uma.llama.context import ROUNDED_TOKENS, Context, ContextParams
+from uma.llama.context import ROLLED_BACK, ROUNDED_TOKENS, Context, ContextParams
 from uma.llama.model import Model, Pooling, llama_version
 
 POOL_SEQUENCE_IDS = 128
@@ -43,6 +44,8 @@ STATES_SHARE, LEAST_STATES_BYTES, LEAST_STATES = 2, 48 * 2**20, 8
 """Recurrent states are there from the start, for all that can run at once. Without `--max-sequences` they take at most
 the weights' size divided by the first, or the second where that is more; but the third are there as far as a quarter
 of the free memory holds them. Full-size windows are made as long as they take no more than that."""
+LEAST_ROLLED_BACK = 3
+"""Minimum tokens of a draft for which a sequence has further states. Shorter drafts are hardly worth that memory."""
 SMALL_WINDOWS_SHARE = 4
 """Windows are made small where they take at most the cells of full-size ones divided by it."""
 WEIGHTS_SHARE = 2
@@ -109,6 +112,7 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
         kv_unified=unified,
         swa_full=not small,
         guards_window=guards_window,
+        rolled_back=_rolled_back(model, config, streams),
     )
     if config.n_ctx or config.n_ubatch > DEFAULT_UBATCH_TOKENS:
         _check_fits(model, config, params)
@@ -131,7 +135,7 @@ def _check_fits(model: Model, config: RuntimeConfig, params: ContextParams) -> N
     """Raise `ConfigError` where a context of the size that the user has named needs more memory than is free: Linux
     gives it out, and ends the process, or another one, once it is written.
     """
-    free_bytes = free_kv_bytes(config) - params.n_seq_max * model.state_bytes
+    free_bytes = free_kv_bytes(config) - params.n_seq_max * (1 + params.rolled_back) * model.state_bytes
     heads = model.attention_heads // max(1, model.n_layers) if params.flash_attn == "off" else 0
     work_bytes = params.n_ubatch * (MASK_BYTES + SCORE_BYTES * heads)
     cell_bytes = _cell_bytes(model, config, swa_full=params.swa_full) + work_bytes
@@ -188,8 +192,8 @@ def _streams(model: Model, config: RuntimeConfig) -> int:
             f"takes {model.state_bytes / 2**20:,.0f} MiB; use a smaller model"
         )
     if not config.max_sequences:
-        states_bytes = max(model.info.size_bytes // STATES_SHARE, LEAST_STATES_BYTES)
-        wanted = min(wanted, max(LEAST_STATES, states_bytes // model.state_bytes))
+        states = 1 + LEAST_ROLLED_BACK if _wants_rolled_back(model, config) else 1
+        wanted = min(wanted, max(LEAST_STATES, _bytes_of_states(model) // (states * model.state_bytes)))
     if affordable < min(most, wanted):
         _log.warning(
             "--max-sequences is %s, and not %s: a sequence's state takes %.1f MiB, and beside the weights %s MiB of "
@@ -197,6 +201,28 @@ def _streams(model: Model, config: RuntimeConfig) -> int:
             f"{affordable:,}", f"{min(most, wanted):,}", model.state_bytes / 2**20, f"{free_bytes // 2**20:,}",
         )  # fmt: skip
     return min(wanted, affordable)
+
+
+def _bytes_of_states(model: Model) -> int:
+    """What states take at most where no number of sequences is asked for."""
+    return max(model.info.size_bytes // STATES_SHARE, LEAST_STATES_BYTES)
+
+
+def _wants_rolled_back(model: Model, config: RuntimeConfig) -> bool:
+    return config.speculate != "off" and model.state_bytes > 0 and model.info.architecture in ROLLED_BACK
+
+
+def _rolled_back(model: Model, config: RuntimeConfig, streams: int) -> int:
+    """Tokens of a draft that can be cut off where each sequence has a state: for each of them all have a state more.
+    As many as the longest draft has, or as memory holds; none where that is too few.
+    """
+    if not _wants_rolled_back(model, config):
+        return 0
+    most_bytes = _bytes_beside_weights(model, config) // MEMORY_SHARE
+    if not config.max_sequences:
+        most_bytes = min(most_bytes, _bytes_of_states(model))
+    most = min(MAX_DRAFT, most_bytes // (streams * model.state_bytes) - 1)
+    return most if most >= LEAST_ROLLED_BACK else 0
 
 
 def _bytes_beside_weights(model: Model, config: RuntimeConfig) -> int:
@@ -324,7 +350,8 @@ def _wanted_tokens(model: Model, config: RuntimeConfig, streams: int, *, is_unif
 def _affordable_tokens(
     model: Model, config: RuntimeConfig, streams: int, wanted: int, *, is_unified: bool, swa_full: bool = True
 ) -> int:
-    free_bytes = _bytes_beside_weights(model, config) - streams * model.state_bytes
+    states = streams * (1 + _rolled_back(model, config, streams))
+    free_bytes = _bytes_beside_weights(model, config) - states * model.state_bytes
     window_bytes = 0
     if not swa_full:
         window_tokens = streams * model.window_tokens + config.n_ubatch * (1 if is_unified else streams)
@@ -471,20 +498,26 @@ def can_guard(sequences: int) -> bool:
     return 2 * sequences <= backend.MAX_SEQUENCES
 
 
-def why_no_drafts(model: Model, config: RuntimeConfig) -> str | None:
+def why_no_drafts(context: Context, config: RuntimeConfig) -> str | None:
     """Why no tokens are drafted; None where they are. Memory must be cut behind those of a draft that held."""
+    model = context.model
     if config.speculate == "off":
         return "--speculate off"
     if not model.is_causal:
         return "an encoder does not generate"
-    if model.has_states:
+    if model.has_states and not context.rolled_back:
+        if model.info.architecture in ROLLED_BACK:
+            return (
+                f"for {context.n_sequences:,} sequences memory does not hold a state for each token of a draft "
+                f"({model.state_bytes / 2**20:,.1f} MiB each); with a smaller --max-sequences it can"
+            )
         return f"a {model.memory} model's state cannot be cut behind the tokens of a draft that held"
     return None
 
 
-def speculate(model: Model, config: RuntimeConfig) -> Speculate:
+def speculate(context: Context, config: RuntimeConfig) -> Speculate:
     """Whether tokens are drafted."""
-    return "off" if why_no_drafts(model, config) else config.speculate
+    return "off" if why_no_drafts(context, config) else config.speculate
 
 
 def draft_params(model: Model, target: Context, config: RuntimeConfig) -> ContextParams:

@@ -50,6 +50,10 @@ POOLING: dict[str, int] = {
     "rank": lib.LLAMA_POOLING_TYPE_RANK,
 }
 
+ROLLED_BACK = ("qwen35", "qwen35moe", "nemotron_h", "nemotron_h_moe", "lfm2", "lfm2moe")
+"""Architectures whose states llama.cpp keeps for the last tokens of a batch too (`llm_arch_supports_rs_rollback` in its
+llama-arch.cpp), of those whose memory is one of attention beside one of states. It does not tell before the context is
+made."""
 ROUNDED_TOKENS = 256
 """llama.cpp rounds the cells of a buffer up to a multiple of it."""
 
@@ -84,6 +88,8 @@ class ContextParams:
     swa_full: bool = True
     guards_window: bool = False
     """The upper half of the ids are not for sequences: each holds all cells of one in the lower half a second time."""
+    rolled_back: int = 0
+    """Maximum tokens of the last batch that can be cut off a sequence with a state: it takes as many states more."""
     pooling: Literal["none", "mean", "cls", "last", "rank"] = "none"
     """How the embeddings of a sequence's tokens in one batch become one; `none`: a context that gives no embeddings."""
 
@@ -138,6 +144,7 @@ class ContextParams:
         struct.type_v = CACHE_TYPES[self.cache_type_v]
         struct.offload_kqv = self.offload_kqv
         struct.swa_full = self.swa_full
+        struct.n_rs_seq = self.rolled_back
         if self.pooling != "none":
             struct.embeddings = True
             struct.pooling_type = POOLING[self.pooling]
@@ -210,6 +217,8 @@ class Context:
         self.n_seq_max = int(lib.llama_n_seq_max(handle))
         self.n_sequences = self.n_seq_max // 2 if params.guards_window else self.n_seq_max
         """Ids for sequences, from 0 on."""
+        self.rolled_back = int(lib.llama_n_rs_seq(handle))
+        """What llama.cpp has made of `params.rolled_back`; 0 without states."""
         self.params = params
         if self._threads:
             self.set_threads(self._threads)
@@ -284,7 +293,9 @@ class Context:
     def seq_rm(self, seq: int, p0: int = -1, p1: int = -1) -> bool:
         """Forget a sequence's positions from `p0` to before `p1` (-1: to the ends). A whole sequence always goes.
 
-        False where only a part was to go and the memory cannot do that (a recurrent state has no parts).
+        False where only a part was to go and the memory cannot do that (a recurrent state has no parts). With
+        `rolled_back` it says True for so many last tokens, and is right about those of the last batch alone: see
+        `kv/cells.py`.
         """
         return bool(lib.llama_memory_seq_rm(self._checked_memory(seq), seq, p0, p1))
 

@@ -8,6 +8,10 @@ llama-kv-cache.cpp), and with it goes all that lies before it in the sequence. B
 each id has a guard that holds its cells too, and a prefix of a model with sliding windows can be cut and shared at any
 token, as with plain attention. Where windows are small, and where each id has a buffer, there are no guards: then
 sequences begin at checkpoints, as with recurrent states.
+
+Of some architectures llama.cpp keeps the states of the last tokens of a batch too, so that a draft can be cut off
+(`ContextParams.rolled_back`). It says that it has gone back where that was another batch's, or where the state was
+moved since, and then it has not. So here only tokens of the batch just computed are cut off so (`cut_last`).
 """
 
 from __future__ import annotations
@@ -30,6 +34,9 @@ class SequenceCells:
         self._context = context
         self._uncopied: set[int] = set()
         """Ids whose cells llama.cpp copies only with the next batch: until then they must not be written or saved."""
+        self._went_back: set[int] = set()
+        """Ids whose state is one before that of their last batch's end: llama.cpp puts it in its place with a batch to
+        come, and would give another id that shares it the wrong one."""
         self.is_unified = context.params.kv_unified
         self.total = context.n_ctx
         self.share = context.n_ctx_seq
@@ -64,13 +71,15 @@ class SequenceCells:
         state, since what waits for the next batch would be written over it.
         """
         if self.is_unified:
-            if checkpoint is None and self._copies_windows:
+            if checkpoint is None and (self._copies_windows or source in self._went_back):
                 checkpoint = self._context.part_get(source)
             self._context.seq_cp(source, target, 0, length)
             self.grown(target, length)
         elif self._copies_windows:
             self._context.state_set(target, self._context.state_get(source))
         else:
+            if checkpoint is None and source in self._went_back:
+                checkpoint = self._context.part_get(source)
             self._context.seq_cp(source, target)
             self._uncopied |= {source, target}
         if checkpoint is not None:
@@ -86,6 +95,7 @@ class SequenceCells:
             self.roll_back(seq_id, length)
         else:
             self._context.seq_rm(seq_id)
+            self._went_back.discard(seq_id)
             self._unguard(seq_id, 0)
             heapq.heappush(self._free_ids, seq_id)
 
@@ -99,6 +109,14 @@ class SequenceCells:
             return False
         self._unguard(seq_id, length)
         return True
+
+    def cut_last(self, seq_id: int, length: int) -> None:
+        """Cut tokens of the batch just computed off a sequence: a draft's, at most `Context.rolled_back` of them where
+        it has a state.
+        """
+        self._context.seq_rm(seq_id, length, -1)
+        if self.has_states:
+            self._went_back.add(seq_id)
 
     # Checkpoints: of what cannot be cut
 
@@ -130,7 +148,8 @@ class SequenceCells:
     # Windows
 
     def grown(self, seq_id: int, length: int) -> None:
-        """A sequence has so many cells now: its guard holds those that may soon leave its window."""
+        """A batch has given a sequence so many cells: its guard holds those that may soon leave its window."""
+        self._went_back.discard(seq_id)
         if self._guards and length - self._guarded[seq_id] >= self._stride:
             self._context.seq_cp(seq_id, self._guard(seq_id), self._guarded[seq_id], length)
             self._guarded[seq_id] = length
@@ -145,8 +164,10 @@ class SequenceCells:
 
     def stands(self, seq_id: int, length: int) -> bool:
         """Whether a sequence that goes on behind its first `length` tokens, or another that shares them, would compute
-        what it should: all that layers with a window attend to is there.
+        what it should: all that layers with a window attend to is there, and a state is that of the last of them.
         """
+        if self.has_states:
+            return self._context.seq_pos_max(seq_id) < length
         if self._context.model.memory != "sliding-window":
             return True
         first = length // self._window * self._window if self._is_chunked else length - self._window + 1

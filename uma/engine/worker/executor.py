@@ -338,9 +338,9 @@ class Executor:
 
     def _run_alone(self, work: Work) -> Iterator[Results]:
         """After a failed batch: put memory back as it was, and run each row alone. One that fails again ends."""
-        for sequence, count in work:
-            if not self._cut_back(sequence):
-                continue
+        back = [each for each in work if self._cut_back(each[0])]
+        self._restart_others([sequence for sequence, _ in work])
+        for sequence, count in back:
             if sequence.status is Status.PREFILLING:
                 code, ends = self._runner.prefill([(sequence, count)])
                 yield self._sampled(ends)
@@ -368,7 +368,7 @@ class Executor:
     def _cut_back(self, sequence: Sequence) -> bool:
         """Remove what a failed batch can have left in memory. False where memory cannot be cut: then it is queued."""
         assert sequence.holding is not None
-        if self._context.seq_rm(sequence.holding.seq_id, sequence.computed, -1):
+        if not self._runner.is_state_lost and self._pool.cells.roll_back(sequence.holding.seq_id, sequence.computed):
             return True
         self._residency.restart(sequence)
         return False

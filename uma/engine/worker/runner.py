@@ -29,7 +29,7 @@ from uma.engine.worker.stall import StallWatch
 from uma.engine.worker.trace import Trace
 from uma.engine.worker.withdrawn import Withdrawn
 from uma.llama.batch import Batch
-from uma.llama.context import ABORTED, DONE, Context
+from uma.llama.context import ABORTED, DONE, INVALID_BATCH, Context
 from uma.metrics import EngineMetrics
 
 Work = list[tuple[Sequence, int]]
@@ -306,7 +306,7 @@ class ModelRunner:
         sequence.computed += 1 + held
         sequence.share.was_given(1 + held)
         if held < len(draft):
-            self._context.seq_rm(sequence.holding.seq_id, sequence.computed, -1)
+            self._pool.cells.cut_last(sequence.holding.seq_id, sequence.computed)
         sequence.drafted += len(draft)
         sequence.accepted += accepted
         self._metrics.draft_tokens_total += len(draft)
@@ -448,7 +448,9 @@ class ModelRunner:
         self.stall_watch.begin(self.began_ms, expected_ms, self._threads, self._neighbours.suspected)
         is_begun = self._withdrawn.begin(sequences)
         self.code = self._context.begin(self._batch) if is_begun else ABORTED
-        self.is_state_lost = is_begun and self.code == ABORTED and self._pool.has_states
+        # (Where drafts can be cut off, llama.cpp believes that it can do so with whatever it has broken off.)
+        is_broken = self.code == ABORTED or (self._context.rolled_back > 0 and self.code < INVALID_BATCH)
+        self.is_state_lost = is_begun and is_broken and self._pool.has_states
 
     def _wait(self) -> float:
         """The milliseconds that the batch took which was begun."""

@@ -58,6 +58,8 @@ class Speculator:
         self._policy = policy
         self._pool = pool
         self._n_batch = context.n_batch
+        self._most = min(MAX_DRAFT, context.rolled_back) if context.model.has_states else MAX_DRAFT
+        """Drafted tokens of a row."""
         self._mode = mode
         self._drafters = drafters
         """A row is drafted for by the one of whose guess most tokens can be expected to hold, of equals the first."""
@@ -76,7 +78,7 @@ class Speculator:
         if not self._can_pay_now:
             return None
         free = self._pool.free_cells - len(rows)
-        room = min(MAX_DRAFT, min(self._n_batch, free) // len(rows) - 1)
+        room = min(self._most, min(self._n_batch, free) // len(rows) - 1)
         began = now_ms()
         drafters, chances = self._prospects(rows, room)
         wanted = self._choose(rows, chances, free, self._step_ms(drafters))
