@@ -43,7 +43,7 @@ class Receiver:
             for part in ExportTraceServiceRequest.FromString(body).resource_spans:
                 self.resources.append(plain(part.resource.attributes))
                 for span in (each for scope in part.scope_spans for each in scope.spans):
-                    self.spans[plain(span.attributes)["gen_ai.response.id"]] = span
+                    self.spans[plain(span.attributes).get("gen_ai.response.id") or span.span_id] = span
         else:
             for part in ExportMetricsServiceRequest.FromString(body).resource_metrics:
                 self.metrics |= {each.name: each for scope in part.scope_metrics for each in scope.metrics}
@@ -112,6 +112,9 @@ def seen(tiny: Path) -> Iterator[Receiver]:
                     waiting -= {event["id"]} if event["event"] == "eos" else set()
                 raw.send({"event": "cancel", "id": "long"})
                 assert raw.last_of("long")["reason"] == "cancelled"
+            body = {"input": ["a", "b"], "dimensions": 4}
+            assert server.ask("POST", "/v1/embeddings", body, traceparent=TRACEPARENT).status == 200
+            assert server.ask("POST", "/v1/embeddings", {**body, "dimensions": 10_000}).status == 400
         yield receiver
 
 
@@ -135,7 +138,7 @@ def test_a_request_is_one_span_with_the_conventions_attributes(seen: Receiver) -
     assert {name: found.get(name) for name in wanted} == wanted
     assert found["gen_ai.usage.input_tokens"] > found["gen_ai.usage.cache_read.input_tokens"] >= 0
     assert 0 < found["gen_ai.response.time_to_first_chunk"] * 1e9 <= span.end_time_unix_nano - span.start_time_unix_nano
-    assert len(seen.spans) == 5
+    assert sum(each.name != "embeddings tiny" for each in seen.spans.values()) == 5
     assert {each["service.name"] for each in seen.resources} == {"mine"}
 
 
@@ -155,6 +158,16 @@ def test_several_answers_are_one_span_and_a_cancelled_request_says_so(seen: Rece
     assert ended["gen_ai.response.finish_reasons"] == ["cancelled"]
 
 
+def test_embeddings_have_spans_too(seen: Receiver) -> None:
+    good, bad = sorted(
+        (each for each in seen.spans.values() if each.name == "embeddings tiny"), key=lambda each: each.status.code
+    )
+    found = plain(good.attributes)
+    assert (found["gen_ai.usage.input_tokens"], found["gen_ai.embeddings.dimension.count"]) == (4, 4)
+    assert (good.trace_id.hex(), found["server.address"]) == (TRACE, "127.0.0.1")
+    assert plain(bad.attributes)["error.type"] == "_OTHER"
+
+
 @pytest.mark.parametrize(
     ("name", "bounds"),
     [
@@ -167,7 +180,7 @@ def test_metrics_have_the_conventions_names_unit_and_bounds(seen: Receiver, name
     metric = seen.metrics[f"gen_ai.server.{name}"]
     assert metric.unit == "s"
     points = metric.histogram.data_points
-    assert sum(each.count for each in points) == 5
+    assert sum(each.count for each in points) == (7 if name == "request.duration" else 5)
     assert all(tuple(each.explicit_bounds) == bounds for each in points)
     assert all({"gen_ai.operation.name", "server.address"} <= plain(each.attributes).keys() for each in points)
 

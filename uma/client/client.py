@@ -169,7 +169,9 @@ class Client:
     async def embed(self, request: EmbedRequest) -> Embeddings:
         """As `Source.embed`. Raises `BadRequest` where the server is too old to know the question."""
         id = self._fresh_id()
-        answer = await self._ask_whole(id, EmbedQuery(attrs.evolve(request, id=id), "base64"))
+        answer = await self._ask_whole(
+            id, EmbedQuery(attrs.evolve(request, id=id, metadata=with_span(request.metadata)), "base64")
+        )
         assert isinstance(answer, EmbedEvent)
         return attrs.evolve(answer.result, id=request.id)
 

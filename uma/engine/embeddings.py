@@ -5,9 +5,11 @@ model that only generates pays nothing. Belongs to the Trio thread that opened t
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
+import attrs
 import trio
 
 from uma.config import RuntimeConfig
@@ -20,6 +22,7 @@ from uma.engine.worker.embedding import EmbedJob
 from uma.errors import BadRequest, Overloaded
 from uma.llama.context import Context
 from uma.metrics import EngineMetrics
+from uma.net.client import ORIGIN, span_of
 from uma.types import Embeddings, EmbedRequest, Ranked, Ranking, RerankRequest
 
 NO_CLASSIFIER = (
@@ -38,6 +41,21 @@ def _told(empty: Sequence[int]) -> tuple[str, ...]:
         return ()
     rest = f" and {len(empty) - 1:,} more" if len(empty) > 1 else ""
     return (f"texts[{empty[0]}]{rest}: no token at all, so there is no embedding (fail_on_empty refuses such texts)",)
+
+
+@attrs.frozen
+class Embedded:
+    """A request for embeddings that is over."""
+
+    request: EmbedRequest
+    origin: str
+    traceparent: str
+    """As `net.client.span_of` has it."""
+    found: Embeddings | None
+    """None: it was refused, failed, or its reader left."""
+    began_at: float
+    """Seconds since 1970, as the next."""
+    ended_at: float
 
 
 class EmbedService:
@@ -61,6 +79,8 @@ class EmbedService:
         self._trio_token = trio.lowlevel.current_trio_token()
         self._pooling = sizing.pooling(context.model, config)
         self._max_request_tokens = sizing.max_request_tokens(context)
+        self.on_over: Callable[[Embedded], None] | None = None
+        """Told of each request for embeddings that is over, however it ended."""
         self._lock = trio.Lock()
         self._context: Context | None = None
         self._own_context: Context | None = None
@@ -82,6 +102,17 @@ class EmbedService:
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
         """See `types.Source.embed`."""
+        began_at = time.time()
+        found: Embeddings | None = None
+        try:
+            found = await self._embed(request)
+        finally:
+            if self.on_over is not None:
+                span = span_of(request.metadata)
+                self.on_over(Embedded(request, ORIGIN.get(), span, found, began_at, time.time()))
+        return found
+
+    async def _embed(self, request: EmbedRequest) -> Embeddings:
         width = self._model.n_embedding
         if self._pooling == "rank":
             raise BadRequest("texts: this model ranks documents and gives no embeddings; ask it to rerank")

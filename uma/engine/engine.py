@@ -26,7 +26,7 @@ from uma.engine.delivery.answers import AnswerPort
 from uma.engine.delivery.mailbox import Mailbox
 from uma.engine.delivery.parsed import ParsedStream
 from uma.engine.delivery.stream import RequestStream
-from uma.engine.embeddings import EmbedService
+from uma.engine.embeddings import Embedded, EmbedService
 from uma.engine.health import Watchdog
 from uma.engine.info import server_info
 from uma.engine.intake import features
@@ -303,6 +303,10 @@ class Engine:
     def on_request_over(self, listener: Callable[[Over], None]) -> None:
         """Tell `listener` of each request that comes from now on once it is over, on the Trio thread."""
         self._requests.on_over = listener
+
+    def on_embedded(self, listener: Callable[[Embedded], None]) -> None:
+        """The same of each request for embeddings."""
+        self._embeddings.on_over = listener
 
     def end_request(self, number: int) -> bool:
         """End the request of this `RunningRequest.number`, with all of its answers; its reader is told `Ended`.

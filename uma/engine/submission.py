@@ -28,7 +28,7 @@ from uma.engine.worker.thinking import ThinkingBound
 from uma.llama.grammar import GrammarState
 from uma.metrics import EngineMetrics
 from uma.net.arrivals import arrivals
-from uma.net.client import CLIENT, ORIGIN, OWNER, TRACEPARENT, TRACEPARENT_MEMBER, USER
+from uma.net.client import CLIENT, ORIGIN, OWNER, USER, span_of
 from uma.types import DEFAULT_MAX_TOKENS, MAX_SEED, Request, RequestMetrics, SamplingParams, Usage
 
 GATHER_SEC = 0.02
@@ -84,7 +84,7 @@ class Over:
     request: Request
     origin: str
     traceparent: str
-    """`net.client.TRACEPARENT`, or the member of this name of the request's metadata."""
+    """As `net.client.span_of` has it."""
     reason: str
     """Of its last answer, as in `Finished`; `cancelled` where its reader left."""
     usage: Usage
@@ -258,8 +258,7 @@ class Submission:
 
     def _told(self, request: Request) -> list[str]:
         """Where a request's span is told of once it is over; empty where that is asked of none."""
-        named = (request.metadata or {}).get(TRACEPARENT_MEMBER)
-        return [] if self.on_over is None else [TRACEPARENT.get() or (named if isinstance(named, str) else "")]
+        return [] if self.on_over is None else [span_of(request.metadata)]
 
     def _over(self, sequences: list[Sequence], traceparent: list[str]) -> None:
         """A request is over, which can be said twice: `traceparent` is taken with the first."""

@@ -69,3 +69,9 @@ def with_span(metadata: dict[str, Any] | None) -> dict[str, Any] | None:
     """A request's metadata with the span that it belongs to, where it goes to another process."""
     span = TRACEPARENT.get()
     return {**(metadata or {}), TRACEPARENT_MEMBER: span} if span else metadata
+
+
+def span_of(metadata: dict[str, Any] | None) -> str:
+    """The span that a request with this metadata belongs to; empty: none is told."""
+    named = (metadata or {}).get(TRACEPARENT_MEMBER)
+    return TRACEPARENT.get() or (named if isinstance(named, str) else "")

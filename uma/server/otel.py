@@ -18,6 +18,7 @@ import trio
 
 from uma.config import RuntimeConfig
 from uma.engine import Engine
+from uma.engine.embeddings import Embedded
 from uma.engine.submission import Over
 from uma.errors import ConfigError
 from uma.server.logs import log
@@ -82,6 +83,7 @@ async def exporting(engine: Engine, config: RuntimeConfig) -> AsyncIterator[None
         return
     telemetry = Telemetry(engine.info, config)
     engine.on_request_over(telemetry.tell)
+    engine.on_embedded(telemetry.tell_embedded)
     try:
         yield
     finally:
@@ -125,41 +127,57 @@ class Telemetry:
 
     def tell(self, over: Over) -> None:
         """A request is over."""
-        common = self._common(over)
+        operation = "chat" if over.request.messages is not None else "text_completion"
+        common = self._common(operation, over.origin)
         failed = {"error.type": "_OTHER"} if over.reason == "error" else {}
         self._duration.record(max(0.0, over.ended_at - over.began_at), common | failed)
         if over.metrics.ttft_ms and not failed:
             self._first.record(over.metrics.ttft_ms / 1000, common)
             if over.metrics.tokens_per_second:
                 self._between.record(1 / over.metrics.tokens_per_second, common)
+        self._span(common | failed | _attributes(over), over)
+
+    def _span(self, attributes: dict[str, Any], over: Over | Embedded) -> None:
         span = self._tracer.start_span(
-            f"{common['gen_ai.operation.name']} {self._model}",
+            f"{attributes['gen_ai.operation.name']} {self._model}",
             # Without one it begins a trace, whatever else runs in this process.
             context=self._parent({"traceparent": over.traceparent}),
             kind=self._api.SpanKind.SERVER,
-            attributes=common | failed | _attributes(over),
+            attributes=attributes,
             start_time=int(over.began_at * 1e9),
         )
-        if failed:
+        if "error.type" in attributes:
             span.set_status(self._api.Status(self._api.StatusCode.ERROR))
         span.end(int(over.ended_at * 1e9))
+
+    def tell_embedded(self, over: Embedded) -> None:
+        """A request for embeddings is over."""
+        request, found = over.request, over.found
+        common = self._common("embeddings", over.origin) | ({} if found else {"error.type": "_OTHER"})
+        self._duration.record(max(0.0, over.ended_at - over.began_at), common)
+        told: dict[str, Any] = {"uma.priority": request.priority, "uma.origin": over.origin}
+        if found is not None:
+            told["gen_ai.usage.input_tokens"] = sum(found.prompt_tokens)
+        if request.dimensions is not None:
+            told["gen_ai.embeddings.dimension.count"] = request.dimensions
+        self._span(common | told, over)
 
     def close(self) -> None:
         """Send what has not been sent. Blocks."""
         self._traces.shutdown()
         self._meters.shutdown()
 
-    def _common(self, over: Over) -> dict[str, Any]:
+    def _common(self, operation: str, origin: str) -> dict[str, Any]:
         return {
-            "gen_ai.operation.name": "chat" if over.request.messages is not None else "text_completion",
+            "gen_ai.operation.name": operation,
             "gen_ai.provider.name": PROVIDER,
             "gen_ai.request.model": self._model,
             "gen_ai.response.model": self._model,
-            **self._address(over),
+            **self._address(origin),
         }
 
-    def _address(self, over: Over) -> dict[str, Any]:
-        if "socket" in over.origin.split(" · ") or not self._config.http:
+    def _address(self, origin: str) -> dict[str, Any]:
+        if "socket" in origin.split(" · ") or not self._config.http:
             return {"server.address": self._config.socket}
         host, _, port = self._config.http.rpartition(":")
         known = {"server.port": int(port)} if port.isdigit() and int(port) else {}
