@@ -52,6 +52,33 @@ async def test_a_repeated_question_has_the_same_answer_to_the_last_bit(
             assert told(await answer(engine, question(10, length))) == first
 
 
+@pytest.mark.parametrize("cache_tokens", [-1, 200], ids=["by default", "with others that leave their cells"])
+@pytest.mark.parametrize("repeated", [question(10, 20), question(10, 150), ask(tokens_for(7, 6), 20, logprobs=1)])
+async def test_a_repeated_question_lies_in_the_same_cells_each_time(
+    tiny: Path, repeated: Request, cache_tokens: int
+) -> None:
+    """Without flash attention, where attention adds up by place, that shows."""
+    async with open_engine(config_for(tiny, cache_ram_mb=64, cache_tokens=cache_tokens)) as engine:
+        for other in range(3):
+            await answer(engine, question(1 + other, 60))
+        first = told(await answer(engine, repeated))
+        for _ in range(3):
+            assert told(await answer(engine, repeated)) == first
+
+
+async def test_after_a_restart_answers_are_the_same_however_often_each_was_asked_before(tiny: Path) -> None:
+    async def answered(times: int) -> list[list[Any]]:
+        found = []
+        async with open_engine(config_for(tiny, cache_ram_mb=64, cache_tokens=200)) as engine:
+            for number in range(5):
+                for _ in range(times):
+                    last = told(await answer(engine, ask(tokens_for(number, 60), 20, logprobs=1)))
+                found.append(last)
+        return found
+
+    assert await answered(1) == await answered(3)
+
+
 async def test_a_question_that_is_repeated_without_the_cache_has_too(tiny: Path) -> None:
     """It leaves nothing there, so that it lies in the same cells again."""
     async with open_engine(config(tiny)) as engine:

@@ -333,11 +333,14 @@ class TestTrimming:
         context = FakeContext(unified=True)
         pool = KvPool(cast(Context, context), SnapshotStore(10**6), cache_cells=20)
         pool.has_decoding_rows = True
+        held = []
         for number in range(4):
             tokens = array("i", range(100 * number, 100 * number + 90))
             holding, _ = pool.acquire(tokens, number)
             context.compute({holding.seq_id: list(tokens)})
             pool.extend(holding, tokens)
+            held.append(holding)
+        for number, holding in enumerate(held):
             pool.release(holding, number, keep=True)
         assert len(pool.tree.cached) == 4
         pool.has_decoding_rows = False

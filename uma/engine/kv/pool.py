@@ -80,6 +80,8 @@ class KvPool:
         self._checkpoints = Checkpoints(self.cells, self.tree, store)
         self.has_decoding_rows = False
         """Kept by the worker: large copies wait while it is set."""
+        self._is_lone = False
+        """Of the running sequences, or those that ran last, there was no more than one at a time."""
         self._copies = SnapshotCopies(
             self.cells, self.tree, store, self._checkpoints, self._is_worth_saving, self._take_id
         )
@@ -176,16 +178,27 @@ class KvPool:
         They come from the sequence id that holds most of them, or from a snapshot where that saves clearly more.
         """
         self._copies.try_all_again()
+        self._is_lone = self.used_ids == len(self.tree.cached)
+        is_repeated = self.tree.match(tokens)[1] == len(tokens) > 1
+        begun = self._restored(tokens, now_ms) or self._begun(tokens, now_ms, is_repeated=is_repeated)
+        if self._is_lone and not is_repeated:
+            self._trim(until=None)  # what the last one was spared
+        return begun
+
+    def _restored(self, tokens: array[int], now_ms: float) -> tuple[Holding, int] | None:
+        """`acquire` from a snapshot; None where that is not clearly more than the cells hold."""
+        kept = self.store.find(tokens, self.match(tokens)[1] + WORTH_RESTORING_TOKENS - 1)
+        if kept is None or (holding := self._restore(*kept, now_ms)) is None:
+            return None
+        self.store.used(kept[0], now_ms)
+        holding.tier, kept[0].tier = kept[0].tier, Tier.MEMORY
+        return holding, kept[1]
+
+    def _begun(self, tokens: array[int], now_ms: float, *, is_repeated: bool) -> tuple[Holding, int]:
+        """`acquire` from what the cells hold."""
+        if is_repeated and not self._keeps_answers:
+            self._drop_answers(tokens)
         node, length = self.match(tokens)
-        kept = self.store.find(tokens, length + WORTH_RESTORING_TOKENS - 1)
-        if kept is not None and (holding := self._restore(*kept, now_ms)) is not None:
-            self.store.used(kept[0], now_ms)
-            holding.tier, kept[0].tier = kept[0].tier, Tier.MEMORY
-            return holding, kept[1]
-        node, length = self.match(tokens)
-        if not self._keeps_answers and self.tree.match(tokens)[1] == len(tokens) > length > 0:
-            self._drop_answers(node, length)
-            node, length = self.match(tokens)
         seq_id = self._take_id(keep=node)
         if seq_id is None:
             # The one id to be had is the one that holds the prefix: better to begin again than not at all.
@@ -245,24 +258,27 @@ class KvPool:
             if node.checkpoint is None or not self.cells.trim_to(seq_id, node.end, node.checkpoint):
                 self.tree.go_back(seq_id)
 
-    def _drop_answers(self, node: Node, length: int) -> None:
-        """A prompt is asked again that ends in `node`, behind `length` tokens and one more: what cached sequences have
-        behind it leaves its cells, for memory as far as that is worth it.
+    def _drop_answers(self, tokens: array[int]) -> None:
+        """A prompt is asked again: cached sequences that hold all of it leave the cells of its last tokens, which are
+        computed again, and of what is behind them, for memory as far as that is worth it.
 
-        The new answer lies in the same cells then. With several threads llama.cpp adds up attention of a single row
-        over parts of the buffer, so in other cells its last bits differ, and at a near tie its text.
+        The new answer lies in the same cells then. Without flash attention llama.cpp adds up by where cells lie, and
+        with it several threads add up attention of a single row over parts of the buffer; so in other cells the last
+        bits differ, and at a near tie the text.
         """
-        if node.locks or not self.cells.is_unified:
+        if not self.cells.is_unified:
             return
-        while leaves := [each for each in self.tree.leaves() if self._goes_on(each, node, length)]:
-            seq_id = leaves[0]
-            self._save_before_drop(seq_id)
-            self.tree.shorten(seq_id, self.tree.cached[seq_id].end - length)
-
-    def _goes_on(self, seq_id: int, node: Node, length: int) -> bool:
-        """Whether a cached sequence goes on behind the first `length` tokens of `node`'s path."""
-        tip = self.tree.cached[seq_id]
-        return tip.end > length and node in tip.path()
+        shared = self.match(tokens)[1]
+        length = min(shared, len(tokens) - LAST_TOKENS)
+        while (found := self.tree.match(tokens))[1] == len(tokens) and not found[0].locks:
+            # (A prompt that is too short to be shared can be the beginning of anything.)
+            leaves = self.tree.leaves() if shared else self.tree.leaves()[-1:]
+            leaf = next((each for each in leaves if found[0] in self.tree.cached[each].path()), None)
+            if leaf is None:
+                return
+            self._save_before_drop(leaf)
+            while (excess := self.tree.cached[leaf].end - length) > 0 and self.tree.shorten(leaf, excess):
+                pass
 
     def borrow_id(self) -> int | None:
         """An empty sequence id for a computation that leaves nothing behind; None where running sequences have all."""
@@ -340,19 +356,29 @@ class KvPool:
 
         A sequence whose snapshot cannot be taken now stays until there is time or the room is needed. What was used
         last stays: it is the conversation that goes on. In a buffer of its own cache is in no other sequence's way, and
-        stays. With no cells for cache all of it leaves.
+        stays. With no cells for cache all of it leaves. Behind a sequence that ran alone nothing does until another
+        begins: asked again, it would lie in the cells that were freed.
         """
+        if not (self._is_lone and self._cache_cells):
+            self._trim(until)
+
+    def _trim(self, until: Callable[[], bool] | None) -> None:
         if self._cache_cells and not self.cells.is_unified:
             return
         newest = self.tree.newest() if self._cache_cells else None
         for seq_id in self.tree.leaves():
-            excess = self.tree.evictable_tokens - self._cache_cells
-            if excess <= 0:
+            if self._excess <= 0:
                 return
             if seq_id != newest and self._save_before_drop(seq_id):
-                self.tree.shorten(seq_id, excess)
+                while self._excess > 0 and self.tree.shorten(seq_id, self._excess):
+                    pass
                 if until is not None and until():
                     return
+
+    @property
+    def _excess(self) -> int:
+        """Cache in cells beyond its limit."""
+        return self.tree.evictable_tokens - self._cache_cells
 
     def own_cells(self, holding: Holding) -> int:
         """Cells that only this holding uses."""

@@ -233,6 +233,9 @@ class Executor:
         if count - LAST_TOKENS < TILE_TOKENS <= count and sequence.computed > LAST_TOKENS:
             # The batch before them fills its tile with tokens that are computed again, where there are any.
             sequence, count = self._begin_again(sequence, count + LAST_TOKENS)
+        elif count == LAST_TOKENS + 1 and sequence.computed > 1:
+            # No row is computed alone, wherever the piece before it ended: that depends on how fast the machine is.
+            sequence, count = self._begin_again(sequence, count + 1)
         if count < LAST_TOKENS:
             return [[self._begin_again(sequence, max(count, min(LAST_TOKENS, len(sequence.tokens) - 1)))]]
         return [[(sequence, count - LAST_TOKENS)], [(sequence, LAST_TOKENS)]] if count > LAST_TOKENS else [work]

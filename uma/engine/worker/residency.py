@@ -11,7 +11,7 @@ import math
 
 from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Outbox
-from uma.engine.kv.pool import LEAST_SHARED_TOKENS, KvPool
+from uma.engine.kv.pool import LAST_TOKENS, LEAST_SHARED_TOKENS, KvPool
 from uma.engine.policy.order import gives_way
 from uma.engine.policy.shares import Shares
 from uma.engine.policy.state import Row, State
@@ -312,7 +312,7 @@ class Residency:
 
 def _cache_use(sequence: Sequence, known: int, *, differs: bool) -> CacheUse:
     """What a prompt has of the cache that is begun now: of it, `known` tokens are somewhere (`KvPool.nearest`)."""
-    cached, whole = sequence.computed, sequence.prompt_tokens - 1
+    cached, whole = sequence.computed, sequence.prompt_tokens - LAST_TOKENS
     tier = sequence.holding.tier.value if sequence.holding is not None and cached else ""
     if len(sequence.reusable) < len(sequence.tokens):
         why = "asked"
