@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from http_server import Answered, HostedHttp, RawHttp, hosted_http
 from http_two import http2
 
 from uma.engine import Engine
-from uma.types import Source
+from uma.types import EventStream, Request, Source
 
 
 class Broken:
@@ -107,3 +108,80 @@ def test_what_no_endpoint_takes_is_told_in_the_form_of_the_dialect(
         answer = ask(broken.port, "BREW", path, None)
         assert (answer.status, answer.headers["content-type"]) == (405, "application/json")
         assert is_told in answer.json
+
+
+class BreakingOff:
+    """The real engine, whose streams end with a fault behind some tokens."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.info = engine.info
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    @asynccontextmanager
+    async def generate(self, request: Request) -> AsyncIterator[Any]:
+        async with self._engine.generate(request) as stream:
+            yield BrokenStream(stream)
+
+
+class BrokenStream:
+    """A stream that ends with a fault."""
+
+    def __init__(self, stream: EventStream) -> None:
+        self.tap: Any = None
+        self._stream = stream
+        self._left = 4
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __aiter__(self) -> Any:
+        return self
+
+    async def __anext__(self) -> Any:
+        self._left -= 1
+        if not self._left:
+            raise RuntimeError("the stream is broken")
+        return await anext(self._stream)
+
+
+@pytest.fixture(scope="module")
+def breaking(tiny: Path) -> Iterator[HostedHttp]:
+    with hosted_http(config_for(tiny, http="127.0.0.1:0"), lambda engine: cast(Source, BreakingOff(engine))) as hosted:
+        yield hosted
+
+
+def responses(body: Any) -> bool:
+    return (str(body["type"]), set(body)) == ("error", {"type", "sequence_number", "code", "message", "param"})
+
+
+@pytest.mark.parametrize("ask", [over_http_1, over_http_2])
+@pytest.mark.parametrize(
+    ("path", "body", "is_told"),
+    [
+        ("/v1/chat/completions", CHAT, openai),
+        ("/v1/completions", {"prompt": "a"}, openai),
+        ("/v1/completions", {"prompt": ["a", "b"]}, openai),
+        ("/v1/responses", {"input": "a"}, responses),
+        ("/v1/messages", CHAT, anthropic),
+        ("/api/chat", CHAT, ollama),
+        ("/api/generate", {"prompt": "a"}, ollama),
+        ("/completion", {"prompt": "a"}, llama_server),
+        ("/completion", {"prompt": "a", "return_progress": True}, llama_server),
+    ],
+)
+def test_a_fault_in_mid_stream_is_told_in_the_form_of_the_dialect(
+    breaking: HostedHttp,
+    ask: Callable[[int, str, str, Any], Answered],
+    path: str,
+    body: dict[str, Any],
+    is_told: Callable[[Any], bool],
+) -> None:
+    answer = ask(breaking.port, "POST", path, {**body, "stream": True, "max_tokens": 50, "ignore_eos": True})
+    assert answer.status == 200
+    *before, last = [line for line in answer.body.decode().splitlines() if line.strip(" :")]
+    assert before  # of the tokens that came
+    assert is_told(json.loads(last.removeprefix("data: ")))
+    assert "is broken" not in last

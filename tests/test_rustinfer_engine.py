@@ -21,6 +21,7 @@ from engine_world import answer, ask, config_for
 from rustinfer_fixture import Peer, inference
 
 from harness import PATIENCE_SEC, ServerProcess, clean_environ, run_to_end, uma_command
+from uma.bridges.pieces import TokenFollower
 from uma.bridges.rustinfer.engine import RustInferEngine
 from uma.bridges.rustinfer.socket import HEARTBEAT_MS, PeerStalledError, RouterSocket
 from uma.engine import Engine, open_engine
@@ -215,6 +216,26 @@ async def test_an_answer_that_breaks_the_contract_is_counted_logged_and_an_error
         assert "token_ids came" in error
     assert figures["failed_requests"] == 2
     assert len([each for each in caplog.messages if "event=rustinfer.contract_violation" in each]) == 2
+
+
+async def test_a_fault_ends_its_answer_alone(
+    socket_dir: Path, tiny: Path, context: zmq.Context[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take(*arguments: Any) -> Any:
+        raise ArithmeticError("a bug")
+
+    def work(peer: Peer) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(TokenFollower, "take", take)
+            streamed = chat(peer, inference(stream=True))
+        return streamed, chat(peer, inference(stream=True))
+
+    async with serving(socket_dir, tiny) as world:
+        peer = Peer(context, world.endpoint)
+        (failed,), after = await run(work, peer)
+        peer.close()
+    assert failed["finish_reason"] == "E_RUNTIME_INTERNAL: a fault in the server itself; its log says more"
+    assert after[-1]["chunk_type"] == "Done"
 
 
 async def test_one_id_runs_once_at_a_time(socket_dir: Path, tiny: Path, context: zmq.Context[Any]) -> None:

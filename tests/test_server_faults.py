@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -16,23 +19,24 @@ from harness import HELLO, Raw
 from uma.client import Client, connect
 from uma.config import RuntimeConfig
 from uma.engine import open_engine
+from uma.engine.delivery.stream import RequestStream
 from uma.engine.intake.prompt import PromptReader
-from uma.errors import ConnectionLost, DecodeFailed
+from uma.errors import ConnectionLost, DecodeFailed, InternalError
 from uma.llama.batch import Batch
 from uma.llama.context import Context
-from uma.protocol.messages import HealthQuery
 from uma.server import Server
-from uma.server.json_connection import MAX_STARTING, JsonConnection, Query
-from uma.types import Finished, Request, SamplingParams
+from uma.server.json_connection import MAX_STARTING, JsonConnection
+from uma.server.newline import NewlineConnection
+from uma.types import Event, Finished, Health, Request, SamplingParams, Token
 
 POISON = 255
 """A token; a batch in which a prompt begins with it fails."""
 
 
 @asynccontextmanager
-async def serving(path: Path, model: Path) -> AsyncIterator[Server]:
+async def serving(path: Path, model: Path, **settings: Any) -> AsyncIterator[Server]:
     """A server in this process, ended with the block."""
-    config = RuntimeConfig(model=str(model), socket=str(path), threads=1, threads_batch=1)
+    config = RuntimeConfig(model=str(model), socket=str(path), threads=1, threads_batch=1, **settings)
     async with open_engine(config) as engine, trio.open_nursery() as nursery:
         server = Server(engine, config)
         await nursery.start(server.serve)
@@ -79,17 +83,82 @@ async def test_a_failed_decode_ends_the_request_that_caused_it_and_no_other(
         assert (await last_of(client, ask("after", 1))).reason == "length"
 
 
-async def test_a_bug_that_one_session_meets_ends_that_session_alone(
+async def test_a_bug_that_a_query_meets_ends_that_query_alone(
     socket_dir: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ask_engine = JsonConnection._ask
+    async def health(server: Server, *, probe: bool) -> Health:
+        raise ArithmeticError("a bug")
 
-    async def ask_or_crash(self: JsonConnection, query: Query) -> object:
-        if type(query) is HealthQuery:
+    monkeypatch.setattr(Server, "health", health)
+    async with serving(socket_dir / "s", tiny), connect(socket_dir / "s") as client:
+        with pytest.raises(InternalError, match="its log says more"):
+            await client.health()
+        assert (await last_of(client, ask("a", 1))).reason == "length"
+    assert "event=request.crashed" in caplog.text
+
+
+async def test_a_bug_that_a_stream_meets_ends_that_stream_alone(
+    socket_dir: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Behind the tokens that came, and not the session with its other requests."""
+    read = RequestStream.__anext__
+    ended: list[Finished] = []
+
+    async def read_or_crash(self: RequestStream) -> Event:
+        event = await read(self)
+        if isinstance(event, Finished) and event.usage.prompt_tokens == 1:
             raise ArithmeticError("a bug")
-        return await ask_engine(self, query)
+        return event
 
-    monkeypatch.setattr(JsonConnection, "_ask", ask_or_crash)
+    monkeypatch.setattr(RequestStream, "__anext__", read_or_crash)
+    async with serving(socket_dir / "s", tiny), connect(socket_dir / "s") as client, trio.open_nursery() as nursery:
+
+        async def run(request: Request) -> None:
+            ended.append(await last_of(client, request))
+
+        nursery.start_soon(run, ask("good", 1))
+        tokens = 0
+        async with client.generate(attrs.evolve(ask("bad", 2), token_ids=(2,))) as stream:
+            with pytest.raises(InternalError, match="its log says more"):
+                async for event in stream:
+                    tokens += isinstance(event, Token)
+    assert (tokens, [each.reason for each in ended]) == (50, ["length"])
+    assert "event=request.crashed" in caplog.text
+
+
+async def test_a_bug_that_a_line_meets_ends_that_line_alone(
+    socket_dir: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter = NewlineConnection.enter
+
+    def enter_or_crash(self: NewlineConnection, request: Request) -> Request:
+        if request.prompt == "a bug":
+            raise ArithmeticError(request.prompt)
+        return enter(self, request)
+
+    monkeypatch.setattr(NewlineConnection, "enter", enter_or_crash)
+    async with (
+        serving(socket_dir / "s", tiny, protocol="newline", max_tokens=2),
+        await trio.open_unix_socket(str(socket_dir / "s")) as stream,
+    ):
+        await stream.send_all(b"a bug\n/metrics\n")
+        told = b"".join([data async for data in stream])
+    first, second = told.splitlines()
+    assert first == b"E_RUNTIME_INTERNAL: a fault in the server itself; its log says more"
+    assert json.loads(second)["active_sessions"] == 1
+
+
+async def test_a_bug_that_a_session_meets_ends_that_session_alone(
+    socket_dir: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    take = JsonConnection.take
+
+    async def take_or_crash(self: JsonConnection, data: bytes) -> bool:
+        if b'"health"' in data:
+            raise ArithmeticError("a bug")
+        return await take(self, data)
+
+    monkeypatch.setattr(JsonConnection, "take", take_or_crash)
     async with (
         serving(socket_dir / "s", tiny),
         connect(socket_dir / "s") as unlucky,

@@ -8,6 +8,7 @@ One task writes the beginning and the end, and all that has gathered meanwhile.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -19,9 +20,12 @@ from uma.errors import BadRequest, PromptTooLarge, UmaError
 from uma.http.dialect import CountingJob, Job
 from uma.http.exchange import ClientGoneError, Exchange
 from uma.http.telemetry import POLL_SEC, PromptState, Telemetry
+from uma.net.faults import told_of
 from uma.net.metering import Meter, metered
 from uma.net.wakeup import Wakeup
 from uma.types import Event, EventStream, Finished, Prompt, ReasoningDelta, Request, Source, Token, ToolCallDelta
+
+logger = logging.getLogger("uma.http")
 
 T = TypeVar("T")
 
@@ -150,14 +154,25 @@ class _Streamed:
     _wrote_at: float = attrs.field(factory=trio.current_time, init=False)
 
     async def run(self, source: Source) -> None:
-        """Stream to the end. Raises the failure of a request where nothing has gone out yet."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._beat, source)
-            nursery.start_soon(self._generate_all, source)
-            await self._write()
-            nursery.cancel_scope.cancel()
+        """Stream to the end. Raises the failure of a request, and a fault, where nothing has gone out yet."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._beat, source)
+                nursery.start_soon(self._generate_all, source)
+                await self._write()
+                nursery.cancel_scope.cancel()
+        except Exception as fault:
+            if not self.http.is_started:
+                raise
+            await self._break_off(told_of(fault, logger, "http.crashed", request=self.http.id))
         if self._failure is not None and not self.http.is_started:
             raise self._failure
+
+    async def _break_off(self, error: UmaError) -> None:
+        """End an answer that has begun, behind what its requests have told."""
+        self._unsent.append(self.job.failed(self.http.problem(error)))
+        await self._write_unsent()
+        await self.http.write(b"", is_last=True)
 
     async def _generate_all(self, source: Source) -> None:
         if len(self.job.requests) == 1:

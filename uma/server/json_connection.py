@@ -307,8 +307,8 @@ class JsonConnection(Connection):
             if work.is_cancelled and work.scope.cancelled_caught:
                 self.link.post(self._session.cancelled(query))
             work.raise_if_aborted()
-        except UmaError as error:
-            self._tell_failure(query.request.id, error)
+        except Exception as fault:  # noqa: BLE001  (whatever it is, it is this request's alone)
+            self._tell_failure(query.request.id, self.told_of(fault, query.request.id))
         finally:
             self.leave()
         self.done(query.request.id, work)
@@ -338,8 +338,8 @@ class JsonConnection(Connection):
                     work.attach(stream)
                     meter.usage = await self._relay(stream)
             work.raise_if_aborted()
-        except UmaError as error:
-            self._tell_failure(request.id, error)
+        except Exception as fault:  # noqa: BLE001  (whatever it is, it is this request's alone)
+            self._tell_failure(request.id, self.told_of(fault, request.id))
         except trio.Cancelled:
             self.log_often(logging.INFO, "request.dropped", request=request.id)
             raise
@@ -393,7 +393,8 @@ class JsonConnection(Connection):
             with work.scope:
                 self.link.post(self._session.answer(query, await self._ask(query)))
             work.raise_if_aborted()
-        except UmaError as error:
+        except Exception as fault:  # noqa: BLE001  (whatever it is, it is this query's alone)
+            error = self.told_of(fault, _id_of(query))
             self.link.post(self._session.fail_query(query, error))
             self.log_failure(_id_of(query), error)
         finally:

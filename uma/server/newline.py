@@ -100,7 +100,8 @@ class NewlineConnection(Connection):
                 with work.scope:
                     await self._answer(line, key, work)
                 work.raise_if_aborted()
-            except UmaError as error:
+            except Exception as fault:  # noqa: BLE001  (whatever it is, it is this line's alone)
+                error = self.told_of(fault, key)
                 self.log_failure(key, error)
                 await self.say(_line_of(error))
             self.done(key, work)

@@ -24,7 +24,8 @@ from uma.bridges.rustinfer.messages import (
 from uma.bridges.rustinfer.socket import Envelope, PeerGoneError, PeerStalledError, RouterSocket
 from uma.contracts.load import RequestTimes, cache_stats_of, engine_stats_of
 from uma.contracts.response import BackendOutput, CompletionUsage, OutputChecker
-from uma.errors import ContractViolation, IdleTimeout, UmaError
+from uma.errors import ContractViolation, IdleTimeout
+from uma.net.faults import told_of
 from uma.net.logfmt import log
 from uma.types import Finished, Request, RequestMetrics, SamplingParams, Source, Token
 
@@ -165,7 +166,10 @@ class RustInferEngine:
                             await self._give(caller, request, token, checker)
                     elif isinstance(event, Finished):
                         await self._finish(caller, request, event, follower, checker)
-        except UmaError as error:
+        except (PeerGoneError, PeerStalledError):
+            raise
+        except Exception as fault:  # noqa: BLE001  (whatever it is, it is this request's alone)
+            error = told_of(fault, _log, "rustinfer.crashed", request=request.request_id)
             if isinstance(error, ContractViolation):
                 self.violations += 1
                 log(
