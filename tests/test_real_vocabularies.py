@@ -183,7 +183,7 @@ def test_every_form_of_a_tool_call_can_be_written(
 
 
 TEXT = "The quick brown fox, which lives near Zürich's lake, jumps over 12 lazy dogs; nothing else happened that day."
-MAX_WALKED = 1 / 8
+MAX_WALKED = 1 / 4
 """Maximum nodes of the tree of all tokens that a mask walks through on average, as a share of the tokens."""
 
 
@@ -204,6 +204,8 @@ def test_a_mask_mostly_walks_through_few_tokens(name: str, monkeypatch: pytest.M
             ({"type": "string"}, TEXT),
             ({"type": "string", "maxLength": 1_000}, TEXT),
             ({"type": "string", "maxLength": 200}, TEXT),
+            ({"type": "string", "pattern": "^[A-Za-z ]{1,200}$"}, "The quick brown fox jumps over some lazy dogs"),
+            ({"type": "string", "pattern": "^[A-Za-z0-9 .,;]{1,200}$"}, "The quick brown fox, 12 of them; it jumps."),
             ({"type": "object"}, {"name": "Ada", "age": 36, "tags": ["math", "poetry"], "said": TEXT}),
             ({"enum": ["red", "green", "ultraviolet"]}, "ultraviolet"),
             ({"type": "array", "items": {"type": "number"}}, [1, 22.5, -333, 4e44]),
