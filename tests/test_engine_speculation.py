@@ -136,7 +136,7 @@ async def test_behind_drafts_the_next_turns_of_several_begin_with_the_right_stat
     config = config_for(model_of(tmp_path, name), kv_unified=layout, n_ctx=16_384, max_sequences=15)
 
     def turns(said: Sequence[Answer]) -> list[Request]:
-        beginnings = [(*request.token_ids, *got.token_ids) for request, got in zip(asked, said, strict=True)]
+        beginnings = [(*few_letters(seed), *got.token_ids) for seed, got in enumerate(said)]
         return [ask((*tokens, *few_letters(9 + turn, 40)), 20) for tokens in beginnings for turn in range(2)]
 
     async with open_engine(attrs.evolve(config, **COLD, speculate="off")) as engine:
