@@ -89,7 +89,15 @@ class RuntimeConfig:
     threads_batch: Annotated[int, Range(0, 1024)] = setting(
         0, "CPU threads for prefill; 0: this machine's cores", "threads"
     )
-    n_gpu_layers: Annotated[int, Range(-1, 10_000)] = setting(-1, "layers kept on the GPU; -1: all, 0: none", "layers")
+    n_gpu_layers: Annotated[int, Range(-1, 10_000)] = setting(
+        -1, "layers kept on the GPU; -1: all, or as many as its memory holds, 0: none", "layers"
+    )
+    n_cpu_moe: Annotated[int, Range(-1, 10_000)] = setting(
+        -1,
+        "first layers whose experts the CPU computes; alone: all; -1: those that the GPU's memory does not hold",
+        "layers",
+        bare="10000",
+    )
     extra_buffers: Toggle = setting(
         "auto", "lay weights out for this CPU's matrix units; auto: where a test showed that the results are right"
     )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
+import attrs
 import trio
 
 from uma.config import RuntimeConfig
 from uma.engine import sizing
-from uma.llama import header
+from uma.llama import devices, header
+from uma.llama.header import Header
 from uma.llama.model import LoadStopped, Model
 from uma.models.catalog import ResolvedModel, resolve
 from uma.types import LoadProgress
@@ -23,18 +26,22 @@ class Loader:
     """
 
     def __init__(self, config: RuntimeConfig, progress: LoadProgress) -> None:
-        self._config = config
         self._progress = progress
         self._loaded_bytes = 0
         self._model = resolve(config.model, os.environ)
         self._draft = resolve(config.draft, os.environ) if config.draft else None
-        self._total_bytes = sum(_size_bytes(found) for found in (self._model, self._draft) if found is not None)
+        parts = header.read_parts(Path(self._model.path))
+        draft_bytes = _size_bytes(header.read_parts(Path(self._draft.path))) if self._draft else 0
+        self._total_bytes = _size_bytes(parts) + draft_bytes
+        self._asked = config
+        self.config = sizing.placed(config, parts, devices.gpus(), draft_bytes)
+        """With numbers for what it leaves to the GPUs' memory."""
 
     def model(self) -> Model:
         """The model that answers. Raises `ModelError`, and `ConfigError` where its weights are to be kept in memory and
         do not fit.
         """
-        model = self._load(self._model, "model")
+        model = self._load(self._model, "model", self.config)
         try:
             model.vocab.least_tokens("")  # reads the whole vocabulary once: here, not on the Trio thread
         except BaseException:
@@ -45,10 +52,10 @@ class Loader:
     def draft(self) -> Model:
         """The model that drafts. Raises the same."""
         assert self._draft is not None
-        return self._load(self._draft, "draft")
+        return self._load(self._draft, "draft", attrs.evolve(self._asked, n_cpu_moe=0))
 
-    def _load(self, found: ResolvedModel, name: str) -> Model:
-        config, size_bytes = self._config, _size_bytes(found)
+    def _load(self, found: ResolvedModel, name: str, config: RuntimeConfig) -> Model:
+        size_bytes = _size_bytes(header.read_parts(Path(found.path)))
         sizing.check_weights(size_bytes, config, name)
 
         def go_on(fraction: float) -> bool:
@@ -63,6 +70,7 @@ class Loader:
             model = Model.load(
                 Path(found.path),
                 n_gpu_layers=config.n_gpu_layers,
+                cpu_experts=config.n_cpu_moe,
                 map_above_bytes=sizing.map_above_bytes(config),
                 use_mlock=config.use_mlock,
                 is_builtin=found.is_builtin,
@@ -76,5 +84,5 @@ class Loader:
         return model
 
 
-def _size_bytes(found: ResolvedModel) -> int:
-    return sum(part.size_bytes for part in header.read_parts(Path(found.path)))
+def _size_bytes(parts: Iterable[Header]) -> int:
+    return sum(part.size_bytes for part in parts)

@@ -50,6 +50,7 @@ async def open_engine(
     config = config or RuntimeConfig()
     async with AsyncExitStack() as stack:
         loader = await trio.to_thread.run_sync(Loader, config, progress or LoadProgress())
+        config = loader.config
         model = await trio.to_thread.run_sync(loader.model)
         stack.callback(model.close)
         grammars = GrammarCompiler(model.vocab)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -18,7 +19,11 @@ from uma.engine.policy.speculation import MAX_DRAFT
 from uma.errors import ConfigError
 from uma.llama import backend, devices, hugepages, trust
 from uma.llama.context import ROLLED_BACK, ROUNDED_TOKENS, Context, ContextParams
+from uma.llama.devices import Device
+from uma.llama.footprint import footprint
+from uma.llama.header import Header
 from uma.llama.model import Model, Pooling, llama_version
+from uma.llama.placement import ALL_LAYERS, Placement, place
 
 POOL_SEQUENCE_IDS = 128
 """Ids that running sequences and cached prefixes share in one buffer of cells, where no more are asked for. llama.cpp
@@ -117,6 +122,26 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
     if config.n_ctx or config.n_ubatch > DEFAULT_UBATCH_TOKENS:
         _check_fits(model, config, params)
     return params
+
+
+def placed(config: RuntimeConfig, parts: list[Header], gpus: Sequence[Device], beside_bytes: int) -> RuntimeConfig:
+    """The configuration with numbers for what it leaves to the memory of the GPUs: layers, and layers whose experts are
+    the CPU's. They hold KV for a few conversations too, and `beside_bytes` of other weights.
+    """
+    if config.n_gpu_layers >= 0 or config.n_cpu_moe >= 0 or not gpus:
+        return attrs.evolve(config, n_cpu_moe=max(0, config.n_cpu_moe))
+    kept = footprint(parts, parts[0].n_layers)
+    tokens = config.n_ctx or LEAST_CONVERSATIONS * min(parts[0].context_length, MOST_STREAM_TOKENS)
+    kv_bytes = tokens * kept.bytes_per_token(config.cache_type_k, config.cache_type_v) + LEAST_STATES * kept.state_bytes
+    free_bytes = [gpu.free_bytes for gpu in gpus]
+    found = place(parts, [free_bytes[0] - beside_bytes, *free_bytes[1:]], kv_bytes if config.offload_kqv else 0)
+    if found != Placement(ALL_LAYERS):
+        _log.warning(
+            "the GPU's memory does not hold the whole model: --n-gpu-layers is %s, and the CPU computes the experts "
+            "of the first %s layers (--n-cpu-moe)",
+            found.gpu_layers, found.cpu_experts,
+        )  # fmt: skip
+    return attrs.evolve(config, n_gpu_layers=found.gpu_layers, n_cpu_moe=found.cpu_experts)
 
 
 def _generating(config: RuntimeConfig) -> ContextParams:

@@ -21,6 +21,11 @@ STATE_BYTES = 4
 """Of a state's figure: llama.cpp keeps them in F32."""
 TOKEN_SHIFTS = 2
 """Of an RWKV whose header does not say, as llama.cpp takes it."""
+ELEMENT_BYTES = {
+    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32,
+    "q4_0": 18 / 32, "iq4_nl": 18 / 32,
+}  # fmt: skip
+"""ggml's block sizes: bytes of a block over its elements."""
 WINDOW_PERIODS = {
     "afmoe": 4,
     "cohere2": 4,
@@ -58,12 +63,16 @@ class Footprint:
     window_value_values: int
     """Of the values."""
 
+    def bytes_per_token(self, type_k: str, type_v: str) -> int:
+        """Of a token, with these cache types."""
+        return int(self.key_values * ELEMENT_BYTES[type_k] + self.value_values * ELEMENT_BYTES[type_v])
+
 
 def footprint(parts: Iterable[Header], n_layers: int) -> Footprint:
     """What a model of these parts keeps. `n_layers` leaves out those that only guess further tokens."""
     parts = list(parts)
     figures = _Figures(parts[0])
-    names = frozenset().union(*(part.tensor_names for part in parts))
+    names = frozenset().union(*(part.tensor_bytes for part in parts))
     total_layers = figures.number("block_count", n_layers)
     # Of the last layers, those that read the keys and values of others.
     with_keys = total_layers - figures.number("attention.shared_kv_layers")

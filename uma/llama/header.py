@@ -104,8 +104,8 @@ class Header:
     """Where the weights begin."""
     by_layer: dict[str, tuple[float, ...]]
     """Arrays of numbers by key, with the architecture's name left out: as a rule a figure for each layer."""
-    tensor_names: frozenset[str]
-    """Names of the tensors in this file."""
+    tensor_bytes: dict[str, int]
+    """Size of each tensor in this file, by its name."""
 
     @property
     def architecture(self) -> str:
@@ -114,7 +114,7 @@ class Header:
     @property
     def has_classifier(self) -> bool:
         """Whether there are weights that turn a text's state into scores: some of a reranker's."""
-        return any(name.startswith("cls.") for name in self.tensor_names)
+        return any(name.startswith("cls.") for name in self.tensor_bytes)
 
     @property
     def parameters(self) -> int:
@@ -125,6 +125,15 @@ class Header:
     def context_length(self) -> int:
         """Tokens the model was trained for; 0 where the header does not say."""
         return int(self.metadata.get(f"{self.architecture}.context_length", 0))
+
+    @property
+    def n_layers(self) -> int:
+        """Layers, without those that only guess further tokens, which llama.cpp does not load."""
+        figures = (
+            self.metadata.get(f"{self.architecture}.{key}", 0) for key in ("block_count", "nextn_predict_layers")
+        )
+        total, guessing = (each if isinstance(each, int) else 0 for each in figures)
+        return total - guessing
 
     @property
     def quantization(self) -> str:
@@ -274,14 +283,14 @@ class _Reader:
         handle = self._handle
         keys = [(_key(handle, index).decode("utf-8", "replace"), index) for index in range(_n_keys(handle))]
         types: dict[str, int] = {}
-        names: list[str] = []
+        sizes: dict[str, int] = {}
         data_offset = end = int(_data_offset(handle))
         for index in range(_n_tensors(handle)):
             name = _type_name(_tensor_type(handle, index)).decode()
             shape = _tensor_shape(handle, index)
             types[name] = types.get(name, 0) + shape[0] * shape[1] * shape[2] * shape[3]
-            names.append(_tensor_name(handle, index).decode("utf-8", "replace"))
-            end = max(end, data_offset + _tensor_offset(handle, index) + _tensor_size(handle, index))
+            sizes[_tensor_name(handle, index).decode("utf-8", "replace")] = taken = int(_tensor_size(handle, index))
+            end = max(end, data_offset + _tensor_offset(handle, index) + taken)
         metadata = {key: self._value(index) for key, index in keys}
         own = f"{metadata.get('general.architecture')}."
         by_layer = {
@@ -289,7 +298,7 @@ class _Reader:
             for key, index in keys
             if key.startswith(own) and _type(handle, index) == ARRAY and _array_type(handle, index) in _NUMBERS
         }
-        return Header(self._path, size, metadata, types, int(end), data_offset, by_layer, frozenset(names))
+        return Header(self._path, size, metadata, types, int(end), data_offset, by_layer, sizes)
 
     def check_vocabulary(self) -> None:
         """Raise `ModelError` where a token is there twice: llama.cpp's loader would end the process by an assertion."""

@@ -6,6 +6,7 @@ words, and quotes llama.cpp's last log lines for the rest.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import threading
@@ -21,10 +22,11 @@ from uma.config import Toggle
 from uma.errors import ModelError
 from uma.llama import backend, header, trust
 from uma.llama.extra_buffers import names, only
-from uma.llama.footprint import Footprint, footprint
+from uma.llama.footprint import ELEMENT_BYTES, Footprint, footprint
 from uma.llama.header import Header
 from uma.llama.hugepages import HugePages
 from uma.llama.log import LOG
+from uma.llama.placement import overrides
 from uma.llama.suggested import suggested_sampling
 from uma.llama.template import ChatTemplate
 from uma.llama.vocab import Vocab
@@ -40,11 +42,6 @@ OnProgress = Callable[[float], bool]
 raise."""
 
 SAMPLES, SAMPLE_BYTES = 256, 4096
-ELEMENT_BYTES = {
-    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32,
-    "q4_0": 18 / 32, "iq4_nl": 18 / 32,
-}  # fmt: skip
-"""ggml's block sizes: bytes of a block over its elements."""
 
 
 class Model:
@@ -59,6 +56,7 @@ class Model:
         vocab_only: bool = False,
         is_mapped: bool = False,
         n_gpu_layers: int = 0,
+        cpu_experts: int = 0,
     ) -> None:
         self._handle: int | None = handle
         self._parts = parts
@@ -71,7 +69,7 @@ class Model:
         """Whether the weights are pages of their file, and not memory of this process's own."""
         self.is_on_gpu = n_gpu_layers != 0
         """Whether a GPU has layers of it."""
-        self.is_all_on_gpu = n_gpu_layers < 0
+        self.is_all_on_gpu = n_gpu_layers < 0 and not cpu_experts
         """Whether it has all of them."""
         self.vocab = Vocab(self, str(parts[0].metadata.get("tokenizer.ggml.pre", "default")))
         # (Of a vocabulary alone, llama.cpp says 0.)
@@ -106,6 +104,7 @@ class Model:
         path: Path,
         *,
         n_gpu_layers: int = -1,
+        cpu_experts: int = 0,
         map_above_bytes: float = 0,
         use_mlock: bool = False,
         is_builtin: bool = False,
@@ -118,6 +117,8 @@ class Model:
         Weights of more than `map_above_bytes` are mapped from their file, others read into memory, in huge pages where
         there are any: 0 maps all, `math.inf` none.
 
+        Of a mixture of experts those of the first `cpu_experts` layers are no GPU's (`placement`).
+
         With `extra_buffers` on, llama.cpp lays weights out for the CPU's matrix units as it likes; `auto`: only where
         that was seen to compute correctly, which the first load of a library on a CPU finds out (see `trust`); `off`:
         nowhere, and `none`: nowhere, in a process that has loaded another model and need not find out again.
@@ -127,7 +128,8 @@ class Model:
         """
         parts = header.read_parts(Path(path))
         header.check_vocabulary(Path(path))
-        allowed = _extra_types(parts[0], extra_buffers, n_gpu_layers) if not vocab_only else ()
+        is_all_on_gpu = not cpu_experts and (n_gpu_layers < 0 or n_gpu_layers > parts[0].n_layers > 0)
+        allowed = _extra_types(extra_buffers, is_all_on_gpu=is_all_on_gpu) if not vocab_only else ()
         backend.start()
         mark = LOG.mark
         params = lib.llama_model_default_params()
@@ -138,6 +140,8 @@ class Model:
         watch = _Watch(on_progress, None if is_mapped or vocab_only else HugePages())
         params.progress_callback = watch.callback
         params.vocab_only = vocab_only
+        kept = overrides(cpu_experts) if cpu_experts else None
+        params.tensor_buft_overrides = ctypes.cast(kept, ctypes.c_void_p) if kept else None
         with only(allowed):
             handle: int | None = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not handle and watch.is_stopped:
@@ -154,6 +158,7 @@ class Model:
                 vocab_only=vocab_only,
                 is_mapped=is_mapped,
                 n_gpu_layers=n_gpu_layers,
+                cpu_experts=cpu_experts,
             )
             if not vocab_only:
                 model.chat_template.start()
@@ -201,8 +206,7 @@ class Model:
 
     def kv_bytes_per_token(self, type_k: str, type_v: str) -> int:
         """Bytes of one KV cell with these cache types, over all layers; 0 for a model without attention."""
-        kept = self._footprint
-        return int(kept.key_values * ELEMENT_BYTES[type_k] + kept.value_values * ELEMENT_BYTES[type_v])
+        return self._footprint.bytes_per_token(type_k, type_v)
 
     def window_bytes_per_token(self, type_k: str, type_v: str) -> int:
         """Those of them that are of layers with a sliding window, which need not keep more than it."""
@@ -303,12 +307,10 @@ _LOAD_MODES = {  # mapped, locked
 }
 
 
-def _extra_types(first: Header, wanted: Toggle | Literal["none"], n_gpu_layers: int) -> tuple[str, ...]:
+def _extra_types(wanted: Toggle | Literal["none"], *, is_all_on_gpu: bool) -> tuple[str, ...]:
     """The extra buffer types that this load can use. Raises `ModelError` where the library is not for this CPU."""
     if wanted == "none":
         return ()
-    layers = first.metadata.get(f"{first.architecture}.block_count")
-    is_all_on_gpu = n_gpu_layers < 0 or (isinstance(layers, int) and n_gpu_layers > layers)
     computes = not (is_all_on_gpu and trust.has_gpu())
     if wanted == "auto":
         return trust.verdict().usable if computes else ()

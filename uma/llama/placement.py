@@ -1,0 +1,90 @@
+"""Which weights of a model lie on the GPUs, where their memory does not hold all of them.
+
+llama.cpp puts the last layers on the GPUs, as many as it is told, each with its KV; the matrix behind them counts as
+one more. Of a mixture of experts a token reads a few of each layer's experts, most of the weights and the least read of
+them: so the experts of the first layers are what the CPU computes first. That is the order of llama-server's `--fit`,
+which is no part of llama.cpp's library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+import llama_cpp.llama_cpp as lib
+
+from uma.llama.header import Header
+
+ALL_LAYERS = -1
+"""llama.cpp's number for all layers and the matrix behind them."""
+RESERVED_BYTES = 2**30
+"""Left free on each GPU, for what computing takes there and for other programs: as llama-server's `--fit-target`."""
+
+_LAYER = re.compile(r"blk\.(\d+)\.")
+_EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps")
+
+
+@attrs.frozen
+class Placement:
+    """What is on the GPUs."""
+
+    gpu_layers: int
+    """The last layers, the matrix behind them counted as one; `ALL_LAYERS`, or 0: none."""
+    cpu_experts: int = 0
+    """Of these the experts of the model's first layers are not."""
+
+
+def place(parts: Iterable[Header], free_bytes: Sequence[int], kv_bytes: int) -> Placement:
+    """As much of a model as GPUs with so many free bytes each hold, beside `kv_bytes` of KV for all layers together."""
+    parts = list(parts)
+    sizes = {name: size for part in parts for name, size in part.tensor_bytes.items()}
+    n_layers = parts[0].n_layers
+    dense: dict[int, int] = {}
+    experts: dict[int, int] = {}
+    behind = 0
+    for name, size in sizes.items():
+        if (match := _LAYER.match(name)) is None:
+            # What comes first is the CPU's; with one matrix for both ends the GPU has a copy.
+            behind += 0 if name.startswith("token_embd.") and "output.weight" in sizes else size
+        elif int(match[1]) < n_layers:
+            found = experts if _EXPERTS.search(name) else dense
+            found[int(match[1])] = found.get(int(match[1]), 0) + size
+    layers = sorted({*dense, *experts})
+    kv_of_layer = kv_bytes // max(1, len(layers))
+    without_experts = {layer: dense.get(layer, 0) + kv_of_layer for layer in layers}
+    largest = max((without_experts[layer] + experts.get(layer, 0) for layer in layers), default=0)
+    # A layer is on one GPU: on each but one there can be free what another layer would take.
+    usable = sum(max(0, each - RESERVED_BYTES) for each in free_bytes) - (len(free_bytes) - 1) * largest
+    left = usable - behind - sum(without_experts.values())
+    if left >= 0:
+        needed = sum(experts.values())
+        for count, layer in enumerate(layers):
+            if needed <= left:
+                return Placement(ALL_LAYERS, count)
+            needed -= experts.get(layer, 0)
+        return Placement(ALL_LAYERS, len(layers) if experts else 0)
+    cpu_experts = len(layers) if experts else 0
+    for count, layer in enumerate(layers, 1):
+        left += without_experts[layer]
+        if left >= 0:
+            return Placement(len(layers) - count + 1, cpu_experts)
+    return Placement(0)
+
+
+class _Override(ctypes.Structure):
+    """llama.cpp's `llama_model_tensor_buft_override`."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+def overrides(cpu_experts: int) -> Any:
+    """For `tensor_buft_overrides`: the experts of so many first layers in the CPU's memory. To be kept until the model
+    is loaded.
+    """
+    buffer_type = ctypes.CFUNCTYPE(ctypes.c_void_p)(("ggml_backend_cpu_buffer_type", lib._lib))
+    layers = "|".join(map(str, range(cpu_experts)))
+    pattern = rf"^blk\.({layers}){_EXPERTS.pattern}".encode()
+    return (_Override * 2)(_Override(pattern, buffer_type()), _Override(None, None))
