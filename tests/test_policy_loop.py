@@ -199,6 +199,17 @@ def test_a_long_prompt_is_read_although_short_ones_keep_overtaking_it(long: int,
     assert any(each.given_ms and each.given_ms[0] < asked.given_ms[0] for each in others), "nothing overtook it"
 
 
+def test_a_crowd_whose_streams_would_be_late_is_read_before_any_of_it_decodes() -> None:
+    machine = Machine(row_ms=12.0)
+    world = World.of_known(machine)
+    for _ in range(2):
+        crowd = [world.ask(40, 24) for _ in range(8)]
+        began = world.now_ms
+        world.run(crowd)
+    first_ms = [each.given_ms[0] - began for each in crowd]
+    assert max(first_ms) <= 1.1 * machine.prefill_ms(320, 0), "some waited for decode steps of others"
+
+
 def test_a_short_prompt_overtakes_a_long_one_that_is_being_read() -> None:
     world = warm_world(Machine())
     world.ask(16, 500, lane=1)

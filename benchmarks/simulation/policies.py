@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.simulation.machines import READ_TOKENS
 from uma.engine.policy import CostModel, PlainRow, Plan, Scheduler, State, Targets
-from uma.engine.policy.tuning import TUNING
+from uma.engine.policy.order import admission_key
 
 
 class Greedy:
@@ -16,7 +16,7 @@ class Greedy:
         self.targets = targets
         self.cost = CostModel()
 
-    def place(self, row: PlainRow) -> tuple[float, int]:
+    def place(self, row: PlainRow, now_ms: float) -> tuple[float, ...]:
         """Sorts those that wait."""
         return (row.arrived_ms, row.key)
 
@@ -44,9 +44,9 @@ class Uma:
         self._scheduler = Scheduler(targets)
         self.cost = self._scheduler.cost
 
-    def place(self, row: PlainRow) -> tuple[float, int]:
+    def place(self, row: PlainRow, now_ms: float) -> tuple[float, ...]:
         """Sorts those that wait."""
-        return (row.due_ms - row.lane * TUNING.lane_delay_ms, row.key)
+        return admission_key(row, now_ms)
 
     def plan(self, state: State, now_ms: float) -> Plan:
         """The plan, whole: decode steps, pace and pieces of prompts."""

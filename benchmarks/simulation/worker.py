@@ -7,7 +7,6 @@ request came meanwhile. The machine's time is made up; nothing else is.
 
 from __future__ import annotations
 
-import heapq
 import math
 import random
 from collections.abc import Iterable
@@ -85,7 +84,7 @@ class Worker:
         self._policy = policy
         self._rng = random.Random(seed)
         self._cache = cache or NoCache()
-        self._waiting: list[tuple[float, int]] = []
+        self._waiting: dict[int, Session] = {}
         self._active: dict[int, Session] = {}
         self._by_key: dict[int, Session] = {}
         self._service_ms = 0.0
@@ -126,23 +125,22 @@ class Worker:
             return
         row.share = self._shares.came(session.client)
         self._by_key[row.key] = session
-        heapq.heappush(self._waiting, self._policy.place(row))
+        self._waiting[row.key] = session
 
     def _is_full(self, row: PlainRow) -> bool:
         """Whether the queue is, by the engine's rule for it."""
         places = max(0, self._machine.places - len(self._active))
         if len(self._waiting) - places < MAX_QUEUE:
             return False
-        ahead = sum(self._by_key[key].row.lane >= row.lane for _, key in self._waiting) - places
+        ahead = sum(each.row.lane >= row.lane for each in self._waiting.values()) - places
         return (row.lane >= 0 and ahead >= MAX_QUEUE) or len(self._waiting) - places >= 2 * MAX_QUEUE
 
     def _is_hopeless(self, row: PlainRow) -> bool:
         """Whether the first token that it asks for is out of reach, as the engine would see it."""
         if row.target_ttft_ms is None:
             return False
-        waiting = [self._by_key[key] for _, key in self._waiting]
         mine = admission_key(row, self.now_ms)
-        ahead = [each for each in waiting if admission_key(each.row, self.now_ms) < mine]
+        ahead = [each for each in self._waiting.values() if admission_key(each.row, self.now_ms) < mine]
         running = [each for each in self._active.values() if admission_key(each.row, self.now_ms) < mine]
         load = Load(
             ahead_tokens=sum(each.row.remaining for each in (*ahead, *running)),
@@ -158,7 +156,7 @@ class Worker:
 
     def _admit(self) -> None:
         while self._waiting:
-            session = self._by_key[self._waiting[0][-1]]
+            session = min(self._waiting.values(), key=lambda each: self._policy.place(each.row, self.now_ms))
             unread = sum(each.row.remaining for each in self._active.values())
             needed = session.prompt_tokens + session.generated
             has_place = len(self._active) < self._machine.places
@@ -168,7 +166,7 @@ class Worker:
                     return
                 self._preempt(victims[0].key)
                 continue
-            heapq.heappop(self._waiting)
+            del self._waiting[session.row.key]
             self._begin(session)
 
     def _begin(self, session: Session) -> None:
@@ -294,7 +292,7 @@ class Worker:
         self._cache.end(session)
         session.row.cells = 0
         session.row.prompt_tokens = session.row.remaining = session.prompt_tokens + session.generated
-        heapq.heappush(self._waiting, self._policy.place(session.row))
+        self._waiting[session.row.key] = session
         self._steady = None
 
     def _give(self, session: Session, pace_ms: float) -> None:

@@ -308,10 +308,11 @@ class CostModel:
         if alone_ms <= 0 or piece_ms <= 0:
             return
         ms = _without_hiccup(ms, expected or alone_ms + piece_ms)
-        if expected is not None:
+        at = _slots(rows, rows + tokens)
+        # What other sizes promise says nothing of the machine.
+        if expected is not None and at in learnt.added:
             self._follow(ms, expected)
         share = min(max((ms - piece_ms) / alone_ms, -DRIFT_LIMIT), DRIFT_LIMIT)
-        at = _slots(rows, rows + tokens)
         before = learnt.added.get(at, (share, 0))[0]
         learnt.added[at] = before + (share - before) * LEARN, learnt.chances
 

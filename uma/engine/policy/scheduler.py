@@ -25,6 +25,7 @@ from uma.engine.policy.lead import (
     lateness,
     lead_ms,
     longest_piece_ms,
+    pace_ms,
     steps_before,
     steps_before_mixed,
 )
@@ -253,7 +254,9 @@ class Scheduler:
         most = min(self.targets.solo_tokens, free_tokens)
         prompts = _ending_together(prompts, most)
         wanted = sum(each.left for each in prompts)
-        if self.cost.knows_prefill:
+        if self._is_late_crowd(prompts, wanted, streams, state):
+            most = min(most, wanted)
+        elif self.cost.knows_prefill:
             most = min(most, self._longest(prompts, min(wanted, most), state, share))
         else:
             most = min(most, self.targets.start_tokens)
@@ -266,13 +269,23 @@ class Scheduler:
             plan, prefill=self._allocated(prompts, most)
         )
 
+    def _is_late_crowd(self, prompts: list[Prompt], wanted: int, streams: Streams, state: State) -> bool:
+        """Whether prompts that came together are read at once, because those that were read first could not decode in
+        time beside the others.
+        """
+        if len(prompts) == 1 or streams.rows:
+            return False
+        step_ms = self.cost.decode_ms(len(prompts), state.used_cells + wanted)
+        target_ms = min(each.row.target_tbt_ms for each in prompts)
+        return step_ms > pace_ms(target_ms) and self._read_ms(prompts, wanted, state) <= self.targets.slo_ttft_ms
+
     def _longest(self, prompts: list[Prompt], wanted: int, state: State, share: float) -> int:
         """The piece of prompts that are read alone. It is whole tiles, or if one takes too long always a half or less
         of one: attention of fewer rows than a tile adds up otherwise, so that else the answer would depend on how fast
         the machine was just then.
         """
         usual_ms = share * self.targets.slo_ttft_ms
-        tile_ms = 2 * TUNING.patience * usual_ms
+        tile_ms = 2 * TUNING.patience * TUNING.piece_share * self.targets.slo_ttft_ms
         whole = min(wanted, TILE_TOKENS)
         if len(prompts) == 1 and whole == TILE_TOKENS and self.cost.is_sure_of(TILE_TOKENS):
             end = prompts[0].row.position + prompts[0].left if not self.targets.attends_all else state.used_cells
