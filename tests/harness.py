@@ -151,9 +151,9 @@ def is_settled(metrics: Mapping[str, Any]) -> bool:
     return (metrics["active_sequences"], metrics["queued_requests"], metrics["active_sessions"]) == (0, 0, 1)
 
 
-def until(ask: Callable[[], T], is_right: Callable[[T], bool]) -> T:
+def until(ask: Callable[[], T], is_right: Callable[[T], bool], patience_sec: float = PATIENCE_SEC) -> T:
     """Ask again until the answer is right. Each question is a whole round trip, so this is no busy loop."""
-    give_up = time.monotonic() + PATIENCE_SEC
+    give_up = time.monotonic() + patience_sec
     while not is_right(answer := ask()):
         assert time.monotonic() < give_up, f"still not: {answer}"
     return answer
