@@ -49,9 +49,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "uma"))
 
 
 LONG_FILES = (
-    *("test_page_chat", "test_http_fuzz", "test_cli_generate", "test_page_live", "test_server_life", "test_cli_chat"),
-    *("test_engine_chaos", "test_kv_feed", "test_page_access", "test_server_loading", "test_http_access"),
-    *("test_server_limits", "test_server_hangups", "test_engine_stride", "test_http_crowds", "test_engine_mixed"),
+    *("test_page_chat", "test_cli_chat", "test_page_refusals", "test_zoo_http", "test_real_vocabularies"),
+    *("test_page_live", "test_page_storage", "test_page_access", "test_page_following", "test_cli_generate"),
+    *("test_page_layout", "test_http_fuzz", "test_agents_packages", "test_server_life", "test_server_users"),
+    *("test_engine_chaos", "test_engine_stride", "test_http_access", "test_server_limits", "test_many_models"),
 )
 """Files that take longest, some with few tests. They come first: at the end, one core would work on them alone."""
 
@@ -66,12 +67,23 @@ QUICK_FILES = (
 of files."""
 
 
+def is_quick(path: Path) -> bool:
+    """Whether `pytest -m quick` runs this file."""
+    return any(fnmatch(path.stem, pattern) for pattern in QUICK_FILES)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m quick` no other file is read: to import all of them takes longer than to run the quick ones."""
+    is_python = collection_path.suffix == ".py"
+    return True if config.option.markexpr == "quick" and is_python and not is_quick(collection_path) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first, all others as they are; those of `QUICK_FILES` are marked."""
     place = {name: index for index, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
     for item in items:
-        if any(fnmatch(item.path.stem, pattern) for pattern in QUICK_FILES):
+        if is_quick(item.path):
             item.add_marker("quick")
 
 
