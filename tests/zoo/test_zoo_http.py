@@ -1,8 +1,8 @@
-"""Every chat template over HTTP, on a real vocabulary: a random model's forced calls are parsed, nothing ends in a 500.
+"""Chat templates over HTTP, on real vocabularies: a random model's forced calls are parsed, nothing ends in a 500.
 
-The templates that share a form of calls take turns with the dialects, whole and streamed: each is asked every question
-in one way, and a form that is one template's in all dialects. `TEST_ZOO=all` asks every template in every way, on the
-vocabulary that is nearest to its own.
+Three templates of each form of calls take turns with the dialects, whole and streamed: so each form is asked every
+question in every dialect. `TEST_ZOO=all` asks every template in every way, on the vocabulary that is nearest to its
+own.
 """
 
 from __future__ import annotations
@@ -81,7 +81,21 @@ def vocabulary_of(name: str) -> str:
     return SMALL if nearest in LARGE and name not in WITH_LARGE and not IS_WHOLE else nearest
 
 
-@pytest.fixture(scope="module", params=[*template_names(), PHI])
+@cache
+def form_of(name: str) -> str:
+    """The form of a template's calls, by its name, or why they cannot be told from text."""
+    family = family_of(source_of(name))
+    return family if isinstance(family, str) else family.name
+
+
+@cache
+def alike(form: str) -> list[str]:
+    """The templates with this form of calls that are asked, those with large vocabularies of their own first."""
+    found = [each for each in (*template_names(), PHI) if form_of(each) == form]
+    return found if IS_WHOLE else sorted(found, key=lambda each: each not in WITH_LARGE)[: len(PATHS)]
+
+
+@pytest.fixture(scope="module", params=[each for each in (*template_names(), PHI) if each in alike(form_of(each))])
 def name(request: pytest.FixtureRequest) -> str:
     given: str = request.param
     return given
@@ -95,7 +109,7 @@ def hosted(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host
     model.unlink()
 
 
-def test_every_template_is_served_in_every_dialect(hosted: HostedHttp, name: str) -> None:
+def test_every_form_of_calls_is_served_in_every_dialect(hosted: HostedHttp, name: str) -> None:
     """What is refused is told why."""
     has_calls = not isinstance(family_of(source_of(name)), str)
     asked = list(questions_to(name))
@@ -123,19 +137,12 @@ def test_every_template_is_served_in_every_dialect(hosted: HostedHttp, name: str
 
 def questions_to(name: str) -> Iterator[tuple[str, DialectName, bool]]:
     """Cells, and the ways in which a template is asked them."""
-    alike = [each for each in (*template_names(), PHI) if form_of(each) == form_of(name)]
-    count = len(WAYS) if IS_WHOLE else -(-len(PATHS) // len(alike))
+    turns = alike(form_of(name))
+    count = len(WAYS) if IS_WHOLE else -(-len(PATHS) // len(turns))
     for at, (cell, asked) in enumerate(CELLS.items()):
         ways = [way for way in WAYS if asked.fits(way[0])]
         for turn in range(min(count, len(ways))):
-            yield cell, *ways[(alike.index(name) + at + turn) % len(ways)]
-
-
-@cache
-def form_of(name: str) -> str:
-    """The form of a template's calls, by its name, or why they cannot be told from text."""
-    family = family_of(source_of(name))
-    return family if isinstance(family, str) else family.name
+            yield cell, *ways[(turns.index(name) + at + turn) % len(ways)]
 
 
 def check(cell: str, answer: Said, where: object) -> None:
