@@ -290,7 +290,8 @@ def test_the_focus_goes_on_from_where_it_was(browser: Browser, http_server: Http
 def test_an_answer_that_ends_takes_the_focus_from_nothing(browser: Browser, http_server: HttpServer) -> None:
     with visitor(browser, http_server.url) as one:
         page = one.visit().page
-        page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", LONG)
+        settings = {**LONG, "sampling": {"temperature": 0.7, "min_tokens": 600, "max_tokens": 600}}
+        page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", settings)
         one.visit()
         one.ask("Tell me a story about a fox")
         page.locator(".is-writing .block").first.wait_for()
