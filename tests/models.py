@@ -75,7 +75,7 @@ def write_model(
     writer = gguf.GGUFWriter(path, architecture or _ARCHITECTURE[kind])
     write_metadata(writer, kind, context_length, feed_forward, dict(metadata or {}))
     write_tokenizer(writer, tokenizer, pre_tokenizer, add_bos, chat_template)
-    for name, tensor in _tensors(kind, np.random.default_rng(seed), feed_forward).items():
+    for name, tensor in random_tensors(kind, np.random.default_rng(seed), feed_forward).items():
         writer.add_tensor(name, tensor)
     finish(writer)
     return path
@@ -128,7 +128,7 @@ def write_causal_reranker(path: Path, template: str, *, has_classifier: bool = T
     }
     write_metadata(writer, "attention", 512, FF, extra)
     write_tokenizer(writer, "gpt2", "gpt-2", True, None)
-    tensors = _tensors("attention", np.random.default_rng(0))
+    tensors = random_tensors("attention", np.random.default_rng(0))
     for index in range(LAYERS):
         tensors |= {f"blk.{index}.attn_{name}_norm.weight": np.ones(HEAD, np.float32) for name in ("q", "k")}
     if has_classifier:
@@ -320,7 +320,7 @@ def write_word_model(
     writer.add_unk_token_id(0)
     for index, key in enumerate(marks):
         writer.add_uint32(f"tokenizer.ggml.{key}_token_id", last + index)
-    tensors = _tensors("attention", np.random.default_rng(0), n_vocab=last + len(marks))
+    tensors = random_tensors("attention", np.random.default_rng(0), n_vocab=last + len(marks))
     tensors["output.weight"][:first] = 0  # never the likeliest among so many random ones
     tensors["output.weight"][last:] = 0
     for key, tensor in tensors.items():
@@ -331,7 +331,7 @@ def write_word_model(
 
 def write_split_model(prefix: Path, *, count: int = 2, seed: int = 0) -> list[Path]:
     """Write a model in `count` files, `prefix-00001-of-0000N.gguf` and so on, and return their paths."""
-    tensors = list(_tensors("attention", np.random.default_rng(seed)).items())
+    tensors = list(random_tensors("attention", np.random.default_rng(seed)).items())
     share = -(-len(tensors) // count)
     paths = [prefix.with_name(f"{prefix.name}-{part + 1:05d}-of-{count:05d}.gguf") for part in range(count)]
     for part, path in enumerate(paths):
@@ -442,7 +442,7 @@ def byte_spellings() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
-def _tensors(kind: Kind, rng: np.random.Generator, feed_forward: int = FF, n_vocab: int = N_VOCAB) -> Tensors:
+def random_tensors(kind: Kind, rng: np.random.Generator, feed_forward: int = FF, n_vocab: int = N_VOCAB) -> Tensors:
     tensors = {"token_embd.weight": _matrix(rng, n_vocab, EMBED, gain=6.0), "output_norm.weight": _ones(EMBED)}
     if kind != "sliding-window":
         tensors["output.weight"] = _matrix(rng, n_vocab, EMBED, gain=3.0)

@@ -2,7 +2,8 @@
 
 A thread cannot be stopped, and a regular expression or a C extension can keep the interpreter from every other thread.
 What runs over other people's texts or programs, for a time that nothing bounds, runs in a child. Both ends of the
-conversation are here: `Child` for the parent, `serve` for the program. A message is JSON behind its length.
+conversation are here: `Child` for the parent, `serve` for the program. A message is JSON and bytes, each behind its
+length.
 
 The time that counts is the child's own on a CPU, so that no text is blamed for a machine that is busy.
 """
@@ -88,15 +89,19 @@ class Child:
         """The answer. Raises what `start` does; `TimeoutError` where it takes longer than the deadline,
         `ChildBusyError`, and `ChildEndedError`: then the process is killed, and the next question starts another.
         """
+        return self.ask_about(question, b"")[0]
+
+    def ask_about(self, question: Any, data: bytes) -> tuple[Any, bytes]:
+        """The answer to a question about `data`, and the bytes that belong to it. Raises what `ask` does."""
         self.start()
         try:
             if self._is_fresh:
                 started_by = time.monotonic() + START_SEC
-                self._send([self._deadline_sec, self._setup], started_by)
+                self._send([self._deadline_sec, self._setup], b"", started_by)
                 self._answer(started_by)  # it is ready
                 self._is_fresh = False
             due = time.monotonic() + STALL_SEC
-            self._send(question, due)
+            self._send(question, data, due)
             return self._answer(due)
         except TimeoutError:
             self._kill()
@@ -127,23 +132,27 @@ class Child:
         self._process = None
         return code
 
-    def _send(self, message: Any, due: float) -> None:
-        payload = json_text.dumps(message, ensure_ascii=True).encode()
-        self._until(due).sendall(len(payload).to_bytes(HEADER_BYTES, "little") + payload)
+    def _send(self, message: Any, data: bytes, due: float) -> None:
+        for part in _parts(message, data):
+            self._until(due).sendall(part)
 
-    def _answer(self, due: float) -> Any:
+    def _answer(self, due: float) -> tuple[Any, bytes]:
+        return json_text.loads(self._receive_part(due).decode()), self._receive_part(due)
+
+    def _receive_part(self, due: float) -> bytes:
         size = int.from_bytes(self._receive(HEADER_BYTES, due), "little")
         if size > self._max_answer_bytes:
             raise ValueError("its answer is too long")
-        return json_text.loads(self._receive(size, due).decode())
+        return self._receive(size, due)
 
     def _receive(self, size: int, due: float) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            more = self._until(due).recv(min(size - len(data), 2**20))
+        data = memoryview(bytearray(size))
+        filled = 0
+        while filled < size:
+            more = self._until(due).recv_into(data[filled:])
             if not more:
                 raise EOFError("it has closed its end")
-            data += more
+            filled += more
         return bytes(data)
 
     def _until(self, due: float) -> socket.socket:
@@ -160,30 +169,49 @@ def serve(prepare: Callable[[Any], Callable[[Any], Any]], max_memory_bytes: int)
 
     `max_memory_bytes` bounds its address space, where the system does that.
     """
+
+    def prepared(setup: Any) -> Callable[[Any, bytes], tuple[Any, bytes]]:
+        answer = prepare(setup)
+        return lambda question, _: (answer(question), b"")
+
+    serve_about(prepared, max_memory_bytes)
+
+
+def serve_about(prepare: Callable[[Any], Callable[[Any, bytes], tuple[Any, bytes]]], max_memory_bytes: int) -> None:
+    """The same where questions and answers have bytes beside them (`Child.ask_about`)."""
     with suppress(ValueError, OSError):  # where the system knows no such limit, the parent's deadline is left
         resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
-    deadline_sec, setup = _read(questions)
+    (deadline_sec, setup), _ = _read(questions)
     answer = prepare(setup)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # which ends the process, whatever it is at
-    _write(answers, {})  # ready: what comes now is on the clock
+    _write(answers, {}, b"")  # ready: what comes now is on the clock
     with suppress(EOFError):
         while True:
             signal.setitimer(signal.ITIMER_PROF, deadline_sec)
-            _write(answers, answer(_read(questions)))
+            _write(answers, *answer(*_read(questions)))
 
 
-def _read(stream: BinaryIO) -> Any:
+def _read(stream: BinaryIO) -> tuple[Any, bytes]:
+    return json_text.loads(_read_part(stream).decode()), _read_part(stream)
+
+
+def _read_part(stream: BinaryIO) -> bytes:
     header = stream.read(HEADER_BYTES)
     if len(header) < HEADER_BYTES:
         raise EOFError
-    return json_text.loads(stream.read(int.from_bytes(header, "little")).decode())
+    return stream.read(int.from_bytes(header, "little"))
 
 
-def _write(stream: BinaryIO, message: Any) -> None:
-    payload = json_text.dumps(message, ensure_ascii=True).encode()
-    stream.write(len(payload).to_bytes(HEADER_BYTES, "little") + payload)
+def _write(stream: BinaryIO, message: Any, data: bytes) -> None:
+    stream.writelines(_parts(message, data))
     stream.flush()
+
+
+def _parts(message: Any, data: bytes) -> tuple[bytes, bytes]:
+    payload = json_text.dumps(message, ensure_ascii=True).encode()
+    first = len(payload).to_bytes(HEADER_BYTES, "little") + payload + len(data).to_bytes(HEADER_BYTES, "little")
+    return first, data
 
 
 def _executable() -> str:

@@ -187,6 +187,9 @@ class RuntimeConfig:
         "auto", "hand out tokens evenly while prompts are read; off: as they are computed, also where a request asks"
     )
 
+    mmproj: str = setting(
+        "", "projector with which the model sees pictures; a GGUF file; empty: the one beside the model; off: none"
+    )
     speculate: Speculate = setting(
         "off", "guess tokens where the text repeats and verify several at once; auto: where that is faster"
     )
@@ -252,6 +255,8 @@ class RuntimeConfig:
             wrong.append("draft: --speculate is off, so nothing is drafted; add --speculate auto, or leave --draft out")
         if self.models and self.protocol == "newline":
             wrong.append("protocol: newline has no word for a model's name; leave --models out, or use --protocol json")
+        if self.models and self.mmproj not in ("", "off"):
+            wrong.append("mmproj: each of several models has the one beside it; leave --mmproj out, or --models")
         if wrong:
             raise ConfigError("\n".join(wrong))
 

@@ -34,6 +34,7 @@ from uma.engine.intake.chat import ChatAbilities
 from uma.engine.intake.constraints import Constraints
 from uma.engine.intake.gate import Gate
 from uma.engine.intake.loose_tools import Loose
+from uma.engine.intake.pictures import PictureReader
 from uma.engine.intake.prompt import PromptReader
 from uma.engine.kv.archive import Archive
 from uma.engine.kv.events import KvListener
@@ -47,10 +48,11 @@ from uma.engine.submission import MAX_EXPLAINED, Over, Prepared, Preparing, Subm
 from uma.engine.worker.commands import CountKnown, Inspect, Listen, Preload
 from uma.engine.worker.loop import DecodeWorker, ended_by
 from uma.engine.worker.prompt_report import PromptReport
-from uma.engine.worker.sequence import Sequence, Status
+from uma.engine.worker.sequence import PlacedPicture, Sequence, Status
 from uma.errors import BadRequest, Ended, Overloaded, ShuttingDown, UmaError
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler, GrammarState
+from uma.llama.projector import Projector
 from uma.metrics import EngineMetrics
 from uma.net.client import OWNER
 from uma.types import (
@@ -79,11 +81,12 @@ class Engine:
         archive: Archive | None,
         grammars: GrammarCompiler,
         draft: Context | None = None,
+        projector: Projector | None = None,
     ) -> None:
         self.config = config
         self.archive = archive
         self._chat = ChatAbilities(context.model)
-        self.info = server_info(context, config, self._chat, draft)
+        self.info = server_info(context, config, self._chat, draft, projector)
         self.max_request_tokens = sizing.max_request_tokens(context)
         """Maximum tokens, prompt and output together, of one request."""
         self._context = context
@@ -107,8 +110,9 @@ class Engine:
             self.mailbox.post,
             max_active,
             saves_at_end=archive is not None,
-            speculate=sizing.speculate(context, config),
+            speculate=sizing.speculate(context, config, sees=projector is not None),
             draft=draft,
+            projector=projector,
             trace=_trace_log.debug if _trace_log.isEnabledFor(logging.DEBUG) else None,
         )
         self._requests = Submission(config, self.worker.commands, self._metrics, self.worker.totals, self._note_drained)
@@ -116,6 +120,7 @@ class Engine:
             config, context.model, self.info.limits.max_reproducible_tokens, self.worker.use_apart
         )
         self._prompts = PromptReader(config, context.model, self.max_request_tokens)
+        self._pictures = None if projector is None else PictureReader(context, projector)
         self._constraints = Constraints(context.model.vocab, grammars, sizing.grammars_at_once(context.params))
         self._embeddings = EmbedService(
             config, context, self._prompts, self.worker.commands, self._metrics, self._note_drained
@@ -144,7 +149,7 @@ class Engine:
             features.check_features(request, self._max_active)
             asked, request = request, self._chat.prepared(request)
             self._gate.check_queue(request.priority)
-            tokens = await self._prompts.read(request)
+            tokens, pictures = await self._read(request)
             spent.on("prepare")
             self._prompts.check_fits(len(tokens))
             features.check_prompt(request.sampling, len(tokens))
@@ -159,7 +164,7 @@ class Engine:
             elif request.cache_prompt:
                 await self._fetch_from_disk(tokens)
                 spent.on("disk")
-            has_borders = not (self.worker.can_be_cut or request.sampling.reproducible)
+            has_borders = not pictures and not (self.worker.can_be_cut or request.sampling.reproducible)
             ends = await self._prompts.message_ends(request, tokens) if has_borders else ()
             spent.on("prepare")
             # Other requests came meanwhile. From here on nothing awaits, so what is checked holds.
@@ -191,6 +196,7 @@ class Engine:
                 bounds_thinking,
                 warnings,
                 ends,
+                pictures,
                 spent.by_cause,
             )
         )
@@ -199,6 +205,15 @@ class Engine:
             yield stream if prompt is None else self._parsed(loose.request, prompt, stream)
         finally:
             stream.abandon()
+
+    async def _read(self, request: Request) -> tuple[array[int], tuple[PlacedPicture, ...]]:
+        """The prompt's ids, and the pictures among them."""
+        index = next((at for at, each in enumerate(request.messages or ()) if each.pictures), None)
+        if index is None:
+            return await self._prompts.read(request), ()
+        if self._pictures is None:
+            raise BadRequest(f"messages[{index}].pictures: this model sees none; it takes a projector (--mmproj)")
+        return await self._prompts.read_pictures(self._pictures.read, request)
 
     async def _grammar(self, request: Request, tokens: array[int]) -> tuple[Loose, GrammarState | None, list[int]]:
         """The grammar's beginning and what it forces there; and the request whose tools it keeps to."""
@@ -234,7 +249,11 @@ class Engine:
 
     async def tokenize(self, request: Request) -> Tokenized:
         """See `types.Source.tokenize`."""
-        return await self._prompts.explain(self._chat.prepared(request))
+        request = self._chat.prepared(request)
+        if not any(each.pictures for each in request.messages or ()):
+            return await self._prompts.explain(request)
+        tokens, _ = await self._read(request)
+        return Tokenized(tuple(max(-1, each) for each in tokens), await self._prompts.text(request))
 
     async def tokenize_rendered(self, text: str) -> tuple[int, ...]:
         """Token ids of a text that a chat template has been applied to elsewhere, for a request's `token_ids`."""
@@ -398,6 +417,8 @@ class Engine:
         """Free what the engine made itself, once the decode thread has ended."""
         self._embeddings.close()
         self._apart.close()
+        if self._pictures is not None:
+            self._pictures.close()
 
     # To the decode thread
 

@@ -10,6 +10,7 @@ from uma.engine.intake import features
 from uma.engine.intake.chat import ChatAbilities
 from uma.llama.context import Context
 from uma.llama.model import Model
+from uma.llama.projector import Projector
 from uma.types import (
     GRAMMAR_FIELDS,
     MAX_ANSWERS,
@@ -24,14 +25,20 @@ from uma.version import __version__
 
 
 def server_info(
-    context: Context, config: RuntimeConfig, chat: ChatAbilities, draft: Context | None = None
+    context: Context,
+    config: RuntimeConfig,
+    chat: ChatAbilities,
+    draft: Context | None = None,
+    projector: Projector | None = None,
 ) -> ServerInfo:
     """The answer to `info` and `hello`."""
     model = context.model
     return ServerInfo(
         server=f"uma/{__version__}",
         model=model.info,
-        capabilities=_generating(context, config, chat, draft) if model.is_causal else _embedding(context, config),
+        capabilities=_generating(context, config, chat, draft, projector)
+        if model.is_causal
+        else _embedding(context, config),
         limits=Limits(
             n_ctx=sizing.max_request_tokens(context),
             max_tokens=config.max_tokens or sizing.max_request_tokens(context),
@@ -52,7 +59,9 @@ def _told_template(model: Model) -> str:
     return source if len(source) <= MAX_TEMPLATE_CHARS else ""
 
 
-def _generating(context: Context, config: RuntimeConfig, chat: ChatAbilities, draft: Context | None) -> Capabilities:
+def _generating(
+    context: Context, config: RuntimeConfig, chat: ChatAbilities, draft: Context | None, projector: Projector | None
+) -> Capabilities:
     return attrs.evolve(
         _embedding(context, config),
         streaming=True,
@@ -71,7 +80,8 @@ def _generating(context: Context, config: RuntimeConfig, chat: ChatAbilities, dr
         max_answers=min(MAX_ANSWERS, sizing.max_active(context, config)),
         echo=True,
         generate=True,
-        speculation=_speculation(context, config, draft),
+        speculation=_speculation(context, config, draft, sees=projector is not None),
+        vision=projector is not None,
         fill_in=context.model.vocab.fill_in,
     )
 
@@ -109,8 +119,8 @@ def _prefix_sharing(context: Context, config: RuntimeConfig) -> str:
     return how if is_unified else f"{how}: each sequence has KV of its own (--kv-unified off)"
 
 
-def _speculation(context: Context, config: RuntimeConfig, draft: Context | None) -> str:
+def _speculation(context: Context, config: RuntimeConfig, draft: Context | None, *, sees: bool) -> str:
     """How tokens are drafted, or why they are not."""
-    if reason := sizing.why_no_drafts(context, config):
+    if reason := sizing.why_no_drafts(context, config, sees=sees):
         return f"none: {reason}"
     return "prompt look-up" if draft is None else f"prompt look-up, and the draft model {draft.model.info.name}"

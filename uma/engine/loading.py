@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,11 +12,16 @@ import trio
 
 from uma.config import RuntimeConfig
 from uma.engine import sizing
+from uma.errors import ModelError
 from uma.llama import devices, header
 from uma.llama.header import Header
 from uma.llama.model import LoadStopped, Model
+from uma.llama.projector import Projector
 from uma.models.catalog import ResolvedModel, resolve
+from uma.models.projectors import beside
 from uma.types import LoadProgress
+
+_log = logging.getLogger("uma.engine")
 
 
 class Loader:
@@ -53,6 +59,29 @@ class Loader:
         """The model that drafts. Raises the same."""
         assert self._draft is not None
         return self._load(self._draft, "draft", attrs.evolve(self._asked, n_cpu_moe=0))
+
+    def projector(self, model: Model) -> Projector | None:
+        """What the model sees with: `--mmproj`, or the one beside it. Raises `ModelError` where that is named."""
+        named = self.config.mmproj
+        if named == "off" or not model.is_causal or self._model.is_builtin:
+            return None
+        path = Path(named).expanduser() if named else beside(self._model.path)
+        if path is None:
+            return None
+        uses_gpu = self.config.n_gpu_layers != 0
+        try:
+            found = Projector(path, model, threads=self.config.threads_batch, uses_gpu=uses_gpu)
+        except ModelError as error:
+            if named:
+                raise
+            _log.warning("the projector beside the model is not used: %s", error)
+            return None
+        if found.sees:
+            return found
+        found.close()
+        if named:
+            raise ModelError(f"{path}: is no projector for pictures")
+        return None
 
     def _load(self, found: ResolvedModel, name: str, config: RuntimeConfig) -> Model:
         size_bytes = _size_bytes(header.read_parts(Path(found.path)))

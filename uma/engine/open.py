@@ -19,11 +19,12 @@ from uma.engine.kv.archive import MAX_QUEUED_BYTES, Archive
 from uma.engine.kv.disk import DiskTier
 from uma.engine.loading import Loader
 from uma.engine.worker.loop import ended_by
-from uma.errors import ShuttingDown
+from uma.errors import ConfigError, ShuttingDown
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler
 from uma.llama.model import Model
 from uma.llama.outputs import give_back_outputs
+from uma.llama.projector import Projector
 from uma.net.logfmt import log
 from uma.net.trio_only import require_trio
 from uma.types import LoadProgress
@@ -53,14 +54,21 @@ async def open_engine(
         config = loader.config
         model = await trio.to_thread.run_sync(loader.model)
         stack.callback(model.close)
+        projector = await trio.to_thread.run_sync(loader.projector, model)
+        if projector is not None:
+            stack.callback(projector.close)
         grammars = GrammarCompiler(model.vocab)
         beside = grammars.prepare if prepares_grammars and model.is_causal else None
         context = await trio.to_thread.run_sync(_make_context, model, config, beside)
         stack.callback(context.close)
-        draft = await trio.to_thread.run_sync(_open_draft, loader, config, context)
+        if projector is not None and (reason := sizing.why_no_pictures(context, uses_mrope=projector.uses_mrope)):
+            if config.mmproj:
+                raise ConfigError(f"mmproj: {reason}; leave it out")
+            projector = None
+        draft = await trio.to_thread.run_sync(_open_draft, loader, config, context, projector)
         if draft is not None:
             stack.callback(draft.close)
-        engine = Engine(config, context, await _open_archive(config, context), grammars, draft)
+        engine = Engine(config, context, await _open_archive(config, context), grammars, draft, projector)
         stack.callback(engine.close)
         # What ends the block is raised as it is, not inside the exception group that the nursery would make of it.
         ended: outcome.Outcome[None] = outcome.Value(None)
@@ -145,11 +153,11 @@ def _make_context(model: Model, config: RuntimeConfig, beside: Callable[[], None
     return context
 
 
-def _open_draft(loader: Loader, config: RuntimeConfig, target: Context) -> Context | None:
+def _open_draft(loader: Loader, config: RuntimeConfig, target: Context, projector: Projector | None) -> Context | None:
     """The draft model's context, where one is configured and can be of use. It keeps its model open."""
     if not config.draft:
         return None
-    if reason := sizing.why_no_drafts(target, config):
+    if reason := sizing.why_no_drafts(target, config, sees=projector is not None):
         _log.warning("--draft is not used: %s", reason)
         return None
     model = loader.draft()

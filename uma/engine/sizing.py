@@ -523,7 +523,7 @@ def can_guard(sequences: int) -> bool:
     return 2 * sequences <= backend.MAX_SEQUENCES
 
 
-def why_no_drafts(context: Context, config: RuntimeConfig) -> str | None:
+def why_no_drafts(context: Context, config: RuntimeConfig, *, sees: bool) -> str | None:
     """Why no tokens are drafted; None where they are. Memory must be cut behind those of a draft that held."""
     model = context.model
     if config.speculate == "off":
@@ -537,12 +537,24 @@ def why_no_drafts(context: Context, config: RuntimeConfig) -> str | None:
                 f"({model.state_bytes / 2**20:,.1f} MiB each); with a smaller --max-sequences it can"
             )
         return f"a {model.memory} model's state cannot be cut behind the tokens of a draft that held"
+    if sees:
+        return "beside pictures (--mmproj) nothing is drafted yet"
     return None
 
 
-def speculate(context: Context, config: RuntimeConfig) -> Speculate:
+def speculate(context: Context, config: RuntimeConfig, *, sees: bool) -> Speculate:
     """Whether tokens are drafted."""
-    return "off" if why_no_drafts(context, config) else config.speculate
+    return "off" if why_no_drafts(context, config, sees=sees) else config.speculate
+
+
+def why_no_pictures(context: Context, *, uses_mrope: bool) -> str | None:
+    """Why the model cannot take pictures, though there is a projector for it; None where it can."""
+    model = context.model
+    if not model.is_causal:
+        return "an encoder takes none"
+    if model.memory == "attention" or (context.params.guards_window and not uses_mrope):
+        return None
+    return f"with a {model.memory} model's memory pictures cannot be read yet"
 
 
 def draft_params(model: Model, target: Context, config: RuntimeConfig) -> ContextParams:

@@ -23,7 +23,7 @@ from uma.engine.intake.coalesce import WhenIdle
 from uma.engine.worker.account import Account, Totals
 from uma.engine.worker.commands import Commands, SequenceControl
 from uma.engine.worker.prompt_report import PromptReport
-from uma.engine.worker.sequence import Bias, Sequence
+from uma.engine.worker.sequence import Bias, PlacedPicture, Sequence
 from uma.engine.worker.thinking import ThinkingBound
 from uma.llama.grammar import GrammarState
 from uma.metrics import EngineMetrics
@@ -59,6 +59,8 @@ class Prepared:
     """For its last event: what the request asks for that has no effect."""
     message_ends: tuple[int, ...] = ()
     """See `Sequence.message_ends`."""
+    pictures: tuple[PlacedPicture, ...] = ()
+    """See `Sequence.pictures`."""
     spent_ms: Mapping[str, float] = attrs.field(factory=dict)
     """What its time went to until now (`types.CAUSES`)."""
 
@@ -215,6 +217,7 @@ class Submission:
             spellings=prepared.spellings,
             bounds_thinking=prepared.bounds_thinking,
             message_ends=prepared.message_ends,
+            pictures=prepared.pictures,
         )
 
     def _most_tokens(self, asked: int | None, left: int) -> tuple[int, tuple[str, ...]]:

@@ -170,7 +170,7 @@ def echo(value: bool | None, able: Capabilities) -> bool:
 
 
 def media(kind: str, path: str) -> None:
-    """An image, a sound, a file: the engine takes text alone."""
+    """An image, a sound, a file: what the engine does not take there."""
     raise Unsupported(f"{path}: {kind} cannot be read; this server takes text alone")
 
 

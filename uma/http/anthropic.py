@@ -174,7 +174,7 @@ def _prompt(gateway: Gateway, body: Conversation, http: Exchange) -> dict[str, A
     able = gateway.source.info.capabilities
     effort = None if body.output_config is None else body.output_config.effort
     system = text_of(_without_billing(body.system, http.ignored), "system", http.ignored)
-    turns = turns_of(body.messages, able, http.ignored)
+    turns = turns_of(body.messages, able, http, is_behind_system=bool(system))
     return {
         "messages": (*([Message("system", system)] if system else []), *turns),
         **thinking(thinking_wish(body.thinking, effort), able, http.ignored),

@@ -12,8 +12,9 @@ from uma import json_bytes, json_text
 from uma.chat.json_call import whole_members
 from uma.constraints import Length, Range
 from uma.errors import BadRequest
-from uma.http.content import part_text, question_start, read_part, text_of
+from uma.http.content import part_of, question_start, read_part, text_of
 from uma.http.exchange import Exchange
+from uma.http.pictures import Pictures
 from uma.http.thinking import Wish
 from uma.http.tools import (
     MAX_TOOLS,
@@ -26,7 +27,7 @@ from uma.http.tools import (
     tool_fields,
     with_names,
 )
-from uma.types import Capabilities, CutCall, Message, Tool, ToolCall
+from uma.types import Capabilities, CutCall, Message, Picture, Tool, ToolCall, joined
 
 
 @attrs.frozen(kw_only=True)
@@ -100,12 +101,21 @@ def offered(tools: Sequence[ToolBody], choice: ChoiceBody | None, able: Capabili
     return tool_fields(given, word, able, is_parallel=not choice.disable_parallel_tool_use)
 
 
-def turns_of(bodies: Sequence[TurnBody], able: Capabilities, ignored: list[str]) -> tuple[Message, ...]:
-    """The messages, with a message of its own for each result of a tool. Unknown fields are added to `ignored`."""
+def turns_of(
+    bodies: Sequence[TurnBody], able: Capabilities, http: Exchange, *, is_behind_system: bool
+) -> tuple[Message, ...]:
+    """The messages, with a message of its own for each result of a tool. Unknown fields are ignored by name.
+
+    `is_behind_system`: another message will come before them.
+    """
     turns: list[Message] = []
+    pictures = Pictures(able.vision)
     question = question_start(["tool" if _has_result(body.content) else body.role for body in bodies])
     for number, body in enumerate(bodies):
-        turns += _turns(body, f"messages[{number}].content", able, ignored, is_question=number >= question)
+        turns += _turns(
+            body, f"messages[{number}].content", able, http.ignored, pictures, is_question=number >= question
+        )
+    pictures.name(http.names, [Message("system", ""), *turns] if is_behind_system else turns)
     return with_names(turns)
 
 
@@ -118,12 +128,13 @@ def _kind(block: Any) -> Any:
 
 
 def _turns(
-    body: TurnBody, path: str, able: Capabilities, ignored: list[str], *, is_question: bool
+    body: TurnBody, path: str, able: Capabilities, ignored: list[str], pictures: Pictures, *, is_question: bool
 ) -> Iterator[Message]:
     if not isinstance(body.content, list):
         yield Message(body.role, text_of(body.content, path, ignored))
         return
-    texts, calls, thoughts, results = [], [], [], 0
+    parts: list[str | Picture] = []
+    calls, thoughts, results = list[ToolCall](), list[str](), 0
     for index, block in enumerate(body.content):
         here = f"{path}[{index}]"
         kind = _kind(block)
@@ -142,9 +153,10 @@ def _turns(
         elif kind == "thinking":
             thoughts.append(text_of(block.get("thinking"), f"{here}.thinking", ignored))
         elif kind != "redacted_thinking":
-            texts.append(part_text(block, here, ignored, is_question=is_question))
-    if texts or calls or not results:
-        yield Message(body.role, "\n".join(texts), tuple(calls), reasoning="\n".join(thoughts) or None)
+            parts.append(part_of(block, here, ignored, pictures, is_question=is_question))
+    if parts or calls or not results:
+        text, seen = joined(parts)
+        yield Message(body.role, text, tuple(calls), reasoning="\n".join(thoughts) or None, pictures=seen)
 
 
 def tool_use(call: ToolCall | CutCall) -> dict[str, Any]:

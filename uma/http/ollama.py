@@ -33,6 +33,7 @@ from uma.http.fields import (
 )
 from uma.http.gateway import Gateway
 from uma.http.logprobs import PendingLogprobs, entries, spelling
+from uma.http.pictures import Pictures
 from uma.http.problem import Problem, Unsupported
 from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.thinking import Wish, thinking
@@ -45,6 +46,7 @@ from uma.types import (
     Message,
     ModelInfo,
     Penalty,
+    Picture,
     Prompt,
     ReasoningDelta,
     RepetitionPenalty,
@@ -55,6 +57,7 @@ from uma.types import (
     Token,
     ToolCall,
     ToolCallDelta,
+    joined,
 )
 
 DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
@@ -179,16 +182,21 @@ def _chat_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Ollam
         return _loaded(model, fields)
     name_schemas(http.names, range(len(body.tools or ())), "function.parameters")
     offered = tool_fields([each.function.tool for each in body.tools or ()], "auto", able, is_parallel=None)
-    prompt = {"messages": with_names(list(_messages(body.messages, http.ignored))), **offered}
+    pictures = Pictures(able.vision)
+    messages = list(_messages(body.messages, http.ignored, pictures))
+    pictures.name(http.names, messages)
+    prompt = {"messages": with_names(messages), **offered}
     return _job(gateway, body, http, model, prompt, _chat_piece)
 
 
-def _messages(bodies: Sequence[ChatMessage], ignored: list[str]) -> Iterator[Message]:
+def _messages(bodies: Sequence[ChatMessage], ignored: list[str], pictures: Pictures) -> Iterator[Message]:
     """The conversation, with ids for calls by their order: a result is that of the first call that has none yet."""
     count, waiting, question = 0, _Unanswered(), question_start([body.role for body in bodies])
     for index, body in enumerate(bodies):
-        text = body.content or ""
-        if body.images:
+        text, shown = body.content or "", tuple[Picture, ...]()
+        if body.images and pictures.sees:
+            text, shown = joined([*_images(body.images, f"messages[{index}].images", pictures), text])
+        elif body.images:
             seen = stand_in("image", f"messages[{index}].images", ignored, is_question=index >= question)
             text = f"{text}\n{seen}" if text else seen
         calls = []
@@ -199,7 +207,14 @@ def _messages(bodies: Sequence[ChatMessage], ignored: list[str]) -> Iterator[Mes
             count += 1
         of = waiting.take(body.tool_name or body.name) if body.role == "tool" else None
         id, name = None if of is None else of.id, body.tool_name or body.name
-        yield Message(body.role, text, tuple(calls), id, name, body.thinking or None)
+        yield Message(body.role, text, tuple(calls), id, name, body.thinking or None, shown)
+
+
+def _images(given: Any, path: str, pictures: Pictures) -> list[Picture]:
+    """Files as base64, which stand before a message's text. Raises `BadRequest` for what is none."""
+    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+        raise BadRequest(f"{path}: expected a list of base64 strings")
+    return [pictures.take(each, f"{path}[{at}]") for at, each in enumerate(given)]
 
 
 class _Unanswered:
@@ -243,20 +258,25 @@ def _generate_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> O
     """As `_chat_job`."""
     body = read(_with_options(fields), GenerateBody, http)
     model = gateway.names.check(body.model, http)
-    if body.images:
+    able, is_plain = gateway.source.info.capabilities, bool(body.raw or body.suffix)
+    if body.images and (is_plain or not able.vision):
         abilities.media("images", "images")
     if body.template or body.context:
         raise BadRequest("template, context: are not supported; the model's own template is used, or none with raw")
     if not body.prompt:
         return _loaded(model, fields)
     if body.suffix:
-        fill_in.check(gateway.source.info.capabilities, "suffix")
-    if body.raw or body.suffix:
+        fill_in.check(able, "suffix")
+    if is_plain:
         prompt: dict[str, Any] = {"prompt": body.prompt, "parse_special": True}
         http.ignored += ["system"] if body.system else []
     else:
         system = [Message("system", body.system)] if body.system else []
-        prompt = {"messages": (*system, Message("user", body.prompt))}
+        pictures = Pictures(able.vision)
+        text, shown = joined([*_images(body.images or [], "images", pictures), body.prompt])
+        messages = (*system, Message("user", text, pictures=shown))
+        pictures.name(http.names, messages)
+        prompt = {"messages": messages}
     job = _job(gateway, body, http, model, prompt, _generate_piece)
     job.suffix = body.suffix or ""
     return job
@@ -594,6 +614,7 @@ async def show(gateway: Gateway, http: Exchange) -> None:
                 "completion" if able.generate else "embedding",
                 *(["tools"] if able.tools else []),
                 *(["thinking"] if able.reasoning else []),
+                *(["vision"] if able.vision else []),
             ],
         }
     )

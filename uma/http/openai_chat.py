@@ -12,7 +12,7 @@ import attrs
 from uma.constraints import Json, Length, Range, Text
 from uma.errors import BadRequest
 from uma.http import abilities
-from uma.http.content import question_start, read_part, text_of
+from uma.http.content import content_of, question_start, read_part
 from uma.http.dialect import Body
 from uma.http.exchange import Exchange
 from uma.http.fields import (
@@ -34,6 +34,7 @@ from uma.http.generation import unless_gone
 from uma.http.logprobs import PendingLogprobs, chat_form, spelling
 from uma.http.openai import Role, StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
+from uma.http.pictures import Pictures
 from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.telemetry import Telemetry, TelemetryFields
 from uma.http.thinking import BudgetFields, ReasoningBody, Wish, max_reasoning_tokens, thinking
@@ -67,7 +68,7 @@ from uma.types import (
 
 @attrs.frozen(kw_only=True)
 class ChatMessage:
-    """A message as the body has it; its content is read by `text_of`."""
+    """A message as the body has it; its content is read by `content_of`."""
 
     role: Role
     content: Any = None
@@ -203,10 +204,12 @@ def prompt(gateway: Gateway, body: Conversation, http: Exchange, wish: Wish | No
     legacy(body.functions, "functions")
     legacy(body.function_call, "function_call")
     question = question_start(["tool" if each.role == "function" else each.role for each in body.messages])
+    pictures = Pictures(able.vision)
     messages = [
-        _message(each, f"messages[{index}]", http.ignored, is_question=index >= question)
+        _message(each, f"messages[{index}]", http.ignored, pictures, is_question=index >= question)
         for index, each in enumerate(body.messages)
     ]
+    pictures.name(http.names, messages)
     if any(each.tool_calls for each in messages):
         check_calls(able, "messages")
     tools = [each.function.tool for each in body.tools or ()]
@@ -254,11 +257,11 @@ def _goes_on(body: Conversation, ignored: list[str]) -> bool:
     return wanted is not False and not opens
 
 
-def _message(message: ChatMessage, path: str, ignored: list[str], *, is_question: bool) -> Message:
+def _message(message: ChatMessage, path: str, ignored: list[str], pictures: Pictures, *, is_question: bool) -> Message:
     legacy(message.function_call, f"{path}.function_call")
     # Models know `system`; OpenAI has renamed it.
     role = "system" if message.role == "developer" else message.role
-    text = text_of(message.content, f"{path}.content", ignored, is_question=is_question)
+    text, seen = content_of(message.content, f"{path}.content", ignored, pictures, is_question=is_question)
     calls = [
         past_call(
             each.id, each.function.name, each.function.arguments, f"{path}.tool_calls[{at}].function.arguments", ignored
@@ -266,7 +269,7 @@ def _message(message: ChatMessage, path: str, ignored: list[str], *, is_question
         for at, each in enumerate(message.tool_calls or ())
     ]
     thought = message.reasoning_content or message.reasoning
-    return Message(role, text, tuple(calls), message.tool_call_id, message.name, thought)
+    return Message(role, text, tuple(calls), message.tool_call_id, message.name, thought, seen)
 
 
 @attrs.define

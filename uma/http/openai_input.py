@@ -10,9 +10,11 @@ import attrs
 from uma import json_text
 from uma.constraints import Text, show
 from uma.errors import BadRequest
-from uma.http.content import question_start, read_part, text_of
+from uma.http.content import content_of, question_start, read_part, text_of
+from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES
 from uma.http.openai_tools import checked_name, custom_arguments
+from uma.http.pictures import Pictures
 from uma.http.tools import Name, check_calls, past_call, with_names
 from uma.types import Capabilities, Message, ToolCall
 
@@ -86,11 +88,12 @@ def _thought(item: _Reasoning, path: str, ignored: list[str]) -> str:
     return "\n".join(text_of(part.get("text"), f"{path}.{name}[{at}].text", ignored) for at, part in enumerate(parts))
 
 
-def messages_of(given: Any, instructions: str | None, able: Capabilities, ignored: list[str]) -> tuple[Message, ...]:
-    """The conversation that `input` and `instructions` are. Adds what cannot be read to `ignored`.
+def messages_of(given: Any, instructions: str | None, able: Capabilities, http: Exchange) -> tuple[Message, ...]:
+    """The conversation that `input` and `instructions` are. Adds what cannot be read to what is ignored.
 
     Raises `BadRequest` for what is none.
     """
+    ignored, pictures = http.ignored, Pictures(able.vision)
     system = [Message("system", instructions)] if instructions else []
     if isinstance(given, str):
         return (*system, Message("user", text_of(given, "input", ignored)))
@@ -101,10 +104,11 @@ def messages_of(given: Any, instructions: str | None, able: Capabilities, ignore
     turns = list(system)
     question = question_start([_speaker(item) for item in given])
     for index, item in enumerate(given):
-        _add(turns, item, f"input[{index}]", able, ignored, is_question=index >= question)
+        _add(turns, item, f"input[{index}]", able, ignored, pictures, is_question=index >= question)
     turns = [each for each in turns if not _is_thought(each)]  # an answer that was cut off in its thinking is none
     if not turns:
         raise BadRequest("input: has no message")
+    pictures.name(http.names, turns)
     return with_names(turns)
 
 
@@ -122,7 +126,14 @@ def _speaker(item: Any) -> str:
 
 
 def _add(
-    turns: list[Message], item: Any, path: str, able: Capabilities, ignored: list[str], *, is_question: bool
+    turns: list[Message],
+    item: Any,
+    path: str,
+    able: Capabilities,
+    ignored: list[str],
+    pictures: Pictures,
+    *,
+    is_question: bool,
 ) -> None:
     """Put an input item behind the conversation so far; a call belongs to the assistant's turn before it."""
     kind = item.get("type", "message") if isinstance(item, dict) else None
@@ -140,11 +151,11 @@ def _add(
     elif kind == "message":
         message = read_part(item, _Item, path, ignored)
         role = "system" if message.role == "developer" else message.role
-        text = text_of(message.content, f"{path}.content", ignored, is_question=is_question)
+        text, seen = content_of(message.content, f"{path}.content", ignored, pictures, is_question=is_question)
         if role == "assistant" and turns and _is_thought(turns[-1]):
-            turns[-1] = attrs.evolve(turns[-1], content=text)
+            turns[-1] = attrs.evolve(turns[-1], content=text, pictures=seen)
         else:
-            turns.append(Message(role, text))
+            turns.append(Message(role, text, pictures=seen))
     elif isinstance(kind, str) and _OF_HOSTED_TOOLS.fullmatch(kind):
         ignored.append(path)
     else:

@@ -129,7 +129,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJ
     how = urgency(body, http)
     request = Request(
         http.id,
-        messages=messages_of(body.input, body.instructions, able, http.ignored),
+        messages=messages_of(body.input, body.instructions, able, http),
         sampling=params,
         stream=bool(body.stream),
         **how,

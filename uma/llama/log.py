@@ -106,7 +106,7 @@ def _on_abort(message: bytes | None) -> None:
     os.write(2, ("\n  ".join(lines) + "\n").encode())
 
 
-_callback = lib.llama_log_callback(_on_line)
+CALLBACK = lib.llama_log_callback(_on_line)
 _abort_callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(_on_abort)
 """Both are kept here because llama.cpp holds only their addresses."""
 
@@ -116,7 +116,7 @@ def install() -> None:
     if is_debugging() and not logger.hasHandlers():
         logger.addHandler(logging.StreamHandler())
         logger.setLevel(logging.DEBUG)
-    lib.llama_log_set(_callback, ctypes.c_void_p(0))
+    lib.llama_log_set(CALLBACK, ctypes.c_void_p(0))
     lib._lib.ggml_set_abort_callback(_abort_callback)
     atexit.unregister(_silence)
     atexit.register(_silence)

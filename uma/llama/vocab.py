@@ -195,7 +195,9 @@ class Vocab:
             return int(lib.llama_tokenize(handle, data, len(data), pointer, len(tokens), add_special, parse_special))
 
     def piece(self, token: int) -> bytes:
-        """A token's bytes, perhaps half a character. Control and unknown tokens give none."""
+        """A token's bytes, perhaps half a character; none for control and unknown tokens, and pictures (below 0)."""
+        if token < 0:
+            return b""
         piece = self._pieces[token]
         if piece is None:
             piece = self._pieces[token] = self._read_piece(token)

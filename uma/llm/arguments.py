@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
@@ -12,7 +14,7 @@ import attrs
 from uma.config import LOG, SERVER_ONLY, RuntimeConfig, nearest, settings
 from uma.constraints import show
 from uma.errors import BadRequest, ConfigError
-from uma.types import GRAMMAR_FIELDS, Message, ReasoningMode, SamplingParams, Tool, ToolCall
+from uma.types import GRAMMAR_FIELDS, Message, Picture, ReasoningMode, SamplingParams, Tool, ToolCall, joined
 
 T = TypeVar("T")
 Conversation = Sequence[Message | Mapping[str, Any]]
@@ -148,7 +150,39 @@ def message_of(given: Message | Mapping[str, Any]) -> Message:
     if not isinstance(calls, list | tuple):
         raise ValueError(f"messages: tool_calls: expected a list of calls, not {shown(calls)}")  # noqa: TRY004
     content = "" if calls and given["content"] is None else given["content"]
-    return Message(**{**given, "content": content, "tool_calls": tuple(map(_call_of, calls))})
+    pictures: tuple[Picture, ...] = ()
+    if isinstance(content, list | tuple):
+        content, pictures = _parts_of(content)
+    return Message(**{"pictures": pictures, **given, "content": content, "tool_calls": tuple(map(_call_of, calls))})
+
+
+def _parts_of(parts: Sequence[Any]) -> tuple[str, tuple[Picture, ...]]:
+    """A content of several parts: `{"type": "text", "text": …}` and `{"type": "image", "image": path or bytes}`."""
+    found: list[str | Picture] = []
+    for index, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        value = part.get(kind) if isinstance(part, Mapping) and kind in ("text", "image") else None
+        if kind == "text" and isinstance(value, str):
+            found.append(value)
+        elif kind == "image" and isinstance(value, bytes | bytearray):
+            found.append(_picture(bytes(value)))
+        elif kind == "image" and isinstance(value, str | PathLike):
+            found.append(_picture(_file(value, f"messages: content[{index}].image")))
+        else:
+            expected = "expected a part of type text with text, or of type image with image, a path or bytes"
+            raise ValueError(f"messages: content[{index}]: {expected}, not {shown(part)}")
+    return joined(found)
+
+
+def _picture(data: bytes) -> Picture:
+    return Picture(base64.b64encode(data).decode())
+
+
+def _file(path: str | PathLike[str], where: str) -> bytes:
+    try:
+        return Path(path).expanduser().read_bytes()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{where}: {getattr(error, 'strerror', None) or error}: {fspath(path)}") from None
 
 
 _MESSAGE_FIELDS = {field.name for field in attrs.fields(Message)}

@@ -25,10 +25,12 @@ from uma.types.events import (
 from uma.types.explained import CAUSES, WHY_NOT_CACHED, Beside, CacheUse, Explained, RecordedText
 from uma.types.loading import LoadProgress
 from uma.types.request import (
+    MAX_PICTURES,
     PROMPT_FIELDS,
     Message,
     ModelName,
     Pace,
+    Picture,
     Priority,
     ReasoningMode,
     Request,
@@ -36,6 +38,7 @@ from uma.types.request import (
     Slo,
     Tool,
     ToolCall,
+    joined,
     prompt_problem,
 )
 from uma.types.sampling import (
@@ -82,6 +85,7 @@ __all__ = [
     "GRAMMAR_FIELDS",
     "MAX_ANSWERS",
     "MAX_LOGPROBS",
+    "MAX_PICTURES",
     "MAX_SEED",
     "MAX_STOPS",
     "MAX_TEMPLATE_CHARS",
@@ -120,6 +124,7 @@ __all__ = [
     "Models",
     "Pace",
     "Penalty",
+    "Picture",
     "Priority",
     "Prompt",
     "Ranked",
@@ -149,5 +154,6 @@ __all__ = [
     "ToolCallDelta",
     "TopK",
     "Usage",
+    "joined",
     "prompt_problem",
 ]

@@ -32,6 +32,39 @@ class ToolCall:
         check(self)
 
 
+MAX_PICTURES = 64
+"""Maximum pictures of one request, those of earlier turns included."""
+MAX_PICTURE_CHARS = 28_000_000
+"""Longest base64 of a picture's file: some 20 MiB."""
+
+
+@attrs.frozen
+class Picture:
+    """A picture in a message."""
+
+    data: Annotated[str, Length(1, MAX_PICTURE_CHARS)]
+    """Its file (PNG, JPEG, GIF or BMP) as base64."""
+    at: Annotated[int, Range(0)] = 0
+    """How many characters of the message's content come before it."""
+
+    def __attrs_post_init__(self) -> None:
+        check(self)
+
+
+def joined(parts: Sequence[str | Picture]) -> tuple[str, tuple[Picture, ...]]:
+    """The text of a message's parts, and the pictures among them where they stand in it. Parts are lines, but for what
+    stands beside a picture, as in llama-server.
+    """
+    text, pictures, was_picture = "", list[Picture](), True
+    for part in parts:
+        if isinstance(part, Picture):
+            pictures.append(attrs.evolve(part, at=len(text)))
+        else:
+            text += part if was_picture else "\n" + part
+        was_picture = isinstance(part, Picture)
+    return text, tuple(pictures)
+
+
 @attrs.frozen
 class Message:
     """One turn of a conversation, for the model's chat template."""
@@ -48,6 +81,10 @@ class Message:
     """Which tool's result it is."""
     reasoning: Annotated[str, Text()] | None = None
     """What the assistant thought before it answered, for templates that show thinking of earlier turns."""
+    pictures: Annotated[tuple[Picture, ...], Length(0, MAX_PICTURES, "pictures")] = attrs.field(
+        default=(), converter=tuple_or_none
+    )
+    """Pictures that the content has, in their order (`Capabilities.vision`)."""
 
     def __attrs_post_init__(self) -> None:
         check(self)

@@ -116,6 +116,8 @@ class Capabilities:
     rerank: bool = False
     speculation: str = "none"
     """How tokens are drafted: by `prompt look-up`, and by which draft model; or `none`, with the reason."""
+    vision: bool = False
+    """Messages can have pictures."""
     fill_in: FillIn | None = None
     """The model's tokens for filling in the middle; None: it has none."""
 

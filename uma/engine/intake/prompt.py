@@ -73,6 +73,15 @@ class PromptReader:
             raise BadRequest("prompt: gives no token at all, so there is nothing to continue")
         return tokens
 
+    async def read_pictures(self, read: Callable[[Request], T], request: Request) -> T:
+        """What `read` makes of a request with pictures, in a thread as for a long prompt. Raises what that raises,
+        `PromptTooLarge`, and `Overloaded`.
+        """
+        self._check_bytes(request)
+        files = sum(len(each.data) for message in request.messages or () for each in message.pictures)
+        # A text takes some 4 bytes a character in all its forms, a file its own and its base64.
+        return await self._in_thread(partial(read, request), _chars(request) + files // 2, request.priority)
+
     def _checked_ids(self, request: Request) -> array[int]:
         ids, limit = request.token_ids or (), self._model.vocab.n_tokens
         if max(ids) >= limit:

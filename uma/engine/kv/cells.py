@@ -19,6 +19,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
+from uma.engine.kv.pictures import PictureRun, position_of
 from uma.llama.context import Context
 
 GUARD_SHARE = 4
@@ -49,6 +50,20 @@ class SequenceCells:
         """Cells that a guard may lack at a sequence's end: they are inside its window."""
         self._guarded = [0] * context.n_sequences
         """By id, as far as its guard holds its cells."""
+        self._pictures: dict[int, tuple[PictureRun, ...]] = {}
+        """By id, where it has any: behind one, a token's position can be less than its index."""
+
+    def lay_out(self, seq_id: int, pictures: tuple[PictureRun, ...]) -> None:
+        """Say which pictures a sequence has, or will have, as far as it is known."""
+        if pictures:
+            self._pictures[seq_id] = pictures
+
+    def _position(self, seq_id: int, length: int) -> int:
+        pictures = self._pictures.get(seq_id)
+        return length if pictures is None else position_of(pictures, length)
+
+    def _cuts_picture(self, seq_id: int, length: int) -> bool:
+        return any(each.start < length < each.end for each in self._pictures.get(seq_id, ()))
 
     @property
     def used_ids(self) -> int:
@@ -70,10 +85,11 @@ class SequenceCells:
         A window is always a copy, or shared cells of it would never be free again. With split KV it is copied through a
         state, since what waits for the next batch would be written over it.
         """
+        self.lay_out(target, self._pictures.get(source, ()))
         if self.is_unified:
             if checkpoint is None and (self._copies_windows or source in self._went_back):
                 checkpoint = self._context.part_get(source)
-            self._context.seq_cp(source, target, 0, length)
+            self._context.seq_cp(source, target, 0, self._position(source, length))
             self.grown(target, length)
         elif self._copies_windows:
             self._context.state_set(target, self._context.state_get(source))
@@ -85,7 +101,7 @@ class SequenceCells:
         if checkpoint is not None:
             self._context.part_set(target, checkpoint)
         if not self.is_unified:
-            self._context.seq_rm(target, length, -1)
+            self._context.seq_rm(target, self._position(target, length), -1)
 
     def trim(self, seq_id: int, length: int, checkpoint: bytes | None = None) -> None:
         """As `Cells.trim`: cut a sequence; one that is cut to nothing gives its id back."""
@@ -97,6 +113,7 @@ class SequenceCells:
             self._context.seq_rm(seq_id)
             self._went_back.discard(seq_id)
             self._unguard(seq_id, 0)
+            self._pictures.pop(seq_id, None)
             heapq.heappush(self._free_ids, seq_id)
 
     def trim_to(self, seq_id: int, length: int, checkpoint: bytes) -> bool:
@@ -105,7 +122,9 @@ class SequenceCells:
 
     def roll_back(self, seq_id: int, length: int) -> bool:
         """Cut a sequence that goes on; False, and nothing changed, where memory cannot be cut there."""
-        if not self.stands(seq_id, length) or not self._context.seq_rm(seq_id, length, -1):
+        if self._cuts_picture(seq_id, length) or not self.stands(seq_id, length):
+            return False
+        if not self._context.seq_rm(seq_id, self._position(seq_id, length), -1):
             return False
         self._unguard(seq_id, length)
         return True
@@ -114,7 +133,7 @@ class SequenceCells:
         """Cut tokens of the batch just computed off a sequence: a draft's, at most `Context.rolled_back` of them where
         it has a state.
         """
-        self._context.seq_rm(seq_id, length, -1)
+        self._context.seq_rm(seq_id, self._position(seq_id, length), -1)
         if self.has_states:
             self._went_back.add(seq_id)
 

@@ -6,9 +6,8 @@ keeps them for subscribers, on the Trio thread.
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 import trio
@@ -97,7 +96,7 @@ class BlockLedger:
             # A block is entered after its parent, so backwards no child outlives its parent.
             self._tell(BlockRemoved(block_hashes=tuple(reversed(gone))))
 
-    def _tell_stored(self, tokens: array[int], first: int, data: memoryview, names: list[int]) -> None:
+    def _tell_stored(self, tokens: Sequence[int], first: int, data: memoryview, names: list[int]) -> None:
         # A prefix is held from its beginning on, so the new blocks are one chain up to the run's end.
         begin = first - self._size
         parent = self._held[_digest(data, begin)].name if begin else None

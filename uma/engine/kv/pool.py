@@ -14,6 +14,7 @@ import attrs
 from uma.engine.kv.cells import SequenceCells
 from uma.engine.kv.checkpoints import LEAST_SAVED_TOKENS, Checkpoints
 from uma.engine.kv.events import KvListener, Run, Tier
+from uma.engine.kv.pictures import PictureRun, is_squeezed, outside
 from uma.engine.kv.prefix_tree import Node, PrefixTree, common_length
 from uma.engine.kv.snapshot_copies import SnapshotCopies
 from uma.engine.kv.snapshots import Snapshot, SnapshotStore
@@ -149,6 +150,7 @@ class KvPool:
         last token gives the logits.
         """
         node, length = self.tree.place(tokens)
+        length = outside(tokens, length)
         while node.parent is not None and node.start >= length:
             node = node.parent
         is_short = length < LEAST_SHARED_TOKENS
@@ -158,7 +160,7 @@ class KvPool:
 
     def known_tokens(self, tokens: array[int]) -> int:
         """How many of `tokens` a sequence that began now would not have to compute."""
-        kept = self.store.find(tokens, 0)
+        kept = self._kept(tokens, 0)
         return max(self.match(tokens)[1], kept[1] if kept else 0)
 
     def nearest(self, tokens: array[int]) -> tuple[int, bool]:
@@ -187,7 +189,7 @@ class KvPool:
 
     def _restored(self, tokens: array[int], now_ms: float) -> tuple[Holding, int] | None:
         """`acquire` from a snapshot; None where that is not clearly more than the cells hold."""
-        kept = self.store.find(tokens, self.match(tokens)[1] + WORTH_RESTORING_TOKENS - 1)
+        kept = self._kept(tokens, self.match(tokens)[1] + WORTH_RESTORING_TOKENS - 1)
         if kept is None or (holding := self._restore(*kept, now_ms)) is None:
             return None
         self.store.used(kept[0], now_ms)
@@ -208,6 +210,15 @@ class KvPool:
         holding = Holding(seq_id, self.tree.start(seq_id, node, length, now_ms))
         self._checkpoints.used(holding.tip)
         return holding, length
+
+    def lay_out(self, holding: Holding, pictures: tuple[PictureRun, ...]) -> None:
+        """Say which pictures a sequence has that begins."""
+        self.cells.lay_out(holding.seq_id, pictures)
+
+    def _kept(self, tokens: array[int], least: int) -> tuple[Snapshot, int] | None:
+        """The snapshot that has most of `tokens`, more than `least` of them, and how many."""
+        kept = self.store.find(tokens, least)
+        return kept if kept is None or (length := outside(tokens, kept[1])) == kept[1] else (kept[0], length)
 
     def borders(self, tokens: array[int], prompt_tokens: int, computed: int, ends: Collection[int]) -> list[int]:
         """Where a sequence stops to have a checkpoint taken (`stop_at`), the next one last: none where memory can be
@@ -392,7 +403,11 @@ class KvPool:
     def save(self, holding: Holding, now_ms: float) -> Snapshot | None:
         """Keep a snapshot of what a running sequence has computed, if it is worth it and has a place."""
         tokens = holding.tip.whole()
-        if self.cells.waits_for_copy(holding.seq_id) or not self.store.accepts(tokens, len(tokens), 1):
+        if (
+            is_squeezed(tokens)
+            or self.cells.waits_for_copy(holding.seq_id)
+            or not self.store.accepts(tokens, len(tokens), 1)
+        ):
             return None
         size = self._checkpoints.snapshot_size(holding.seq_id, holding.tip)
         if not self.store.has_place_for(size, len(tokens), 1, now_ms):
@@ -420,7 +435,9 @@ class KvPool:
         Cells that another id shares are not lost: the part that counts begins behind them.
         """
         own = node.alone()
-        return self.store.accepts(node.whole(), node.end - own[-1].start, max(each.reuses for each in own))
+        return not is_squeezed(node.whole()) and self.store.accepts(
+            node.whole(), node.end - own[-1].start, max(each.reuses for each in own)
+        )
 
     def _snapshot_of(self, seq_id: int) -> Snapshot:
         node, states = self.tree.cached[seq_id], self.cells.states(seq_id)
@@ -455,6 +472,8 @@ class KvPool:
         node = self.tree.cached[seq_id]
         saves = node.end - node.alone()[-1].start
         if saves < WORTH_RESTORING_TOKENS or not self.store.is_enabled or self.store.covers(node.whole()):
+            return True
+        if is_squeezed(node.whole()):  # its cells cannot be told by their positions, so it is read again
             return True
         is_large = self.cells.expected_size(node.end) > MOST_STALL_BYTES
         if self.cells.waits_for_copy(seq_id) or (self.has_decoding_rows and is_large):

@@ -22,6 +22,7 @@ import attrs
 import numpy as np
 
 from uma.engine.kv.events import KvEvents, Tier
+from uma.engine.kv.pictures import outside
 
 
 class Cells(Protocol):
@@ -333,7 +334,7 @@ class PrefixTree:
         self._matched = None
         self.stats.evictions += 1
         node = self.cached[seq_id]
-        keep = len(node.tokens) - tokens
+        keep = outside(node.tokens, max(0, len(node.tokens) - tokens))
         if self._can_be_cut and keep > 0:
             self._cells.trim(seq_id, node.start + keep, None)
             self._cut(node, keep)

@@ -194,11 +194,19 @@ class Executor:
             yield from self._until_done(self._runner.decode_several, holding)
 
     def _prefill(self, work: Work) -> Iterator[Results]:
-        for part in self._to_borders(work):
+        pictures = [each for each in work if each[0].picture is not None]
+        if pictures:
+            work = [each for each in work if each[0].picture is None]
+        for part in self._to_borders([(sequence, min(count, sequence.to_picture)) for sequence, count in work]):
             for batch in [each for some in self._runner.split_unread(part) for each in self._with_last_apart(some)]:
                 # The retries of an earlier batch can have taken its slot.
                 left = [each for each in batch if each[0].holding is not None]
                 yield from self._until_done(self._runner.prefill, left)
+        for sequence, count in pictures:
+            placed = sequence.picture
+            # One that is not encoded waits for that (`worker.pictures`).
+            if sequence.holding is not None and placed is not None and placed.picture.embedding is not None:
+                yield from self._until_done(self._runner.prefill, [(sequence, count)])
 
     def _to_borders(self, work: Work) -> list[Work]:
         """The same as several times work, in each of which a sequence ends at its next border or before it. What
@@ -389,5 +397,7 @@ def _filled_up(prefill: Work, tokens: int) -> Work:
 
 
 def _is_plain(rows: list[Sequence], prefill: Work) -> bool:
-    """Whether each row has one token to compute, and no prompt's logits are wanted."""
-    return all(each.missing == 1 for each in rows) and not any(each.unread for each, _ in prefill)
+    """Whether each row has one token to compute, no prompt's logits are wanted, and none comes to a picture."""
+    return all(each.missing == 1 for each in rows) and not any(
+        each.unread or count > each.to_picture for each, count in prefill
+    )

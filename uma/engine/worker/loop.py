@@ -44,6 +44,7 @@ from uma.engine.worker.drafts.speculator import Speculator
 from uma.engine.worker.embedding import Embedder
 from uma.engine.worker.executor import Executor, Result, Tick
 from uma.engine.worker.output import Output
+from uma.engine.worker.pictures import Encoder
 from uma.engine.worker.probes import Probes
 from uma.engine.worker.reproducer import Reproduced, Reproducer
 from uma.engine.worker.residency import PATIENCE_MS, Residency
@@ -55,6 +56,7 @@ from uma.engine.worker.waiting import WaitingRoom
 from uma.engine.worker.withdrawn import Withdrawn
 from uma.errors import InternalError, ShuttingDown, UmaError
 from uma.llama.context import Context
+from uma.llama.projector import Projector
 from uma.metrics import EngineMetrics
 
 REPLAN_BATCHES = 32
@@ -90,6 +92,7 @@ class DecodeWorker:
         saves_at_end: bool,
         speculate: Speculate = "off",
         draft: Context | None = None,
+        projector: Projector | None = None,
         trace: Callable[[str], None] | None = None,
     ) -> None:
         self._context = context
@@ -120,7 +123,9 @@ class DecodeWorker:
             self._sampling,
             self._trace,
             self.totals,
+            projector,
         )
+        self._encoder = Encoder(projector, self._residency)
         self._executor = Executor(context, pool, self._runner, self._sampling, self._residency, metrics)
         self._model_drafter = draft and ModelDrafter(draft, context.model.vocab, self._runner.threads, metrics)
         drafters: list[Drafter] = [LookupDrafter(pool, context.model.vocab)]
@@ -236,6 +241,7 @@ class DecodeWorker:
                 return
             had_work = self._tick()
             had_work = self._reproduce() or had_work
+            had_work = self._encode() or had_work
             if self._probes.waiting and not self._residency.is_decoding:
                 self._probes.run()
             if had_work and (self._residency.all or self._embedder):
@@ -286,6 +292,14 @@ class DecodeWorker:
         if step:
             self._outbox.flush()
         return bool(step)
+
+    def _encode(self) -> bool:
+        """Encode a picture that a prompt has come to; False if there is none."""
+        began = now_ms()
+        has_encoded = self._encoder.step()
+        if has_encoded and (recorder := self._trace.recorder) is not None:
+            recorder.span(DECODE, "picture", began, now_ms())
+        return has_encoded
 
     def _give(self, result: Result) -> None:
         """Give a step's tokens to their readers. A fault in one row's sampling or text ends that sequence alone."""
@@ -367,8 +381,10 @@ class DecodeWorker:
     @property
     def _pause_beside_ms(self) -> float:
         """For how long streams wait after this tick because a prompt is read in a context of its own: they decode ahead
-        of that, unless a prompt of theirs is to be read in this tick.
+        of that, unless a prompt of theirs is to be read in this tick; or because a picture is encoded.
         """
+        if picture_ms := self._encoder.pause_ms:
+            return picture_ms
         has_prompts = any(each.status is Status.PREFILLING for each in self._residency.active.values())
         return 0.0 if has_prompts else self._reproducer.pause_ms
 

@@ -179,6 +179,7 @@ class Residency:
         is_first = sequence.started_ms == 0.0
         known, differs = self._pool.nearest(sequence.tokens) if is_first else (0, False)
         sequence.holding, sequence.computed = self._pool.acquire(sequence.reusable, now)
+        self._pool.lay_out(sequence.holding, tuple(each.run for each in sequence.pictures))
         if is_first:
             sequence.account.cache = _cache_use(sequence, known, differs=differs)
         sequence.borders = self._pool.borders(
@@ -324,4 +325,5 @@ def _cache_use(sequence: Sequence, known: int, *, differs: bool) -> CacheUse:
         why = "earlier"
     else:
         why = "differs" if differs else "end"
-    return CacheUse(tier, known, why, sequence.tokens[known] if why in ("differs", "end") else None)
+    following = sequence.tokens[known] if why in ("differs", "end") else -1
+    return CacheUse(tier, known, why, None if following < 0 else following)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -24,12 +25,13 @@ from uma.engine.worker.commands import Commands
 from uma.engine.worker.drafts.speculator import Drafts
 from uma.engine.worker.neighbours import Neighbours
 from uma.engine.worker.sampling import Given, Sampling
-from uma.engine.worker.sequence import Change, Sequence, Status
+from uma.engine.worker.sequence import Change, PlacedPicture, Sequence, Status
 from uma.engine.worker.stall import StallWatch
 from uma.engine.worker.trace import Trace
 from uma.engine.worker.withdrawn import Withdrawn
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, INVALID_BATCH, Context
+from uma.llama.projector import Projector
 from uma.metrics import EngineMetrics
 
 Work = list[tuple[Sequence, int]]
@@ -73,8 +75,10 @@ class ModelRunner:
         sampling: Sampling,
         trace: Trace,
         totals: Totals,
+        projector: Projector | None,
     ) -> None:
         self._context = context
+        self._projector = projector
         self._pool = pool
         self._cost = cost
         self._metrics = metrics
@@ -137,7 +141,7 @@ class ModelRunner:
         self._batch.clear()
         self._batch.add_decode(
             [sequence.tokens[-1] for sequence in sequences],
-            [sequence.computed for sequence in sequences],
+            [sequence.next_position for sequence in sequences],
             [_seq_id(sequence) for sequence in sequences],
         )
         is_apart = self._context.returns_early
@@ -206,8 +210,11 @@ class ModelRunner:
     def prefill(self, work: Work) -> tuple[int, dict[Sequence, int]]:
         """Pieces of prompts, computed and booked. Also returns those read to their ends, with their logits' indices.
 
-        A piece of a prompt whose logits are read (`split_unread`) comes alone. The cost model is told nothing of it.
+        A piece of a prompt whose logits are read (`split_unread`) comes alone, and so does a picture, as a whole. The
+        cost model is told nothing of them.
         """
+        if (placed := work[0][0].picture) is not None:
+            return self._read_picture(work[0][0], placed), {}
         is_read = any(reads_logits(sequence) for sequence, _ in work)
         tokens = sum(count for _, count in work)
         position = self._position(work, tokens)
@@ -219,6 +226,27 @@ class ModelRunner:
                 self._cost.observe_prefill(tokens, position, took_ms)
             self._trace.batch("prefill", tokens, len(work), took_ms, self._pool.used_cells)
         return code, ends
+
+    def _read_picture(self, sequence: Sequence, placed: PlacedPicture) -> int:
+        """A picture that is encoded, computed and booked."""
+        assert self._projector is not None
+        assert sequence.holding is not None
+        run, position, seq_id = placed.run, sequence.next_position, sequence.holding.seq_id
+        tokens = run.end - run.start
+        self._pool.make_room(tokens)
+        self._outbox.flush()  # a batch of many tokens takes longer than any token can wait
+        decode = partial(self._projector.decode, self._context, placed.picture, position, seq_id)
+        code, took_ms = self._compute([sequence], [], decode=decode)
+        if code == DONE:
+            self._account([(sequence, tokens)], took_ms)
+            self._pool.extend(sequence.holding, sequence.tokens[run.start : run.end])
+            sequence.computed = run.end
+            sequence.share.was_read(tokens)
+            sequence.was_in_batch(1)
+            self._metrics.prefill_tokens_total += tokens
+            self._metrics.tick(tokens, took_ms)
+            self._trace.batch("picture", tokens, 1, took_ms, self._pool.used_cells)
+        return code
 
     @property
     def _attends_all(self) -> bool:
@@ -269,7 +297,7 @@ class ModelRunner:
         self._pool.make_room(tokens)
         self._batch.clear()
         for sequence, draft in rows:
-            self._batch.add_run([sequence.tokens[-1], *draft], sequence.computed, _seq_id(sequence))
+            self._batch.add_run([sequence.tokens[-1], *draft], sequence.next_position, _seq_id(sequence))
         self._outbox.flush_due(now_ms() + drafting.batch_ms)
         sequences = [sequence for sequence, _ in rows]
         code, took_ms = self._compute(sequences, sequences, drafts=[draft for _, draft in rows])
@@ -338,7 +366,7 @@ class ModelRunner:
             is_whole = last == len(sequence.tokens)
             index = self._batch.add(
                 sequence.tokens[first:last],
-                first,
+                sequence.next_position,
                 _seq_id(sequence),
                 last_logits=is_whole,
                 all_logits=reads_logits(sequence),
@@ -423,14 +451,15 @@ class ModelRunner:
         sampled: list[Sequence],
         expected_ms: float = math.inf,
         drafts: list[list[int]] | None = None,
+        decode: Callable[[], int] | None = None,
     ) -> tuple[int, float]:
         """llama.cpp's answer to the batch of `sequences`, and the milliseconds it took. `sampled` have logits.
 
         `ABORTED` is the answer to a batch that takes far longer than expected because its threads wait for cores, and
-        to one whose requests are all cancelled.
+        to one whose requests are all cancelled. `decode` computes what is no batch of tokens.
         """
         self._prepare(sampled, drafts)
-        self._begin(sequences, expected_ms)
+        self._begin(sequences, expected_ms, decode)
         took_ms = self._wait()
         if self.code == DONE:
             self._pool.batch_done()
@@ -443,11 +472,11 @@ class ModelRunner:
         self._sampling.prepare(sampled, drafts, has_idle_cores=has_idle_cores)
         self._cost.use(threads)
 
-    def _begin(self, sequences: list[Sequence], expected_ms: float) -> None:
+    def _begin(self, sequences: list[Sequence], expected_ms: float, decode: Callable[[], int] | None = None) -> None:
         self.began_ms = now_ms()
         self.stall_watch.begin(self.began_ms, expected_ms, self._threads, self._neighbours.suspected)
         is_begun = self._withdrawn.begin(sequences)
-        self.code = self._context.begin(self._batch) if is_begun else ABORTED
+        self.code = (decode or partial(self._context.begin, self._batch))() if is_begun else ABORTED
         # (Where drafts can be cut off, llama.cpp believes that it can do so with whatever it has broken off.)
         is_broken = self.code == ABORTED or (self._context.rolled_back > 0 and self.code < INVALID_BATCH)
         self.is_state_lost = is_begun and is_broken and self._pool.has_states

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.experience import Experience
 from uma.engine.delivery.pacing import hold_ms
+from uma.engine.kv.pictures import PictureRun, position_of
 from uma.engine.kv.pool import Holding
 from uma.engine.kv.snapshots import Snapshot
 from uma.engine.policy.shares import Share
@@ -26,6 +27,7 @@ from uma.engine.worker.lookup import Lookup
 from uma.engine.worker.prompt_report import PromptReport
 from uma.engine.worker.thinking import ThinkingBound
 from uma.llama.grammar import GrammarState
+from uma.llama.projector import Picture
 from uma.llama.sampler import Sampler
 from uma.types import Logprobs, Request, RequestMetrics, Speculation, Usage
 
@@ -125,6 +127,14 @@ class IllegalTransitionError(RuntimeError):
     """A sequence met an event that its state does not know: a fault of the engine."""
 
 
+@attrs.frozen(eq=False)
+class PlacedPicture:
+    """A picture, or a part of one, and its place in a prompt."""
+
+    run: PictureRun
+    picture: Picture
+
+
 @attrs.define(slots=True, eq=False)
 class Sequence:
     """A request from submission to its last event. Made on the Trio thread, then the decode thread's alone.
@@ -206,6 +216,8 @@ class Sequence:
     """How many tokens of its prompt come before where a message ends, as far as others are likely to part there."""
     borders: list[int] = attrs.field(factory=list)
     """Where its pieces end besides, the next one last: a checkpoint is taken there (`KvPool.borders`)."""
+    pictures: tuple[PlacedPicture, ...] = ()
+    """Those of its prompt, in order."""
     paused_ms: float = 0.0
     """When its reader fell behind."""
     computed: int = 0
@@ -283,6 +295,22 @@ class Sequence:
     def missing(self) -> int:
         """Tokens known but not yet computed. A decoding sequence usually has one: the last it sampled."""
         return len(self.tokens) - self.computed
+
+    @property
+    def picture(self) -> PlacedPicture | None:
+        """The picture that it computes next, as a whole; None where that is text."""
+        return next((each for each in self.pictures if each.run.start == self.computed), None)
+
+    @property
+    def to_picture(self) -> int:
+        """Its next tokens that are text before the next picture; all of them where there is none."""
+        starts = (each.run.start for each in self.pictures if each.run.start >= self.computed)
+        return min(starts, default=len(self.tokens)) - self.computed
+
+    @property
+    def next_position(self) -> int:
+        """The position of the token that it computes next: behind a picture it can be less than the token's index."""
+        return self.computed if not self.pictures else position_of([each.run for each in self.pictures], self.computed)
 
     @property
     def unread(self) -> int:

@@ -1,0 +1,219 @@
+"""Pictures in prompts: the text is llama.cpp's own, whoever else is served, and a bad file ends its request alone."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from engine_world import answer, answers, ask, config_for, settled
+from projectors import MARKER, SEEING, Reference, bmp, png, png_header, write_projector, write_seeing_model
+
+from models import write_model
+from uma import Message, Request, SamplingParams, open_engine
+from uma.errors import BadRequest, ConfigError, ModelError
+from uma.types import Finished, Grammar, Picture
+
+LENGTH = 20
+
+
+@attrs.frozen
+class World:
+    """A model with a projector beside it, and what llama.cpp makes of them."""
+
+    model: Path
+    reference: Reference
+    has_end_mark: bool
+    """Whether the model has text behind each picture."""
+
+    def expected(self, text: str, files: Sequence[bytes]) -> tuple[int, ...]:
+        """`text` has `MARKER` for each picture."""
+        prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+        return self.reference.continues(prompt, files, LENGTH)
+
+
+@pytest.fixture(scope="module", params=SEEING)
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp(request.param)
+    model = write_seeing_model(folder / "model.gguf", request.param)
+    reference = Reference(model, write_projector(folder / "mmproj-model.gguf", request.param))
+    yield World(model, reference, request.param == "qwen2vl")
+    reference.close()
+
+
+def told(text: str, files: Sequence[bytes], role: Any = "user") -> Message:
+    """A message whose text has `MARKER` for each of the pictures."""
+    parts = text.split(MARKER)
+    assert len(parts) == len(files) + 1
+    places = [len("".join(parts[: index + 1])) for index in range(len(files))]
+    pictures = (Picture(base64.b64encode(file).decode(), at) for file, at in zip(files, places, strict=True))
+    return Message(role, "".join(parts), pictures=tuple(pictures))
+
+
+def about(text: str, *files: bytes, id: str = "a", **fields: Any) -> Request:
+    """A greedy request about pictures."""
+    sampling = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
+    return Request(id, messages=(told(text, files),), **({"sampling": sampling} | fields))
+
+
+async def test_what_is_said_of_a_picture_is_what_llama_cpp_says(world: World) -> None:
+    asked = [
+        (f"{MARKER}What is this?", [png(40, 30, 1)]),
+        (f"What is this?{MARKER}", [png(90, 61, 2)]),
+        (f"Compare {MARKER} to {MARKER}{MARKER}.", [png(56, 56, 3), bmp(31, 17, 4), png(56, 56, 3)]),
+    ]
+    async with open_engine(config_for(world.model)) as engine:
+        assert engine.info.capabilities.vision
+        for text, files in asked:
+            assert (await answer(engine, about(text, *files))).token_ids == world.expected(text, files)
+
+
+async def test_eight_at_once_are_told_of_their_own_picture(world: World) -> None:
+    """Some have the same picture, some the same question, and text is asked beside them."""
+    asked = [
+        (f"{'Look. ' * index}{MARKER}What is this?", png(40 + 9 * (index % 3), 30, index % 5)) for index in range(8)
+    ]
+    text = "Once upon a time, in a land far away,"
+    async with open_engine(config_for(world.model)) as engine:
+        alone = await answer(engine, ask(text, max_tokens=LENGTH))
+        requests = [about(question, file, id=f"{index}") for index, (question, file) in enumerate(asked)]
+        *found, beside = await answers(engine, [*requests, ask(text, max_tokens=LENGTH)])
+        assert [each.token_ids for each in found] == [world.expected(question, [file]) for question, file in asked]
+        assert beside.token_ids == alone.token_ids
+        await settled(engine)
+
+
+async def test_a_conversation_about_a_picture_is_read_once(world: World) -> None:
+    file, other = png(70, 40, 1), png(70, 40, 2)
+    first = "Look at this." + MARKER + "What is it?"
+    async with open_engine(config_for(world.model)) as engine:
+        said = await answer(engine, about(first, file))
+        again = await answer(engine, about(first, file))
+        assert again.token_ids == said.token_ids
+        assert again.finished.usage.cached_tokens >= again.finished.usage.prompt_tokens - 2
+        turns = (told(first, [file]), Message("assistant", "A thing."), told("Sure?", []))
+        more = await answer(engine, attrs.evolve(about(first, file), messages=turns))
+        assert more.finished.usage.cached_tokens >= said.finished.usage.prompt_tokens - len("<|im_start|>assistant\n")
+        # Another picture of the same size: what comes before it is shared, and nothing of it.
+        differs = await answer(engine, about(first, other))
+        assert differs.finished.usage.cached_tokens < len("<|im_start|>user\nLook at this.<|vision_start|>") + 3
+        assert differs.token_ids == world.expected(first, [other])
+    prompt = f"{first}<|im_end|>\n<|im_start|>assistant\nA thing.<|im_end|>\n<|im_start|>user\nSure?"
+    assert more.token_ids == world.expected(prompt, [file])
+
+
+async def test_where_cells_run_short_pictures_are_read_again(world: World) -> None:
+    asked = [(f"{MARKER}{'What is this? ' * 4}", png(80, 60 + 4 * index, index)) for index in range(6)]
+    sampling = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
+    async with open_engine(config_for(world.model, n_ctx=512)) as engine:
+        requests = [about(text, file, id=f"{at}", sampling=sampling) for at, (text, file) in enumerate(asked)]
+        found = await answers(engine, requests)
+        metrics = await settled(engine)
+    assert metrics["preemptions_total"] > 0
+    for each, (text, file) in zip(found, asked, strict=True):
+        assert each.token_ids[:LENGTH] == world.expected(text, [file])
+        assert len(each.token_ids) == 90
+
+
+BROKEN = {
+    "no base64": "~~~",
+    "is no picture that is known": base64.b64encode(b"nothing at all").decode(),
+    "PNG is broken": base64.b64encode(png(40, 30)[:20]).decode(),
+    "cannot be decoded": base64.b64encode(png(40, 30)[:90]).decode(),
+    "50,000 x 50,000 pixels": base64.b64encode(png_header(50_000, 50_000)).decode(),
+    "is WebP; send PNG": base64.b64encode(b"RIFF\0\0\0\0WEBPVP8 ").decode(),
+    "a sound (WAV)": base64.b64encode(b"RIFF\0\0\0\0WAVEfmt ").decode(),
+    "at: 99 is before another picture": base64.b64encode(png(40, 30)).decode(),
+}
+
+
+async def test_a_bad_file_ends_its_request_and_nothing_else(world: World) -> None:
+    question = f"{MARKER}What is this?"
+    async with open_engine(config_for(world.model)) as engine, engine.generate(ask(max_tokens=400)) as stream:
+        for problem, data in BROKEN.items():
+            place = 99 if problem.startswith("at") else 0
+            wrong = Message("user", "What?", pictures=(Picture(data, place),))
+            with pytest.raises(BadRequest, match=r"messages\[0\]\.pictures\[0\]\.") as refused:
+                await answer(engine, attrs.evolve(about(question, png(9, 9)), messages=(wrong,)))
+            assert problem in str(refused.value)
+        assert (await answer(engine, about(question, png(40, 30, 1)))).token_ids == world.expected(
+            question, [png(40, 30, 1)]
+        )
+        rest = [event async for event in stream]
+    last = rest[-1]
+    assert isinstance(last, Finished)
+    assert last.usage.completion_tokens == 400
+
+
+async def test_what_pictures_exclude_is_refused_by_name(world: World) -> None:
+    async with open_engine(config_for(world.model)) as engine:
+        excluded: dict[str, Any] = {"echo": True, "prompt_logprobs": 1, "reproducible": True}
+        for name, value in excluded.items():
+            sampling = SamplingParams(max_tokens=4, **{name: value})
+            with pytest.raises(BadRequest, match=f"{name}: "):
+                await answer(engine, about(f"{MARKER}What?", png(9, 9), sampling=sampling))
+        if world.has_end_mark:
+            return
+        ending = (Message("user", "What?"), told(f"A {MARKER}", [png(9, 9)], "assistant"))
+        with pytest.raises(BadRequest, match="cannot end with a picture"):
+            await answer(engine, attrs.evolve(about(f"{MARKER}What?", png(9, 9)), messages=ending))
+
+
+async def test_a_model_without_a_projector_refuses_pictures_by_name(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        assert not engine.info.capabilities.vision
+        with pytest.raises(BadRequest, match=r"messages\[0\]\.pictures: .*--mmproj"):
+            await answer(engine, about(f"{MARKER}What?", png(9, 9)))
+
+
+async def test_the_projector_is_found_beside_the_model_or_named_or_off(world: World, tmp_path: Path) -> None:
+    found = next(world.model.parent.glob("mmproj-*"))
+    moved = tmp_path / "model.gguf"
+    moved.symlink_to(world.model)
+    for settings, sees in (({}, False), ({"mmproj": str(found)}, True)):
+        async with open_engine(config_for(moved, **settings)) as engine:
+            assert engine.info.capabilities.vision is sees
+    async with open_engine(config_for(world.model, mmproj="off")) as engine:
+        assert not engine.info.capabilities.vision
+
+
+async def test_a_projector_that_does_not_fit_is_an_error_where_it_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = write_model(tmp_path / "model.gguf")
+    wrong = write_projector(tmp_path / "mmproj-wrong.gguf", embed=96)
+    with pytest.raises(ModelError, match=r"cannot be loaded as a projector .*mismatch"):
+        async with open_engine(config_for(model, mmproj=str(wrong))):
+            pass
+    async with open_engine(config_for(model)) as engine:
+        assert not engine.info.capabilities.vision
+    assert "the projector beside the model is not used" in caplog.text
+    with pytest.raises(ModelError, match="cannot be"):
+        async with open_engine(config_for(model, mmproj=str(tmp_path / "missing.gguf"))):
+            pass
+
+
+async def test_a_recurrent_model_says_that_it_takes_no_pictures_yet(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.gguf", kind="hybrid")
+    projector = write_projector(tmp_path / "mmproj.gguf")
+    async with open_engine(config_for(model)) as engine:
+        assert not engine.info.capabilities.vision
+    with pytest.raises(ConfigError, match=r"mmproj: .*hybrid"):
+        async with open_engine(config_for(model, mmproj=str(projector))):
+            pass
+
+
+async def test_an_answer_of_several_and_a_grammar_go_with_pictures(world: World) -> None:
+    text, file = f"{MARKER}What is this?", png(40, 30, 1)
+    sampling = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True, n=2)
+    async with open_engine(config_for(world.model)) as engine:
+        got = await answer(engine, about(text, file, sampling=sampling, stream=False))
+        assert [each.token_ids for each in got.finished.answers] == [world.expected(text, [file])] * 2
+        sampling = SamplingParams(
+            temperature=0, max_tokens=LENGTH, grammar=Grammar(json_schema={"enum": ["yes", "no"]})
+        )
+        held = await answer(engine, about(text, file, sampling=sampling))
+        assert held.text in ('"yes"', '"no"')

@@ -1,0 +1,87 @@
+"""Pictures among tokens: each is a run of ids below zero, which are made of its hash.
+
+So the tree of prefixes, the snapshots and the comparison of prompts know pictures as they know text, and two pictures
+that take as many tokens are told apart. The last id of a run says how long it is and by how much positions rise over
+it: with M-RoPE that is less than its tokens, so a token's position is not its index. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+LEAST_TOKENS = 4
+"""Minimum tokens of a picture: those before the last hold its hash, 29 bits each."""
+MAX_TOKENS, MAX_POSITIONS = 2**15 - 1, 2**14 - 1
+"""Maximum that the last id of a run can say."""
+
+_HIGHEST = -2
+"""The highest id; -1 is llama.cpp's word for none."""
+_HASH_BITS = 29
+_IS_LAST = 1 << _HASH_BITS
+_POSITION_BITS = 14
+
+
+@attrs.frozen
+class PictureRun:
+    """A picture's place in a prompt."""
+
+    start: int
+    end: int
+    positions: int
+    """By how much positions rise over it."""
+
+    @property
+    def surplus(self) -> int:
+        """How many more tokens it has than positions."""
+        return self.end - self.start - self.positions
+
+
+def ids_of(key: bytes, tokens: int, positions: int) -> array[int]:
+    """The ids of a picture, or a part of one, that `key` tells from all others. Raises `ValueError` for a size that
+    cannot be said.
+    """
+    if not LEAST_TOKENS <= tokens <= MAX_TOKENS or not 0 <= (said := positions % tokens) <= MAX_POSITIONS:
+        raise ValueError(f"a picture of {tokens:,} tokens and {positions:,} positions cannot be a part of a prompt")
+    digest = np.frombuffer(hashlib.shake_256(key).digest(4 * (tokens - 1)), np.uint32)
+    ids = array("i", (_HIGHEST - (digest & (_IS_LAST - 1)).astype(np.int64)).tolist())
+    ids.append(_HIGHEST - (_IS_LAST | tokens << _POSITION_BITS | said))
+    return ids
+
+
+def runs_in(tokens: Sequence[int]) -> tuple[PictureRun, ...]:
+    """The pictures that are whole in a prompt."""
+    data = np.asarray(tokens, np.int32)
+    if not len(data) or data.min() >= 0:
+        return ()
+    return tuple(_run(int(data[at]), int(at) + 1) for at in np.flatnonzero(data <= _HIGHEST - _IS_LAST))
+
+
+def _run(last: int, end: int) -> PictureRun:
+    said = _HIGHEST - last - _IS_LAST
+    tokens, positions = said >> _POSITION_BITS, said & MAX_POSITIONS
+    return PictureRun(end - tokens, end, positions or tokens)
+
+
+def outside(tokens: Sequence[int], length: int) -> int:
+    """`length`, or where the picture begins that would be cut there."""
+    for at in range(length, len(tokens)):
+        if tokens[at] >= 0:
+            break
+        if tokens[at] <= _HIGHEST - _IS_LAST:
+            return min(length, _run(tokens[at], at + 1).start)
+    return length
+
+
+def position_of(runs: Sequence[PictureRun], length: int) -> int:
+    """The position of the token that comes behind the first `length`, none of which is a part of a picture alone."""
+    return length - sum(each.surplus for each in runs if each.end <= length)
+
+
+def is_squeezed(tokens: Sequence[int]) -> bool:
+    """Whether positions are not indices behind some picture of it."""
+    return any(each.surplus for each in runs_in(tokens))

@@ -1,0 +1,254 @@
+"""A projector (mmproj file): it turns pictures into embeddings that a model reads in the place of tokens.
+
+llama.cpp's libmtmd does it. A `Projector` owns its context, a `Picture` one piece of a prompt, others are `Text`. What
+llama-server does with a picture is done by the same calls here, so its text is the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import secrets
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import attrs
+import llama_cpp.mtmd_cpp as lib
+import numpy as np
+import numpy.typing as npt
+from llama_cpp.llama_cpp import llama_model_n_embd_inp
+from numpy import ctypeslib
+
+from uma.errors import BadRequest, ModelError
+from uma.llama import backend
+from uma.llama.context import Context
+from uma.llama.header import quoted
+from uma.llama.log import CALLBACK, LOG
+from uma.llama.model import Model
+
+Embedding = npt.NDArray[np.float32]
+"""`[tokens, figures]`."""
+
+MARKER_BYTES = 16
+"""Length of the secret in a marker: what stands for a picture in a prompt's text is nothing that a user can write."""
+IDENTITY_BYTES = 2**20
+"""Of a projector's file so much is read at its beginning and its end to tell it from others."""
+
+
+@attrs.frozen
+class Pixels:
+    """A decoded picture: three bytes a pixel, row by row; or with `data` None only its size."""
+
+    id: str
+    """The hash of its file."""
+    width: int
+    height: int
+    data: bytes | None
+
+
+@attrs.frozen
+class Text:
+    """A piece of a prompt that is tokens."""
+
+    tokens: npt.NDArray[np.int32]
+
+
+class Picture:
+    """A piece of a prompt that is a picture, or a part of one. It can be used from any thread, one at a time."""
+
+    def __init__(self, handle: int) -> None:
+        """Own a copy of a chunk that belongs to libmtmd."""
+        self._own(lib.mtmd_input_chunk_copy(handle))
+        self.id = (lib.mtmd_input_chunk_get_id(handle) or b"").decode()
+        """The hash of the picture's file."""
+        self.n_tokens = int(lib.mtmd_input_chunk_get_n_tokens(handle))
+        self.n_positions = int(lib.mtmd_input_chunk_get_n_pos(handle))
+        """By how much positions rise: with M-RoPE fewer than it has tokens."""
+        self.embedding: Embedding | None = None
+        """What `Projector.encode` has made of it."""
+
+    def _own(self, handle: int | None) -> None:
+        if not handle:
+            raise MemoryError("no memory for a picture")
+        self.handle = handle
+        self._finalizer = weakref.finalize(self, lib.mtmd_input_chunk_free, handle)
+
+    def forget_pixels(self) -> None:
+        """Once it is encoded: keep what its shape says alone."""
+        old, placeholder = self._finalizer, lib.mtmd_input_chunk_get_placeholder(self.handle)
+        self._own(placeholder)
+        old()
+
+
+class Projector:
+    """Owner of a context of libmtmd. `tokenize` is safe in any thread; `encode` and `decode` belong to one at a time.
+
+    Close it before the model.
+    """
+
+    def __init__(self, path: Path, model: Model, *, threads: int = 0, uses_gpu: bool = True) -> None:
+        """Load it beside the model that it is for. Raises `ModelError`."""
+        self.path = path
+        self.model = model
+        self._handle: int | None = None
+        backend.start()
+        lib.mtmd_helper_log_set(CALLBACK, None)
+        mark = LOG.mark
+        self.marker = f"<__media_{secrets.token_hex(MARKER_BYTES)}__>"
+        """What stands for a picture in the text that `tokenize` is given."""
+        params = lib.mtmd_context_params_default()
+        params.use_gpu = uses_gpu
+        params.print_timings = False
+        params.n_threads = threads or backend.core_count()
+        params.media_marker = self.marker.encode()
+        params.warmup = False
+        try:
+            self.identity = _identity(path)
+        except OSError as error:
+            raise ModelError(f"{path}: the projector cannot be read: {error.strerror or error}") from None
+        model.retain()
+        self._handle = lib.mtmd_init_from_file(os.fsencode(path), model.handle, params)
+        if not self._handle:
+            model.release()
+            raise ModelError(f"{path}: cannot be loaded as a projector for {model.path.name}{quoted(mark)}")
+        self.sees = bool(lib.mtmd_support_vision(self._handle))
+        self.hears = bool(lib.mtmd_support_audio(self._handle))
+        self.uses_mrope = bool(lib.mtmd_decode_use_mrope(self._handle))
+        """Whether a token's position is three numbers, so that of a picture's tokens many have the same."""
+
+    @property
+    def handle(self) -> int:
+        """libmtmd's pointer. Raises `ValueError` after `close`."""
+        if self._handle is None:
+            raise ValueError(f"{self.path}: the projector is closed")
+        return self._handle
+
+    def tokenize(self, text: str, pictures: Sequence[Pixels], *, add_special: bool) -> list[Text | Picture]:
+        """A prompt in pieces: `text` has `marker` once for each picture. Spellings of special tokens are these tokens.
+
+        Raises `BadRequest` for a picture that cannot be prepared.
+        """
+        data = text.encode("utf-8", "surrogatepass")
+        given = lib.mtmd_input_text(data, len(data), add_special, True)
+        with _bitmaps(pictures) as bitmaps, _chunks() as chunks:
+            array = (ctypes.c_void_p * len(pictures))(*bitmaps)
+            code = lib.mtmd_tokenize(self.handle, chunks, ctypes.byref(given), array, len(pictures))
+            if code:
+                raise BadRequest("messages: a picture cannot be prepared for this model" if code != 1 else _MISCOUNTED)
+            return [_piece(lib.mtmd_input_chunks_get(chunks, at)) for at in range(lib.mtmd_input_chunks_size(chunks))]
+
+    def encode(self, picture: Picture) -> None:
+        """Make a picture's embedding; its pixels go. Takes a projector's whole pass, without the GIL. Raises
+        `BadRequest`.
+        """
+        if lib.mtmd_encode_chunk(self.handle, picture.handle):
+            raise BadRequest("messages: a picture cannot be encoded by this projector")
+        width = int(llama_model_n_embd_inp(self.model.handle))
+        shape = (picture.n_tokens, width)
+        picture.embedding = ctypeslib.as_array(lib.mtmd_get_output_embd(self.handle), shape).copy()
+        picture.forget_pixels()
+
+    def attends_both_ways(self, picture: Picture) -> bool:
+        """Whether its tokens attend to later ones too: then one ubatch must hold all of them."""
+        return bool(lib.mtmd_decode_use_non_causal(self.handle, picture.handle))
+
+    def decode(self, context: Context, picture: Picture, position: int, seq_id: int) -> int:
+        """Compute the tokens of a picture that is encoded at the end of a sequence. Returns what `Context.decode` does;
+        what a failed one leaves in memory lies at `position` and behind. One that `attends_both_ways` fits a ubatch.
+        """
+        if picture.embedding is None:
+            raise ValueError("picture: is not encoded")
+        after = ctypes.c_int32(0)
+        pointer = picture.embedding.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        nothing = lib.mtmd_helper_post_decode_callback()
+        return int(
+            lib.mtmd_helper_decode_image_chunk(
+                self.handle,
+                context.handle,
+                picture.handle,
+                pointer,
+                position,
+                seq_id,
+                context.n_batch,
+                ctypes.byref(after),
+                nothing,
+                None,
+            )
+        )
+
+    def close(self) -> None:
+        """Free it. Harmless when repeated."""
+        handle, self._handle = self._handle, None
+        if handle:
+            lib.mtmd_free(handle)
+            self.model.release()
+
+    def __enter__(self) -> Projector:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@contextmanager
+def _bitmaps(pictures: Sequence[Pixels]) -> Iterator[list[int]]:
+    made: list[int] = []
+    try:
+        for each in pictures:
+            made.append(_bitmap(each))
+        yield made
+    finally:
+        for handle in made:
+            lib.mtmd_bitmap_free(handle)
+
+
+def _bitmap(picture: Pixels) -> int:
+    pixels = None
+    if picture.data is not None:
+        if len(picture.data) != 3 * picture.width * picture.height:
+            raise ValueError(f"data: {len(picture.data)} bytes are not {picture.width} x {picture.height} pixels")
+        pixels = ctypes.cast(ctypes.c_char_p(picture.data), ctypes.POINTER(ctypes.c_uint8))
+    handle = lib.mtmd_bitmap_init(picture.width, picture.height, pixels)
+    if not handle:
+        raise MemoryError("no memory for a picture")
+    lib.mtmd_bitmap_set_id(handle, picture.id.encode())
+    return int(handle)
+
+
+@contextmanager
+def _chunks() -> Iterator[int]:
+    handle = lib.mtmd_input_chunks_init()
+    if not handle:
+        raise MemoryError("no memory for a prompt's pieces")
+    try:
+        yield handle
+    finally:
+        lib.mtmd_input_chunks_free(handle)
+
+
+def _piece(chunk: int) -> Text | Picture:
+    if lib.mtmd_input_chunk_get_type(chunk) != lib.MTMD_INPUT_CHUNK_TYPE_TEXT:
+        return Picture(chunk)
+    count = ctypes.c_size_t(0)
+    tokens = lib.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
+    return Text(ctypeslib.as_array(tokens, (count.value,)).copy() if count.value else np.zeros(0, np.int32))
+
+
+_MISCOUNTED = "messages: the chat template drops a picture, or shows one twice"
+
+
+def _identity(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        digest.update(size.to_bytes(8, "little"))
+        for offset in (0, max(0, size - IDENTITY_BYTES)):
+            file.seek(offset)
+            digest.update(file.read(IDENTITY_BYTES))
+    return digest.hexdigest()
