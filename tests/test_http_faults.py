@@ -14,7 +14,7 @@ from http_server import Answered, HostedHttp, RawHttp, hosted_http
 from http_two import http2
 
 from uma.engine import Engine
-from uma.types import EventStream, Request, Source
+from uma.types import EventStream, Finished, Request, Source
 
 
 class Broken:
@@ -142,9 +142,10 @@ class BrokenStream:
 
     async def __anext__(self) -> Any:
         self._left -= 1
-        if not self._left:
+        event = await anext(self._stream)
+        if not self._left or isinstance(event, Finished):
             raise RuntimeError("the stream is broken")
-        return await anext(self._stream)
+        return event
 
 
 @pytest.fixture(scope="module")
@@ -166,8 +167,8 @@ def responses(body: Any) -> bool:
         ("/v1/completions", {"prompt": ["a", "b"]}, openai),
         ("/v1/responses", {"input": "a"}, responses),
         ("/v1/messages", CHAT, anthropic),
-        ("/api/chat", CHAT, ollama),
-        ("/api/generate", {"prompt": "a"}, ollama),
+        ("/api/chat", {**CHAT, "options": {"ignore_eos": True}}, ollama),
+        ("/api/generate", {"prompt": "a", "options": {"ignore_eos": True}}, ollama),
         ("/completion", {"prompt": "a"}, llama_server),
         ("/completion", {"prompt": "a", "return_progress": True}, llama_server),
     ],
