@@ -25,8 +25,12 @@ from uma.protocol.messages import (
     Hello,
     HelloEvent,
     LoadingEvent,
+    LoadQuery,
     MetricsEvent,
     MetricsQuery,
+    ModelsEvent,
+    ModelsQuery,
+    PinQuery,
     PromptEvent,
     ServerEvent,
     TokenEvent,
@@ -34,6 +38,7 @@ from uma.protocol.messages import (
     TokenizeQuery,
     TraceEvent,
     TraceQuery,
+    UnloadQuery,
 )
 from uma.types import (
     CAUSES,
@@ -46,6 +51,7 @@ from uma.types import (
     Finished,
     Grammar,
     Limits,
+    ListedModel,
     Logprobs,
     Message,
     ModelInfo,
@@ -159,10 +165,25 @@ client_messages: st.SearchStrategy[ClientMessage] = st.one_of(
     st.builds(ExplainQuery, id=st.none() | ids, request=st.just("") | ids),
     st.builds(TraceQuery, id=st.none() | ids, seconds=st.floats(0.1, 60)),
     st.builds(EndQuery, number=st.integers(1, 2**53), id=st.none() | ids),
+    st.builds(ModelsQuery, id=st.none() | ids),
+    st.builds(LoadQuery, model=st.none() | ids, keep_sec=st.none() | st.floats(0, 1e9), id=st.none() | ids),
+    st.builds(UnloadQuery, model=st.none() | ids, id=st.none() | ids),
+    st.builds(PinQuery, model=st.none() | ids, pinned=st.booleans(), id=st.none() | ids),
     st.builds(HealthQuery, id=st.none() | ids, probe=st.booleans()),
     st.builds(TokenizeQuery, request=st.builds(lambda id, prompt: Request(id, **prompt), ids, prompts)),
 )
 
+listed_models = st.builds(
+    ListedModel,
+    name=text,
+    path=text,
+    size_bytes=st.integers(0, 2**53),
+    state=st.sampled_from(("unloaded", "loading", "loaded", "leaving")),
+    running=st.integers(0, 2**53),
+    is_pinned=st.booleans(),
+    leaves_in_sec=st.none() | st.floats(0, 1e9),
+    failure=text,
+)
 warnings = st.lists(text, max_size=2).map(tuple)
 counts = st.integers(0, 2**53)
 times = st.floats(0, 1e9)
@@ -306,6 +327,9 @@ server_events: st.SearchStrategy[ServerEvent] = st.one_of(
     ),
     st.builds(TraceEvent, trace=text, id=st.none() | ids, warnings=warnings),
     st.builds(EndEvent, ended=st.booleans(), id=st.none() | ids, warnings=warnings),
+    st.builds(
+        ModelsEvent, models=st.lists(listed_models, max_size=2).map(tuple), id=st.none() | ids, warnings=warnings
+    ),
     st.builds(ExplainEvent, request=explained, id=st.none() | ids, warnings=warnings),
     st.builds(
         HealthEvent,

@@ -91,7 +91,7 @@ def test_help_fits_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -
         (["genrate", "hello"], "no such command: genrate; did you mean generate?"),
         (
             ["zzz"],
-            "no such command: zzz; there are run, ps, explain, top, trace, stop, chat, generate, embed, batch, ",
+            "no such command: zzz; there are run, ps, explain, top, trace, pin, unpin, stop, chat, generate, embed, ",
         ),
         (["--modles"], "unknown option --modles"),
         (

@@ -42,7 +42,7 @@ def test_each_schema_is_one_of_2020_12(name: str) -> None:
 
 def test_each_field_of_a_request_is_in_its_schema() -> None:
     of_request = (hints_of(Request).keys() - {"sampling"}) | hints_of(SamplingParams).keys()
-    assert SCHEMAS["generate"]["properties"].keys() == of_request | {"type", "keep_alive"}
+    assert SCHEMAS["generate"]["properties"].keys() == of_request | {"type", "keep_alive", "sender"}
 
 
 def test_a_fields_words_default_and_bounds_are_in_its_schema() -> None:

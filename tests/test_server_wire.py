@@ -74,6 +74,24 @@ def test_metadata_comes_back_in_every_event(server: ServerProcess) -> None:
         assert all(event["metadata"] == {"user": 7} for event in raw.rest())
 
 
+def test_a_program_can_name_the_client_that_it_asks_for(server: ServerProcess) -> None:
+    with server.connect() as raw:
+        raw.send({"type": "hello", "versions": ["1.1"]})
+        raw.expect("hello")
+        raw.send(ask(max_tokens=400, sender={"client": "7", "origin": "a robot", "owner": "its owner"}))
+        raw.until_token("a")
+        raw.send({"type": "activity", "id": "q"})
+        while (event := raw.next())["event"] != "activity":
+            pass
+        assert [each["origin"] for each in event["running"]] == ["a robot"]
+        raw.send({"type": "explain", "id": "e", "request": "a", "sender": {"owner": "another"}})
+        assert raw.last_of("e")["code"] == "E_PROTO_BAD_REQUEST"
+        raw.send({"type": "explain", "id": "f", "request": "a", "sender": {"owner": "its owner"}})
+        while (event := raw.next()).get("id") != "f":
+            pass
+        assert event["request"]["origin"] == "a robot"
+
+
 def test_an_unknown_field_is_named_in_the_warnings(server: ServerProcess) -> None:
     with server.connect() as raw:
         raw.send(ask(tempratur=1))

@@ -37,14 +37,21 @@ def default_socket() -> str:
     return str(base / "uma.sock")
 
 
-def default_jobs() -> str:
-    """`$XDG_DATA_HOME/uma/jobs`, by default in `~/.local/share`; empty for a user without a home."""
+def own_folder(name: str) -> str:
+    """A folder of UMA's own for this user: `$XDG_DATA_HOME/uma/NAME`, by default in `~/.local/share`; empty for a user
+    without a home.
+    """
     if data := os.environ.get("XDG_DATA_HOME"):
-        return str(Path(data) / "uma" / "jobs")
+        return str(Path(data) / "uma" / name)
     try:
-        return str(Path.home() / ".local" / "share" / "uma" / "jobs")
+        return str(Path.home() / ".local" / "share" / "uma" / name)
     except RuntimeError:
         return ""
+
+
+def default_jobs() -> str:
+    """`own_folder` of files and batches."""
+    return own_folder("jobs")
 
 
 def setting(default: Any, help_text: str, unit: str = "", *, factory: bool = False, bare: str | None = None) -> Any:
@@ -205,7 +212,11 @@ class RuntimeConfig:
     cache_ram_mb: Annotated[int, Range(-1)] = setting(
         -1, "prefixes kept in host memory; 0: none, -1: an eighth of the memory that is free, 8192 at most", "MiB"
     )
-    cache_dir: str = setting("", "folder for prefixes that survive restarts; empty: none", "path")
+    cache_dir: str = setting(
+        "auto",
+        "folder for prefixes that survive restarts; auto: with --models UMA's own, else none; empty: none",
+        "path",
+    )
     cache_disk_mb: Annotated[int, Range(1)] = setting(4096, "maximum that --cache-dir can hold, of all models", "MiB")
 
     http: str = setting(
@@ -264,6 +275,13 @@ class RuntimeConfig:
     def budget_ms(self) -> float:
         """`tick_budget_ms`; where that is 0, what follows from `slo_tbt_ms`."""
         return self.tick_budget_ms or max(LEAST_BUDGET_MS, self.slo_tbt_ms)
+
+    @property
+    def prefix_folder(self) -> str:
+        """`cache_dir`; where that is `auto`, what it stands for. Empty: none."""
+        if self.cache_dir != "auto":
+            return self.cache_dir
+        return own_folder("cache") if self.models else ""
 
     @property
     def chosen_sampling(self) -> dict[str, Any]:
@@ -500,7 +518,8 @@ def _file_value(each: Setting, value: Any, file: Path, origin: str) -> Any:
     if each.name == "socket_mode":
         return each.parse(value, origin)
     # A relative path in a file is meant from where the file is, wherever the command is called.
-    if (each.unit == "path" and value) or (each.name in ("model", "draft") and _is_path(value, file.parent)):
+    is_path = each.unit == "path" and value not in ("", each.default)
+    if is_path or (each.name in ("model", "draft") and _is_path(value, file.parent)):
         return str(file.parent.absolute() / Path(value).expanduser())
     return value
 

@@ -188,8 +188,8 @@ def folders(config: RuntimeConfig) -> Iterator[Check]:
         yield _writable("cache", cpu_cache.folder())
     else:
         yield Check("cache", "none: this user has no home folder", faster="name a folder with XDG_CACHE_HOME")
-    if config.cache_dir:
-        yield _writable("cache_dir", Path(config.cache_dir).expanduser())
+    if config.prefix_folder:
+        yield _writable("cache_dir", Path(config.prefix_folder).expanduser())
 
 
 def _socket_problem(path: Path) -> str:

@@ -325,6 +325,11 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _describe_pin(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="one of the server's models, as uma run --models has them")
+    add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
+
+
 def _describe_stop(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--now", action="store_true", help="do not let running requests finish (default: off)")
     add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
@@ -501,6 +506,22 @@ COMMANDS: tuple[Command, ...] = (
         "Write what the threads of the server do within some seconds, batch by batch, as JSON in Chrome's trace event "
         "format, for https://ui.perfetto.dev. For the user that the server runs as, and root. SIGUSR2 does the same.",
         " OUT",
+    ),
+    Command(
+        "pin",
+        "have a model loaded and stay, of a server that has several",
+        _describe_pin,
+        "Load one of the models of uma run --models, and keep it in memory whatever else needs that, until uma unpin "
+        "or the server's end. For the user that the server runs as, and root.",
+        " NAME",
+    ),
+    Command(
+        "unpin",
+        "let a model leave again that was pinned",
+        _describe_pin,
+        "Take uma pin back: the model stays in memory until it is needed for another, or is idle for as long as it is "
+        "kept. For the user that the server runs as, and root.",
+        " NAME",
     ),
     Command(
         "stop",

@@ -6,6 +6,7 @@ import argparse
 import shlex
 import signal
 from functools import partial
+from pathlib import Path
 
 from uma.cli import say, words
 from uma.cli.harmless import harmless_line
@@ -64,12 +65,18 @@ def announce(config: RuntimeConfig, info: ServerInfo, url: str = "") -> None:
         say.plain("\n".join(map(harmless_line, banner(config, info, url))))
 
 
+def _several(config: RuntimeConfig, info: ServerInfo) -> list[str]:
+    folder = config.prefix_folder
+    kept = f"cache   {folder}, {config.cache_disk_mb:,} MiB at most; --cache-dir '' keeps none"
+    return [f"models  {', '.join(info.models)}", *([kept] if folder and Path(folder).is_dir() else [])]
+
+
 def banner(config: RuntimeConfig, info: ServerInfo, url: str = "") -> list[str]:
     """The lines of `announce`; `url` is HTTP's, where there is HTTP."""
     at = "" if config.socket == default_socket() else f" --socket {shlex.quote(config.socket)}"
     model = [f"model   {words.model_line(info.model)}", f"        {words.context_line(info)}"]
     lines = [
-        *([f"models  {', '.join(info.models)}"] if info.models else model),
+        *(_several(config, info) if info.models else model),
         f"socket  {config.socket}",
         *(words.http_lines(config, url) if url else []),
     ]

@@ -8,7 +8,7 @@ went away is lost, and says so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from itertools import count
 from typing import Any
@@ -18,7 +18,7 @@ import trio
 
 from uma.client.stream import Stream
 from uma.errors import ConnectionLost, InternalError, UmaError, from_code
-from uma.net.client import with_span
+from uma.net.client import CLIENT, ORIGIN, OWNER, with_span
 from uma.net.link import Link, ReaderStalledError
 from uma.net.peer import pid_of_peer
 from uma.protocol.messages import (
@@ -39,12 +39,17 @@ from uma.protocol.messages import (
     HealthQuery,
     HelloEvent,
     LoadingEvent,
+    LoadQuery,
     MetricsEvent,
     MetricsQuery,
+    ModelsEvent,
+    ModelsQuery,
+    PinQuery,
     PromptEvent,
     ReasoningEvent,
     RerankEvent,
     RerankQuery,
+    Sender,
     ServerEvent,
     TokenEvent,
     TokenizeEvent,
@@ -52,6 +57,7 @@ from uma.protocol.messages import (
     ToolCallEvent,
     TraceEvent,
     TraceQuery,
+    UnloadQuery,
 )
 from uma.protocol.session import ClientSession
 from uma.types import (
@@ -62,6 +68,7 @@ from uma.types import (
     EventStream,
     Explained,
     Health,
+    ListedModel,
     Ranking,
     Request,
     RerankRequest,
@@ -77,6 +84,7 @@ Answer = (
     | ExplainEvent
     | TraceEvent
     | EndEvent
+    | ModelsEvent
     | HealthEvent
     | TokenizeEvent
     | EmbedEvent
@@ -88,6 +96,10 @@ Query = (
     | ExplainQuery
     | TraceQuery
     | EndQuery
+    | ModelsQuery
+    | LoadQuery
+    | UnloadQuery
+    | PinQuery
     | HealthQuery
     | TokenizeQuery
     | EmbedQuery
@@ -99,6 +111,8 @@ Query = (
 class Question:
     """A query that waits for its one answer."""
 
+    on_loading: Callable[[int], None] = lambda _: None
+    """Given how much of its model is loaded, in percent, where it waits for that."""
     answered: trio.Event = attrs.field(factory=trio.Event)
     answer: Answer | UmaError | None = None
 
@@ -123,8 +137,9 @@ class Client:
     _where: str
     _link: Link
     _session: ClientSession
-    _shares_ids: bool = False
-    """Whether requests can have ids that others have which run: the session gives those ids of its own."""
+    _is_shared: bool = False
+    """Whether requests are those of several clients: the server is told which is whose, and one whose id another has
+    that runs gets an id of its own."""
     _greeted: trio.Event = attrs.field(factory=trio.Event, init=False)
     """The hello is answered, be it with how far the server's model is loaded: then another answer follows."""
     _loading_percent: int | None = attrs.field(default=None, init=False)
@@ -169,16 +184,15 @@ class Client:
     async def embed(self, request: EmbedRequest) -> Embeddings:
         """As `Source.embed`. Raises `BadRequest` where the server is too old to know the question."""
         id = self._fresh_id()
-        answer = await self._ask_whole(
-            id, EmbedQuery(attrs.evolve(request, id=id, metadata=with_span(request.metadata)), "base64")
-        )
+        told = attrs.evolve(request, id=id, metadata=with_span(request.metadata))
+        answer = await self._ask_whole(id, EmbedQuery(told, "base64", self._sender()))
         assert isinstance(answer, EmbedEvent)
         return attrs.evolve(answer.result, id=request.id)
 
     async def rerank(self, request: RerankRequest) -> Ranking:
         """As `Source.rerank`. Raises `BadRequest` where the server is too old to know the question."""
         id = self._fresh_id()
-        answer = await self._ask_whole(id, RerankQuery(attrs.evolve(request, id=id)))
+        answer = await self._ask_whole(id, RerankQuery(attrs.evolve(request, id=id), self._sender()))
         assert isinstance(answer, RerankEvent)
         return attrs.evolve(answer.result, id=request.id)
 
@@ -215,7 +229,7 @@ class Client:
     async def explain(self, id: str = "") -> Explained:
         """As `Source.explain`. Raises `BadRequest` where the server is too old to know the question, too."""
         query_id = self._fresh_id()
-        answer = await self._ask(query_id, ExplainQuery(query_id, id))
+        answer = await self._ask(query_id, ExplainQuery(query_id, id, self._sender()))
         assert isinstance(answer, ExplainEvent)
         return answer.request
 
@@ -239,6 +253,40 @@ class Client:
         assert isinstance(answer, EndEvent)
         return answer.ended
 
+    async def models(self) -> Sequence[ListedModel]:
+        """All models of a server that has several, the default one first; none of them is loaded by that.
+
+        Raises `BadRequest` where the server has one alone, or is too old to know the question; so do the next three.
+        """
+        id = self._fresh_id()
+        return await self._ask_models(id, ModelsQuery(id))
+
+    async def load(
+        self, model: str | None, keep_sec: float | None = None, on_loading: Callable[[int], None] = lambda _: None
+    ) -> ListedModel:
+        """As `Models.load`; `on_loading` is given how much of it is loaded, in percent."""
+        id = self._fresh_id()
+        return (await self._ask_models(id, LoadQuery(model, keep_sec, id), on_loading))[0]
+
+    async def unload(self, model: str | None) -> ListedModel:
+        """As `Models.unload`. Raises `BadRequest` where the server belongs to another user, too."""
+        id = self._fresh_id()
+        return (await self._ask_models(id, UnloadQuery(model, id)))[0]
+
+    async def pin(
+        self, model: str | None, *, is_pinned: bool = True, on_loading: Callable[[int], None] = lambda _: None
+    ) -> ListedModel:
+        """As `Models.pin`. Raises `BadRequest` where the server belongs to another user, too."""
+        id = self._fresh_id()
+        return (await self._ask_models(id, PinQuery(model, is_pinned, id), on_loading))[0]
+
+    async def _ask_models(
+        self, id: str, query: Query, on_loading: Callable[[int], None] = lambda _: None
+    ) -> Sequence[ListedModel]:
+        answer = await self._ask(id, query, on_loading)
+        assert isinstance(answer, ModelsEvent)
+        return answer.models
+
     # What goes out.
 
     def say_hello(self, model: str | None = None) -> None:
@@ -259,7 +307,7 @@ class Client:
 
     async def _begin(self, stream: Stream, request: Request) -> None:
         await self._link.room()
-        if self._shares_ids and stream.id in self._streams:
+        if self._is_shared and stream.id in self._streams:
             stream.told_id, stream.id = stream.id, self._fresh_id()
             request = attrs.evolve(request, id=stream.id)
         while (known := self._streams.get(stream.id)) is not None:
@@ -269,7 +317,7 @@ class Client:
         self._raise_if_lost()
         await trio.lowlevel.checkpoint_if_cancelled()
         told = attrs.evolve(request, metadata=with_span(request.metadata))
-        self._link.post(self._session.send(Generate(told)))
+        self._link.post(self._session.send(Generate(told, sender=self._sender())))
         self._streams[stream.id] = stream
 
     def _cancel(self, stream: Stream) -> None:
@@ -280,11 +328,11 @@ class Client:
         if "max_reasoning_tokens" in self.info.capabilities.sampling_params:
             self._link.post(self._session.send(EndThinking(stream.id)))
 
-    async def _ask(self, id: str, query: Query) -> Answer:
+    async def _ask(self, id: str, query: Query, on_loading: Callable[[int], None] = lambda _: None) -> Answer:
         await self._link.room()
         self._raise_if_lost()
         self._link.post(self._session.send(query))
-        question = self._questions[id] = Question()
+        question = self._questions[id] = Question(on_loading)
         try:
             await question.answered.wait()
         finally:
@@ -293,6 +341,13 @@ class Client:
             raise question.answer
         assert question.answer is not None
         return question.answer
+
+    def _sender(self) -> Sender | None:
+        """The client that this task works for, in a session of several."""
+        if not self._is_shared:
+            return None
+        owner = OWNER.get()
+        return Sender(f"{hash(CLIENT.get()):x}", ORIGIN.get(), "" if owner is None else str(owner))
 
     def _fresh_id(self) -> str:
         return next(id for id in map("uma-query-{}".format, self._numbers) if id not in self._streams)
@@ -349,8 +404,11 @@ class Client:
         elif isinstance(event, HelloEvent):
             self._greeted.set()
         elif isinstance(event, LoadingEvent):
-            self._loading_percent = event.percent
-            self._greeted.set()
+            if event.id in self._questions:
+                self._questions[event.id].on_loading(event.percent)
+            elif event.id is None:
+                self._loading_percent = event.percent
+                self._greeted.set()
         elif isinstance(event, Answer) and event.id in self._questions:
             self._questions[event.id].resolve(event)
 

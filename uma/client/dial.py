@@ -61,10 +61,11 @@ async def connect(
 @asynccontextmanager
 async def connect_child(sock: socket.socket, name: str, on_loading: Callable[[int], None]) -> AsyncIterator[Client]:
     """As `connect`, with a server of ours at the other end of `sock`, which is closed with the block. However long it
-    says nothing, it is waited for. Requests of several clients, and so of equal ids, can use the session.
+    says nothing, it is waited for. Requests of several clients, and so of equal ids, can use the session: of each the
+    server is told whose it is (`net.client.CLIENT`).
     """
     link = _link(sock)
-    async with _running(Client(name, link, ClientSession(client=f"uma/{__version__}"), shares_ids=True)) as session:
+    async with _running(Client(name, link, ClientSession(client=f"uma/{__version__}"), is_shared=True)) as session:
         session.say_hello()
         while (percent := await session.answer_to_hello()) is not None:
             on_loading(percent)

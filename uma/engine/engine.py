@@ -327,7 +327,7 @@ class Engine:
         """The same of each request for embeddings."""
         self._embeddings.on_over = listener
 
-    def end_request(self, number: int) -> bool:
+    async def end_request(self, number: int) -> bool:
         """End the request of this `RunningRequest.number`, with all of its answers; its reader is told `Ended`.
 
         Whether there was one.

@@ -168,12 +168,12 @@ def _open_draft(loader: Loader, config: RuntimeConfig, target: Context, projecto
 
 
 async def _open_archive(config: RuntimeConfig, context: Context) -> Archive | None:
-    if not config.cache_dir or not context.model.is_causal:
+    if not config.prefix_folder or not context.model.is_causal:
         return None
     identity = await trio.to_thread.run_sync(sizing.snapshot_identity, context)
     memory_bytes = sizing.cache_ram_bytes(config)
     disk = DiskTier(
-        Path(config.cache_dir),
+        Path(config.prefix_folder),
         identity,
         config.cache_disk_mb * 2**20,
         memory_bytes,

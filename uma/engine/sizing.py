@@ -256,6 +256,8 @@ def _bytes_beside_weights(model: Model, config: RuntimeConfig) -> int:
     if model.is_mapped and not _keeps_kv_on_gpu(config):
         # Mapped weights count as free to Linux, which can drop them; a server that computes with them needs them there.
         free_bytes = max(0, free_bytes - model.info.size_bytes)
+    if config.memory:
+        free_bytes = min(free_bytes, max(0, config.memory * 2**20 - model.info.size_bytes))
     return free_bytes
 
 

@@ -25,6 +25,8 @@ MAX_PROGRAM_CHARS = 40
 OWNER: ContextVar[Hashable] = ContextVar("OWNER", default=None)
 """Whose the requests of a task are, and whose it can ask about; None: the server's own, which can ask about all."""
 
+MAX_ORIGIN_CHARS = 256
+"""Maximum length of what `origin` makes."""
 IPV6_NETWORK_BITS = 64
 """One machine has all the addresses of its network of this size, and can use a new one for each connection."""
 
@@ -62,7 +64,7 @@ def origin(endpoint: str, holder: str | None, program: str, pid: int | None = No
     """For `ORIGIN`: what is known of a request's way here, the parts apart by a middle dot."""
     name = "".join(each for each in program if each.isprintable())[:MAX_PROGRAM_CHARS]
     parts = (name, holder, endpoint, pid and f"pid {pid}")
-    return " · ".join(part for part in parts if part)
+    return " · ".join(part for part in parts if part)[:MAX_ORIGIN_CHARS]
 
 
 def with_span(metadata: dict[str, Any] | None) -> dict[str, Any] | None:

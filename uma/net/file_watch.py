@@ -6,9 +6,12 @@ from pathlib import Path
 
 import attrs
 
+FileState = tuple[int, int, int]
+"""Differs once a file has been written or replaced."""
 
-def _state_of(path: Path) -> tuple[int, int, int] | None:
-    """What differs once a file has been written or replaced; None where there is no such file."""
+
+def state_of(path: Path) -> FileState | None:
+    """That of a file; None where there is none."""
     try:
         state = path.stat()
     except OSError:
@@ -21,12 +24,12 @@ class FileWatch:
     """A file, which is about to be read for the first time."""
 
     path: Path
-    _seen: tuple[int, int, int] | None = attrs.field(init=False)
+    _seen: FileState | None = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._seen = _state_of(self.path)
+        self._seen = state_of(self.path)
 
     def has_changed(self) -> bool:
         """Whether the file has been written or replaced since this was asked last."""
-        before, self._seen = self._seen, _state_of(self.path)
+        before, self._seen = self._seen, state_of(self.path)
         return self._seen != before

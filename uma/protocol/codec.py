@@ -7,7 +7,7 @@ converter.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
 
@@ -30,14 +30,19 @@ from uma.protocol.messages import (
     Generate,
     HealthQuery,
     Hello,
+    LoadQuery,
     MetricsEvent,
     MetricsQuery,
+    ModelsQuery,
+    PinQuery,
     RerankQuery,
+    Sender,
     ServerEvent,
     TokenEvent,
     TokenizeQuery,
     TraceQuery,
     UnknownEvent,
+    UnloadQuery,
 )
 from uma.protocol.wire import (
     COMMANDS,
@@ -66,15 +71,20 @@ from uma.types import (
 _EVENT_NAMES = {cls: name for name, cls in EVENTS.items()}
 _METADATA = hints_of(Request)["metadata"]
 _LOGPROB_FIELDS = tuple(hints_of(TokenLogprob))
-_KINDS: Mapping[type, str] = {
+_KINDS: Mapping[type[ClientMessage], str] = {
     Hello: "hello",
     MetricsQuery: "metrics",
     ActivityQuery: "activity",
     ExplainQuery: "explain",
     TraceQuery: "trace",
     EndQuery: "end",
+    ModelsQuery: "models",
+    LoadQuery: "load",
+    UnloadQuery: "unload",
+    PinQuery: "pin",
     HealthQuery: "health",
 }
+_PLAIN: Mapping[str, Callable[..., ClientMessage]] = {kind: cls for cls, kind in _KINDS.items()}
 _HELP = "a cancel is {'event': 'cancel', 'id': ...}"
 
 
@@ -121,20 +131,10 @@ def message_of(
         return _embed(flat, warnings)
     if kind == "rerank":
         with proven():
-            return RerankQuery(RerankRequest(**_own_fields(flat)), warnings)
-    if kind == "hello":
-        return Hello(**_own_fields(flat), warnings=warnings)
-    if kind == "health":
-        return HealthQuery(**_own_fields(flat), warnings=warnings)
-    if kind == "end":
-        return EndQuery(**_own_fields(flat), warnings=warnings)
-    if kind == "explain":
-        return ExplainQuery(**_own_fields(flat), warnings=warnings)
-    if kind == "trace":
-        return TraceQuery(**_own_fields(flat), warnings=warnings)
-    if kind == "activity":
-        return ActivityQuery(**_own_fields(flat), warnings=warnings)
-    return MetricsQuery(**_own_fields(flat), warnings=warnings)
+            fields = _own_fields(flat)
+            sender = fields.pop("sender")
+            return RerankQuery(RerankRequest(**fields), sender, warnings)
+    return _PLAIN[kind](**_own_fields(flat), warnings=warnings)
 
 
 def marks_of(fields: Mapping[str, Any]) -> tuple[str | None, dict[str, Any] | None]:
@@ -305,17 +305,17 @@ def _own_fields(flat: Any) -> dict[str, Any]:
 
 def _generate(flat: Any, warnings: tuple[str, ...]) -> Generate:
     fields = _own_fields(flat)
-    keep_alive = fields.pop("keep_alive")
+    keep_alive, sender = fields.pop("keep_alive"), fields.pop("sender")
     sampling = {name: fields.pop(name) for name in SAMPLING_FIELDS}
-    return Generate(_request(**fields, sampling=sampling), keep_alive, warnings)
+    return Generate(_request(**fields, sampling=sampling), keep_alive, sender, warnings)
 
 
 def _embed(flat: Any, warnings: tuple[str, ...]) -> EmbedQuery:
     fields = _own_fields(flat)
-    encoding = fields.pop("encoding")
+    encoding, sender = fields.pop("encoding"), fields.pop("sender")
     try:
         with proven():
-            return EmbedQuery(EmbedRequest(**fields), encoding, warnings)
+            return EmbedQuery(EmbedRequest(**fields), encoding, sender, warnings)
     except ValueError as error:  # neither texts nor token_ids, or both
         raise BadRequest(str(error)) from None
 
@@ -336,15 +336,21 @@ def _message_fields(message: ClientMessage) -> dict[str, Any]:
         request.pop("sampling", None)
         if isinstance(message, TokenizeQuery):
             return {"type": "tokenize"} | {name: request[name] for name in TOKENIZE_FIELDS if name in request}
-        return request | unstructure(message.request.sampling) | ({"keep_alive": True} if message.keep_alive else {})
+        keep_alive = {"keep_alive": True} if message.keep_alive else {}
+        return request | unstructure(message.request.sampling) | keep_alive | _sender(message.sender)
     if isinstance(message, EmbedQuery):
-        return {"type": "embed", **unstructure(message.request), "encoding": message.encoding}
+        fields = {"type": "embed", **unstructure(message.request), "encoding": message.encoding}
+        return fields | _sender(message.sender)
     if isinstance(message, RerankQuery):
-        return {"type": "rerank", **unstructure(message.request)}
+        return {"type": "rerank", **unstructure(message.request)} | _sender(message.sender)
     kind = _KINDS[type(message)]
     fields = unstructure(message)
     fields.pop("warnings", None)
     return {"type": kind} | fields
+
+
+def _sender(sender: Sender | None) -> dict[str, Any]:
+    return {} if sender is None else {"sender": unstructure(sender)}
 
 
 def _parse_token(fields: dict[str, Any]) -> TokenEvent:

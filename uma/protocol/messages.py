@@ -28,6 +28,7 @@ from uma.types import (
     Health,
     HealthStatus,
     Limits,
+    ListedModel,
     Logprobs,
     ModelInfo,
     ModelName,
@@ -68,12 +69,27 @@ class Hello:
 
 
 @attrs.frozen
+class Sender:
+    """Whose a request is, where a program asks for clients of its own. Heeded of the user that the server runs as, and
+    root.
+    """
+
+    client: Annotated[str, Length(0, 128)] = ""
+    """Tells the program's clients apart: they take turns as sessions do."""
+    origin: Annotated[str, Length(0, 256)] = ""
+    """The client in words for people, as `activity` tells it."""
+    owner: Annotated[str, Length(0, 128)] = ""
+    """Whose the request is, for `explain`; empty: the server's own user's."""
+
+
+@attrs.frozen
 class Generate:
     """A generation asked for (`type` absent or `generate`)."""
 
     request: Request
     keep_alive: bool = False
     """A plain session stays open after this request's `eos`."""
+    sender: Sender | None = None
     warnings: tuple[str, ...] = ()
     """What was ignored or cut; told in the `eos`."""
 
@@ -115,6 +131,7 @@ class ExplainQuery:
     id: Id | None = None
     request: Annotated[str, Length(0, 128)] = ""
     """Its id; empty: the newest one of this user."""
+    sender: Sender | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -144,6 +161,54 @@ class EndQuery:
 
 
 @attrs.frozen
+class ModelsQuery:
+    """All models of a server that has several: `{"type": "models"}`."""
+
+    id: Id | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class LoadQuery:
+    """A model to be loaded, of a server that has several: `{"type": "load", "model": …}`. Answered once it is."""
+
+    model: ModelName | None = None
+    """None: the server's default."""
+    keep_sec: Annotated[float, Range(ge=0)] | None = None
+    """How long it stays without a request from then on; 0: it leaves at once, null: as it was said last."""
+    id: Id | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class UnloadQuery:
+    """A model to leave once its requests have ended: `{"type": "unload", "model": …}`. Answered at once.
+
+    For the user that the server runs as, and root.
+    """
+
+    model: ModelName | None = None
+    """None: the server's default."""
+    id: Id | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class PinQuery:
+    """A model to be loaded and to stay, whatever needs its memory: `{"type": "pin", "model": …}`.
+
+    For the user that the server runs as, and root.
+    """
+
+    model: ModelName | None = None
+    """None: the server's default."""
+    pinned: bool = True
+    """False: take that back; the model stays until it has to leave."""
+    id: Id | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@attrs.frozen
 class HealthQuery:
     """Whether generation works: `{"type": "health"}`."""
 
@@ -168,6 +233,7 @@ class EmbedQuery:
     request: EmbedRequest
     encoding: Encoding = "float"
     """How the figures come back: as numbers, or as the base64 of 32-bit floats, little-endian."""
+    sender: Sender | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -176,6 +242,7 @@ class RerankQuery:
     """A ranking asked for: `{"type": "rerank", "id": …, "query": …, "documents": […]}`."""
 
     request: RerankRequest
+    sender: Sender | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -189,6 +256,10 @@ ClientMessage = (
     | ExplainQuery
     | TraceQuery
     | EndQuery
+    | ModelsQuery
+    | LoadQuery
+    | UnloadQuery
+    | PinQuery
     | HealthQuery
     | TokenizeQuery
     | EmbedQuery
@@ -464,6 +535,16 @@ class EndEvent:
 
 
 @attrs.frozen
+class ModelsEvent:
+    """The answer to `ModelsQuery`, and with the one model to what is asked of one."""
+
+    models: tuple[ListedModel, ...]
+    """The default one first."""
+    id: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@attrs.frozen
 class HealthEvent:
     """The answer to `HealthQuery`."""
 
@@ -586,6 +667,7 @@ ServerEvent = (
     | ExplainEvent
     | TraceEvent
     | EndEvent
+    | ModelsEvent
     | HealthEvent
     | LoadingEvent
     | TokenizeEvent

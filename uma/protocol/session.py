@@ -22,6 +22,7 @@ A server drives a `ServerSession` so::
                 case MetricsQuery():  write(session.answer(message, snapshot))
                 case ActivityQuery(): write(session.answer(message, activity))
                 case EndQuery():      write(session.answer(message, was_running)) or session.fail_query(message, error)
+                case ModelsQuery():   write(session.answer(message, models)) or session.fail_query(message, error)
                 case HealthQuery():   write(session.answer(message, health))    or session.fail_query(message, error)
                 case TokenizeQuery(): write(session.answer(message, tokenized)) or session.fail(error, request.id)
                 case EmbedQuery():    write(session.answer(message, embeddings)) or session.fail(error, request.id)
@@ -47,7 +48,7 @@ The states, and what each error does to the session, stand in `states`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -94,8 +95,12 @@ from uma.protocol.messages import (
     HealthQuery,
     Hello,
     HelloEvent,
+    LoadQuery,
     MetricsEvent,
     MetricsQuery,
+    ModelsEvent,
+    ModelsQuery,
+    PinQuery,
     PromptEvent,
     ReasoningEvent,
     RerankEvent,
@@ -106,6 +111,7 @@ from uma.protocol.messages import (
     ToolCallEvent,
     TraceEvent,
     TraceQuery,
+    UnloadQuery,
 )
 from uma.protocol.states import AFTER_ERROR, PHASES, After, Exchange, LocalProtocolError, Phase, PhaseStep, State
 from uma.protocol.versions import SUPPORTED, negotiate
@@ -115,6 +121,7 @@ from uma.types import (
     Event,
     Explained,
     Health,
+    ListedModel,
     Prompt,
     Ranking,
     ReasoningDelta,
@@ -130,12 +137,27 @@ Query = (
     | ExplainQuery
     | TraceQuery
     | EndQuery
+    | ModelsQuery
+    | LoadQuery
+    | UnloadQuery
+    | PinQuery
     | HealthQuery
     | TokenizeQuery
     | EmbedQuery
     | RerankQuery
 )
-QueryResult = Mapping[str, Any] | Activity | Explained | str | bool | Health | Tokenized | Embeddings | Ranking
+QueryResult = (
+    Mapping[str, Any]
+    | Activity
+    | Explained
+    | str
+    | bool
+    | Sequence[ListedModel]
+    | Health
+    | Tokenized
+    | Embeddings
+    | Ranking
+)
 
 
 @attrs.frozen
@@ -394,6 +416,9 @@ class ServerSession:
                 event = TraceEvent(result, query.id, query.warnings)
             case EndQuery(), bool():
                 event = EndEvent(result, query.id, query.warnings)
+            case ModelsQuery() | LoadQuery() | UnloadQuery() | PinQuery(), list():
+                told = tuple(attrs.evolve(each, info=None) for each in result)  # a card has its template's whole text
+                event = ModelsEvent(told, query.id, query.warnings)
             case HealthQuery(), Health():
                 event = HealthEvent.of(result, query.id, query.warnings)
             case MetricsQuery(), Mapping():
@@ -578,6 +603,7 @@ _LastEvent = (
     | ExplainEvent
     | TraceEvent
     | EndEvent
+    | ModelsEvent
     | HealthEvent
     | TokenizeEvent
     | EmbedEvent

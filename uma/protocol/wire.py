@@ -32,8 +32,12 @@ from uma.protocol.messages import (
     Hello,
     HelloEvent,
     LoadingEvent,
+    LoadQuery,
     MetricsEvent,
     MetricsQuery,
+    ModelsEvent,
+    ModelsQuery,
+    PinQuery,
     PromptEvent,
     ReasoningEvent,
     RerankEvent,
@@ -44,12 +48,13 @@ from uma.protocol.messages import (
     ToolCallEvent,
     TraceEvent,
     TraceQuery,
+    UnloadQuery,
 )
 from uma.types import MAX_TEXTS, PROMPT_FIELDS, EmbedRequest, Request, RerankRequest, SamplingParams
 
 SAMPLING_FIELDS = tuple(hints_of(SamplingParams))
 
-KINDS_SINCE_1_1 = frozenset(("embed", "rerank", "end", "explain", "trace"))
+KINDS_SINCE_1_1 = frozenset(("embed", "rerank", "end", "explain", "trace", "models", "load", "unload", "pin"))
 """Requests that a session of version 1.0 does not have."""
 SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -59,7 +64,7 @@ SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
             top_n_sigma xtc_probability xtc_threshold dynatemp_range dynatemp_exponent mirostat mirostat_tau
             mirostat_eta dry_multiplier dry_base dry_allowed_length dry_window dry_sequence_breakers
             tools tool_choice parallel_tool_calls reasoning parse_special chat_template_kwargs
-            continue_final_message cache_prompt reproducible max_reasoning_tokens
+            continue_final_message cache_prompt reproducible max_reasoning_tokens sender
             """.split()  # noqa: SIM905  (a name a line would be a page)
         ),
         "tokenize": frozenset(
@@ -130,6 +135,10 @@ REQUESTS: dict[str, type[Any]] = {
     "explain": _flat("Explain", ExplainQuery),
     "trace": _flat("Trace", TraceQuery),
     "end": _flat("End", EndQuery),
+    "models": _flat("Models", ModelsQuery),
+    "load": _flat("Load", LoadQuery),
+    "unload": _flat("Unload", UnloadQuery),
+    "pin": _flat("Pin", PinQuery),
     "health": _flat("Health", HealthQuery),
     "tokenize": _flat("Tokenize", Request, TokenizeQuery, drop=_NOT_FOR_TOKENIZE),
     "embed": _flat(
@@ -159,6 +168,7 @@ EVENTS: dict[str, type[Any]] = {
     "explain": ExplainEvent,
     "trace": TraceEvent,
     "end": EndEvent,
+    "models": ModelsEvent,
     "health": HealthEvent,
     "loading": LoadingEvent,
     "tokenize": TokenizeEvent,

@@ -28,7 +28,7 @@ from uma.net.peer import pid_of_peer, program_of, uid_of_peer
 from uma.net.quota import Excess
 from uma.net.throttle import ClientLines, Throttle
 from uma.net.unread import Unread
-from uma.protocol.messages import ErrorEvent
+from uma.protocol.messages import ErrorEvent, Sender
 from uma.server.clock import IdleClock
 from uma.server.logs import log
 from uma.server.users import Users
@@ -66,7 +66,7 @@ class Served(Source, Protocol):
     def begin_drain(self) -> None:
         """Take no more requests; those that run come to their end."""
 
-    def end_request(self, number: int) -> bool:
+    async def end_request(self, number: int) -> bool:
         """End the request of this `RunningRequest.number`; whether there was one."""
 
     def snapshot(self) -> Mapping[str, Any]:
@@ -230,6 +230,13 @@ class Connection(ABC):
                 await self._read()
         finally:
             self.link.close()
+
+    def speak_for(self, sender: Sender | None) -> None:
+        """Have this task work for the client that a session of the server's own user names."""
+        if sender is not None and self.is_owner:
+            CLIENT.set((self, sender.client))
+            ORIGIN.set(sender.origin)
+            OWNER.set(sender.owner or None)
 
     def abort(self, error: UmaError) -> None:
         """End everything that runs here with `error`; the session ends when that is told."""

@@ -30,23 +30,29 @@ from uma.protocol.messages import (
     HealthQuery,
     Hello,
     LoadingEvent,
+    LoadQuery,
     MetricsQuery,
+    ModelsQuery,
+    PinQuery,
     RerankQuery,
+    Sender,
     TokenizeQuery,
     TraceQuery,
+    UnloadQuery,
 )
 from uma.protocol.session import Incoming, Parsed, QueryResult, Refused, ServerSession
 from uma.protocol.versions import negotiate
 from uma.server.connection import TELL_SEC, A, Connection, Host, Work
 from uma.server.logs import log
 from uma.server.tracing import traced
-from uma.types import EmbedRequest, EventStream, Finished, Request, RerankRequest, ServerInfo, Token, Usage
+from uma.types import EmbedRequest, EventStream, Finished, ListedModel, Request, RerankRequest, ServerInfo, Token, Usage
 
 logger = logging.getLogger("uma.server")
 
 Whole = EmbedQuery | RerankQuery
 
-Query = MetricsQuery | ActivityQuery | ExplainQuery | TraceQuery | EndQuery | HealthQuery | TokenizeQuery
+OfModels = ModelsQuery | LoadQuery | UnloadQuery | PinQuery
+Query = MetricsQuery | ActivityQuery | ExplainQuery | TraceQuery | EndQuery | OfModels | HealthQuery | TokenizeQuery
 
 MAX_QUERIES = 16
 """Maximum queries of one session that are being answered; beyond it the session's input waits, as for
@@ -262,7 +268,7 @@ class JsonConnection(Connection):
             return
         self._starting += self.models is None
         log(logger, logging.DEBUG, "request.received", session=self.name, request=id)
-        self._tasks.start_soon(self._generate, request, self.begin(id))
+        self._tasks.start_soon(self._generate, request, self.begin(id), message.sender)
 
     def _start_query(self, query: Query) -> None:
         try:
@@ -296,6 +302,7 @@ class JsonConnection(Connection):
 
     async def _answer_whole(self, query: Whole, work: Work) -> None:
         """Embed or rank. The engine bounds what waits for it."""
+        self.speak_for(query.sender)
         try:
             with work.scope:
                 async with self._loaded(query.request):
@@ -327,7 +334,8 @@ class JsonConnection(Connection):
         written = await trio.to_thread.run_sync(written_embeddings, found, query.encoding, limiter=self.server.parsing)
         return self._session.answer_embed(query, found, written)
 
-    async def _generate(self, request: Request, work: Work) -> None:
+    async def _generate(self, request: Request, work: Work, sender: Sender | None) -> None:
+        self.speak_for(sender)
         try:
             with work.scope:
                 async with (
@@ -408,30 +416,48 @@ class JsonConnection(Connection):
         if isinstance(query, ActivityQuery):
             return await self.engine.activity()
         if isinstance(query, ExplainQuery):
+            self.speak_for(query.sender)
             return await self.engine.explain(query.request)
         if isinstance(query, TraceQuery):
             return await self._trace(query)
         if isinstance(query, EndQuery):
-            return self._end(query)
+            return await self._end(query)
         if isinstance(query, HealthQuery):
             return await self.server.health(probe=query.probe)
+        if isinstance(query, OfModels):
+            return await self._ask_models(query)
         request = self.check_model(self._of_session(query.request))
         async with self._loaded(request):
             return await self.engine.tokenize(request)
 
     async def _trace(self, query: TraceQuery) -> str:
         self._check_owner("trace the server")
-        recorder = await traced(self.engine, query.seconds)
-        written = await trio.to_thread.run_sync(lambda: b"".join(recorder.written()), limiter=self.server.parsing)
+        trace = await traced(self.engine, query.seconds)
+        written = await trio.to_thread.run_sync(b"".join, trace, limiter=self.server.parsing)
         return written.decode()
+
+    async def _ask_models(self, query: OfModels) -> list[ListedModel]:
+        if (models := self.models) is None:
+            raise BadRequest("type: this server has one model; one of several is started by `uma run --models`")
+        if isinstance(query, ModelsQuery):
+            return list(models.listed())
+        model = query.model or self._model
+        if not isinstance(query, LoadQuery):
+            self._check_owner("unload and pin its models")
+        if isinstance(query, UnloadQuery):
+            return [await models.unload(model)]
+        if isinstance(query, PinQuery) and not query.pinned:
+            return [await models.pin(model, is_pinned=False)]
+        with self._telling_of_load(model, query.id):
+            return [await (models.pin(model) if isinstance(query, PinQuery) else models.load(model, query.keep_sec))]
 
     def _check_owner(self, what: str) -> None:
         if not self.is_owner:
             raise BadRequest(f"type: only the user that the server runs as can {what}")
 
-    def _end(self, query: EndQuery) -> bool:
+    async def _end(self, query: EndQuery) -> bool:
         self._check_owner("end the requests of others")
-        is_ended = self.engine.end_request(query.number)
+        is_ended = await self.engine.end_request(query.number)
         log(logger, logging.INFO, "request.ended", session=self.name, number=query.number, was_running=is_ended)
         return is_ended
 

@@ -226,12 +226,12 @@ class Run:
         if not self.load_ended.is_set():
             return
         try:
-            recorder = await traced(self.server.engine, TRACE_SEC)
-            path = await trio.to_thread.run_sync(written, recorder)
+            trace = await traced(self.server.engine, TRACE_SEC)
+            path = await trio.to_thread.run_sync(written, trace)
         except (UmaError, OSError) as error:
             log(logger, logging.WARNING, "trace.failed", reason=str(error))
         else:
-            log(logger, logging.WARNING, "trace.written", path=path, spans=len(recorder))
+            log(logger, logging.WARNING, "trace.written", path=path)
 
     async def _log_metrics(self) -> None:
         if self.load_ended.is_set():

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 
 from uma.engine import Engine
-from uma.engine.recorder import Recorder
 from uma.errors import BadRequest
 from uma.server.connection import Served
+from uma.types import Models
 
 
-async def traced(served: Served, seconds: float) -> Recorder:
-    """What the threads of its engine do within so many seconds. Raises `BadRequest` where a trace is on, and where
-    several models are served.
+async def traced(served: Served, seconds: float) -> Iterable[bytes]:
+    """What the threads of its engine do within so many seconds, or those of all its models: JSON, in pieces that are
+    written as they are taken, in any thread. Raises `BadRequest` where a trace is on.
     """
+    if isinstance(served, Models):
+        return [(await served.trace(seconds)).encode()]
     if not isinstance(served, Engine):
-        raise BadRequest(
-            "type: this server has several models, each in a process of its own; there is no trace of them"
-        )
-    return await served.record(seconds)
+        raise BadRequest("type: there is no trace of this server")
+    return (await served.record(seconds)).written()
 
 
-def written(recorder: Recorder) -> str:
+def written(trace: Iterable[bytes]) -> str:
     """The name of a new file in the temporary folder, for this user alone, that has the trace. Raises `OSError`."""
     fd, path = tempfile.mkstemp(".json", "uma-trace-")
     with os.fdopen(fd, "wb") as file:
-        file.writelines(recorder.written())
+        file.writelines(trace)
     return path

@@ -6,6 +6,7 @@ No other process can reach it, and each side sees by the pair that the other is 
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -18,9 +19,12 @@ import trio
 
 from uma.client import Client, connect_child
 from uma.config import HTTP, RuntimeConfig
+from uma.errors import ConnectionLost, InternalError
 
 END_SEC = 20.0
 """Maximum time for a model that leaves to save its prefixes."""
+WORDLESS_SEC = 5.0
+"""Maximum time between the end of a process's connection and its own, for the reason to be known."""
 CACHE_SHARE = 16
 """Divisor of what all models can take: each keeps so much of prefixes in host memory, without `--cache-ram-mb`."""
 UNBOUNDED = 1_000_000
@@ -34,9 +38,11 @@ def child_config(config: RuntimeConfig, path: str, budget_bytes: int) -> Runtime
     plain = RuntimeConfig()
     return attrs.evolve(
         config,
-        **{name: getattr(plain, name) for name in (*HTTP, "socket_users", "protocol", "models", "memory")},
+        **{name: getattr(plain, name) for name in (*HTTP, "socket_users", "protocol", "models")},
         model=path,
+        memory=max(1, budget_bytes // 2**20),
         cache_ram_mb=config.cache_ram_mb if config.cache_ram_mb >= 0 else budget_bytes // CACHE_SHARE // 2**20,
+        cache_dir=config.prefix_folder,
         max_session_queue=UNBOUNDED,
         idle_timeout_sec=float(UNBOUNDED),
         tx_timeout_sec=float(UNBOUNDED),
@@ -51,7 +57,8 @@ async def running(
     """A process with the model of `config`, once that is loaded; it ends with the block. Left in order, it saves its
     prefixes first. `on_start` is given its process id, `on_loading` how much of the model is loaded, in percent.
 
-    Raises what it says where it cannot load the model, and `ConnectionLost` where it ends without a word.
+    Raises what it says where it cannot load the model, and `InternalError` where it ends without a word: from entering,
+    or in place of a `ConnectionLost` from the block.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -66,13 +73,30 @@ async def running(
         async with connect_child(ours, name, on_loading) as client:
             yield client
             process.terminate()
-            with trio.move_on_after(END_SEC):  # our end stays open meanwhile: without it the process ends at once
-                await trio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
+            await _ended(process, END_SEC)  # our end stays open meanwhile: without it the process ends at once
+    except ConnectionLost as error:
+        await _ended(process, WORDLESS_SEC)
+        raise InternalError(f"its process has ended{_how(process.poll())}") from error
     finally:
         ours.close()
         process.kill()
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(process.wait)
+
+
+async def _ended(process: subprocess.Popen[bytes], most_sec: float) -> None:
+    with trio.move_on_after(most_sec):
+        await trio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
+
+
+def _how(code: int | None) -> str:
+    """How a process has ended that gave this exit code, for the end of a sentence."""
+    if code is None:
+        return ""
+    if code >= 0:
+        return f" (exit code {code}); the lines before this one in the log say more"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return f" by {name}" + ("; the system does that where memory runs out" if -code == signal.SIGKILL else "")
 
 
 def _start(config: RuntimeConfig, sock: socket.socket) -> subprocess.Popen[bytes]:

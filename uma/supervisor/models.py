@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
-from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import attrs
 import trio
 
-from uma.client import Client
 from uma.config import RuntimeConfig
+from uma.engine.kv.disk import made_folder
 from uma.engine.sizing import free_memory_bytes
-from uma.errors import BadRequest, ConnectionLost, InternalError, ShuttingDown, UmaError, UnknownModel
+from uma.errors import BadRequest, ConfigError, InternalError, ModelError, ShuttingDown, UmaError, UnknownModel
 from uma.models.catalog import BUILTIN, ModelFile
 from uma.models.shelf import Shelf
-from uma.net.client import OWNER
+from uma.net.file_watch import state_of
 from uma.net.logfmt import log
+from uma.supervisor.backoff import Failures
 from uma.supervisor.child import child_config, running, taken_bytes
-from uma.supervisor.residency import Resident, plan
+from uma.supervisor.estimate import planned_bytes
+from uma.supervisor.model import MOST_MODELS, STANDSTILL_SEC, Held, Load, Model
+from uma.supervisor.residency import passes, plan
 from uma.types import (
     DEFAULT_MAX_TOKENS,
     Activity,
@@ -50,160 +55,8 @@ _log = logging.getLogger("uma.supervisor")
 
 FREE_SHARE = 0.7
 """Part of the memory that is free at the start that all models together can take, without `--memory`."""
-PROCESS_BYTES = 96 * 2**20
-"""What a process takes beside its model, before it was ever measured."""
 AT_ONCE = 64
 """Requests at once by which a client of a model that has not been loaded yet is told when to come again."""
-STANDSTILL_SEC = 300.0
-"""How long a load can tell of no progress. Then its process is ended, so that the models behind it have their turn."""
-
-A = TypeVar("A", Request, EmbedRequest, RerankRequest)
-
-
-@attrs.define(eq=False)
-class Load:
-    """One load of a model, for all that wait for it."""
-
-    ended: trio.Event = attrs.field(factory=trio.Event)
-    percent: int = 0
-    failure: str | None = None
-    """Why the model cannot be loaded; None while it can."""
-    patience: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    """Ends a load that stands still."""
-
-    def note(self, percent: int) -> None:
-        """So much is loaded. Said again, it is no progress."""
-        if percent != self.percent or self.patience.deadline == math.inf:
-            self.patience.deadline = trio.current_time() + STANDSTILL_SEC
-        self.percent = percent
-
-
-@attrs.define(eq=False)
-class Model:
-    """One model by its name, which whatever needs it has loaded. Belongs to the Trio thread."""
-
-    file: ModelFile
-    models: LoadedModels
-    card: ServerInfo | None = None
-    """Known from its first load on."""
-    client: Client | None = None
-    """The session with its process, while it is loaded."""
-    pid: int | None = None
-    load: Load | None = None
-    """The load that is asked for, or that runs."""
-    running: int = 0
-    """Requests that have it loaded."""
-    size_bytes: int = 0
-    """What it took when it was loaded last; 0: never."""
-    used_at: float = 0.0
-    stays_until: float = 0.0
-    is_leaving: bool = False
-    """It takes no more requests, and its process ends once nothing runs."""
-    stay: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    """Cancelled, the process leaves, in order."""
-
-    @asynccontextmanager
-    async def in_use(self) -> AsyncIterator[Held]:
-        """A block in which it is loaded, and stays so. Raises `InternalError` where that is not possible, or where its
-        process ends meanwhile.
-        """
-        while self.client is None or self.client.is_lost or self.is_leaving:
-            load = self.models.ask_for(self)
-            await load.ended.wait()
-            if load.failure is not None:
-                raise InternalError(load.failure)
-        self.running += 1
-        held = Held(self, self.client)
-        try:
-            with held.tells_crash():
-                yield held
-        finally:
-            self.running -= 1
-            self.used_at = trio.current_time()
-            self.leave_if_idle()
-            self.models.changed()
-
-    def leave_if_idle(self) -> None:
-        """Have its process end where it is to leave and nothing runs."""
-        if self.is_leaving and not self.running:
-            self.stay.cancel()
-
-    @property
-    def needs_bytes(self) -> int:
-        """What it takes; before it was ever loaded the weights and a quarter more, and a process."""
-        return self.size_bytes or self.file.size_bytes * 5 // 4 + PROCESS_BYTES
-
-    def as_resident(self) -> Resident:
-        """Its place in memory, as the plan sees it."""
-        is_running, is_leaving = self.running > 0, self.is_leaving
-        return Resident(self.file.name, self.needs_bytes, self.used_at, self.stays_until, is_running, is_leaving)
-
-
-@attrs.frozen
-class Held:
-    """A model that is loaded, as a `Source` that waits for nothing, also where it is to leave."""
-
-    model: Model
-    client: Client
-
-    @contextmanager
-    def tells_crash(self) -> Iterator[None]:
-        """A block in which the end of the process is an `InternalError`."""
-        try:
-            yield
-        except ConnectionLost as error:
-            name = self.model.file.name
-            raise InternalError(
-                f"the process of {name} has ended, and this request with it; the next one loads it again"
-            ) from error
-
-    @property
-    def info(self) -> ServerInfo:
-        """See `Source`."""
-        assert self.model.card is not None  # since its first load
-        return self.model.card
-
-    @asynccontextmanager
-    async def generate(self, request: Request) -> AsyncIterator[EventStream]:
-        """See `Source`."""
-        with self.tells_crash():
-            async with self.client.generate(_own(request)) as stream:
-                yield stream
-
-    async def embed(self, request: EmbedRequest) -> Embeddings:
-        """See `Source`."""
-        with self.tells_crash():
-            return await self.client.embed(_own(request))
-
-    async def rerank(self, request: RerankRequest) -> Ranking:
-        """See `Source`."""
-        with self.tells_crash():
-            return await self.client.rerank(_own(request))
-
-    async def tokenize(self, request: Request) -> Tokenized:
-        """See `Source`."""
-        with self.tells_crash():
-            return await self.client.tokenize(_own(request))
-
-    async def health(self, *, probe: bool = True) -> Health:
-        """See `Source`."""
-        with self.tells_crash():
-            return await self.client.health(probe=probe)
-
-    async def metrics(self) -> Mapping[str, Any]:
-        """See `Source`."""
-        with self.tells_crash():
-            return await self.client.metrics()
-
-    async def activity(self) -> Activity:
-        """See `Source`."""
-        with self.tells_crash():
-            return await self.client.activity()
-
-    async def explain(self, id: str = "") -> Explained:
-        """See `Source`. What it knew ends with its process."""
-        with self.tells_crash():
-            return await self.client.explain(id)
 
 
 @attrs.define(eq=False)
@@ -215,9 +68,10 @@ class LoadedModels(Models):
     budget_bytes: int
     """What all processes together can take."""
     _known: dict[str, Model] = attrs.field(factory=dict, init=False)
-    _asked: deque[Model] = attrs.field(factory=deque, init=False)
+    _asked: list[Model] = attrs.field(factory=list, init=False)
     """Models that are to be loaded, in the order in which they were asked for."""
-    _work: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _changes: dict[trio.Event, None] = attrs.field(factory=dict, init=False)
+    """Of the tasks that look at what changes."""
     _is_draining: bool = attrs.field(default=False, init=False)
     _loading: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
 
@@ -241,13 +95,25 @@ class LoadedModels(Models):
         return self._listed(self.shelf.named(model))
 
     def _listed(self, file: ModelFile) -> ListedModel:
-        model = self._known.get(file.name)
         shared = {each.name: getattr(file, each.name) for each in attrs.fields(ModelFile) if each.name in _LISTED}
+        listed = ListedModel(**shared | {"path": str(file.path)})
+        model = self._known.get(file.name)
         if model is None:
-            return ListedModel(**shared | {"path": str(file.path)})
-        percent = None if model.load is None else model.load.percent
-        info = None if model.client is None or model.is_leaving else model.card
-        return ListedModel(**shared | {"path": str(file.path), "info": info, "loading_percent": percent})
+            return listed
+        now = trio.current_time()
+        return attrs.evolve(
+            listed,
+            info=model.card if model.state == "loaded" else None,
+            loading_percent=None if model.load is None else model.load.percent,
+            state=model.state,
+            memory_bytes=model.needs_bytes,
+            running=model.running,
+            waiting=model.waiting,
+            is_pinned=model.is_pinned,
+            leaves_in_sec=max(0.0, model.leaves_at - now) if model.is_idle and model.leaves_at < math.inf else None,
+            failure=model.failures.why,
+            retry_in_sec=model.failures.left_sec(now),
+        )
 
     async def card(self, model: str | None) -> ServerInfo:
         """See `types.Models`."""
@@ -259,11 +125,51 @@ class LoadedModels(Models):
         return attrs.evolve(found.card, models=self.names)
 
     @asynccontextmanager
-    async def using(self, model: str | None) -> AsyncIterator[Source]:
+    async def using(self, model: str | None, keep_sec: float | None = None) -> AsyncIterator[Source]:
         """See `types.Models`."""
         found = await self._find(model)
-        async with found.in_use() as held:
+        async with found.in_use(keep_sec) as held:
             yield held
+
+    async def load(self, model: str | None, keep_sec: float | None = None) -> ListedModel:
+        """See `types.Models`."""
+        found = await self._find(model)
+        async with found.in_use(keep_sec):
+            pass
+        return self._listed(found.file)
+
+    async def unload(self, model: str | None) -> ListedModel:
+        """See `types.Models`."""
+        found = await self._find(model)
+        if found.is_pinned:
+            name = found.file.name
+            raise BadRequest(f"model: {name} is pinned, so it does not leave; `uma unpin {name}` takes that back")
+        found.keep_sec = 0.0 if found.client is None and found.load is not None else None
+        found.leave()
+        return self._listed(found.file)
+
+    async def pin(self, model: str | None, *, is_pinned: bool = True) -> ListedModel:
+        """See `types.Models`."""
+        found = await self._find(model)
+        found.is_pinned = is_pinned
+        if is_pinned:
+            try:
+                async with found.in_use():
+                    pass
+            except BaseException:
+                found.is_pinned = False
+                raise
+        self.changed()
+        return self._listed(found.file)
+
+    async def look_again(self) -> None:
+        """See `types.Models`."""
+        # Where one of those that `--models` names has gone, the others stay as they were known.
+        with suppress(ModelError):
+            await trio.to_thread.run_sync(self.shelf.read)
+        for file in self.shelf.files:
+            if file.name in self._known:
+                self._known[file.name].file = file
 
     def loading_percent(self, model: str | None) -> int | None:
         """See `types.Models`."""
@@ -278,12 +184,15 @@ class LoadedModels(Models):
         try:
             return self._model(name)
         except UnknownModel:
-            await trio.to_thread.run_sync(self.shelf.read)
+            await self.look_again()
             return self._model(name)
 
     def _model(self, name: str | None) -> Model:
         file = self.shelf.files[0] if name is None else self.shelf.named(name)
-        return self._known.setdefault(file.name, Model(file, self))
+        if (model := self._known.get(file.name)) is None:
+            keep_sec = self.config.idle_unload_sec or math.inf
+            model = self._known[file.name] = Model(file, self, len(self._known), keep_sec)
+        return model
 
     # As a source of its own.
 
@@ -327,13 +236,14 @@ class LoadedModels(Models):
         )
 
     async def explain(self, id: str = "") -> Explained:
-        """Of the first model that knows the id. The models know of one user alone, so only that one can ask."""
-        if OWNER.get() is not None:
-            raise BadRequest("type: where several models are served, only the user that the server runs as can ask")
+        """Of the newest request with this id, of all models that are loaded."""
+        found: list[Explained] = []
         for held in self._loaded():
             with suppress(BadRequest):
-                return await held.explain(id)
-        raise BadRequest(f"id: no model that is loaded knows the request {id[:128]!r}")
+                found.append(await held.explain(id))
+        if not found:
+            raise BadRequest(f"request: no model that is loaded knows the id {id[:128]!r} as one of yours")
+        return max(found, key=lambda each: each.came_at)
 
     async def metrics(self) -> Mapping[str, Any]:
         """The sums over the models that are loaded."""
@@ -378,78 +288,138 @@ class LoadedModels(Models):
         """See `server.connection.Served`."""
         self._is_draining = True
 
-    def end_request(self, number: int) -> bool:
-        """See `server.connection.Served`: refused, since each model has numbers of its own."""
-        raise BadRequest(
-            "number: several models are served, each with numbers of its own; a request's own client ends it"
-        )
+    async def end_request(self, number: int) -> bool:
+        """See `server.connection.Served`."""
+        of_model = [each for each in self._loaded() if each.model.index == number % MOST_MODELS]
+        return bool(of_model) and await of_model[0].end_request(number)
+
+    async def trace(self, seconds: float) -> str:
+        """See `types.Models`."""
+        traces: list[dict[str, Any]] = []
+        failures: list[UmaError] = [BadRequest("type: no model is loaded, so there is nothing to trace")]
+
+        async def trace(held: Held) -> None:
+            try:
+                traces.append(await held.trace(seconds))
+            except UmaError as error:
+                failures.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for held in self._loaded():
+                nursery.start_soon(trace, held)
+        if not traces:
+            raise failures[-1]
+        events = [event for each in traces for event in each["traceEvents"]]
+        return json.dumps(traces[0] | {"traceEvents": events})
 
     def ask_for(self, model: Model) -> Load:
-        """The load of a model that is not loaded; it begins once those before it have ended."""
+        """See `model.Loader`. Raises `InternalError` where it has failed a moment ago."""
         if self._is_draining:
             raise ShuttingDown("the server is stopping; start it again with `uma run`")
         if model.load is None:
+            if (retry_ms := model.retry_after_ms) is not None:
+                raise InternalError(
+                    f"{model.failures.why}; it is tried again in {retry_ms / 1000:.0f} s at the earliest",
+                    retry_after_ms=retry_ms,
+                )
             model.load = Load()
             self._asked.append(model)
-            self._work.set()
+            self.changed()
         return model.load
 
     async def run(self) -> None:
         """Load what is asked for, one model at a time, until `close`; return once all models have left."""
         async with trio.open_nursery() as nursery:
             with self._loading:
-                while True:
-                    self._work = trio.Event()
-                    due = self._let_idle_go()
-                    while self._asked and (again_at := await self._step(nursery)) is None:
-                        pass
-                    due = min(due, again_at if self._asked and again_at is not None else math.inf)
-                    with trio.move_on_at(due):
-                        await self._work.wait()
+                async with trio.open_nursery() as both:
+                    both.start_soon(self._at_changes, self._let_idle_go)
+                    await self._at_changes(partial(self._load_asked, nursery))
 
-    async def _step(self, nursery: trio.Nursery) -> float | None:
-        """Load the first of the models that wait, or have others leave for it. None: the next one's turn; else when to
-        look again, where nothing changes before.
-        """
-        model = self._asked[0]
-        if model.needs_bytes > self.budget_bytes:
-            self._asked.popleft()
-            assert model.load is not None
-            need, most = model.needs_bytes / 2**30, self.budget_bytes / 2**30
-            model.load.failure = (
-                f"{model.file.name} takes about {need:.2f} GiB, and all models together can have {most:.2f} (--memory)"
-            )
-            model.load.ended.set()
-            model.load = None
-            return None
-        residents = [each.as_resident() for each in self._known.values() if each.pid is not None]
-        step = plan(model.file.name, model.needs_bytes, self.budget_bytes, residents, trio.current_time())
-        if step.loads:
-            await nursery.start(self._serve, self._asked.popleft())
-            return None
-        for name in step.leave:
-            self._known[name].is_leaving = True
-            self._known[name].leave_if_idle()
-        return math.inf if step.again_at is None else step.again_at
-
-    def _let_idle_go(self) -> float:
-        """End what was not used for `idle_unload_sec`, and what is idle where a model has taken more than was planned.
-        When the next one's time comes.
-        """
-        now, rest = trio.current_time(), self.config.idle_unload_sec or math.inf
-        over = sum(each.needs_bytes for each in self._known.values() if each.pid is not None) - self.budget_bytes
-        known = self._known.values()
-        idle = [each for each in known if each.client is not None and not each.running and not each.is_leaving]
-        for model in sorted(idle, key=lambda each: each.used_at):
-            if model.used_at + rest <= now or (over > 0 and model.stays_until <= now):
-                model.is_leaving = True
-                model.leave_if_idle()
-                over -= model.needs_bytes
-        return min((each.used_at + rest for each in idle if not each.is_leaving), default=math.inf)
+    async def _at_changes(self, look: Callable[[], Awaitable[float]]) -> None:
+        """Look at all whenever something changes, and at the time that `look` says."""
+        while True:
+            change = trio.Event()
+            self._changes[change] = None
+            due = await look()
+            with trio.move_on_at(due):
+                await change.wait()
+            del self._changes[change]
 
     def changed(self) -> None:
-        """Look again at what has to be loaded, and what has to leave."""
-        self._work.set()
+        """See `model.Loader`."""
+        for each in self._changes:
+            each.set()
+
+    async def _load_asked(self, nursery: trio.Nursery) -> float:
+        """Load what can be loaded, one model after another. When to look again, where nothing changes before."""
+        while True:
+            for each in list(self._asked):
+                if not each.size_bytes and not each.planned_bytes:
+                    each.planned_bytes = await self._planned_bytes(each)
+            model, again_at = self._next_load()
+            if model is None:
+                return again_at
+            self._asked.remove(model)
+            await nursery.start(self._serve, model)
+
+    async def _planned_bytes(self, model: Model) -> int:
+        config = self._child_config(model)
+        planned = await trio.to_thread.run_sync(planned_bytes, model.file.path, config)
+        return planned + config.cache_ram_mb * 2**20  # which fills later
+
+    def _child_config(self, model: Model) -> RuntimeConfig:
+        path = BUILTIN if model.file.name == BUILTIN else str(model.file.path)
+        return child_config(self.config, path, self.budget_bytes)
+
+    def _next_load(self) -> tuple[Model | None, float]:
+        """The model to load now; or None, and when to look again. For the first that waits for memory others leave;
+        those behind it are loaded where it does not wait any longer for that.
+        """
+        again_at, ahead_bytes = math.inf, 0
+        for model in list(self._asked):
+            name, size = model.file.name, model.needs_bytes
+            if size > self.budget_bytes:
+                self._refuse(model, f"and all models together can have {_gib(self.budget_bytes)} (--memory)")
+                continue
+            residents = [each.as_resident() for each in self._known.values() if each.pid is not None]
+            if ahead_bytes:
+                if passes(name, size, ahead_bytes, self.budget_bytes, residents):
+                    return model, math.inf
+            else:
+                step = plan(name, size, self.budget_bytes, residents, trio.current_time())
+                if step.loads:
+                    return model, math.inf
+                if step.pinned:
+                    left = self.budget_bytes - sum(self._known[each].needs_bytes for each in step.pinned)
+                    names = ", ".join(step.pinned)
+                    self._refuse(model, f"and beside {names}, which stay, there are {_gib(max(0, left))}; unpin one")
+                    continue
+                for each in step.leave:
+                    self._known[each].leave()
+                again_at = math.inf if step.again_at is None else step.again_at
+            ahead_bytes += size
+        return None, again_at
+
+    def _refuse(self, model: Model, why: str) -> None:
+        """Tell all that wait for a model that it cannot be loaded."""
+        assert model.load is not None
+        self._asked.remove(model)
+        model.load.failure = f"{model.file.name} takes about {_gib(model.needs_bytes)}, {why}"
+        model.load.ended.set()
+        model.load = None
+
+    async def _let_idle_go(self) -> float:
+        """End what nothing has used for as long as it is kept, and what is idle where a model has taken more than was
+        planned. When the next one's time comes.
+        """
+        now = trio.current_time()
+        over = sum(each.needs_bytes for each in self._known.values() if each.pid is not None) - self.budget_bytes
+        idle = [each for each in self._known.values() if each.is_idle]
+        for model in sorted(idle, key=lambda each: each.used_at):
+            if model.leaves_at <= now or (over > 0 and model.stays_until <= now and not model.stays):
+                model.leave()
+                over -= model.needs_bytes
+        return min((each.leaves_at for each in idle if not each.is_leaving), default=math.inf)
 
     def close(self) -> None:
         """Let all models go, in order, and load no more."""
@@ -462,6 +432,8 @@ class LoadedModels(Models):
         """The life of one process, from its start to its end. `started` once it has loaded its model, or has not."""
         load, began = model.load, trio.current_time()
         assert load is not None
+        loaded_at: float | None = None
+        model.file_state = state_of(model.file.path)
 
         def started(pid: int) -> None:
             model.pid = pid
@@ -469,41 +441,42 @@ class LoadedModels(Models):
 
         why: UmaError | None = None
         try:
-            is_builtin = model.file.name == BUILTIN
-            config = child_config(self.config, BUILTIN if is_builtin else str(model.file.path), self.budget_bytes)
+            config = self._child_config(model)
             load.note(0)
             with load.patience:
                 async with running(model.file.name, config, started, load.note) as client:
                     load.patience.deadline = math.inf
                     model.size_bytes = await trio.to_thread.run_sync(taken_bytes, model.pid, model.needs_bytes)
                     model.size_bytes += config.cache_ram_mb * 2**20  # which fills later
-                    model.used_at = trio.current_time()
-                    model.stays_until = 2 * model.used_at - began
+                    loaded_at = model.used_at = trio.current_time()
+                    model.stays_until = 2 * loaded_at - began
                     model.card, model.client, model.load = self._told(client.info), client, None
+                    model.failures.why = ""
                     load.ended.set()
-                    log(
-                        _log,
-                        logging.INFO,
-                        "model.loaded",
-                        model=model.file.name,
-                        ms=_ms_since(began),
-                        bytes=model.size_bytes,
-                    )
+                    ms = round(1000 * (loaded_at - began))
+                    log(_log, logging.INFO, "model.loaded", model=model.file.name, ms=ms, bytes=model.size_bytes)
                     task_status.started()
                     with model.stay:
-                        why = await client.lost()
+                        raise await client.lost()
             if load.patience.cancelled_caught:
                 why = InternalError(f"it was not loaded: no progress for {STANDSTILL_SEC:g} s")
         except (UmaError, OSError) as error:
             why = error if isinstance(error, UmaError) else InternalError(str(error))
         finally:
+            name = model.file.name
             model.client, model.pid, model.stay, model.is_leaving = None, None, trio.CancelScope(), False
-            self.changed()
+            if model.file_state is None:  # another one by now
+                model.size_bytes = model.planned_bytes = 0
+            if why is not None:
+                model.failures.note(f"{name}: {why.message}", trio.current_time(), loaded_at)
+            elif loaded_at is not None:
+                model.failures, model.keep_sec = Failures(), None
             if not load.ended.is_set():
-                model.load, load.failure = None, f"{model.file.name}: {why.message if why else 'it was not loaded'}"
+                model.load, load.failure = None, model.failures.why or f"{name}: it was not loaded"
                 load.ended.set()
                 task_status.started()
-            log(_log, logging.WARNING if why else logging.INFO, "model.ended", model=model.file.name, why=why)
+            self.changed()
+            log(_log, logging.WARNING if why else logging.INFO, "model.ended", model=name, why=why)
 
     def _told(self, info: ServerInfo) -> ServerInfo:
         """A process's card, with the bounds that clients meet here."""
@@ -518,8 +491,9 @@ _LISTED = frozenset(each.name for each in attrs.fields(ListedModel))
 async def open_models(config: RuntimeConfig, progress: LoadProgress) -> AsyncIterator[LoadedModels]:
     """The models of `config.models`, until the block is left. None is loaded before a request needs it.
 
-    Raises `ModelError` where one of them is not here.
+    Raises `ModelError` where one of them is not here, and `ConfigError` where `--cache-dir` cannot be written.
     """
+    config = await trio.to_thread.run_sync(_with_prefixes, config)
     shelf = Shelf(config.models, os.environ, config.model)
     await trio.to_thread.run_sync(shelf.read)
     budget = config.memory * 2**20 or int(FREE_SHARE * free_memory_bytes())
@@ -530,10 +504,20 @@ async def open_models(config: RuntimeConfig, progress: LoadProgress) -> AsyncIte
         models.close()
 
 
-def _own(request: A) -> A:
-    """A request as the process of its model gets it."""
-    return request if request.model is None else attrs.evolve(request, model=None)
+def _with_prefixes(config: RuntimeConfig) -> RuntimeConfig:
+    """The settings with a folder for prefixes that can be written, where there is to be one."""
+    if not config.prefix_folder:
+        return config
+    try:
+        folder = made_folder(Path(config.prefix_folder))
+    except ConfigError as error:
+        if config.cache_dir == config.prefix_folder:  # somebody has named it
+            raise
+        log(_log, logging.WARNING, "prefixes.not_kept", reason=error.message)
+        return attrs.evolve(config, cache_dir="")
+    log(_log, logging.INFO, "prefixes.kept", folder=folder, most_mib=config.cache_disk_mb)
+    return config
 
 
-def _ms_since(began: float) -> int:
-    return round(1000 * (trio.current_time() - began))
+def _gib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.2f} GiB"

@@ -22,6 +22,8 @@ class Resident:
     """Requests of it run."""
     is_leaving: bool = False
     """It takes no more requests, and ends once those that run have ended."""
+    is_pinned: bool = False
+    """It does not leave for others."""
 
 
 @attrs.frozen
@@ -34,6 +36,8 @@ class Plan:
     """Models that take no more requests, and end once nothing of them runs."""
     again_at: float | None = None
     """When to plan again, where nothing else happens before."""
+    pinned: tuple[str, ...] = ()
+    """Models beside which it does not fit, and which do not leave: it cannot be loaded."""
 
 
 def plan(name: str, size_bytes: int, budget_bytes: int, residents: Sequence[Resident], now: float) -> Plan:
@@ -44,13 +48,16 @@ def plan(name: str, size_bytes: int, budget_bytes: int, residents: Sequence[Resi
     """
     if any(each.name == name for each in residents):
         return Plan()  # its last process has yet to end
+    pinned = [each for each in residents if each.is_pinned and not each.is_leaving]
+    if size_bytes > budget_bytes - sum(each.size_bytes for each in pinned):
+        return Plan(pinned=tuple(each.name for each in pinned))
     free = budget_bytes - sum(each.size_bytes for each in residents)
     if size_bytes <= free:
         return Plan(loads=True)
     free += sum(each.size_bytes for each in residents if each.is_leaving)
     if size_bytes <= free:
         return Plan()
-    staying = [each for each in residents if not each.is_leaving]
+    staying = [each for each in residents if not each.is_leaving and not each.is_pinned]
     leave: list[Resident] = []
     for each in sorted(staying, key=lambda each: (each.is_running, each.used_at)):
         if each.stays_until <= now and free < size_bytes:
@@ -63,3 +70,14 @@ def plan(name: str, size_bytes: int, budget_bytes: int, residents: Sequence[Resi
             leave.remove(each)
             free -= each.size_bytes
     return Plan(leave=tuple(each.name for each in leave))
+
+
+def passes(name: str, size_bytes: int, ahead_bytes: int, budget_bytes: int, residents: Sequence[Resident]) -> bool:
+    """Whether a model of this size can be loaded before others which wait for memory, of `ahead_bytes` together: it
+    fits beside all that is there, and beside them once what is leaving has ended.
+    """
+    if any(each.name == name for each in residents):
+        return False
+    staying = sum(each.size_bytes for each in residents if not each.is_leaving)
+    fits_now = size_bytes <= budget_bytes - sum(each.size_bytes for each in residents)
+    return fits_now and size_bytes + ahead_bytes <= budget_bytes - staying

@@ -70,6 +70,7 @@ from uma.types.server import (
     Limits,
     ListedModel,
     ModelInfo,
+    ModelState,
     RunningRequest,
     ServerInfo,
 )
@@ -121,6 +122,7 @@ __all__ = [
     "Message",
     "ModelInfo",
     "ModelName",
+    "ModelState",
     "Models",
     "Pace",
     "Penalty",

@@ -23,6 +23,8 @@ MAX_TRACE_SEC = 60
 """Maximum length of a trace: longer ones are larger than what shows them can take."""
 
 HealthStatus = Literal["ok", "loading", "draining", "stalled"]
+ModelState = Literal["unloaded", "loading", "loaded", "leaving"]
+"""Of one of several models. `leaving`: it takes no more requests, and ends once those that run have ended."""
 
 
 @attrs.frozen
@@ -185,6 +187,21 @@ class ListedModel:
     """Its card, where it is loaded."""
     loading_percent: int | None = None
     """How much of it is loaded, where it is being loaded."""
+    state: ModelState = "unloaded"
+    memory_bytes: int = 0
+    """What it takes, or is expected to take once it is loaded."""
+    running: int = 0
+    """Requests that have it loaded, those that wait in its queue included."""
+    waiting: int = 0
+    """Requests that wait until it is loaded."""
+    is_pinned: bool = False
+    """It does not leave, whatever else needs its memory."""
+    leaves_in_sec: float | None = None
+    """Time until it leaves if no request comes; None: it leaves once its memory is needed, or it is not loaded."""
+    failure: str = ""
+    """Why its last load or its process failed; empty: it did not."""
+    retry_in_sec: float = 0.0
+    """With a failure, how long no load of it is tried."""
 
 
 @attrs.frozen

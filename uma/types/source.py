@@ -106,8 +106,39 @@ class Models(Source):
         """The one of this name."""
 
     @abstractmethod
-    def using(self, model: str | None) -> AbstractAsyncContextManager[Source]:
-        """A block in which a model is loaded. Entering it waits for that, and raises why it cannot be loaded."""
+    def using(self, model: str | None, keep_sec: float | None = None) -> AbstractAsyncContextManager[Source]:
+        """A block in which a model is loaded. Entering it waits for that, and raises why it cannot be loaded.
+
+        `keep_sec` is how long it stays from then on without a request (Ollama's `keep_alive`): 0: it leaves with its
+        last one; infinite: as if pinned. None: as it was said last, at first as the server is configured.
+        """
+
+    @abstractmethod
+    async def load(self, model: str | None, keep_sec: float | None = None) -> ListedModel:
+        """Have a model loaded, and wait for that. Raises as `using`."""
+
+    @abstractmethod
+    async def unload(self, model: str | None) -> ListedModel:
+        """Have a model leave once the requests that run have ended, without waiting for that; later ones load it again.
+        One that is being loaded leaves behind those that wait for it. Raises `BadRequest` where it is pinned.
+        """
+
+    @abstractmethod
+    async def pin(self, model: str | None, *, is_pinned: bool = True) -> ListedModel:
+        """Have a model loaded, and wait for that; it stays, whatever needs its memory, until this is taken back. Raises
+        as `using`; then it is not pinned.
+        """
+
+    @abstractmethod
+    async def look_again(self) -> None:
+        """Take in what has come to the folders and left them: a download, a removed file."""
+
+    @abstractmethod
+    async def trace(self, seconds: float) -> str:
+        """What the threads of all that are loaded do within so many seconds: JSON in Chrome's trace event format.
+
+        Raises `BadRequest` where none is loaded, or a trace is on.
+        """
 
     @abstractmethod
     async def card(self, model: str | None) -> ServerInfo:

@@ -97,7 +97,7 @@ class DiskTier:
         capacity_bytes: int,
         most_read_bytes: int,
     ) -> None:
-        self._folder = folder = folder / FOLDER
+        self._folder = made_folder(folder)
         self._identity = identity
         self._capacity_bytes = capacity_bytes
         self._most_read_bytes = most_read_bytes
@@ -107,14 +107,6 @@ class DiskTier:
         self.size_bytes = 0
         """Of all of them."""
         self._events = KvEvents()
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if (problem := directory_objection(folder)) is not None:
-                raise ConfigError(f"cache_dir: {problem}; remove it, or name another folder with --cache-dir")
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-        except OSError as error:
-            raise ConfigError(f"cache_dir: {folder} cannot be written: {error.strerror}") from error
 
     async def open(self) -> None:
         """Read what the folder holds: the headers only."""
@@ -316,6 +308,22 @@ class DiskTier:
         status = path.stat()
         size, used_at, memory = status.st_size, status.st_mtime, weakref.ref(snapshot)
         return _Entry(path, size, used_at, tokens=snapshot.tokens, ends=ends, snapshot=memory)
+
+
+def made_folder(folder: Path) -> Path:
+    """The folder of snapshots in one that the user names, for this user alone. Raises `ConfigError` where it cannot be
+    used.
+    """
+    folder = folder / FOLDER
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if (problem := directory_objection(folder)) is not None:
+            raise ConfigError(f"cache_dir: {problem}; remove it, or name another folder with --cache-dir")
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"cache_dir: {folder} cannot be written: {error.strerror}") from error
+    return folder
 
 
 def _times(paths: list[Path]) -> dict[Path, float | None]:

@@ -1,0 +1,264 @@
+"""How long each of several models stays, what has it leave, and what a fault of one means: the supervisor by itself,
+with the processes of real models and a clock that stands still.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from harness import PATIENCE_SEC, short_directory
+from models import write_model
+from uma.config import RuntimeConfig
+from uma.errors import BadRequest, InternalError, UnknownModel
+from uma.llm import LLM
+from uma.supervisor import LoadedModels, open_models
+from uma.types import LoadProgress, Request, SamplingParams, Source, Token
+
+NAMES = ("alpha", "beta", "gamma")
+PROMPT = "Once upon a time"
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """Models of other weights, so that each says something else."""
+    with short_directory() as path:
+        for seed, name in enumerate(NAMES):
+            write_model(path / f"{name}.gguf", seed=seed)
+        yield path
+
+
+@pytest.fixture(scope="module")
+def texts(folder: Path) -> Mapping[str, str]:
+    """What each says by itself."""
+    return {name: by_itself(folder / f"{name}.gguf") for name in NAMES}
+
+
+def by_itself(path: Path) -> str:
+    with LLM(str(path), threads=1, threads_batch=1) as llm:
+        return llm.generate(PROMPT, SamplingParams(**GREEDY))[0].outputs[0].text
+
+
+@asynccontextmanager
+async def opened(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> AsyncIterator[LoadedModels]:
+    monkeypatch.setenv("UMA_MODELS", str(folder))
+    plain: dict[str, Any] = {"models": ",".join(NAMES), "threads": 1, "threads_batch": 1, "n_ctx": 512}
+    async with open_models(RuntimeConfig(**plain | settings), LoadProgress()) as models:
+        yield models
+
+
+async def text(source: Source, model: str | None = None) -> str:
+    request = Request(f"of {model}", prompt=PROMPT, sampling=SamplingParams(**GREEDY), model=model)
+    async with source.generate(request) as stream:
+        return "".join([event.text async for event in stream if isinstance(event, Token)])
+
+
+async def until(is_so: Callable[[], Any]) -> None:
+    """Let all else run until it is so. The clock of these tests stands still: what comes from a process does come."""
+    give_up = time.monotonic() + PATIENCE_SEC
+    while not is_so():
+        assert time.monotonic() < give_up
+        await trio.testing.wait_all_tasks_blocked(0.01)
+
+
+def children() -> set[int]:
+    """Process ids of this process's children."""
+    return {
+        int(child) for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()
+    }
+
+
+async def test_a_request_says_how_long_its_model_stays(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    async with opened(folder, monkeypatch) as models:
+        async with models.using("alpha", keep_sec=10):
+            assert models.find("alpha").leaves_in_sec is None
+        assert models.find("alpha").leaves_in_sec == 10
+        mock_clock.jump(9)
+        await text(models, "alpha")  # says nothing of it, so it is as it was said last
+        assert models.find("alpha").leaves_in_sec == 10
+        mock_clock.jump(10)
+        await until(lambda: models.find("alpha").state == "unloaded")
+        assert (await models.load("alpha")).leaves_in_sec is None
+        async with models.using("alpha"):
+            async with models.using("alpha", keep_sec=0):
+                pass
+            assert models.find("alpha").state == "loaded"
+        await until(lambda: models.find("alpha").state == "unloaded")
+
+
+async def test_a_model_that_is_unloaded_ends_what_runs_and_is_loaded_again_for_the_next(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, texts: Mapping[str, str], mock_clock: trio.testing.MockClock
+) -> None:
+    async with opened(folder, monkeypatch) as models:
+        async with models.using("beta") as source:
+            assert (await models.unload("beta")).state == "leaving"
+            assert await text(source) == texts["beta"]
+        await until(lambda: models.find("beta").state == "unloaded")
+        assert (await models.unload("beta")).state == "unloaded"
+        assert await text(models, "beta") == texts["beta"]
+
+
+async def test_a_pinned_model_stays_whatever_needs_its_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, texts: Mapping[str, str], mock_clock: trio.testing.MockClock
+) -> None:
+    async with opened(folder, monkeypatch, memory=300, cache_ram_mb=0, idle_unload_sec=5) as models:
+        taken = (await models.pin("alpha")).memory_bytes
+        monkeypatch.setattr(models, "budget_bytes", taken + taken * 3 // 2)  # for it and another
+        mock_clock.jump(1_000)
+        assert await text(models, "gamma") == texts["gamma"]
+        mock_clock.jump(1_000)
+        assert await text(models, "beta") == texts["beta"]
+        assert models.find("alpha").state == "loaded"
+        assert models.find("alpha").leaves_in_sec is None
+        with pytest.raises(BadRequest, match="alpha is pinned"):
+            await models.unload("alpha")
+        await models.load("beta", keep_sec=float("inf"))  # stays, too
+        with pytest.raises(InternalError, match="beside alpha, beta, which stay"):
+            await models.load("gamma")
+        assert not (await models.pin("alpha", is_pinned=False)).is_pinned
+        assert await text(models, "gamma") == texts["gamma"]
+        assert models.find("alpha").state != "loaded"
+
+
+async def test_a_model_that_fails_at_each_load_waits_longer_each_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, texts: Mapping[str, str], mock_clock: trio.testing.MockClock
+) -> None:
+    async with opened(folder, monkeypatch) as models:
+        for wait_sec in (1, 2):
+            with pytest.raises(InternalError, match="alpha") as failed:
+                await fail_to_load(models)
+            assert failed.value.retry_after_ms == 1000 * wait_sec
+            with pytest.raises(InternalError, match=f"tried again in {wait_sec} s") as refused:
+                await models.load("alpha")
+            assert refused.value.retry_after_ms == 1000 * wait_sec
+            assert models.find("alpha").retry_in_sec == wait_sec
+            mock_clock.jump(wait_sec)
+        assert await text(models, "alpha") == texts["alpha"]
+        assert models.find("alpha").failure == ""
+
+
+async def fail_to_load(models: LoadedModels) -> None:
+    """Load alpha, whose process is killed before it can be."""
+    others = children()
+
+    async def kill() -> None:
+        await until(lambda: children() - others)
+        os.kill((children() - others).pop(), signal.SIGKILL)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(kill)
+        try:
+            await models.load("alpha")
+        except InternalError as error:
+            failure = error
+    raise failure
+
+
+async def test_a_loaded_model_answers_while_another_is_loaded_and_leaves_when_its_time_comes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, texts: Mapping[str, str], mock_clock: trio.testing.MockClock
+) -> None:
+    async with opened(folder, monkeypatch) as models, trio.open_nursery() as nursery:
+        await models.load("alpha")
+        others = children()
+        nursery.start_soon(models.load, "beta")
+        await until(lambda: children() - others)
+        (beta,) = children() - others
+        os.kill(beta, signal.SIGSTOP)  # so it is not loaded before
+        assert await text(models, "alpha") == texts["alpha"]
+        async with models.using("alpha", keep_sec=0):
+            pass
+        await until(lambda: models.find("alpha").state == "unloaded")
+        assert models.find("beta").state == "loading"
+        os.kill(beta, signal.SIGCONT)
+
+
+async def test_a_file_that_was_replaced_is_loaded_for_the_next_request_and_a_deleted_one_is_told(
+    monkeypatch: pytest.MonkeyPatch, texts: Mapping[str, str], mock_clock: trio.testing.MockClock, folder: Path
+) -> None:
+    with short_directory() as place:
+        path = write_model(place / "alpha.gguf", seed=0)
+        async with opened(place, monkeypatch, models="all") as models:
+            async with models.using("alpha") as source:
+                write_model(place / "new.gguf", seed=1).replace(path)
+                assert await text(source) == texts["alpha"]
+                async with trio.open_nursery() as nursery:
+                    found: list[str] = []
+
+                    async def ask() -> None:
+                        found.append(await text(models, "alpha"))
+
+                    nursery.start_soon(ask)
+                    await until(lambda: models.find("alpha").state == "leaving")
+                    assert await text(source) == texts["alpha"]  # what had begun
+                    nursery.cancel_scope.cancel()
+            assert await text(models, "alpha") == texts["beta"]
+            path.unlink()
+            with pytest.raises(UnknownModel, match=r"file of alpha is gone: .*alpha\.gguf"):
+                await text(models, "alpha")
+            assert [each.name for each in models.listed()] == ["builtin"]
+            await until(lambda: not children())
+
+
+async def test_what_waits_for_models_that_do_not_fit_together_is_answered_model_by_model(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    texts: Mapping[str, str],
+    mock_clock: trio.testing.MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "uma.supervisor")
+    found: list[tuple[str, str]] = []
+    async with opened(folder, monkeypatch, memory=90, cache_ram_mb=0) as models:  # for one
+
+        async def ask(number: int) -> None:
+            name = NAMES[number % 2]
+            found.append((name, await text(models, name)))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(12):
+                nursery.start_soon(ask, number)
+    assert sorted(found) == sorted((NAMES[number % 2], texts[NAMES[number % 2]]) for number in range(12))
+    loaded = [record for record in caplog.records if "model.loaded" in record.getMessage()]
+    assert len(loaded) == 2
+
+
+LOADS = int(os.environ.get("TEST_LOADS", "6"))
+
+
+async def test_loads_and_unloads_leave_nothing_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    def state() -> tuple[int, set[int], list[str]]:
+        return len(list(Path("/proc/self/fd").iterdir())), children(), sorted(path.name for path in folder.iterdir())
+
+    before, resident = None, 0
+    async with opened(folder, monkeypatch) as models:
+        for number in range(LOADS):
+            await text(models, NAMES[number % len(NAMES)])
+            await models.unload(NAMES[number % len(NAMES)])
+            await until(lambda: not children())
+            if number == LOADS // 3:
+                before, resident = state(), resident_kib()
+        assert state() == before
+        assert resident_kib() - resident < MOST_GROWTH_KIB
+
+
+MOST_GROWTH_KIB = 8_192
+"""Maximum that the allocator takes by chance. Ten times as many loads (TEST_LOADS) have the same bound."""
+
+
+def resident_kib() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))

@@ -1,0 +1,309 @@
+"""One model of several: its process while it is loaded, and all that needs it or waits for it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Protocol, TypeVar
+
+import attrs
+import trio
+
+from uma.client import Client
+from uma.errors import ConnectionLost, InternalError, UnknownModel
+from uma.models.catalog import ModelFile
+from uma.net.file_watch import FileState, state_of
+from uma.supervisor.backoff import Failures
+from uma.supervisor.estimate import rough_bytes
+from uma.supervisor.residency import Resident
+from uma.types import (
+    Activity,
+    Embeddings,
+    EmbedRequest,
+    EventStream,
+    Explained,
+    Health,
+    ModelState,
+    Ranking,
+    Request,
+    RerankRequest,
+    RunningRequest,
+    ServerInfo,
+    Tokenized,
+)
+
+MOST_MODELS = 65_536
+"""By which the numbers of requests are multiplied, to tell those of several models apart."""
+STANDSTILL_SEC = 300.0
+"""How long a load can tell of no progress. Then its process is ended, so that the models behind it have their turn."""
+
+A = TypeVar("A", Request, EmbedRequest, RerankRequest)
+
+
+class Loader(Protocol):
+    """All models together, as one of them needs it."""
+
+    def ask_for(self, model: Model) -> Load:
+        """The load of a model that is not loaded; it begins once those before it have ended."""
+
+    def changed(self) -> None:
+        """Look again at what has to be loaded, and what has to leave."""
+
+    async def look_again(self) -> None:
+        """See `types.Models`."""
+
+
+@attrs.define(eq=False)
+class Load:
+    """One load of a model, for all that wait for it."""
+
+    ended: trio.Event = attrs.field(factory=trio.Event)
+    percent: int = 0
+    failure: str = ""
+    """Why the model cannot be loaded; empty while it can."""
+    patience: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    """Ends a load that stands still."""
+
+    def note(self, percent: int) -> None:
+        """So much is loaded. Said again, it is no progress."""
+        if percent != self.percent or self.patience.deadline == math.inf:
+            self.patience.deadline = trio.current_time() + STANDSTILL_SEC
+        self.percent = percent
+
+
+@attrs.define(eq=False)
+class Model:
+    """One model by its name, which whatever needs it has loaded. Belongs to the Trio thread."""
+
+    file: ModelFile
+    loader: Loader
+    index: int
+    """Tells it from the others, in the numbers of its requests."""
+    default_keep_sec: float
+    """How long it stays without a request where none has said (`Models.using`)."""
+    keep_sec: float | None = None
+    """What the last one said; None: none has, since it is loaded."""
+    is_pinned: bool = False
+    card: ServerInfo | None = None
+    """Known from its first load on."""
+    client: Client | None = None
+    """The session with its process, while it is loaded."""
+    pid: int | None = None
+    load: Load | None = None
+    """The load that is asked for, or that runs."""
+    file_state: FileState | None = None
+    """Of its file when its last load began; None: there was none."""
+    failures: Failures = attrs.field(factory=Failures)
+    running: int = 0
+    """Requests that have it loaded."""
+    waiting: int = 0
+    """Requests that wait until it is."""
+    size_bytes: int = 0
+    """What it took when it was loaded last; 0: never."""
+    planned_bytes: int = 0
+    """What it will take by its header; 0: that was not read."""
+    used_at: float = 0.0
+    stays_until: float = 0.0
+    is_leaving: bool = False
+    """It takes no more requests, and its process ends once nothing runs."""
+    stay: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    """Cancelled, the process leaves, in order."""
+
+    @asynccontextmanager
+    async def in_use(self, keep_sec: float | None = None) -> AsyncIterator[Held]:
+        """A block in which it is loaded, and stays so; see `Models.using`. Raises `InternalError` where that is not
+        possible, or where its process ends meanwhile, and `UnknownModel` where its file is gone.
+        """
+        client = await self._loaded()
+        self.keep_sec = self.keep_sec if keep_sec is None else keep_sec
+        self.running += 1
+        held = Held(self, client)
+        try:
+            with held.tells_crash():
+                yield held
+        finally:
+            self.running -= 1
+            self.used_at = trio.current_time()
+            self._end_if_idle()
+            self.loader.changed()
+
+    async def _loaded(self) -> Client:
+        """The session with its process, once it is loaded."""
+        self.waiting += 1
+        try:
+            while True:
+                await self._follow_file()
+                if self.client is not None and not self.client.is_lost and not self.is_leaving:
+                    return self.client
+                load = self.loader.ask_for(self)
+                await load.ended.wait()
+                if load.failure:
+                    raise InternalError(load.failure, retry_after_ms=self.retry_after_ms)
+        finally:
+            self.waiting -= 1
+
+    async def _follow_file(self) -> None:
+        """Have it leave where its file is another by now, so that this one is loaded. Raises `UnknownModel` where it is
+        gone.
+        """
+        state = state_of(self.file.path)
+        if state is not None and self.file_state in (None, state):
+            return
+        if self.pid is None or self.client is not None:  # what is being loaded leaves once it is
+            self.file_state, self.failures = None, Failures()
+            self.leave()
+        await self.loader.look_again()
+        if state is None:
+            raise UnknownModel(
+                f"model: the file of {self.file.name} is gone: {self.file.path}; put it back, or name another model"
+            )
+
+    def leave(self) -> None:
+        """Have it take no more requests, and end once nothing runs, where it is loaded."""
+        if self.client is not None:
+            self.is_leaving = True
+            self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        if self.is_leaving and not self.running:
+            self.stay.cancel()
+
+    @property
+    def needs_bytes(self) -> int:
+        """What it takes, as well as that is known."""
+        return self.size_bytes or self.planned_bytes or rough_bytes(self.file.size_bytes)
+
+    @property
+    def stays(self) -> bool:
+        """Whether nothing but its user's word has it leave."""
+        return self.is_pinned or self.keep_sec == math.inf
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is loaded, and no request needs it."""
+        return self.client is not None and not self.running and not self.waiting and not self.is_leaving
+
+    @property
+    def leaves_at(self) -> float:
+        """When it leaves, where it is idle and no request comes."""
+        keep_sec = self.default_keep_sec if self.keep_sec is None else self.keep_sec
+        return math.inf if self.stays else self.used_at + keep_sec
+
+    @property
+    def state(self) -> ModelState:
+        """See `ListedModel`."""
+        if self.client is not None:
+            return "leaving" if self.is_leaving else "loaded"
+        return "unloaded" if self.load is None else "loading"
+
+    @property
+    def retry_after_ms(self) -> int | None:
+        """How long no load of it is tried, after a failure; None: it can be tried now."""
+        return math.ceil(1000 * self.failures.left_sec(trio.current_time())) or None
+
+    def as_resident(self) -> Resident:
+        """Its place in memory, as the plan sees it."""
+        begins = self.waiting > 0 and not self.is_leaving  # what has waited for it is about to run
+        return Resident(
+            self.file.name,
+            self.needs_bytes,
+            self.used_at,
+            math.inf if begins else self.stays_until,
+            is_running=self.running > 0,
+            is_leaving=self.is_leaving,
+            is_pinned=self.stays,
+        )
+
+
+@attrs.frozen
+class Held:
+    """A model that is loaded, as a `Source` that waits for nothing, also where it is to leave."""
+
+    model: Model
+    client: Client
+
+    @contextmanager
+    def tells_crash(self) -> Iterator[None]:
+        """A block in which the end of the process is an `InternalError`."""
+        try:
+            yield
+        except ConnectionLost as error:
+            name = self.model.file.name
+            raise InternalError(
+                f"the process of {name} has ended, and this request with it; the next one loads it again"
+            ) from error
+
+    @property
+    def info(self) -> ServerInfo:
+        """See `Source`."""
+        assert self.model.card is not None  # since its first load
+        return self.model.card
+
+    @asynccontextmanager
+    async def generate(self, request: Request) -> AsyncIterator[EventStream]:
+        """See `Source`."""
+        with self.tells_crash():
+            async with self.client.generate(_own(request)) as stream:
+                yield stream
+
+    async def embed(self, request: EmbedRequest) -> Embeddings:
+        """See `Source`."""
+        with self.tells_crash():
+            return await self.client.embed(_own(request))
+
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        """See `Source`."""
+        with self.tells_crash():
+            return await self.client.rerank(_own(request))
+
+    async def tokenize(self, request: Request) -> Tokenized:
+        """See `Source`."""
+        with self.tells_crash():
+            return await self.client.tokenize(_own(request))
+
+    async def health(self, *, probe: bool = True) -> Health:
+        """See `Source`."""
+        with self.tells_crash():
+            return await self.client.health(probe=probe)
+
+    async def metrics(self) -> Mapping[str, Any]:
+        """See `Source`."""
+        with self.tells_crash():
+            return await self.client.metrics()
+
+    async def activity(self) -> Activity:
+        """See `Source`. The numbers are those of the supervisor."""
+        with self.tells_crash():
+            activity = await self.client.activity()
+        running, waiting = (tuple(map(self._numbered, each)) for each in (activity.running, activity.waiting))
+        return attrs.evolve(activity, running=running, waiting=waiting)
+
+    def _numbered(self, request: RunningRequest) -> RunningRequest:
+        return attrs.evolve(request, number=request.number * MOST_MODELS + self.model.index)
+
+    async def end_request(self, number: int) -> bool:
+        """End the request of this number, as `activity` tells it; whether it still ran."""
+        with self.tells_crash():
+            return await self.client.end_request(number // MOST_MODELS)
+
+    async def trace(self, seconds: float) -> dict[str, Any]:
+        """What its threads do within so many seconds, as `Models.trace`."""
+        with self.tells_crash():
+            trace: dict[str, Any] = json.loads(await self.client.trace(seconds))
+        for event in trace["traceEvents"]:
+            event["pid"] = self.model.pid
+            if event["name"] == "process_name":
+                event["args"] = {"name": self.model.file.name}
+        return trace
+
+    async def explain(self, id: str = "") -> Explained:
+        """See `Source`. What it knew ends with its process."""
+        with self.tells_crash():
+            return await self.client.explain(id)
+
+
+def _own(request: A) -> A:
+    """A request as the process of its model gets it."""
+    return request if request.model is None else attrs.evolve(request, model=None)
