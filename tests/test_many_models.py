@@ -17,14 +17,14 @@ import trio
 import trio.testing
 from http_server import Answered, HttpServer, running_http
 
-from harness import BULKY, ONE_THREAD, Raw, ask, clean_environ, run_to_end, short_directory, uma_command, until
+from harness import ONE_THREAD, Raw, ask, clean_environ, run_to_end, short_directory, uma_command, until
 from models import write_model
 from uma.client import connect, dialled
 from uma.config import RuntimeConfig
-from uma.errors import BadRequest, InternalError
+from uma.errors import BadRequest, Ended, InternalError
 from uma.llm import LLM
 from uma.supervisor import open_models
-from uma.supervisor.models import STANDSTILL_SEC, Load
+from uma.supervisor.model import STANDSTILL_SEC, Load
 from uma.types import Finished, LoadProgress, Request, SamplingParams, Source, Token
 
 NAMES = ("alpha", "beta", "gamma-one")
@@ -191,25 +191,20 @@ def test_sessions_can_use_one_id_at_once(server: HttpServer, texts: Mapping[str,
 
 
 async def test_each_client_s_requests_are_its_own_also_behind_several_models(server: HttpServer) -> None:
-    with server.process.connect() as raw:
-        raw.hello()
-        for id, model in (("one", "alpha"), ("two", "beta")):  # not read, so they go on
-            raw.send(ask(id, model=model, max_tokens=400, metadata=BULKY))
-        async with connect(server.process.socket) as onlooker:
-            while len(by_id := {each.id: each for each in (await onlooker.activity()).running}) < 2:
-                pass
-            assert all(f"socket · pid {os.getpid()}" in each.origin for each in by_id.values())
-            assert (await onlooker.explain("two")).origin == by_id["two"].origin
-            trace = json.loads(await onlooker.trace(0.05))
-            assert set(NAMES[:2]) <= {each["args"]["name"] for each in trace["traceEvents"] if each["ph"] == "M"}
-            assert await onlooker.end_request(by_id["two"].number)
-            assert not await onlooker.end_request(by_id["two"].number)
-        raw.send({"event": "cancel", "id": "one"})
-        last: dict[str, dict[str, Any]] = {}
-        while len(last) < 2:
-            if (event := raw.next())["event"] in ("eos", "error"):
-                last[event["id"]] = event
-        assert (last["one"]["reason"], last["two"]["code"]) == ("cancelled", "E_RUNTIME_ENDED")
+    long, path = SamplingParams(max_tokens=480, ignore_eos=True), server.process.socket
+    async with connect(path, model="beta") as client, connect(path, model="alpha") as onlooker:
+        async with client.generate(Request("one", prompt="x", sampling=long)) as one:
+            await anext(one)
+            (running,) = (await onlooker.activity()).running
+            assert f"socket · pid {os.getpid()}" in running.origin
+            assert await onlooker.end_request(running.number)
+            with pytest.raises(Ended):
+                async for _ in one:
+                    pass
+        assert not await onlooker.end_request(running.number)
+        assert (await onlooker.explain("one")).origin == running.origin
+        trace = json.loads(await onlooker.trace(0.05))
+        assert {"alpha", "beta"} <= {each["args"]["name"] for each in trace["traceEvents"] if each["ph"] == "M"}
 
 
 async def test_a_session_loads_unloads_and_pins_models_and_lists_them(folder: Path) -> None:

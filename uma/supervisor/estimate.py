@@ -11,9 +11,9 @@ from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.errors import UmaError
 from uma.llama import header
-from uma.llama.footprint import WINDOW_PERIODS, footprint
+from uma.llama.footprint import ELEMENT_BYTES, WINDOW_PERIODS, footprint
 from uma.llama.header import Header
-from uma.llama.model import ELEMENT_BYTES, Memory, Model, Pooling
+from uma.llama.model import Memory, Model, Pooling
 
 PROCESS_BYTES = 64 * 2**20
 """What a process takes beside weights and context: Python, llama.cpp, its buffers for computing."""
