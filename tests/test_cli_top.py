@@ -374,6 +374,24 @@ def test_without_a_terminal_it_is_one_snapshot(busy: HttpServer, two: Raw, uma_t
     assert told["rss_bytes"] > 1_000_000
 
 
+def test_several_models_are_watched_and_none_is_loaded_by_that(tiny: Path) -> None:
+    with short_directory() as directory, short_directory() as models:
+        for name in ("alpha", "beta"):
+            (models / f"{name}.gguf").symlink_to(tiny)
+        with running_http(directory, "--models", "alpha,beta", UMA_MODELS=str(models)) as server:
+            command = uma_command("top", "--socket", str(server.process.socket))
+            with Terminal(command, clean_environ(), columns=100, lines=30) as terminal:
+                terminal.wait_for("none of 2 models")
+                with server.connect() as raw:
+                    body = {"model": "beta", "prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
+                    raw.send("POST", "/v1/completions", body, user_agent="watched/1")
+                    assert raw.head()[0] == 200
+                    terminal.wait_for("beta of 2 models")
+                    terminal.wait_for("watched/1")
+                terminal.type("q")
+                assert terminal.wait() == 0
+
+
 def test_where_no_server_is_it_says_so_and_fails(socket_dir: Path, uma_told: RunInProcessText) -> None:
     none = uma_told("top", "--socket", str(socket_dir / "none"))
     assert (none.returncode, none.stdout) == (1, "")
