@@ -41,7 +41,8 @@ from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
 
-Seeing = Literal["llava", "qwen2vl"]
+Seeing = Literal["llava", "qwen2vl", "gemma3"]
+"""Kinds of projectors; with the last a picture's tokens attend to later ones of it too."""
 SEEING: tuple[Seeing, ...] = ("llava", "qwen2vl")
 
 SIZE, PATCH, VISION, VISION_HEADS, VISION_FF, VISION_LAYERS = 56, 14, 32, 2, 48, 2
@@ -75,7 +76,8 @@ def write_projector(path: Path, kind: Seeing = "llava", *, embed: int = EMBED, s
         "general.type": "mmproj",
         "general.name": "Tiny projector",
         "general.file_type": 0,
-        "clip.projector_type": "mlp" if kind == "llava" else "qwen2vl_merger",
+        "clip.projector_type": {"llava": "mlp", "qwen2vl": "qwen2vl_merger", "gemma3": "gemma3"}[kind],
+        "clip.vision.projector.scale_factor": 1,
         "clip.vision.image_size": SIZE,
         "clip.vision.patch_size": PATCH,
         "clip.vision.embedding_length": VISION,
@@ -105,6 +107,9 @@ def _tensors(kind: Seeing, embed: int, rng: np.random.Generator) -> Tensors:
             "v.position_embd.weight": _random(rng, LLAVA_TOKENS + 1, VISION),
         }
         tensors |= _norm("v.pre_ln")
+    elif kind == "gemma3":
+        tensors |= {"v.patch_embd.bias": np.zeros(VISION, np.float32)} | _norm("v.post_ln")
+        tensors["v.position_embd.weight"] = _random(rng, LLAVA_TOKENS, VISION)
     else:
         tensors["v.patch_embd.weight.1"] = _random(rng, VISION, 3, PATCH, PATCH)
         tensors |= _norm("v.post_ln")
@@ -116,6 +121,9 @@ def _tensors(kind: Seeing, embed: int, rng: np.random.Generator) -> Tensors:
         tensors |= _linear(rng, f"{layer}.ffn_up", VISION_FF, VISION) | _linear(
             rng, f"{layer}.ffn_down", VISION, VISION_FF
         )
+    if kind == "gemma3":
+        tensors["mm.soft_emb_norm.weight"] = np.ones(VISION, np.float32)
+        return tensors | {"mm.input_projection.weight": _random(rng, VISION, embed)}
     return tensors | _linear(rng, "mm.0", VISION, merged) | _linear(rng, "mm.2", embed, VISION)
 
 

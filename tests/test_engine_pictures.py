@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 from engine_world import answer, answers, ask, config_for, settled
-from projectors import MARKER, SEEING, Reference, bmp, png, png_header, write_projector, write_seeing_model
+from projectors import MARKER, SEEING, Reference, Seeing, bmp, png, png_header, write_projector, write_seeing_model
 
 from models import write_model
 from uma import Message, Request, SamplingParams, open_engine
@@ -204,6 +204,34 @@ async def test_a_recurrent_model_says_that_it_takes_no_pictures_yet(tmp_path: Pa
     with pytest.raises(ConfigError, match=r"mmproj: .*hybrid"):
         async with open_engine(config_for(model, mmproj=str(projector))):
             pass
+
+
+@pytest.mark.parametrize("kind", ["llava", "gemma3"])
+async def test_with_sliding_windows_a_conversation_about_a_picture_is_llama_cpp_s_too(
+    tmp_path: Path, kind: Seeing
+) -> None:
+    """With Gemma 3's projector a picture's tokens attend to all of it."""
+    model = write_model(tmp_path / "model.gguf", kind="sliding-window", context_length=2_048)
+    world = World(model, Reference(model, write_projector(tmp_path / "mmproj.gguf", kind)), has_end_mark=False)
+    first, files = f"Look at this.{MARKER}What is it?", [png(70, 40, index) for index in range(3)]
+    async with open_engine(config_for(model)) as engine:
+        found = await answers(engine, [about(first, file, id=f"{at}") for at, file in enumerate(files)])
+        turns = (told(first, files[:1]), Message("assistant", "A thing."), told("Sure?", []))
+        more = await answer(engine, attrs.evolve(about(first, files[0]), messages=turns))
+    prompt = f"{first}<|im_end|>\n<|im_start|>assistant\nA thing.<|im_end|>\n<|im_start|>user\nSure?"
+    assert [each.token_ids for each in found] == [world.expected(first, [file]) for file in files]
+    assert more.token_ids == world.expected(prompt, files[:1])
+    assert more.finished.usage.cached_tokens > 16
+    world.reference.close()
+
+
+async def test_a_picture_that_attends_to_all_of_itself_must_fit_one_ubatch(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.gguf")
+    write_projector(tmp_path / "mmproj.gguf", "gemma3")
+    async with open_engine(config_for(model, n_ubatch=8)) as engine:
+        with pytest.raises(BadRequest, match="16 tokens in one batch, and --n-ubatch is 8"):
+            await answer(engine, about(f"{MARKER}What?", png(9, 9)))
+        assert (await answer(engine, ask(max_tokens=4))).finished.reason == "length"
 
 
 async def test_an_answer_of_several_and_a_grammar_go_with_pictures(world: World) -> None:
