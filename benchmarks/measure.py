@@ -11,7 +11,7 @@ import attrs
 import psutil
 
 from benchmarks.samples import Sample
-from uma.engine.delivery.experience import Experience
+from uma.engine.delivery.pacing import Experience
 
 Measures = dict[str, float]
 

@@ -14,7 +14,7 @@ import trio
 from harness import PATIENCE_SEC
 from uma import Request, RuntimeConfig, SamplingParams
 from uma.engine import Engine
-from uma.engine.delivery.flow import CREDITS
+from uma.engine.delivery.pacing import CREDITS
 from uma.engine.worker.account import Account, Totals
 from uma.engine.worker.sequence import Sequence as EngineSequence
 from uma.llama.context import Context

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import uma
 from uma.engine.intake.prompt import TOKENIZER_THREADS
-from uma.engine.worker.sequence import HAS_SLOT, TRANSITIONS, Change, Status
+from uma.engine.worker.status import HAS_SLOT, TRANSITIONS, Change, Status
 from uma.errors import WIRE_ERRORS
 from uma.version import __version__
 

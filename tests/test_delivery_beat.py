@@ -8,9 +8,8 @@ from engine_world import ask, sequence_for, tokens_for
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma.engine.delivery.flow import LOW_CREDITS
 from uma.engine.delivery.outbox import Delivery, Outbox
-from uma.engine.delivery.pacing import AT_ONCE, BEAT_SHARE, ROUNDING_MS, Beat, due_ms, reader_ms
+from uma.engine.delivery.pacing import AT_ONCE, BEAT_SHARE, LOW_CREDITS, ROUNDING_MS, Beat, due_ms, reader_ms
 from uma.engine.worker.output import Output
 from uma.engine.worker.sampling import Sampled
 from uma.metrics import EngineMetrics

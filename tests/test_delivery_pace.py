@@ -20,11 +20,9 @@ from uma.engine.delivery import bell as bell_module
 from uma.engine.delivery import mailbox as mailbox_module
 from uma.engine.delivery.answers import AnswerGroup, AnswerPort, joined
 from uma.engine.delivery.bell import PipeBell
-from uma.engine.delivery.experience import Experience
-from uma.engine.delivery.lateness import Lateness
 from uma.engine.delivery.mailbox import Mailbox
-from uma.engine.delivery.pacing import reader_ms
-from uma.engine.delivery.stream import RequestStream
+from uma.engine.delivery.pacing import Experience, reader_ms
+from uma.engine.delivery.stream import Lateness, RequestStream
 from uma.engine.policy import lead
 from uma.engine.policy.lead import longest_piece_ms, max_lead_ms, steps_before
 from uma.engine.policy.tuning import TUNING, Tuning

@@ -106,7 +106,7 @@ def test_a_health_probe_is_answered_where_no_other_request_would_be(tmp_path: Pa
 
 def test_a_probe_of_an_engine_that_stands_still_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo neither aborts nor stops a probe that takes too long."""
-    monkeypatch.setattr("uma.engine.health.PROBE_TIMEOUT_SEC", 0.05)
+    monkeypatch.setattr("uma.engine.engine.PROBE_TIMEOUT_SEC", 0.05)
     goes_on = threading.Event()
 
     async def body(host: EngineHost, answers: Answers) -> None:

@@ -12,7 +12,7 @@ from engine_world import Answer, alone, answer, answers, ask, config_for, settle
 
 from harness import PATIENCE_SEC
 from uma import LLM, Request, SamplingParams, open_engine
-from uma.engine.delivery.flow import CREDITS
+from uma.engine.delivery.pacing import CREDITS
 from uma.errors import BadRequest
 from uma.types import Finished, Grammar, Token
 

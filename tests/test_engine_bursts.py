@@ -28,8 +28,7 @@ from harness import PATIENCE_SEC, frame
 from uma import RuntimeConfig, open_engine
 from uma.client import connect
 from uma.engine import Engine
-from uma.engine.intake.coalesce import WhenIdle
-from uma.engine.worker.commands import Commands, Stop
+from uma.engine.worker.commands import Commands
 from uma.http.app import build_app
 from uma.http.gateway import Gateway
 from uma.net.arrivals import MAX_EXPECTED_BYTES, Arrivals, arrivals
@@ -102,63 +101,11 @@ async def test_requests_that_come_in_one_burst_are_read_in_one_batch_and_decode_
 
 def test_a_call_for_what_the_decode_thread_has_taken_up_already_does_not_end_its_next_rest() -> None:
     commands = Commands()
-    commands.post(Stop())
-    assert list(commands.take()) == [Stop()]
+    commands.call(lambda: None)
+    assert len(list(commands.take())) == 1
     commands.wake()
     assert not commands.wait(0)
     assert not commands.is_called
-
-
-async def at_length(done: list[int], count: int) -> None:
-    """Have Trio wait for other things until `done` is so long."""
-    with trio.fail_after(PATIENCE_SEC):
-        while len(done) < count:
-            await trio.to_thread.run_sync(int)
-
-
-async def test_what_waits_for_trio_to_have_nothing_to_run_is_done_once() -> None:
-    done: list[int] = []
-    left = 50
-
-    async def work() -> None:
-        nonlocal left
-        while left:
-            left -= 1
-            await trio.lowlevel.checkpoint()
-
-    when_idle = WhenIdle(lambda: done.append(left), PATIENCE_SEC)
-    for count in (1, 2):
-        left = 50
-        async with trio.open_nursery() as nursery:
-            when_idle.ask()
-            nursery.start_soon(work)
-            when_idle.ask()
-        await at_length(done, count)
-        assert done == [0] * count
-
-
-async def test_what_many_wait_for_is_not_done_before_what_has_reached_the_system_was_read() -> None:
-    near, far = socket.socketpair()
-    near.setblocking(False)
-    read: list[bytes] = []
-    done: list[int] = []
-    when_idle = WhenIdle(lambda: done.append(len(read)), PATIENCE_SEC)
-
-    async def receive() -> None:
-        for _ in range(3):
-            await trio.lowlevel.wait_readable(near)
-            read.append(near.recv(1))
-            when_idle.ask()
-
-    with near, far:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(receive)
-            await trio.testing.wait_all_tasks_blocked()
-            when_idle.ask()
-            when_idle.ask()
-            far.send(b"abc")
-        await at_length(done, 1)
-    assert done == [3]
 
 
 async def test_a_burst_that_does_not_end_is_not_waited_for(tiny: Path) -> None:
@@ -361,33 +308,37 @@ async def test_a_request_does_not_wait_for_one_that_takes_long_to_read(tiny: Pat
             assert len((await answer(engine, ask(max_tokens=2))).tokens) == 2
 
 
-async def test_what_waits_for_others_is_done_at_its_limit_though_nothing_else_happens() -> None:
-    done = threading.Event()
-    when_idle = WhenIdle(done.set, 0.01, lambda: math.inf)
-    for _ in range(2):
-        done.clear()
-        when_idle.ask()
-        assert await trio.to_thread.run_sync(done.wait, PATIENCE_SEC)
+async def test_a_request_waits_for_others_no_longer_than_its_limit_though_nothing_else_happens(
+    tiny: Path, at_rest: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uma.engine.submission.GATHER_SEC", 0.01)
+    async with open_engine(flash_config(tiny)) as engine:
+        await at_rest()
+        with arrivals().reading(1):
+            assert len((await answer(engine, ask(max_tokens=2))).tokens) == 2
 
 
-async def test_what_one_waits_for_is_not_done_before_what_has_reached_the_system_was_read() -> None:
+async def test_a_burst_is_gathered_once_what_has_reached_the_system_was_read() -> None:
     near, far = socket.socketpair()
     near.setblocking(False)
-    read, done = list[bytes](), list[int]()
-    when_idle = WhenIdle(lambda: done.append(len(read)), PATIENCE_SEC)
+    read, found = list[bytes](), list[bytes]()
 
     async def receive() -> None:
-        await trio.lowlevel.wait_readable(near)
-        read.append(near.recv(1))
+        for _ in range(3):
+            await trio.lowlevel.wait_readable(near)
+            read.append(near.recv(1))
 
-    with near, far:
+    async def gather() -> None:
+        await arrivals().gathered()
+        found.extend(read)
+
+    with near, far, trio.fail_after(PATIENCE_SEC):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(receive)
             await trio.testing.wait_all_tasks_blocked()
-            when_idle.ask()
-            far.send(b"a")
-        await at_length(done, 1)
-    assert done == [1]
+            nursery.start_soon(gather)
+            far.send(b"abc")
+    assert found == [b"a", b"b", b"c"]
 
 
 # What one of them computes for all

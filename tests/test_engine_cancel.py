@@ -15,7 +15,7 @@ from harness import PATIENCE_SEC
 from models import Kind, write_model
 from uma import Request, open_engine
 from uma.engine import Engine
-from uma.engine.delivery.flow import CREDITS
+from uma.engine.delivery.pacing import CREDITS
 from uma.engine.kv.pool import LAST_TOKENS
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, Context

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from harness import PATIENCE_SEC
 from uma import Request, RuntimeConfig, open_engine
 from uma.engine import Engine
-from uma.engine.delivery.flow import CREDITS, LOW_CREDITS
 from uma.engine.delivery.outbox import Deliver, Delivery, Outbox
+from uma.engine.delivery.pacing import CREDITS, LOW_CREDITS
 from uma.engine.delivery.stream import RequestStream
 from uma.errors import UmaError
 from uma.types import Event, Finished, RequestMetrics, Slo, Token, Usage

@@ -46,7 +46,7 @@ async def test_a_large_cache_is_copied_in_parts_and_a_request_that_comes_meanwhi
     long = ask(tokens_for(1, 600), 8)
     config = config_for(tiny, n_ctx=1_024, kv_unified="on", cache_ram_mb=64, cache_tokens=1_024)
     async with open_engine(config) as engine:
-        monkeypatch.setattr(snapshot_copies, "MOST_IDLE_BYTES", 50 * engine.worker._pool.cells.bytes_per_token)
+        monkeypatch.setattr(snapshot_copies, "MOST_COPY_BYTES", 50 * engine.worker._pool.cells.bytes_per_token)
         first = await answer(engine, long)
         steps.clear()
         await until(engine, is_copying.is_set)

@@ -18,7 +18,7 @@ from uma.engine import Engine
 from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.mailbox import Mailbox
 from uma.engine.kv.archive import Archive
-from uma.engine.worker.commands import Commands, CountKnown
+from uma.engine.worker.loop import DecodeWorker
 from uma.engine.worker.output import Output
 from uma.errors import InternalError, from_code
 from uma.llama.batch import Batch
@@ -159,7 +159,7 @@ async def test_after_a_fault_of_the_whole_thread_every_request_is_refused_at_onc
     async with open_engine(config) as engine:
         await answer(engine, ask(tokens_for(1, 600), 2))
     is_there, may_fail, is_asked, is_written = threading.Event(), threading.Event(), trio.Event(), trio.Event()
-    post, run = Commands.post, Archive.run
+    count_known, run = DecodeWorker.count_known, Archive.run
 
     class BreakingContext(Context):
         def begin(self, batch: Batch) -> int:
@@ -167,17 +167,16 @@ async def test_after_a_fault_of_the_whole_thread_every_request_is_refused_at_onc
             assert may_fail.wait(PATIENCE_SEC)
             raise ZeroDivisionError("on purpose")
 
-    def watched(commands: Commands, command: Any) -> None:
-        post(commands, command)
-        if isinstance(command, CountKnown):
-            is_asked.set()
+    def watched(worker: DecodeWorker, *asked: Any) -> None:
+        count_known(worker, *asked)
+        is_asked.set()
 
     async def run_slowly(archive: Archive) -> None:
         await run(archive)
         await is_written.wait()
 
     monkeypatch.setattr("uma.engine.open.Context", BreakingContext)
-    monkeypatch.setattr(Commands, "post", watched)
+    monkeypatch.setattr(DecodeWorker, "count_known", watched)
     monkeypatch.setattr(Archive, "run", run_slowly)
     told: list[InternalError] = []
     with pytest.raises(ZeroDivisionError, match="on purpose"), trio.fail_after(PATIENCE_SEC):

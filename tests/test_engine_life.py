@@ -15,10 +15,9 @@ from engine_world import Answer, answer, answers, ask, config_for, settled, toke
 from harness import PATIENCE_SEC
 from uma import open_engine
 from uma.engine import Engine
-from uma.engine.delivery.flow import CREDITS
+from uma.engine.delivery.pacing import CREDITS
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy.overload import full_queue_retry_ms
-from uma.engine.worker.commands import Inspect
 from uma.errors import Overloaded, ShuttingDown
 from uma.llama.backend import MAX_SEQUENCES
 from uma.types import Finished, Slo, Token
@@ -291,7 +290,7 @@ async def test_an_idle_engine_stops_trimming_its_cache_when_a_command_comes(
     monkeypatch.setattr(KvPool, "trim_cache", trim_cache)
     async with open_engine(config_for(tiny)) as engine:
         assert await trio.to_thread.run_sync(is_trimming.wait, PATIENCE_SEC)
-        engine.worker.commands.post(Inspect(lambda: None))
+        engine.worker.commands.call(lambda: None)
         is_posted.set()
     assert is_over[:2] == [False, True]
 

@@ -1,4 +1,4 @@
-"""Prompt look-up, by itself: what is guessed is what came before, and chances follow what held."""
+"""Prompt look-up, by itself: what is guessed is what came before, and probabilities follow what was accepted."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma.engine.worker.chances import Chances
-from uma.engine.worker.lookup import CHANCES, MAX_AGREED, MOST_USUAL, NGRAM, Lookup
+from uma.engine.worker.drafts.drafter import AcceptanceRates
+from uma.engine.worker.drafts.lookup import MAX_AGREED, MOST_PRIOR, NGRAM, PRIOR, Lookup
 
 texts = st.lists(st.integers(0, 3), max_size=80)
 
@@ -30,8 +30,8 @@ def test_taken_in_at_once_or_one_by_one_a_guess_is_what_came_after_the_same_toke
             break
     else:
         assert not guess
-    chances = lookup.chances(8)
-    assert all(1 >= before >= after >= 0 for before, after in itertools.pairwise(chances))
+    probabilities = lookup.probabilities(8)
+    assert all(1 >= before >= after >= 0 for before, after in itertools.pairwise(probabilities))
 
 
 @given(st.lists(st.integers(0, 9), min_size=NGRAM, max_size=9, unique=True), st.integers(1, 30))
@@ -40,9 +40,9 @@ def test_what_repeats_at_once_is_guessed_to_go_on(period: list[int], count: int)
     assert lookup.guess(count) == (period * 40)[:count]
 
 
-def test_chances_fall_with_guesses_that_do_not_hold_and_rise_with_those_that_do() -> None:
+def test_probabilities_fall_with_guesses_that_are_wrong_and_rise_with_those_that_are_right() -> None:
     good, bad = Lookup([1, 2, 3] * 4), Lookup([1, 2, 3] * 4)
-    before = good.chances(4)
+    before = good.probabilities(4)
     for token in [1, 2, 3] * 30:
         good.push(token)
     for number in range(60):
@@ -51,21 +51,21 @@ def test_chances_fall_with_guesses_that_do_not_hold_and_rise_with_those_that_do(
     for token in (1, 2, 3):
         bad.push(token)
     assert good.agreed == MAX_AGREED
-    assert good.chances(4)[3] > before[3] > bad.chances(4)[3]
+    assert good.probabilities(4)[3] > before[3] > bad.probabilities(4)[3]
 
 
-def test_a_text_that_goes_on_elsewhere_is_guessed_from_its_first_token_there_once_such_guesses_held() -> None:
-    of_all, text = Chances(CHANCES), list(range(100, 200))
+def test_a_text_that_goes_on_at_another_place_is_guessed_from_its_first_token_there_once_such_guesses_held() -> None:
+    of_all, text = AcceptanceRates(PRIOR), list(range(100, 200))
     quoting = Lookup([*text, 150], of_all)
     assert quoting.guess(3) == [151, 152, 153]
-    assert quoting.chances(1)[0] < 0.5
+    assert quoting.probabilities(1)[0] < 0.5
     for start in range(110, 190, 4):
         for token in range(start, start + 3):
             quoting.push(token)
     quoting.push(170)
     assert quoting.guess(2) == [171, 172]
-    assert quoting.chances(2)[1] > 0.5
-    assert Lookup([*text, 150], of_all).chances(1) == [MOST_USUAL[0]], "another text has to show it for itself"
+    assert quoting.probabilities(2)[1] > 0.5
+    assert Lookup([*text, 150], of_all).probabilities(1) == [MOST_PRIOR[0]], "another text has to show it for itself"
 
 
 def test_another_text_is_followed_for_as_long_as_it_agrees() -> None:
@@ -79,10 +79,10 @@ def test_another_text_is_followed_for_as_long_as_it_agrees() -> None:
 
 
 def test_a_new_text_begins_with_what_others_have_shown() -> None:
-    of_all = Chances(CHANCES)
+    of_all = AcceptanceRates(PRIOR)
     first = Lookup([1, 2, 3] * 4, of_all)
-    before = first.chances(4)
+    before = first.probabilities(4)
     for token in [1, 2, 3] * 30:
         first.push(token)
-    assert Lookup([1, 2, 3] * 4, of_all).chances(4)[3] > before[3]
-    assert Lookup([1, 2, 3] * 4).chances(4) == before
+    assert Lookup([1, 2, 3] * 4, of_all).probabilities(4)[3] > before[3]
+    assert Lookup([1, 2, 3] * 4).probabilities(4) == before

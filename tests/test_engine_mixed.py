@@ -15,7 +15,8 @@ from uma import Request, open_engine
 from uma.engine.policy import CostModel, scheduler
 from uma.engine.worker.executor import Executor, Tick
 from uma.engine.worker.runner import ModelRunner
-from uma.engine.worker.sequence import Sequence, Status
+from uma.engine.worker.sequence import Sequence
+from uma.engine.worker.status import Status
 from uma.llama.context import NO_ROOM
 from uma.types import Token
 

@@ -25,9 +25,10 @@ from uma import cgroup
 from uma.engine import Engine, open_engine
 from uma.engine.clock import now_ms
 from uma.engine.policy.threads import CpuSample
-from uma.engine.worker import neighbours, schedstat, stall
-from uma.engine.worker.schedstat import TICK_MS, CpuTime, Unused, runnable_threads, scheduled_ms
-from uma.engine.worker.stall import StallWatch, is_starved
+from uma.engine.worker.cores import counters
+from uma.engine.worker.cores import watch as cores
+from uma.engine.worker.cores.counters import TICK_MS, Counters, runnable_threads, scheduled_ms, unused_ms
+from uma.engine.worker.cores.watch import Neighbours, StallWatch, is_starved
 from uma.llama import backend
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, Context, ContextParams
@@ -156,7 +157,7 @@ def test_under_a_quota_others_are_seen_by_what_they_use_of_it(
     thread = tmp_path / "self" / "task" / "1"
     thread.mkdir(parents=True)
     clock = iter((0.0, 0.0, 1_000.0))
-    monkeypatch.setattr(neighbours, "now_ms", lambda: next(clock))
+    monkeypatch.setattr(cores, "now_ms", lambda: next(clock))
     monkeypatch.setattr(backend, "affinity", lambda: frozenset(range(8)))
     monkeypatch.setattr(cgroup, "cpu_quota", lambda root: 2.0)
 
@@ -169,7 +170,7 @@ def test_under_a_quota_others_are_seen_by_what_they_use_of_it(
 
     after_a_second(0)
     with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256, n_threads=2, n_threads_batch=2)) as context:
-        watched = neighbours.Neighbours(context, EngineMetrics(), proc=tmp_path)
+        watched = Neighbours(context, EngineMetrics(), proc=tmp_path)
         after_a_second(1)
         assert watched.before_batch() == 1
         assert watched.load == pytest.approx(1.0, abs=0.01)
@@ -185,15 +186,15 @@ def test_where_a_gpu_computes_everything_no_counters_are_read(
     write_counters(tmp_path, 1.0)
     params = ContextParams(n_ctx=256, offload_kqv=offload_kqv)
     with Model.load(tiny, n_gpu_layers=n_gpu_layers) as model, Context(model, params) as context:
-        watched = neighbours.Neighbours(context, EngineMetrics(), proc=tmp_path)
-        samples, take = list[float](), neighbours._Reading.take
+        watched = Neighbours(context, EngineMetrics(), proc=tmp_path)
+        samples, take = list[float](), Counters.take
 
-        def noted(proc: Path, now: float) -> neighbours._Reading | None:
+        def noted(proc: Path, now: float) -> Counters | None:
             samples.append(now)
             return take(proc, now)
 
-        monkeypatch.setattr(neighbours._Reading, "take", noted)
-        watched.has_rested(neighbours.MAX_QUIET_MS)
+        monkeypatch.setattr(Counters, "take", noted)
+        watched.has_rested(cores.MAX_QUIET_MS)
         assert bool(samples) == is_read
         samples.clear()
         watched.ask_again()
@@ -239,10 +240,9 @@ def test_a_batch_whose_threads_wait_for_cores_is_broken_off_and_others_compute(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = itertools.count()
-    monkeypatch.setattr(stall, "LOOK_SEC", 0.001)
-    monkeypatch.setattr(stall, "LOOK_AGAIN_SEC", 0.001)
-    monkeypatch.setattr(stall, "LEAST_MS", 0.0)
-    monkeypatch.setattr(schedstat, "scheduled_ms", lambda _: (1.0, 100.0 * next(counts)))
+    monkeypatch.setattr(cores, "LOOK_SEC", 0.001)
+    monkeypatch.setattr(cores, "LEAST_MS", 0.0)
+    monkeypatch.setattr(counters, "scheduled_ms", lambda _: (1.0, 100.0 * next(counts)))
     params = ContextParams(n_ctx=16_384, n_batch=16_384, n_ubatch=64)
     with Model.load(tiny) as model, Context(model, params) as context:
         watch = StallWatch(context)
@@ -280,14 +280,14 @@ def test_where_others_are_suspected_a_batch_whose_threads_wait_is_broken_off_wha
     counts = itertools.count(1)
     (tmp_path / "loadavg").write_text(f"0 0 0 {runnable}/90 1981\n")
     (tmp_path / "stat").write_text("".join(f"cpu{cpu} 0 0 0 {idle} 0\n" for cpu in range(max(backend.affinity()) + 1)))
-    monkeypatch.setattr(stall, "CLOSE_MS", 1.0)
-    monkeypatch.setattr(schedstat, "scheduled_ms", lambda _: (1.0, 100.0 * next(counts)))
+    monkeypatch.setattr(cores, "CLOSE_MS", 1.0)
+    monkeypatch.setattr(counters, "scheduled_ms", lambda _: (1.0, 100.0 * next(counts)))
     with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=4096, n_batch=4096, n_ubatch=64)) as context:
         watch = StallWatch(context, proc=tmp_path)
         batch = Batch(4096)
         batch.add([1] * 4096, 0, 0, last_logits=True)
         with watch.watching():
-            watch.begin(now_ms(), math.inf, threads=2, since=CpuTime(0.0, 0.0, 0.0) if is_suspected else None)
+            watch.begin(now_ms(), math.inf, threads=2, since=Counters(0.0, 0.0, 0.0) if is_suspected else None)
             assert context.decode(batch) == code
             assert watch.end() == (code == ABORTED)
 
@@ -295,21 +295,21 @@ def test_where_others_are_suspected_a_batch_whose_threads_wait_is_broken_off_wha
 async def test_batches_after_a_rest_that_others_used_are_watched_closely(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = list[CpuTime | None]()
-    rested = CpuTime(1.0, 2.0, 3.0)
+    seen = list[Counters | None]()
+    rested = Counters(1.0, 2.0, 3.0)
     begin = StallWatch.begin
 
     def watched(
-        watch: StallWatch, began_ms: float, expected_ms: float, threads: int, since: CpuTime | None = None
+        watch: StallWatch, began_ms: float, expected_ms: float, threads: int, since: Counters | None = None
     ) -> None:
         seen.append(since)
         begin(watch, began_ms, expected_ms, threads)
 
-    def suspects(self: neighbours.Neighbours, rested_ms: float) -> None:
+    def suspects(self: Neighbours, rested_ms: float) -> None:
         self.suspected, self.due_ms = rested, math.inf
 
     monkeypatch.setattr(StallWatch, "begin", watched)
-    monkeypatch.setattr(neighbours.Neighbours, "has_rested", suspects)
+    monkeypatch.setattr(Neighbours, "has_rested", suspects)
     async with open_engine(config_for(tiny)) as engine:
         # The first can be there before the decode thread has begun, which then has not rested.
         await alone(engine, [ask(max_tokens=1, id=name) for name in ("first", "second")])
@@ -336,10 +336,9 @@ class Looks(threading.Event):
 def starving(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[StallWatch, Looks, threading.Event]]:
     """A watch that sees every batch wait for cores as soon as it looks twice; its looks; and whether it has aborted."""
     counts, aborted = itertools.count(), threading.Event()
-    monkeypatch.setattr(stall, "LOOK_SEC", 0.001)
-    monkeypatch.setattr(stall, "LOOK_AGAIN_SEC", 0.001)
-    monkeypatch.setattr(stall, "LEAST_MS", 0.0)
-    monkeypatch.setattr(schedstat, "scheduled_ms", lambda _: (1.0, 100.0 * next(counts)))
+    monkeypatch.setattr(cores, "LOOK_SEC", 0.001)
+    monkeypatch.setattr(cores, "LEAST_MS", 0.0)
+    monkeypatch.setattr(counters, "scheduled_ms", lambda _: (1.0, 100.0 * next(counts)))
     monkeypatch.setattr(Context, "request_retry", lambda _: aborted.set())
     with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256)) as context:
         watch = StallWatch(context)
@@ -365,7 +364,7 @@ def test_without_batches_the_watch_stops_to_look_until_one_begins(
     watch, looks, aborted = starving
     with watch.watching():
         assert looks.rests.wait(PATIENCE_SEC)
-        assert len(looks.intervals_sec) == stall.REST_LOOKS + 1
+        assert len(looks.intervals_sec) == cores.REST_LOOKS + 1
         watch.begin(now_ms(), expected_ms=0.0, threads=2)
         assert aborted.wait(PATIENCE_SEC), "the rest goes on beside a batch"
         looks.rests.clear()
@@ -385,17 +384,18 @@ def test_a_batch_that_begins_as_the_watch_goes_to_rest_is_looked_at(
                 watch.begin(now_ms(), expected_ms=0.0, threads=2)
             return looks > 0
 
-    monkeypatch.setattr(stall, "REST_LOOKS", Fewest())
+    monkeypatch.setattr(cores, "REST_LOOKS", Fewest())
     with watch.watching():
         assert aborted.wait(PATIENCE_SEC)
 
 
 def test_only_threads_that_wait_for_cores_are_starved() -> None:
-    before = CpuTime(10.0, 10.0, 10.0)
-    assert not is_starved(before, CpuTime(110.0, 12.0, 10.0))
+    before = Counters(0.0, 10.0, 10.0, stolen_ms=10.0)
+    assert not is_starved(before, Counters(100.0, 110.0, 12.0, stolen_ms=10.0))
     assert not is_starved(before, before), "nothing ran and nothing waited"
-    assert is_starved(before, CpuTime(60.0, 60.0, 10.0))
-    assert not is_starved(before, CpuTime(60.0, 60.0, 40.0)), "the host took the core, not another program"
+    assert is_starved(before, Counters(100.0, 60.0, 60.0, stolen_ms=10.0))
+    host_took = Counters(100.0, 60.0, 60.0, stolen_ms=40.0)
+    assert not is_starved(before, host_took), "the host took the core, not another program"
 
 
 async def test_named_threads_are_the_most_that_compute(tiny: Path) -> None:
@@ -413,9 +413,9 @@ def test_the_kernels_counts_of_all_threads_are_added_up(tmp_path: Path) -> None:
 
 def test_without_the_kernels_counts_nothing_is_assumed(tmp_path: Path) -> None:
     assert scheduled_ms(tmp_path / "missing") is None
-    assert Unused.take(tmp_path / "missing", frozenset({0})) is None
+    assert unused_ms(tmp_path / "missing", frozenset({0})) is None
     (tmp_path / "stat").write_text("cpu  1 2 3 4 5\nintr 7\n")
-    assert Unused.take(tmp_path / "stat", frozenset({0})) is None
+    assert unused_ms(tmp_path / "stat", frozenset({0})) is None
 
 
 def test_threads_that_are_runnable_now_are_counted_where_the_kernel_tells(tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_threads_that_are_runnable_now_are_counted_where_the_kernel_tells(tmp_pa
 def test_idle_and_stolen_time_is_that_of_the_cpus_this_process_may_use(tmp_path: Path) -> None:
     cpus = ["cpu  0 0 0 999 0 0 0 99", "cpu0 9 9 9 100 1 0 0 1", "cpu1 9 9 9 200 2 0 0 7", "cpu10 9 9 9 400 4 0"]
     (tmp_path / "stat").write_text("\n".join([*cpus, "intr 1"]))
-    assert Unused.take(tmp_path / "stat", frozenset({1, 10})) == ((200 + 2 + 400 + 4) * TICK_MS, 7 * TICK_MS)
+    assert unused_ms(tmp_path / "stat", frozenset({1, 10})) == ((200 + 2 + 400 + 4) * TICK_MS, 7 * TICK_MS)
 
 
 def describe(sysfs: Path, cpus: dict[int, tuple[str, int | None]]) -> None:
@@ -470,7 +470,7 @@ def test_programs_that_take_turns_with_the_engine_take_no_thread_from_it(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock_ms = 0.0
-    monkeypatch.setattr(neighbours, "now_ms", lambda: clock_ms)
+    monkeypatch.setattr(cores, "now_ms", lambda: clock_ms)
     metrics = EngineMetrics()
 
     def pass_by(wall_ms: float, *, computes: bool) -> None:
@@ -482,7 +482,7 @@ def test_programs_that_take_turns_with_the_engine_take_no_thread_from_it(
 
     write_counters(tmp_path, 1.0)
     with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256, n_threads=0, n_threads_batch=0)) as context:
-        watched = neighbours.Neighbours(context, metrics, proc=tmp_path)
+        watched = Neighbours(context, metrics, proc=tmp_path)
         most = metrics.compute_threads
         for _ in range(5):
             pass_by(2_000, computes=False)
@@ -490,7 +490,7 @@ def test_programs_that_take_turns_with_the_engine_take_no_thread_from_it(
             pass_by(200, computes=True)
             assert watched.before_batch() == most
         # Where a sample costs too much for the rest to have one of its own, these programs count as neighbours.
-        monkeypatch.setattr(neighbours, "REST_COST_SHARE", 1e-9)
+        monkeypatch.setattr(cores, "SAMPLE_COST_SHARE", 1e-9)
         pass_by(2_000, computes=False)
         watched.has_rested(2_000)
         assert watched.before_batch() < most
@@ -517,14 +517,14 @@ def test_behind_a_rest_that_others_used_threads_that_wait_are_fewer_long_before_
 ) -> None:
     told_quota(2.0)
     clock_ms = 0.0
-    monkeypatch.setattr(neighbours, "now_ms", lambda: clock_ms)
+    monkeypatch.setattr(cores, "now_ms", lambda: clock_ms)
     monkeypatch.setattr(time, "process_time", lambda: 0.0)
     monkeypatch.setattr(backend, "affinity", lambda: frozenset({0, 1}))
     (tmp_path / "loadavg").write_text(f"0 0 0 {at_first}/90 1981\n")
     write_counters(tmp_path, 1.0)
     params = ContextParams(n_ctx=256, n_threads=2, n_threads_batch=2)
     with Model.load(tiny) as model, Context(model, params) as context:
-        watched = neighbours.Neighbours(context, EngineMetrics(), proc=tmp_path)
+        watched = Neighbours(context, EngineMetrics(), proc=tmp_path)
         watched.ask_again()  # what was wrong before the rest says nothing of the time behind it
         clock_ms += 2_000
         watched.has_rested(2_000)
@@ -532,12 +532,12 @@ def test_behind_a_rest_that_others_used_threads_that_wait_are_fewer_long_before_
         assert watched.before_batch() == 2, "all threads begin"
         # Behind a batch both threads that computed it are runnable.
         (tmp_path / "loadavg").write_text(f"0 0 0 {later}/90 1981\n")
-        clock_ms += stall.CLOSE_MS
+        clock_ms += cores.CLOSE_MS
         write_counters(tmp_path, *((27.0, 13.0) if waits else (40.0, 0.0)))
         assert watched.before_batch() == threads
         assert (watched.suspected is None) == (at_first == 1 or threads == 1)
-        clock_ms += neighbours.SAMPLE_MS
-        write_counters(tmp_path, neighbours.SAMPLE_MS * threads)
+        clock_ms += cores.SAMPLE_MS
+        write_counters(tmp_path, cores.SAMPLE_MS * threads)
         assert watched.before_batch() == threads
         assert watched.suspected is None
 
@@ -547,17 +547,17 @@ def test_while_its_threads_have_their_cores_counters_are_rarely_read_and_at_once
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock_ms = used_ms = 0.0
-    monkeypatch.setattr(neighbours, "now_ms", lambda: clock_ms)
+    monkeypatch.setattr(cores, "now_ms", lambda: clock_ms)
     monkeypatch.setattr(time, "process_time", lambda: used_ms / 1000)
     monkeypatch.setattr(time, "thread_time", lambda: 0.0)
     samples = list[float]()
-    take = neighbours._Reading.take
+    take = Counters.take
 
-    def reading(proc: Path, now: float) -> neighbours._Reading | None:
+    def reading(proc: Path, now: float) -> Counters | None:
         samples.append(now)
         return take(proc, now)
 
-    monkeypatch.setattr(neighbours._Reading, "take", reading)
+    monkeypatch.setattr(Counters, "take", reading)
 
     def compute(wall_ms: float, *, cores: float) -> int:
         """For so long, of which this process's threads had so many cores, and other programs the rest."""
@@ -571,11 +571,11 @@ def test_while_its_threads_have_their_cores_counters_are_rarely_read_and_at_once
     write_counters(tmp_path, 1.0)
     most = len(backend.affinity())
     with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256, n_threads=most)) as context:
-        watched = neighbours.Neighbours(context, EngineMetrics(), proc=tmp_path)
+        watched = Neighbours(context, EngineMetrics(), proc=tmp_path)
         assert compute(5_000, cores=most) == most
         assert 5 <= len(samples) <= 8, "one a second"
         assert compute(900, cores=most) == most
-        assert compute(neighbours.SAMPLE_MS + 20, cores=most / 4) < most, "as soon as by a sample each time"
+        assert compute(cores.SAMPLE_MS + 20, cores=most / 4) < most, "as soon as by a sample each time"
         samples.clear()
         compute(1_200, cores=1)
         assert len(samples) >= 9, "all the while that another program is there"

@@ -14,7 +14,7 @@ from test_engine_logprobs import check, reference
 from harness import PATIENCE_SEC
 from uma import LLM, Message, Request, SamplingParams, open_engine
 from uma.engine import Engine
-from uma.engine.intake.features import MAX_PROMPT_LOGPROBS
+from uma.engine.intake.gate import MAX_PROMPT_LOGPROBS
 from uma.engine.policy.tuning import Tuning
 from uma.errors import BadRequest
 from uma.llama.batch import Batch

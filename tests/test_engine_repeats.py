@@ -22,7 +22,7 @@ SYSTEM = tokens_for(0, 90)
 @pytest.fixture(autouse=True)
 def as_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other programs on this machine take no compute threads away: with fewer, sums have other last bits."""
-    monkeypatch.setattr("uma.engine.worker.neighbours.SAMPLE_MS", math.inf)
+    monkeypatch.setattr("uma.engine.worker.cores.watch.SAMPLE_MS", math.inf)
 
 
 def question(number: int, length: int) -> Request:

@@ -16,14 +16,8 @@ from hypothesis import strategies as st
 from harness import PATIENCE_SEC
 from uma import open_engine
 from uma.engine.worker.sampling import Given, Sampled, Sampling
-from uma.engine.worker.sequence import (
-    HAS_SLOT,
-    TRANSITIONS,
-    Change,
-    IllegalTransitionError,
-    Sequence,
-    Status,
-)
+from uma.engine.worker.sequence import Sequence
+from uma.engine.worker.status import HAS_SLOT, TRANSITIONS, Change, IllegalTransitionError, Status
 from uma.types import Finished
 
 

@@ -26,7 +26,7 @@ from test_server_users import MANY_TEXTS
 
 from harness import PATIENCE_SEC, RunInProcessText, ServerProcess, short_directory, start_server, until
 from uma.cli import main
-from uma.engine.delivery.flow import CREDITS
+from uma.engine.delivery.pacing import CREDITS
 from uma.http import page
 from uma.http.app import ENDPOINTS
 from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS

@@ -24,7 +24,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness import short_directory, until
-from uma.engine.delivery.flow import CREDITS
+from uma.engine.delivery.pacing import CREDITS
 from uma.http.call import Call
 from uma.http.http2 import Http2
 from uma.net.link import FAIR_BYTES

@@ -34,20 +34,10 @@ def test_it_answers_as_a_search_through_all_would(every: list[Tokens], gone: lis
     key = array("i", asked)
     assert len(index) == len(kept)
     assert set(index) == kept
-    assert index.has(key) == (asked in kept)
+    assert index.get(key) == (asked if asked in kept else None)
     assert index.covers(key, lambda _, common: common) == any(each[: len(asked)] == asked for each in kept)
     beginnings = sorted((each for each in kept if asked[: len(each)] == each), key=len, reverse=True)
     assert list(index.beginnings(key)) == [(each, len(each)) for each in beginnings]
-
-
-@given(st.lists(TOKENS), st.lists(TOKENS), TOKENS)
-def test_the_longest_common_beginning_is_found(every: list[Tokens], gone: list[Tokens], asked: Tokens) -> None:
-    index, kept = made_of(every, gone)
-    most = max((common(each, asked) for each in kept), default=0)
-    found = index.longest(array("i", asked))
-    assert (found[1] if found else 0) == most
-    if found:
-        assert common(found[0], asked) == most
 
 
 @given(st.lists(TOKENS), TOKENS)
@@ -67,4 +57,4 @@ def test_an_item_put_again_takes_the_place_of_the_old_one() -> None:
     index.put(array("i", [1, 2]), "old")
     index.put(array("i", [1, 2]), "new")
     assert list(index) == ["new"]
-    assert index.longest(array("i", [1, 2, 3])) == ("new", 2)
+    assert index.most_useful(array("i", [1, 2, 3]), lambda _, common: common) == ("new", 2)

@@ -165,7 +165,7 @@ class PoolLives(RuleBasedStateMachine):
     def compute(self, holding: Holding, tokens: list[int]) -> None:
         self.pool.make_room(len(tokens))
         self.context.compute({holding.seq_id: tokens})
-        self.pool.batch_done()
+        self.pool.cells.batch_done()
         self.pool.extend(holding, tokens)
 
     @precondition(lambda self: not self.has_state and any(each.tip.end for each in self.running))
@@ -195,7 +195,7 @@ class PoolLives(RuleBasedStateMachine):
             while borders:
                 self.compute(holding, tokens[start : borders[-1]])
                 start = borders.pop()
-                self.pool.stop_at(holding, self.tick())
+                self.pool.stop_at(holding)
             self.compute(holding, tokens[start:])
 
     @precondition(lambda self: self.running)
@@ -207,7 +207,7 @@ class PoolLives(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(choice=st.integers(0, N_IDS))
     def stop(self, choice: int) -> None:
-        self.pool.stop_at(self.running[choice % len(self.running)], self.tick())
+        self.pool.stop_at(self.running[choice % len(self.running)])
 
     @precondition(lambda self: self.running)
     @rule(choice=st.integers(0, N_IDS))
@@ -257,7 +257,7 @@ class PoolLives(RuleBasedStateMachine):
     def books_are_right(self) -> None:
         holders = {seq_id for seq_id, cells in self.context.held.items() if cells}
         assert holders <= {holding.seq_id for holding in self.running} | set(self.pool.tree.cached)
-        assert self.pool.used_ids == len(self.running) + len(self.pool.tree.cached)
+        assert self.pool.cells.used_ids == len(self.running) + len(self.pool.tree.cached)
         for seq_id, node in [*self.pool.tree.cached.items(), *((each.seq_id, each.tip) for each in self.running)]:
             assert list(node.whole()) == self.context.tokens(seq_id)
             self.context.assert_at_its_end(seq_id)
@@ -276,7 +276,7 @@ class PoolLives(RuleBasedStateMachine):
         for holding in self.running:
             self.pool.release(holding, self.now, keep=False)
         self.pool.drop_cache()
-        assert (self.pool.used_ids, self.pool.used_cells, self.context.used()) == (0, 0, 0)
+        assert (self.pool.cells.used_ids, self.pool.used_cells, self.context.used()) == (0, 0, 0)
 
 
 class SplitPoolLives(PoolLives):
@@ -304,9 +304,9 @@ class TestPool:
     def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for module, name, value in (
             (kv, "LEAST_SHARED_TOKENS", 2),
-            (kv, "WORTH_RESTORING_TOKENS", 3),
+            (kv, "LEAST_GAIN_TOKENS", 3),
             (kv, "LEAST_EVICTED_TOKENS", 3),
-            (snapshot_copies, "MOST_IDLE_BYTES", 7),
+            (snapshot_copies, "MOST_COPY_BYTES", 7),
             (snapshots, "LEAST_WORTH", 2.0),
             (snapshots, "MOST_LOST_TOKENS", 3),
             (checkpoints, "LEAST_SAVED_TOKENS", 2),
@@ -328,11 +328,13 @@ class TestTrimming:
         self, monkeypatch: pytest.MonkeyPatch, until: Callable[[], bool] | None, stays: int
     ) -> None:
         monkeypatch.setattr(sys.modules[__name__], "N_CELLS", 400)
-        monkeypatch.setattr(kv, "MOST_STALL_BYTES", 0)
+        monkeypatch.setattr(kv, "MOST_COPY_BYTES", 0)
         monkeypatch.setattr(snapshots, "LEAST_WORTH", 2.0)
         context = FakeContext(unified=True)
         pool = KvPool(cast(Context, context), SnapshotStore(10**6), cache_cells=20)
-        pool.has_decoding_rows = True
+        decoding, _ = pool.acquire(array("i", [9_999, 9_998]), 0)
+        context.compute({decoding.seq_id: [9_999]})
+        pool.append(decoding, 9_999)
         held = []
         for number in range(4):
             tokens = array("i", range(100 * number, 100 * number + 90))
@@ -343,7 +345,9 @@ class TestTrimming:
         for number, holding in enumerate(held):
             pool.release(holding, number, keep=True)
         assert len(pool.tree.cached) == 4
-        pool.has_decoding_rows = False
+        monkeypatch.setattr(pool, "_cache_cells", 400)
+        pool.release(decoding, 4, keep=False)
+        monkeypatch.setattr(pool, "_cache_cells", 20)
         pool.trim_cache(until)
         assert len(pool.tree.cached) == stays
 

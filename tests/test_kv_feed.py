@@ -40,7 +40,7 @@ class TestPool:
 
     @pytest.fixture(autouse=True)
     def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("LEAST_SHARED_TOKENS", "WORTH_RESTORING_TOKENS", "LEAST_EVICTED_TOKENS"):
+        for name in ("LEAST_SHARED_TOKENS", "LEAST_GAIN_TOKENS", "LEAST_EVICTED_TOKENS"):
             monkeypatch.setattr(pool_module, name, 1)
 
     @pytest.mark.parametrize("machine", [PoolLives, SplitPoolLives, StatePoolLives])

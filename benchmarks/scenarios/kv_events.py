@@ -19,7 +19,6 @@ from uma.contracts.event_log import BlockIndex
 from uma.engine.engine import Engine
 from uma.engine.kv.events import KvListener, Run, Tier
 from uma.engine.kv.feed import BlockLedger, KvFeed
-from uma.engine.worker.commands import Inspect
 from uma.types import Request, SamplingParams
 
 STREAMS, PROMPT, GENERATED, CELLS_A_STREAM = 32, 64, 128, 256
@@ -90,7 +89,7 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
         feed = KvFeed(trio.lowlevel.current_trio_token())
         timed = Timed(BlockLedger(BLOCK_SIZE, "xxh3", feed.post))
         engine.listen_to_kv(timed)
-        engine.worker.commands.post(Inspect(feed.begin))
+        engine.worker.commands.call(feed.begin)
         subscriber = Subscriber()
         nursery.start_soon(subscriber.follow, feed)
         await _burst(engine, bench, rng)

@@ -7,7 +7,7 @@ import random
 import attrs
 
 from benchmarks.simulation.machines import Machine
-from uma.engine.delivery.experience import Experience
+from uma.engine.delivery.pacing import Experience
 from uma.engine.policy import PlainRow
 
 TARGET_TTFT_MS = {1: 2_000.0, 0: None, -1: None}

@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterable
 
 from uma.engine.policy.order import admission_key, in_order
 from uma.engine.worker.account import Account, Figures
-from uma.engine.worker.sequence import HAS_SLOT, Sequence, Status
+from uma.engine.worker.sequence import Sequence
+from uma.engine.worker.status import HAS_SLOT, Status
 from uma.engine.worker.waiting import lack
 from uma.types import Activity, Explained, RecordedText, RunningRequest
 
-MAX_TOLD = 64
-"""Maximum waiting requests that are told one by one: more than fit a screen, and few enough for a viewer that asks four
-times a second."""
-LEAST_TOLD_MS = 0.001
-"""Minimum time that a cause is told with."""
+MAX_LISTED = 64
+"""Maximum waiting requests that are listed: more than fit a screen, and few enough for a viewer that asks four times a
+second."""
+LEAST_LISTED_MS = 0.001
+"""Minimum time of a cause to be listed."""
 
 
 def activity_of(sequences: Iterable[Sequence], now_ms: float, max_active: int) -> Activity:
@@ -29,8 +30,10 @@ def activity_of(sequences: Iterable[Sequence], now_ms: float, max_active: int) -
     begun = [each for each in sequences if each.started_ms > 0]
     queued = sorted((each for each in sequences if each.started_ms == 0), key=lambda each: _order(each, now_ms))
     lanes = Counter(each.lane for each in queued)
-    tell = _teller(sequences, now_ms, max_active)
-    return Activity(tuple(map(tell, begun)), lanes[1], lanes[0], lanes[-1], tuple(map(tell, queued[:MAX_TOLD])))
+    describe = _describer(sequences, now_ms, max_active)
+    return Activity(
+        tuple(map(describe, begun)), lanes[1], lanes[0], lanes[-1], tuple(map(describe, queued[:MAX_LISTED]))
+    )
 
 
 def explained(
@@ -39,7 +42,7 @@ def explained(
     """Where the time of a request went, which is one of `sequences` or has ended; `piece` is a token's text."""
     sequences = list(sequences)
     own = next((each for each in sequences if each.account is account), None)
-    now = None if own is None else _teller(sequences, now_ms, max_active)(own)
+    now = None if own is None else _describer(sequences, now_ms, max_active)(own)
     figures, until_ms = account.figures(now_ms), account.ended_ms or now_ms
     started, higher = account.started_before
     return Explained(
@@ -48,7 +51,7 @@ def explained(
         account.origin,
         round(account.came_at, 3),
         round(until_ms - account.came_ms, 3),
-        {cause: round(ms, 3) for cause, ms in account.spent_until(until_ms).items() if ms >= LEAST_TOLD_MS},
+        {cause: round(ms, 3) for cause, ms in account.spent_until(until_ms).items() if ms >= LEAST_LISTED_MS},
         account.prompt_tokens,
         figures.cached_tokens,
         figures.generated_tokens,
@@ -74,12 +77,12 @@ def _recorded(figures: Figures, piece: Callable[[int], bytes]) -> RecordedText |
     return RecordedText(*texts) if figures.texts else None
 
 
-def _teller(sequences: list[Sequence], now_ms: float, max_active: int) -> Callable[[Sequence], RunningRequest]:
-    """What tells of each of `sequences`."""
+def _describer(sequences: list[Sequence], now_ms: float, max_active: int) -> Callable[[Sequence], RunningRequest]:
+    """What describes each of `sequences`."""
     has_slot = [each for each in sequences if each.status in HAS_SLOT]
     prompts = [each for each in has_slot if each.status is Status.PREFILLING]
     first, missing = next(iter(in_order(prompts, now_ms)), None), lack(len(has_slot), max_active)
-    return lambda each: _told(each, first, missing, now_ms)
+    return lambda each: _described(each, first, missing, now_ms)
 
 
 def _order(sequence: Sequence, now_ms: float) -> tuple[int, int, float, int]:
@@ -87,7 +90,7 @@ def _order(sequence: Sequence, now_ms: float) -> tuple[int, int, float, int]:
     return (0 if sequence.due_ms else 1, *admission_key(sequence, now_ms))
 
 
-def _told(sequence: Sequence, first: Sequence | None, missing: str, now_ms: float) -> RunningRequest:
+def _described(sequence: Sequence, first: Sequence | None, missing: str, now_ms: float) -> RunningRequest:
     reason = _waits_for(sequence, first, missing)
     return RunningRequest(
         id=sequence.request.id,

@@ -14,11 +14,12 @@ import trio
 
 from uma.config import RuntimeConfig
 from uma.engine import sizing
+from uma.engine.delivery.mailbox import Answer
 from uma.engine.intake.prompt import LANE_SHARE, PromptReader
 from uma.engine.intake.texts import TextReader
 from uma.engine.policy.overload import full_queue_retry_ms
-from uma.engine.worker.commands import Commands, Embed, EndEmbed, UseEmbedder
 from uma.engine.worker.embedding import EmbedJob
+from uma.engine.worker.loop import DecodeWorker
 from uma.errors import BadRequest, Overloaded
 from uma.llama.context import Context
 from uma.metrics import EngineMetrics
@@ -66,17 +67,16 @@ class EmbedService:
         config: RuntimeConfig,
         context: Context,
         prompts: PromptReader,
-        commands: Commands,
+        worker: DecodeWorker,
         metrics: EngineMetrics,
         on_idle: Callable[[], None],
     ) -> None:
         self._config = config
         self._model = context.model
-        self._commands = commands
+        self._worker = worker
         self._metrics = metrics
         self._on_idle = on_idle
         self._texts = TextReader(context.model, prompts)
-        self._trio_token = trio.lowlevel.current_trio_token()
         self._pooling = sizing.pooling(context.model, config)
         self._max_request_tokens = sizing.max_request_tokens(context)
         self.on_over: Callable[[Embedded], None] | None = None
@@ -161,25 +161,25 @@ class EmbedService:
         """Have the decode thread compute a job. Leaving early gives it up: the batch that runs is its last."""
         size_bytes += sum(4 * len(text) for text in texts)
         self._check_load(size_bytes, lane)  # others came meanwhile
-        done = trio.Event()
+        done = Answer(None)
         key, self._next_key = self._next_key, self._next_key + 1
         job = EmbedJob(
             key,
             lane,
             texts,
-            lambda: self._trio_token.run_sync_soon(done.set),
+            lambda: done.give(None),
             dimensions=dimensions,
             normalize=normalize,
         )
         self._open[job] = size_bytes
         self._metrics.embed_requests_total += 1
-        self._commands.post(Embed(job))
+        self._worker.embed(job)
         try:
             await done.wait()
         finally:
             del self._open[job]
-            if not done.is_set():
-                self._commands.post(EndEmbed(job))
+            if not done.is_given.is_set():
+                self._worker.end_embedding(job)
             if not self._open:
                 self._on_idle()
         if job.error is not None:
@@ -214,4 +214,4 @@ class EmbedService:
 
     def _use(self, context: Context) -> None:
         self._context = context
-        self._commands.post(UseEmbedder(context))
+        self._worker.use_embedder(context)

@@ -23,16 +23,14 @@ from uma.engine import sizing
 from uma.engine.activity import activity_of, explained
 from uma.engine.clock import now_ms
 from uma.engine.delivery.answers import AnswerPort
-from uma.engine.delivery.mailbox import Mailbox
+from uma.engine.delivery.mailbox import Answer, Mailbox
 from uma.engine.delivery.parsed import ParsedStream
 from uma.engine.delivery.stream import RequestStream
 from uma.engine.embeddings import Embedded, EmbedService
-from uma.engine.health import Watchdog
 from uma.engine.info import server_info
-from uma.engine.intake import features
 from uma.engine.intake.chat import ChatAbilities
 from uma.engine.intake.constraints import Constraints
-from uma.engine.intake.gate import Gate
+from uma.engine.intake.gate import Gate, check_features, check_prompt
 from uma.engine.intake.loose_tools import Loose
 from uma.engine.intake.pictures import PictureReader
 from uma.engine.intake.prompt import PromptReader
@@ -45,10 +43,9 @@ from uma.engine.policy import Scheduler, Targets
 from uma.engine.recorder import Recorder, Turns
 from uma.engine.reproducible import ReproducibleContext
 from uma.engine.submission import MAX_EXPLAINED, Over, Prepared, Preparing, Submission
-from uma.engine.worker.commands import CountKnown, Inspect, Listen, Preload
-from uma.engine.worker.loop import DecodeWorker, ended_by
-from uma.engine.worker.prompt_report import PromptReport
-from uma.engine.worker.sequence import PlacedPicture, Sequence, Status
+from uma.engine.worker.loop import DecodeWorker, WorkerSettings, ended_by
+from uma.engine.worker.sequence import PlacedPicture, PromptReport, Sequence
+from uma.engine.worker.status import Status
 from uma.errors import BadRequest, Ended, Overloaded, ShuttingDown, UmaError
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler, GrammarState
@@ -67,6 +64,9 @@ from uma.types import (
     RerankRequest,
     Tokenized,
 )
+
+PROBE_TIMEOUT_SEC = 10.0
+"""An engine that generates no token within this time reports `stalled`."""
 
 _trace_log = logging.getLogger("uma.engine.scheduler")
 
@@ -92,13 +92,12 @@ class Engine:
         self._context = context
         self._metrics = EngineMetrics(kv_cells_total=context.n_ctx)
         self._metrics.cache.total_capacity = context.n_ctx
-        self._trio_token = trio.lowlevel.current_trio_token()
         self._is_draining = False
         self._fault: BaseException | None = None
         """What has ended the engine."""
         self._drained = trio.Event()
         self._pool = _make_pool(config, context, archive)
-        # It holds a file descriptor, which nobody would close if what is above were to raise.
+        # Behind all that can raise: its file descriptors would stay open.
         self.mailbox = Mailbox()
         scheduler = Scheduler(_targets(config, context))
         self._max_active = max_active = sizing.max_active(context, config)
@@ -108,12 +107,14 @@ class Engine:
             scheduler,
             self._metrics,
             self.mailbox.post,
-            max_active,
-            saves_at_end=archive is not None,
-            speculate=sizing.speculate(context, config, sees=projector is not None),
-            draft=draft,
-            projector=projector,
-            trace=_trace_log.debug if _trace_log.isEnabledFor(logging.DEBUG) else None,
+            WorkerSettings(
+                max_active=max_active,
+                saves_at_end=archive is not None,
+                speculate=sizing.speculate(context, config, sees=projector is not None),
+                draft=draft,
+                projector=projector,
+                trace=_trace_log.debug if _trace_log.isEnabledFor(logging.DEBUG) else None,
+            ),
         )
         self._requests = Submission(config, self.worker.commands, self._metrics, self.worker.totals, self._note_drained)
         self._apart = ReproducibleContext(
@@ -122,16 +123,14 @@ class Engine:
         self._prompts = PromptReader(config, context.model, self.max_request_tokens)
         self._pictures = None if projector is None else PictureReader(context, projector)
         self._constraints = Constraints(context.model.vocab, grammars, sizing.grammars_at_once(context.params))
-        self._embeddings = EmbedService(
-            config, context, self._prompts, self.worker.commands, self._metrics, self._note_drained
-        )
-        self._watchdog = Watchdog(self.worker.commands)
+        self._embeddings = EmbedService(config, context, self._prompts, self.worker, self._metrics, self._note_drained)
+        self._probe: Answer[bool] | None = None
+        """The last health probe: one is on its way at a time, however many tasks ask."""
         self._gate = Gate(
             config,
             self._requests.open,
-            lambda: self.worker.active_count,
+            self.worker,
             max_active,
-            self._pool,
             scheduler.cost,
             self._metrics,
         )
@@ -146,13 +145,13 @@ class Engine:
         try:
             self._check_open()
             self._check_generates()
-            features.check_features(request, self._max_active)
+            check_features(request, self._max_active)
             asked, request = request, self._chat.prepared(request)
             self._gate.check_queue(request.priority)
             tokens, pictures = await self._read(request)
             spent.on("prepare")
             self._prompts.check_fits(len(tokens))
-            features.check_prompt(request.sampling, len(tokens))
+            check_prompt(request.sampling, len(tokens))
             report = await self._report(request)
             bias = self._constraints.bias(request.sampling)
             loose, grammar, forced = await self._grammar(asked, tokens)
@@ -256,16 +255,20 @@ class Engine:
         return Tokenized(tuple(max(-1, each) for each in tokens), await self._prompts.text(request))
 
     async def tokenize_rendered(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text that a chat template has been applied to elsewhere, for a request's `token_ids`."""
+        """Token ids of a text to which another program has applied a chat template, for a request's `token_ids`."""
         return await self._prompts.read_rendered(text)
 
     async def health(self, *, probe: bool = True) -> Health:
         """See `types.Source.health`. Tasks that ask at once share one probe; without an answer: `stalled`."""
         if not probe or self._is_draining:
             return Health(self.status, 0.0, 0)
-        began = now_ms()
-        is_alive = await self._watchdog.is_alive()
-        return Health(self.status if is_alive else "stalled", round(now_ms() - began, 3), int(is_alive))
+        began, asked = now_ms(), self._probe
+        if asked is None or asked.is_given.is_set():
+            asked = self._probe = Answer(False)
+            self.worker.probe(asked.give)
+        with trio.move_on_after(PROBE_TIMEOUT_SEC):
+            await asked.wait()
+        return Health(self.status if asked.value else "stalled", round(now_ms() - began, 3), int(asked.value))
 
     async def metrics(self) -> dict[str, Any]:
         """See `types.Source.metrics`."""
@@ -297,7 +300,7 @@ class Engine:
 
     @contextmanager
     def recording(self) -> Iterator[Recorder]:
-        """A block of which every thread of the engine tells (`recorder`). Raises `BadRequest` where one is on."""
+        """A block that every thread of the engine records (`recorder`). Raises `BadRequest` where another runs."""
         if self.mailbox.recorder is not None:
             raise BadRequest("type: a trace is on already; wait for its end")
         recorder = Recorder()
@@ -320,7 +323,7 @@ class Engine:
         return [each for each in self._requests.open if each.status is not Status.ENDED]
 
     def on_request_over(self, listener: Callable[[Over], None]) -> None:
-        """Tell `listener` of each request that comes from now on once it is over, on the Trio thread."""
+        """Call `listener` with each request that comes from now on once it is over, on the Trio thread."""
         self._requests.on_over = listener
 
     def on_embedded(self, listener: Callable[[Embedded], None]) -> None:
@@ -328,7 +331,7 @@ class Engine:
         self._embeddings.on_over = listener
 
     async def end_request(self, number: int) -> bool:
-        """End the request of this `RunningRequest.number`, with all of its answers; its reader is told `Ended`.
+        """End the request of this `RunningRequest.number`, with all of its answers; its reader gets `Ended`.
 
         Whether there was one.
         """
@@ -350,8 +353,8 @@ class Engine:
         return self._metrics.snapshot()
 
     def listen_to_kv(self, listener: KvListener) -> None:
-        """Tell `listener` of every prefix that can be reused here, those of now first. See `kv.events`."""
-        self.worker.commands.post(Listen(listener))
+        """Call `listener` with every prefix that can be reused here, those of now first. See `kv.events`."""
+        self.worker.listen(listener)
         if self.archive is not None:
             self.archive.listen(listener)
 
@@ -365,7 +368,7 @@ class Engine:
         """
         feed = KvFeed(trio.lowlevel.current_trio_token())
         self.listen_to_kv(BlockLedger(block_size, algorithm, feed.post, skip=skip))
-        self.worker.commands.post(Inspect(feed.begin))
+        self.worker.commands.call(feed.begin)
         return feed
 
     def inspect_kv(self, look: Callable[[Iterable[array[int]]], None]) -> None:
@@ -373,7 +376,7 @@ class Engine:
 
         What a feed's `mark` is given there is reached when the log stands at this very moment.
         """
-        self.worker.commands.post(Inspect(lambda: look(self._pool.held())))
+        self.worker.commands.call(lambda: look(self._pool.held()))
 
     # Draining
 
@@ -427,21 +430,14 @@ class Engine:
             return
         snapshot = await self.archive.fetch(tokens, self._count_known)
         if snapshot is not None:
-            self.worker.commands.post(Preload(snapshot))
+            self.worker.preload(snapshot)
 
     async def _count_known(self, tokens: array[int]) -> int:
         """How many of `tokens` cells or memory hold already: the decode thread says so between two ticks."""
-        known, answered = 0, trio.Event()
-
-        def take(count: int) -> None:
-            nonlocal known
-            known = count
-            self._trio_token.run_sync_soon(answered.set)
-
         self._check_open()  # a thread that was stopped answers no more
-        self.worker.commands.post(CountKnown(tokens, take))
-        await answered.wait()
-        return known
+        known = Answer(0)
+        self.worker.count_known(tokens, known.give)
+        return await known.wait()
 
     async def _report(self, request: Request) -> PromptReport | None:
         sampling = request.sampling

@@ -1,4 +1,4 @@
-"""What a client is told of this server: derived from the model, the running context and the configuration."""
+"""What the server says of itself: derived from the model, the running context and the configuration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import attrs
 
 from uma.config import RuntimeConfig
 from uma.engine import sizing
-from uma.engine.intake import features
 from uma.engine.intake.chat import ChatAbilities
 from uma.llama.context import Context
 from uma.llama.model import Model
@@ -19,6 +18,7 @@ from uma.types import (
     MAX_TEMPLATE_CHARS,
     Capabilities,
     Limits,
+    SamplingParams,
     ServerInfo,
 )
 from uma.version import __version__
@@ -68,7 +68,7 @@ def _generating(
         chat=context.model.info.has_chat_template,
         prefix_sharing=_prefix_sharing(context, config),
         max_stop_sequences=MAX_STOPS,
-        sampling_params=features.sampling_params(),
+        sampling_params=tuple(field.name for field in attrs.fields(SamplingParams)),
         suggested_sampling={**context.model.suggested_sampling, **config.chosen_sampling},
         tools=chat.tool_choices,
         reasoning=chat.has_thinking,

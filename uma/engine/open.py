@@ -41,9 +41,10 @@ async def open_engine(
 ) -> AsyncIterator[Engine]:
     """Load the model and serve requests until the block is left, which cancels the requests that run.
 
-    Raises `ModelError` or `ConfigError` where it cannot be loaded. A thread loads it, tells `progress` how far it is,
-    and ends before the next tensor where the task is cancelled. With `prepares_grammars` what the first grammar needs
-    is made too, beside the context, where it would stop all streams later: see `GrammarCompiler.prepare`.
+    Raises `ModelError` or `ConfigError` where it cannot be loaded. A thread loads it, reports how far it is to
+    `progress`, and ends before the next tensor where the task is cancelled. With `prepares_grammars` what the first
+    grammar needs is made too, beside the context, where it would stop all streams later: see
+    `GrammarCompiler.prepare`.
     Only `config` counts: `UMA_…` settings and files are read by `uma.config.load` alone. A fault that ends the
     engine cancels the block and is raised from it.
     """

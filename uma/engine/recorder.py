@@ -1,6 +1,6 @@
 """A trace of a few seconds: what each thread of an engine did when, in Chrome's format, which Perfetto shows.
 
-While none is on, every place that could tell of itself looks at one attribute. The spans of a thread nest: each begins
+While none is recorded, every place that has a span looks at one attribute. The spans of a thread nest: each begins
 and ends within the one around it.
 """
 
@@ -27,7 +27,7 @@ Span = tuple[str | int, str, float, float, Mapping[str, Any]]
 
 
 class Recorder:
-    """Spans until `close`. Any thread tells of its own."""
+    """Spans until `close`. Any thread adds its own."""
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
@@ -43,11 +43,11 @@ class Recorder:
             return
         self._left -= 1 + len(rows)
         if self._left >= 0:
-            told = {**figures, "rows": rows} if rows else figures
-            self._spans.append((thread or threading.get_ident(), name, began_ms, ended_ms, told))
+            args = {**figures, "rows": rows} if rows else figures
+            self._spans.append((thread or threading.get_ident(), name, began_ms, ended_ms, args))
 
     def close(self) -> None:
-        """No more: what is told later is dropped."""
+        """Take no more: later spans are dropped."""
         self.ended_ms = now_ms()
 
     def __len__(self) -> int:
@@ -60,10 +60,10 @@ class Recorder:
         for thread, *_ in spans:
             numbers.setdefault(thread, len(numbers) + 1)
         names = {thread: thread if isinstance(thread, str) else f"render {tid - 2}" for thread, tid in numbers.items()}
-        told: list[dict[str, Any]] = [_named(0, "process_name", "uma")]
-        told += [_named(tid, "thread_name", names[thread]) for thread, tid in numbers.items()]
+        headers: list[dict[str, Any]] = [_named(0, "process_name", "uma")]
+        headers += [_named(tid, "thread_name", names[thread]) for thread, tid in numbers.items()]
         yield b'{"traceEvents":['
-        yield b",\n".join(map(orjson.dumps, told))
+        yield b",\n".join(map(orjson.dumps, headers))
         for start in range(0, len(spans), EVENTS_AT_ONCE):
             events = (_event(span, numbers) for span in spans[start : start + EVENTS_AT_ONCE])
             yield b"".join(b",\n" + orjson.dumps(event, default=str) for event in events)
@@ -77,15 +77,15 @@ def _named(tid: int, what: str, name: str) -> dict[str, Any]:
 
 
 def _event(span: Span, numbers: Mapping[str | int, int]) -> dict[str, Any]:
-    thread, name, began_ms, ended_ms, told = span
+    thread, name, began_ms, ended_ms, args = span
     began_ns = round(began_ms * 1e6)
     took_ns = max(0, round(ended_ms * 1e6) - began_ns)
     fields = {"ph": "X", "pid": 1, "tid": numbers[thread], "name": name, "ts": began_ns / 1000, "dur": took_ns / 1000}
-    return fields | ({"args": told} if told else {})
+    return fields | ({"args": args} if args else {})
 
 
 class Turns(trio.abc.Instrument):
-    """Tells a recorder of the turns of the Trio thread: all that it does between two waits."""
+    """Records the turns of the Trio thread: all that it does between two waits."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -96,6 +96,6 @@ class Turns(trio.abc.Instrument):
         self._began_ms = now_ms()
 
     def before_io_wait(self, timeout: float) -> None:
-        """It has done it. A turn that had begun before the trace is not told."""
+        """It has done it. A turn that had begun before the trace is left out."""
         if self._began_ms:
             self._recorder.span(TRIO, "turn", self._began_ms, now_ms())

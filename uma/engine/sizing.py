@@ -1,5 +1,5 @@
-"""How large the context is made, and what the model's kind of memory allows: decided from the model and the
-configuration, never guessed, and told in `capabilities`.
+"""How large contexts and caches are, and what the model's kind of memory allows: by the model, the configuration and
+the memory that is free.
 """
 
 from __future__ import annotations
@@ -53,15 +53,13 @@ LEAST_ROLLED_BACK = 3
 """Minimum tokens of a draft for which a sequence has further states. Shorter drafts are hardly worth that memory."""
 SMALL_WINDOWS_SHARE = 4
 """Windows are made small where they take at most the cells of full-size ones divided by it."""
-WEIGHTS_SHARE = 2
-"""Divisor of the free memory: weights are read into it, and not mapped, if they take at most half of it."""
 LEAST_CACHE_TOKENS, CACHE_SHARE = 2_048, 16
 """Minimum cells that can hold cache alone, and the divisor of all cells for larger pools."""
 RAM_SHARE, MOST_RAM_BYTES = 8, 8 * 2**30
 MAX_TEXT_TOKENS = 8_192
 """Maximum tokens of a text to embed. The context for it takes its memory while streams run, so it stays small."""
-LEAST_TEXT_TOKENS = 256
-"""Minimum context for embeddings: one for shorter texts is of no use."""
+LEAST_SIDE_TOKENS = 256
+"""Minimum context for embeddings and of a draft model: a smaller one is of no use."""
 LEAST_REPRODUCIBLE_TOKENS = 8_192
 """Minimum tokens of a request that is computed apart from all others, where the model and the pool hold as many."""
 REPRODUCIBLE_START_SHARE = 4
@@ -70,28 +68,22 @@ tokens above that minimum, since it comes beside the pool."""
 REPRODUCIBLE_BATCH_TOKENS = 32
 """Tokens at whose multiples a batch of such a request ends: the streams of others wait for it, which mostly takes less
 than a quarter of a second. Another number changes the last bits of every answer."""
-REPRODUCIBLE_SHARE = 2
-"""Divisor of the free memory: that context takes at most half of it."""
 EXACT_BATCH_TOKENS = 2_048
 """Maximum batch that is computed without flash attention: of an encoder, memory grows with its square."""
-EMBED_SEQUENCES, EMBED_STATES = 64, 8
-"""Maximum texts of one batch, where memory has cells, and where each sequence has a state of its own."""
+EMBED_SEQUENCES = 64
+"""Maximum texts of one batch; `LEAST_STATES` where each has a state of its own."""
 DEFAULT_UBATCH_TOKENS = RuntimeConfig().n_ubatch
 """What computing an ubatch takes in memory is not asked of a machine up to this size."""
-LEAST_DRAFT_TOKENS = 256
-"""Minimum context of a draft model."""
-SCORE_BYTES = 4
-"""Of a token and a cell in each head: plain attention keeps the scores of a whole ubatch, layer by layer."""
+FLOAT_BYTES = 4
+"""Of a logit; of a score of plain attention, which keeps those of a whole ubatch in each head, layer by layer."""
 MASK_BYTES = 2
 """Of a cell and a token of an ubatch: llama.cpp's mask of what a token can attend to, in F16."""
-LOGIT_BYTES = 4
-"""Of a token of the vocabulary and one of an ubatch."""
 
 _log = logging.getLogger("uma.engine")
 
 
 def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
-    """The context this configuration asks for. Raises `ConfigError` where it cannot be had."""
+    """The context this configuration asks for. Raises `ConfigError` where there is no memory for it."""
     if not model.is_causal:
         return embed_params(model, config)
     streams = _streams(model, config)
@@ -162,11 +154,11 @@ def _check_fits(model: Model, config: RuntimeConfig, params: ContextParams) -> N
     """
     free_bytes = free_kv_bytes(config) - params.n_seq_max * (1 + params.rolled_back) * model.state_bytes
     heads = model.attention_heads // max(1, model.n_layers) if params.flash_attn == "off" else 0
-    work_bytes = params.n_ubatch * (MASK_BYTES + SCORE_BYTES * heads)
+    work_bytes = params.n_ubatch * (MASK_BYTES + FLOAT_BYTES * heads)
     cell_bytes = _cell_bytes(model, config, swa_full=params.swa_full) + work_bytes
     # Beside what is the same for each cell: small windows.
     other_bytes = params.kv_bytes(model) + params.cells * work_bytes - params.cells * cell_bytes
-    other_bytes += params.n_ubatch * model.vocab.n_tokens * LOGIT_BYTES
+    other_bytes += params.n_ubatch * model.vocab.n_tokens * FLOAT_BYTES
     if (needed_bytes := params.cells * cell_bytes + other_bytes) <= free_bytes:
         return
     most = max(0, free_bytes - other_bytes) // cell_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
@@ -298,9 +290,9 @@ def embed_params(model: Model, config: RuntimeConfig, max_tokens: int = MAX_TEXT
         # in pieces there is always space for a batch of whole ones.
         n_batch = config.n_ubatch
         cell_bytes = max(1, model.kv_bytes_per_token("f16", "f16"))
-        spare_bytes = free_kv_bytes(config) // MEMORY_SHARE - EMBED_STATES * model.state_bytes
+        spare_bytes = free_kv_bytes(config) // MEMORY_SHARE - LEAST_STATES * model.state_bytes
         longest = min(longest, spare_bytes // cell_bytes - n_batch)
-        if longest < min(LEAST_TEXT_TOKENS, max_tokens):
+        if longest < min(LEAST_SIDE_TOKENS, max_tokens):
             raise ConfigError(f"there is no memory for a context to embed texts in ({cell_bytes:,} bytes a token)")
         n_ctx = longest + n_batch
     else:
@@ -309,7 +301,7 @@ def embed_params(model: Model, config: RuntimeConfig, max_tokens: int = MAX_TEXT
         n_ctx=n_ctx,
         n_batch=n_batch,
         n_ubatch=n_batch,
-        n_seq_max=EMBED_STATES if model.has_states else EMBED_SEQUENCES,
+        n_seq_max=LEAST_STATES if model.has_states else EMBED_SEQUENCES,
         n_threads=config.threads,
         n_threads_batch=config.threads_batch,
         # llama.cpp's flash attention for few rows and for many differ in the fifth digit: a text's embedding would
@@ -326,10 +318,10 @@ def reproducible_params(model: Model, config: RuntimeConfig, n_ctx: int) -> Cont
     """
     needed_bytes = n_ctx * _cell_bytes(model, config) + model.state_bytes
     free_bytes = free_kv_bytes(config)
-    if needed_bytes > free_bytes // REPRODUCIBLE_SHARE:
+    if needed_bytes > free_bytes // 2:
         raise ConfigError(
             f"it takes {needed_bytes / 2**20:,.0f} MiB for {n_ctx:,} tokens, and half of the free memory are "
-            f"{free_bytes // REPRODUCIBLE_SHARE / 2**20:,.0f} MiB"
+            f"{free_bytes // 2 / 2**20:,.0f} MiB"
         )
     return attrs.evolve(
         _generating(config),
@@ -419,12 +411,12 @@ def _pool_tokens(model: Model, config: RuntimeConfig, streams: int, *, is_unifie
 def map_above_bytes(config: RuntimeConfig) -> float:
     """Weights larger than this are mapped from their file, others read into memory.
 
-    Where CPUs compute, weights in huge pages are faster to decode with, and a mapped file has none. But what is mapped
-    can be dropped when memory is short, and is shared with other processes: so what needs much stays mapped.
+    Where CPUs compute, weights in huge pages are faster to decode with, and a mapped file has none. But mapped weights
+    can be dropped when memory is short, and are shared with other processes: what takes over half of it stays mapped.
     """
     if config.use_mmap != "auto":
         return 0 if config.use_mmap == "on" else math.inf
-    return 0 if _computes_on_gpu(config) or not hugepages.available() else free_memory_bytes() // WEIGHTS_SHARE
+    return 0 if _computes_on_gpu(config) or not hugepages.available() else free_memory_bytes() // 2
 
 
 def cache_cells(context: Context, config: RuntimeConfig) -> int:
@@ -459,8 +451,8 @@ def snapshot_identity(context: Context) -> dict[str, str | int]:
 
 
 def free_kv_bytes(config: RuntimeConfig) -> int:
-    """Memory that KV can have where it lies: on the GPUs, or in the machine's; of both the smaller where a part of the
-    layers is on each.
+    """Free memory where the KV is: on the GPUs, or in the machine; the smaller of both where each has a part of the
+    layers.
     """
     if not _keeps_kv_on_gpu(config):
         return free_memory_bytes()
@@ -477,9 +469,8 @@ def _keeps_kv_on_gpu(config: RuntimeConfig) -> bool:
 
 
 def free_memory_bytes(root: Path = cgroup.ROOT) -> int:
-    """Memory that can be had without swapping, within the limits of this process's control groups.
-
-    Where the system does not tell, half of the machine's.
+    """Memory available without swapping, within the limits of this process's control groups; half of the machine's
+    where the system does not say.
     """
     return int(min(_machine_free_bytes(root / "proc" / "meminfo"), cgroup.memory_left_bytes(root)))
 
@@ -571,7 +562,7 @@ def draft_params(model: Model, target: Context, config: RuntimeConfig) -> Contex
         )
     cell_bytes = max(1, model.kv_bytes_per_token(config.cache_type_k, config.cache_type_v))
     n_ctx = min(target.n_ctx, free_kv_bytes(config) // MEMORY_SHARE // cell_bytes) // 256 * 256
-    if n_ctx < LEAST_DRAFT_TOKENS:
+    if n_ctx < LEAST_SIDE_TOKENS:
         raise ConfigError(f"draft: there is no memory for a context of {model.path} ({cell_bytes:,} bytes a token)")
     return attrs.evolve(
         _generating(config),

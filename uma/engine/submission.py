@@ -12,18 +12,16 @@ from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 
 import attrs
+import trio
 
 from uma.config import RuntimeConfig
 from uma.engine.clock import now_ms
 from uma.engine.delivery.answers import AnswerGroup, AnswerPort
-from uma.engine.delivery.flow import CREDITS
-from uma.engine.delivery.lateness import Lateness
-from uma.engine.delivery.stream import RequestStream
-from uma.engine.intake.coalesce import WhenIdle
+from uma.engine.delivery.pacing import CREDITS
+from uma.engine.delivery.stream import Lateness, RequestStream
 from uma.engine.worker.account import Account, Totals
 from uma.engine.worker.commands import Commands, SequenceControl
-from uma.engine.worker.prompt_report import PromptReport
-from uma.engine.worker.sequence import Bias, PlacedPicture, Sequence
+from uma.engine.worker.sequence import Bias, PlacedPicture, PromptReport, Sequence
 from uma.engine.worker.thinking import ThinkingBound
 from uma.llama.grammar import GrammarState
 from uma.metrics import EngineMetrics
@@ -125,10 +123,9 @@ class Submission:
         self._accounts: deque[Account] = deque(maxlen=MAX_EXPLAINED)
         """Of the first answers of requests that came, the newest last."""
         self.on_over: Callable[[Over], None] | None = None
-        """Told of each request that is over, once."""
-        # One wakeup for a burst: its prompts are read in one batch, and its rows decode in step.
-        expected = arrivals()
-        self._wake_worker = WhenIdle(commands.wake, GATHER_SEC, lambda: expected.expected_until_sec)
+        """Called once with each request that is over."""
+        self._is_gathering = False
+        """The decode thread is woken soon."""
 
     def submit(self, prepared: Prepared) -> RequestStream:
         """Hand a request to the decode thread: a sequence for each of its answers. Does not wait."""
@@ -146,8 +143,19 @@ class Submission:
         self._accounts.append(sequences[0].account)
         for sequence in sequences:
             self._commands.submit(sequence)
-        self._wake_worker.ask()
+        if not self._is_gathering:
+            self._is_gathering = True
+            trio.lowlevel.spawn_system_task(self._wake, name="a burst's one wakeup")
         return stream
+
+    async def _wake(self) -> None:
+        """Wake the decode thread once for a burst: its prompts are read in one batch, and its rows decode in step."""
+        try:
+            with trio.move_on_after(GATHER_SEC):
+                await arrivals().gathered()
+        finally:
+            self._is_gathering = False
+            self._commands.wake()
 
     def account(self, id: str, owner: Hashable) -> Account | None:
         """Of the newest request with this id, or of the newest of all; None where it is not this `owner`'s, unless that
@@ -260,7 +268,7 @@ class Submission:
         self._metrics.tokens_dropped_total += tokens
 
     def _told(self, request: Request) -> list[str]:
-        """Where a request's span is told of once it is over; empty where that is asked of none."""
+        """The span that a request's end is reported to; empty where no listener asks for ends."""
         return [] if self.on_over is None else [span_of(request.metadata)]
 
     def _over(self, sequences: list[Sequence], traceparent: list[str]) -> None:

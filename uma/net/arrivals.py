@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import attrs
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 MAX_EXPECTED_BYTES = 65_536
 """Maximum size of a request that others are gathered with. Reading it takes some 5 ms; a longer one comes too late."""
@@ -30,12 +31,26 @@ class Arrivals:
     _rest_until_sec: dict[object, float] = attrs.field(factory=dict, init=False)
     """By sender, until when the rest of a request is expected that has come in part."""
 
+    _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    """Where tasks wait until fewer requests are being read."""
+
     @property
     def expected_until_sec(self) -> float:
         """Until when on `time.monotonic` another request is expected: a moment that is over where none is, infinity
         where one is there and only has to be read.
         """
         return math.inf if self._reading else max(self._rest_until_sec.values(), default=-math.inf)
+
+    async def gathered(self) -> None:
+        """Wait until all requests that have reached this machine are with an engine, and no task has anything to do."""
+        while True:
+            # Trio looks once more at its sockets before this returns: what has reached the system was read.
+            await wait_all_tasks_blocked()
+            left_sec = self.expected_until_sec - time.monotonic()
+            if left_sec <= 0:
+                return
+            with trio.move_on_after(left_sec):
+                await self._changed.park()
 
     @contextmanager
     def receiving(self, sender: object) -> Iterator[None]:
@@ -52,7 +67,8 @@ class Arrivals:
 
     def came_whole(self, sender: object) -> None:
         """The request has come to its end."""
-        self._rest_until_sec.pop(sender, None)
+        if self._rest_until_sec.pop(sender, None) is not None:
+            self._changed.unpark_all()
 
     @contextmanager
     def reading(self, size_bytes: int) -> Iterator[None]:
@@ -63,6 +79,7 @@ class Arrivals:
             yield
         finally:
             self._reading -= counts
+            self._changed.unpark_all()
 
 
 _ARRIVALS: trio.lowlevel.RunVar[Arrivals] = trio.lowlevel.RunVar("ARRIVALS")

@@ -13,9 +13,7 @@ from statistics import mean
 
 import attrs
 
-from uma.engine.delivery.ahead import Ahead
-from uma.engine.delivery.lateness import Lateness
-from uma.engine.delivery.stream import Control, RequestStream
+from uma.engine.delivery.stream import Ahead, Control, Lateness, RequestStream
 from uma.errors import UmaError
 from uma.types import Answer, Event, Finished, Prompt, Request, RequestMetrics, Speculation, Token, Usage
 
@@ -40,7 +38,7 @@ class AnswerGroup:
         """Where the answers' events come from; each adds itself."""
         self.on_drop = on_drop
         self._early: deque[tuple[int, Event]] | None = deque() if _tells_prompt(request) else None
-        """What came before the prompt was told, where it is: the first answer's sequence tells it."""
+        """What came before the event about the prompt, where there is one: the first answer's sequence has it."""
         self.stream = RequestStream(self, on_end, on_drop)
 
     def deliver(self, index: int, event: Event | UmaError) -> None:
@@ -85,7 +83,7 @@ class AnswerGroup:
 
     def fail(self, error: UmaError) -> None:
         """End all of them with an error, because an event of one could not be delivered."""
-        self._is_over = True  # before what waits: an end among it must not be told instead
+        self._is_over = True  # before what waits: an end among it must not be delivered instead
         self.stream.fail(error)
 
     def credit(self, events: int) -> None:

@@ -12,6 +12,7 @@ import logging
 import math
 import threading
 from collections import deque
+from typing import Generic, TypeVar
 
 import trio
 
@@ -22,6 +23,8 @@ from uma.engine.delivery.stream import RequestStream
 from uma.engine.recorder import TRIO, Recorder
 from uma.errors import InternalError
 from uma.net.link import turn
+
+T = TypeVar("T")
 
 _log = logging.getLogger("uma.engine")
 
@@ -120,6 +123,26 @@ class Mailbox:
         """Give out what is early, once no thread posts or runs it any more."""
         self._release(math.inf)
         self._bell.close()
+
+
+class Answer(Generic[T]):
+    """One answer of the decode thread to tasks, where answers are too rare to have a bell. Made on the Trio thread."""
+
+    def __init__(self, value: T) -> None:
+        """`value` stands until there is an answer."""
+        self.value = value
+        self.is_given = trio.Event()
+        self._trio_token = trio.lowlevel.current_trio_token()
+
+    def give(self, value: T) -> None:
+        """On the decode thread: the answer."""
+        self.value = value
+        self._trio_token.run_sync_soon(self.is_given.set)
+
+    async def wait(self) -> T:
+        """The answer, once it is there."""
+        await self.is_given.wait()
+        return self.value
 
 
 def _fail(stream: RequestStream, fault: Exception) -> None:

@@ -15,7 +15,7 @@ decode rows run several steps without re-planning (a stride). When a token is du
 The outbox and the mailbox carry that out, and delay no token further. The outbox hands over all it has with the first
 event that is due, also before each batch that takes longer than a token can wait (`worker/runner.py`, `worker/loop.py`)
 and before the thread rests. A stream keeps its events in order: one that is due takes along those that wait (`Ahead`).
-A fault, a cancel and a background stream's end wait for nothing, any other end for its tokens (`Residency.end`).
+A fault, a cancel and a background stream's end are due at once, any other end with its last token (`Residency.end`).
 How far apart tokens are while prompts are read is the policy's (`policy/lead.py`).
 """
 
@@ -25,9 +25,17 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from uma.engine.delivery.flow import LOW_CREDITS
+import attrs
+
 from uma.engine.policy.lead import max_lead_ms
 
+CREDITS = 64
+"""Credit window: maximum events that a reader can be behind before its sequence pauses. The decode thread spends a
+credit for each event; the Trio thread gives credits back as the reader reads."""
+LOW_CREDITS = CREDITS // 4
+"""With this many credits or fewer nothing is buffered: the reader gets each event at once, so that it can catch up."""
+RETURNED_EVENTS = CREDITS // 2
+"""Events read for which credit is given back in one command."""
 HOLD_SHARE = 0.4
 """Maximum buffering delay of a token, as a share of its stream's `target_tbt_ms`. More would be felt as a gap."""
 BEAT_SHARE = 0.125
@@ -131,3 +139,39 @@ def plan_stride(uniform_steps: Iterable[float], hold_ms: float, step_ms: float, 
         return ONE_STEP
     steps = min(STRIDE_STEPS, free_cells_per_row, *uniform_steps)
     return Stride(int(steps), hold_ms) if steps > 1 else ONE_STEP
+
+
+@attrs.define(slots=True)
+class Experience:
+    """Quality of experience of one stream, as Andes (arXiv 2404.16283, section 3) defines it.
+
+    The reader wants the first token at some time and the others at some pace, and reads no faster than that. Over the
+    time until the last token is read, the tokens that it wanted to have read by then make one area, those that it could
+    read make another: the quality is the second as a share of the first, 1 where it never waited. All times are
+    milliseconds on the same clock.
+    """
+
+    _expected_ms: float
+    """When the reader wants the next token."""
+    _pace_ms: float
+    _read_ms: float = 0.0
+    """When the reader has the last one."""
+    _tokens: int = 0
+    _expected_sum_ms: float = 0.0
+    _read_sum_ms: float = 0.0
+
+    def had_token(self, given_ms: float) -> None:
+        """The reader is given its next token."""
+        ready_ms = self._read_ms + self._pace_ms if self._tokens else self._expected_ms
+        self._read_ms = max(given_ms, ready_ms)
+        self._read_sum_ms += self._read_ms
+        self._expected_sum_ms += self._expected_ms
+        self._expected_ms += self._pace_ms
+        self._tokens += 1
+
+    @property
+    def qoe(self) -> float:
+        """From 0 to 1; 1 before there is anything to compare."""
+        whole = self._tokens * self._read_ms - self._expected_sum_ms
+        had = self._tokens * self._read_ms - self._read_sum_ms
+        return round(min(1.0, max(0.0, had / whole)), 4) if whole > 0 else 1.0

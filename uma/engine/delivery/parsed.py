@@ -1,4 +1,4 @@
-"""A request's events with thinking and tool calls told apart from the text, for requests that asked for it.
+"""A request's events with thinking and tool calls separated from the text, for requests that asked for it.
 
 It stands between the engine's stream and the reader, so that it is the same in process and over the wire.
 """
@@ -28,7 +28,7 @@ CALL_ID_CHARS = 9
 
 
 @attrs.define
-class _Spoken:
+class _ParsedAnswer:
     """One answer so far."""
 
     parser: Parser | HarmonyParser
@@ -52,7 +52,7 @@ class _Spoken:
 class ParsedStream:
     """`types.EventStream` around an engine's, which one task reads. The tokens' texts have only the answer itself.
 
-    Every token is told. What one token sets free of thinking and calls comes before it, and each kind in its order.
+    Every token is an event. The thinking and calls that it completes come before it, each kind in its order.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ParsedStream:
         self._request = request
         self._parser = parser
         self._piece = piece
-        self._answers: dict[int, _Spoken] = {}
+        self._answers: dict[int, _ParsedAnswer] = {}
         self._events: deque[Event] = deque()
         self.tap: Callable[[Token], bool] | None = None
         """See `types.EventStream.tap`."""
@@ -105,78 +105,78 @@ class ParsedStream:
             self._events.append(event)
 
     def _take_token(self, token: Token) -> None:
-        spoken = self._spoken(token.index)
-        spoken.last_token = token.token_id
-        spoken.ends.append((spoken.ends[-1] if spoken.ends else 0) + len(token.text))
-        deltas, text = self._told(spoken, spoken.parser.push(token.text))
+        answer = self._answer(token.index)
+        answer.last_token = token.token_id
+        answer.ends.append((answer.ends[-1] if answer.ends else 0) + len(token.text))
+        deltas, text = self._events_of(answer, answer.parser.push(token.text))
         self._events.extend(deltas)
         self._events.append(token if text == token.text else attrs.evolve(token, text=text))
 
-    def _spoken(self, index: int) -> _Spoken:
+    def _answer(self, index: int) -> _ParsedAnswer:
         if index not in self._answers:
-            self._answers[index] = _Spoken(self._parser(), index)
+            self._answers[index] = _ParsedAnswer(self._parser(), index)
         return self._answers[index]
 
-    def _told(self, spoken: _Spoken, parts: Sequence[Part]) -> tuple[list[Event], str]:
+    def _events_of(self, answer: _ParsedAnswer, parts: Sequence[Part]) -> tuple[list[Event], str]:
         """The events for these parts, and the text among them."""
         events: list[Event] = []
         texts = []
         for part in parts:
             if isinstance(part, Text):
-                spoken.text += part.text
+                answer.text += part.text
                 texts.append(part.text)
             elif isinstance(part, Reasoning):
-                spoken.thoughts += part.text
-                events.append(ReasoningDelta(self._request.id, part.text, spoken.index))
+                answer.thoughts += part.text
+                events.append(ReasoningDelta(self._request.id, part.text, answer.index))
             elif isinstance(part, CallArguments):
-                spoken.arguments += part.text
-                events.append(self._delta(spoken, part.text))
+                answer.arguments += part.text
+                events.append(self._delta(answer, part.text))
             elif isinstance(part, CallBegun):
-                spoken.name, spoken.call_id = part.name, "".join(secrets.choice(_LETTERS) for _ in range(CALL_ID_CHARS))
-                spoken.arguments = ""
-                events.append(self._delta(spoken, ""))
+                answer.name, answer.call_id = part.name, "".join(secrets.choice(_LETTERS) for _ in range(CALL_ID_CHARS))
+                answer.arguments = ""
+                events.append(self._delta(answer, ""))
             else:
-                self._end_call(spoken, part)
+                self._end_call(answer, part)
         return events, "".join(texts)
 
-    def _end_call(self, spoken: _Spoken, part: CallEnded | CallBroken | CallCut) -> None:
+    def _end_call(self, answer: _ParsedAnswer, part: CallEnded | CallBroken | CallCut) -> None:
         if not isinstance(part, CallBroken):
-            spoken.call_offsets.append(len(spoken.text))
+            answer.call_offsets.append(len(answer.text))
         if isinstance(part, CallEnded):
-            spoken.calls.append(ToolCall(spoken.call_id, part.name, part.arguments))
+            answer.calls.append(ToolCall(answer.call_id, part.name, part.arguments))
         elif isinstance(part, CallCut):
-            spoken.cut_call = CutCall(spoken.call_id, part.name, spoken.arguments, part.text)
-            spoken.warnings.append(f"tool call {spoken.begun} ({part.name}): the output ended inside it")
+            answer.cut_call = CutCall(answer.call_id, part.name, answer.arguments, part.text)
+            answer.warnings.append(f"tool call {answer.begun} ({part.name}): the output ended inside it")
         else:
-            warning = f"tool call {spoken.begun} ({part.name}): {part.reason}; it is in the text, and not in tool_calls"
-            spoken.warnings.append(warning)
-        spoken.begun += 1
+            warning = f"tool call {answer.begun} ({part.name}): {part.reason}; it is in the text, and not in tool_calls"
+            answer.warnings.append(warning)
+        answer.begun += 1
 
-    def _delta(self, spoken: _Spoken, arguments: str) -> ToolCallDelta:
-        return ToolCallDelta(self._request.id, spoken.begun, spoken.call_id, spoken.name, arguments, spoken.index)
+    def _delta(self, answer: _ParsedAnswer, arguments: str) -> ToolCallDelta:
+        return ToolCallDelta(self._request.id, answer.begun, answer.call_id, answer.name, arguments, answer.index)
 
     def _ended(self, finished: Finished) -> list[Event]:
         if not self._request.stream:
             self._parse_whole(finished)
         events: list[Event] = []
-        self._spoken(0)
-        for spoken in self._answers.values():
-            deltas, text = self._told(spoken, spoken.parser.finish())
+        self._answer(0)
+        for answer in self._answers.values():
+            deltas, text = self._events_of(answer, answer.parser.finish())
             if self._request.stream:
                 events += deltas
                 if text:
-                    events.append(Token(finished.id, text, spoken.last_token, spoken.index))
-        warnings = tuple(line for spoken in self._answers.values() for line in spoken.warnings)
+                    events.append(Token(finished.id, text, answer.last_token, answer.index))
+        warnings = tuple(line for answer in self._answers.values() for line in answer.warnings)
         last = attrs.evolve(
             finished,
             usage=self._usage(finished),
             warnings=(*finished.warnings, *warnings),
-            answers=tuple(self._said(each.index, each) for each in finished.answers),
+            answers=tuple(self._finished(each.index, each) for each in finished.answers),
         )
-        return [*events, self._said(finished.answers[0].index if finished.answers else 0, last)]
+        return [*events, self._finished(finished.answers[0].index if finished.answers else 0, last)]
 
     def _usage(self, finished: Finished) -> Usage:
-        """With the tokens of thinking, where the request asked for the thinking to be told apart."""
+        """With the tokens of thinking, where the request asked for thinking to be separated."""
         if self._request.reasoning is None:
             return finished.usage
         thought = sum(self._thought_tokens(end) for end in finished.answers or (finished,))
@@ -186,24 +186,24 @@ class ParsedStream:
         index, count = (
             (end.index, end.completion_tokens) if isinstance(end, Answer) else (0, end.usage.completion_tokens)
         )
-        spoken = self._spoken(index)
+        answer = self._answer(index)
         # Text that was held to the end came with an event of its own, which is no token.
-        ends = spoken.ends[:count] if end.token_ids is None else _ends(map(self._piece, end.token_ids))
-        return tokens_within(spoken.parser.thoughts, ends)
+        ends = answer.ends[:count] if end.token_ids is None else _ends(map(self._piece, end.token_ids))
+        return tokens_within(answer.parser.thoughts, ends)
 
-    def _said(self, index: int, end: _End) -> _End:
+    def _finished(self, index: int, end: _End) -> _End:
         """The answer's end, with its calls, and its text without them."""
-        spoken = self._spoken(index)
-        end = attrs.evolve(end, tool_calls=tuple(spoken.calls), cut_call=spoken.cut_call)
+        answer = self._answer(index)
+        end = attrs.evolve(end, tool_calls=tuple(answer.calls), cut_call=answer.cut_call)
         if end.text is None:
             return end
-        reasoning = spoken.thoughts if self._request.reasoning else None
-        return attrs.evolve(end, text=spoken.text, reasoning=reasoning, call_offsets=tuple(spoken.call_offsets))
+        reasoning = answer.thoughts if self._request.reasoning else None
+        return attrs.evolve(end, text=answer.text, reasoning=reasoning, call_offsets=tuple(answer.call_offsets))
 
     def _parse_whole(self, finished: Finished) -> None:
         for end in finished.answers or (finished,):
-            spoken = self._spoken(end.index if isinstance(end, Answer) else 0)
-            self._told(spoken, spoken.parser.push(end.text or ""))
+            answer = self._answer(end.index if isinstance(end, Answer) else 0)
+            self._events_of(answer, answer.parser.push(end.text or ""))
 
 
 def _ends(pieces: Iterable[bytes]) -> Iterator[int]:
@@ -217,7 +217,7 @@ def _ends(pieces: Iterable[bytes]) -> Iterator[int]:
 def tokens_within(spans: Sequence[tuple[int, int]], ends: Iterable[int]) -> int:
     """How many tokens have a part in one of `spans`: in order, the first character and the one behind the last of each.
 
-    `ends` tells where the text of each token ends. A token without text (half a character) counts by where it stands.
+    `ends` are where the text of each token ends. A token without text (half a character) counts by its position.
     """
     count = start = at = 0
     for end in ends:

@@ -7,13 +7,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+import attrs
 import trio
 
-from uma.engine.delivery.ahead import Ahead
-from uma.engine.delivery.flow import RETURNED_EVENTS
-from uma.engine.delivery.lateness import Lateness
+from uma.engine.delivery.pacing import RETURNED_EVENTS
 from uma.errors import UmaError
 from uma.types import Event, Finished, Token
+
+LATE = 1.25
+"""Time since the token before, as a multiple of `target_tbt_ms`, above which a token counts as late."""
 
 
 class Control(Protocol):
@@ -29,12 +31,88 @@ class Control(Protocol):
         """The reader has space for so many more events."""
 
 
+class Lateness:
+    """Calls `on_late` for each of a sequence's tokens that reaches its reader late. Belongs to the Trio thread."""
+
+    __slots__ = ("_last_ms", "_longest_ms", "_on_late")
+
+    def __init__(self, target_tbt_ms: float, on_late: Callable[[], None]) -> None:
+        self._longest_ms = LATE * target_tbt_ms
+        self._on_late = on_late
+        self._last_ms = 0.0
+
+    def had_token(self, at_ms: float) -> None:
+        """The stream was given its next token."""
+        if self._last_ms and at_ms - self._last_ms > self._longest_ms:
+            self._on_late()
+        self._last_ms = at_ms
+
+
+@attrs.define(eq=False)
+class Ahead:
+    """Events computed ahead of their time, kept for one reader until they are due. Belongs to the Trio thread."""
+
+    deliver: Callable[[Event | UmaError, float], None]
+    """Takes an event that is due, and what time it is."""
+    on_drop: Callable[[int], None]
+    """Called with the number of tokens that were dropped."""
+    waiting: deque[tuple[float, Event | UmaError]] = attrs.field(factory=deque, init=False)
+    dropped: int = attrs.field(default=0, init=False)
+    """Tokens that the reader was not given, because it cancelled before they were due."""
+    _is_left: bool = attrs.field(default=False, init=False)
+
+    def take(self, event: Event | UmaError, not_before_ms: float, now_ms: float) -> bool:
+        """Deliver the next event, or keep it where it has come before its time: then the result is True.
+
+        One that is due goes out at once, and what came before it with it. That is so
+        for a failure, and for a token behind the last prompt, as nothing is paced then. After `leave` tokens that would
+        have to wait are dropped, and all behind one that was.
+        """
+        is_due = not_before_ms <= now_ms
+        if self._is_left and (self.dropped or not is_due) and self._drop(event):
+            return False
+        if is_due or self._is_left:
+            self.release(math.inf, now_ms)
+            self.deliver(event, now_ms)
+            return False
+        self.waiting.append((not_before_ms, event))
+        return True
+
+    def release(self, until_ms: float, now_ms: float) -> None:
+        """Deliver what was kept until then."""
+        while self.waiting and self.waiting[0][0] <= until_ms:
+            self.deliver(self.waiting.popleft()[1], now_ms)
+
+    def leave(self) -> None:
+        """The reader has cancelled: tokens that wait are dropped, and what else waits is delivered."""
+        self._is_left = True
+        waiting, self.waiting = self.waiting, deque()
+        for _, event in waiting:
+            if not self._drop(event):
+                self.deliver(event, math.inf)
+
+    def without_dropped(self, last: Finished) -> Finished:
+        """The last event, less the tokens that were never given: with such a request was cancelled."""
+        if not self.dropped:
+            return last
+        usage = attrs.evolve(last.usage, completion_tokens=max(0, last.usage.completion_tokens - self.dropped))
+        return attrs.evolve(last, reason="cancelled", usage=usage)
+
+    def _drop(self, event: Event | UmaError) -> bool:
+        """Leave out a token that the reader did not wait for; False for anything else."""
+        if not isinstance(event, Token):
+            return False
+        self.dropped += 1
+        self.on_drop(1)
+        return True
+
+
 class RequestStream:
     """`types.EventStream` of an engine. One task reads it; the Trio thread alone touches it.
 
-    What is buffered here never exceeds the credit window (`flow`) and the last event. `on_end` is called once or twice
-    when the request is over for the engine: its last event came, or its reader left. `on_drop` is told how many tokens
-    were computed ahead for a reader that did not want them any more, and `lateness` when each was given.
+    It never buffers more than the credit window (`CREDITS`) and the last event. `on_end` is called once or twice when
+    the request is over for the engine: its last event came, or its reader left. `on_drop` is called with the number of
+    tokens that were computed ahead for a reader that has left; `lateness` observes when each token was given.
 
     Tokens computed ahead of their time wait in `_ahead`, in order, until `release`.
     """

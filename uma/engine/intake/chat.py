@@ -154,7 +154,7 @@ class ChatAbilities:
 
     def _thinks_first(self, request: Request) -> bool:
         """Whether the request's own grammar begins behind the model's thinking: the text is what the grammar holds
-        either way, so it must be asked for that thinking is told apart.
+        either way, so the request must ask for thinking to be separated.
         """
         is_held = request.sampling.grammar is not None and not _can_call(request)
         return is_held and self._thinking is not None and _can_think(request)
@@ -301,7 +301,7 @@ class ChatAbilities:
             yield from self._ungrammatical(request)
 
     def _ungrammatical(self, request: Request) -> Iterator[str]:
-        """Why calls cannot be told from an answer under the request's own grammar."""
+        """Why calls cannot be distinguished from an answer under the request's own grammar."""
         if request.tool_choice != "auto":
             yield f"grammar: with tool_choice {request.tool_choice} there are calls and no text; leave one of them out"
         elif _answer(request) is None:

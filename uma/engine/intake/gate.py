@@ -1,25 +1,28 @@
 """Admission control before the queue: whether a request is taken, and when a refused one should try again.
 
-A request is refused where the queue is full, or where its first token would come far later than it asks for: while its
-client can still go elsewhere. Belongs to the Trio thread; what it reads of running sequences is the decode thread's,
-and can be a tick old.
+A request is refused where its fields exclude each other, where the queue is full, or where its first token would come
+far later than it asks for: while its client can still ask another server. Belongs to the Trio thread; what it reads of
+running sequences is the decode thread's, and can be a tick old.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from uma.config import RuntimeConfig
 from uma.engine.clock import now_ms
-from uma.engine.kv.pool import KvPool
 from uma.engine.policy import CostModel
 from uma.engine.policy.overload import BEYOND_REPAIR, Load, full_queue_retry_ms, retry_after_ms, wait_ms
 from uma.engine.policy.tuning import TUNING
+from uma.engine.worker.loop import DecodeWorker
 from uma.engine.worker.sequence import Sequence
-from uma.errors import Overloaded
+from uma.errors import BadRequest, Overloaded
 from uma.metrics import EngineMetrics
-from uma.types import Request
+from uma.types import Request, SamplingParams
+
+MAX_PROMPT_LOGPROBS = 131_072
+"""Maximum log probabilities reported of one prompt: they are one event, of about a hundred bytes for each."""
 
 
 class Gate:
@@ -29,23 +32,21 @@ class Gate:
         self,
         config: RuntimeConfig,
         sequences: Collection[Sequence],
-        active_count: Callable[[], int],
+        worker: DecodeWorker,
         max_active: int,
-        pool: KvPool,
         cost: CostModel,
         metrics: EngineMetrics,
     ) -> None:
         self._config = config
         self._sequences = sequences
-        self._active_count = active_count
+        self._worker = worker
         self._max_active = max_active
-        self._pool = pool
         self._cost = cost
         self._metrics = metrics
 
     def check_queue(self, lane: int) -> None:
         """Refuse a request that finds the queue full. For a background request the queue is twice as long."""
-        active, limit = self._active_count(), self._config.max_queue
+        active, limit = self._worker.active_count, self._config.max_queue
         # Requests that came a moment ago and start with the next tick are not waiting.
         slots = max(0, self._max_active - active)
         waiting = len(self._sequences) - active - slots
@@ -89,6 +90,52 @@ class Gate:
             decoding=sum(each.generated > 0 for each in self._sequences),
             max_running=self._max_active,
             service_ms=self._metrics.service_ms_ewma,
-            used_cells=self._pool.used_cells,
+            used_cells=self._worker.used_cells,
             tick_budget_ms=self._config.budget_ms,
         )
+
+
+def check_features(request: Request, max_active: int) -> None:
+    """Raise `BadRequest` with a line for each field that another one, or the engine's size, excludes."""
+    lines = _conflicts(request)
+    if (count := request.sampling.drawn_answers) > max_active:
+        name = "n" if count == request.sampling.n else "best_of"
+        lines.append(
+            f"{name}: {count} answers need as many sequences, and {max_active} run here at once; ask for fewer, or run "
+            "with a larger --max-sequences"
+        )
+    if lines:
+        raise BadRequest("\n".join(lines))
+
+
+def check_prompt(sampling: SamplingParams, prompt_tokens: int) -> None:
+    """Raise `BadRequest` where a prompt is too long for so many log probabilities."""
+    asked = sampling.prompt_logprobs
+    if asked is not None and (asked + 1) * prompt_tokens > MAX_PROMPT_LOGPROBS:
+        raise BadRequest(
+            f"prompt_logprobs: {asked} for each of {prompt_tokens:,} prompt tokens are more than "
+            f"{MAX_PROMPT_LOGPROBS:,} in all; ask for fewer, or shorten the prompt"
+        )
+
+
+def _conflicts(request: Request) -> list[str]:
+    sampling = request.sampling
+    lines = []
+    if any(message.pictures for message in request.messages or ()):
+        lines += [
+            f"{name}: beside pictures this cannot be told yet; leave it out"
+            for name, value in (("echo", sampling.echo), ("prompt_logprobs", sampling.prompt_logprobs is not None))
+            if value
+        ]
+        if sampling.reproducible:
+            lines.append("reproducible: pictures cannot be read so yet; leave it out")
+    if sampling.grammar is not None and sampling.echo:
+        lines.append("echo: a grammar is about the output alone; leave one of the two out")
+    if sampling.reproducible and (sampling.echo or sampling.prompt_logprobs is not None):
+        name = "echo" if sampling.echo else "prompt_logprobs"
+        lines.append(f"{name}: a reproducible request is told nothing of its prompt; leave one of the two out")
+    if sampling.best_of is not None and sampling.best_of < sampling.n:
+        lines.append(f"best_of: {sampling.best_of} answers cannot have the {sampling.n} best (n) among them")
+    if sampling.best_of is not None and sampling.best_of > sampling.n and request.stream:
+        lines.append("best_of: which answers are the best is known at their end; set stream to false")
+    return lines

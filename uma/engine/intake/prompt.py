@@ -51,7 +51,7 @@ class PromptReader:
         self.lanes = LaneLimiter(TOKENIZER_THREADS)
         self._threads = trio.CapacityLimiter(TOKENIZER_THREADS)
         self.recorder: Recorder | None = None
-        """Told of each prompt that is prepared, where there is one."""
+        """Takes a span of each prompt that is prepared, where there is one."""
         self._preparing_bytes = 0
         self._bytes_by_client: Counter[Hashable] = Counter()
         self._bytes_per_ms = 0.0
@@ -196,7 +196,7 @@ class PromptReader:
             )
 
     async def read_rendered(self, text: str) -> tuple[int, ...]:
-        """Tokens of a text that a chat template has been applied to elsewhere: spellings of special tokens are these
+        """Tokens of a text to which another program has applied a chat template: spellings of special tokens are these
         tokens, and BOS is added where the text does not begin with it. Raises what `read` does.
         """
         return tuple(await self.read(Request(id="rendered", prompt=text, parse_special=True), must_fit=False))

@@ -92,7 +92,7 @@ class Archive:
     async def fetch(self, tokens: array[int], count_known: Callable[[array[int]], Awaitable[int]]) -> Snapshot | None:
         """The snapshot on disk that saves most of `tokens`; None where none saves clearly more than memory does.
 
-        `count_known` tells how many tokens cells or memory hold; it is asked only where the disk has something.
+        `count_known` gives how many tokens cells or memory hold; it is called only where the disk has something.
         """
         if not self._disk.offers(tokens):
             return None

@@ -4,7 +4,7 @@ One buffer (unified KV) lets several ids hold the same cells; with a buffer for 
 decides what is kept and what goes. Owned by the decode thread.
 
 llama.cpp gives a cell that has left its sequence's window to any sequence that needs one (`find_slot` in
-llama-kv-cache.cpp), and with it goes all that lies before it in the sequence. But never a cell that two ids hold. So
+llama-kv-cache.cpp), and with it goes all that is before it in the sequence. But never a cell that two ids hold. So
 each id has a guard that holds its cells too, and a prefix of a model with sliding windows can be cut and shared at any
 token, as with plain attention. Where windows are small, and where each id has a buffer, there are no guards: then
 sequences begin at checkpoints, as with recurrent states.
@@ -25,7 +25,7 @@ from uma.llama.context import Context
 GUARD_SHARE = 4
 """Part of a window by which a guard may lag behind: a call for each token would cost more than it has to."""
 CHUNKED = ("llama4",)
-"""Architectures whose window does not slide but begins anew, so that all cells before it leave it at once."""
+"""Architectures whose window does not slide but restarts, so that all cells before it leave it at once."""
 
 
 class SequenceCells:
@@ -148,7 +148,7 @@ class SequenceCells:
 
     @property
     def _copies_windows(self) -> bool:
-        """Whether windows lie in few cells."""
+        """Whether windows are small: each is a copy."""
         return self._context.model.memory == "sliding-window" and not self._guards
 
     @property

@@ -45,7 +45,7 @@ class Checkpoints:
         return True
 
     def put(self, tip: Node, checkpoint: bytes) -> None:
-        """Give `tip` one that was kept elsewhere, if there is memory for it."""
+        """Give `tip` a checkpoint from a snapshot, if there is memory for it."""
         if tip.checkpoint is None and self._make_place(len(checkpoint)):
             self._put(tip, checkpoint)
 

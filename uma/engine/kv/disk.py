@@ -25,7 +25,7 @@ import trio
 
 from uma.engine.kv.events import KvEvents, KvListener, Run, Tier
 from uma.engine.kv.prefix_index import PrefixIndex
-from uma.engine.kv.snapshots import Snapshot, usable
+from uma.engine.kv.snapshots import LEAST_GAIN_TOKENS, Snapshot, usable
 from uma.errors import ConfigError
 from uma.net.place import directory_objection
 
@@ -41,8 +41,6 @@ PART_AGE_SEC = 3600.0
 one."""
 HEADER_BYTES = 4096
 """Maximum size of a file beyond its snapshot."""
-LEAST_GAIN_TOKENS = 64
-"""Minimum tokens that a file must save to be read."""
 
 
 @attrs.define(eq=False)
@@ -67,7 +65,7 @@ class _Entry(_File):
     """Held by the task that reads the file, so that requests which need it meanwhile wait for that one read."""
 
     def whole(self) -> array[int]:
-        """Its tokens, as `kv.events.Run` tells them."""
+        """Its tokens, for `kv.events.Run`."""
         return self.tokens
 
     def usable(self, common: int) -> int:
@@ -118,7 +116,7 @@ class DiskTier:
         return snapshot.size_bytes + HEADER_BYTES <= self._capacity_bytes
 
     def listen(self, listener: KvListener) -> None:
-        """Tell `listener` of all that is on disk, and from now on of every change."""
+        """Call `listener` with all that is on disk, and from now on with every change."""
         self._events.listeners = (*self._events.listeners, listener)
         for entry in self._entries:
             listener.stored(Tier.DISK, Run(0, len(entry.tokens), entry.whole))
@@ -152,7 +150,7 @@ class DiskTier:
 
     async def write(self, snapshot: Snapshot) -> None:
         """Keep a snapshot. A full disk or a lost folder is a log line, not an error: it is a cache."""
-        if self._entries.has(snapshot.tokens):
+        if self._entries.get(snapshot.tokens) is not None:
             return
         try:
             written = await trio.to_thread.run_sync(self._write, snapshot)

@@ -1,7 +1,7 @@
-"""KV events: the prefixes that this engine can reuse, told as they change, for routers that send a prompt to the engine
-that knows its prefix.
+"""KV events: the prefixes that this engine can reuse, as they change, for routers that send a prompt to the engine that
+knows its prefix.
 
-Each tier tells of runs of tokens: `tokens[start:end]` of a sequence that begins at its first token. A run is stored
+Each tier reports runs of tokens: `tokens[start:end]` of a sequence that begins at its first token. A run is stored
 after the runs before it and removed before them, so whatever is held at a position is held at every position before it,
 within a tier. The same tokens can be stored more than once (two sequences computed them side by side, or two tiers hold
 them) and are removed as often; a listener counts.
@@ -21,11 +21,11 @@ class Tier(Enum):
     """Where KV is held."""
 
     CELLS = "cells"
-    """The context's own memory, by running sequences and by cache. Told on the decode thread."""
+    """The context's own memory, by running sequences and by cache. Reported on the decode thread."""
     MEMORY = "memory"
-    """Snapshots in host memory. Told on the decode thread."""
+    """Snapshots in host memory. Reported on the decode thread."""
     DISK = "disk"
-    """Snapshots as files. Told on the Trio thread."""
+    """Snapshots as files. Reported on the Trio thread."""
 
 
 @attrs.frozen
@@ -40,8 +40,8 @@ class Run:
 
 
 class KvListener(Protocol):
-    """Told of every change, in order, on the thread that the tier names. Its methods return at once, never raise, and
-    call nothing of the engine.
+    """Called with every change, in order, on the thread that the tier names. Its methods return at once, never raise,
+    and call nothing of the engine.
     """
 
     def stored(self, tier: Tier, run: Run) -> None:
@@ -63,16 +63,16 @@ class KvEvents:
         self.listeners: tuple[KvListener, ...] = ()
 
     def stored(self, tier: Tier, start: int, end: int, tokens: Callable[[], array[int]]) -> None:
-        """Tell of a run that is held now."""
+        """A run is held now."""
         for listener in self.listeners:
             listener.stored(tier, Run(start, end, tokens))
 
     def removed(self, tier: Tier, start: int, end: int, tokens: Callable[[], array[int]]) -> None:
-        """Tell of a run that is about to go."""
+        """A run is about to go."""
         for listener in self.listeners:
             listener.removed(tier, Run(start, end, tokens))
 
     def cleared(self, tier: Tier) -> None:
-        """Tell that a tier is empty."""
+        """A tier is empty."""
         for listener in self.listeners:
             listener.cleared(tier)

@@ -31,19 +31,19 @@ class _Held:
 
 
 class BlockLedger:
-    """A `KvListener` that tells of a block when its first holder gets it and when its last one gives it up.
+    """A `KvListener` that reports a block when its first holder gets it and when its last one gives it up.
 
-    Belongs to the decode thread; `tell` is called on it, and must return at once. The first `skip` tokens of each
+    Belongs to the decode thread; `report` is called on it, and must return at once. The first `skip` tokens of each
     sequence count for no block: a frontend does not see the beginning of text that is put before its tokens.
     """
 
     def __init__(
-        self, block_size: int, algorithm: Algorithm, tell: Callable[[KvEvent], None], *, skip: int = 0
+        self, block_size: int, algorithm: Algorithm, report: Callable[[KvEvent], None], *, skip: int = 0
     ) -> None:
         self._skip = skip
         self._size = block_size
         self._name = BLOCK_HASHES[algorithm]
-        self._tell = tell
+        self._report = report
         self._held: dict[bytes, _Held] = {}
         """By a digest of all tokens up to the block's end: finding a block costs one pass of a fast hash over its
         prefix, where walking the chain of names would hash each block of it again."""
@@ -63,7 +63,7 @@ class BlockLedger:
                 names.append(held.name)
             held.counts[TIERS.index(tier)] += 1
         if names:
-            self._tell_stored(tokens, first, data, names)
+            self._report_stored(tokens, first, data, names)
 
     def removed(self, tier: Tier, run: Run) -> None:
         """See `KvListener`."""
@@ -78,7 +78,7 @@ class BlockLedger:
                 del self._held[key]
                 gone.append(held.name)
         if gone:
-            self._tell(BlockRemoved(block_hashes=tuple(gone)))
+            self._report(BlockRemoved(block_hashes=tuple(gone)))
 
     def cleared(self, tier: Tier) -> None:
         """See `KvListener`."""
@@ -91,16 +91,16 @@ class BlockLedger:
                 del self._held[key]
                 gone.append(held.name)
         if not self._held:
-            self._tell(AllBlocksCleared())
+            self._report(AllBlocksCleared())
         elif gone:
             # A block is entered after its parent, so backwards no child outlives its parent.
-            self._tell(BlockRemoved(block_hashes=tuple(reversed(gone))))
+            self._report(BlockRemoved(block_hashes=tuple(reversed(gone))))
 
-    def _tell_stored(self, tokens: Sequence[int], first: int, data: memoryview, names: list[int]) -> None:
+    def _report_stored(self, tokens: Sequence[int], first: int, data: memoryview, names: list[int]) -> None:
         # A prefix is held from its beginning on, so the new blocks are one chain up to the run's end.
         begin = first - self._size
         parent = self._held[_digest(data, begin)].name if begin else None
-        self._tell(
+        self._report(
             BlockStored(
                 block_hashes=tuple(names),
                 token_ids=tuple(tokens[begin : begin + len(names) * self._size]),
@@ -143,7 +143,7 @@ class KvFeed:
         self._hand_over(event)
 
     def begin(self) -> None:
-        """All that is held has been told of: from here on events reach the log."""
+        """All that is held was reported: from here on events reach the log."""
         self._has_begun = True
         self._trio_token.run_sync_soon(self._take, idempotent=True)
 

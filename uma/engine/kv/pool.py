@@ -17,7 +17,7 @@ from uma.engine.kv.events import KvListener, Run, Tier
 from uma.engine.kv.pictures import PictureRun, is_squeezed, outside
 from uma.engine.kv.prefix_tree import Node, PrefixTree, common_length
 from uma.engine.kv.snapshot_copies import SnapshotCopies
-from uma.engine.kv.snapshots import Snapshot, SnapshotStore
+from uma.engine.kv.snapshots import LEAST_GAIN_TOKENS, MOST_COPY_BYTES, Snapshot, SnapshotStore
 from uma.llama.context import Context
 
 PLENTY = 2**31 - 1
@@ -31,15 +31,11 @@ what two prompts have in common, though no message ends there, the second reads 
 """
 LAST_TOKENS = 2
 """Tokens of the last batch of a prompt that is read alone: the fewest for which llama.cpp's attention does not depend
-on where the cells lie. With four, as llama-server reads last where a model has windows, it does, and a question that is
-asked again has another answer. The last checkpoint of a prompt is as far before its end, if no message ends there.
+on the order of cells. With four, as llama-server reads last where a model has windows, it does, and a repeated question
+has another answer. The last checkpoint of a prompt is as far before its end, if no message ends there.
 """
 LEAST_EVICTED_TOKENS = 256
 """Minimum cells evicted at a time."""
-WORTH_RESTORING_TOKENS = 48
-"""Minimum tokens that a snapshot must save beyond what the cells do, to be taken and restored."""
-MOST_STALL_BYTES = 32 * 2**20
-"""Maximum size of a snapshot taken while any sequence decodes: to copy a larger one would be a gap in the stream."""
 
 
 @attrs.define
@@ -79,8 +75,8 @@ class KvPool:
         self._events = store.events
         self.tree = PrefixTree(self.cells, self._events, can_be_cut=self.cells.can_be_cut)
         self._checkpoints = Checkpoints(self.cells, self.tree, store)
-        self.has_decoding_rows = False
-        """Kept by the worker: large copies wait while it is set."""
+        self._decoding: set[int] = set()
+        """Ids of running sequences that decode: large copies would be a gap in their streams, and wait."""
         self._is_lone = False
         """Of the running sequences, or those that ran last, there was no more than one at a time."""
         self._copies = SnapshotCopies(
@@ -88,29 +84,9 @@ class KvPool:
         )
 
     @property
-    def can_be_cut(self) -> bool:
-        """Whether sequences begin behind any token that is there; else where others end, and at checkpoints."""
-        return self.cells.can_be_cut
-
-    @property
-    def has_states(self) -> bool:
-        """Whether a sequence has a state, of which an aborted batch leaves nothing that is known."""
-        return self.cells.has_states
-
-    @property
     def is_split(self) -> bool:
         """Whether a batch must hold its sequences in the order of their ids, or be computed in pieces."""
         return not self.cells.is_unified
-
-    @property
-    def total_cells(self) -> int:
-        """Cells that there are."""
-        return self.cells.total
-
-    @property
-    def share(self) -> int:
-        """Maximum cells of one sequence."""
-        return self.cells.share
 
     @property
     def used_cells(self) -> int:
@@ -118,21 +94,12 @@ class KvPool:
         return self.tree.total_tokens
 
     @property
-    def used_ids(self) -> int:
-        """Sequence ids taken, by running sequences and by cache."""
-        return self.cells.used_ids
-
-    @property
     def free_cells(self) -> int:
-        """Cells that can be had at once: unused ones, and those that hold nothing but cache.
+        """Cells available at once: unused ones, and those that hold nothing but cache.
 
         With split KV every sequence has cells of its own, as many as its context is long: they never run short.
         """
-        return self.total_cells - self.tree.protected_tokens if self.cells.is_unified else PLENTY
-
-    def continuation(self, tokens: array[int], most: int) -> array[int]:
-        """What another sequence, running or cached, went on with after exactly these tokens."""
-        return self.tree.continuation(tokens, most)
+        return self.cells.total - self.tree.protected_tokens if self.cells.is_unified else PLENTY
 
     def cells_needed(self, tokens: array[int]) -> int:
         """Of `free_cells`, how many a sequence with these tokens takes: all but those it shares with a running one."""
@@ -154,7 +121,7 @@ class KvPool:
         while node.parent is not None and node.start >= length:
             node = node.parent
         is_short = length < LEAST_SHARED_TOKENS
-        if is_short or (self.can_be_cut and not self.cells.stands(self.tree.any_id(node), length)):
+        if is_short or (self.cells.can_be_cut and not self.cells.stands(self.tree.any_id(node), length)):
             return self.tree.root, 0
         return node, length
 
@@ -180,7 +147,7 @@ class KvPool:
         They come from the sequence id that holds most of them, or from a snapshot where that saves clearly more.
         """
         self._copies.try_all_again()
-        self._is_lone = self.used_ids == len(self.tree.cached)
+        self._is_lone = self.cells.used_ids == len(self.tree.cached)
         is_repeated = self.tree.match(tokens)[1] == len(tokens) > 1
         begun = self._restored(tokens, now_ms) or self._begun(tokens, now_ms, is_repeated=is_repeated)
         if self._is_lone and not is_repeated:
@@ -189,7 +156,7 @@ class KvPool:
 
     def _restored(self, tokens: array[int], now_ms: float) -> tuple[Holding, int] | None:
         """`acquire` from a snapshot; None where that is not clearly more than the cells hold."""
-        kept = self._kept(tokens, self.match(tokens)[1] + WORTH_RESTORING_TOKENS - 1)
+        kept = self._kept(tokens, self.match(tokens)[1] + LEAST_GAIN_TOKENS - 1)
         if kept is None or (holding := self._restore(*kept, now_ms)) is None:
             return None
         self.store.used(kept[0], now_ms)
@@ -203,10 +170,10 @@ class KvPool:
         node, length = self.match(tokens)
         seq_id = self._take_id(keep=node)
         if seq_id is None:
-            # The one id to be had is the one that holds the prefix: better to begin again than not at all.
+            # The only id left is the one that holds the prefix: its cells are given up.
             node, length = self.tree.root, 0
             seq_id = self._take_id(keep=None)
-        assert seq_id is not None, "asked for a sequence id when none can be had"
+        assert seq_id is not None, "no sequence id is left"
         holding = Holding(seq_id, self.tree.start(seq_id, node, length, now_ms))
         self._checkpoints.used(holding.tip)
         return holding, length
@@ -243,7 +210,7 @@ class KvPool:
             found = sorted({branch, *(each for each in found if abs(each - branch) >= LEAST_SAVED_TOKENS)})
         return found[::-1]
 
-    def stop_at(self, holding: Holding, now_ms: float) -> None:
+    def stop_at(self, holding: Holding) -> None:
         """A sequence that goes on is where others can begin later: take a checkpoint."""
         if not self.cells.can_be_cut:
             self._checkpoints.take(holding.tip, holding.seq_id)
@@ -273,8 +240,8 @@ class KvPool:
         """A prompt is asked again: cached sequences that hold all of it leave the cells of its last tokens, which are
         computed again, and of what is behind them, for memory as far as that is worth it.
 
-        The new answer lies in the same cells then. Without flash attention llama.cpp adds up by where cells lie, and
-        with it several threads add up attention of a single row over parts of the buffer; so in other cells the last
+        The new answer has the same cells then. Without flash attention llama.cpp's sums depend on the order of cells,
+        and with it several threads add up attention of a single row over parts of the buffer: in other cells the last
         bits differ, and at a near tie the text.
         """
         if not self.cells.is_unified:
@@ -299,24 +266,14 @@ class KvPool:
         """End of the loan: what the id holds is dropped."""
         self.cells.trim(seq_id, 0)
 
-    def count_use(self, found: int) -> None:
-        """Count a request that found so many tokens of its prompt."""
-        if found:
-            self.tree.stats.hits += 1
-        else:
-            self.tree.stats.misses += 1
-
-    def batch_done(self) -> None:
-        """A batch was computed, and with it the copies that waited for it."""
-        self.cells.batch_done()
-
     def extend(self, holding: Holding, tokens: Sequence[int]) -> None:
         """Count tokens that a batch has computed for the holder."""
         holding.tip = self.tree.extend(holding.tip, holding.seq_id, tokens)
         self.cells.grown(holding.seq_id, holding.tip.end)
 
     def append(self, holding: Holding, token: int) -> None:
-        """Count one token that a batch has computed for the holder."""
+        """Count one token that a decode step has computed for the holder."""
+        self._decoding.add(holding.seq_id)
         holding.tip = self.tree.append(holding.tip, holding.seq_id, token)
         self.cells.grown(holding.seq_id, holding.tip.end)
 
@@ -331,7 +288,7 @@ class KvPool:
         return True
 
     def listen(self, listener: KvListener) -> None:
-        """Tell `listener` of all that cells and memory hold, and from now on of every change."""
+        """Call `listener` with all that cells and memory hold, and from now on with every change."""
         self._events.listeners = (*self._events.listeners, listener)
         for node in filter(self.tree.is_held, self.tree.nodes()):
             listener.stored(Tier.CELLS, Run(node.start, node.end, node.whole))
@@ -343,13 +300,14 @@ class KvPool:
         yield from (node.whole() for node in self.tree.nodes() if self.tree.is_held(node))
         yield from (snapshot.whole() for snapshot in self.store)
 
-    def tell_end(self) -> None:
-        """Tell listeners that cells and memory are gone: the engine ends."""
+    def report_end(self) -> None:
+        """Report to listeners that cells and memory are gone: the engine ends."""
         self._events.cleared(Tier.CELLS)
         self._events.cleared(Tier.MEMORY)
 
     def release(self, holding: Holding, now_ms: float, *, keep: bool) -> None:
         """The sequence ends; with `keep` what it computed stays as cache."""
+        self._decoding.discard(holding.seq_id)
         keep = keep and holding.tip.end >= LEAST_SHARED_TOKENS and not self._is_off
         self.tree.finish(holding.tip, holding.seq_id, now_ms, keep=keep)
         self.trim_cache()
@@ -447,7 +405,7 @@ class KvPool:
     def make_room(self, cells: int) -> None:
         """Drop cache, the longest unused first, until `cells` cells are unused or no cache is left."""
         if self.cells.is_unified:
-            self._evict(cells - (self.total_cells - self.used_cells))
+            self._evict(cells - (self.cells.total - self.used_cells))
 
     def drop_cache(self) -> bool:
         """Drop all cache from the cells; returns whether there was any."""
@@ -471,12 +429,12 @@ class KvPool:
         """
         node = self.tree.cached[seq_id]
         saves = node.end - node.alone()[-1].start
-        if saves < WORTH_RESTORING_TOKENS or not self.store.is_enabled or self.store.covers(node.whole()):
+        if saves < LEAST_GAIN_TOKENS or not self.store.is_enabled or self.store.covers(node.whole()):
             return True
-        if is_squeezed(node.whole()):  # its cells cannot be told by their positions, so it is read again
+        if is_squeezed(node.whole()):  # its cells share positions, so it is read again
             return True
-        is_large = self.cells.expected_size(node.end) > MOST_STALL_BYTES
-        if self.cells.waits_for_copy(seq_id) or (self.has_decoding_rows and is_large):
+        is_large = self.cells.expected_size(node.end) > MOST_COPY_BYTES
+        if self.cells.waits_for_copy(seq_id) or (self._decoding and is_large):
             return False
         size = self._checkpoints.snapshot_size(seq_id, node)
         if self.store.has_place_for(size, node.end, node.reuses, node.used_at):
@@ -486,7 +444,7 @@ class KvPool:
     def _restore(self, snapshot: Snapshot, length: int, now_ms: float) -> Holding | None:
         """A sequence with the first `length` tokens of a snapshot; None where there is no room for it."""
         whole = len(snapshot.tokens)
-        if whole > self.share:
+        if whole > self.cells.share:
             return None
         if self.cells.is_copying:
             # A state is written at once, but a queued copy only with the next batch, and over it.
@@ -529,8 +487,7 @@ class KvPool:
     def _take_id(self, keep: Node | None) -> int | None:
         """A free id, if need be that of the cache unused longest; never one that alone holds `keep`.
 
-        With split KV it is the lowest that can be had: llama.cpp computes only neighbouring ids together, so those in
-        use must lie close.
+        With split KV it is the lowest available: llama.cpp computes only neighbouring ids together.
         """
         needed = self._holder(keep)
         spare = [seq_id for seq_id in self.tree.cached if seq_id != needed]

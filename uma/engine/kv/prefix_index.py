@@ -44,17 +44,6 @@ class PrefixIndex(Generic[T]):
         if self._items.pop(key, None) is not None:
             del self._keys[bisect_left(self._keys, key)]
 
-    def longest(self, tokens: array[int]) -> tuple[T, int] | None:
-        """The item that shares the most tokens with the beginning of `tokens`, and how many; None without any."""
-        key = _key(tokens)
-        at = bisect_left(self._keys, key)
-        best: tuple[T, int] | None = None
-        for near in self._keys[max(0, at - 1) : at + 1]:
-            common = _common_bytes(near, key) // ITEM_BYTES
-            if common > (best[1] if best else 0):
-                best = self._items[near], common
-        return best
-
     def most_useful(self, tokens: array[int], usable: Callable[[T, int], int]) -> tuple[T, int] | None:
         """The item that spares computing most of `tokens`, and how many; never all, since the last gives the logits.
 
@@ -92,10 +81,6 @@ class PrefixIndex(Generic[T]):
     def get(self, tokens: array[int]) -> T | None:
         """The item with exactly these tokens, if there is one."""
         return self._items.get(_key(tokens))
-
-    def has(self, tokens: array[int]) -> bool:
-        """Whether there is an item with exactly these tokens."""
-        return _key(tokens) in self._items
 
     def beginnings(self, tokens: array[int]) -> Iterator[tuple[T, int]]:
         """All items whose tokens are a beginning of `tokens`, or all of it, with their lengths; the longest first."""

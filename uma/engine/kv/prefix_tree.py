@@ -8,7 +8,7 @@ dropped from the ends inwards, the longest unused first.
 Where memory can be cut, a sequence can begin behind any token that is there. A recurrent state is only ever that of a
 sequence's end: then one begins where another ends, or behind a node that has a checkpoint.
 
-The tree knows nothing of llama.cpp: what must happen to the cells is told to a `Cells`, so it is tested by itself.
+The tree knows nothing of llama.cpp: it calls a `Cells` for what must happen to the cells, so it is tested by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, takewhile
 from typing import Protocol
 
-import attrs
 import numpy as np
 
 from uma.engine.kv.events import KvEvents, Tier
@@ -39,7 +38,8 @@ class Node:
     """A run of cells. `ids` are the sequence ids whose path ends here; `locks` counts running ones at or below."""
 
     __slots__ = (
-        "checkpoint", "children", "ids", "is_told", "locks", "parent", "reuses", "start", "tokens", "used_at", "worth",
+        "checkpoint", "children", "ids", "is_reported", "locks", "parent", "reuses", "start", "tokens", "used_at",
+        "worth",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, start: int, tokens: array[int]) -> None:
@@ -47,8 +47,7 @@ class Node:
         self.start = start
         self.tokens = tokens
         self.children: dict[int, list[Node]] = {}
-        """By their first tokens, which tell nearly all of hundreds apart. Two that were computed side by side can begin
-        alike."""
+        """By their first tokens, which mostly differ. Two that were computed side by side can begin alike."""
         self.ids: set[int] = set()
         self.locks = 0
         self.reuses = 0
@@ -57,8 +56,8 @@ class Node:
         """With it a sequence can begin behind this run, where memory cannot be cut."""
         self.worth = 0.0
         """Of the checkpoint (`checkpoints.py`)."""
-        self.is_told = False
-        """Whether listeners know of it, where memory cannot be cut: a sequence can begin here or further behind."""
+        self.is_reported = False
+        """Whether it was reported, where memory cannot be cut: a sequence can begin here or further behind."""
 
     @property
     def is_end(self) -> bool:
@@ -124,17 +123,6 @@ class Node:
         return tokens
 
 
-@attrs.define
-class CacheStats:
-    """How the prefix cache does. Sizes are tokens."""
-
-    hits: int = 0
-    """Requests that found a part of their prompt."""
-    misses: int = 0
-    evictions: int = 0
-    """Runs of cells given up, in whole or in part."""
-
-
 FEW_TOKENS = 4
 """Tokens that are compared one by one before numpy compares the rest."""
 
@@ -170,7 +158,8 @@ class PrefixTree:
         self.node_count = 0
         self.cached: dict[int, Node] = {}
         """Finished sequences whose cells are kept, by sequence id."""
-        self.stats = CacheStats()
+        self.evictions = 0
+        """Runs of cells given up, in whole or in part."""
         self.checkpoints: dict[Node, None] = {}
         """Nodes that have one."""
         self.checkpoint_bytes = 0
@@ -298,7 +287,7 @@ class PrefixTree:
             self._forget(tip, seq_id)
             return False
         self.cached[seq_id] = tip
-        self._tell(tip)
+        self._report(tip)
         self._drop_covered(tip)
         return True
 
@@ -316,13 +305,13 @@ class PrefixTree:
         return sorted(ends, key=lambda seq_id: self.cached[seq_id].used_at)
 
     def oldest_leaf(self) -> int | None:
-        """The cached id unused longest among those whose end can give cells back; None if no cell can be had."""
+        """The cached id unused longest among those whose end can give cells back; None if there is none."""
         ends = [seq_id for seq_id, node in self.cached.items() if not node.children and node.locks == 0]
         return min(ends, key=lambda seq_id: self.cached[seq_id].used_at, default=None)
 
     def drop(self, seq_id: int) -> None:
         """Give up a cached sequence id. Only cells that no other id holds become free."""
-        self.stats.evictions += 1
+        self.evictions += 1
         self._forget(self.cached[seq_id], seq_id)
 
     def shorten(self, seq_id: int, tokens: int) -> bool:
@@ -332,7 +321,7 @@ class PrefixTree:
         Where memory cannot be cut, all goes behind the checkpoint before.
         """
         self._matched = None
-        self.stats.evictions += 1
+        self.evictions += 1
         node = self.cached[seq_id]
         keep = outside(node.tokens, max(0, len(node.tokens) - tokens))
         if self._can_be_cut and keep > 0:
@@ -359,7 +348,7 @@ class PrefixTree:
         node.ids.discard(seq_id)
         above.ids.add(seq_id)
         self.cached[seq_id] = above
-        self._untell(node)
+        self._unreport(node)
         self._prune(node)
         return True
 
@@ -399,7 +388,7 @@ class PrefixTree:
         node.checkpoint = checkpoint
         self.checkpoints[node] = None
         self.checkpoint_bytes += len(checkpoint)
-        self._tell(node)
+        self._report(node)
 
     def drop_checkpoint(self, node: Node) -> None:
         """The counterpart; nothing where it has none."""
@@ -408,33 +397,33 @@ class PrefixTree:
             self.checkpoint_bytes -= len(node.checkpoint)
             del self.checkpoints[node]
             node.checkpoint = None
-            self._untell(node)
+            self._unreport(node)
 
-    # What listeners are told
+    # Events
 
     def is_held(self, node: Node) -> bool:
         """Whether its tokens are held for others: where memory cannot be cut, only up to where a sequence can begin,
         and not those that a running sequence alone goes on with.
         """
-        return self._can_be_cut or node.is_told
+        return self._can_be_cut or node.is_reported
 
     def _grew(self, node: Node, tokens: int) -> None:
         if self._can_be_cut and self._events.listeners:
             self._events.stored(Tier.CELLS, node.end - tokens, node.end, node.whole)
 
-    def _tell(self, node: Node) -> None:
+    def _report(self, node: Node) -> None:
         """A sequence can begin behind this run."""
         if self._can_be_cut:
             return
-        for each in reversed(list(takewhile(lambda each: not each.is_told and each is not self.root, node.path()))):
-            each.is_told = True
+        for each in reversed(list(takewhile(lambda each: not each.is_reported and each is not self.root, node.path()))):
+            each.is_reported = True
             if self._events.listeners:
                 self._events.stored(Tier.CELLS, each.start, each.end, each.whole)
 
-    def _untell(self, node: Node | None) -> None:
-        """A reason to tell of this run is gone; it is, and those before it, unless there is another."""
-        while node is not None and node.is_told and not self._is_of_use(node):
-            node.is_told = False
+    def _unreport(self, node: Node | None) -> None:
+        """A reason to report this run is gone: it is removed, and those before it, unless there is another."""
+        while node is not None and node.is_reported and not self._is_of_use(node):
+            node.is_reported = False
             if self._events.listeners:
                 self._events.removed(Tier.CELLS, node.start, node.end, node.whole)
             node = node.parent
@@ -442,7 +431,7 @@ class PrefixTree:
     def _is_of_use(self, node: Node) -> bool:
         if node.checkpoint is not None or not self.cached.keys().isdisjoint(node.ids):
             return True
-        return any(child.is_told for child in node.every_child())
+        return any(child.is_reported for child in node.every_child())
 
     def nodes(self) -> Iterator[Node]:
         """All nodes but the root."""
@@ -513,7 +502,7 @@ class PrefixTree:
         self._cells.trim(seq_id, 0, None)
         self.cached.pop(seq_id, None)
         tip.ids.discard(seq_id)
-        self._untell(tip)
+        self._unreport(tip)
         self._prune(tip)
 
     def _prune(self, node: Node) -> None:

@@ -14,11 +14,7 @@ import attrs
 from uma.engine.kv.cells import SequenceCells
 from uma.engine.kv.checkpoints import Checkpoints
 from uma.engine.kv.prefix_tree import Node, PrefixTree
-from uma.engine.kv.snapshots import Snapshot, SnapshotStore
-
-MOST_IDLE_BYTES = 32 * 2**20
-"""Maximum bytes copied in one piece while nothing runs: a request that comes meanwhile waits for its end, some 10
-ms."""
+from uma.engine.kv.snapshots import MOST_COPY_BYTES, Snapshot, SnapshotStore
 
 
 @attrs.define
@@ -63,7 +59,7 @@ class SnapshotCopies:
         self._in_vain.clear()
 
     def go_on(self) -> bool:
-        """Copy the next `MOST_IDLE_BYTES`; False if there is nothing to do.
+        """Copy the next `MOST_COPY_BYTES`; False if there is nothing to do.
 
         The snapshot is there once its last part is copied, however many requests were served meanwhile; one whose cells
         have changed since is begun again.
@@ -71,7 +67,7 @@ class SnapshotCopies:
         copy = self._copy if self._copy is not None and self._is_unchanged(self._copy) else self._begin()
         if copy is None:
             return False
-        self._advance(copy, max(1, MOST_IDLE_BYTES // self._cells.bytes_per_token))
+        self._advance(copy, max(1, MOST_COPY_BYTES // self._cells.bytes_per_token))
         return True
 
     def _advance(self, copy: _Copy, most_tokens: int) -> None:
@@ -104,7 +100,7 @@ class SnapshotCopies:
         return node is copy.node and node.end == len(copy.tokens) and node.whole() == copy.tokens
 
     def _copy_part(self, copy: _Copy, most_tokens: int) -> bool:
-        """Copy the next tokens of a sequence; False where its own id was the only one to be had."""
+        """Copy the next tokens of a sequence; False where its own id was taken for that."""
         end = min(len(copy.tokens), copy.copied + most_tokens)
         is_part = self._cells.has_parts and end - copy.copied < len(copy.tokens)
         spare = self._spare_id(copy.node) if is_part else None

@@ -18,10 +18,12 @@ LEAST_WORTH = 128.0
 """Tokens that a snapshot must be likely to save; for less, memory and copying are not spent."""
 UNUSED_REUSES = 0.25
 """Worth of a prefix that no request has used again yet: a conversation can go on, but most prompts never return."""
-
-
+LEAST_GAIN_TOKENS = 48
+"""Minimum tokens that a snapshot must save beyond what cells or memory do, to be taken, restored, or read from disk."""
 MOST_LOST_TOKENS = 256
 """Maximum tokens that have to be computed again where a longer snapshot has taken the place of a shorter one."""
+MOST_COPY_BYTES = 32 * 2**20
+"""Maximum bytes copied at a stretch, in some 10 ms: a request that comes meanwhile, or a stream, waits for its end."""
 
 
 def usable(length: int, common: int, ends: Collection[int] | None) -> int:
@@ -62,7 +64,7 @@ class Snapshot:
         return usable(len(self.tokens), common, self.ends)
 
     def whole(self) -> array[int]:
-        """Its tokens, as `kv.events.Run` tells them."""
+        """Its tokens, for `kv.events.Run`."""
         return self.tokens
 
     @property
@@ -92,7 +94,7 @@ class SnapshotStore:
 
     def __init__(self, capacity_bytes: int, *, on_added: Callable[[Snapshot], None] | None = None) -> None:
         self.events = KvEvents()
-        """Told of what comes and goes here; the pool tells them of its cells too."""
+        """Events of what is stored and removed here; those of cells go to the same listeners."""
         self.capacity_bytes = capacity_bytes
         self._reserved_bytes = 0
         self._on_added = on_added
@@ -148,8 +150,8 @@ class SnapshotStore:
     def add(self, snapshot: Snapshot, *, is_lasting: bool = True) -> bool:
         """Keep a snapshot; those it covers go, and if need be those least worth. Returns whether it is kept.
 
-        One with the very same tokens is replaced, unless it is pinned: then that one stays. The disk tier is told of
-        what `is_lasting`.
+        One with the very same tokens is replaced, unless it is pinned: then that one stays. What `is_lasting` goes to
+        the disk tier too.
         """
         same = self._index.get(snapshot.tokens)
         if same is not None and same.is_pinned:

@@ -1,7 +1,7 @@
 """Where each request's time goes: what the decode thread has spent its own on, and an account for each sequence.
 
 The thread's totals grow by an addition or two a batch. An account is written only where its sequence's status changes:
-the totals since the last change, told apart by what the sequence was doing, are where its time went. The decode thread
+the totals since the last change, by the status that the sequence had, are where its time went. The decode thread
 writes both; any thread reads them as they are at that moment.
 """
 
@@ -10,31 +10,18 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Hashable, Iterable, Mapping
-from enum import Enum, auto
 from typing import Protocol
 
 import attrs
 
 from uma.engine.clock import now_ms
+from uma.engine.worker.status import Status
 from uma.types import CAUSES, Beside, CacheUse, RequestMetrics
 
 MAX_BESIDE = 8
-"""Maximum prompts of others that an account names: all of them would be the square of a crowd."""
+"""Maximum prompts of others that an account lists: with all of them memory grows with the square of the queue."""
 RECORDED_TOKENS = 128
 """Tokens of a request's text that are kept at each place, where text is recorded."""
-
-
-class Doing(Enum):
-    """What a sequence is doing, as far as its time is concerned."""
-
-    QUEUED = auto()
-    FOLLOWING = auto()
-    READING = auto()
-    WRITING = auto()
-    BEHIND = auto()
-    """Its reader is behind."""
-    PREEMPTED = auto()
-    ENDED = auto()
 
 
 @attrs.define(slots=True)
@@ -80,7 +67,7 @@ class Served(Protocol):
 
 @attrs.frozen
 class Figures:
-    """What is told of a sequence, and kept of one that has ended."""
+    """A sequence's figures, which outlive it."""
 
     cached_tokens: int
     generated_tokens: int
@@ -128,7 +115,9 @@ class Account:
     came_ms: float = attrs.field(init=False)
     came_at: float = attrs.field(init=False)
     """Seconds since 1970."""
-    _doing: Doing = attrs.field(default=Doing.QUEUED, init=False)
+    _status: Status = attrs.field(default=Status.WAITING, init=False)
+    _is_preempted: bool = attrs.field(default=False, init=False)
+    """It waits for a slot that it had before."""
     _since_ms: float = attrs.field(init=False)
     _marks: tuple[float, ...] = attrs.field(init=False)
     """The totals at that time; likewise the next."""
@@ -147,18 +136,18 @@ class Account:
 
     # The decode thread
 
-    def turns_to(self, doing: Doing) -> None:
-        """From now on the sequence does this."""
+    def turns_to(self, status: Status) -> None:
+        """The sequence has changed its status: the time until now went to what it did before."""
         now = now_ms()
         self._add(self.spent_ms, now)
-        if doing is Doing.QUEUED and self._started_before is not None and self._doing is not Doing.FOLLOWING:
-            doing = Doing.PREEMPTED
-            self.preemptions += 1
-        elif doing is Doing.BEHIND:
-            self.pauses += self._doing is Doing.WRITING
-        elif doing in (Doing.READING, Doing.WRITING) and self._started_before is None:
+        before, self._status = self._status, status
+        has_started = self._started_before is not None
+        self._is_preempted = status is Status.WAITING and has_started and before is not Status.FOLLOWING
+        self.preemptions += self._is_preempted
+        self.pauses += status is Status.PAUSED
+        if status in (Status.PREFILLING, Status.DECODING) and not has_started:
             self._started_before = self.started_before
-        self._doing, self._since_ms, self._own_mark = doing, now, self.own_ms
+        self._since_ms, self._own_mark = now, self.own_ms
         self._marks = self.totals.reading(now)
 
     def meets(self, others: Iterable[Account]) -> None:
@@ -166,11 +155,11 @@ class Account:
         for other in others:
             if len(other._met) < MAX_BESIDE:
                 other._met.append((self, self.own_ms))
-            if other._doing is Doing.READING and len(self._met) < MAX_BESIDE:
+            if other._status is Status.PREFILLING and len(self._met) < MAX_BESIDE:
                 self._met.append((other, other.own_ms))
 
     def ends(self, reason: str, metrics: RequestMetrics) -> None:
-        """The sequence has ended: keep what is told of it."""
+        """The sequence has ended: keep its figures."""
         assert self.served is not None
         self._beside = self.beside
         self.final = self._figures(self.served, metrics)
@@ -205,7 +194,7 @@ class Account:
         return tuple(sorted(found, key=lambda each: -each.read_ms)) if met else self._beside
 
     def figures(self, now: float) -> Figures:
-        """What is told of the sequence now, or was when it ended."""
+        """The sequence's figures now, or at its end."""
         served = self.served
         if served is None:
             assert self.final is not None
@@ -240,24 +229,25 @@ class Account:
             "apart": apart - own if self.is_apart else apart,
         }
         parts, rest = dict[str, float](), "rest"
-        match self._doing:
-            case Doing.QUEUED:
+        match self._status:
+            case Status.WAITING if self._is_preempted:
+                rest = "preempted"
+            case Status.WAITING:
                 parts, rest = {"slot": slot, "cells": cells}, "batch"
-            case Doing.READING:
+            case Status.FOLLOWING:
+                rest = "prefix"
+            case Status.PREFILLING:
                 parts = {"read": own, **waited, "streams": steps}
-            case Doing.WRITING if self.is_apart:
+            case Status.DECODING if self.is_apart:
                 parts = {"write": own, **waited, "streams": steps}
-            case Doing.WRITING:
+            case Status.DECODING:
                 parts = {"write": steps, **waited, "sample": sample}
-            case Doing.ENDED:
+            case Status.PAUSED | Status.PARKED:
+                rest = "reader"
+            case Status.ENDED:
                 return
-            case waiting:
-                rest = _WAITS[waiting]
         for cause, took_ms in parts.items():
             part_ms = min(max(0.0, took_ms), left_ms)  # read a moment later, a figure can be a batch ahead
             spent[cause] += part_ms
             left_ms -= part_ms
         spent[rest] += left_ms
-
-
-_WAITS = {Doing.FOLLOWING: "prefix", Doing.BEHIND: "reader", Doing.PREEMPTED: "preempted"}

@@ -7,17 +7,14 @@ steps without re-planning) set `is_called`, which ends the stride after its curr
 from __future__ import annotations
 
 import threading
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 
 import attrs
 
-from uma.engine.kv.events import KvListener
-from uma.engine.kv.snapshots import Snapshot
-from uma.engine.worker.embedding import EmbedJob
-from uma.engine.worker.sequence import Sequence, Status
-from uma.llama.context import Context
+from uma.engine.worker.sequence import Sequence
+from uma.engine.worker.status import Status
+from uma.errors import UmaError
 
 
 @attrs.frozen
@@ -43,75 +40,19 @@ class Credit:
 
 
 @attrs.frozen
-class Preload:
-    """Take in a snapshot that was read from disk."""
+class Call:
+    """Call `act` on the decode thread, between two batches. Once the thread has ended, `refuse` is called instead."""
 
-    snapshot: Snapshot
-
-
-@attrs.frozen
-class CountKnown:
-    """Call `answer`, on the decode thread, with how many of `tokens` need not be computed now."""
-
-    tokens: array[int]
-    answer: Callable[[int], None]
+    act: Callable[[], object]
+    refuse: Callable[[UmaError], None] = lambda _: None
 
 
-@attrs.frozen
-class Probe:
-    """Call `answer`, on the decode thread, once a token was generated, or with False when none will be."""
-
-    answer: Callable[[bool], None]
-
-
-@attrs.frozen
-class Listen:
-    """Tell `listener` of what cells and memory hold, and of every change."""
-
-    listener: KvListener
-
-
-@attrs.frozen
-class Inspect:
-    """Call `look`, on the decode thread, between two batches: once all commands before it have been obeyed."""
-
-    look: Callable[[], None]
-
-
-@attrs.frozen
-class UseEmbedder:
-    """Compute embeddings in this context from now on."""
-
-    context: Context
-
-
-@attrs.frozen
-class Embed:
-    """Embed a request's texts, beside what is generated."""
-
-    job: EmbedJob
-
-
-@attrs.frozen
-class EndEmbed:
-    """End an embedding request at this tick boundary. One that has ended is ignored."""
-
-    job: EmbedJob
-
-
-@attrs.frozen
-class Stop:
-    """End everything, then the thread."""
-
-
-Command = (
-    Submit | Cancel | Credit | Preload | CountKnown | Probe | Listen | Inspect | UseEmbedder | Embed | EndEmbed | Stop
-)
+Command = Submit | Cancel | Credit | Call
 
 
 class Commands:
-    """An inbox with many writers and one reader. `post`, `cancel`, `submit`, `credit` and `wake` can be called from any
-    thread; the other methods belong to the decode thread.
+    """An inbox with many writers and one reader. `take` and `wait` belong to the decode thread, the other methods to
+    any thread.
     """
 
     __slots__ = ("_commands", "_on_cancel", "_wakeup", "is_called")
@@ -124,15 +65,16 @@ class Commands:
         self.is_called = False
         """A command has come for which no stride goes on."""
 
-    def post(self, command: Command) -> None:
-        """Have a command taken up after the batch that runs, or at once by a thread that rests."""
-        self._commands.append(command)
+    def call(self, act: Callable[[], object], refuse: Callable[[UmaError], None] = lambda _: None) -> None:
+        """Post a `Call`. It is taken up after the batch that runs, or at once by a thread that rests."""
+        self._commands.append(Call(act, refuse))
         self.wake()
 
     def cancel(self, sequence: Sequence) -> None:
         """Have a sequence ended, in the middle of a batch where that computes nothing else."""
         self._on_cancel(sequence)
-        self.post(Cancel(sequence))
+        self._commands.append(Cancel(sequence))
+        self.wake()
 
     def submit(self, sequence: Sequence) -> None:
         """Hand over a sequence, without waking the thread: call `wake` once for all that come in one burst."""
@@ -182,7 +124,7 @@ class SequenceControl:
 
     def end_thinking(self) -> None:
         """Close the sequence's thinking with its next token."""
-        self.commands.post(Inspect(self.sequence.end_thinking))
+        self.commands.call(self.sequence.end_thinking)
 
     def credit(self, events: int) -> None:
         """The reader has space for so many more events."""

@@ -49,6 +49,11 @@ class EmbedJob:
         self.vectors = [array("f") for _ in self.texts]
         self.unfinished = len(self.texts)
 
+    def refuse(self, error: UmaError) -> None:
+        """End it before it was taken on."""
+        self.error = error
+        self.finish()
+
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to compute."""

@@ -23,8 +23,9 @@ from uma.engine.worker.drafts.speculator import Drafts
 from uma.engine.worker.output import steps_ahead
 from uma.engine.worker.residency import Residency
 from uma.engine.worker.runner import ModelRunner, Step, Work
-from uma.engine.worker.sampling import Given, Sampling
-from uma.engine.worker.sequence import Sequence, Status
+from uma.engine.worker.sampling import Given
+from uma.engine.worker.sequence import Sequence
+from uma.engine.worker.status import Status
 from uma.errors import DecodeFailed
 from uma.llama.context import ABORTED, DONE, NO_ROOM, Context
 from uma.metrics import EngineMetrics
@@ -81,14 +82,12 @@ class Executor:
         context: Context,
         pool: KvPool,
         runner: ModelRunner,
-        sampling: Sampling,
         residency: Residency,
         metrics: EngineMetrics,
     ) -> None:
         self._context = context
         self._pool = pool
         self._runner = runner
-        self._sampling = sampling
         self._residency = residency
         self._metrics = metrics
 
@@ -212,7 +211,7 @@ class Executor:
         """The same as several times work, in each of which a sequence ends at its next border or before it. What
         followers wait for comes last: they begin before more of it is read.
         """
-        if self._pool.can_be_cut:
+        if self._pool.cells.can_be_cut:
             return [work]
         found: list[Work] = []
         for sequence, count in work:
@@ -299,7 +298,7 @@ class Executor:
         """The next tokens of the rows that have logits, at these indices of the batch just computed."""
         sequences = list(ends)
         if sequences:
-            yield Result(sequences, self._sampling.sample(sequences, list(ends.values())), now_ms())
+            yield Result(sequences, self._runner.sampling.sample(sequences, list(ends.values())), now_ms())
 
     # The retry ladder
 

@@ -11,49 +11,37 @@ from __future__ import annotations
 
 import logging
 import math
+from array import array
 from collections.abc import Callable
+
+import attrs
 
 from uma.config import Speculate
 from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Deliver, Outbox
+from uma.engine.kv.events import KvListener
 from uma.engine.kv.pool import KvPool
+from uma.engine.kv.snapshots import Snapshot
 from uma.engine.policy import Plan, Scheduler
 from uma.engine.policy.speculation import DraftPolicy
 from uma.engine.recorder import DECODE, Recorder
 from uma.engine.worker.account import Totals
-from uma.engine.worker.commands import (
-    Cancel,
-    Command,
-    Commands,
-    CountKnown,
-    Credit,
-    Embed,
-    EndEmbed,
-    Inspect,
-    Listen,
-    Preload,
-    Probe,
-    Stop,
-    Submit,
-    UseEmbedder,
-)
+from uma.engine.worker.commands import Call, Cancel, Command, Commands, Credit, Submit
 from uma.engine.worker.drafts.drafter import Drafter
-from uma.engine.worker.drafts.lookup_drafter import LookupDrafter
+from uma.engine.worker.drafts.lookup import LookupDrafter
 from uma.engine.worker.drafts.model_drafter import ModelDrafter
 from uma.engine.worker.drafts.speculator import Speculator
-from uma.engine.worker.embedding import Embedder
+from uma.engine.worker.embedding import Embedder, EmbedJob
 from uma.engine.worker.executor import Executor, Result, Tick
 from uma.engine.worker.output import Output
 from uma.engine.worker.pictures import Encoder
-from uma.engine.worker.probes import Probes
 from uma.engine.worker.reproducer import Reproduced, Reproducer
 from uma.engine.worker.residency import PATIENCE_MS, Residency
-from uma.engine.worker.runner import ModelRunner
-from uma.engine.worker.sampling import Sampling
-from uma.engine.worker.sequence import Sequence, Status
-from uma.engine.worker.trace import Trace
+from uma.engine.worker.runner import ModelRunner, Probes
+from uma.engine.worker.sequence import Sequence
+from uma.engine.worker.status import Status
+from uma.engine.worker.trace import Instruments, Trace
 from uma.engine.worker.waiting import WaitingRoom
-from uma.engine.worker.withdrawn import Withdrawn
 from uma.errors import InternalError, ShuttingDown, UmaError
 from uma.llama.context import Context
 from uma.llama.projector import Projector
@@ -71,14 +59,29 @@ _log = logging.getLogger("uma.engine")
 
 
 def ended_by(fault: BaseException) -> InternalError:
-    """What every reader and client is told after a fault that ends the engine."""
+    """The error of every request after a fault that ends the engine."""
     return InternalError(f"a fault ended the engine ({type(fault).__name__}: {fault})")
 
 
+@attrs.frozen(kw_only=True)
+class WorkerSettings:
+    """What a decode thread has of the configuration."""
+
+    max_active: int
+    """Maximum sequences that run at once."""
+    saves_at_end: bool
+    """Cached prefixes become snapshots at the end, for the disk tier."""
+    speculate: Speculate = "off"
+    draft: Context | None = None
+    """The draft model's context."""
+    projector: Projector | None = None
+    """What makes embeddings of pictures."""
+    trace: Callable[[str], None] | None = None
+    """Where the scheduler's trace is written."""
+
+
 class DecodeWorker:
-    """The decode thread: `run`. `stop`, `use_apart`, `active_count`, `read_gauges` and `commands` can be used from any
-    thread.
-    """
+    """The decode thread: `run`. What stands under "Any thread", and `commands`, can be used from any thread."""
 
     def __init__(
         self,
@@ -87,51 +90,34 @@ class DecodeWorker:
         scheduler: Scheduler,
         metrics: EngineMetrics,
         deliver: Deliver,
-        max_active: int,
-        *,
-        saves_at_end: bool,
-        speculate: Speculate = "off",
-        draft: Context | None = None,
-        projector: Projector | None = None,
-        trace: Callable[[str], None] | None = None,
+        settings: WorkerSettings,
     ) -> None:
         self._context = context
         self._pool = pool
         self._scheduler = scheduler
         self._metrics = metrics
-        self._saves_at_end = saves_at_end
-        self._trace = Trace(trace)
-        self._withdrawn = Withdrawn(context)
-        self.commands = Commands(self._withdraw)
-        self._outbox = Outbox(deliver, waits=not context.returns_early)
-        self._output = Output(context.model.vocab, metrics, self._outbox)
-        waiting = WaitingRoom(pool, max_active, scheduler.cost)
+        self._saves_at_end = settings.saves_at_end
+        vocab = context.model.vocab
         self.totals = Totals()
         """What its time went to. Any thread can read it."""
-        self._residency = Residency(
-            context.model.vocab, pool, waiting, self._output, self._outbox, metrics, self._trace, self.totals
-        )
-        self._sampling = Sampling(context)
+        self._trace = Trace(settings.trace)
+        instruments = Instruments(metrics, self.totals, self._trace)
+        self.commands = Commands(self._withdraw)
+        self._outbox = Outbox(deliver, waits=not context.returns_early)
+        self._output = Output(vocab, metrics, self._outbox)
+        waiting = WaitingRoom(pool, settings.max_active, scheduler.cost)
+        self._residency = Residency(vocab, pool, waiting, self._output, self._outbox, instruments)
         self._runner = ModelRunner(
-            context,
-            pool,
-            scheduler.cost,
-            metrics,
-            self._outbox,
-            self.commands,
-            self._withdrawn,
-            self._sampling,
-            self._trace,
-            self.totals,
-            projector,
+            context, pool, scheduler.cost, self._outbox, self.commands, instruments, settings.projector
         )
-        self._encoder = Encoder(projector, self._residency)
-        self._executor = Executor(context, pool, self._runner, self._sampling, self._residency, metrics)
-        self._model_drafter = draft and ModelDrafter(draft, context.model.vocab, self._runner.threads, metrics)
-        drafters: list[Drafter] = [LookupDrafter(pool, context.model.vocab)]
+        self._encoder = Encoder(settings.projector, self._residency)
+        self._executor = Executor(context, pool, self._runner, self._residency, metrics)
+        self._model_drafter = settings.draft and ModelDrafter(settings.draft, vocab, self._runner.threads, metrics)
+        drafters: list[Drafter] = [LookupDrafter(pool, vocab)]
         drafters += [self._model_drafter] if self._model_drafter else []
-        self._speculator = Speculator(DraftPolicy(scheduler.cost), pool, context, speculate, drafters, metrics)
-        if speculate != "off":
+        policy, mode = DraftPolicy(scheduler.cost), settings.speculate
+        self._speculator = Speculator(policy, pool, context, mode, drafters, metrics)
+        if mode != "off":
             self._runner.sees_draft = self._speculator.sees
         self._probes = Probes(self._runner, metrics)
         self._embedder = Embedder(scheduler.embeds, self._runner.threads, metrics)
@@ -148,42 +134,78 @@ class DecodeWorker:
 
     def stop(self) -> None:
         """End everything with `ShuttingDown`, then the thread, in the middle of a batch if need be."""
-        self.commands.post(Stop())
+        self.commands.call(self._stop)
         self._context.request_abort()
         self._speculator.abort()
         self._embedder.abort()
         self._reproducer.abort()
 
+    def _stop(self) -> None:
+        self._is_stopping = True
+
     def record(self, recorder: Recorder | None) -> None:
-        """From now on, tell this recorder of what the thread does; None: none."""
+        """From now on, give this recorder a span of all that the thread does; None: no longer."""
         self._trace.recorder = recorder
 
     def _withdraw(self, sequence: Sequence) -> None:
-        (self._reproducer.withdraw if sequence.is_reproducible else self._withdrawn.add)(sequence)
+        (self._reproducer if sequence.is_reproducible else self._runner).withdraw(sequence)
 
     def use_apart(self, context: Context) -> None:
         """Compute requests that are to be reproducible in this context; call it before the first is submitted."""
-        self.commands.post(Inspect(lambda: self._reproducer.attach(context)))
+        self.commands.call(lambda: self._reproducer.attach(context))
+
+    def use_embedder(self, context: Context) -> None:
+        """Compute embeddings in this context; call it before the first job."""
+        self.commands.call(lambda: self._embedder.attach(context))
+
+    def embed(self, job: EmbedJob) -> None:
+        """Embed a request's texts, beside what is generated."""
+        self.commands.call(lambda: self._embedder.add(job), job.refuse)
+
+    def end_embedding(self, job: EmbedJob) -> None:
+        """End a job at this tick boundary. One that has ended is ignored."""
+        self.commands.call(lambda: self._embedder.end(job))
+
+    def preload(self, snapshot: Snapshot) -> None:
+        """Take in a snapshot that was read from disk."""
+        self.commands.call(lambda: self._pool.store.add(snapshot))
+
+    def count_known(self, tokens: array[int], answer: Callable[[int], None]) -> None:
+        """Call `answer`, on the decode thread, with how many of `tokens` need not be computed now."""
+        self.commands.call(lambda: answer(self._pool.known_tokens(tokens)), lambda _: answer(0))
+
+    def probe(self, answer: Callable[[bool], None]) -> None:
+        """Call `answer`, on the decode thread, once a token was generated, or with False when none will be."""
+        self.commands.call(lambda: self._probes.add(answer), lambda _: answer(False))
+
+    def listen(self, listener: KvListener) -> None:
+        """Call `listener` with all that cells and memory hold, and with every change."""
+        self.commands.call(lambda: self._pool.listen(listener))
 
     @property
     def can_be_cut(self) -> bool:
-        """See `KvPool.can_be_cut`; it does not change."""
-        return self._pool.can_be_cut
+        """See `SequenceCells.can_be_cut`; it does not change."""
+        return self._pool.cells.can_be_cut
 
     @property
     def active_count(self) -> int:
         """Sequences that have a slot now."""
         return len(self._residency.active)
 
+    @property
+    def used_cells(self) -> int:
+        """KV cells that hold something now."""
+        return self._pool.used_cells
+
     def read_gauges(self) -> None:
         """Bring the gauges of the metrics up to date. Each is one number, read as it is just now."""
         metrics, pool = self._metrics, self._pool
         metrics.active_sequences = len(self._residency.active) + self._reproducer.running
         metrics.queued_requests = len(self._residency.all) - metrics.active_sequences
-        metrics.kv_cells_used, metrics.kv_cells_share = pool.used_cells, pool.share
-        metrics.sequence_ids_used = pool.used_ids
+        metrics.kv_cells_used, metrics.kv_cells_share = pool.used_cells, pool.cells.share
+        metrics.sequence_ids_used = pool.cells.used_ids
         tree, store, cache = pool.tree, pool.store, metrics.cache
-        cache.hits, cache.misses, cache.evictions = tree.stats.hits, tree.stats.misses, tree.stats.evictions
+        cache.evictions = tree.evictions
         cache.protected_size, cache.total_cached = tree.protected_tokens, tree.total_tokens
         cache.evictable_size, cache.node_count = tree.total_tokens - tree.protected_tokens, tree.node_count
         cache.ram_bytes, cache.ram_snapshots = store.size_bytes + tree.checkpoint_bytes, len(store)
@@ -210,27 +232,21 @@ class DecodeWorker:
             raise
         finally:
             self._probes.answer(is_alive=False)
-            self._sampling.close()
+            self._runner.close()
             self._reproducer.close()
             if self._model_drafter is not None:
                 self._model_drafter.close()
-            self._pool.tell_end()
+            self._pool.report_end()
             self._outbox.flush()
 
     def refuse_rest(self, error: UmaError) -> None:
         """Once the thread has ended: answer what came too late for it. No other thread must post any more."""
         for command in self.commands.take():
-            match command:
-                case Submit(sequence):
-                    self._outbox.add(sequence.stream, error)
-                    self._metrics.finished("error")
-                case CountKnown(_, answer):
-                    answer(0)
-                case Probe(answer):
-                    answer(False)
-                case Embed(job):
-                    job.error = error
-                    job.finish()
+            if isinstance(command, Submit):
+                self._outbox.add(command.sequence.stream, error)
+                self._metrics.finished("error")
+            elif isinstance(command, Call):
+                command.refuse(error)
         self._outbox.flush()
 
     def _tick_until_stopped(self) -> None:
@@ -397,7 +413,6 @@ class DecodeWorker:
         idle_sec = IDLE_SEC
         while not self.commands.wait(idle_sec):
             idle_sec = 0.0  # between two parts of a snapshot, only a look at the inbox
-            self._pool.has_decoding_rows = False
             if self._residency.active or not self._pool.save_cached():
                 self._pool.trim_cache(until=lambda: self.commands.wait(0.0))
                 self.commands.wait()
@@ -413,26 +428,10 @@ class DecodeWorker:
             case Submit(sequence):
                 self._submit(sequence)
             case Cancel(sequence):
-                self._withdrawn.discard(sequence)
+                self._runner.withdrawn.discard(sequence)
                 self._reproducer.discard(sequence)
                 self._residency.finish(sequence, "cancelled")
             case Credit(sequence, events):
                 self._residency.credit(sequence, events)
-            case Preload(snapshot):
-                self._pool.store.add(snapshot)
-            case CountKnown(tokens, answer):
-                answer(self._pool.known_tokens(tokens))
-            case Probe(answer):
-                self._probes.add(answer)
-            case Listen(listener):
-                self._pool.listen(listener)
-            case Inspect(look):
-                look()
-            case UseEmbedder(context):
-                self._embedder.attach(context)
-            case Embed(job):
-                self._embedder.add(job)
-            case EndEmbed(job):
-                self._embedder.end(job)
-            case Stop():
-                self._is_stopping = True
+            case Call(act):
+                act()

@@ -6,9 +6,9 @@ import math
 
 from uma.engine.delivery.outbox import Outbox
 from uma.engine.delivery.pacing import Beat, due_ms, reader_ms, uniform_steps
-from uma.engine.worker.prompt_report import PromptReport
 from uma.engine.worker.sampling import Sampled
-from uma.engine.worker.sequence import Change, Sequence, Status
+from uma.engine.worker.sequence import PromptReport, Sequence
+from uma.engine.worker.status import Change, Status
 from uma.llama.vocab import Vocab
 from uma.metrics import EngineMetrics
 from uma.types import Finished, FinishReason, Prompt, Token
@@ -151,6 +151,6 @@ class Output:
 
 
 def _warnings(sequence: Sequence) -> tuple[str, ...]:
-    """What its reader is told at the end beside the answer."""
+    """Warnings for its last event."""
     thinking = sequence.thinking
     return (*sequence.warnings, thinking.warning) if thinking is not None and thinking.warning else sequence.warnings

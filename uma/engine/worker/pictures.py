@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from uma.engine.clock import now_ms
 from uma.engine.worker.residency import Residency
-from uma.engine.worker.sequence import Sequence, Status
+from uma.engine.worker.sequence import Sequence
+from uma.engine.worker.status import Status
 from uma.llama.projector import Projector
 
 

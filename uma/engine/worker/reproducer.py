@@ -15,7 +15,8 @@ from uma.engine.policy.tuning import TUNING
 from uma.engine.worker.account import Totals
 from uma.engine.worker.residency import Residency
 from uma.engine.worker.sampling import Given, Sampling
-from uma.engine.worker.sequence import Change, Sequence, Status
+from uma.engine.worker.sequence import Sequence
+from uma.engine.worker.status import Change, Status
 from uma.engine.worker.withdrawn import Withdrawn
 from uma.errors import DecodeFailed
 from uma.llama.batch import Batch

@@ -16,15 +16,14 @@ from uma.engine.policy.order import gives_way
 from uma.engine.policy.shares import Shares
 from uma.engine.policy.state import Row, State
 from uma.engine.policy.tuning import TUNING
-from uma.engine.worker.account import Totals
 from uma.engine.worker.output import Output
-from uma.engine.worker.sequence import Change, Sequence, Status
-from uma.engine.worker.trace import Trace
+from uma.engine.worker.sequence import Sequence
+from uma.engine.worker.status import Change, Status
+from uma.engine.worker.trace import Instruments
 from uma.engine.worker.waiting import WaitingRoom, lack
 from uma.errors import InternalError, UmaError
 from uma.llama.sampler import Sampler
 from uma.llama.vocab import Vocab
-from uma.metrics import EngineMetrics
 from uma.types import CacheUse, Finished, FinishReason
 
 PATIENCE_MS = 250.0
@@ -43,18 +42,16 @@ class Residency:
         waiting: WaitingRoom,
         output: Output,
         outbox: Outbox,
-        metrics: EngineMetrics,
-        trace: Trace,
-        totals: Totals,
+        instruments: Instruments,
     ) -> None:
         self._vocab = vocab
         self._pool = pool
         self.waiting = waiting
         self._output = output
         self._outbox = outbox
-        self._metrics = metrics
-        self._trace = trace
-        self._totals = totals
+        self._metrics = instruments.metrics
+        self._trace = instruments.trace
+        self._totals = instruments.totals
         self.active: dict[int, Sequence] = {}
         """Sequences with a slot, by key."""
         self.all: dict[Sequence, None] = {}
@@ -113,7 +110,6 @@ class Residency:
         prefilling: list[Row] = []
         for sequence in self.active.values():
             (prefilling if sequence.status is Status.PREFILLING else decoding).append(sequence)
-        self._pool.has_decoding_rows = bool(decoding)
         free = self._pool.free_cells
         if free < len(decoding) + len(prefilling):
             # Only now can a preemption be needed, and only then does it matter how many cells each would free.
@@ -209,7 +205,8 @@ class Residency:
         sequence.started_ms = now
         sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
         if sequence.index == 0:  # a prompt with several answers is one
-            self._pool.count_use(sequence.computed)
+            cache = self._metrics.cache
+            cache.hits, cache.misses = cache.hits + (sequence.computed > 0), cache.misses + (sequence.computed == 0)
             self._metrics.prompt_tokens_total += sequence.prompt_tokens
             self._metrics.cached_tokens_total += sequence.cached_tokens
         sampling = sequence.request.sampling
@@ -247,7 +244,7 @@ class Residency:
             self.end(sequence, error)
 
     def abandon_all(self, error: UmaError) -> None:
-        """After a fault that ends the engine: tell every reader, and touch nothing else, whatever state it is in."""
+        """After a fault that ends the engine: give every reader the error, and touch nothing else."""
         for sequence in self.all:
             self._outbox.add(sequence.stream, error)
             self._metrics.finished("error")
@@ -279,7 +276,6 @@ class Residency:
     def _give_back(self, sequence: Sequence, event: Finished | UmaError) -> None:
         if sequence.holding is not None:
             self._forget_dropped(sequence)
-            self._pool.has_decoding_rows = self.is_decoding
             # (Kept, each repetition without the cache would lie in other cells, with other last bits.)
             keep = isinstance(event, Finished) and sequence.request.cache_prompt
             self._pool.release(sequence.holding, now_ms(), keep=keep)

@@ -20,14 +20,13 @@ from uma.engine.policy import CostModel
 from uma.engine.policy.scheduler import mixed_position
 from uma.engine.policy.speculation import saved_ms
 from uma.engine.recorder import DECODE, Recorder
-from uma.engine.worker.account import Totals
 from uma.engine.worker.commands import Commands
+from uma.engine.worker.cores.watch import Neighbours, StallWatch
 from uma.engine.worker.drafts.speculator import Drafts
-from uma.engine.worker.neighbours import Neighbours
 from uma.engine.worker.sampling import Given, Sampling
-from uma.engine.worker.sequence import Change, PlacedPicture, Sequence, Status
-from uma.engine.worker.stall import StallWatch
-from uma.engine.worker.trace import Trace
+from uma.engine.worker.sequence import PlacedPicture, Sequence
+from uma.engine.worker.status import Change, Status
+from uma.engine.worker.trace import Instruments
 from uma.engine.worker.withdrawn import Withdrawn
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, INVALID_BATCH, Context
@@ -37,9 +36,6 @@ from uma.metrics import EngineMetrics
 Work = list[tuple[Sequence, int]]
 """What a batch computes: sequences, each with the number of its tokens."""
 
-MAX_LOAD_BESIDE = 0.5
-"""Maximum load of other programs, in threads, beside which a helper thread reads log probabilities: over it the helper
-would wait for a core, and the decode thread for the helper."""
 MAX_READ_BYTES = 32 * 2**20
 """Maximum logits of prompt tokens that one batch computes: llama.cpp keeps so much memory from then on."""
 
@@ -68,27 +64,25 @@ class ModelRunner:
         context: Context,
         pool: KvPool,
         cost: CostModel,
-        metrics: EngineMetrics,
         outbox: Outbox,
         commands: Commands,
-        withdrawn: Withdrawn,
-        sampling: Sampling,
-        trace: Trace,
-        totals: Totals,
+        instruments: Instruments,
         projector: Projector | None,
     ) -> None:
         self._context = context
         self._projector = projector
         self._pool = pool
         self._cost = cost
-        self._metrics = metrics
         self._outbox = outbox
         self._commands = commands
-        self._withdrawn = withdrawn
-        self._sampling = sampling
-        self._trace = trace
-        self._totals = totals
-        self._neighbours = Neighbours(context, metrics)
+        self._metrics = instruments.metrics
+        self._trace = instruments.trace
+        self._totals = instruments.totals
+        self.sampling = Sampling(context)
+        self.withdrawn = Withdrawn(context)
+        self.withdraw = self.withdrawn.add
+        """A sequence is cancelled; its command follows. Any thread."""
+        self._neighbours = Neighbours(context, self._metrics)
         self.stall_watch = StallWatch(context)
         self._threads = 0
         """Compute threads of the batch that is prepared."""
@@ -124,6 +118,10 @@ class ModelRunner:
         """Nothing was computed for so long: what other programs did with the cores meanwhile is over."""
         self._neighbours.has_rested(rested_ms)
 
+    def close(self) -> None:
+        """End the threads that help to sample."""
+        self.sampling.close()
+
     def decode(self, sequences: list[Sequence], stride: Stride) -> Iterator[Step]:
         """A token for each row, step after step: the batches of nearly every tick, so they take the shortest path.
 
@@ -157,9 +155,9 @@ class ModelRunner:
             if self.code != DONE:
                 return
             if not count:
-                self._pool.batch_done()
+                self._pool.cells.batch_done()
             count += 1
-            given, at_ms = self._sampling.sample(sequences, range(size)), now_ms()
+            given, at_ms = self.sampling.sample(sequences, range(size)), now_ms()
             self._totals.sample_ms += at_ms - self.began_ms - took_ms
             if recorder is not None:
                 self._record(recorder, "decode", took_ms, ids, at_ms)
@@ -170,7 +168,7 @@ class ModelRunner:
                 yield Step(given, at_ms, took_ms, is_last=True)
                 return
             self._batch.advance(tokens)
-            if not self._sampling.is_plain or at_ms >= self._neighbours.due_ms:
+            if not self.sampling.is_plain or at_ms >= self._neighbours.due_ms:
                 self._prepare(sequences)
             self._begin(sequences, self.decode_ms)
             yield Step(given, at_ms, took_ms, is_last=False)
@@ -303,7 +301,7 @@ class ModelRunner:
         code, took_ms = self._compute(sequences, sequences, drafts=[draft for _, draft in rows])
         if code != DONE:
             return code, [], 0.0
-        given, at_ms = self._sampling.verify(rows), now_ms()
+        given, at_ms = self.sampling.verify(rows), now_ms()
         self._totals.steps_ms += took_ms
         self._totals.sample_ms += at_ms - self.began_ms - took_ms
         if (recorder := self._trace.recorder) is not None:
@@ -392,7 +390,7 @@ class ModelRunner:
             if sequence.missing == 0 and sequence.status is Status.PREFILLING:
                 sequence.change(Change.PREFILLED)
             if sequence.is_at_border():
-                self._pool.stop_at(sequence.holding, now_ms())
+                self._pool.stop_at(sequence.holding)
         self._metrics.tick(tokens, took_ms)
         return code, took_ms, ends
 
@@ -443,7 +441,7 @@ class ModelRunner:
         report, first = sequence.report, sequence.computed + 1
         assert report is not None
         assert report.count is not None
-        report.add(self._sampling.prompt_logprobs(sequence.tokens[first : first + count], report.count))
+        report.add(self.sampling.prompt_logprobs(sequence.tokens[first : first + count], report.count))
 
     def _compute(
         self,
@@ -462,29 +460,28 @@ class ModelRunner:
         self._begin(sequences, expected_ms, decode)
         took_ms = self._wait()
         if self.code == DONE:
-            self._pool.batch_done()
+            self._pool.cells.batch_done()
         return self.code, took_ms
 
     def _prepare(self, sampled: list[Sequence], drafts: list[list[int]] | None = None) -> None:
         """Choose the compute threads of the next batch, and start computing what constrains its tokens."""
-        threads = self._threads = self._neighbours.before_batch()
-        has_idle_cores = threads > 1 and self._neighbours.load < MAX_LOAD_BESIDE
-        self._sampling.prepare(sampled, drafts, has_idle_cores=has_idle_cores)
-        self._cost.use(threads)
+        self._threads = self._neighbours.before_batch()
+        self.sampling.prepare(sampled, drafts)
+        self._cost.use(self._threads)
 
     def _begin(self, sequences: list[Sequence], expected_ms: float, decode: Callable[[], int] | None = None) -> None:
         self.began_ms = now_ms()
         self.stall_watch.begin(self.began_ms, expected_ms, self._threads, self._neighbours.suspected)
-        is_begun = self._withdrawn.begin(sequences)
+        is_begun = self.withdrawn.begin(sequences)
         self.code = (decode or partial(self._context.begin, self._batch))() if is_begun else ABORTED
         # (Where drafts can be cut off, llama.cpp believes that it can do so with whatever it has broken off.)
         is_broken = self.code == ABORTED or (self._context.rolled_back > 0 and self.code < INVALID_BATCH)
-        self.is_state_lost = is_begun and is_broken and self._pool.has_states
+        self.is_state_lost = is_begun and is_broken and self._pool.cells.has_states
 
     def _wait(self) -> float:
         """The milliseconds that the batch took which was begun."""
         self._context.wait()
-        is_stalled, self.is_withdrawn = self.stall_watch.end(), self._withdrawn.end()
+        is_stalled, self.is_withdrawn = self.stall_watch.end(), self.withdrawn.end()
         took_ms = now_ms() - self.began_ms
         if self.code == ABORTED or is_stalled or self.is_withdrawn:
             self._context.resume()
@@ -494,6 +491,35 @@ class ModelRunner:
             self._neighbours.ask_again()
             self._metrics.stalls_total += self.code == ABORTED and not self._context.is_ended
         return took_ms
+
+
+class Probes:
+    """Health probes that wait for their answer: whether a token really comes out of the engine.
+
+    The next token that any sequence samples answers them; where none is decoding, one token is computed for them,
+    between two ticks, in a sequence id that is empty again afterwards. Belongs to the decode thread.
+    """
+
+    def __init__(self, runner: ModelRunner, metrics: EngineMetrics) -> None:
+        self._runner = runner
+        self._metrics = metrics
+        self.waiting: list[Callable[[bool], None]] = []
+
+    def add(self, answer: Callable[[bool], None]) -> None:
+        """Take a probe on; `answer` is called with whether a token was generated."""
+        self.waiting.append(answer)
+
+    def run(self) -> None:
+        """Compute a token for the probes that wait. Without a free KV cell they wait for a sequence's token."""
+        if self._runner.probe():
+            self.answer(is_alive=True)
+
+    def answer(self, *, is_alive: bool) -> None:
+        """A token was generated, or none will be any more."""
+        waiting, self.waiting = self.waiting, []
+        self._metrics.health_probes_total += len(waiting)
+        for answer in waiting:
+            answer(is_alive)
 
 
 def reads_logits(sequence: Sequence) -> bool:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from uma.engine.worker.logprobs import Logprober, hide
+from uma.engine.worker.logprobs import Logprober
 from uma.engine.worker.row_helpers import CHAIN_LOGITS, MAX_HELPERS, RowHelpers
 from uma.engine.worker.sequence import Sequence
 from uma.errors import DecodeFailed
@@ -88,21 +88,16 @@ class Sampling:
     def close(self) -> None:
         """End the helper threads, if some were made."""
         self._masks.close()
-        self._logprobs.close()
         self._helpers.close()
 
-    def prepare(
-        self, sequences: Rows[Sequence], drafts: Rows[list[int]] | None = None, *, has_idle_cores: bool = True
-    ) -> None:
+    def prepare(self, sequences: Rows[Sequence], drafts: Rows[list[int]] | None = None) -> None:
         """Start computing what constrains the next tokens of these rows, to be ready when their batch is computed.
 
         With `drafts`, one for each row and empty where it has none, also of those behind each drafted token.
-        `has_idle_cores` says whether another thread can run once the batch is computed.
         """
         self.is_plain = all(each.is_plain for each in sequences)
         if self.is_plain:
             return
-        self._logprobs.has_idle_cores = has_idle_cores
         self._masked = {}
         rows = zip(sequences, drafts or [[]] * len(sequences), strict=True)
         masked = [
@@ -157,7 +152,7 @@ class Sampling:
     def prompt_logprobs(self, tokens: Rows[int], count: int) -> list[Logprobs]:
         """How likely the batch just computed, whose every row has logits, found each of these as its row's next."""
         self._logprobs.read(self._context.logits(len(tokens)), [count] * len(tokens))
-        return self._logprobs.told(range(len(tokens)), tokens)
+        return self._logprobs.of(range(len(tokens)), tokens)
 
     def verify(self, drafts: Rows[tuple[Sequence, list[int]]]) -> list[Given]:
         """Sample rows of the batch just computed in which each sequence's last token is followed by a draft, all with
@@ -192,30 +187,23 @@ class Sampling:
         """The logits of the batch just computed, constrained."""
         logits = self._context.logits(rows)
         is_constrained = any(sequence.is_constrained for _, sequence, _ in places)
-        asking = self._begin_logprobs(logits, places, is_constrained=is_constrained)
+        asking = self._read_logprobs(logits, places, is_constrained=is_constrained)
         if is_constrained:
             self._constrain(logits, places)
         return _Step(logits, asking)
 
-    def _begin_logprobs(self, logits: Logits, places: list[_Place], *, is_constrained: bool) -> list[int]:
-        """Start reading the rows whose log probabilities are asked, which are returned."""
+    def _read_logprobs(self, logits: Logits, places: list[_Place], *, is_constrained: bool) -> list[int]:
+        """Read the rows whose log probabilities are asked, which are returned: a copy of them where logits change."""
         asking: list[int] = []
         counts: list[int] = []
         for row, sequence, size in places:
             if sequence.wants_logprobs:
                 asking += range(row, row + size)
                 counts += [sequence.request.sampling.logprobs or 0] * size
-        if asking and (is_constrained or len(asking) < len(logits)):
-            self._logprobs.begin(self._logprobs.copied(logits, asking), counts)
-        elif asking:
-            endless = [
-                first + ahead
-                for first, sequence, size in places
-                for ahead in range(size)
-                if sequence.suppresses_end(ahead)
-            ]
-            hidden = hide(logits, endless, self._vocab.eog_ids) if endless and self._vocab.eog else None
-            self._logprobs.begin(logits, counts, hidden)
+                is_constrained = is_constrained or sequence.suppresses_end()
+        if asking:
+            is_copied = is_constrained or len(asking) < len(logits)
+            self._logprobs.read(self._logprobs.copied(logits, asking) if is_copied else logits, counts)
         return asking
 
     def _constrain(self, logits: Logits, places: list[_Place]) -> None:
@@ -297,11 +285,10 @@ class Sampling:
 
     def _tell(self, step: _Step, places: list[_Place], given: list[Given]) -> None:
         """Put log probabilities into what the rows are given that ask for them."""
-        self._logprobs.wait()
         if not step.chosen:
             return
         order = {row: place for place, row in enumerate(step.asking)}
-        told = self._logprobs.told([order[row] for row in step.chosen], list(step.chosen.values()))
+        told = self._logprobs.of([order[row] for row in step.chosen], list(step.chosen.values()))
         known = dict(zip(step.chosen, told, strict=True))
         for index, (first, sequence, _) in enumerate(places):
             row = given[index]

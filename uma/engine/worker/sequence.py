@@ -1,14 +1,9 @@
-"""One request on the decode thread: its status, its tokens, how far they are computed, what its reader was given.
-
-The states and the events that lead from one to another are one table, `TRANSITIONS`. An event that the table does not
-name for a state raises `IllegalTransitionError`: no sequence can hold a slot twice, or be given tokens after its end.
-"""
+"""One request on the decode thread: its status, its tokens, how far they are computed, what its reader was given."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Hashable, Mapping
-from enum import Enum, auto
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -16,115 +11,52 @@ import numpy as np
 import numpy.typing as npt
 
 from uma.engine.delivery.detokenize import TextStream
-from uma.engine.delivery.experience import Experience
-from uma.engine.delivery.pacing import hold_ms
+from uma.engine.delivery.pacing import Experience, hold_ms
 from uma.engine.kv.pictures import PictureRun, position_of
 from uma.engine.kv.pool import Holding
 from uma.engine.kv.snapshots import Snapshot
 from uma.engine.policy.shares import Share
-from uma.engine.worker.account import Account, Doing
-from uma.engine.worker.lookup import Lookup
-from uma.engine.worker.prompt_report import PromptReport
+from uma.engine.worker.account import Account
+from uma.engine.worker.status import TRANSITIONS, Change, IllegalTransitionError, Status
 from uma.engine.worker.thinking import ThinkingBound
 from uma.llama.grammar import GrammarState
 from uma.llama.projector import Picture
 from uma.llama.sampler import Sampler
-from uma.types import Logprobs, Request, RequestMetrics, Speculation, Usage
+from uma.types import Logprobs, Prompt, Request, RequestMetrics, Speculation, Usage
 
 Bias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
 
 
-class Status(Enum):
-    """Where a sequence is in its life. It holds a slot (a sequence id, KV cells) in the three middle states only."""
+@attrs.define(slots=True, eq=False)
+class PromptReport:
+    """What a request asks about its own prompt: its text and tokens, and their log probabilities.
 
-    WAITING = auto()
-    """Queued for a slot."""
-    FOLLOWING = auto()
-    """Queued; another sequence is computing a prefix that it will share."""
-    PREFILLING = auto()
-    """Has a slot; tokens are computed whose successor is known."""
-    DECODING = auto()
-    """Has a slot; each step computes what it sampled last and samples the next."""
-    PAUSED = auto()
-    """Has a slot; its reader has used up the credit window (backpressure), so it takes no part in batches."""
-    PARKED = auto()
-    """Preempted while paused; it is queued again once its reader has caught up."""
-    ENDED = auto()
-    """Its last event is out."""
+    For log probabilities the logits of every prompt token are computed and read, a batch at a time, so these tokens are
+    not taken from the cache. The last token's row is not among them: the first output token is sampled from it.
+    """
 
+    text: str
+    count: int | None
+    """Likeliest tokens reported with each; None: no log probabilities."""
+    is_told: bool = False
+    _known: list[Logprobs | None] = attrs.field(init=False, factory=lambda: [None])
 
-class Change(Enum):
-    """What happens to a sequence."""
+    def unread(self, prompt_tokens: int) -> int:
+        """Prompt tokens whose logits are still to be read."""
+        return 0 if self.count is None else prompt_tokens - len(self._known)
 
-    FOLLOW = auto()
-    """Another sequence turned out to be computing its prefix."""
-    UNFOLLOW = auto()
-    """That prefix is there, or will never be."""
-    START = auto()
-    """It got a slot; some of its tokens are still to be computed."""
-    RESTORE = auto()
-    """It got a slot in which all but its last sampled token are computed already."""
-    PREFILLED = auto()
-    """The last of its known tokens was computed, so the next can be sampled."""
-    FALL_BEHIND = auto()
-    """Its reader has no credit left."""
-    CATCH_UP = auto()
-    """Its reader has credit again."""
-    PREEMPT = auto()
-    """It lost its slot to another sequence, or to a failed batch that could not be undone."""
-    END = auto()
-    """Finished, cancelled or failed."""
+    @property
+    def read(self) -> int:
+        """Prompt tokens whose logits were read."""
+        return len(self._known) - 1
 
+    def add(self, positions: Iterable[Logprobs]) -> None:
+        """The log probabilities of the next prompt tokens."""
+        self._known += positions
 
-TRANSITIONS: dict[Status, dict[Change, Status]] = {
-    Status.WAITING: {
-        Change.FOLLOW: Status.FOLLOWING,
-        Change.START: Status.PREFILLING,
-        Change.RESTORE: Status.DECODING,
-        Change.END: Status.ENDED,
-    },
-    Status.FOLLOWING: {
-        Change.UNFOLLOW: Status.WAITING,
-        Change.END: Status.ENDED,
-    },
-    Status.PREFILLING: {
-        Change.PREFILLED: Status.DECODING,
-        Change.PREEMPT: Status.WAITING,
-        Change.END: Status.ENDED,
-    },
-    Status.DECODING: {
-        Change.FALL_BEHIND: Status.PAUSED,
-        Change.PREEMPT: Status.WAITING,
-        Change.END: Status.ENDED,
-    },
-    Status.PAUSED: {
-        Change.CATCH_UP: Status.DECODING,
-        Change.PREEMPT: Status.PARKED,
-        Change.END: Status.ENDED,
-    },
-    Status.PARKED: {
-        Change.CATCH_UP: Status.WAITING,
-        Change.END: Status.ENDED,
-    },
-    Status.ENDED: {},
-}
-"""The whole life of a sequence. It begins in `WAITING`."""
-
-HAS_SLOT = frozenset({Status.PREFILLING, Status.DECODING, Status.PAUSED})
-
-_DOING = {
-    Status.WAITING: Doing.QUEUED,
-    Status.FOLLOWING: Doing.FOLLOWING,
-    Status.PREFILLING: Doing.READING,
-    Status.DECODING: Doing.WRITING,
-    Status.PAUSED: Doing.BEHIND,
-    Status.PARKED: Doing.BEHIND,
-    Status.ENDED: Doing.ENDED,
-}
-
-
-class IllegalTransitionError(RuntimeError):
-    """A sequence met an event that its state does not know: a fault of the engine."""
+    def event(self, id: str, token_ids: Iterable[int]) -> Prompt:
+        """The report as an event."""
+        return Prompt(id, self.text, tuple(token_ids), None if self.count is None else tuple(self._known))
 
 
 @attrs.frozen(eq=False)
@@ -174,7 +106,7 @@ class Sequence:
     """Whose process has sent it (`net.client.USER`)."""
     warnings: tuple[str, ...] = ()
     report: PromptReport | None = None
-    """What its reader is told of its prompt before the first token; None: nothing."""
+    """What its reader asks about its prompt; None: nothing."""
 
     spellings: Mapping[int, bytes] = attrs.field(factory=dict)
     """Control tokens that count as text, because the answer is parsed by them, and how they are written."""
@@ -229,8 +161,6 @@ class Sequence:
     first_token_ms: float = 0.0
     largest_batch: int = 0
     iterations: int = 0
-    lookup: Lookup | None = None
-    """Where its text repeats; None until that can be worth knowing."""
     drafted: int = 0
     accepted: int = 0
     saved_ms: float = 0.0
@@ -277,7 +207,7 @@ class Sequence:
         if status is None:
             raise IllegalTransitionError(f"sequence {self.key}: {change.name} while {self.status.name}")
         self.status = status
-        self.account.turns_to(_DOING[status])
+        self.account.turns_to(status)
 
     def to_border(self, computed: int) -> int:
         """Tokens from its first `computed` ones to the next border, or to its end."""

@@ -1,16 +1,20 @@
 """The scheduler's trace: one line for each decision, with the keys and ids of the requests it is about.
 
 It is written where the logger `uma.engine.scheduler` is at DEBUG when the engine opens; otherwise every method returns
-at once. Beside it the thread tells a `recorder` of its spans, where there is one. Belongs to the decode thread.
+at once. The `recorder`, where there is one, takes the thread's spans. Belongs to the decode thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import attrs
+
 from uma.engine.policy import CostModel, Plan, State
 from uma.engine.recorder import Recorder
+from uma.engine.worker.account import Totals
 from uma.engine.worker.sequence import Sequence
+from uma.metrics import EngineMetrics
 
 
 class Trace:
@@ -22,7 +26,7 @@ class Trace:
         self._write = write
         self.is_on = write is not None
         self.recorder: Recorder | None = None
-        """Where spans go, while somebody wants them. Set by the Trio thread."""
+        """Where spans go while a trace is recorded. Set by the Trio thread."""
 
     def queued(self, sequence: Sequence) -> None:
         """A request came."""
@@ -73,6 +77,15 @@ class Trace:
             f" waiting={waiting} budget_ms={budget_ms:g} expected_ms={expected_ms:.2f}"
             f" cells={state.used_cells} free={state.free_cells}"
         )
+
+
+@attrs.frozen
+class Instruments:
+    """What the decode thread counts and writes down of its work."""
+
+    metrics: EngineMetrics
+    totals: Totals
+    trace: Trace
 
 
 def _name(sequence: Sequence) -> str:

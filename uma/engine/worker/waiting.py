@@ -16,7 +16,8 @@ from uma.engine.policy.cost import CostModel
 from uma.engine.policy.order import due_ms, may_begin, rank
 from uma.engine.policy.shares import Share
 from uma.engine.policy.tuning import TUNING
-from uma.engine.worker.sequence import Change, Sequence, Status
+from uma.engine.worker.sequence import Sequence
+from uma.engine.worker.status import Change, Status
 
 MOST_EXAMINED = 32
 """Maximum waiting sequences examined in one tick."""

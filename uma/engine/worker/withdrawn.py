@@ -50,8 +50,8 @@ class Withdrawn:
         return not self._is_aborted
 
     def end(self) -> bool:
-        """The batch has come back; whether it was to be aborted. Perhaps that came too late: then it is whole, and the
-        context must be told to `resume` all the same.
+        """The batch has come back; whether it was aborted. It can be whole all the same, where the abort came too late;
+        the context must `resume` in either case.
         """
         with self._lock:
             self._running, is_aborted, self._is_aborted = (), self._is_aborted, False

@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from uma.engine.clock import now_ms
 from uma.engine.policy.cost import CostModel
-from uma.engine.worker.chances import Chances
-from uma.engine.worker.drafts.drafter import NOTHING, Guess
-from uma.engine.worker.sequence import Sequence, Status
+from uma.engine.worker.drafts.drafter import NOTHING, AcceptanceRates, Guess
+from uma.engine.worker.sequence import Sequence
+from uma.engine.worker.status import Status
 from uma.errors import UmaError
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, Context
@@ -32,11 +32,11 @@ from uma.llama.vocab import Vocab
 from uma.metrics import EngineMetrics
 
 SURE = (0.3, 0.6, 0.85, 0.97)
-"""Probabilities, as the small model finds them, from which on other chances hold."""
-CHANCES = (0.2, 0.45, 0.7, 0.85, 0.95)
-"""Chance that the target agrees, by that probability, before any text has shown its own."""
-USUAL = 0.7
-"""Chance that a token holds, before anything is known of it."""
+"""Probabilities, as the small model finds them, at which another acceptance rate begins."""
+PRIOR = (0.2, 0.45, 0.7, 0.85, 0.95)
+"""Acceptance rate by that probability, before any text has shown its own."""
+PRIOR_OF_ALL = 0.7
+"""The same of any token."""
 FORGET_SHARE = 1 / 256
 """Share of what is known of a row's guesses that each tick forgets: a text for which drafts were useless is tried again
 after some hundred tokens."""
@@ -60,9 +60,9 @@ class _Text:
     """A row's text in the small model's memory, and the guess behind it."""
 
     seq_id: int
-    chances: Chances
+    rates: AcceptanceRates
     """By how sure the small model was."""
-    usual: Chances
+    any_rate: AcceptanceRates
     """Of any guess."""
     held: array[int] = attrs.field(factory=lambda: array("i"))
     """Tokens whose KV is in memory: the row's, then perhaps guessed ones."""
@@ -73,11 +73,11 @@ class _Text:
     known: int = 0
     """Tokens of the row that were compared with guesses."""
 
-    def expected(self) -> list[float]:
-        """Of each token of the guess, the chance that it and all before it hold."""
+    def probabilities(self) -> list[float]:
+        """Of each token of the guess, that it and all before it are accepted."""
         whole, found = 1.0, []
         for kind in self.kinds:
-            whole *= self.chances.of(kind)
+            whole *= self.rates.of(kind)
             found.append(whole)
         return found
 
@@ -86,10 +86,10 @@ class _Text:
         for token in tokens[self.known :]:
             if not self.guess:
                 break
-            is_held = self.guess[0] == token
-            self.chances.learn(self.kinds[0], is_held=is_held)
-            self.usual.learn(0, is_held=is_held)
-            if is_held:
+            is_accepted = self.guess[0] == token
+            self.rates.learn(self.kinds[0], is_accepted=is_accepted)
+            self.any_rate.learn(0, is_accepted=is_accepted)
+            if is_accepted:
                 del self.guess[0], self.kinds[0]
             else:
                 self.guess.clear()
@@ -116,10 +116,10 @@ class _Going:
         """Tokens of the row and of the guess that the small model has not read."""
         return len(self.sequence.tokens) + self.ahead - len(self.text.held)
 
-    def goes_on(self, least_chance: float) -> bool:
-        """Whether one more token is wanted and can be had, and the one before it is likely enough to hold."""
+    def goes_on(self, least_probability: float) -> bool:
+        """Whether one more token is wanted and possible, and the one before it is likely enough to be accepted."""
         is_over = self.grammar is not None and self.grammar.is_over
-        return self.ahead < self.wanted and not is_over and self.text.expected()[-1] >= least_chance
+        return self.ahead < self.wanted and not is_over and self.text.probabilities()[-1] >= least_probability
 
 
 def _missing(sequence: Sequence, text: _Text | None) -> int:
@@ -143,7 +143,7 @@ class ModelDrafter:
         self._texts: dict[Sequence, _Text] = {}
         """Oldest first."""
         self._free_ids = list(range(context.n_seq_max))
-        self._chances, self._usual = Chances(CHANCES), Chances((USUAL,))
+        self._rates, self._any_rate = AcceptanceRates(PRIOR), AcceptanceRates((PRIOR_OF_ALL,))
         """Of all texts: what a new one begins with."""
         self._is_off = False
         self._threads_in_force = 0
@@ -152,8 +152,8 @@ class ModelDrafter:
 
     # Drafter
 
-    def prospects(self, sequence: Sequence, most: int) -> Rows[float]:
-        """Those of what is guessed already, then the usual ones of this text, or of all where it is new."""
+    def expected(self, sequence: Sequence, most: int) -> Rows[float]:
+        """Those of what is guessed already, then by this text's rate, or that of all texts where it is new."""
         grammar = sequence.grammar
         if self._is_off or len(sequence.tokens) + most > self._most_tokens or (grammar and grammar.is_over):
             return ()
@@ -161,11 +161,11 @@ class ModelDrafter:
         expected: list[float] = []
         if text is not None:
             self._catch_up(sequence, text)
-            expected = text.expected()[:most]
-        usual = text.usual if text is not None else self._usual
-        usual.fade(0, FORGET_SHARE)
+            expected = text.probabilities()[:most]
+        rate = text.any_rate if text is not None else self._any_rate
+        rate.fade(0, FORGET_SHARE)
         while len(expected) < most:
-            expected.append((expected[-1] if expected else 1.0) * usual.of(0))
+            expected.append((expected[-1] if expected else 1.0) * rate.of(0))
         return expected
 
     def step_ms(self, rows: int) -> float:
@@ -190,13 +190,13 @@ class ModelDrafter:
             for sequence, wanted in rows
             if (text := self._texts.get(sequence)) is not None and _missing(sequence, text) <= NEAR_TOKENS
         ]
-        least_chance = self._cost.decode_ms(len(going), self._used_cells) / plain_ms
+        least_probability = self._cost.decode_ms(len(going), self._used_cells) / plain_ms
         left = [each for each in going if each.ahead < each.wanted]
         while left:
-            left = [each for each in self._step(left) if each.goes_on(least_chance)]
+            left = [each for each in self._step(left) if each.goes_on(least_probability)]
         guesses = {each.sequence: each.text for each in going if each.sequence in self._texts}
         return [
-            Guess(text.guess[:wanted], text.expected()[:wanted]) if (text := guesses.get(sequence)) else NOTHING
+            Guess(text.guess[:wanted], text.probabilities()[:wanted]) if (text := guesses.get(sequence)) else NOTHING
             for sequence, wanted in rows
         ]
 
@@ -241,8 +241,8 @@ class ModelDrafter:
         if self._used_cells + needed > self._context.n_ctx or not self._has_id(sequence):
             return False
         if sequence not in self._texts:
-            chances, usual = Chances(self._chances), Chances(self._usual)
-            self._texts[sequence] = _Text(self._free_ids.pop(), chances, usual, known=len(sequence.tokens))
+            rates, any_rate = AcceptanceRates(self._rates), AcceptanceRates(self._any_rate)
+            self._texts[sequence] = _Text(self._free_ids.pop(), rates, any_rate, known=len(sequence.tokens))
         return True
 
     def _has_id(self, sequence: Sequence) -> bool:

@@ -1,7 +1,7 @@
-"""Drafts: tokens that are guessed, and verified together with a row's last token in one batch.
+"""Drafts: guessed tokens that are verified together with a row's last token in one batch.
 
-The target's own sampler decides at every position, so a draft can change nothing but the time. Drafters guess, the
-policy says how much of each guess is worth its time. Belongs to the decode thread.
+The target's own sampler decides at every position, so a draft changes nothing but the time. Drafters guess; the policy
+says how much of each guess is worth its time. Belongs to the decode thread.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class Speculator:
         free = self._pool.free_cells - len(rows)
         room = min(self._most, min(self._n_batch, free) // len(rows) - 1)
         began = now_ms()
-        drafters, chances = self._prospects(rows, room)
-        wanted = self._choose(rows, chances, free, self._step_ms(drafters))
+        drafters, expected = self._expected(rows, room)
+        wanted = self._choose(rows, expected, free, self._step_ms(drafters))
         if wanted is None:
             return None
         guesses = self._guess(rows, drafters, wanted)
-        guessed = [each.chances for each in guesses]
+        guessed = [each.probabilities for each in guesses]
         drafting = self._choose(rows, guessed, free, 0.0)
         spent_ms = now_ms() - began if self._step_ms(drafters) else 0.0
         if drafting is None:
@@ -114,34 +114,36 @@ class Speculator:
         target_ms = min(sequence.target_tbt_ms for sequence in rows)
         return self._mode == "always" or self._policy.can_pay(len(rows), self._pool.used_cells, target_ms)
 
-    def _prospects(self, rows: Rows[Sequence], room: int) -> tuple[list[Drafter | None], list[Rows[float]]]:
-        """Which drafter guesses for each row, and the chances to be expected."""
+    def _expected(self, rows: Rows[Sequence], room: int) -> tuple[list[Drafter | None], list[Rows[float]]]:
+        """Which drafter guesses for each row, and the probabilities to be expected."""
         drafters: list[Drafter | None] = []
-        chances: list[Rows[float]] = []
+        probabilities: list[Rows[float]] = []
         for sequence in rows:
             most = _most(sequence, room)
             best: tuple[Drafter | None, Rows[float]] = (None, ())
             for drafter in self._drafters if most > 0 else ():
-                expected = drafter.prospects(sequence, most)
+                expected = drafter.expected(sequence, most)
                 if sum(expected) > sum(best[1]):
                     best = drafter, expected
             drafters.append(best[0])
-            chances.append(best[1])
-        return drafters, chances
+            probabilities.append(best[1])
+        return drafters, probabilities
 
     def _step_ms(self, drafters: Rows[Drafter | None]) -> float:
         """Time that a token more for each row takes to guess."""
         return sum(each.step_ms(drafters.count(each)) for each in self._drafters if each in drafters)
 
-    def _choose(self, rows: Rows[Sequence], chances: Rows[Rows[float]], free: int, step_ms: float) -> Drafting | None:
+    def _choose(
+        self, rows: Rows[Sequence], probabilities: Rows[Rows[float]], free: int, step_ms: float
+    ) -> Drafting | None:
         """How many tokens of each row's guess are worth their time; None: of none."""
-        if not any(chances):
+        if not any(probabilities):
             return None
         cells = self._pool.used_cells
         if self._mode == "always":
             plain_ms = self._policy.plain_ms(len(rows), cells)
-            return Drafting(tuple(map(len, chances)), plain_ms, plain_ms)
-        candidates = [Candidate(each, row.target_tbt_ms) for each, row in zip(chances, rows, strict=True)]
+            return Drafting(tuple(map(len, probabilities)), plain_ms, plain_ms)
+        candidates = [Candidate(each, row.target_tbt_ms) for each, row in zip(probabilities, rows, strict=True)]
         return self._policy.choose(candidates, cells, free, step_ms=step_ms)
 
     def _guess(self, rows: Rows[Sequence], drafters: Rows[Drafter | None], wanted: Drafting) -> list[Guess]:

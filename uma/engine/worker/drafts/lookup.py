@@ -1,22 +1,23 @@
-"""Prompt look-up: what probably comes next in a text, by where its last tokens stood before.
+"""Prompt look-up: guesses a text's next tokens by where its last tokens stood before.
 
 Summaries quote, code edits repeat, JSON lists say the same keys again and again. Where the last three tokens came
-before, or at least the last two or one, what followed then is a guess of what follows now. The guess costs nothing to
-check: every token that comes, sampled one by one or verified as a draft, shows whether it was right. So how often
-guesses hold is known before anything was computed for them, by how long the text has agreed with its earlier place so
-far.
-
-Pure: tokens in, guesses out.
+before, or at least the last two or one, what followed then is a guess of what follows now. Every token that comes,
+sampled or verified, shows whether the guess was right, so acceptance rates are known before a draft is verified: by how
+long the text has agreed with its earlier place so far.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Sequence as Rows
 from itertools import chain, islice, pairwise
+from weakref import WeakKeyDictionary
 
-from uma.engine.worker.chances import Chances
+from uma.engine.kv.pool import KvPool
+from uma.engine.worker.drafts.drafter import NOTHING, AcceptanceRates, Guess
+from uma.engine.worker.sequence import Sequence
+from uma.llama.vocab import Vocab
 
 NGRAM = 3
 """Tokens of which every earlier place is known; of fewer the last place alone."""
@@ -27,22 +28,24 @@ MAX_PLACES = 8
 MAX_AGREED = 32
 """Tokens up to which it matters for how long a place agreed."""
 AGREED = (2, NGRAM, 5, 8, 16, MAX_AGREED)
-"""Lengths of agreement from which on other chances hold."""
-CHANCES = (0.1, 0.25, 0.4, 0.6, 0.75, 0.85, 0.9)
-"""Chance that the next token agrees too, by length of agreement, before any text has shown its own."""
-
-MOST_USUAL = (0.5, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0)
-"""Maximum chance with which a text begins, by length of agreement: whether one or two tokens say what comes next is a
-text's own, and the drafts that would find out cost time."""
+"""Lengths of agreement at which another acceptance rate begins."""
+PRIOR = (0.1, 0.25, 0.4, 0.6, 0.75, 0.85, 0.9)
+"""Acceptance rate of the next token by length of agreement, before any text has shown its own."""
+MOST_PRIOR = (0.5, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0)
+"""Maximum rate with which a text begins, by length of agreement: how well one or two tokens predict differs from text
+to text, and the drafts that would find out cost time."""
+LIKELY = 0.75
+"""Minimum probability of its first token for which a guess ends a stride: the policy then says whether it is
+verified."""
 
 
 class Lookup:
-    """One sequence's guesses. Belongs to one thread at a time."""
+    """One text's guesses. Belongs to one thread at a time."""
 
-    __slots__ = ("_agreed", "_chances", "_count", "_last", "_next", "_place", "_short", "_source", "_tokens")
+    __slots__ = ("_agreed", "_count", "_last", "_next", "_place", "_rates", "_short", "_source", "_tokens")
 
-    def __init__(self, tokens: Sequence[int], usual: Sequence[float] | Chances = CHANCES) -> None:
-        """`usual` are the chances that hold before this text has shown its own, by length of agreement."""
+    def __init__(self, tokens: Rows[int], prior: Rows[float] | AcceptanceRates = PRIOR) -> None:
+        """`prior` are the acceptance rates before this text has shown its own, by length of agreement."""
         self._count = len(tokens)
         """Tokens of the whole text that were taken in."""
         self._tokens = array("i", tokens[-MAX_INDEXED:])
@@ -60,7 +63,7 @@ class Lookup:
         """Index in it of the token that is expected next; 0: none is."""
         self._agreed = 0
         """Tokens up to there that agree with the end of the text."""
-        self._chances = Chances(usual, MOST_USUAL)
+        self._rates = AcceptanceRates(prior, MOST_PRIOR)
         """By length of agreement."""
         self._find()
 
@@ -69,8 +72,8 @@ class Lookup:
         """For how many tokens the place that is followed has agreed; 0: none is."""
         return self._agreed if self._place else 0
 
-    def catch_up(self, tokens: Sequence[int]) -> None:
-        """Take in what has come behind the text so far. `tokens` is the whole of it."""
+    def catch_up(self, tokens: Rows[int]) -> None:
+        """Take in what was appended to the text; `tokens` is the whole of it."""
         for token in tokens[self._count :]:
             self.push(token)
 
@@ -79,7 +82,7 @@ class Lookup:
         tokens = self._tokens
         self._count += 1
         if self._place:
-            self._learn(is_held=self._source[self._place] == token)
+            self._learn(is_accepted=self._source[self._place] == token)
         tokens.append(token)
         if len(tokens) >= NGRAM:
             ngram = tuple(tokens[-NGRAM:])
@@ -91,7 +94,7 @@ class Lookup:
         if not self._place or self._place >= len(self._source):
             self._find()
 
-    def follow(self, tokens: Sequence[int]) -> None:
+    def follow(self, tokens: Rows[int]) -> None:
         """Guess that `tokens` come next: another text went on with them after the very same beginning."""
         # Its index 0 stands for "none", so one token stands before them.
         self._source = array("i", chain((-1,), tokens))
@@ -110,9 +113,9 @@ class Lookup:
                 found.append(found[len(found) - period])
         return found
 
-    def chances(self, count: int) -> list[float]:
-        """Of `guess(count)`, each token's chance that it and all before it hold: from 1 to 0, falling."""
-        each = self._chances.each()
+    def probabilities(self, count: int) -> list[float]:
+        """Of each token of `guess(count)`, that it and all before it are accepted: from 1 to 0, falling."""
+        each = self._rates.each()
         found: list[float] = []
         whole = 1.0
         for agreed in range(self._agreed, self._agreed + count):
@@ -120,9 +123,9 @@ class Lookup:
             found.append(whole)
         return found
 
-    def _learn(self, *, is_held: bool) -> None:
-        self._chances.learn(bisect_right(AGREED, self._agreed), is_held=is_held)
-        if is_held:
+    def _learn(self, *, is_accepted: bool) -> None:
+        self._rates.learn(bisect_right(AGREED, self._agreed), is_accepted=is_accepted)
+        if is_accepted:
             self._place += 1
             self._agreed = min(self._agreed + 1, MAX_AGREED)
         else:
@@ -152,7 +155,7 @@ class _ShortMatches:
 
     __slots__ = ("_last_one", "_last_two", "_one", "_two")
 
-    def __init__(self, tokens: Sequence[int]) -> None:
+    def __init__(self, tokens: Rows[int]) -> None:
         size = len(tokens)
         self._last_one: dict[int, int] = dict(zip(tokens[:-1], range(1, size), strict=False))
         """Of each token, the index behind its last place."""
@@ -161,7 +164,7 @@ class _ShortMatches:
         self._one = self._two = 0
         self.take_in(tokens)
 
-    def take_in(self, tokens: Sequence[int]) -> None:
+    def take_in(self, tokens: Rows[int]) -> None:
         """The text has become longer by a token."""
         size = len(tokens)
         if size:
@@ -177,3 +180,59 @@ class _ShortMatches:
         where there is none.
         """
         return (self._two, 2) if self._two else (self._one, int(self._one > 0))
+
+
+class LookupDrafter:
+    """A `Drafter` whose guesses take no time. Texts are followed from the first time that drafts could pay."""
+
+    def __init__(self, pool: KvPool, vocab: Vocab) -> None:
+        self._pool = pool
+        self._vocab = vocab
+        self._rates = AcceptanceRates(PRIOR)
+        """Of all texts: what a new one begins with."""
+        self._lookups: WeakKeyDictionary[Sequence, Lookup] = WeakKeyDictionary()
+        self._guesses: WeakKeyDictionary[Sequence, Guess] = WeakKeyDictionary()
+        """The last of each row."""
+
+    def expected(self, sequence: Sequence, most: int) -> Rows[float]:
+        """The probabilities of the guess itself."""
+        lookup = self._lookup(sequence)
+        tokens = lookup.guess(most)
+        for index, token in enumerate(tokens):
+            if token in self._vocab.eog:
+                tokens = tokens[:index]
+                break
+        if tokens and sequence.grammar is not None:
+            tokens = tokens[: sequence.grammar.common(tokens)]
+        found = self._guesses[sequence] = Guess(tokens, lookup.probabilities(len(tokens))) if tokens else NOTHING
+        return found.probabilities
+
+    def step_ms(self, rows: int) -> float:
+        """Nothing is computed."""
+        return 0.0
+
+    def guess(self, rows: Rows[tuple[Sequence, int]], plain_ms: float, within_ms: float) -> list[Guess]:
+        """What `expected` found."""
+        found = [(self._guesses[sequence], most) for sequence, most in rows]
+        return [Guess(each.tokens[:most], each.probabilities[:most]) for each, most in found]
+
+    def takes_in(self, sequence: Sequence, token: int) -> bool:
+        """Whether the text has come to where it repeats, most probably."""
+        lookup = self._lookups.get(sequence)
+        if lookup is None:
+            return False
+        lookup.push(token)
+        return lookup.agreed > 0 and lookup.probabilities(1)[0] >= LIKELY
+
+    def abort(self) -> None:
+        """There is nothing to end."""
+
+    def _lookup(self, sequence: Sequence) -> Lookup:
+        lookup = self._lookups.get(sequence)
+        if lookup is None:
+            lookup = self._lookups[sequence] = Lookup(sequence.tokens, self._rates)
+            if ahead := self._pool.tree.continuation(sequence.tokens, sequence.max_tokens):
+                lookup.follow(ahead)
+        else:
+            lookup.catch_up(sequence.tokens)
+        return lookup

@@ -1,0 +1,129 @@
+"""What Linux counts: for every thread how long it ran and waited for a core, for every core how long it was idle."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import attrs
+
+from uma import cgroup
+from uma.engine.policy.threads import CpuSample
+from uma.llama import backend
+
+PROC = Path("/proc")
+TICK_MS = 1000.0 / os.sysconf("SC_CLK_TCK")
+"""The unit of /proc/stat."""
+
+
+def scheduled_ms(proc: Path = PROC) -> tuple[float, float] | None:
+    """How long all threads of this process ran, and waited for a core; None where the kernel does not count."""
+    running_ns = waiting_ns = 0
+    tasks = f"{proc}/self/task"
+    try:
+        threads = os.listdir(tasks)  # noqa: PTH208  (a few times a second between two batches: paths take as long again)
+    except OSError:
+        return None
+    for thread in threads:
+        try:
+            with open(f"{tasks}/{thread}/schedstat", "rb", buffering=0) as file:  # noqa: PTH123
+                fields = file.read(64).split()
+            running_ns += int(fields[0])
+            waiting_ns += int(fields[1])
+        except (OSError, ValueError, IndexError):  # a thread that has just ended
+            continue
+    return (running_ns / 1e6, waiting_ns / 1e6) if running_ns else None
+
+
+def runnable_threads(proc: Path = PROC) -> int:
+    """Threads on this machine that run or wait for a core just now, this one included; 0 where the system has no count.
+
+    `/proc/stat` has the same number behind much that takes time to write on a machine with many cores.
+    """
+    try:
+        with (proc / "loadavg").open("rb", buffering=0) as file:
+            return int(file.read(128).split()[3].partition(b"/")[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def unused_ms(stat: Path, cpus: frozenset[int]) -> tuple[float, float] | None:
+    """How long these cores were idle or waited for disks, and how long the host of this virtual machine took them, each
+    added up; None where the system has no counts.
+    """
+    try:
+        with stat.open("rb") as file:
+            lines = file.read(256 * (max(cpus) + 2)).splitlines()
+    except OSError:
+        return None
+    wanted = {b"cpu%d" % cpu for cpu in cpus}
+    found = [fields for line in lines if len(fields := line.split()) > 5 and fields[0] in wanted]
+    if len(found) != len(cpus):
+        return None
+    idle = sum(int(fields[4]) + int(fields[5]) for fields in found)
+    stolen = sum(int(fields[8]) for fields in found if len(fields) > 8)
+    return idle * TICK_MS, stolen * TICK_MS
+
+
+@attrs.frozen
+class Counters:
+    """The kernel's counters at one moment, in milliseconds since an arbitrary start."""
+
+    wall_ms: float
+    running_ms: float
+    """Time of this process's threads on a core."""
+    waiting_ms: float
+    """Time for which they were runnable without one."""
+    idle_ms: float | None = None
+    """Time for which the cores had nothing to run, added up; None where the system has no count."""
+    stolen_ms: float = 0.0
+    """Time that the host of a virtual machine took from the cores."""
+    cpus: frozenset[int] = frozenset()
+    cores: float = 1.0
+    """CPUs that this process can use: its affinity, or what a quota pays for."""
+    quota_use: cgroup.QuotaUse | None = None
+
+    @classmethod
+    def take(cls, proc: Path, now: float) -> Counters | None:
+        """The counters of now; None where the system does not have them."""
+        cpus = backend.affinity()
+        scheduled = scheduled_ms(proc)
+        if scheduled is None:
+            return None
+        cores = backend.available_cores()
+        quota_use = cgroup.quota_use() if cores < len(cpus) else None
+        idle_ms, stolen_ms = unused_ms(proc / "stat", cpus) or (None, 0.0)
+        return cls(now, *scheduled, idle_ms, stolen_ms, cpus, cores, quota_use)
+
+    def advanced(self, now: float, used_ms: float, wanted_ms: float) -> Counters:
+        """An estimate of the counters at `now`: since these, this process has had `used_ms` of CPU time, where its
+        threads could have had `wanted_ms`.
+
+        The difference counts as waiting time, although other programs need not have used it: so the next sample shows
+        no more of them than there are. Idle time stays as it was.
+        """
+        quota_use = self.quota_use
+        if quota_use is not None:
+            quota_use = attrs.evolve(quota_use, used_ms=quota_use.used_ms + used_ms)
+        return attrs.evolve(
+            self,
+            wall_ms=now,
+            running_ms=self.running_ms + used_ms,
+            waiting_ms=self.waiting_ms + max(0.0, wanted_ms - used_ms),
+            quota_use=quota_use,
+        )
+
+    def since(self, last: Counters, wanted: int) -> CpuSample:
+        """What happened since `last`. Threads that ended meanwhile took their counts along."""
+        is_known = self.cpus == last.cpus and self.idle_ms is not None and last.idle_ms is not None
+        return CpuSample(
+            wall_ms=self.wall_ms - last.wall_ms,
+            cores=self.cores,
+            most=wanted or backend.compute_cores(self.cpus),
+            running_ms=max(0.0, self.running_ms - last.running_ms),
+            waiting_ms=max(0.0, self.waiting_ms - last.waiting_ms),
+            idle_ms=max(0.0, (self.idle_ms or 0.0) - (last.idle_ms or 0.0)) if is_known else None,
+            stolen_ms=max(0.0, self.stolen_ms - last.stolen_ms) if is_known else 0.0,
+            quota_used_ms=self.quota_use.since(last.quota_use) if self.quota_use else None,
+            cpus=len(self.cpus),
+        )

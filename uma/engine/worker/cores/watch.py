@@ -1,0 +1,319 @@
+"""Two watches over the cores: one chooses the number of compute threads between batches, one aborts a batch that waits.
+
+`Neighbours` samples the kernel's counters a few times a second, between two batches, since a context's threads can
+change there only; a sample takes some 0.1 ms. Systems without these counters keep all threads, and where a GPU computes
+everything nothing is read. Pressure stall information (PSI) is not used: it does not say whether others still use a
+core that this process has left to them, which decides when its threads come back.
+
+After a rest in which other programs used the cores, all threads begin nevertheless: a program that yields by its
+priority, or that works on other cores, looks like a neighbour until threads wait for it. But where something
+else is still runnable, the batches until the first full sample are watched closely.
+
+`StallWatch` aborts. llama.cpp's compute threads meet at hundreds of barriers for each token: where other programs
+suddenly want the cores, a batch that began with all threads can take a hundred times as long as it should. So a thread
+looks at the batch that runs, some times a second, and has llama.cpp abort one that takes far too long because its
+threads wait for cores. It is computed again at once, with the threads for which there are cores then.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from uma.engine.clock import now_ms
+from uma.engine.policy.threads import CpuSample, ThreadPolicy
+from uma.engine.worker.cores.counters import PROC, Counters, runnable_threads
+from uma.llama import backend
+from uma.llama.context import Context
+from uma.metrics import EngineMetrics
+
+SAMPLE_MS = 120.0
+"""Minimum time between two samples."""
+SAMPLE_COST_SHARE = 0.002
+"""Maximum share of its time, and of a rest, that the decode thread spends on samples: where /proc is slow, they are
+rarer."""
+QUIET_SHARE = 0.95
+"""Minimum CPU time of this process, as a share of all that its compute threads could have had, at which no other
+program can have kept them from a core: then one clock is read (some 5 us) instead of all counters."""
+QUIET_LOAD = 0.1
+"""Maximum load of other programs, in threads, at which that is enough to know."""
+MAX_QUIET_MS = 1_000.0
+"""Maximum time between two samples while the process has its cores: only a sample sees CPUs or a quota that are added,
+or, on some virtual machines, time that the host takes."""
+REST_MS = 20.0
+"""Minimum time without work that has a sample of its own."""
+LEAST_MS = 100.0
+"""Minimum duration of a batch to be aborted: the gain on a shorter one would not be seen."""
+LOOK_SEC = LEAST_MS / 2000
+"""Interval between two looks at the batch that runs: a look takes time from the core that it wakes on."""
+TOO_LONG = 2.0
+"""Duration of a batch, as a multiple of its prediction, from which on it is examined."""
+CLOSE_MS = 20.0
+"""Minimum duration of a batch to be aborted where others are suspected to want the cores, and the interval between two
+looks at it: some time slices of the scheduler, which counts a wait when it is over."""
+STARVED_SHARE = 0.8
+"""Share of the time they want to run below which compute threads count as waiting for cores."""
+REST_LOOKS = 10
+"""Looks without a batch after which the watching thread rests until one runs."""
+PAUSE_MS = 2_000.0
+"""Minimum time between two aborted batches: where fewer threads do not help, a third try gains nothing."""
+
+_log = logging.getLogger("uma.engine")
+
+
+class Neighbours:
+    """Sets the context's compute threads. Belongs to the decode thread; `before_batch` is called before each batch."""
+
+    def __init__(self, context: Context, metrics: EngineMetrics, *, proc: Path = PROC) -> None:
+        self._context = context
+        self._metrics = metrics
+        self._proc = proc
+        self._wanted = max(context.params.n_threads, context.params.n_threads_batch)
+        """Threads that the configuration names; 0: as many as compute fastest on the CPUs at hand."""
+        self._policy = ThreadPolicy(self._wanted or backend.core_count())
+        self.due_ms = now_ms() + SAMPLE_MS if context.computes_on_cpu else math.inf
+        """When `before_batch` samples next; infinite: never."""
+        self._cost_ms = 0.0
+        """CPU time of the last sample."""
+        self._last = Counters.take(proc, now_ms())
+        self._used_ms = math.inf
+        """CPU time of this process when it was last looked at; infinite: a sample must be next."""
+        self._sampled_ms = 0.0
+        self.suspected: Counters | None = None
+        """The counters at the end of a rest behind which others may go on; None where nothing is suspected."""
+        self._is_asked = False
+        """A batch since the rest, or the last look, has shown that the number of threads is wrong."""
+        metrics.compute_threads = self._policy.threads
+
+    @property
+    def load(self) -> float:
+        """Threads of other programs that want to run beside this process's, as the last sample showed."""
+        return self._policy.load
+
+    def ask_again(self) -> None:
+        """Sample before the next batch: a batch has just shown that the number of threads is wrong."""
+        self._used_ms = math.inf
+        self._is_asked = True
+        if self.due_ms < math.inf:
+            self.due_ms = 0.0
+
+    def has_rested(self, rested_ms: float) -> None:
+        """The decode thread had nothing to compute for so long, until now: a new sample begins."""
+        if rested_ms >= max(REST_MS, self._cost_ms / SAMPLE_COST_SHARE) and self.due_ms < math.inf:
+            now, self.suspected, self._is_asked = now_ms(), None, False
+            self._sample(now, self._observe_rest)
+            if self.suspected is not None:
+                self.due_ms = now + CLOSE_MS
+
+    def before_batch(self) -> int:
+        """Sample, if it is time; returns the number of compute threads in force."""
+        now = now_ms()
+        if now >= self.due_ms:
+            if self.suspected is not None and now - self._sampled_ms < SAMPLE_MS:
+                self._look_closely(now)
+            elif self._has_its_cores(now):
+                self.due_ms, self.suspected = now + SAMPLE_MS, None
+            else:
+                self.suspected = None
+                self._sample(now, self._policy.observe)
+        return self._policy.threads
+
+    def _observe_rest(self, sample: CpuSample) -> int:
+        threads = self._policy.observe_rest(sample)
+        if self._policy.would_yield(sample) and runnable_threads(self._proc) > 1:
+            self.suspected = self._last
+        return threads
+
+    def _look_closely(self, now: float) -> None:
+        """Whether compute threads have waited for others since the rest, before a full sample is due."""
+        self.due_ms = now + CLOSE_MS
+        is_asked, self._is_asked = self._is_asked, False
+        # Behind a batch all its threads spin for a moment still.
+        if not is_asked and runnable_threads(self._proc) <= self._policy.threads:
+            return
+        reading, last, before = Counters.take(self._proc, now), self._last, self._policy.threads
+        if reading is None or last is None:
+            return
+        self._choose(reading.since(last, self._wanted), self._policy.observe_waits)
+        if self._policy.threads != before:
+            # The next sample is of these threads alone, and in full.
+            self._last, self._sampled_ms, self._used_ms = reading, now, math.inf
+            self.due_ms, self.suspected = now + SAMPLE_MS, None
+
+    def _has_its_cores(self, now: float) -> bool:
+        """Whether the compute threads have run all the while, so that a sample would show no other program."""
+        policy, last, before_ms = self._policy, self._last, self._used_ms
+        self._used_ms = time.process_time() * 1000
+        used_ms = self._used_ms - before_ms
+        wanted_ms = 0.0 if last is None else policy.threads * (now - last.wall_ms)
+        if (
+            last is None
+            or used_ms < QUIET_SHARE * wanted_ms
+            or now - self._sampled_ms > MAX_QUIET_MS
+            or max(policy.load, policy.stolen) > QUIET_LOAD
+        ):
+            return False
+        self._last = last.advanced(now, used_ms, wanted_ms)
+        return True
+
+    def _sample(self, now: float, observe: Callable[[CpuSample], int]) -> None:
+        cpu_began = time.thread_time()
+        self._used_ms, self._sampled_ms = time.process_time() * 1000, now
+        reading, last = Counters.take(self._proc, now), self._last
+        self._last = reading
+        if reading is None:
+            self.due_ms = math.inf
+            return
+        if last is not None:
+            self._choose(reading.since(last, self._wanted), observe)
+        self._cost_ms = (time.thread_time() - cpu_began) * 1000
+        self.due_ms = now + max(SAMPLE_MS, self._cost_ms / SAMPLE_COST_SHARE)
+
+    def _choose(self, sample: CpuSample, observe: Callable[[CpuSample], int]) -> None:
+        before, threads = self._policy.threads, observe(sample)
+        load = self._metrics.neighbour_load = round(self._policy.load, 2)
+        self._metrics.stolen_share = round(self._policy.stolen, 2)
+        if threads != before:
+            self._context.set_threads(threads)
+            self._metrics.compute_threads = threads
+            _log.debug("compute threads: %d instead of %d: other programs want %.1f cores", threads, before, load)
+
+
+class _Running(NamedTuple):
+    """A batch that is computed now."""
+
+    began_ms: float
+    expected_ms: float
+    threads: int
+    since: Counters | None
+    """Where others are suspected to want the cores: the counters at the end of the rest before it."""
+
+    @property
+    def takes_too_long(self) -> bool:
+        """Whether that is so by now, whatever the reason."""
+        return now_ms() - self.began_ms > max(LEAST_MS, TOO_LONG * self.expected_ms)
+
+
+class StallWatch:
+    """Watches the batches of one context. `begin` and `end` belong to the decode thread."""
+
+    def __init__(self, context: Context, *, proc: Path = PROC) -> None:
+        self._context = context
+        self._proc = proc
+        self._running: _Running | None = None
+        self._lock = threading.Lock()
+        """Held while a batch is aborted, and while it ends: an abort is never meant for the batch after it."""
+        self._is_aborted = False
+        self._called = threading.Event()
+        """The watching thread must look again before its interval is over."""
+        self._is_over = False
+        self._interval_sec: float | None = LOOK_SEC
+        """How long the watching thread waits until it looks again; None: until a batch runs."""
+        self._aborted_ms = -PAUSE_MS
+        # A recurrent state cannot be put back to what it was before the batch; the text would be read from its start.
+        self._is_able = not context.model.has_states
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look at batches for the block, where the system counts how long threads wait for cores."""
+        if not self._is_able or Counters.take(self._proc, now_ms()) is None:
+            yield
+            return
+        thread = threading.Thread(target=self._look_until_over, name="uma-stall-watch")
+        thread.start()
+        try:
+            yield
+        finally:
+            self._is_over = True
+            self._called.set()
+            thread.join()
+
+    def begin(self, began_ms: float, expected_ms: float, threads: int, since: Counters | None = None) -> None:
+        """A batch goes to llama.cpp, with so many threads. One thread alone waits for no other: it is not watched.
+
+        `since` are the counters of a moment behind which others are suspected to want the cores.
+        """
+        if threads > 1:
+            self._running = _Running(began_ms, expected_ms, threads, since)
+            interval_sec = self._interval_sec
+            if interval_sec is None or (since is not None and interval_sec > CLOSE_MS / 1000):
+                self._called.set()
+
+    def end(self) -> bool:
+        """The batch has come back; whether it was aborted. It can be whole all the same, where the abort came too late;
+        the context must `resume` in either case.
+        """
+        with self._lock:
+            self._running, is_aborted, self._is_aborted = None, self._is_aborted, False
+        return is_aborted
+
+    # The watching thread
+
+    def _look_until_over(self) -> None:
+        suspect: _Running | None = None
+        before: Counters | None = None
+        idle_looks = 0
+        while True:
+            self._called.wait(self._interval_sec)
+            if self._interval_sec is None:
+                idle_looks = 0
+            # Clear before reading what was begun: a call that comes between the two costs one look, and none is lost.
+            self._called.clear()
+            if self._is_over:
+                return
+            running = self._running
+            idle_looks = 0 if running else idle_looks + 1
+            self._interval_sec = None if idle_looks > REST_LOOKS else _interval_sec(running)
+            if self._interval_sec is None and self._running is not None:  # it began before it could see the rest
+                self._interval_sec = LOOK_SEC
+            if running is None or not self._is_examined(running):
+                suspect = None
+            elif (now := Counters.take(self._proc, now_ms())) is not None:
+                is_starving = running is suspect and before is not None and is_starved(before, now)
+                if is_starving or self._is_taken(running, now):
+                    self._abort(running)
+                suspect, before = running if running.takes_too_long else None, now
+
+    def _abort(self, running: _Running) -> None:
+        with self._lock:
+            if self._running is running:
+                self._is_aborted = True
+                self._aborted_ms = now_ms()
+                self._context.request_retry()
+
+    def _is_taken(self, running: _Running, now: Counters) -> bool:
+        """Whether others are suspected, took cores from this batch and still want them.
+
+        Two threads of ours on one core wait as well, until the scheduler moves one: then another core was idle.
+        """
+        since = running.since
+        if since is None or not is_starved(since, now) or (now.idle_ms or 0.0) > (since.idle_ms or 0.0):
+            return False
+        return runnable_threads(self._proc) > running.threads + 1  # the thread that looks is runnable too
+
+    def _is_examined(self, running: _Running) -> bool:
+        is_close = running.since is not None and now_ms() - running.began_ms >= CLOSE_MS
+        return (is_close or running.takes_too_long) and now_ms() - self._aborted_ms > PAUSE_MS
+
+
+def _interval_sec(running: _Running | None) -> float:
+    """How long from one look, which saw this batch, to the next."""
+    if running is None or running.since is None:
+        return LOOK_SEC
+    took_ms = now_ms() - running.began_ms
+    return max(CLOSE_MS - took_ms if took_ms < CLOSE_MS else CLOSE_MS, 1.0) / 1000
+
+
+def is_starved(before: Counters, now: Counters) -> bool:
+    """Whether the threads of this process waited for other programs on this machine between two counts.
+
+    Not where the host took time from a core: what runs there waits with it, and with fewer threads it would as well.
+    """
+    running_ms, waiting_ms = now.running_ms - before.running_ms, now.waiting_ms - before.waiting_ms
+    return now.stolen_ms <= before.stolen_ms and running_ms < STARVED_SHARE * (running_ms + waiting_ms)
