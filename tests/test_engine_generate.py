@@ -12,6 +12,7 @@ from engine_world import Answer, alone, answer, answers, ask, config_for, tokens
 from models import BOS, EOS, IM_END, IM_START, MERGES, N_VOCAB, SHOWN, SPECIALS, write_model
 from uma import Message, Request, SamplingParams, open_engine
 from uma.engine.delivery.pacing import STRIDE_STEPS
+from uma.engine.kv.pool import LAST_TOKENS
 from uma.engine.policy import Plan, Scheduler, State
 from uma.engine.policy.embed import EmbedDemand
 from uma.engine.worker.loop import REPLAN_BATCHES
@@ -47,7 +48,7 @@ async def test_for_no_tokens_at_all_the_prompt_is_read_and_kept(tiny: Path, stre
             assert (got.tokens, got.finished.reason) == ((), "length")
             assert got.finished.usage.completion_tokens == 0
         again = await answer(engine, ask(prompt, max_tokens=1))
-        assert again.finished.usage.cached_tokens == len(prompt) - 1
+        assert again.finished.usage.cached_tokens == len(prompt) - LAST_TOKENS
 
 
 async def test_without_streaming_the_last_event_carries_all_that_streaming_gives(tiny: Path) -> None:
