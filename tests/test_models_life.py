@@ -248,7 +248,7 @@ async def test_loads_and_unloads_leave_nothing_behind(
         for number in range(LOADS):
             await text(models, NAMES[number % len(NAMES)])
             await models.unload(NAMES[number % len(NAMES)])
-            await until(lambda: not children())
+            await until(lambda: all(each.state == "unloaded" for each in models.listed()))
             if number == LOADS // 3:
                 before, resident = state(), resident_kib()
         assert state() == before
