@@ -423,7 +423,7 @@ async def test_what_has_begun_with_a_model_that_is_to_leave_ends_with_it(
     folder: Path, texts: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
 ) -> None:
     monkeypatch.setenv("UMA_MODELS", str(folder))
-    config = RuntimeConfig(models=",".join(NAMES), memory=140, threads=1, threads_batch=1)
+    config = RuntimeConfig(models=",".join(NAMES), memory=110, threads=1, threads_batch=1)
     found: dict[str, str] = {}
 
     async def ask_of(source: Source, model: str) -> None:
