@@ -15,10 +15,12 @@ from uma.http import (
     llama_server_embeddings,
     ollama,
     ollama_embeddings,
+    ollama_models,
     openai_chat,
     openai_completions,
     openai_embeddings,
     openai_responses,
+    router,
     running,
 )
 from uma.http.page.endpoints import AnswerBody, MarkdownBody
@@ -44,6 +46,9 @@ BODIES: dict[str, type[Any]] = {
     "/api/embed": ollama_embeddings.EmbedBody,
     "/api/embeddings": ollama_embeddings.EmbeddingsBody,
     "/api/show": ollama.ShowBody,
+    "/api/pull": ollama_models.PullBody,
+    "/api/copy": NoBody,
+    **dict.fromkeys(("/models/load", "/models/unload"), router.RouterBody),
     "/health/check": HealthCheckPayload,
     **dict.fromkeys(("/completion", "/completions"), llama_server_completion.CompletionBody),
     "/infill": llama_server_completion.InfillBody,

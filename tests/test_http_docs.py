@@ -33,6 +33,9 @@ RUNNING = [line for line in LINES if "chatcmpl-" in line]
 """Lines about a request that runs."""
 KEPT = [line for line in LINES if "file-" in line or "batch_" in line]
 """Lines about a file or a batch that is kept."""
+MANAGING = [line for line in LINES if re.search(r"/api/(pull|delete|copy)|/models/(un)?load", line)]
+"""Lines for a server of several models."""
+OTHERS = [*RANKING, *FILLING, *RUNNING, *KEPT, *MANAGING]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,7 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
         yield process
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if line not in [*RANKING, *FILLING, *RUNNING, *KEPT]])
+@pytest.mark.parametrize("line", [line for line in LINES if line not in OTHERS])
 def test_every_line_can_be_pasted(line: str, http_server: HttpServer) -> None:
     paste(line, http_server)
 
@@ -68,6 +71,13 @@ def test_every_line_about_a_running_request_finds_that_it_does_not_run(line: str
 @pytest.mark.parametrize("line", KEPT)
 def test_every_line_about_a_file_or_a_batch_finds_that_it_is_not_kept(line: str, http_server: HttpServer) -> None:
     assert "no such" in pasted(line, http_server).stdout
+
+
+@pytest.mark.parametrize("line", MANAGING)
+def test_every_line_about_managing_models_is_refused_by_name_where_there_is_one(
+    line: str, http_server: HttpServer
+) -> None:
+    assert re.search(r"one model for as long as it runs|a copy would only be", pasted(line, http_server).stdout)
 
 
 def paste(line: str, server: HttpServer) -> None:

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import attrs
 import httpx
 import pytest
 import trio
@@ -20,7 +19,7 @@ from uma.errors import Overloaded
 from uma.http.app import build_app
 from uma.http.gateway import Gateway
 from uma.http.page import answers
-from uma.http.page.answers import Answer, Answers
+from uma.http.page.answers import Answer, Answers, given
 from uma.http.page.markdown import Parsed
 from uma.http.page.renderer import Renderer
 from uma.net.client import CLIENT
@@ -36,7 +35,7 @@ def renderer() -> Iterator[Renderer]:
 
 async def test_an_answer_that_is_not_read_is_cancelled_when_its_time_is_over(tiny: Path, renderer: Renderer) -> None:
     async with open_engine(config_for(tiny)) as engine:
-        answer = Answer(ask(max_tokens=2_000), keep_sec=0.01)
+        answer = Answer("a", given(ask(max_tokens=2_000)), keep_sec=0.01)
         with trio.fail_after(PATIENCE_SEC):
             await answer.run(engine, renderer)
             while (metrics := await settled(engine))["active_sequences"]:
@@ -46,7 +45,7 @@ async def test_an_answer_that_is_not_read_is_cancelled_when_its_time_is_over(tin
 
 async def test_a_reader_that_comes_back_in_time_finds_the_end(tiny: Path, renderer: Renderer) -> None:
     async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
-        answer = Answer(ask(max_tokens=64), keep_sec=PATIENCE_SEC)
+        answer = Answer("a", given(ask(max_tokens=64)), keep_sec=PATIENCE_SEC)
         nursery.start_soon(answer.run, engine, renderer)
         with trio.fail_after(PATIENCE_SEC):
             while (await settled(engine))["requests_length"] == 0:
@@ -92,9 +91,9 @@ async def test_only_so_many_answers_are_kept(tiny: Path, monkeypatch: pytest.Mon
         kept = Answers(gateway)
         for number in range(2):
             CLIENT.set(number)
-            kept.start(attrs.evolve(ask(), id=str(number)), f"token-{number}", is_kept=True)
+            kept.start(str(number), given(ask()), f"token-{number}", is_kept=True)
         with pytest.raises(Overloaded, match="2 answers"):
-            kept.start(ask(), "token-2", is_kept=True)
+            kept.start("a", given(ask()), "token-2", is_kept=True)
         nursery.cancel_scope.cancel()
 
 
@@ -107,10 +106,10 @@ async def test_one_client_leaves_places_to_others(tiny: Path, monkeypatch: pytes
         CLIENT.set("many")
         with pytest.raises(Overloaded):
             for number in range(8):
-                kept.start(attrs.evolve(ask(), id=str(number)), f"token-{number}", is_kept=True)
+                kept.start(str(number), given(ask()), f"token-{number}", is_kept=True)
         assert 4 <= number < 8
         CLIENT.set("another")
-        kept.start(ask(), "token", is_kept=True)
+        kept.start("a", given(ask()), "token", is_kept=True)
         nursery.cancel_scope.cancel()
 
 
@@ -172,7 +171,7 @@ async def test_an_answer_is_rendered_ten_times_a_second_at_most_and_takes_a_fift
 ) -> None:
     slow = SlowRenderer(mock_clock, took_sec)
     async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
-        answer = Answer(ask(max_tokens=1_000), keep_sec=PATIENCE_SEC)
+        answer = Answer("a", given(ask(max_tokens=1_000)), keep_sec=PATIENCE_SEC)
         source: Any = HeldAtEnd(engine)
         nursery.start_soon(answer.run, source, slow)
         with answer.reader():

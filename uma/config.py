@@ -417,6 +417,22 @@ SERVER_ONLY = HTTP | frozenset(
 """Settings that only a server has a use for: options of `uma run` and `uma config` alone, and no keywords of `LLM`."""
 
 
+OF_MODEL = (frozenset(settings()) - SERVER_ONLY - LOG - {"model", "socket"}) | {"idle_unload_sec"}
+"""Settings that one of several models can have for itself."""
+ALL_MODELS = "all"
+"""The word for all models that are here."""
+
+
+@attrs.frozen
+class ModelSettings:
+    """What one of several models has for itself: a table `[models."NAME"]` of the file."""
+
+    alias: tuple[str, ...] = ()
+    """Other names of it."""
+    values: Mapping[str, Any] = attrs.field(factory=dict)
+    """Of settings among `OF_MODEL`, by their names."""
+
+
 @attrs.frozen
 class Loaded:
     """A configuration, and where each value came from: `--flag`, `UMA_…`, a file's name, `default`."""
@@ -425,6 +441,8 @@ class Loaded:
     origins: dict[str, str]
     warnings: tuple[str, ...] = ()
     """What was found and not used."""
+    models: Mapping[str, ModelSettings] = attrs.field(factory=dict)
+    """By the name that the file has for a model, in its order."""
 
 
 RESERVED_VARIABLES = frozenset({"UMA_DEBUG", "UMA_MODELS", "UMA_CONFIG"})
@@ -451,13 +469,20 @@ def load(
     origins = dict.fromkeys(known, "default")
     environ = os.environ if environ is None else environ
     config_file = config_file or (Path(environ["UMA_CONFIG"]) if environ.get("UMA_CONFIG") else None)
-    for source in (_from_file(config_file, known), _from_environ(environ, known), _from_flags(flags or {}, known)):
+    in_file, models = _from_file(config_file, known)
+    for source in (in_file, _from_environ(environ, known), _from_flags(flags or {}, known)):
         for name, (value, origin) in source.items():
             wrong = list(problems(value, known[name].hint, origin))
             if wrong:
                 raise ConfigError("\n".join(wrong))
             values[name], origins[name] = value, origin
-    return Loaded(RuntimeConfig(**values), origins, tuple(_unknown_variables(environ, known)))
+    config = RuntimeConfig(**values)
+    for name, model in models.items():
+        try:
+            attrs.evolve(config, **model.values)
+        except ConfigError as error:
+            raise ConfigError(f"{_table(config_file, name)}: {error.message}") from None
+    return Loaded(config, origins, tuple(_unknown_variables(environ, known)), models)
 
 
 Found = dict[str, tuple[Any, str]]
@@ -488,17 +513,57 @@ def _unknown_variables(environ: Mapping[str, str], known: Mapping[str, Setting])
     ]
 
 
-def _from_file(path: Path | None, known: Mapping[str, Setting]) -> Found:
+def _from_file(path: Path | None, known: Mapping[str, Setting]) -> tuple[Found, dict[str, ModelSettings]]:
+    """The file's settings, and those that it has for models, which are then the ones that are served."""
     if path is None:
-        return {}
+        return {}, {}
     table = read_toml(path, str(path))
     for key in table:
         if key not in known:
             raise ConfigError(f"{path}: {key}: no such setting{nearest(key, known)}")
-    return {
+    models: dict[str, ModelSettings] = {}
+    if isinstance(tables := table.get("models"), dict):
+        models = {name: _model_settings(path, name, each, known) for name, each in tables.items()}
+        table["models"] = ALL_MODELS if ALL_MODELS in models else ",".join(models)
+    found = {
         name: (_file_value(known[name], value, path, f"{path}: {name}"), f"{path}: {name}")
         for name, value in table.items()
     }
+    return found, models
+
+
+_NAMES = tuple[Annotated[str, Length(1)], ...]
+
+
+def _table(path: Path | None, name: str) -> str:
+    return f'{path}: [models."{name}"]'
+
+
+def _model_settings(path: Path, name: str, table: Any, known: Mapping[str, Setting]) -> ModelSettings:
+    """A model's table. Raises `ConfigError` naming it, and what in it is wrong."""
+    where = _table(path, name)
+    if not isinstance(table, dict):
+        raise ConfigError(f'{path}: models: {name}: expected a table of settings, [models."{name}"]')
+    if "," in name or not name.strip():
+        raise ConfigError(f"{where}: no model has such a name")
+    if name == ALL_MODELS and table:
+        raise ConfigError(f"{where}: what all models have stands at the top of the file")
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            raise ConfigError(f'{where}: {key}: is a table; quote the whole name: [models."{name}.{key}"]')
+        if key in OF_MODEL:
+            values[key] = _file_value(known[key], value, path, f"{where}: {key}")
+            wrong = list(problems(values[key], known[key].hint, f"{where}: {key}"))
+        elif key == "alias":
+            wrong = list(problems(tuple(value) if isinstance(value, list) else value, _NAMES, f"{where}: alias"))
+        elif key in known:
+            raise ConfigError(f"{where}: {key}: is the whole server's; move it to the top of the file")
+        else:
+            raise ConfigError(f"{where}: {key}: no such setting of a model{nearest(key, {*OF_MODEL, 'alias'})}")
+        if wrong:
+            raise ConfigError("\n".join(wrong))
+    return ModelSettings(tuple(table.get("alias", ())), values)
 
 
 def read_toml(path: Path, where: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import trio
 
 from uma.cli import say, words
 from uma.cli.answer_options import json_object
+from uma.cli.batch_models import NamedModels
 from uma.cli.batch_view import Events, Lines, OneLine, Speed, keep_showing
 from uma.cli.generate import INTERRUPTED, quiet
 from uma.cli.options import load_settings, sampling_of
@@ -106,9 +107,14 @@ def _ask(source: Source, loaded: Loaded, nursery: trio.Nursery) -> Ask:
     ask = partial(ask_of, config=loaded.config, program=PROGRAM)
     if not isinstance(source, Client):
         return ask(source)
-    server = ReturningServer(partial(connect, loaded.config.socket), ask, say.note)
+    socket = loaded.config.socket
+    server = ReturningServer(partial(connect, socket), ask, say.note)
     nursery.start_soon(server.keep, source)
-    return server
+    if not source.info.models:
+        return server
+    any_name = attrs.evolve(loaded.config, http_any_model=True)  # the session has the model that the row names
+    of_model = partial(ask_of, config=any_name, program=PROGRAM)
+    return NamedModels(server, lambda name: connect(socket, model=name), of_model, say.note, nursery)
 
 
 async def _shown(runner: Runner, options: argparse.Namespace, input_bytes: int, interrupts: Interrupts) -> int:

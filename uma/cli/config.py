@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from uma.cli.harmless import json_text, toml_text
 from uma.cli.options import load_settings
 from uma.cli.table import print_table
-from uma.config import Loaded, Setting, settings
+from uma.config import ALL_MODELS, Loaded, ModelSettings, Setting, settings
 from uma.errors import ModelError
 from uma.types import CHAT_SAMPLING, SAMPLER_FIELDS
+
+OF_FILE = "the file"
+"""Where settings of single models come from: nothing else has them."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -25,6 +28,7 @@ def main(options: argparse.Namespace) -> int:
         print(as_toml(loaded), end="")
     else:
         rows = [_row(each, loaded, drawn) for each in settings().values()]
+        rows += [(name, each.show(value), each.unit, OF_FILE) for name, each, value in _of_models(loaded)]
         print_table(("setting", "value", "unit", "from"), rows)
     return 0
 
@@ -58,12 +62,35 @@ def as_json(loaded: Loaded, drawn: Mapping[str, tuple[float, str]]) -> str:
         | ({"in_chat": drawn[name][0]} if name in drawn else {})
         for name, each in settings().items()
     }
+    for name, each, value in _of_models(loaded):
+        table[name] = {"value": value, "unit": each.unit or None, "from": OF_FILE}
     return json_text(table, indent=2)
 
 
 def as_toml(loaded: Loaded) -> str:
     """A file that `--config` takes and that gives the same configuration anywhere."""
-    return "".join(_toml_line(each, loaded) for each in settings().values())
+    lines = [_toml_line(each, loaded) for each in settings().values() if each.name != "models" or not loaded.models]
+    return "".join([*lines, *_toml_tables(loaded)])
+
+
+def _toml_tables(loaded: Loaded) -> Iterator[str]:
+    """A table for each model that is served: where one has settings, tables say which these are."""
+    served = loaded.config.models.split(",")
+    for name in dict.fromkeys([*served, *(loaded.models if ALL_MODELS in served else ())] if loaded.models else ()):
+        model = loaded.models.get(name, ModelSettings())
+        yield f"\n[models.{toml_text(name)}]\n"
+        if model.alias:
+            yield f"alias = [{', '.join(map(toml_text, model.alias))}]\n"
+        for key, value in model.values.items():
+            yield f"{key} = {_toml_value(settings()[key], value)}\n"
+
+
+def _of_models(loaded: Loaded) -> Iterator[tuple[str, Setting, Any]]:
+    """What single models have for themselves, by the place in the file."""
+    known = settings()
+    for model, own in loaded.models.items():
+        for name, value in own.values.items():
+            yield f"models.{toml_text(model)}.{name}", known[name], value
 
 
 def _row(each: Setting, loaded: Loaded, drawn: Mapping[str, tuple[float, str]]) -> tuple[str, str, str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from uma.cli import say
@@ -14,6 +14,8 @@ from uma.errors import ConfigError
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     path = Path(options.keys)
+    if options.action != "new" and (options.models is not None or options.manage_models):
+        raise ConfigError(f"key {options.action}: --models and --manage-models are for new keys; edit {path}")
     if options.action == "list":
         if options.name is not None:
             raise ConfigError(f"key list: takes no name, and got {options.name}")
@@ -21,21 +23,24 @@ def main(options: argparse.Namespace) -> int:
     elif options.name is None:
         raise ConfigError(f"key {options.action}: the key's name is missing: uma key {options.action} NAME")
     elif options.action == "new":
-        _make(path, options.name)
+        models = [each.strip() for each in (options.models or "").split(",") if each.strip()]
+        if options.models is not None and not models:
+            raise ConfigError("--models: names no model; leave it out for all")
+        _make(path, options.name, models, manages_models=options.manage_models)
     else:
         _remove(path, options.name)
     return 0
 
 
-def _make(path: Path, name: str) -> None:
+def _make(path: Path, name: str, models: Sequence[str], *, manages_models: bool) -> None:
     from uma.http.keys import add  # noqa: PLC0415  (slow to import)
 
-    print(add(path, name))
+    print(add(path, name, models, manages_models=manages_models))
     say.plain(
         f"This key is shown only now; {path} holds its hash. Bounds of its own go below [{name}] there:\n"
-        "max_concurrent, max_tokens_per_minute, max_priority, max_tokens, max_reasoning_tokens; and, for all its\n"
-        f"requests, priority, target_ttft_ms, target_tbt_ms. Serve with --http-keys {path};\n"
-        "a server that runs with it knows the key already."
+        "max_concurrent, max_tokens_per_minute, max_priority, max_tokens, max_reasoning_tokens, models; for all its\n"
+        "requests priority, target_ttft_ms, target_tbt_ms; and the right manage_models. Serve with\n"
+        f"--http-keys {path}; a server that runs with it knows the key already."
     )
 
 
@@ -45,11 +50,14 @@ def _list(path: Path) -> None:
     from uma.http.keys import Keys  # noqa: PLC0415
 
     accounts = [key.account for key in Keys.load(path).known]
-    print_table(("name", "bounds"), [(each.name, _written(attrs.asdict(each.bounds))) for each in accounts])
+    rights = {True: {"manage_models": "true"}, False: {}}
+    bounds = [attrs.asdict(each.bounds) | rights[each.manages_models] for each in accounts]
+    print_table(("name", "bounds"), [(each.name, _written(own)) for each, own in zip(accounts, bounds, strict=True)])
 
 
 def _written(bounds: Mapping[str, object]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in bounds.items() if value is not None)
+    told = {name: value for name, value in bounds.items() if value is not None}
+    return ", ".join(f"{name}={'+'.join(value) if isinstance(value, tuple) else value}" for name, value in told.items())
 
 
 def _remove(path: Path, name: str) -> None:

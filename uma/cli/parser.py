@@ -360,6 +360,14 @@ def _describe_key(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="the name of the key: letters, digits, - and _")
     parser.add_argument("--keys", metavar="FILE", default="keys.toml", help="file of keys (default: keys.toml)")
+    parser.add_argument(
+        "--models", metavar="NAME,NAME", help="with new: models that the key can use, with commas (default: all)"
+    )
+    parser.add_argument(
+        "--manage-models",
+        action="store_true",
+        help="with new: the key can pull, delete and pin models (default: off)",
+    )
 
 
 def _describe_models(parser: argparse.ArgumentParser) -> None:

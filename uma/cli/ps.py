@@ -1,10 +1,10 @@
-"""`uma ps`: the servers that run, each with its process, its model, its sessions and since when."""
+"""`uma ps`: the servers that run, each with its process, its sessions and since when, and its model or models."""
 
 from __future__ import annotations
 
 import argparse
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,23 @@ from typing import Any
 import attrs
 import trio
 
-from uma.cli import say
+from uma.cli import say, words
 from uma.cli.elsewhere import listening_sockets
-from uma.cli.harmless import json_text
+from uma.cli.harmless import harmless_line, json_text
 from uma.cli.options import load_settings
 from uma.cli.table import print_table
 from uma.cli.trio_run import Interrupts, run
-from uma.client import connect, dialled
+from uma.client import Client, connect, dialled
 from uma.config import Loaded
-from uma.errors import ConnectionLost, Loading, UmaError
+from uma.errors import BadRequest, ConnectionLost, UmaError
 from uma.net.place import objection
+from uma.types import ListedModel
 
 ANSWER_SEC = 10.0
 """Maximum wait for one server's answer: one that hangs must not hide the others."""
 COLUMNS = ("pid", "model", "sessions", "since", "socket")
+MODEL_COLUMNS = ("model", "state", "memory", "requests", "leaves")
+"""Of each model of a server that has several."""
 
 
 @attrs.frozen
@@ -41,6 +44,8 @@ class Running:
     since: datetime | None = None
     loading_percent: int | None = None
     """How much of its model is loaded; None once all is."""
+    models: Sequence[ListedModel] = ()
+    """Of a server that has several."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -53,6 +58,10 @@ def main(options: argparse.Namespace) -> int:
             print(json_text([_as_json(each) for each in found], indent=2))
         elif found:
             print_table(COLUMNS, [_row(each) for each in found])
+            for each in found:
+                if each.models:
+                    print(f"\nmodels of {harmless_line(each.socket)}")
+                    print_table(MODEL_COLUMNS, [_model_row(model) for model in each.models])
         else:
             say.note(f"no server listens on {loaded.config.socket}; start one with `uma run`")
         return 0 if found else 1
@@ -93,26 +102,31 @@ async def _ask_within(seconds: float, path: Path) -> Running:
 
 
 async def _ask(path: Path) -> Running:
-    try:
-        return await _ask_ready(path)
-    except Loading:
-        async with dialled(path) as client:
-            health = await client.health(probe=False)
-            if health.status != "loading":
-                raise
+    async with dialled(path) as client:
+        health = await client.health(probe=False)
+        if health.status == "loading":
             return Running(client.server_pid, str(path), loading_percent=health.loading_percent)
+    try:
+        async with dialled(path) as client:  # a hello would have the default model loaded
+            models = await client.models()
+        async with dialled(path) as client:
+            return _running_of(client, f"{len(models)} models", await client.metrics(), path, models)
+    except BadRequest:  # it has one
+        async with connect(path, waits=False) as client:
+            return _running_of(client, client.info.model.called, await client.metrics(), path)
 
 
-async def _ask_ready(path: Path) -> Running:
-    async with connect(path, waits=False) as client:
-        metrics = await client.metrics()
-        return Running(
-            pid=client.server_pid,
-            model=client.info.model.called,
-            sessions=metrics["active_sessions"] - 1,
-            since=datetime.now().astimezone() - timedelta(seconds=metrics.get("uptime_sec", 0)),
-            socket=str(path),
-        )
+def _running_of(
+    client: Client, model: str, metrics: Mapping[str, Any], path: Path, models: Sequence[ListedModel] = ()
+) -> Running:
+    return Running(
+        pid=client.server_pid,
+        model=model,
+        sessions=metrics["active_sessions"] - 1,
+        since=datetime.now().astimezone() - timedelta(seconds=metrics.get("uptime_sec", 0)),
+        socket=str(path),
+        models=models,
+    )
 
 
 def _row(server: Running) -> tuple[str, ...]:
@@ -125,4 +139,31 @@ def _row(server: Running) -> tuple[str, ...]:
 
 def _as_json(server: Running) -> dict[str, Any]:
     since = None if server.since is None else server.since.isoformat(timespec="seconds")
-    return attrs.asdict(server) | {"since": since}
+    models = {"models": [_model_json(each) for each in server.models]} if server.models else {}
+    return attrs.asdict(server, filter=attrs.filters.exclude("models")) | {"since": since} | models
+
+
+def _model_row(model: ListedModel) -> tuple[str, ...]:
+    percent = "" if model.loading_percent is None else f", {model.loading_percent} %"
+    memory = words.size(model.memory_bytes) if model.state != "unloaded" else ""
+    waiting = f", {model.waiting} waiting" if model.waiting else ""
+    requests = f"{model.running}{waiting}" if model.running or model.waiting else ""
+    return model.name, f"{model.state}{percent}", memory, requests, _leaves(model)
+
+
+def _leaves(model: ListedModel) -> str:
+    """When a model leaves if no request comes; of one that failed, why."""
+    if model.failure:
+        return f"failed: {harmless_line(model.failure)}"
+    if model.is_pinned:
+        return "pinned"
+    if model.leaves_in_sec is not None:
+        return f"in {timedelta(seconds=round(model.leaves_in_sec))}"
+    return "when its memory is needed" if model.state == "loaded" else ""
+
+
+def _model_json(model: ListedModel) -> dict[str, Any]:
+    """Every field that tells of the model as it is now; sizes in bytes, times in seconds."""
+    names = ("name", "path", "size_bytes", "state", "loading_percent", "memory_bytes", "running", "waiting")
+    times = ("is_pinned", "leaves_in_sec", "failure", "retry_in_sec")
+    return {name: getattr(model, name) for name in (*names, *times)}

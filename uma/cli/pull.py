@@ -26,7 +26,7 @@ def main(options: argparse.Namespace) -> int:
     cache = places.hub_cache(os.environ)
     if cache is None:
         raise ConfigError("there is no folder for the Hugging Face cache: name one by HF_HOME")
-    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
+    endpoint = hub.endpoint_of(os.environ)
     if hub.is_offline(os.environ):
         return _offline(options.reference)
     listing = hub.listing(reference, endpoint)

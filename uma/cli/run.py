@@ -11,7 +11,7 @@ from pathlib import Path
 from uma.cli import say, words
 from uma.cli.harmless import harmless_line
 from uma.cli.options import load_settings
-from uma.config import RuntimeConfig, default_socket
+from uma.config import Loaded, RuntimeConfig, default_socket
 from uma.server import run_server
 from uma.supervisor import open_models
 from uma.types import LoadProgress, ServerInfo
@@ -19,9 +19,9 @@ from uma.types import LoadProgress, ServerInfo
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
-    config = load_settings(options).config
+    loaded = load_settings(options)
     try:
-        code = _serve(config)
+        code = _serve(loaded)
     finally:
         say.passing()  # of a load that has failed
     # It has ended in order: a second signal that comes while the interpreter ends too changes nothing of that.
@@ -29,8 +29,9 @@ def main(options: argparse.Namespace) -> int:
     return code
 
 
-def _serve(config: RuntimeConfig) -> int:
-    opened = open_models if config.models else None
+def _serve(loaded: Loaded) -> int:
+    config = loaded.config
+    opened = partial(open_models, tables=loaded.models) if config.models else None
     progress = LoadProgress() if config.models else shown_progress(config.model)
     if not config.http:
         return run_server(config, on_ready=partial(announce, config), progress=progress, opened=opened)

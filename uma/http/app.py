@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from difflib import get_close_matches
 from typing import Any
@@ -28,15 +28,18 @@ from uma.http import (
     model_list,
     ollama,
     ollama_embeddings,
+    ollama_models,
     openai,
     openai_chat,
     openai_completions,
     openai_embeddings,
     openai_responses,
+    router,
     running,
+    waiting,
 )
 from uma.http.access import AccessRules
-from uma.http.dialect import Dialect
+from uma.http.dialect import Dialect, StreamForm
 from uma.http.exchange import ACCOUNT, ClientGoneError, Exchange, headers_of, id_of
 from uma.http.gateway import Gateway
 from uma.http.health_check import check_health
@@ -97,6 +100,11 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("POST", "/api/embed", ollama_embeddings.embed_texts),
     ("POST", "/api/embeddings", ollama_embeddings.embed_prompt),
     ("POST", "/api/show", ollama.show),
+    ("POST", "/api/pull", ollama_models.pull),
+    ("DELETE", "/api/delete", ollama_models.delete),
+    ("POST", "/api/copy", ollama_models.copy),
+    ("POST", "/models/load", router.load),
+    ("POST", "/models/unload", router.unload),
     ("GET", "/health", llama_server.health),
     ("POST", "/health/check", check_health),
     ("GET", "/props", llama_server.props),
@@ -116,21 +124,31 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("POST", "/v1/reranking", llama_server_embeddings.rerank),
 )
 
+_MODULES = frozenset(each.__name__ for each in (model_list, running, files, batches, ollama_models, router))
 _OF_ALL: frozenset[Handler] = frozenset(
     {
-        *(do for _, _, do in ENDPOINTS if do.__module__ in (model_list.__name__, running.__name__, files.__name__)),
-        *(do for _, _, do in ENDPOINTS if do.__module__ == batches.__name__),
-        *(ollama.version, ollama.tags, ollama.running, llama_server.health, check_health),
+        *(do for _, _, do in ENDPOINTS if do.__module__ in _MODULES),
+        *(ollama.version, ollama.tags, ollama.running, ollama.chat, ollama.generate),
+        *(llama_server.health, check_health),
     }
 )
-"""Endpoints that are for no one of several models."""
-_UNLESS_NAMED: frozenset[Handler] = frozenset({llama_server.metrics, llama_server.slots})
+"""Endpoints that are for no one of several models, or look for theirs themselves."""
+_UNLESS_NAMED: frozenset[Handler] = frozenset({llama_server.metrics, llama_server.slots, llama_server.props})
 """Those that are for all of them where the query names none."""
+_FORMS: Mapping[Handler, StreamForm] = {
+    openai_chat.chat_completions: waiting.SSE,
+    openai_completions.completions: waiting.SSE,
+    openai_responses.responses: waiting.RESPONSES,
+    anthropic.messages: waiting.ANTHROPIC,
+    llama_server_completion.completion: waiting.SSE,
+    llama_server_completion.infill: waiting.SSE,
+}
+"""Of the endpoints that stream."""
 
 _LEFT_OUT = {
     "/slots/": "no slot is saved or erased: prefixes are found by their tokens, with --cache-dir after a restart too",
     "/lora-adapters": "there are no LoRA adapters: merge one into the model's file",
-    "/models/": "a model is loaded by whatever names it: start the server with --models",
+    "/models/sse": "GET /models tells which models are loaded, and how far one is that is being loaded",
     "/cors-proxy": "other servers' answers are not fetched for a page",
     "/predict": "each request has a body of its own; ask /v1/chat/completions",
 }
@@ -141,8 +159,10 @@ SHORTENED = frozenset(
 )
 """Paths that are there without `/v1` too, as llama-server has them. The others of OpenAI's are something else there."""
 
-_OLLAMAS_MODELS = tuple(f"/api/{each}" for each in ("pull", "push", "create", "copy", "delete", "blobs"))
-_LLAMA_SERVER = tuple(each.__name__ for each in (llama_server, llama_server_completion, llama_server_embeddings))
+_OLLAMAS_MODELS = tuple(f"/api/{each}" for each in ("push", "create", "blobs"))
+_LLAMA_SERVER = tuple(
+    each.__name__ for each in (llama_server, llama_server_completion, llama_server_embeddings, router)
+)
 _NATIVE = frozenset(path for _, path, handler in ENDPOINTS if handler.__module__ in _LLAMA_SERVER)
 
 
@@ -183,7 +203,7 @@ class _Endpoint:
         named = self.handle in _UNLESS_NAMED and b"model=" not in http.scope["query_string"]
         if named or self.handle in _OF_ALL or http.path == "/" or http.path.startswith("/ui/"):
             return nullcontext(self.gateway)
-        return many.of_model(self.gateway, http)
+        return many.of_model(self.gateway, http, _FORMS.get(self.handle))
 
 
 async def _fail(http: Exchange, error: UmaError) -> None:
@@ -191,6 +211,8 @@ async def _fail(http: Exchange, error: UmaError) -> None:
     http.lines.log(logger, logging.WARNING, "http.failed", request=http.id, code=error.code, message=error.message)
     if not http.is_started:
         await http.fail(dialect_of(http), problem)
+    elif http.form is not None:
+        await http.write(http.form.failed(dialect_of(http).error(problem, http.id)), is_last=True)
 
 
 async def _no_route(request: Any, error: Exception) -> Any:
@@ -234,7 +256,7 @@ def _advice(path: str) -> str:
     if (left_out := next((each for each in _LEFT_OUT if path.startswith(each)), None)) is not None:
         return f"; {_LEFT_OUT[left_out]}"
     if path.startswith(_OLLAMAS_MODELS):
-        return "; models are not managed over HTTP: this server has the one of `uma run --model`, see /api/tags"
+        return "; models are not made here: /api/pull gets one, where the server runs with --models all"
     known = [each for _, each, _ in ENDPOINTS if "{" not in each]
     near = get_close_matches(path[:200], known, n=3, cutoff=0.7)
     return (

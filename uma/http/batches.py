@@ -53,12 +53,12 @@ async def create(gateway: Gateway, http: Exchange) -> None:
     if store.file(body.input_file_id, owner) is None:
         raise BadRequest("input_file_id: no such file: it was deleted, or is another key's")
     files.check_space(store)
-    if len(store.unfinished(gateway.names.name)) >= MAX_UNFINISHED:
+    if len(store.unfinished(_served(gateway))) >= MAX_UNFINISHED:
         raise RateLimited(f"{MAX_UNFINISHED} batches have not ended; wait for one", retry_after_ms=FULL_MS)
     http.ignored.append("completion_window")
     batch = Batch(
         owner=owner,
-        model=gateway.names.name,
+        model=_served(gateway)[0],
         endpoint=body.endpoint,
         input_file_id=body.input_file_id,
         completion_window=body.completion_window,
@@ -73,7 +73,7 @@ async def create(gateway: Gateway, http: Exchange) -> None:
 async def listing(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/batches`."""
     batches = files.store_of(gateway).batches(files.owner_of(http))
-    await http.answer_json(files.page(batches, files.query(http), MAX_LISTED, lambda each: told(gateway, each)))
+    await http.answer_json(files.page(batches, http.query, MAX_LISTED, lambda each: told(gateway, each)))
 
 
 async def show(gateway: Gateway, http: Exchange) -> None:
@@ -154,15 +154,21 @@ def _unfinished(gateway: Gateway) -> list[Batch]:
     if gateway.store is None and not (folder and Path(folder).is_dir()):
         return []
     try:
-        return files.store_of(gateway).unfinished(gateway.names.name)
+        return files.store_of(gateway).unfinished(_served(gateway))
     except UmaError as error:
         log(logger, logging.WARNING, "http.batches_unusable", reason=error.message)
         return []
 
 
+def _served(gateway: Gateway) -> list[str]:
+    """The models whose batches run here, first the one that rows without a name are for."""
+    return [gateway.names.name] if gateway.models is None else [each.name for each in gateway.models.listed()]
+
+
 async def _run(gateway: Gateway, store: Store, batch: Batch) -> None:
     """Run a batch to its end, or until the server stops. Raises `UmaError` and `OSError` where it can go on later."""
-    header = {"version": 1, "model": model_of(gateway.source), "endpoint": batch.endpoint}
+    model = model_of(gateway.source) if gateway.models is None else batch.model
+    header = {"version": 1, "model": model, "endpoint": batch.endpoint}
     with closing(Results.open(store.results(batch.id), header)) as results:
         account = None if gateway.keys is None else gateway.keys.named(batch.owner)
         why = None
@@ -175,7 +181,7 @@ async def _run(gateway: Gateway, store: Store, batch: Batch) -> None:
                 runner = Runner(
                     InMemory(gateway.app, "batch", account),
                     read_rows(rows),
-                    Form(endpoint=batch.endpoint),
+                    Form(endpoint=batch.endpoint, defaults={} if gateway.models is None else {"model": batch.model}),
                     results,
                     in_flight(gateway.source),
                     prefix=f"{batch.id}-",

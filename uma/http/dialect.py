@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import attrs
@@ -102,6 +102,19 @@ def sse(body: Any, event: str | None = None) -> bytes:
 def comment(text: str) -> bytes:
     """A server-sent comment, which clients skip."""
     return b": " + text.encode() + b"\n\n"
+
+
+@attrs.frozen
+class StreamForm:
+    """How the stream of an endpoint is told of what comes before its answer."""
+
+    media_type: bytes = EVENT_STREAM
+    alive: Callable[[str], bytes] = comment
+    """A sign of life that clients skip."""
+    failed: Callable[[Body], bytes] = sse
+    """An error, given its body."""
+    is_asked: Callable[[Mapping[str, Any]], bool] = lambda fields: fields.get("stream") is True
+    """Whether a body asks for a stream."""
 
 
 @attrs.define

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from urllib.parse import parse_qs
 
 import attrs
 import orjson
@@ -17,7 +18,7 @@ from uma.constraints import show
 from uma.contracts.versions import CONTRACT_VERSIONS, PROTOCOL_HEADER, SERVER_HEADER
 from uma.errors import BadRequest, InvalidJson, UmaError
 from uma.http.body_budget import BodyBudget
-from uma.http.dialect import JSON, Dialect, dumps
+from uma.http.dialect import JSON, Dialect, StreamForm, dumps
 from uma.http.json_size import check_size
 from uma.http.problem import BodyEncoded, BodyTimeout, BodyTooLarge, Problem, RateLimited, renamed
 from uma.net.arrivals import arrivals
@@ -111,6 +112,8 @@ class Exchange:
     """Whether the request asks for a lane itself."""
     status: int = attrs.field(default=0, init=False)
     """Of the answer; 0 while it has not begun."""
+    form: StreamForm | None = attrs.field(default=None, init=False)
+    """Where the answer has begun before its model was loaded: how an error is told in it."""
     _streams: list[EventStream] = attrs.field(factory=list, init=False)
     """What generates its answer just now."""
     _ends_thinking: bool = attrs.field(default=False, init=False)
@@ -137,6 +140,11 @@ class Exchange:
     def header(self, name: bytes) -> str | None:
         """The request's header; the first of several."""
         return next((value.decode("latin-1") for key, value in self.scope["headers"] if key == name), None)
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The first value of each parameter."""
+        return {name: each[0] for name, each in parse_qs(self.scope["query_string"].decode("latin-1")).items()}
 
     @property
     def path(self) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qs
 
 import attrs
 import trio
@@ -127,7 +126,7 @@ def _checked(form: FormReader) -> tuple[str, str]:
 
 async def listing(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/files`."""
-    asked = query(http)
+    asked = http.query
     files = [each for each in store_of(gateway).files(owner_of(http)) if asked.get("purpose") in (None, each.purpose)]
     if asked.get("order") == "asc":
         files.reverse()
@@ -179,11 +178,6 @@ def told(file: StoredFile) -> Body:
         "status": "processed",
         "expires_at": None,
     }
-
-
-def query(http: Exchange) -> dict[str, str]:
-    """What stands behind the path's question mark, the first of each name."""
-    return {name: values[0] for name, values in parse_qs(http.scope["query_string"].decode("latin-1")).items()}
 
 
 def page(entries: Sequence[T], asked: dict[str, str], most: int, told: Callable[[T], Body]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from functools import partial
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import attrs
 import trio
@@ -28,7 +28,17 @@ from uma.net.metering import metered_whole
 from uma.net.quota import Account, Excess
 from uma.net.throttle import Throttle
 from uma.net.unread import Unread
-from uma.types import EmbedRequest, Finished, LoadProgress, Models, Request, RerankRequest, Source, Usage
+from uma.types import (
+    SAMPLER_FIELDS,
+    EmbedRequest,
+    Finished,
+    LoadProgress,
+    Models,
+    Request,
+    RerankRequest,
+    Source,
+    Usage,
+)
 
 MAX_OWNERS = 1_000
 """Requests whose owner is known after their end: as many as an engine can explain."""
@@ -125,6 +135,8 @@ class Gateway:
     _names: ModelNames | None = attrs.field(default=None, init=False)
     models: Models | None = attrs.field(default=None, init=False)
     """The source, where it is several models."""
+    _of_one: RuntimeConfig | None = attrs.field(default=None, init=False)
+    """The settings for one of them, whose own card has its sampling figures."""
     connections_total: int = 0
     """Connections accepted since the start, refused ones not included."""
     connections_refused_total: int = 0
@@ -178,12 +190,15 @@ class Gateway:
         """Take requests for `source` from now on."""
         self._source, self._names, self.progress = source, ModelNames.of(source, self.config), None
         self.models = source if isinstance(source, Models) else None
+        no_sampling: dict[str, Any] = dict.fromkeys(SAMPLER_FIELDS)
+        self._of_one = attrs.evolve(self.config, **no_sampling) if self.models else None
         self.readiness.set()
 
     def to_model(self, source: Source, names: ModelNames) -> Gateway:
         """The same gateway, to one of several models."""
         gateway = copy(self)
         gateway._source, gateway._names, gateway.models = source, names, None
+        gateway.config = self._of_one or self.config
         return gateway
 
     @property
@@ -264,9 +279,18 @@ class Gateway:
         """The requests as the key's bounds have them. Raises `RateLimited` where they are over one and waiting helps,
         else `Forbidden`.
         """
+        self.check_rate(http, len(requests))
+        return self.fitted(http, requests)
+
+    def check_rate(self, http: Exchange, requests: int) -> None:
+        """Raise as `admitted` where the key is over what it can have running, or within a minute."""
+        if http.account is not None:
+            _check_rate(http.account, requests)
+
+    def fitted(self, http: Exchange, requests: Sequence[Request]) -> Sequence[Request]:
+        """The rest of `admitted`: what the key's bounds say of each request."""
         if http.account is None:
             return requests
-        _check_rate(http.account, len(requests))
         fitted, default = [], self.source.info.limits.default_max_tokens
         for request in requests:
             fit = http.account.fit(request, has_priority=http.has_priority, default_max_tokens=default)

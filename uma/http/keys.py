@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import logging
 import os
 import re
 import secrets
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
@@ -44,6 +45,8 @@ _TEXT = re.compile(r"\s*[^\s#]")
 @attrs.frozen(kw_only=True)
 class _Entry(Bounds):
     sha256: Annotated[str, Length(64, 64)]
+    manage_models: bool = False
+    """Whether it can pull, delete and pin models."""
 
 
 @attrs.frozen
@@ -83,7 +86,7 @@ class Keys:
         accounts = {key.account.name: key.account for key in earlier.known}
         for key in self.known:
             if (kept := accounts.get(key.account.name)) is not None:
-                kept.bounds = key.account.bounds
+                kept.bounds, kept.manages_models = key.account.bounds, key.account.manages_models
         return Keys(tuple(attrs.evolve(key, account=accounts.get(key.account.name, key.account)) for key in self.known))
 
 
@@ -133,10 +136,11 @@ def _key(path: Path, name: str, table: Any) -> Key:
     except BadRequest as error:
         raise ConfigError(f"{where}: {error.message}") from None
     for unknown in unknown_fields(table, _Entry):
-        raise ConfigError(f"{where}: {unknown}: no such bound; there are {', '.join(_BOUNDS)}")
+        raise ConfigError(f"{where}: {unknown}: no such bound; there are {', '.join((*_BOUNDS, 'manage_models'))}")
     if not _HASH.fullmatch(entry.sha256):
         raise ConfigError(f"{where}: sha256: expected 64 hexadecimal digits")
-    return Key(entry.sha256, Account(name, Bounds(**{bound: getattr(entry, bound) for bound in _BOUNDS})))
+    bounds = Bounds(**{bound: getattr(entry, bound) for bound in _BOUNDS})
+    return Key(entry.sha256, Account(name, bounds, entry.manage_models))
 
 
 _BOUNDS = tuple(field.name for field in attrs.fields(Bounds))
@@ -155,13 +159,16 @@ def presented_in(headers: Mapping[str, str]) -> str | None:
     return headers.get("x-api-key") or None
 
 
-def add(path: Path, name: str) -> str:
-    """Make a key, append its hash to the file, which is made where it is missing, and return the key.
+def add(path: Path, name: str, models: Sequence[str] = (), *, manages_models: bool = False) -> str:
+    """Make a key, append its hash to the file, which is made where it is missing, and return the key. With `models`
+    it can use these alone.
 
     Raises `ConfigError` for a name that cannot be used or is there already.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"name: {name!r}: expected 1 to 64 letters, digits, - or _")
+    bounds = f"models = {json.dumps(models, ensure_ascii=False)}\n" if models else ""
+    bounds += "manage_models = true\n" if manages_models else ""
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     if before.strip() and name in _names(path):
         raise ConfigError(f"{path}: [{name}] is there already; choose another name, or remove that table")
@@ -173,7 +180,7 @@ def add(path: Path, name: str) -> str:
     with os.fdopen(fd, "a", encoding="utf-8") as file:
         # An editor can have left the last line without its end.
         begin = "" if before.endswith("\n") or not before else "\n"
-        file.write(f'{begin}[{name}]\nsha256 = "{hash_of(key)}"\n\n')
+        file.write(f'{begin}[{name}]\nsha256 = "{hash_of(key)}"\n{bounds}\n')
     return key
 
 

@@ -184,8 +184,15 @@ def settings(params: SamplingParams, n_predict: int, seed: int, *, stream: bool)
 
 
 async def props(gateway: Gateway, http: Exchange) -> None:
-    """`GET /props`: the model, what can be asked of it, and the bounds."""
+    """`GET /props`: the model, what can be asked of it, and the bounds. Of several models, as llama-server's router has
+    it, unless one is named.
+    """
     info = gateway.source.info
+    if gateway.models is not None:
+        general = {"model_alias": "models", "model_path": "none", "build_info": info.server}
+        settings_of_none = {"default_generation_settings": {"n_ctx": 0, "params": {}}}
+        await http.answer_json({"role": "router", "models_autoload": True, **general, **settings_of_none})
+        return
     await http.answer_json(
         {
             "model_path": info.model.path,

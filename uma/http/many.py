@@ -1,55 +1,129 @@
-"""Several models behind HTTP: which one a request is for, and the wait until it is loaded."""
+"""Several models behind HTTP: which one a request is for, whose key can use it, and the wait until it is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
-from urllib.parse import parse_qs
 
-from uma.errors import UnknownModel
+import trio
+
+from uma.errors import BadRequest, Loading, UnknownModel
+from uma.http.dialect import StreamForm
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
+from uma.http.keep_alive import keep_sec
 from uma.http.models import FOREIGN, MODEL_HEADER, ModelNames
-from uma.types import Source
+from uma.http.problem import Forbidden
+from uma.http.rights import check_manager
+from uma.http.waiting import tell_of_load
+from uma.net.quota import Excess
+from uma.types import ListedModel, Models
 
 
 @asynccontextmanager
-async def of_model(gateway: Gateway, http: Exchange) -> AsyncIterator[Gateway]:
+async def of_model(gateway: Gateway, http: Exchange, form: StreamForm | None = None) -> AsyncIterator[Gateway]:
     """A block with the gateway to the model that a request names, which stays loaded; with one model, `gateway`.
 
-    Raises `UnknownModel`, and why the model cannot be loaded.
+    An endpoint that streams has a `form`. Raises `UnknownModel`, `Forbidden` where the key is bound to others, and why
+    the model cannot be loaded; where the query says that it is not to be (`autoload=false`), `BadRequest`, or `Loading`
+    while it is being loaded.
     """
     if (models := gateway.models) is None:
+        check_only_model(gateway, http)
         yield gateway
         return
-    asked = await _asked(http)
+    fields = await _fields(http)
+    asked = _name_in(fields)
+    name = await _meant(gateway, models, http, asked)
+    _check_autoload(models, http, name)
+    kept = keep_sec(fields) if http.path.startswith("/api/") else None
+    fields.pop("keep_alive", None)  # it has had its effect
+    if kept == math.inf:
+        await check_manager(http, "pin models (keep_alive)")
     async with AsyncExitStack() as stack:
-        try:
-            source = await _entered(stack, http, models.using(asked))
-        except UnknownModel:
-            config = gateway.config
-            if not config.http_any_model and not (config.http_foreign_models and (asked or "").startswith(FOREIGN)):
-                raise
-            source = await _entered(stack, http, models.using(None))
-            http.extra_headers.append((MODEL_HEADER, source.info.model.called.encode("ascii", "backslashreplace")))
+        async with trio.open_nursery() as telling:
+            if form is not None and form.is_asked(fields):
+                shown = name or models.listed()[0].name
+                telling.start_soon(tell_of_load, http, form, shown, partial(models.loading_percent, name))
+            source = await unless_gone(http, partial(stack.enter_async_context, models.using(name, kept)))
+            telling.cancel_scope.cancel()
         yield gateway.to_model(source, ModelNames(asked or source.info.model.called, takes_any=True))
 
 
-async def _entered(stack: AsyncExitStack, http: Exchange, model: AbstractAsyncContextManager[Source]) -> Source:
-    """The model, once it is loaded. A client that goes away ends the wait."""
-    return await unless_gone(http, partial(stack.enter_async_context, model))
+async def _meant(gateway: Gateway, models: Models, http: Exchange, asked: str | None) -> str | None:
+    """The name of the model that a request is for; None: the default one."""
+    try:
+        return await known_model(models, http, asked)
+    except (UnknownModel, Forbidden):
+        config = gateway.config
+        if not config.http_any_model and not (config.http_foreign_models and (asked or "").startswith(FOREIGN)):
+            raise
+    name = own_model(models, http, None)
+    shown = name or models.listed()[0].name
+    http.extra_headers.append((MODEL_HEADER, shown.encode("ascii", "backslashreplace")))
+    return name
 
 
-async def _asked(http: Exchange) -> str | None:
-    """The model that a request names, in its body or, without one, in its query."""
-    if http.scope["method"] == "GET":
-        values: Mapping[str, Any] = {
-            name: each[0] for name, each in parse_qs(http.scope["query_string"].decode("latin-1")).items()
-        }
-    else:
-        values = await http.fields()
-    asked = values.get("model") or values.get("name")
+async def known_model(models: Models, http: Exchange, asked: str | None) -> str | None:
+    """The whole name of `own_model`. The folders are looked at again where it is not known: it can have come since."""
+    if asked is not None:
+        try:
+            models.find(asked)
+        except UnknownModel:
+            await models.look_again()
+    name = own_model(models, http, asked)
+    return None if name is None else models.find(name).name
+
+
+def check_only_model(gateway: Gateway, http: Exchange) -> None:
+    """Raise `Forbidden` where the key is bound to other models than the only one."""
+    bound = None if http.account is None else http.account.bounds.models
+    if http.account is not None and bound is not None and not any(map(gateway.names.knows, bound)):
+        raise Forbidden(http.account.other_model(()).message)
+
+
+def own_model(models: Models, http: Exchange, asked: str | None) -> str | None:
+    """The model for a request that asks for this one; None: the default one. Raises `Forbidden` where its key is bound
+    to others, and `UnknownModel`.
+    """
+    if http.account is None:
+        return asked
+    found = http.account.model(asked, models)
+    if isinstance(found, Excess):
+        raise Forbidden(found.message)
+    return found
+
+
+def own_models(models: Models, http: Exchange) -> Sequence[ListedModel]:
+    """All that the key of a request can use, the default one first."""
+    usable = None if http.account is None else http.account.usable(models)
+    return [each for each in models.listed() if usable is None or each.name in usable]
+
+
+def _check_autoload(models: Models, http: Exchange, name: str | None) -> None:
+    """llama-server's `autoload=false`: raise where the model would have to be loaded, or waited for."""
+    if http.query.get("autoload") not in ("false", "0"):
+        return
+    shown = name or models.listed()[0].name
+    model = models.find(shown)
+    if model.state == "loaded":
+        return
+    if model.state != "loading":
+        raise BadRequest(f"model: {shown} is not loaded, and autoload is false: POST /models/load loads it")
+    percent = model.loading_percent or 0
+    http.extra_headers.append((b"x-uma-loading-percent", str(percent).encode()))
+    raise Loading(f"{shown} is still being loaded ({percent} %); try again")
+
+
+async def _fields(http: Exchange) -> dict[str, Any]:
+    """Where a request names its model: its body, or without one its query."""
+    return http.query if http.scope["method"] == "GET" else await http.fields()
+
+
+def _name_in(fields: Mapping[str, Any]) -> str | None:
+    asked = fields.get("model") or fields.get("name")
     return asked if isinstance(asked, str) else None

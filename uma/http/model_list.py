@@ -9,6 +9,7 @@ from typing import Any
 from uma.http import openai
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
+from uma.http.many import own_model, own_models
 from uma.types import ListedModel
 
 
@@ -21,7 +22,9 @@ def is_anthropic(http: Exchange) -> bool:
 async def list_models(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/models`. All are on the first page."""
     if gateway.models is not None:
-        await _list_several(gateway, gateway.models.listed(), http)
+        if http.query.get("reload"):
+            await gateway.models.look_again()
+        await _list_several(gateway, own_models(gateway.models, http), http)
         return
     names = gateway.model_names
     if not is_anthropic(http):
@@ -35,7 +38,7 @@ async def show_model(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/models/{id}`."""
     asked = str(http.scope["path_params"]["id"])
     if gateway.models is not None:
-        await _show_one(gateway, gateway.models.find(asked), http)
+        await _show_one(gateway, gateway.models.find(own_model(gateway.models, http, asked) or asked), http)
         return
     name = gateway.names.check(asked)
     form = _anthropic_model if is_anthropic(http) else openai.model
@@ -58,7 +61,8 @@ def _anthropic_model(gateway: Gateway, name: str) -> dict[str, Any]:
 async def _list_several(gateway: Gateway, models: Sequence[ListedModel], http: Exchange) -> None:
     form = _anthropic_listed if is_anthropic(http) else openai.listed
     data = [form(gateway, each) for each in models]
-    more = {"has_more": False, "first_id": models[0].name, "last_id": models[-1].name}
+    first, last = (models[0].name, models[-1].name) if models else (None, None)
+    more = {"has_more": False, "first_id": first, "last_id": last}
     await http.answer_json({"data": data, **(more if is_anthropic(http) else {"object": "list"})})
 
 

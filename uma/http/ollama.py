@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Annotated, Any, Literal, Protocol
 
@@ -14,7 +14,7 @@ import attrs
 from uma import json_bytes, json_text
 from uma.constraints import Json, Length, Range, Text
 from uma.errors import BadRequest
-from uma.http import abilities, fill_in
+from uma.http import abilities, fill_in, waiting
 from uma.http.content import question_start, stand_in
 from uma.http.dialect import NDJSON, Body, dumps
 from uma.http.exchange import Exchange
@@ -32,9 +32,12 @@ from uma.http.fields import (
     urgency,
 )
 from uma.http.gateway import Gateway
+from uma.http.keep_alive import keep_sec
 from uma.http.logprobs import PendingLogprobs, entries, spelling
+from uma.http.many import known_model, of_model, own_models
 from uma.http.pictures import Pictures
 from uma.http.problem import Problem, Unsupported
+from uma.http.rights import check_manager
 from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.thinking import Wish, thinking
 from uma.http.tools import Name, Tools, check_calls, name_schemas, tool_fields, with_names
@@ -162,12 +165,16 @@ class GenerateBody(_Body):
 
 
 async def chat(gateway: Gateway, http: Exchange) -> None:
-    """`POST /api/chat`. Without messages it only says that the model is loaded."""
-    job = await http.built(partial(_chat_job, gateway, http))
-    if isinstance(job, str):
-        await _say_loaded(http, job, {"message": {"role": "assistant", "content": ""}})
-    else:
-        await gateway.generate(http, job)
+    """`POST /api/chat`. Without messages it has the model loaded, or with a `keep_alive` of 0 leave."""
+    nothing = {"message": {"role": "assistant", "content": ""}}
+    if await _unloaded(gateway, http, nothing):
+        return
+    async with of_model(gateway, http, waiting.OLLAMA) as one:
+        job = await http.built(partial(_chat_job, one, http))
+        if isinstance(job, str):
+            await _say(http, job, nothing, "load")
+        else:
+            await one.generate(http, job)
 
 
 def _chat_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> OllamaJob | str:
@@ -179,7 +186,7 @@ def _chat_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Ollam
         if message.tool_calls:
             check_calls(able, f"messages[{index}].tool_calls")
     if not body.messages:
-        return _loaded(model, fields)
+        return model
     name_schemas(http.names, range(len(body.tools or ())), "function.parameters")
     offered = tool_fields([each.function.tool for each in body.tools or ()], "auto", able, is_parallel=None)
     pictures = Pictures(able.vision)
@@ -242,16 +249,38 @@ class _Unanswered:
 
 
 async def generate(gateway: Gateway, http: Exchange) -> None:
-    """`POST /api/generate`. Without a prompt it only says that the model is loaded."""
-    job = await http.built(partial(_generate_job, gateway, http))
-    if isinstance(job, str):
-        await _say_loaded(http, job, {"response": ""})
+    """`POST /api/generate`. Without a prompt it has the model loaded, or with a `keep_alive` of 0 leave."""
+    if await _unloaded(gateway, http, {"response": ""}):
         return
-    if job.suffix:
-        (request,) = job.requests
-        gap = fill_in.Gap(fill_in.text_before(request), job.suffix)
-        job.requests = [(await fill_in.filled(gateway, http, request, gap, "suffix"))[0]]
-    await gateway.generate(http, job)
+    async with of_model(gateway, http, waiting.OLLAMA) as one:
+        job = await http.built(partial(_generate_job, one, http))
+        if isinstance(job, str):
+            await _say(http, job, {"response": ""}, "load")
+            return
+        if job.suffix:
+            (request,) = job.requests
+            gap = fill_in.Gap(fill_in.text_before(request), job.suffix)
+            job.requests = [(await fill_in.filled(one, http, request, gap, "suffix"))[0]]
+        await one.generate(http, job)
+
+
+async def _unloaded(gateway: Gateway, http: Exchange, nothing: dict[str, Any]) -> bool:
+    """Whether the body asks for nothing but that the model leaves, which this answers. Raises `Unsupported` where it is
+    the only one.
+    """
+    fields = await http.fields()
+    if fields.get("messages") or fields.get("prompt") or keep_sec(fields) != 0:
+        return False
+    if gateway.models is None:
+        raise Unsupported(
+            "keep_alive: this server keeps its one model loaded as long as it runs; end the server instead"
+        )
+    await check_manager(http, "unload models")
+    asked = fields.get("model")
+    name = await known_model(gateway.models, http, asked if isinstance(asked, str) else None)
+    left = await gateway.models.unload(name)
+    await _say(http, left.name, nothing, "unload")
+    return True
 
 
 def _generate_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> OllamaJob | str:
@@ -264,7 +293,7 @@ def _generate_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> O
     if body.template or body.context:
         raise BadRequest("template, context: are not supported; the model's own template is used, or none with raw")
     if not body.prompt:
-        return _loaded(model, fields)
+        return model
     if body.suffix:
         fill_in.check(able, "suffix")
     if is_plain:
@@ -280,20 +309,6 @@ def _generate_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> O
     job = _job(gateway, body, http, model, prompt, _generate_piece)
     job.suffix = body.suffix or ""
     return job
-
-
-def _loaded(model: str, fields: dict[str, Any]) -> str:
-    """The name of the model, which is loaded. Raises `Unsupported` where the body asks for it to be unloaded."""
-    wanted = fields.get("keep_alive")
-    if wanted in _UNLOAD and not isinstance(wanted, bool):
-        raise Unsupported(
-            "keep_alive: this server keeps its one model loaded as long as it runs; end the server instead"
-        )
-    return model
-
-
-_UNLOAD = (0, "0", "0s", "0m", "0h")
-"""Values of `keep_alive` by which a body without a prompt unloads Ollama's model."""
 
 
 def _with_options(fields: dict[str, Any]) -> dict[str, Any]:
@@ -359,15 +374,19 @@ def _sampling(gateway: Gateway, body: _Body, options: Options, http: Exchange) -
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return _as_time(datetime.now(UTC))
 
 
 def _loaded_at(gateway: Gateway) -> str:
-    return datetime.fromtimestamp(gateway.names.loaded_at, UTC).isoformat().replace("+00:00", "Z")
+    return _as_time(datetime.fromtimestamp(gateway.names.loaded_at, UTC))
 
 
-async def _say_loaded(http: Exchange, model: str, more: dict[str, Any]) -> None:
-    await http.answer_json({"model": model, "created_at": _now(), **more, "done_reason": "load", "done": True})
+def _as_time(at: datetime) -> str:
+    return at.isoformat().replace("+00:00", "Z")
+
+
+async def _say(http: Exchange, model: str, more: dict[str, Any], what: str) -> None:
+    await http.answer_json({"model": model, "created_at": _now(), **more, "done_reason": what, "done": True})
 
 
 def _chat_piece(text: str, thinking: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
@@ -492,7 +511,7 @@ async def version(gateway: Gateway, http: Exchange) -> None:
 async def tags(gateway: Gateway, http: Exchange) -> None:
     """`GET /api/tags`: the loaded model under each of its names, or all of several models."""
     if gateway.models is not None:
-        await http.answer_json({"models": [_listed(gateway, each) for each in gateway.models.listed()]})
+        await http.answer_json({"models": [_listed(gateway, each) for each in own_models(gateway.models, http)]})
         return
     await http.answer_json({"models": [_entry(gateway, name) for name in gateway.model_names]})
 
@@ -500,8 +519,8 @@ async def tags(gateway: Gateway, http: Exchange) -> None:
 async def running(gateway: Gateway, http: Exchange) -> None:
     """`GET /api/ps`."""
     if gateway.models is not None:
-        loaded = [each for each in gateway.models.listed() if each.info is not None]
-        await http.answer_json({"models": [_listed(gateway, each) | _running(each.info) for each in loaded]})
+        loaded = [each for each in own_models(gateway.models, http) if each.info is not None]
+        await http.answer_json({"models": [_listed(gateway, each) | _resident(each) for each in loaded]})
         return
     more = _running(gateway.source.info)
     await http.answer_json({"models": [{**_entry(gateway, gateway.names.name), **more}]})
@@ -513,6 +532,14 @@ def _running(info: ServerInfo | None) -> dict[str, Any]:
         "size_vram": 0,
         "context_length": 0 if info is None else info.limits.n_ctx,
     }
+
+
+def _resident(model: ListedModel) -> dict[str, Any]:
+    """What is told of one of several models beside `_listed`: what it takes, and when it leaves if no request comes."""
+    told = _running(model.info) | {"size": model.memory_bytes}
+    if model.leaves_in_sec is not None:
+        told["expires_at"] = _as_time(datetime.now(UTC) + timedelta(seconds=model.leaves_in_sec))
+    return told
 
 
 def _listed(gateway: Gateway, model: ListedModel) -> dict[str, Any]:

@@ -93,13 +93,17 @@ def model(gateway: Gateway, name: str) -> dict[str, Any]:
 def listed(gateway: Gateway, model: ListedModel) -> dict[str, Any]:
     """One of several models, as `model`, with what llama-server's router says of it."""
     info = model.info
-    status = "unloaded" if model.loading_percent is None else "loading"
     return {
         "id": model.name,
         "object": "model",
         "created": gateway.names.loaded_at,
         "owned_by": "uma",
-        "status": {"value": status if info is None else "loaded"},
+        "aliases": model.aliases,
+        "status": _status(model),
+        "architecture": {
+            "input_modalities": ["text", *(["image"] if info is not None and info.capabilities.vision else [])],
+            "output_modalities": ["text"],
+        },
         **({} if info is None else {"max_model_len": info.limits.n_ctx}),
         "meta": {
             "n_ctx_train": model.context_length,
@@ -109,3 +113,13 @@ def listed(gateway: Gateway, model: ListedModel) -> dict[str, Any]:
             "kind": model.kind,
         },
     }
+
+
+def _status(model: ListedModel) -> dict[str, Any]:
+    """As llama-server's router has it; one that leaves takes no more requests."""
+    told: dict[str, Any] = {"value": "unloaded" if model.state == "leaving" else model.state}
+    if model.loading_percent is not None:
+        told["progress"] = model.loading_percent / 100
+    if model.failure:
+        told |= {"failed": True, "message": model.failure}
+    return told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -139,10 +140,10 @@ class Store:
         query = "SELECT data FROM batches WHERE owner = ? ORDER BY rowid DESC"
         return [Batch(**orjson.loads(data)) for (data,) in self._db.execute(query, (owner,))]
 
-    def unfinished(self, model: str) -> list[Batch]:
-        """All batches for `model` that have not ended, the oldest first."""
-        query = "SELECT data FROM batches WHERE model = ? AND NOT is_over ORDER BY rowid"
-        return [Batch(**orjson.loads(data)) for (data,) in self._db.execute(query, (model,))]
+    def unfinished(self, models: Collection[str]) -> list[Batch]:
+        """All batches for one of these models that have not ended, the oldest first."""
+        rows = self._db.execute("SELECT data, model FROM batches WHERE NOT is_over ORDER BY rowid")
+        return [Batch(**orjson.loads(data)) for data, model in rows if model in models]
 
 
 def _text(entry: StoredFile | Batch) -> str:

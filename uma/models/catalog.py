@@ -17,6 +17,7 @@ from uma.llama.header import Header, file_type_name
 from uma.models.glance import Glance, glance
 from uma.models.names import meant
 from uma.models.places import OLLAMA, UMA_MODELS, Found, find, quantization_of
+from uma.types import EMBEDDINGS, RERANKER
 
 BUILTIN = "builtin"
 WHOLE_TOKENS = 1_000_000
@@ -49,6 +50,8 @@ class ModelFile:
     parameters: int = 0
     """0 where only the beginning of the header was read."""
     problem: str | None = None
+    also: tuple[str, ...] = ()
+    """Other whole names of it."""
 
 
 def resolve(model: str, environ: Mapping[str, str]) -> ResolvedModel:
@@ -119,7 +122,10 @@ def available(
     return [
         described(BUILTIN, builtin_path(), BUILTIN),
         *(
-            described(name, each.path, each.place) if is_few or seen is None else _glanced(name, each, seen)
+            attrs.evolve(
+                described(name, each.path, each.place) if is_few or seen is None else _glanced(name, each, seen),
+                also=(each.name, *each.also),
+            )
             for (each, name), seen in zip(chosen, glances, strict=True)
         ),
     ]
@@ -186,9 +192,9 @@ def kind_of(metadata: Mapping[str, Any]) -> str:
         return int(value) if isinstance(value, (int, float)) else 0
 
     if number("pooling_type") == _RANK:
-        return "reranker"
+        return RERANKER
     if number("pooling_type") or metadata.get(f"{architecture}.attention.causal") is False:
-        return "embeddings"
+        return EMBEDDINGS
     words = []
     if any(number(key) for key in _STATE_KEYS):
         words.append("hybrid" if number("attention.head_count_kv") or number("shortconv.l_cache") else "recurrent")

@@ -17,9 +17,9 @@ import attrs
 from uma.config import nearest
 from uma.errors import ModelError, UmaError
 from uma.llama import header
+from uma.models.names import HOSTS
 from uma.models.places import is_projector, quantization_of
 
-HOSTS = ("huggingface.co", "hf.co", "www.huggingface.co")
 MAIN = "main"
 PREFERRED = (
     *("Q4_K_M", "UD-Q4_K_XL", "Q4_K_S", "MXFP4", "MXFP4_MOE", "Q4_0", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q5_K_S", "Q5_0"),
@@ -119,7 +119,7 @@ def parse(text: str, environ: Mapping[str, str]) -> Reference:
 
     Raises `ModelError` for anything else.
     """
-    endpoint = environ.get("HF_ENDPOINT", "").rstrip("/")
+    endpoint = endpoint_of(environ)
     ours = [*(f"https://{host}" for host in HOSTS), *([endpoint] if endpoint else [])]
     base = next((each for each in ours if text.startswith(f"{each}/")), None)
     if base is not None:
@@ -137,6 +137,11 @@ def parse(text: str, environ: Mapping[str, str]) -> Reference:
             f"{text}: is no repository of the hub; name it as OWNER/NAME, OWNER/NAME:Q4_K_M, or by a URL of {ours[-1]}"
         )
     return found
+
+
+def endpoint_of(environ: Mapping[str, str]) -> str | None:
+    """The hub, or the mirror, that the user has named; None: the usual one."""
+    return environ.get("HF_ENDPOINT", "").rstrip("/") or None
 
 
 def is_inside(path: str) -> bool:

@@ -7,12 +7,15 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+HOSTS = ("huggingface.co", "hf.co", "www.huggingface.co")
+"""The names of the Hugging Face hub."""
+
 
 def meant(asked: str, names: Mapping[T, Iterable[str]]) -> list[T]:
     """Of the models with these names those that are called so as it stands, else in other capitals, else those with a
     name that begins so. One alone is meant; of several none is.
 
-    Names count with and without `.gguf`, Ollama's `:latest` and what stands before a `/`.
+    Names count with and without `.gguf`, Ollama's `:latest` and what stands before a `/`, such as `hf.co/`.
     """
     wanted = _plain(asked)
 
@@ -32,4 +35,5 @@ def _ways(name: str) -> Iterator[str]:
 
 
 def _plain(name: str) -> str:
-    return name.casefold().removesuffix(":latest").removesuffix(".gguf")
+    plain = name.casefold().removesuffix(":latest").removesuffix(".gguf")
+    return next((plain.removeprefix(f"{host}/") for host in HOSTS if plain.startswith(f"{host}/")), plain)

@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from uma.config import nearest
+from uma.config import ALL_MODELS, ModelSettings, nearest
 from uma.errors import ModelError, UnknownModel
 from uma.models import catalog
 from uma.models.catalog import BUILTIN, ModelFile
 from uma.models.names import meant
-
-ALL = "all"
-"""The word for all that are here."""
+from uma.types import EMBEDDINGS, RERANKER
 
 
 @attrs.define
@@ -21,23 +19,34 @@ class Shelf:
     """Reads folders and headers, so no method but `named` belongs on a Trio thread."""
 
     chosen: str
-    """Names with commas between, or `ALL`."""
+    """Names with commas between, or `ALL_MODELS`."""
     environ: Mapping[str, str]
     default: str = BUILTIN
     """Name of the model that comes first; `builtin`: the first that was chosen."""
+    tables: Mapping[str, ModelSettings] = attrs.field(factory=dict)
+    """Settings of models, by what the configuration calls them."""
     _files: dict[str, ModelFile] = attrs.field(factory=dict, init=False)
+    _settings: dict[str, ModelSettings] = attrs.field(factory=dict, init=False)
 
     def read(self) -> None:
-        """Look for what is here now. Raises `ModelError` where one that was chosen is not, or cannot be loaded."""
+        """Look for what is here now. Raises `ModelError` where one that was chosen, or has settings, is not, or cannot
+        be loaded.
+        """
         found = catalog.available(self.environ)
-        if self.chosen == ALL:
-            sound = sorted((each for each in found if each.problem is None), key=lambda each: each.name == BUILTIN)
+        if self.chosen == ALL_MODELS:
+            sound = sorted((each for each in found if each.problem is None), key=_rank)
         else:
             names = [each.strip() for each in self.chosen.split(",") if each.strip()]
             sound = [self._file(name, found) for name in names]
         if self.default != BUILTIN:
             sound.insert(0, self._file(self.default, found))
-        self._files = {each.name: each for each in sound}
+        settings = {self._file(name, found).name: each for name, each in self.tables.items() if name != ALL_MODELS}
+        _check_aliases(settings)
+        self._files, self._settings = {each.name: each for each in sound}, settings
+
+    def settings_of(self, file: ModelFile) -> ModelSettings:
+        """What the configuration has for this model alone."""
+        return self._settings.get(file.name, _NOTHING)
 
     def _file(self, name: str, found: Sequence[ModelFile]) -> ModelFile:
         wanted = catalog.resolve(name, self.environ)
@@ -49,16 +58,38 @@ class Shelf:
 
     @property
     def files(self) -> Sequence[ModelFile]:
-        """All of them, the default one first. Of `ALL` the built-in one is the last."""
+        """All of them, the default one first. Of `ALL_MODELS` those that only embed or rank come after the others, and
+        the built-in one last.
+        """
         return list(self._files.values())
 
     def named(self, asked: str) -> ModelFile:
         """The one that `asked` means, by `names.meant`. Raises `UnknownModel` for none, or several."""
-        found = [self._files[name] for name in meant(asked, {name: (name,) for name in self._files})]
+        names = {name: (name, *file.also, *self.settings_of(file).alias) for name, file in self._files.items()}
+        found = [self._files[name] for name in meant(asked, names)]
         if len(found) == 1:
             return found[0]
         if found:
-            names = ", ".join(each.name for each in found)
-            raise UnknownModel(f"model: {asked[:200]!r}: {len(found)} models begin so: {names}")
+            begin_so = ", ".join(each.name for each in found)
+            raise UnknownModel(f"model: {asked[:200]!r}: {len(found)} models begin so: {begin_so}")
         near = nearest(asked, self._files) or f"; there are {', '.join(list(self._files)[:20])}"
         raise UnknownModel(f"model: {asked[:200]!r} is not here{near}")
+
+
+_NOTHING = ModelSettings()
+
+
+def _rank(file: ModelFile) -> tuple[bool, bool]:
+    """The place of a model where nobody has chosen an order."""
+    return file.name == BUILTIN, file.kind in (EMBEDDINGS, RERANKER)
+
+
+def _check_aliases(settings: Mapping[str, ModelSettings]) -> None:
+    """Raise `ModelError` where two models have one alias."""
+    owners: dict[str, str] = {}
+    for name, each in settings.items():
+        for alias in each.alias:
+            if owners.setdefault(alias.casefold(), name) != name:
+                raise ModelError(
+                    f"alias: {alias}: is given to {owners[alias.casefold()]} and to {name}; one can have it"
+                )

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Annotated, Literal
 
 import attrs
 
-from uma.constraints import Range
-from uma.types import Limits, Request, Slo
+from uma.constraints import Length, Range
+from uma.errors import UnknownModel
+from uma.types import Limits, Models, Request, Slo
 
 Lane = Literal[-1, 0, 1]
 """A priority."""
@@ -48,6 +49,8 @@ class Bounds:
     """Target of every request, whatever it asks for: where it cannot be met, the request is refused."""
     target_tbt_ms: Annotated[float, Range(gt=0)] | None = None
     """Target of every request, whatever it asks for."""
+    models: Annotated[tuple[Annotated[str, Length(1)], ...], Length(1, unit="names")] | None = None
+    """Names of the models that it can use, each as a request would name it."""
 
     def __attrs_post_init__(self) -> None:
         if self.priority is not None and self.max_priority is not None and self.priority > self.max_priority:
@@ -69,6 +72,8 @@ class Account:
 
     name: str
     bounds: Bounds = Bounds()
+    manages_models: bool = False
+    """Whether it can pull, delete and pin models."""
     running: int = attrs.field(default=0, init=False)
     sending: int = attrs.field(default=0, init=False)
     """Requests that are on their way: the bodies of HTTP that are not complete, or not parsed."""
@@ -147,6 +152,34 @@ class Account:
         if most is None or priority <= most:
             return priority
         return Excess(f"priority: {self.name} may use {most} at most", None) if has_priority else most
+
+    def usable(self, models: Models) -> frozenset[str] | None:
+        """Names of the models that it can use; None: of all. A bound that means no model, or several, gives none."""
+        if self.bounds.models is None:
+            return None
+        found = set()
+        for name in self.bounds.models:
+            with suppress(UnknownModel):
+                found.add(models.find(name).name)
+        return frozenset(found)
+
+    def model(self, asked: str | None, models: Models) -> str | Excess | None:
+        """The model of a request that asks for this one, or the bound that it is over. None is the default one; where
+        that is not among its own, the first of these.
+        """
+        if (usable := self.usable(models)) is None:
+            return asked
+        own = [each.name for each in models.listed() if each.name in usable]
+        with suppress(UnknownModel):
+            if asked is not None and models.find(asked).name in own:
+                return asked
+        if asked is None and own:
+            return own[0]
+        return self.other_model(own)
+
+    def other_model(self, own: Sequence[str]) -> Excess:
+        """What a request for another model than its `own` is told."""
+        return Excess(f"model: {self.name} may use {', '.join(own) or 'no model that is here'} (models)", None)
 
     def _slo(self, asked: Slo) -> Slo:
         bounds = self.bounds

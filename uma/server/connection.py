@@ -339,25 +339,47 @@ class Connection(ABC):
 
     async def card(self, model: str | None) -> ServerInfo:
         """What the server is, of several models with this one, and with limits as they are for this user."""
+        model = self.own_model(model if self.models else None)
         info = self.engine.info if self.models is None else await self.models.card(model)
-        return info if self.account is None else attrs.evolve(info, limits=self.account.limits(info.limits))
+        if self.account is None:
+            return info
+        usable = None if self.models is None else self.account.usable(self.models)
+        models = info.models if usable is None else tuple(each for each in info.models if each in usable)
+        return attrs.evolve(info, limits=self.account.limits(info.limits), models=models)
+
+    def own_model(self, asked: str | None) -> str | None:
+        """The model that a request which asks for this one gets. Raises `UnknownModel` where there is none of that
+        name, or its user must not use it.
+        """
+        if self.models is None:
+            model = self.engine.info.model
+            of = {model: (model.called, model.name)}
+            if asked is not None and not meant(asked, of):
+                raise UnknownModel(f"model: {asked[:200]!r} is not loaded here; this server has {model.called!r}")
+            bound = None if self.account is None else self.account.bounds.models
+            if self.account is not None and bound is not None and not any(meant(each, of) for each in bound):
+                raise UnknownModel(self.account.other_model(()).message)
+            return asked
+        found = asked if self.account is None else self.account.model(asked, self.models)
+        if isinstance(found, Excess):
+            raise UnknownModel(found.message)
+        return found
 
     def check_model(self, request: A) -> A:
-        """The request. Raises `UnknownModel` where it names another model than the one there is."""
-        name, model = request.model, self.engine.info.model
-        if name is not None and self.models is None and not meant(name, {model: (model.called, model.name)}):
-            raise UnknownModel(f"model: {name[:200]!r} is not loaded here; this server has {model.called!r}")
-        return request
+        """The request, with the model that it gets. Raises as `own_model`."""
+        model = self.own_model(request.model)
+        return request if model == request.model else attrs.evolve(request, model=model)
 
     def enter(self, request: Request) -> Request:
         """The request as its user's bounds have it, counted as running until `leave`.
 
         Raises `Overloaded` where it can be let in later, and `BadRequest` for a field that its user must not use so.
         """
-        self.check_model(request)
+        if self.account is not None:
+            self.server.users.look()
+        request = self.check_model(request)
         if self.account is None:
             return request
-        self.server.users.look()
         if (excess := self.account.objection(1, trio.current_time())) is not None:
             raise Overloaded(excess.message, retry_after_ms=excess.retry_after_ms)
         # On the wire a priority of 0 is that of a request that says nothing.
@@ -370,10 +392,11 @@ class Connection(ABC):
 
     def enter_whole(self, request: W) -> W:
         """The same for a request that is answered in one piece."""
-        self.check_model(request)
+        if self.account is not None:
+            self.server.users.look()
+        request = self.check_model(request)
         if self.account is None:
             return request
-        self.server.users.look()
         if (excess := self.account.objection(1, trio.current_time())) is not None:
             raise Overloaded(excess.message, retry_after_ms=excess.retry_after_ms)
         lane = self.account.lane(request.priority, has_priority=request.priority > 0)

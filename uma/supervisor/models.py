@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import trio
 
-from uma.config import RuntimeConfig
+from uma.config import ALL_MODELS, ModelSettings, RuntimeConfig
 from uma.engine.kv.disk import made_folder
 from uma.engine.sizing import free_memory_bytes
 from uma.errors import BadRequest, ConfigError, InternalError, ModelError, ShuttingDown, UmaError, UnknownModel
@@ -26,6 +26,7 @@ from uma.net.logfmt import log
 from uma.supervisor.backoff import Failures
 from uma.supervisor.child import child_config, running, taken_bytes
 from uma.supervisor.estimate import planned_bytes
+from uma.supervisor.files import Download, removal_of, remove
 from uma.supervisor.model import MOST_MODELS, STANDSTILL_SEC, Held, Load, Model
 from uma.supervisor.residency import passes, plan
 from uma.types import (
@@ -96,10 +97,8 @@ class LoadedModels(Models):
 
     def _listed(self, file: ModelFile) -> ListedModel:
         shared = {each.name: getattr(file, each.name) for each in attrs.fields(ModelFile) if each.name in _LISTED}
-        listed = ListedModel(**shared | {"path": str(file.path)})
-        model = self._known.get(file.name)
-        if model is None:
-            return listed
+        listed = ListedModel(**shared | {"path": str(file.path), "aliases": self.shelf.settings_of(file).alias})
+        model = self._model_of(file)
         now = trio.current_time()
         return attrs.evolve(
             listed,
@@ -107,6 +106,7 @@ class LoadedModels(Models):
             loading_percent=None if model.load is None else model.load.percent,
             state=model.state,
             memory_bytes=model.needs_bytes,
+            fits=model.needs_bytes <= self.budget_bytes,
             running=model.running,
             waiting=model.waiting,
             is_pinned=model.is_pinned,
@@ -162,6 +162,23 @@ class LoadedModels(Models):
         self.changed()
         return self._listed(found.file)
 
+    def download(self, name: str) -> Download:
+        """See `types.Models`."""
+        if self.config.models != ALL_MODELS:
+            raise BadRequest(f"model: this server has {self.config.models} alone; --models all serves what comes")
+        return Download.of(name)
+
+    async def remove(self, model: str) -> None:
+        """See `types.Models`."""
+        found = await self._find(model)
+        path = str(found.file.path)
+        if found.file.name == BUILTIN:
+            raise BadRequest("model: builtin is a part of UMA")
+        await trio.to_thread.run_sync(removal_of, path)  # before it is unloaded in vain
+        await self.unload(found.file.name)
+        await trio.to_thread.run_sync(remove, path)
+        await self.look_again()
+
     async def look_again(self) -> None:
         """See `types.Models`."""
         # Where one of those that `--models` names has gone, the others stay as they were known.
@@ -188,9 +205,11 @@ class LoadedModels(Models):
             return self._model(name)
 
     def _model(self, name: str | None) -> Model:
-        file = self.shelf.files[0] if name is None else self.shelf.named(name)
+        return self._model_of(self.shelf.files[0] if name is None else self.shelf.named(name))
+
+    def _model_of(self, file: ModelFile) -> Model:
         if (model := self._known.get(file.name)) is None:
-            keep_sec = self.config.idle_unload_sec or math.inf
+            keep_sec = self._config_of(file).idle_unload_sec or math.inf
             model = self._known[file.name] = Model(file, self, len(self._known), keep_sec)
         return model
 
@@ -369,7 +388,12 @@ class LoadedModels(Models):
 
     def _child_config(self, model: Model) -> RuntimeConfig:
         path = BUILTIN if model.file.name == BUILTIN else str(model.file.path)
-        return child_config(self.config, path, self.budget_bytes)
+        return child_config(self._config_of(model.file), path, self.budget_bytes)
+
+    def _config_of(self, file: ModelFile) -> RuntimeConfig:
+        """The settings that a model has."""
+        values = self.shelf.settings_of(file).values
+        return attrs.evolve(self.config, **values) if values else self.config
 
     def _next_load(self) -> tuple[Model | None, float]:
         """The model to load now; or None, and when to look again. For the first that waits for memory others leave;
@@ -488,13 +512,16 @@ _LISTED = frozenset(each.name for each in attrs.fields(ListedModel))
 
 
 @asynccontextmanager
-async def open_models(config: RuntimeConfig, progress: LoadProgress) -> AsyncIterator[LoadedModels]:
-    """The models of `config.models`, until the block is left. None is loaded before a request needs it.
+async def open_models(
+    config: RuntimeConfig, progress: LoadProgress, tables: Mapping[str, ModelSettings] | None = None
+) -> AsyncIterator[LoadedModels]:
+    """The models of `config.models`, with what the configuration's `tables` have for single ones, until the block is
+    left. None is loaded before a request needs it.
 
     Raises `ModelError` where one of them is not here, and `ConfigError` where `--cache-dir` cannot be written.
     """
     config = await trio.to_thread.run_sync(_with_prefixes, config)
-    shelf = Shelf(config.models, os.environ, config.model)
+    shelf = Shelf(config.models, os.environ, config.model, tables or {})
     await trio.to_thread.run_sync(shelf.read)
     budget = config.memory * 2**20 or int(FREE_SHARE * free_memory_bytes())
     models = LoadedModels(config, shelf, budget)

@@ -60,8 +60,10 @@ from uma.types.sampling import (
     TopK,
 )
 from uma.types.server import (
+    EMBEDDINGS,
     MAX_TEMPLATE_CHARS,
     MAX_TRACE_SEC,
+    RERANKER,
     Activity,
     Capabilities,
     FillIn,
@@ -74,7 +76,7 @@ from uma.types.server import (
     RunningRequest,
     ServerInfo,
 )
-from uma.types.source import EventStream, Models, Source
+from uma.types.source import Download, EventStream, Models, Source
 from uma.types.thinking import EFFORT_NAMES, EFFORTS, NO_EFFORT, THINKING_BUDGET, THINKING_SWITCHES
 
 __all__ = [
@@ -83,6 +85,7 @@ __all__ = [
     "DEFAULT_MAX_TOKENS",
     "EFFORTS",
     "EFFORT_NAMES",
+    "EMBEDDINGS",
     "GRAMMAR_FIELDS",
     "MAX_ANSWERS",
     "MAX_LOGPROBS",
@@ -94,6 +97,7 @@ __all__ = [
     "MAX_TRACE_SEC",
     "NO_EFFORT",
     "PROMPT_FIELDS",
+    "RERANKER",
     "SAMPLER_FIELDS",
     "THINKING_BUDGET",
     "THINKING_SWITCHES",
@@ -104,6 +108,7 @@ __all__ = [
     "CacheUse",
     "Capabilities",
     "CutCall",
+    "Download",
     "EmbedRequest",
     "Embeddings",
     "Event",

@@ -23,6 +23,8 @@ MAX_TRACE_SEC = 60
 """Maximum length of a trace: longer ones are larger than what shows them can take."""
 
 HealthStatus = Literal["ok", "loading", "draining", "stalled"]
+EMBEDDINGS, RERANKER = "embeddings", "reranker"
+"""Kinds of models that only embed, or rank."""
 ModelState = Literal["unloaded", "loading", "loaded", "leaving"]
 """Of one of several models. `leaving`: it takes no more requests, and ends once those that run have ended."""
 
@@ -190,6 +192,10 @@ class ListedModel:
     state: ModelState = "unloaded"
     memory_bytes: int = 0
     """What it takes, or is expected to take once it is loaded."""
+    fits: bool = True
+    """Whether it takes no more than all of them together can have."""
+    aliases: tuple[str, ...] = ()
+    """Other names that it was given."""
     running: int = 0
     """Requests that have it loaded, those that wait in its queue included."""
     waiting: int = 0

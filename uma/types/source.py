@@ -92,6 +92,27 @@ class Source(Protocol):
         """
 
 
+class Download(Protocol):
+    """A model that is fetched from the Hugging Face hub."""
+
+    @property
+    def digest(self) -> str:
+        """Of its first file; empty while it is not known."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all files."""
+
+    @property
+    def completed_bytes(self) -> int:
+        """Those that are here."""
+
+    def run(self) -> None:
+        """Fetch it, in a thread of its own. Raises `UmaError`. Where the task that waits for the thread is cancelled it
+        ends; the next one goes on where it was.
+        """
+
+
 class Models(Source):
     """Several models by their names, as a source that asks the one which a request names. A name is taken as far as it
     is needed; None is the default model's. `UnknownModel` is raised for one that is not here.
@@ -127,6 +148,18 @@ class Models(Source):
     async def pin(self, model: str | None, *, is_pinned: bool = True) -> ListedModel:
         """Have a model loaded, and wait for that; it stays, whatever needs its memory, until this is taken back. Raises
         as `using`; then it is not pinned.
+        """
+
+    @abstractmethod
+    def download(self, name: str) -> Download:
+        """The download of what `uma pull` takes. Raises `BadRequest` for anything else, and where what comes would not
+        be served.
+        """
+
+    @abstractmethod
+    async def remove(self, model: str) -> None:
+        """Take a model off the disk, as `uma rm` does. What runs with it comes to its end. Raises `BadRequest` where it
+        is pinned or not UMA's to remove.
         """
 
     @abstractmethod

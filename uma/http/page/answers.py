@@ -9,7 +9,7 @@ length.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import Any
 
@@ -42,13 +42,30 @@ MAX_ANSWERS = 256
 context bounds it, or `--max-tokens`."""
 
 
+Make = Callable[[], Awaitable[Request]]
+"""Gives a request, once its model is loaded."""
+
+
+def given(request: Request) -> Make:
+    """For a request that is there."""
+
+    async def make() -> Request:
+        return request
+
+    return make
+
+
 @attrs.define(eq=False)
 class Answer:
     """One answer: the request that makes it, its text and blocks so far, and its readers. Trio thread."""
 
-    _request: Request | None
-    """Until it has been generated: a conversation can be megabytes."""
+    id: str
+    """The request's id."""
+    _make: Make | None
+    """Gives its request; until it has been generated: a conversation can be megabytes."""
     keep_sec: float
+    model: str | None = None
+    """Of several; None: the default one."""
     account: Account | None = None
     """The account of the key it was asked for with; its bounds count the answer."""
     client: Hashable = None
@@ -57,8 +74,6 @@ class Answer:
     """See `Exchange.owner`."""
     exchange: None = attrs.field(default=None, init=False)
     """See `Answering`: a page that is left comes back by another one."""
-    id: str = attrs.field(default=attrs.Factory(lambda self: self._request.id, takes_self=True), init=False)
-    """The request's id."""
     text: str = attrs.field(default="", init=False)
     """As far as it has been rendered; of one that is continued, from its first beginning on."""
     thinking: str = attrs.field(default="", init=False)
@@ -173,8 +188,8 @@ class Answer:
         try:
             async with AsyncExitStack() as stack:
                 stack.callback(self.count_no_more)
-                assert self._request is not None  # it is generated once
-                stream = await stack.enter_async_context(source.generate(self._request))
+                assert self._make is not None  # it is generated once
+                stream = await stack.enter_async_context(source.generate(await self._make()))
                 meter = await stack.enter_async_context(metered(stream, self.account))
                 self._stream = stream
                 if self._ends_thinking:
@@ -194,7 +209,7 @@ class Answer:
                     self._arrival.unpark_all()
         except UmaError as error:
             self.error = error
-        self._request = None
+        self._make = None
         self._has_ended.set()
         self._arrival.unpark_all()
 
@@ -270,16 +285,18 @@ class Answers:
 
     def start(
         self,
-        request: Request,
+        id: str,
+        make: Make,
         token: str,
         account: Account | None = None,
         owner: Hashable = None,
         *,
+        model: str | None = None,
         text: str = "",
         is_kept: bool,
     ) -> Answer:
-        """Begin an answer, of which some `text` can be there already. It needs a reader at once. Raises `Overloaded`
-        or, for a token in use, `BadRequest`.
+        """Begin an answer to the request that `make` gives and that has this id. Some of its `text` can be there
+        already. It needs a reader at once. Raises `Overloaded` or, for a token in use, `BadRequest`.
         """
         if token in self._by_token:
             raise BadRequest("token: an answer of this token is there already; each answer needs a token of its own")
@@ -289,8 +306,8 @@ class Answers:
         if kept >= MAX_ANSWERS or mine > MAX_ANSWERS - kept:
             raise Overloaded(f"{kept} answers are being written or kept for their readers; try again later")
         keep_sec = KEEP_SEC if is_kept else 0.0
-        answer = self._by_token[token] = Answer(request, keep_sec, account, client, owner)
-        self.gateway.began(request.id, answer)
+        answer = self._by_token[token] = Answer(id, make, keep_sec, model, account, client, owner)
+        self.gateway.began(id, answer)
         answer.text = text
         answer.count()  # at once: the next request is held against the account's bounds before this one's task begins
         assert self.gateway.tasks is not None  # the service runs, or there would be no connection

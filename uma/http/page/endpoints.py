@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Annotated, Any
@@ -13,21 +13,36 @@ import attrs
 import trio
 
 from uma.constraints import Length, Range, Text, hints_of
-from uma.errors import BadRequest
+from uma.errors import BadRequest, UnknownModel
 from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, urgency
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
 from uma.http.local_user import user_of
-from uma.http.page.answers import Answer, Answers, event
+from uma.http.many import check_only_model, known_model, own_models
+from uma.http.models import ModelNames
+from uma.http.page.answers import Answer, Answers, Make, event, given
 from uma.http.page.assets import Asset, load
 from uma.http.page.live import LiveFeed
 from uma.http.page.processes import Processes
 from uma.http.page.renderer import Renderer
-from uma.http.problem import NotFound, Problem
+from uma.http.problem import Forbidden, NotFound, Problem
 from uma.http.thinking import Wish, thinking
 from uma.protocol.converter import unstructure
-from uma.types import Activity, Message, ReasoningMode, Request, RunningRequest, SamplerSettings, SamplingParams
+from uma.types import (
+    EMBEDDINGS,
+    RERANKER,
+    Activity,
+    ListedModel,
+    Message,
+    Models,
+    ReasoningMode,
+    Request,
+    RunningRequest,
+    SamplerSettings,
+    SamplingParams,
+    ServerInfo,
+)
 
 PROGRESS_SEC = 0.25
 """Interval at which a reader is told how far its prompt is, while it waits or is read."""
@@ -43,6 +58,8 @@ Handler = Callable[[Gateway, Exchange], Awaitable[None]]
 class AnswerBody(Common):
     """An answer asked for."""
 
+    model: str | None = None
+    """The name of one of several; None: the default one."""
     messages: Annotated[tuple[Message, ...], Length(1, MAX_MESSAGES, "messages")]
     sampling: SamplingParams = SamplingParams()
     reasoning: ReasoningMode = "auto"
@@ -103,37 +120,66 @@ class Page:
         await self._send_file(http, http.scope["path_params"]["name"])
 
     async def tell(self, http: Exchange) -> None:
-        """Model, limits and the sampling parameters' ranges, for a page that has been opened."""
+        """Model, limits and the sampling parameters' ranges, for a page that has been opened; of several models all
+        that can be chosen, and these of the one that the query names, which is not loaded for that.
+        """
         self.answers.warm()
-        info = unstructure(self.gateway.source.info)
-        info["model"]["called"] = self.gateway.source.info.model.called
+        more: dict[str, Any] = {"sampling": sampling_ranges()}
+        source_info, called = self.gateway.source.info, self.gateway.source.info.model.called
+        if (models := self.gateway.models) is not None:
+            every = choices(own_models(models, http))
+            chosen = await _chosen(models, http, every)
+            source_info, called = card_of(models, chosen), chosen.name
+            more["models"] = [_told(each) for each in every]
+        info = unstructure(source_info)
+        info["model"]["called"] = called
         del info["model"]["path"]
-        await http.answer_json(info | {"sampling": sampling_ranges()}, headers=[NO_CACHE])
+        await http.answer_json(info | more, headers=[NO_CACHE])
 
     async def ask(self, http: Exchange) -> None:
-        """Begin an answer, and stream it."""
+        """Begin an answer, and stream it. Of several models the answer's own is loaded meanwhile."""
         body = await http.built(lambda fields: read(fields, AnswerBody, http))
         if body.sampling.n != 1 or body.sampling.best_of not in (None, 1):
             raise BadRequest("sampling: n and best_of must be 1; the page asks for one answer at a time")
-        allowed_tokens(self.gateway, body.sampling.max_tokens, "sampling.max_tokens")
-        thinks = False if body.reasoning == "off" else None
-        wish = urgency(body, http)
-        if not http.has_priority:  # a person waits for it: as interactive as the bounds of key and gateway let it be
-            wish["priority"] = self.gateway.source.info.limits.max_priority
-        request = Request(
-            id=f"page-{http.id}",
-            sampling=body.sampling,
-            **_prompt(body.messages, has_template=self.gateway.source.info.capabilities.chat),
-            **thinking(Wish(wanted=thinks, field="reasoning"), self.gateway.source.info.capabilities, http.ignored),
-            **wish,
-        )
-        (request,) = self.gateway.admitted(http, [request])
+        name, models = None, self.gateway.models
+        if models is None:
+            check_only_model(self.gateway, http)
+            (request,) = self.gateway.admitted(http, [self._request(self.gateway, http, body)])
+            make: Make = given(request)
+        else:
+            name = await known_model(models, http, body.model)
+            self.gateway.check_rate(http, 1)
+            make = partial(self._request_of, models, name, http, body)
         token = body.token or secrets.token_hex(16)
         last = body.messages[-1]
         begun = last.content if last.role == "assistant" else ""
         is_kept = body.token is not None
-        answer = self.answers.start(request, token, http.account, http.owner, text=begun, is_kept=is_kept)
+        answer = self.answers.start(
+            _id(http), make, token, http.account, http.owner, model=name, text=begun, is_kept=is_kept
+        )
         await self._stream(http, answer, 0)
+
+    async def _request_of(self, models: Models, name: str | None, http: Exchange, body: AnswerBody) -> Request:
+        """The request for one of several models, once that is loaded."""
+        async with models.using(name) as source:
+            gateway = self.gateway.to_model(source, ModelNames(name or source.info.model.called, takes_any=True))
+            (request,) = gateway.fitted(http, [self._request(gateway, http, body)])
+            return attrs.evolve(request, model=name)
+
+    def _request(self, gateway: Gateway, http: Exchange, body: AnswerBody) -> Request:
+        """What the model of `gateway` is asked."""
+        allowed_tokens(gateway, body.sampling.max_tokens, "sampling.max_tokens")
+        thinks, info = False if body.reasoning == "off" else None, gateway.source.info
+        wish = urgency(body, http)
+        if not http.has_priority:  # a person waits for it: as interactive as the bounds of key and gateway let it be
+            wish["priority"] = info.limits.max_priority
+        return Request(
+            id=_id(http),
+            sampling=body.sampling,
+            **_prompt(body.messages, has_template=info.capabilities.chat),
+            **thinking(Wish(wanted=thinks, field="reasoning"), info.capabilities, http.ignored),
+            **wish,
+        )
 
     async def resume(self, http: Exchange) -> None:
         """Stream an answer from where its reader was, or from its beginning."""
@@ -211,6 +257,9 @@ class Page:
     async def _progress(self, answer: Answer) -> bytes:
         if answer.version:
             return b": still here\n\n"
+        models = self.gateway.models
+        if models is not None and (percent := models.loading_percent(answer.model)) is not None:
+            return event("progress", {"loading_percent": percent})
         await self.live.frame()
         return event("progress", progress_of(answer.id, self.live.activity))
 
@@ -237,6 +286,50 @@ async def _handle(
     page: Page, do: Callable[[Page, Exchange], Awaitable[None]], gateway: Gateway, http: Exchange
 ) -> None:
     await do(page, http)
+
+
+def _id(http: Exchange) -> str:
+    return f"page-{http.id}"
+
+
+def choices(models: Sequence[ListedModel]) -> Sequence[ListedModel]:
+    """Those that can write an answer; all where none can."""
+    return [each for each in models if each.kind not in (EMBEDDINGS, RERANKER)] or models
+
+
+async def _chosen(models: Models, http: Exchange, every: Sequence[ListedModel]) -> ListedModel:
+    """The model that the query names. One that is not here, or no longer, is answered with the first of `every`."""
+    asked = http.query.get("model")
+    with suppress(UnknownModel, Forbidden):
+        if asked is not None and (name := await known_model(models, http, asked)) is not None:
+            return models.find(name)
+    if not every:
+        raise NotFound("no model is here that this key can use")
+    return every[0]
+
+
+def card_of(models: Models, model: ListedModel) -> ServerInfo:
+    """What a model is. Where it is not loaded, what its file says, and for the rest what is so of any."""
+    if model.info is not None:
+        return model.info
+    general, n_ctx = models.info, model.context_length
+    told = attrs.evolve(
+        general.model,
+        name=model.name,
+        path=model.path,
+        architecture=model.architecture,
+        parameters=model.parameters,
+        quantization=model.quantization,
+        context_length=n_ctx,
+        is_builtin=False,
+    )
+    return attrs.evolve(general, model=told, limits=attrs.evolve(general.limits, n_ctx=n_ctx or general.limits.n_ctx))
+
+
+def _told(model: ListedModel) -> dict[str, Any]:
+    """What the page's picker shows of a model."""
+    names = ("name", "size_bytes", "state", "loading_percent", "fits")
+    return {name: getattr(model, name) for name in names}
 
 
 def _prompt(messages: Sequence[Message], *, has_template: bool) -> dict[str, Any]:

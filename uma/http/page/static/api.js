@@ -78,7 +78,7 @@ async function request(path, options = {}, given = options.signal) {
     throw new ApiError(0, { code: "unreachable", message: "The server does not answer. Is it running?" });
   }
   if (response.ok) {
-    if (path !== "info" && (wasAway || path === "answers" || path === "live")) onContact.check();
+    if (!path.startsWith("info") && (wasAway || path === "answers" || path === "live")) onContact.check();
     wasAway = false;
     return response;
   }

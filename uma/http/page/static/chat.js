@@ -37,12 +37,12 @@ const GONE = "gone";
 const NO_KEY = "invalid_api_key";
 
 export class Chat {
-  /** @param {{onChange: () => void, focus: () => void, begin: () => void, defaults: () => Settings, suggestions: () => string[], info: () => import("./types.js").Info | undefined}} does */
+  /** @param {{onChange: () => void, focus: () => void, begin: () => void, defaults: () => Settings, model: () => string | undefined, ended: () => void, suggestions: () => string[], info: () => import("./types.js").Info | undefined}} does */
   constructor(does) {
     this.does = does;
     /** @type {Conversation[]} */
     this.conversations = [];
-    this.current = newConversation(does.defaults());
+    this.current = newConversation(does.defaults(), does.model());
     /** Answers that are being written, by their message's id. @type {Map<string, {run: Run, home: Conversation}>} */
     this.runs = new Map();
     this.turns = new Turns();
@@ -96,8 +96,8 @@ export class Chat {
   join(mine, stored) {
     const found = news(mine, stored).filter(({ id }) => !this.runs.has(id));
     for (const message of found) mine.messages[message.id] = message;
-    const { title, settings, updated, pinned, from, fromAt, summary, before } = stored;
-    Object.assign(mine, { title, settings, updated, pinned, from, fromAt, summary, before });
+    const { title, settings, model, updated, pinned, from, fromAt, summary, before } = stored;
+    Object.assign(mine, { title, settings, model, updated, pinned, from, fromAt, summary, before });
     if (this.summary?.conversation !== mine) mine.summing = stored.summing;
     // What is being edited stays as it is: it becomes another version beside what has come meanwhile.
     if (!found.length || (mine === this.current && this.thread.querySelector(".is-edited"))) return;
@@ -136,10 +136,21 @@ export class Chat {
 
   /** @param {string} [id] Without one, or with one that is not known: a new conversation. */
   open(id) {
-    this.current = this.conversations.find((each) => each.id === id) ?? newConversation(this.does.defaults());
+    this.current = this.conversations.find((each) => each.id === id) ?? this.fresh();
     this.isAtEnd = true;
     this.render();
     this.pickUp(this.current);
+  }
+
+  fresh() {
+    return newConversation(this.does.defaults(), this.does.model());
+  }
+
+  /** From now on the conversation that is shown is held with this model. @param {string} model */
+  setModel(model) {
+    this.current.model = model;
+    void this.save(this.current);
+    this.does.onChange();
   }
 
   /** @param {string} text @param {Attachment[]} files */
@@ -240,7 +251,9 @@ export class Chat {
   /** @param {Conversation} conversation @param {Pick<Message, "parent" | "role" | "text"> & Partial<Message>} answer Its text is its beginning. */
   askFor(conversation, answer) {
     const mostTokens = Number(conversation.settings.sampling.max_tokens) || null;
-    const fresh = { token: freshId(), isUnsent: true, mostTokens, model: this.does.info()?.model.called };
+    const info = this.does.info();
+    if (info?.models) conversation.model ??= info.model.called;
+    const fresh = { token: freshId(), isUnsent: true, mostTokens, model: conversation.model ?? info?.model.called };
     const message = add(conversation, { ...answer, ...fresh });
     void this.follow(conversation, message, bodyOf(conversation, message));
   }
@@ -330,6 +343,7 @@ export class Chat {
     await saving;
     await run.follow();
     this.runs.delete(message.id);
+    this.does.ended();
     if (run.lastEventId) this.remember(message.text, run.blocks);
     else if (conversation === this.current) void this.renderMissing(branch(conversation));
     await this.save(conversation);
@@ -537,7 +551,7 @@ function namesOf(siblings) {
 
 /** What the server is asked for an answer. @param {Conversation} conversation @param {Message} message The answer. */
 function bodyOf(conversation, { parent, token, text, thinking }) {
-  const { settings } = conversation;
+  const { settings, model } = conversation;
   const { reasoning } = settings;
   const { json_schema, ...plain } = settings.sampling;
   const sampling = json_schema ? { ...plain, grammar: { json_schema } } : plain;
@@ -545,5 +559,5 @@ function bodyOf(conversation, { parent, token, text, thinking }) {
   const priority = settings.priority === 1 ? undefined : settings.priority;
   const messages = asked(conversation, pathTo(conversation, parent));
   if (text) messages.push({ role: "assistant", content: text, ...(thinking && { reasoning: thinking }) });
-  return { messages, priority, sampling, reasoning, token };
+  return { model, messages, priority, sampling, reasoning, token };
 }

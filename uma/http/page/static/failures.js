@@ -24,6 +24,7 @@ const WORDS = {
   E_RUNTIME_SHUTDOWN: STOPPED,
   E_CONNECTION: STOPPED,
   service_unavailable: STOPPED,
+  model_not_found: "The server has no model of this name any more: choose another one above, then try again.",
   invalid_api_key: "This server needs a key. Enter one, then try again.",
   403: "Your key does not allow this. Ask for another one, or set the sampling back in the settings.",
 };

@@ -7,6 +7,7 @@ import { byId, choose, download, h, icon, number, toast } from "./dom.js";
 import { LiveView } from "./live.js";
 import { keep, kept, tellLosses } from "./local.js";
 import { WITH_SUMMARY, WITHOUT_OLDEST } from "./message.js";
+import { Picker } from "./picker.js";
 import { exportJson, exportMarkdown, ImportError, importJson } from "./reading.js";
 import { DEFAULTS, openSettings, readSettings, summary } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
@@ -20,10 +21,13 @@ const FULL_SHARE = 0.8;
 const THEMES = ["system", "light", "dark"];
 const SETTINGS_KEY = "uma.settings";
 const THEME_KEY = "uma.theme";
+const MODEL_KEY = "uma.model";
 const RETRY_MS = 2_000;
 
 /** @type {import("./types.js").Info | undefined} */
 let info;
+/** The model that it was asked for; nothing: the default. @type {string | undefined} */
+let infoOf;
 let isKeyDismissed = false;
 let retry = 0;
 /** Before the address was followed, it says what is to be shown, not what is. */
@@ -51,7 +55,20 @@ function suggestions() {
       ];
 }
 
-const chat = new Chat({ onChange: refresh, focus: () => composer.focus(), begin, defaults, suggestions, info: () => info });
+const chat = new Chat({
+  onChange: refresh,
+  focus: () => composer.focus(),
+  begin,
+  defaults,
+  model: () => kept(MODEL_KEY) ?? undefined,
+  ended: () => info?.models && void connect(),
+  suggestions,
+  info: () => info,
+});
+const picker = new Picker((name) => {
+  keep(MODEL_KEY, name);
+  chat.setModel(name);
+});
 const composer = new Composer({
   send: (text, files) => chat.send(text, files),
   stop: () => chat.stop(),
@@ -88,6 +105,8 @@ function refresh() {
   byId("export-all", HTMLButtonElement).disabled = !chat.conversations.length;
   showLoss(isLive ? "" : chat.loss);
   showGauge();
+  picker.show(isLive ? undefined : info?.models, chat.current.model ?? info?.models?.[0]?.name);
+  if (info?.models && chat.current.model !== infoOf) void connect();
   if (!isLive && isRouted) noteAddress();
 }
 
@@ -421,9 +440,12 @@ function askForKey(title = "This server needs a key", fault = "") {
 async function connect() {
   const banner = byId("banner", HTMLElement);
   clearTimeout(retry);
+  const model = (infoOf = chat.current.model);
   try {
-    info = await ask("info");
+    const found = await ask(model ? `info?model=${encodeURIComponent(model)}` : "info");
     banner.hidden = true;
+    if (model !== infoOf) return; // another conversation is shown by now
+    info = found;
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
     if (error.status === 401) return;
@@ -437,6 +459,7 @@ async function connect() {
     return;
   }
   if (!info) return;
+  forgetModel();
   composer.maxBytes = info.limits.max_prompt_bytes;
   const { called, quantization, parameters } = info.model;
   const size =
@@ -452,6 +475,16 @@ async function connect() {
   byId("base", HTMLElement).hidden = !isBase;
   composer.input.placeholder = isBase ? "Begin a text" : "Ask something";
   chat.welcome();
+  picker.show(location.hash === "#live" ? undefined : info.models, chat.current.model ?? info.models?.[0]?.name);
+}
+
+/** A new conversation is not held with a model that this server does not have. */
+function forgetModel() {
+  const { model } = chat.current;
+  const isHere = info?.models?.some(({ name }) => name === model);
+  if (!model || isHere || chat.conversations.includes(chat.current)) return;
+  delete chat.current.model;
+  infoOf = undefined;
 }
 
 function listen() {

@@ -77,6 +77,7 @@ export function mended(raw) {
     updated: Number.isFinite(raw.updated) ? raw.updated : 0,
     settings: readSettings(raw.settings),
     pinned: raw.pinned === true,
+    model: typeof raw.model === "string" ? raw.model : undefined,
     summary: typeof raw.summary === "string" ? raw.summary : undefined,
     before: isRecord(raw.before) ? raw.before : undefined,
     summing: isSumming(raw.summing) ? raw.summing : undefined,
@@ -92,7 +93,8 @@ export function mended(raw) {
 
 /** @param {any} raw Without faults. @param {Info | undefined} info @param {Set<string>} dropped @returns {Conversation} */
 function withFreshIds(raw, info, dropped) {
-  const conversation = newConversation(readSettings(raw.settings, info, dropped));
+  const model = typeof raw.model === "string" ? raw.model : undefined;
+  const conversation = newConversation(readSettings(raw.settings, info, dropped), model);
   conversation.title = readTitle(raw.title);
   if (Number.isFinite(raw.updated)) conversation.updated = raw.updated;
   if (raw.pinned === true) conversation.pinned = true;

@@ -12,6 +12,7 @@ import { act, ApiError, remove, stream } from "./api.js";
  * @property {string} [waits_for] See `RunningRequest`.
  * @property {number} [unread_before] Tokens of the prompt that is read first.
  * @property {number} [ahead] Requests that begin before it.
+ * @property {number} [loading_percent] How much of its model is loaded, where it waits for that.
  */
 
 const GONE =
@@ -197,8 +198,11 @@ export class Run {
       if (data.tokens) this.message.tokens = [...(this.message.tokens ?? []), ...data.tokens];
       for (const [index, html] of Object.entries(data.blocks)) this.blocks[Number(index)] = html;
       this.blocks.length = data.count;
-    } else if (name === "progress") this.progress = data;
-    else if (name === "done") {
+    } else if (name === "progress") {
+      this.progress = data;
+      this.loadedPercent = data.loading_percent;
+      if (data.loading_percent !== undefined) this.waitsFor = "loading";
+    } else if (name === "done") {
       this.message.done = data;
       this.end();
     } else if (name === "failed") {
@@ -211,7 +215,7 @@ export class Run {
 
   /** @param {ApiError} error */
   fail(error) {
-    const isGone = error.status === 404;
+    const isGone = error.status === 404 && this.hasArrived;
     this.message.failure = isGone ? { code: "gone", message: GONE } : error.failure;
     this.end();
   }

@@ -48,6 +48,7 @@ export class Summary {
     delete message.failure;
     const most = Math.floor(MAX_SHARE * (info?.limits.n_ctx ?? Infinity));
     const body = {
+      model: conversation.model,
       messages: [...asked(conversation, this.oldest), { role: "user", content: WISH }],
       sampling: { temperature: 0, max_tokens: Math.max(1, Math.min(MAX_TOKENS, most)) },
       reasoning: info?.capabilities.reasoning_switch ? "off" : undefined,

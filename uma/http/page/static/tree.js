@@ -12,9 +12,10 @@ export function freshId() {
   ).join("");
 }
 
-/** @param {Settings} settings @returns {Conversation} */
-export function newConversation(settings) {
+/** @param {Settings} settings @param {string} [model] @returns {Conversation} */
+export function newConversation(settings, model) {
   return {
+    ...(model && { model }),
     id: freshId(),
     title: "",
     updated: Date.now(),
@@ -89,7 +90,7 @@ export function show(conversation, id) {
 
 /** A new conversation that begins with the branch as far as `id`. @param {Conversation} conversation @param {string} id */
 export function branchOff(conversation, id) {
-  const copy = newConversation(conversation.settings);
+  const copy = newConversation(conversation.settings, conversation.model);
   copy.title = `${conversation.title} (branch)`;
   for (const message of pathTo(conversation, id)) {
     copy.messages[message.id] = { ...structuredClone(message), token: undefined };

@@ -69,6 +69,7 @@
  * @property {string} title
  * @property {number} updated
  * @property {Settings} settings
+ * @property {string} [model] Which of several it is held with; nothing: the server's default.
  * @property {Record<string, Message>} messages
  * @property {boolean} [pinned] It stands above all others.
  * @property {string | null} [from] The first message that the model is still given; nothing: all are.
@@ -88,8 +89,16 @@
  * @property {number} minimum
  * @property {number} [maximum]
  *
+ * @typedef {object} ListedModel One of several models of a server.
+ * @property {string} name
+ * @property {number} size_bytes
+ * @property {"unloaded" | "loading" | "loaded" | "leaving"} state
+ * @property {number | null} loading_percent
+ * @property {boolean} fits Whether the server has the memory for it.
+ *
  * @typedef {object} Info
  * @property {string} server
+ * @property {ListedModel[]} [models] Those that can be chosen, where there are several; `model` and what follows are of the one that was asked for.
  * @property {{name: string, called: string, architecture: string, parameters: number, quantization: string, context_length: number,
  *   is_builtin: boolean}} model
  * @property {{reasoning?: boolean, reasoning_switch?: boolean, chat?: boolean, max_answers?: number, max_logprobs?: number, grammars?: string[]}} capabilities

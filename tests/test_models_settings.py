@@ -1,0 +1,85 @@
+"""Settings for single models, as the configuration's file has them: what is taken, and what is refused by its name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from harness import RunInProcessText
+from models import write_model
+from uma.config import ModelSettings, load
+from uma.errors import ConfigError, ModelError
+from uma.models.shelf import Shelf
+
+FILE = """
+n_ctx = 1024
+[models."Qwen3-8B.v2"]
+n_ctx = 8192
+temperature = 0.5
+alias = ["quick"]
+[models.other]
+"""
+
+
+def test_a_models_table_has_its_settings_and_says_that_it_is_served(tmp_path: Path) -> None:
+    file = tmp_path / "uma.toml"
+    file.write_text(FILE)
+    loaded = load({}, {}, file)
+    assert (loaded.config.models, loaded.config.n_ctx) == ("Qwen3-8B.v2,other", 1024)
+    assert loaded.models == {
+        "Qwen3-8B.v2": ModelSettings(("quick",), {"n_ctx": 8192, "temperature": 0.5}),
+        "other": ModelSettings(),
+    }
+    assert load({"models": "all"}, {}, file).config.models == "all"
+    file.write_text(FILE + "[models.all]\n")
+    assert load({}, {}, file).config.models == "all"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[models."a"]\nn_ctxt = 5', '[models."a"]: n_ctxt: no such setting of a model; did you mean n_ctx?'),
+        ('[models."a"]\nn_ctx = "big"', "[models.\"a\"]: n_ctx: expected an integer, not 'big'"),
+        ('[models."a"]\nn_ctx = -5', '[models."a"]: n_ctx: -5 must be'),
+        ('[models."a"]\nhttp = "127.0.0.1:1"', '[models."a"]: http: is the whole server\'s; move it to the top'),
+        ('[models."a"]\nalias = "b"', '[models."a"]: alias: expected'),
+        ("[models.qwen3.5]\nn_ctx = 5", '[models."qwen3"]: 5: is a table; quote the whole name: [models."qwen3.5"]'),
+        ("[models]\na = 5", 'models: a: expected a table of settings, [models."a"]'),
+        ("[models.all]\nn_ctx = 5", '[models."all"]: what all models have stands at the top of the file'),
+        ('[models."a,b"]', '[models."a,b"]: no model has such a name'),
+        ("n_batch = 600\n[models.a]\nn_ubatch = 700", '[models."a"]: n_ubatch: '),
+    ],
+)
+def test_what_is_wrong_in_a_models_table_is_named(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "uma.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load({}, {}, file)
+
+
+def test_the_configuration_that_is_told_is_the_same_again(tmp_path: Path, uma_told: RunInProcessText) -> None:
+    file, again = tmp_path / "uma.toml", tmp_path / "again.toml"
+    file.write_text(FILE + "[models.all]\n")
+    again.write_text(uma_told("config", "--toml", "--config", str(file)).stdout)
+    first, second = (load({}, {}, each) for each in (file, again))
+    assert second.config == first.config
+    assert {name: each for name, each in second.models.items() if each.values or each.alias} == {
+        "Qwen3-8B.v2": first.models["Qwen3-8B.v2"]
+    }
+    assert 'models."Qwen3-8B.v2".n_ctx' in uma_told("config", "--config", str(file)).stdout
+
+
+def test_names_of_tables_are_models_that_are_here_and_an_alias_is_one_models(tmp_path: Path) -> None:
+    for name in ("alpha", "beta"):
+        write_model(tmp_path / f"{name}.gguf")
+    environ = {"UMA_MODELS": str(tmp_path)}
+    with pytest.raises(ModelError, match="alpa: no such file, and no model of this name is here; did you mean alpha"):
+        Shelf("all", environ, tables={"alpa": ModelSettings()}).read()
+    twice = {"alpha": ModelSettings(("quick",)), "beta": ModelSettings(("Quick",))}
+    with pytest.raises(ModelError, match="alias: Quick: is given to alpha and to beta"):
+        Shelf("all", environ, tables=twice).read()
+    shelf = Shelf("all", environ, tables={"alpha": ModelSettings(("quick",))})
+    shelf.read()
+    assert shelf.named("QUICK").name == "alpha"
