@@ -15,7 +15,7 @@ HELP = {
     "tokens_generated_total": "Tokens generated; those that were dropped included.",
     "prompt_tokens_total": "Prompt tokens of all requests that were started.",
     "cached_tokens_total": "Prompt tokens that were in the cache.",
-    "reread_tokens_total": "Cached tokens computed again, so that a prompt read alone ends in the same batches.",
+    "reread_tokens_total": "Cached tokens computed again, so that a prompt ends in the same batches each time.",
     "prefill_tokens_total": "Prompt tokens computed, those computed again included: after preemptions, or reread.",
     "batch_calls_total": "Calls of llama_decode.",
     "embed_requests_total": "Requests for embeddings or a ranking that were taken.",

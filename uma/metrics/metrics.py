@@ -56,7 +56,7 @@ class EngineMetrics:
     cached_tokens_total: int = 0
     """The part of them that was in the cache."""
     reread_tokens_total: int = 0
-    """Tokens of it that were computed again, since a batch with them takes less time than one without."""
+    """Tokens of it that were computed again, so that a cached prompt ends in the same batches as one that is not."""
     prefill_tokens_total: int = 0
     """Prompt tokens computed, those computed again included: after a preemption, or `reread_tokens_total`."""
     embed_requests_total: int = 0

@@ -95,9 +95,13 @@ class Residency:
             if sequence is not None:
                 self._start(sequence, now)
                 continue
-            head = self.waiting.head(self.active, now)
-            if head is None or not (victims := self._find_victims(head, now)):
-                self._totals.lacks("" if head is None else lack(len(self.active), self.waiting.max_active), now)
+            # (Mostly nobody can give way. Then it does not matter for whom.)
+            can_give_way = any(each.is_paused or each.lane < 0 for each in self.active.values())
+            head = self.waiting.head(self.active, now) if can_give_way else None
+            victims = [] if head is None else self._find_victims(head, now)
+            if head is None or not victims:
+                lacks = lack(len(self.active), self.waiting.max_active) if len(self.waiting) else ""
+                self._totals.lacks(lacks, now)
                 return
             for victim in victims:
                 self.preempt(victim, now)
@@ -121,7 +125,7 @@ class Residency:
             free,
             self._pool.used_cells,
             answered_ms=self._answered_ms,
-            queued=self.waiting.head(self.active, now) if len(self.waiting) else None,
+            queued=self.waiting.head(self.active, now) if prefilling and not self.waiting.is_empty else None,
         )
 
     def preempt(self, sequence: Sequence, now: float) -> None:
