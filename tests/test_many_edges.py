@@ -78,8 +78,10 @@ def status(server: HttpServer, model: str) -> str:
 
 
 def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    """Those that run a program of their own: while it is only begun, the parent waits for it with all its threads."""
+    tasks, own = Path(f"/proc/{pid}/task").iterdir(), Path(f"/proc/{pid}/cmdline").read_bytes()
+    found = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return [child for child in found if Path(f"/proc/{child}/cmdline").read_bytes() != own]
 
 
 def test_ollamas_client_pulls_lists_shows_generates_with_two_models_and_deletes(server: HttpServer) -> None:
@@ -174,6 +176,9 @@ def test_a_stream_is_told_how_far_its_model_is_loaded_and_who_does_not_wait_when
         assert raw.head()[0] == 200
         chunks = raw.chunks()
         assert next(chunks).startswith(b": loading alpha: ")
+        with server.connect() as gone:  # which is no fault of the server (`running_http`)
+            gone.send("POST", "/v1/completions", body)
+            assert gone.head()[0] == 200
         refused = server.ask("POST", "/v1/completions?autoload=false", body)
         assert (refused.status, "retry-after" in refused.headers) == (503, True)
         head = ollamas.head()  # begun, so that what is wrong is told in it
@@ -317,7 +322,6 @@ def test_a_key_that_is_bound_to_models_knows_no_others(keyed: tuple[HttpServer, 
         ("DELETE", "/api/delete", {"model": "alpha"}),
         ("POST", "/models/unload", {"model": "beta.v1"}),
         ("POST", "/api/generate", {"model": "beta.v1", "keep_alive": 0}),
-        ("POST", "/api/generate", {"model": "beta.v1", "prompt": "a", "keep_alive": -1}),
     ],
 )
 def test_only_a_right_lets_a_key_manage_models(
@@ -327,6 +331,15 @@ def test_only_a_right_lets_a_key_manage_models(
     assert complete_with(server, keys["all"], "beta.v1").status == 200
     refused = server.ask(method, path, body, authorization=f"Bearer {keys['all']}")
     assert (refused.status, "manage_models = true" in str(refused.json["error"])) == (403, True)
+
+
+def test_a_key_without_the_right_is_answered_and_told_that_its_model_may_leave(
+    keyed: tuple[HttpServer, dict[str, str]],
+) -> None:
+    server, keys = keyed
+    stay = {"model": "beta.v1", "prompt": "a", "keep_alive": -1, "stream": False, "options": {"num_predict": 2}}
+    answered = server.ask("POST", "/api/generate", stay, authorization=f"Bearer {keys['all']}")
+    assert (answered.status, answered.headers["x-uma-ignored"]) == (200, "keep_alive")
 
 
 def complete_with(server: HttpServer, key: str, model: str) -> Answered:

@@ -195,9 +195,10 @@ class _Endpoint:
             pass
         except BaseExceptionGroup as group:
             sole = sole_error(group)
-            if not isinstance(sole, UmaError):
+            if isinstance(sole, UmaError):
+                await _fail(http, sole)
+            elif not isinstance(sole, ClientGoneError):
                 raise
-            await _fail(http, sole)
 
     def _gateway(self, http: Exchange) -> AbstractAsyncContextManager[Gateway]:
         named = self.handle in _UNLESS_NAMED and b"model=" not in http.scope["query_string"]

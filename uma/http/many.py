@@ -18,7 +18,7 @@ from uma.http.generation import unless_gone
 from uma.http.keep_alive import keep_sec
 from uma.http.models import FOREIGN, MODEL_HEADER, ModelNames
 from uma.http.problem import Forbidden
-from uma.http.rights import check_manager
+from uma.http.rights import is_manager
 from uma.http.waiting import tell_of_load
 from uma.net.quota import Excess
 from uma.types import ListedModel, Models
@@ -42,8 +42,10 @@ async def of_model(gateway: Gateway, http: Exchange, form: StreamForm | None = N
     _check_autoload(models, http, name)
     kept = keep_sec(fields) if http.path.startswith("/api/") else None
     fields.pop("keep_alive", None)  # it has had its effect
-    if kept == math.inf:
-        await check_manager(http, "pin models (keep_alive)")
+    if kept == math.inf and not await is_manager(http):
+        # (Some clients always say so: it is a wish beside their request.)
+        kept = None
+        http.ignored.append("keep_alive")
     async with AsyncExitStack() as stack:
         async with trio.open_nursery() as telling:
             if form is not None and form.is_asked(fields):

@@ -12,13 +12,20 @@ ROOT = 0
 """The user id that can do so anyway."""
 
 
-async def check_manager(http: Exchange, what: str) -> None:
-    """Raise `Forbidden` unless the request's key, or without keys its user on this machine, can manage models."""
+async def is_manager(http: Exchange) -> bool:
+    """Whether the request's key, or without keys its user on this machine, can manage models."""
     if http.account is not None:
-        if not http.account.manages_models:
-            raise Forbidden(f"{http.account.name} must not {what}: its key has no manage_models = true")
-    elif await user_of(http) not in (ROOT, os.geteuid()):
-        raise Forbidden(
-            f"only the user that the server runs as can {what}, from this machine and not through a proxy; others need "
-            "a key with manage_models = true (`uma key new NAME --manage-models`)"
-        )
+        return http.account.manages_models
+    return await user_of(http) in (ROOT, os.geteuid())
+
+
+async def check_manager(http: Exchange, what: str) -> None:
+    """Raise `Forbidden` unless `is_manager`."""
+    if await is_manager(http):
+        return
+    if http.account is not None:
+        raise Forbidden(f"{http.account.name} must not {what}: its key has no manage_models = true")
+    raise Forbidden(
+        f"only the user that the server runs as can {what}, from this machine and not through a proxy; others need a "
+        "key with manage_models = true (`uma key new NAME --manage-models`)"
+    )
