@@ -76,7 +76,8 @@ async def test_a_warm_cache_changes_nothing_but_the_time(model: Path, layout: st
     assert [each.token_ids for each in got] == expected
     cached = [each.finished.usage.cached_tokens for each in got]
     last = 151 - LAST_TOKENS  # of the first prompt, behind which a checkpoint is taken
-    assert cached == ([0, 150, 150, 99, 70, 150] if shares(model, layout) else [0, last, last, 0, 0, last])
+    end = 100 - LAST_TOKENS if layout == "on" else 99  # in one buffer a batch of the last two lies where it lay
+    assert cached == ([0, 150, 150, end, 70, 150] if shares(model, layout) else [0, last, last, 0, 0, last])
 
 
 async def test_the_next_turn_of_a_conversation_computes_only_what_is_new(model: Path, layout: str) -> None:

@@ -335,7 +335,7 @@ def test_echo_with_a_grammar_is_refused_with_what_to_do(client: openai.OpenAI) -
     [
         ("/v1/chat/completion", "/v1/chat/completions"),
         ("/nope", "/health"),
-        ("/api/pull", "uma run --model"),
+        ("/api/create", "--models all"),
     ],
 )
 def test_a_path_that_there_is_not_is_answered_with_what_there_is(
