@@ -4,7 +4,7 @@ Cost is not a line: 64 tokens can be read faster than 48 (kernels have tiles), a
 them. So the model is a few small tables of what was really seen, by number of decode rows and by size of a prompt's
 piece, and a drift factor that follows the whole machine when its speed changes.
 
-There are no trials. A size that was not seen of late promises to read a little faster than the nearest that was
+It makes no trials. A size that was not seen of late promises to read a little faster than the nearest that was
 (`PROMISE`): where it fits, it is chosen, and from then on it is known.
 """
 
@@ -151,7 +151,7 @@ class _Table:
 
     def _slot(self, size: int) -> int:
         """The line that stands for `size`: the next larger, or of a piece the next smaller, whose end fills no tile."""
-        slot = min(bisect_left(self._sizes, size), len(self._sizes) - 1)
+        slot = _slot(self._sizes, size)
         return slot - 1 if self._is_tiled and slot and size < self._sizes[slot] else slot
 
     def _fresh(self, slot: int) -> _Line | None:
@@ -161,6 +161,8 @@ class _Table:
 
     def _nearest(self, slot: int, size: int) -> int | None:
         """The nearest line that is known: first of those that attention computes in the same way."""
+        if self._fresh(slot):
+            return slot
         known = [each for each in range(len(self._sizes)) if self._fresh(each)]
         kind = self._kind(size)
         return min(known, key=lambda each: (self._kind(self._sizes[each]) != kind, abs(each - slot)), default=None)

@@ -248,7 +248,7 @@ class Executor:
         return [[(sequence, count - LAST_TOKENS)], [(sequence, LAST_TOKENS)]] if count > LAST_TOKENS else [work]
 
     def _begin_again(self, sequence: Sequence, count: int) -> tuple[Sequence, int]:
-        """Cut a sequence back, where the plan has more tokens computed than are missing; what can be computed then."""
+        """Cut a sequence back, where more tokens are to be computed than are missing; what can be computed then."""
         extra = count - sequence.missing
         if (
             extra > 0
