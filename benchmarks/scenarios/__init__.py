@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.scenario import Scenario
 from benchmarks.scenarios import (
+    ablation,
     cancel,
     chain,
     embed,
@@ -63,5 +64,6 @@ ALL: tuple[Scenario, ...] = tuple(
         kv_events,
         frontends,
         many_machines,
+        ablation,
     )
 )
