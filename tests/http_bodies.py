@@ -20,6 +20,7 @@ from uma.http import (
     openai_completions,
     openai_embeddings,
     openai_responses,
+    openai_transcriptions,
     router,
     running,
 )
@@ -39,6 +40,7 @@ BODIES: dict[str, type[Any]] = {
     "/v1/completions": openai_completions.CompletionBody,
     "/v1/embeddings": openai_embeddings.EmbeddingsBody,
     "/v1/responses": openai_responses.ResponsesBody,
+    "/v1/audio/transcriptions": openai_transcriptions.TranscriptionBody,
     "/v1/messages": anthropic.MessagesBody,
     "/v1/messages/count_tokens": anthropic.Conversation,
     "/api/chat": ollama.ChatBody,

@@ -1,11 +1,15 @@
-"""Tiny projectors (mmproj files) with random weights, the models that see by them, and pictures: made in milliseconds.
+"""Tiny projectors (mmproj files) with random weights, models that see and hear by them, pictures and sounds: made in
+milliseconds.
 
     path = write_projector(folder / "mmproj.gguf")                     # LLaVA's: 16 tokens a picture, of any size
     path = write_projector(folder / "mmproj.gguf", kind="qwen2vl")     # Qwen2-VL's: more tokens for a larger picture
     path = write_seeing_model(folder / "model.gguf", kind="qwen2vl")   # a Qwen2-VL, with M-RoPE
+    path = write_projector(folder / "mmproj.gguf", hears="ultravox")   # a Whisper encoder: 15 tokens for 30 s
+    path = write_projector(folder / "mmproj.gguf", None, hears="gemma4ua")  # no encoder, no eyes: 25 tokens a second
     data = png(40, 30, seed=1)                                         # a picture as a file, of no library's making
+    data = wav(0.7, seed=1)                                            # a sound
 
-What a model says of a picture is nonsense, but it depends on every pixel.
+What a model says of a picture is nonsense, but it depends on every pixel, and what of a sound on every sample.
 """
 
 from __future__ import annotations
@@ -45,8 +49,15 @@ Seeing = Literal["llava", "qwen2vl", "gemma3"]
 """Kinds of projectors; with the last a picture's tokens attend to later ones of it too."""
 SEEING: tuple[Seeing, ...] = ("llava", "qwen2vl")
 
+Hearing = Literal["ultravox", "gemma4ua"]
+"""Kinds of projectors for sounds: with a Whisper encoder, and without any."""
+HEARING: tuple[Hearing, ...] = ("ultravox", "gemma4ua")
+
 SIZE, PATCH, VISION, VISION_HEADS, VISION_FF, VISION_LAYERS = 56, 14, 32, 2, 48, 2
 LLAVA_TOKENS = (SIZE // PATCH) ** 2
+MELS, WINDOW, STACK, FRAME = 80, 1_500, 100, 640
+"""Of Whisper: figures of a spectrum, positions of 30 seconds, and how many of them are one token; of the other kind,
+samples of a token."""
 
 
 def write_seeing_model(
@@ -69,33 +80,90 @@ def write_seeing_model(
     return path
 
 
-def write_projector(path: Path, kind: Seeing = "llava", *, embed: int = EMBED, seed: int = 0) -> Path:
-    """Write a projector for models whose embedding has `embed` figures, and return its path."""
+def write_projector(
+    path: Path,
+    kind: Seeing | None = "llava",
+    *,
+    hears: Hearing | None = None,
+    embed: int = EMBED,
+    seed: int = 0,
+    scale: float = 1,
+) -> Path:
+    """Write a projector for models whose embedding has `embed` figures, and return its path. `scale` is a factor of all
+    weights.
+    """
     writer, rng = gguf.GGUFWriter(path, "clip"), np.random.default_rng(seed)
-    values: dict[str, Any] = {
-        "general.type": "mmproj",
-        "general.name": "Tiny projector",
-        "general.file_type": 0,
-        "clip.projector_type": {"llava": "mlp", "qwen2vl": "qwen2vl_merger", "gemma3": "gemma3"}[kind],
-        "clip.vision.projector.scale_factor": 1,
-        "clip.vision.image_size": SIZE,
-        "clip.vision.patch_size": PATCH,
-        "clip.vision.embedding_length": VISION,
-        "clip.vision.feed_forward_length": VISION_FF,
-        "clip.vision.block_count": VISION_LAYERS,
-        "clip.vision.projection_dim": embed,
-        "clip.vision.attention.head_count": VISION_HEADS,
-    }
+    values: dict[str, Any] = {"general.type": "mmproj", "general.name": "Tiny projector", "general.file_type": 0}
+    tensors: Tensors = {}
+    if kind is not None:
+        of_kind = {"llava": "mlp", "qwen2vl": "qwen2vl_merger", "gemma3": "gemma3"}[kind]
+        values |= {"clip.vision.projector_type": of_kind, "clip.vision.projector.scale_factor": 1}
+        values |= {"clip.vision.image_size": SIZE, "clip.vision.patch_size": PATCH} | _encoder("vision", embed)
+        writer.add_bool("clip.has_vision_encoder", True)
+        writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
+        writer.add_array("clip.vision.image_std", [0.25, 0.25, 0.25])
+        tensors |= _tensors(kind, embed, rng)
+    if hears is not None:
+        values |= {"clip.audio.projector_type": hears, "clip.audio.projector.stack_factor": STACK}
+        values |= {"clip.audio.num_mel_bins": MELS if hears == "ultravox" else FRAME} | _encoder("audio", embed)
+        if hears == "gemma4ua":
+            values["clip.audio.block_count"] = 0
+        writer.add_bool("clip.has_audio_encoder", True)
+        tensors |= _sound_tensors(hears, embed, rng)
     for key, value in values.items():
-        (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
-    writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
-    writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
-    writer.add_array("clip.vision.image_std", [0.25, 0.25, 0.25])
-    for name, tensor in _tensors(kind, embed, rng).items():
-        writer.add_tensor(name, tensor)
+        if isinstance(value, float):
+            writer.add_float32(key, value)
+        else:
+            (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor * np.float32(scale))
     finish(writer)
     return path
+
+
+def _encoder(of: str, embed: int) -> dict[str, Any]:
+    return {
+        f"clip.{of}.embedding_length": VISION,
+        f"clip.{of}.feed_forward_length": VISION_FF,
+        f"clip.{of}.block_count": VISION_LAYERS,
+        f"clip.{of}.projection_dim": embed,
+        f"clip.{of}.attention.head_count": VISION_HEADS,
+        f"clip.{of}.attention.layer_norm_epsilon": 1e-5,
+    }
+
+
+def _sound_tensors(kind: Hearing, embed: int, rng: np.random.Generator) -> Tensors:
+    if kind == "gemma4ua":
+        return {"mm.a.input_projection.weight": _random(rng, embed, FRAME)}
+    stacked = VISION * STACK
+    tensors: Tensors = {
+        "a.conv1d.1.weight": _random(rng, VISION, MELS, 3),
+        "a.conv1d.1.bias": np.zeros((VISION, 1), np.float32),
+        "a.conv1d.2.weight": _random(rng, VISION, VISION, 3),
+        "a.conv1d.2.bias": np.zeros((VISION, 1), np.float32),
+        "a.position_embd.weight": _random(rng, WINDOW, VISION),
+        "mm.a.norm_pre.weight": np.ones(stacked, np.float32),
+        "mm.a.mlp.1.weight": _random(rng, 2 * VISION_FF, stacked),
+        "mm.a.norm_mid.weight": np.ones(VISION_FF, np.float32),
+        "mm.a.mlp.2.weight": _random(rng, embed, VISION_FF),
+    }
+    tensors |= _layers(rng, "a")
+    for index in range(VISION_LAYERS):
+        del tensors[f"a.blk.{index}.attn_k.bias"]
+    return tensors | _norm("a.post_ln")
+
+
+def _layers(rng: np.random.Generator, of: str) -> Tensors:
+    tensors: Tensors = {}
+    for index in range(VISION_LAYERS):
+        layer = f"{of}.blk.{index}"
+        tensors |= _norm(f"{layer}.ln1") | _norm(f"{layer}.ln2")
+        for name in ("q", "k", "v", "out"):
+            tensors |= _linear(rng, f"{layer}.attn_{name}", VISION, VISION)
+        tensors |= _linear(rng, f"{layer}.ffn_up", VISION_FF, VISION) | _linear(
+            rng, f"{layer}.ffn_down", VISION, VISION_FF
+        )
+    return tensors
 
 
 def _tensors(kind: Seeing, embed: int, rng: np.random.Generator) -> Tensors:
@@ -113,14 +181,7 @@ def _tensors(kind: Seeing, embed: int, rng: np.random.Generator) -> Tensors:
     else:
         tensors["v.patch_embd.weight.1"] = _random(rng, VISION, 3, PATCH, PATCH)
         tensors |= _norm("v.post_ln")
-    for index in range(VISION_LAYERS):
-        layer = f"v.blk.{index}"
-        tensors |= _norm(f"{layer}.ln1") | _norm(f"{layer}.ln2")
-        for name in ("q", "k", "v", "out"):
-            tensors |= _linear(rng, f"{layer}.attn_{name}", VISION, VISION)
-        tensors |= _linear(rng, f"{layer}.ffn_up", VISION_FF, VISION) | _linear(
-            rng, f"{layer}.ffn_down", VISION, VISION_FF
-        )
+    tensors |= _layers(rng, "v")
     if kind == "gemma3":
         tensors["mm.soft_emb_norm.weight"] = np.ones(VISION, np.float32)
         return tensors | {"mm.input_projection.weight": _random(rng, VISION, embed)}
@@ -176,6 +237,52 @@ def bmp(width: int, height: int, seed: int = 0) -> bytes:
     rows = np.random.default_rng(seed).integers(0, 256, (height, stride), np.uint8).tobytes()
     head = struct.pack("<2sIHHI", b"BM", 54 + len(rows), 0, 0, 54)
     return head + struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, len(rows), 0, 0, 0, 0) + rows
+
+
+# Sounds
+
+
+def wav(seconds: float, seed: int = 0, *, rate: int = 22_050, channels: int = 2) -> bytes:
+    """A sound of some tones and noise as a WAV file."""
+    rng = np.random.default_rng(seed)
+    count = int(seconds * rate)
+    time = np.arange(count)[:, None] / rate
+    tones = sum(np.sin(2 * np.pi * float(each) * time) for each in rng.uniform(100, 3_000, 3))
+    noise = rng.standard_normal((count, channels))
+    samples = (4_000 * (tones + 0.2 * noise)).astype("<i2").tobytes()
+    head = struct.pack("<HHIIHH", 1, channels, rate, 2 * channels * rate, 2 * channels, 16)
+    parts = b"fmt " + struct.pack("<I", len(head)) + head + b"data" + struct.pack("<I", len(samples)) + samples
+    return b"RIFF" + struct.pack("<I", 4 + len(parts)) + b"WAVE" + parts
+
+
+def float_wav(samples: npt.NDArray[np.float32], rate: int = 16_000) -> bytes:
+    """These samples as a WAV file of floats."""
+    data = samples.astype("<f4").tobytes()
+    head = struct.pack("<HHIIHH", 3, 1, rate, 4 * rate, 4, 32)
+    parts = b"fmt " + struct.pack("<I", len(head)) + head + b"data" + struct.pack("<I", len(data)) + data
+    return b"RIFF" + struct.pack("<I", 4 + len(parts)) + b"WAVE" + parts
+
+
+def flac(samples: npt.NDArray[np.int16], rate: int = 16_000) -> bytes:
+    """Samples of one channel as a FLAC file that compresses nothing."""
+    block = 4_096
+    fixed = struct.pack(">HH", block, block) + bytes(6) + (rate << 44 | 15 << 36 | len(samples)).to_bytes(8, "big")
+    data = b"fLaC" + bytes([0x80, 0, 0, 34]) + fixed + bytes(16)
+    for number, start in enumerate(range(0, len(samples), block)):
+        part = samples[start : start + block]
+        head = bytes([0xFF, 0xF8, 0x70, 0x08, number]) + struct.pack(">H", len(part) - 1)  # 128 frames at most
+        frame = head + bytes([_crc(head, 8, 0x07)]) + bytes([0x02]) + part.astype(">i2").tobytes()
+        data += frame + struct.pack(">H", _crc(frame, 16, 0x8005))
+    return data
+
+
+def _crc(data: bytes, bits: int, polynomial: int) -> int:
+    value, top, mask = 0, 1 << (bits - 1), (1 << bits) - 1
+    for byte in data:
+        value ^= byte << (bits - 8)
+        for _ in range(8):
+            value = (value << 1 ^ polynomial if value & top else value << 1) & mask
+    return value
 
 
 # What llama.cpp itself makes of it

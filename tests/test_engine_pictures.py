@@ -10,12 +10,23 @@ from typing import Any
 import attrs
 import pytest
 from engine_world import answer, answers, ask, config_for, settled
-from projectors import MARKER, SEEING, Reference, Seeing, bmp, png, png_header, write_projector, write_seeing_model
+from projectors import (
+    MARKER,
+    SEEING,
+    Hearing,
+    Reference,
+    Seeing,
+    bmp,
+    png,
+    png_header,
+    write_projector,
+    write_seeing_model,
+)
 
 from models import write_model
 from uma import Message, Request, SamplingParams, open_engine
 from uma.errors import BadRequest, ConfigError, ModelError
-from uma.types import Finished, Grammar, Picture
+from uma.types import Finished, Grammar, Media
 
 LENGTH = 20
 
@@ -28,6 +39,13 @@ class World:
     reference: Reference
     has_end_mark: bool
     """Whether the model has text behind each picture."""
+    has_eyes: bool = True
+
+    @classmethod
+    def of(cls, folder: Path, model: Path, sees: Seeing | None, hears: Hearing | None = None) -> World:
+        """With a projector of these kinds, which is written beside it."""
+        reference = Reference(model, write_projector(folder / "mmproj-model.gguf", sees, hears=hears))
+        return cls(model, reference, sees == "qwen2vl", sees is not None)
 
     def expected(self, text: str, files: Sequence[bytes]) -> tuple[int, ...]:
         """`text` has `MARKER` for each picture."""
@@ -39,9 +57,9 @@ class World:
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp(request.param)
     model = write_seeing_model(folder / "model.gguf", request.param)
-    reference = Reference(model, write_projector(folder / "mmproj-model.gguf", request.param))
-    yield World(model, reference, request.param == "qwen2vl")
-    reference.close()
+    made = World.of(folder, model, request.param)
+    yield made
+    made.reference.close()
 
 
 def told(text: str, files: Sequence[bytes], role: Any = "user") -> Message:
@@ -49,8 +67,8 @@ def told(text: str, files: Sequence[bytes], role: Any = "user") -> Message:
     parts = text.split(MARKER)
     assert len(parts) == len(files) + 1
     places = [len("".join(parts[: index + 1])) for index in range(len(files))]
-    pictures = (Picture(base64.b64encode(file).decode(), at) for file, at in zip(files, places, strict=True))
-    return Message(role, "".join(parts), pictures=tuple(pictures))
+    media = (Media(base64.b64encode(file).decode(), at) for file, at in zip(files, places, strict=True))
+    return Message(role, "".join(parts), media=tuple(media))
 
 
 def about(text: str, *files: bytes, id: str = "a", **fields: Any) -> Request:
@@ -120,13 +138,13 @@ async def test_where_cells_run_short_pictures_are_read_again(world: World) -> No
 
 BROKEN = {
     "no base64": "~~~",
-    "is no picture that is known": base64.b64encode(b"nothing at all").decode(),
+    "is nothing that is known": base64.b64encode(b"nothing at all").decode(),
     "PNG is broken": base64.b64encode(png(40, 30)[:20]).decode(),
     "cannot be decoded": base64.b64encode(png(40, 30)[:90]).decode(),
     "50,000 x 50,000 pixels": base64.b64encode(png_header(50_000, 50_000)).decode(),
-    "is WebP; send PNG": base64.b64encode(b"RIFF\0\0\0\0WEBPVP8 ").decode(),
-    "a sound (WAV)": base64.b64encode(b"RIFF\0\0\0\0WAVEfmt ").decode(),
-    "at: 99 is before another picture": base64.b64encode(png(40, 30)).decode(),
+    "this WebP is broken": base64.b64encode(b"RIFF\0\0\0\0WEBPVP8 ").decode(),
+    "is WAV, and this model hears nothing; send PNG": base64.b64encode(b"RIFF\0\0\0\0WAVEfmt ").decode(),
+    "at: 99 is before another one's": base64.b64encode(png(40, 30)).decode(),
 }
 
 
@@ -135,8 +153,8 @@ async def test_a_bad_file_ends_its_request_and_nothing_else(world: World) -> Non
     async with open_engine(config_for(world.model)) as engine, engine.generate(ask(max_tokens=400)) as stream:
         for problem, data in BROKEN.items():
             place = 99 if problem.startswith("at") else 0
-            wrong = Message("user", "What?", pictures=(Picture(data, place),))
-            with pytest.raises(BadRequest, match=r"messages\[0\]\.pictures\[0\]\.") as refused:
+            wrong = Message("user", "What?", media=(Media(data, place),))
+            with pytest.raises(BadRequest, match=r"messages\[0\]\.media\[0\]\.") as refused:
                 await answer(engine, attrs.evolve(about(question, png(9, 9)), messages=(wrong,)))
             assert problem in str(refused.value)
         assert (await answer(engine, about(question, png(40, 30, 1)))).token_ids == world.expected(
@@ -165,7 +183,7 @@ async def test_what_pictures_exclude_is_refused_by_name(world: World) -> None:
 async def test_a_model_without_a_projector_refuses_pictures_by_name(tiny: Path) -> None:
     async with open_engine(config_for(tiny)) as engine:
         assert not engine.info.capabilities.vision
-        with pytest.raises(BadRequest, match=r"messages\[0\]\.pictures: .*--mmproj"):
+        with pytest.raises(BadRequest, match=r"messages\[0\]\.media: .*--mmproj"):
             await answer(engine, about(f"{MARKER}What?", png(9, 9)))
 
 

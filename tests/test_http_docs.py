@@ -12,6 +12,7 @@ import attrs
 import pytest
 from http_bodies import BODIES
 from http_server import HttpServer, running_http
+from projectors import wav, write_projector, write_seeing_model
 from required import required_command
 
 from harness import short_directory
@@ -35,7 +36,9 @@ KEPT = [line for line in LINES if "file-" in line or "batch_" in line]
 """Lines about a file or a batch that is kept."""
 MANAGING = [line for line in LINES if re.search(r"/api/(pull|delete|copy)|/models/(un)?load", line)]
 """Lines for a server of several models."""
-OTHERS = [*RANKING, *FILLING, *RUNNING, *KEPT, *MANAGING]
+HEARING = [line for line in LINES if "/audio/" in line]
+"""Lines for a model that hears."""
+OTHERS = [*HEARING, *RANKING, *FILLING, *RUNNING, *KEPT, *MANAGING]
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +63,15 @@ def test_every_line_about_filling_in_can_be_pasted_where_the_model_does(line: st
     path = write_word_model(tmp_path / "words.gguf", fill_in=FILL_IN)
     with short_directory() as directory, running_http(directory, "--model", str(path)) as process:
         paste(line, process)
+
+
+@pytest.mark.parametrize("line", HEARING)
+def test_every_line_about_sounds_can_be_pasted_where_the_model_hears(line: str, tmp_path: Path) -> None:
+    path = write_seeing_model(tmp_path / "model.gguf", "llava")
+    write_projector(tmp_path / "mmproj.gguf", None, hears="gemma4ua")
+    (tmp_path / "speech.wav").write_bytes(wav(0.2))
+    with short_directory() as directory, running_http(directory, "--model", str(path), "--alias", "builtin") as process:
+        paste(f"cd {tmp_path}; {line} -F max_tokens=8", process)
 
 
 @pytest.mark.parametrize("line", RUNNING)

@@ -1,26 +1,36 @@
-"""Pictures over HTTP: in every dialect the same file has the same answer, and what cannot be read is named."""
+"""Pictures and sounds over HTTP: in every dialect a file has the same answer, and what cannot be read is named."""
 
 from __future__ import annotations
 
 import base64
+import os
 import re
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import anthropic
+import attrs
 import openai
 import pytest
 from http_server import HttpServer, running_http
-from projectors import MARKER, Reference, png, write_projector, write_seeing_model
+from PIL import Image
+from projectors import MARKER, Reference, png, wav, write_projector, write_seeing_model
 
 from harness import EXACT, ONE_THREAD, PATIENCE_SEC, short_directory
+from uma.cli.contract import prove
+from uma.client.http_probe import HttpProbe
+from uma.client.probe import SocketProbe
+from uma.contracts.claims import claims_of
 from uma.llm import LLM
 
 QUESTION, LENGTH = "What is this?", 12
 FILE = png(40, 30, seed=1)
 DATA = base64.b64encode(FILE).decode()
 URL = f"data:image/png;base64,{DATA}"
+SOUND = wav(0.4, seed=1)
+SOUND_DATA = base64.b64encode(SOUND).decode()
 PLAIN: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 
@@ -28,7 +38,7 @@ PLAIN: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("seeing")
     write_seeing_model(folder / "model.gguf", "qwen2vl")
-    write_projector(folder / "mmproj.gguf", "qwen2vl")
+    write_projector(folder / "mmproj.gguf", "qwen2vl", hears="gemma4ua")
     return folder
 
 
@@ -44,18 +54,26 @@ def seeing(folder: Path) -> Iterator[HttpServer]:
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path) -> str:
-    """What llama.cpp's own helpers make of the picture and the question."""
+def reference(folder: Path) -> Iterator[Reference]:
     reference = Reference(folder / "model.gguf", folder / "mmproj.gguf")
-    prompt = f"<|im_start|>user\n{MARKER}{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
-    found = reference.text(prompt, [FILE], LENGTH)
+    yield reference
     reference.close()
-    return found
+
+
+def said_of(reference: Reference, text: str, file: bytes) -> str:
+    """What llama.cpp's own helpers make of a file and a text."""
+    return reference.text(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n", [file], LENGTH)
+
+
+@pytest.fixture(scope="module")
+def expected(reference: Reference) -> str:
+    return said_of(reference, f"{MARKER}{QUESTION}", FILE)
 
 
 CHAT, CLAUDE, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 IMAGE_URL = {"type": "image_url", "image_url": {"url": URL, "detail": "low"}}
 INPUT_IMAGE = {"type": "input_image", "image_url": URL}
+INPUT_AUDIO = {"type": "input_audio", "input_audio": {"data": SOUND_DATA, "format": "wav"}}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}}
 
 
@@ -72,6 +90,84 @@ def test_openai_s_client_is_told_what_llama_cpp_says(seeing: HttpServer, expecte
         assert said.usage is not None
         assert response.usage is not None
         assert response.usage.input_tokens == said.usage.prompt_tokens
+
+
+def test_a_sound_is_heard_in_both_of_openai_s_endpoints(seeing: HttpServer, reference: Reference) -> None:
+    heard = said_of(reference, f"{MARKER}{QUESTION}", SOUND)
+    for part in (INPUT_AUDIO, {"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{SOUND_DATA}"}}):
+        content = [part, {"type": "text", "text": QUESTION}]
+        asked = {"messages": [{"role": "user", "content": content}], "max_tokens": LENGTH, **PLAIN}
+        assert seeing.ask("POST", CHAT, asked).json["choices"][0]["message"]["content"] == heard
+    content = [INPUT_AUDIO, {"type": "input_text", "text": QUESTION}]
+    asked = {"input": [{"role": "user", "content": content}], "max_output_tokens": LENGTH, **PLAIN}
+    (item,) = seeing.ask("POST", RESPONSES, asked).json["output"]
+    assert item["content"][0]["text"] == heard
+
+
+def test_openai_s_transcriptions_are_what_the_model_writes_down(seeing: HttpServer, reference: Reference) -> None:
+    """The question is llama-server's, and so is the place of the sound behind it."""
+    heard = said_of(reference, f"Transcribe audio to text{MARKER}", SOUND)
+    more: Any = {"max_tokens": LENGTH, "ignore_eos": True}
+    with openai.OpenAI(base_url=f"{seeing.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SEC) as client:
+        ask, file = client.audio.transcriptions.create, ("sound.wav", SOUND)
+        whole = ask(model="any", file=file, extra_body=more)
+        assert whole.text == heard
+        assert whole.usage is not None
+        assert whole.usage.type == "tokens"
+        assert (whole.usage.output_tokens, whole.usage.total_tokens > LENGTH + 10) == (LENGTH, True)
+        assert ask(model="any", file=file, response_format="text", extra_body=more) == heard
+        *deltas, done = ask(model="any", file=file, stream=True, extra_body=more)
+        assert "".join(each.delta for each in deltas if each.type == "transcript.text.delta") == heard
+        assert done.type == "transcript.text.done"
+        assert done.text == heard
+        french = ask(model="any", file=file, prompt="What?", language="fr", temperature=0, extra_body=more)
+        assert french.text == said_of(reference, f"What? (language: fr){MARKER}", SOUND)
+        for wrong, told in (
+            ({"response_format": "srt"}, "response_format: 'srt' has times"),
+            ({"file": ("a.png", FILE[:40])}, "file: cannot be decoded"),
+            ({"file": ("a.ogg", b"OggS" + bytes(40))}, "file: is Ogg; send "),
+            ({"temperature": 9}, "temperature: "),
+        ):
+            with pytest.raises(openai.BadRequestError, match=told):
+                ask(**{"model": "any", "file": file, **wrong})  # type: ignore[call-overload]
+
+
+def test_a_picture_in_a_tool_s_result_is_seen(seeing: HttpServer, reference: Reference) -> None:
+    asked = {"type": "text", "text": "Look."}
+    call = {"id": "c1", "type": "function", "function": {"name": "shot", "arguments": "{}"}}
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": "Take one."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": [asked, IMAGE_URL]},
+    ]
+    claude: Any = [
+        {"role": "user", "content": "Take one."},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "shot", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": [asked, IMAGE]}]},
+    ]
+    items = [
+        {"role": "user", "content": "Take one."},
+        {"type": "function_call", "call_id": "c1", "name": "shot", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": [{**asked, "type": "input_text"}, INPUT_IMAGE]},
+    ]
+    tools = {"tools": [{"type": "function", "function": {"name": "shot", "parameters": {"type": "object"}}}]}
+    flat = {"tools": [{"type": "function", "name": "shot", "parameters": {"type": "object"}}]}
+    by_claude = {"tools": [{"name": "shot", "input_schema": {"type": "object"}}]}
+    said = seeing.ask("POST", CHAT, {"messages": chat, "max_tokens": LENGTH, "tool_choice": "none", **tools, **PLAIN})
+    text = said.json["choices"][0]["message"]["content"]
+    blind = [chat[0], chat[1], {**chat[2], "content": "Look."}]
+    counts = [
+        seeing.ask("POST", f"{CHAT}/input_tokens", {"messages": turns, **tools}).json["input_tokens"]
+        for turns in (chat, blind)
+    ]
+    assert counts[0] > counts[1] + 3
+    assert said.headers["x-uma-ignored"] == "messages[2].content[1].image_url.detail"
+    body = {"messages": claude, "max_tokens": LENGTH, "tool_choice": {"type": "none"}, **by_claude, **PLAIN}
+    blocks = seeing.ask("POST", CLAUDE, body).json["content"]
+    assert "".join(each["text"] for each in blocks if each["type"] == "text") == text
+    body = {"input": items, "max_output_tokens": LENGTH, "tool_choice": "none", **flat, **PLAIN}
+    (item,) = [each for each in seeing.ask("POST", RESPONSES, body).json["output"] if each["type"] == "message"]
+    assert item["content"][0]["text"] == text
 
 
 def test_anthropic_s_client_too(seeing: HttpServer, expected: str) -> None:
@@ -129,17 +225,18 @@ def test_a_picture_of_an_earlier_turn_is_seen_and_comes_from_the_cache(seeing: H
             "image_url.url: is no base64",
         ),
         (CHAT, [{"type": "image_url"}], "image_url: expected a data URL"),
+        (CHAT, [{"type": "input_audio", "input_audio": "AA"}], "input_audio: expected an object with data"),
         (
             "/v1/chat/completions",
             [{"type": "input_audio", "input_audio": {"data": "AA"}}],
-            "input_audio cannot be read",
+            "input_audio.data: is no base64",
         ),
         (
             "/v1/messages",
             [{"type": "image", "source": {"type": "url", "url": "https://x.org"}}],
-            "source.type: .*base64",
+            "source.url: .*fetches nothing",
         ),
-        (CLAUDE, [{**IMAGE, "source": {"type": "base64", "data": "AAAA"}}], "source.data: is no picture"),
+        (CLAUDE, [{**IMAGE, "source": {"type": "base64", "data": "AAAA"}}], "source.data: is nothing that is known"),
         (CLAUDE, [{"type": "document", "source": {"type": "base64", "data": "AA"}}], "document cannot be read"),
         (RESPONSES, [{"type": "input_image", "file_id": "file-1"}], "file_id: files are not read"),
         (RESPONSES, [{**INPUT_IMAGE, "image_url": f"data:image/png;base64,{DATA[:40]}"}], "image_url: .*broken"),
@@ -158,17 +255,73 @@ def test_what_is_no_picture_is_refused_where_the_body_has_it(
     assert re.search(message, told), told
 
 
+def test_a_client_of_the_socket_names_its_own_files_alone(seeing: HttpServer, expected: str, tmp_path: Path) -> None:
+    own, pipe, link = tmp_path / "own.png", tmp_path / "pipe", tmp_path / "link.png"
+    own.write_bytes(FILE)
+    os.mkfifo(pipe)
+    strangers = tmp_path / "stranger.png" if os.geteuid() == 0 else Path("/etc/passwd")
+    if os.geteuid() == 0:
+        strangers.write_bytes(FILE)
+        os.chown(strangers, 12_345, 12_345)
+    link.symlink_to(strangers)
+
+    def asked(path: Path | str) -> dict[str, Any]:
+        message = {"role": "user", "content": QUESTION, "media": [{"path": str(path)}]}
+        return {"id": "a", "messages": [message], "max_tokens": LENGTH, **PLAIN}
+
+    with seeing.process.connect() as raw:
+        raw.hello(versions=["1.1"])
+        raw.send({**asked(own), "stream": False})
+        assert raw.last_of("a")["text"] == expected
+        raw.send({"type": "tokenize", **{name: asked(own)[name] for name in ("id", "messages")}})
+        assert len(raw.expect("tokenize")["token_ids"]) > 10
+        paths: list[tuple[Path | str, str]] = [
+            *((each, "is no file of this client's user") for each in (strangers, link, pipe, tmp_path, tmp_path / "x")),
+            ("own.png", "expected an absolute path"),
+        ]
+        for path, problem in paths:
+            raw.send(asked(path))
+            refused = raw.last_of("a")
+            assert refused["event"] == "error"
+            assert f"messages[0].media[0].path: {problem}" in refused["message"]
+
+
+def test_that_it_sees_and_hears_is_proven_and_its_denial_found(seeing: HttpServer) -> None:
+    for probe in (SocketProbe(seeing.process.socket), HttpProbe(seeing.url)):
+        info = probe.introduce()
+        for told in (True, False):
+            denied = attrs.evolve(info, capabilities=attrs.evolve(info.capabilities, vision=told, audio=told))
+            claims = [each for each in claims_of(denied) if each.name in ("vision", "audio", "media_urls")]
+            found = {each.name: prove(each, probe) for each in claims}
+            assert {name: each.is_true for name, each in found.items()} == {
+                "vision": told,
+                "audio": told,
+                "media_urls": True,
+            }
+            if told:
+                assert "another answer about another file" in found["vision"].seen
+                assert "another answer about another file" in found["audio"].seen
+
+
 def test_what_the_model_sees_is_told(seeing: HttpServer) -> None:
-    assert seeing.ask("GET", "/props").json["modalities"] == {"vision": True, "audio": False}
-    assert "vision" in seeing.ask("POST", "/api/show", {"model": "any"}).json["capabilities"]
+    assert seeing.ask("GET", "/props").json["modalities"] == {"vision": True, "audio": True}
+    assert {"vision", "audio"} <= {*seeing.ask("POST", "/api/show", {"model": "any"}).json["capabilities"]}
 
 
-def test_llm_takes_a_path_or_bytes(folder: Path, tmp_path: Path, expected: str) -> None:
+def test_llm_takes_a_path_or_bytes_or_a_picture_of_pillow_s(
+    folder: Path, tmp_path: Path, expected: str, reference: Reference
+) -> None:
     file = tmp_path / "picture.png"
     file.write_bytes(FILE)
     plain: Any = {"flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
     with LLM(str(folder / "model.gguf"), **plain, threads=1, threads_batch=1) as llm:
-        for image in (FILE, str(file), file):
+        for image in (FILE, str(file), file, Image.open(BytesIO(FILE)), Image.open(BytesIO(FILE)).convert("RGBA")):
             content = [{"type": "image", "image": image}, {"type": "text", "text": QUESTION}]
             (said,) = llm.chat([{"role": "user", "content": content}], {"max_tokens": LENGTH, **PLAIN})
             assert said.outputs[0].text == expected
+        content = [{"type": "audio", "audio": SOUND}, {"type": "text", "text": QUESTION}]
+        (heard,) = llm.chat([{"role": "user", "content": content}], {"max_tokens": LENGTH, **PLAIN})
+        assert heard.outputs[0].text == said_of(reference, f"{MARKER}{QUESTION}", SOUND)
+        for wrong in ({"type": "audio", "audio": Image.open(BytesIO(FILE))}, {"type": "image", "image": 5}):
+            with pytest.warns(UserWarning, match=r"content\[0\]: expected a part of type text"):
+                llm.chat([{"role": "user", "content": [wrong]}])

@@ -195,7 +195,11 @@ class RuntimeConfig:
     )
 
     mmproj: str = setting(
-        "", "projector with which the model sees pictures; a GGUF file; empty: the one beside the model; off: none"
+        "",
+        "projector by which the model sees and hears; a GGUF file; empty: the one beside the model; off: none",
+    )
+    media_urls: bool = setting(
+        False, "fetch pictures and sounds that requests name by http(s) URLs, never from this machine or its networks"
     )
     speculate: Speculate = setting(
         "off", "guess tokens where the text repeats and verify several at once; auto: where that is faster"

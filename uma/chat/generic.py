@@ -49,8 +49,10 @@ def plain(messages: Sequence[Message]) -> tuple[Message, ...]:
 def _plain(message: Message) -> Message:
     if message.role == "tool":
         of = f" of {message.name}" if message.name else ""
-        return Message("user", f"Result{of}: {message.content}")
+        before = f"Result{of}: "
+        media = tuple(attrs.evolve(each, at=len(before) + each.at) for each in message.media)
+        return Message("user", before + message.content, media=media)
     if not message.tool_calls:
         return message
     calls = (f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}' for call in message.tool_calls)
-    return Message(message.role, "\n".join(filter(None, (message.content, *calls))))
+    return Message(message.role, "\n".join(filter(None, (message.content, *calls))), media=message.media)

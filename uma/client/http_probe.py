@@ -41,6 +41,8 @@ _OTHER_NAMES = (
     ("reasoning", "chat_template_kwargs.enable_thinking"),
 )
 """The socket's names of fields that other endpoints have, as their errors name them."""
+_RIFF = "UklGR"
+"""How base64 of a WAV file begins."""
 _ONLY_OPENAI = ("n", "best_of", "echo")
 """Fields for which a prompt goes to `/v1/completions`."""
 
@@ -297,6 +299,8 @@ def _as_openai(body: Event) -> Event:
     made = {**body, "stream_options": {"include_usage": True}} if body["stream"] else dict(body)
     if "tools" in made:
         made["tools"] = [{"type": "function", "function": each} for each in made["tools"]]
+    if "messages" in made:
+        made["messages"] = [_with_parts(each) for each in made["messages"]]
     if "reasoning" in made:
         made["chat_template_kwargs"] = {"enable_thinking": made.pop("reasoning") != "off"}
     if "prompt_logprobs" in made:
@@ -304,6 +308,23 @@ def _as_openai(body: Event) -> Event:
     if (choice := made.get("tool_choice")) not in (None, "auto", "none", "required"):
         made["tool_choice"] = {"type": "function", "function": {"name": choice}}
     return made
+
+
+def _with_parts(message: Event) -> Event:
+    """A message with its pictures and sounds among its parts."""
+    if "media" not in message:
+        return message
+    parts, before, content = list[Event](), 0, message["content"]
+    for each in message["media"]:
+        at = each.get("at", 0)
+        parts += [{"type": "text", "text": content[before:at]}] if at > before else []
+        before = at
+        if each.get("data", "").startswith(_RIFF):
+            parts.append({"type": "input_audio", "input_audio": {"data": each["data"], "format": "wav"}})
+        else:
+            url = each.get("url") or f"data:image/bmp;base64,{each['data']}"
+            parts.append({"type": "image_url", "image_url": {"url": url}})
+    return {"role": message["role"], "content": [*parts, {"type": "text", "text": content[before:]}]}
 
 
 def _position(found: Fields) -> Event:

@@ -17,6 +17,7 @@ import attrs
 from uma.contracts.capabilities import declared
 from uma.contracts.chat_proofs import about_chat
 from uma.contracts.embedding_proofs import about_embeddings
+from uma.contracts.media_proofs import about_media
 from uma.contracts.proofs import (
     PROMPT,
     REFUSALS,
@@ -46,6 +47,7 @@ def claims_of(info: ServerInfo) -> Iterator[Claim]:
         yield from _about_output(info)
         yield from _about_input(info)
         yield from about_chat(info)
+        yield from about_media(info)
         yield from about_sampling(info, _BESIDE)
         yield from _about_extras(info)
         yield from about_speculation(info)
@@ -168,8 +170,6 @@ def _about_extras(info: ServerInfo) -> Iterator[Claim]:
     if (marks := declared(capabilities, "fill_in", None)) is not None:
         yield Claim("fill_in", "yes", partial(_fill_in, [marks.prefix, marks.suffix, marks.middle]))
     yield from _about_tools(declared(capabilities, "tools", ()))
-    if not declared(capabilities, "vision", False):
-        yield Claim("vision", "no", partial(refused, ask(images=["data:,"]).fields, "images"))
 
 
 def _fill_in(marks: list[int]) -> Proof:

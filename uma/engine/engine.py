@@ -50,6 +50,7 @@ from uma.errors import BadRequest, Ended, Overloaded, ShuttingDown, UmaError
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler, GrammarState
 from uma.llama.projector import Projector
+from uma.media.fetch import Fetcher
 from uma.metrics import EngineMetrics
 from uma.net.client import OWNER
 from uma.types import (
@@ -122,6 +123,7 @@ class Engine:
         )
         self._prompts = PromptReader(config, context.model, self.max_request_tokens)
         self._pictures = None if projector is None else PictureReader(context, projector)
+        self._fetcher = Fetcher()
         self._constraints = Constraints(context.model.vocab, grammars, sizing.grammars_at_once(context.params))
         self._embeddings = EmbedService(config, context, self._prompts, self.worker, self._metrics, self._note_drained)
         self._probe: Answer[bool] | None = None
@@ -148,7 +150,7 @@ class Engine:
             check_features(request, self._max_active)
             asked, request = request, self._chat.prepared(request)
             self._gate.check_queue(request.priority)
-            tokens, pictures = await self._read(request)
+            tokens, pictures = await self._read(request, asked)
             spent.on("prepare")
             self._prompts.check_fits(len(tokens))
             check_prompt(request.sampling, len(tokens))
@@ -205,14 +207,28 @@ class Engine:
         finally:
             stream.abandon()
 
-    async def _read(self, request: Request) -> tuple[array[int], tuple[PlacedPicture, ...]]:
-        """The prompt's ids, and the pictures among them."""
-        index = next((at for at, each in enumerate(request.messages or ()) if each.pictures), None)
+    async def _read(self, request: Request, asked: Request) -> tuple[array[int], tuple[PlacedPicture, ...]]:
+        """The prompt's ids, and the pictures among them; `request` is what the template is given of what was asked."""
+        index = next((at for at, each in enumerate(request.messages or ()) if each.media), None)
         if index is None:
             return await self._prompts.read(request), ()
+        first = len(request.messages or ()) - len(asked.messages or ())
         if self._pictures is None:
-            raise BadRequest(f"messages[{index}].pictures: this model sees none; it takes a projector (--mmproj)")
-        return await self._prompts.read_pictures(self._pictures.read, request)
+            at = f"messages[{index - first}].media"
+            raise BadRequest(f"{at}: this model takes text alone; more takes a projector (--mmproj)")
+        request = await self._with_files(request, first)
+        return await self._prompts.read_pictures(partial(self._pictures.read, first=first), request)
+
+    async def _with_files(self, request: Request, first: int) -> Request:
+        """The request with files instead of URLs. Raises `BadRequest` where it names what it cannot have."""
+        for index, message in enumerate(request.messages or (), -first):
+            for at, each in enumerate(message.media):
+                field = f"messages[{index}].media[{at}]"
+                if each.path is not None:
+                    raise BadRequest(f"{field}.path: only a client of the server's socket can name its file; send data")
+                if each.url is not None and not self.info.capabilities.media_urls:
+                    raise BadRequest(f"{field}.url: this server fetches nothing (--media-urls); send data")
+        return await self._fetcher.fetched(request, first)
 
     async def _grammar(self, request: Request, tokens: array[int]) -> tuple[Loose, GrammarState | None, list[int]]:
         """The grammar's beginning and what it forces there; and the request whose tools it keeps to."""
@@ -248,10 +264,10 @@ class Engine:
 
     async def tokenize(self, request: Request) -> Tokenized:
         """See `types.Source.tokenize`."""
-        request = self._chat.prepared(request)
-        if not any(each.pictures for each in request.messages or ()):
+        asked, request = request, self._chat.prepared(request)
+        if not any(each.media for each in request.messages or ()):
             return await self._prompts.explain(request)
-        tokens, _ = await self._read(request)
+        tokens, _ = await self._read(request, asked)
         return Tokenized(tuple(max(-1, each) for each in tokens), await self._prompts.text(request))
 
     async def tokenize_rendered(self, text: str) -> tuple[int, ...]:

@@ -81,7 +81,9 @@ def _generating(
         echo=True,
         generate=True,
         speculation=_speculation(context, config, draft, sees=projector is not None),
-        vision=projector is not None,
+        vision=projector is not None and projector.sees,
+        audio=projector is not None and projector.hears,
+        media_urls=projector is not None and config.media_urls,
         fill_in=context.model.vocab.fill_in,
     )
 

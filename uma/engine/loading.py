@@ -61,7 +61,9 @@ class Loader:
         return self._load(self._draft, "draft", attrs.evolve(self._asked, n_cpu_moe=0))
 
     def projector(self, model: Model) -> Projector | None:
-        """What the model sees with: `--mmproj`, or the one beside it. Raises `ModelError` where that is named."""
+        """What the model sees and hears with: `--mmproj`, or the one beside it. Raises `ModelError` where that is
+        named.
+        """
         named = self.config.mmproj
         if named == "off" or not model.is_causal or self._model.is_builtin:
             return None
@@ -76,11 +78,11 @@ class Loader:
                 raise
             _log.warning("the projector beside the model is not used: %s", error)
             return None
-        if found.sees:
+        if found.sees or found.hears:
             return found
         found.close()
         if named:
-            raise ModelError(f"{path}: is no projector for pictures")
+            raise ModelError(f"{path}: is no projector for pictures or sounds that can be decoded here")
         return None
 
     def _load(self, found: ResolvedModel, name: str, config: RuntimeConfig) -> Model:

@@ -171,7 +171,7 @@ def echo(value: bool | None, able: Capabilities) -> bool:
 
 def media(kind: str, path: str) -> None:
     """An image, a sound, a file: what the engine does not take there."""
-    raise Unsupported(f"{path}: {kind} cannot be read; this server takes text alone")
+    raise Unsupported(f"{path}: {kind} cannot be read; this server's model does not take it")
 
 
 def generation(able: Capabilities) -> None:
@@ -180,6 +180,12 @@ def generation(able: Capabilities) -> None:
         raise Unsupported(
             "this server's model embeds text and does not generate; ask for embeddings, or load another model"
         )
+
+
+def hearing(able: Capabilities) -> None:
+    """Endpoints that take sounds."""
+    if not able.audio:
+        raise Unsupported("this server's model hears nothing; load one with a projector for sounds (--mmproj)")
 
 
 def embeddings(able: Capabilities) -> None:

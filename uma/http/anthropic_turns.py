@@ -12,9 +12,9 @@ from uma import json_bytes, json_text
 from uma.chat.json_call import whole_members
 from uma.constraints import Length, Range
 from uma.errors import BadRequest
-from uma.http.content import part_of, question_start, read_part, text_of
+from uma.http.content import content_of, part_of, question_start, read_part, text_of
 from uma.http.exchange import Exchange
-from uma.http.pictures import Pictures
+from uma.http.media import MediaReader
 from uma.http.thinking import Wish
 from uma.http.tools import (
     MAX_TOOLS,
@@ -27,7 +27,7 @@ from uma.http.tools import (
     tool_fields,
     with_names,
 )
-from uma.types import Capabilities, CutCall, Message, Picture, Tool, ToolCall, joined
+from uma.types import Capabilities, CutCall, Media, Message, Tool, ToolCall, joined
 
 
 @attrs.frozen(kw_only=True)
@@ -109,13 +109,11 @@ def turns_of(
     `is_behind_system`: another message will come before them.
     """
     turns: list[Message] = []
-    pictures = Pictures(able.vision)
+    media = MediaReader(able)
     question = question_start(["tool" if _has_result(body.content) else body.role for body in bodies])
     for number, body in enumerate(bodies):
-        turns += _turns(
-            body, f"messages[{number}].content", able, http.ignored, pictures, is_question=number >= question
-        )
-    pictures.name(http.names, [Message("system", ""), *turns] if is_behind_system else turns)
+        turns += _turns(body, f"messages[{number}].content", able, http.ignored, media, is_question=number >= question)
+    media.name(http.names, [Message("system", ""), *turns] if is_behind_system else turns)
     return with_names(turns)
 
 
@@ -128,12 +126,12 @@ def _kind(block: Any) -> Any:
 
 
 def _turns(
-    body: TurnBody, path: str, able: Capabilities, ignored: list[str], pictures: Pictures, *, is_question: bool
+    body: TurnBody, path: str, able: Capabilities, ignored: list[str], media: MediaReader, *, is_question: bool
 ) -> Iterator[Message]:
     if not isinstance(body.content, list):
         yield Message(body.role, text_of(body.content, path, ignored))
         return
-    parts: list[str | Picture] = []
+    parts: list[str | Media] = []
     calls, thoughts, results = list[ToolCall](), list[str](), 0
     for index, block in enumerate(body.content):
         here = f"{path}[{index}]"
@@ -145,18 +143,20 @@ def _turns(
         elif kind == "tool_result":
             check_calls(able, here)
             result = read_part(block, _ToolResult, here, ignored)
-            text = text_of(result.content, f"{here}.content", ignored)
+            mark = "Error: " if result.is_error else ""
+            text, seen = content_of(result.content, f"{here}.content", ignored, media, is_question=False)
             results += 1
-            yield Message("tool", f"Error: {text}" if result.is_error else text, (), result.tool_use_id)
+            shown = tuple(attrs.evolve(each, at=len(mark) + each.at) for each in seen)
+            yield Message("tool", mark + text, (), result.tool_use_id, media=shown)
         elif isinstance(kind, str) and _OF_SERVER_TOOLS.fullmatch(kind):
             ignored.append(here)
         elif kind == "thinking":
             thoughts.append(text_of(block.get("thinking"), f"{here}.thinking", ignored))
         elif kind != "redacted_thinking":
-            parts.append(part_of(block, here, ignored, pictures, is_question=is_question))
+            parts.append(part_of(block, here, ignored, media, is_question=is_question))
     if parts or calls or not results:
         text, seen = joined(parts)
-        yield Message(body.role, text, tuple(calls), reasoning="\n".join(thoughts) or None, pictures=seen)
+        yield Message(body.role, text, tuple(calls), reasoning="\n".join(thoughts) or None, media=seen)
 
 
 def tool_use(call: ToolCall | CutCall) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from uma.http import (
     openai_completions,
     openai_embeddings,
     openai_responses,
+    openai_transcriptions,
     router,
     running,
     waiting,
@@ -81,6 +82,7 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("POST", "/v1/embeddings", openai_embeddings.embeddings),
     ("POST", "/v1/responses", openai_responses.responses),
     ("POST", "/v1/responses/input_tokens", openai_responses.count_tokens),
+    ("POST", "/v1/audio/transcriptions", openai_transcriptions.transcriptions),
     ("POST", "/v1/messages", anthropic.messages),
     ("POST", "/v1/messages/count_tokens", anthropic.count_tokens),
     ("POST", "/v1/files", files.create),
@@ -139,6 +141,7 @@ _FORMS: Mapping[Handler, StreamForm] = {
     openai_chat.chat_completions: waiting.SSE,
     openai_completions.completions: waiting.SSE,
     openai_responses.responses: waiting.RESPONSES,
+    openai_transcriptions.transcriptions: waiting.TRANSCRIPTIONS,
     anthropic.messages: waiting.ANTHROPIC,
     llama_server_completion.completion: waiting.SSE,
     llama_server_completion.infill: waiting.SSE,
@@ -155,7 +158,14 @@ _LEFT_OUT = {
 """Beginnings of llama-server's paths that are not here, and why."""
 SHORTENED = frozenset(
     f"/v1/{each}"
-    for each in ("models", "chat/completions", "responses", "chat/completions/input_tokens", "responses/input_tokens")
+    for each in (
+        "models",
+        "chat/completions",
+        "responses",
+        "chat/completions/input_tokens",
+        "responses/input_tokens",
+        "audio/transcriptions",
+    )
 )
 """Paths that are there without `/v1` too, as llama-server has them. The others of OpenAI's are something else there."""
 
@@ -186,6 +196,7 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         http: Exchange = scope[EXCHANGE]
         http.scope = scope  # with the path's parameters
+        http.takes_form = self.handle is openai_transcriptions.transcriptions
         try:
             async with self._gateway(http) as gateway:
                 await self.handle(gateway, http)

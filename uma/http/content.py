@@ -1,8 +1,8 @@
 """Message contents, of all dialects: strings and lists of parts, to the text that a model reads.
 
-A model reads text, and pictures where it sees (`pictures`). What else there is in the question itself is refused, so
-that nobody takes the answer for one about it. Elsewhere, in a tool's result or an earlier turn, a text stands in its
-place: a program sends it again with every turn, and would never get an answer.
+A model reads text, pictures where it sees and sounds where it hears (`media`). What else there is in the question
+itself is refused, so that nobody takes the answer for one about it. Elsewhere, in a tool's result or an earlier turn, a
+text stands in its place: a program sends it again with every turn, and would never get an answer.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from uma.constraints import Text, show
 from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.exchange import MAX_NAMED
-from uma.http.pictures import KINDS, Pictures
+from uma.http.media import MediaReader
 from uma.protocol.converter import structure, unknown_fields
-from uma.types import Picture, joined
+from uma.types import Media, joined
 
 T = TypeVar("T")
 
@@ -30,6 +30,7 @@ STAND_INS: Mapping[str, str] = {
     "input_image": _IMAGE,
     "image": _IMAGE,
     "input_audio": _SOUND,
+    "audio_url": _SOUND,
     "file": _FILE,
     "input_file": _FILE,
     "document": _FILE,
@@ -111,23 +112,23 @@ def text_of(content: Any, path: str, ignored: list[str], *, is_question: bool = 
 
 
 def content_of(
-    content: Any, path: str, ignored: list[str], pictures: Pictures, *, is_question: bool
-) -> tuple[str, tuple[Picture, ...]]:
-    """The text of a message and the pictures in it; see `text_of`."""
-    if not isinstance(content, list) or not pictures.sees:
+    content: Any, path: str, ignored: list[str], media: MediaReader, *, is_question: bool
+) -> tuple[str, tuple[Media, ...]]:
+    """The text of a message and the pictures and sounds in it; see `text_of`."""
+    if not isinstance(content, list):
         return text_of(content, path, ignored, is_question=is_question), ()
     return joined(
         [
-            part_of(part, f"{path}[{index}]", ignored, pictures, is_question=is_question)
+            part_of(part, f"{path}[{index}]", ignored, media, is_question=is_question)
             for index, part in enumerate(content)
         ]
     )
 
 
-def part_of(part: Any, path: str, ignored: list[str], pictures: Pictures, *, is_question: bool) -> str | Picture:
-    """One part of a message: its text (see `text_of`), or a picture where the model sees."""
-    if pictures.sees and isinstance(part, dict) and part.get("type") in KINDS:
-        return pictures.read(part, path, ignored)
+def part_of(part: Any, path: str, ignored: list[str], media: MediaReader, *, is_question: bool) -> str | Media:
+    """One part of a message: its text (see `text_of`), or a picture or a sound where the model takes it."""
+    if isinstance(part, dict) and media.takes(part.get("type")):
+        return media.read(part, path, ignored)
     return part_text(part, path, ignored, is_question=is_question)
 
 

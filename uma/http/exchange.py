@@ -20,6 +20,7 @@ from uma.errors import BadRequest, InvalidJson, UmaError
 from uma.http.body_budget import BodyBudget
 from uma.http.dialect import JSON, Dialect, StreamForm, dumps
 from uma.http.json_size import check_size
+from uma.http.multipart import form_fields
 from uma.http.problem import BodyEncoded, BodyTimeout, BodyTooLarge, Problem, RateLimited, renamed
 from uma.net.arrivals import arrivals
 from uma.net.client import CLIENT
@@ -112,6 +113,8 @@ class Exchange:
     """Whether the request asks for a lane itself."""
     status: int = attrs.field(default=0, init=False)
     """Of the answer; 0 while it has not begun."""
+    takes_form: bool = attrs.field(default=False, init=False)
+    """Whether its body is a form with a file, and not JSON."""
     form: StreamForm | None = attrs.field(default=None, init=False)
     """Where the answer has begun before its model was loaded: how an error is told in it."""
     _streams: list[EventStream] = attrs.field(factory=list, init=False)
@@ -204,7 +207,7 @@ class Exchange:
         return BodyTooLarge(f"the body is over {self.max_body_bytes:,} bytes (max_http_body_bytes)")
 
     async def built(self, build: Callable[[dict[str, Any]], T]) -> T:
-        """What `build` makes of the body's JSON object, in another thread where the body is large.
+        """What `build` makes of the body's JSON object, or of its form's fields; in another thread where it is large.
 
         Raises `RateLimited` where the key has as many bodies on their way as it is given requests, `InvalidJson` or
         `BadRequest` where the body is no object, `BadRequest` where it holds more than `check_size` allows, and
@@ -219,14 +222,18 @@ class Exchange:
             data = await self.body()
             self._is_quick = is_quick(data)
             if self._is_quick:
-                return build(_object(data))
+                return build(self._object(data))
 
             def read() -> T:
-                check_size(data)
-                return build(_object(data))
+                if not self.takes_form:
+                    check_size(data)
+                return build(self._object(data))
 
             with arrivals().reading(len(data)):
                 return await trio.to_thread.run_sync(read, limiter=self.parsing)
+
+    def _object(self, data: bytes) -> dict[str, Any]:
+        return form_fields(self.header(b"content-type"), data) if self.takes_form else _object(data)
 
     async def fields(self) -> dict[str, Any]:
         """The body's JSON object, which `built` can still be called for. Raises as that."""

@@ -205,7 +205,7 @@ async def props(gateway: Gateway, http: Exchange) -> None:
             "endpoint_slots": True,
             "endpoint_props": False,
             "endpoint_metrics": True,
-            "modalities": {"vision": info.capabilities.vision, "audio": False},
+            "modalities": {"vision": info.capabilities.vision, "audio": info.capabilities.audio},
             "model": attrs.asdict(info.model),
             "capabilities": attrs.asdict(info.capabilities),
             "limits": attrs.asdict(info.limits),

@@ -5,12 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from email.parser import Parser
+from typing import Any
 
 from uma.errors import BadRequest
 
 MAX_HEAD_BYTES, MAX_FIELD_BYTES = 16_384, 65_536
 """Maximum length of a part's headers, and of all values together that are no file."""
 _BOUNDARY = re.compile(r'multipart/form-data\s*;.*?boundary="?([^";,]{1,200})"?', re.IGNORECASE)
+
+
+def form_fields(content_type: str | None, data: bytes) -> dict[str, Any]:
+    """A whole form: its values by name, and the bytes of its file as `file`. Raises `BadRequest`."""
+    form, file = FormReader(content_type), bytearray()
+    form.write = file.extend
+    form.feed(data)
+    if not form.is_whole:
+        raise BadRequest("the form is broken: its end is missing")
+    return form.fields if form.file_name is None else {**form.fields, "file": bytes(file)}
 
 
 class FormReader:

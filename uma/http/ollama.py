@@ -35,7 +35,7 @@ from uma.http.gateway import Gateway
 from uma.http.keep_alive import keep_sec
 from uma.http.logprobs import PendingLogprobs, entries, spelling
 from uma.http.many import known_model, of_model, own_models
-from uma.http.pictures import Pictures
+from uma.http.media import MediaReader
 from uma.http.problem import Problem, Unsupported
 from uma.http.rights import check_manager
 from uma.http.structured_outputs import StructuredFields, grammar_of
@@ -46,10 +46,10 @@ from uma.types import (
     Finished,
     ListedModel,
     Logprobs,
+    Media,
     Message,
     ModelInfo,
     Penalty,
-    Picture,
     Prompt,
     ReasoningDelta,
     RepetitionPenalty,
@@ -189,20 +189,20 @@ def _chat_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Ollam
         return model
     name_schemas(http.names, range(len(body.tools or ())), "function.parameters")
     offered = tool_fields([each.function.tool for each in body.tools or ()], "auto", able, is_parallel=None)
-    pictures = Pictures(able.vision)
-    messages = list(_messages(body.messages, http.ignored, pictures))
-    pictures.name(http.names, messages)
+    media = MediaReader(able)
+    messages = list(_messages(body.messages, http.ignored, media))
+    media.name(http.names, messages)
     prompt = {"messages": with_names(messages), **offered}
     return _job(gateway, body, http, model, prompt, _chat_piece)
 
 
-def _messages(bodies: Sequence[ChatMessage], ignored: list[str], pictures: Pictures) -> Iterator[Message]:
+def _messages(bodies: Sequence[ChatMessage], ignored: list[str], media: MediaReader) -> Iterator[Message]:
     """The conversation, with ids for calls by their order: a result is that of the first call that has none yet."""
     count, waiting, question = 0, _Unanswered(), question_start([body.role for body in bodies])
     for index, body in enumerate(bodies):
-        text, shown = body.content or "", tuple[Picture, ...]()
-        if body.images and pictures.sees:
-            text, shown = joined([*_images(body.images, f"messages[{index}].images", pictures), text])
+        text, shown = body.content or "", tuple[Media, ...]()
+        if body.images and media.takes_any:
+            text, shown = joined([*_images(body.images, f"messages[{index}].images", media), text])
         elif body.images:
             seen = stand_in("image", f"messages[{index}].images", ignored, is_question=index >= question)
             text = f"{text}\n{seen}" if text else seen
@@ -217,11 +217,11 @@ def _messages(bodies: Sequence[ChatMessage], ignored: list[str], pictures: Pictu
         yield Message(body.role, text, tuple(calls), id, name, body.thinking or None, shown)
 
 
-def _images(given: Any, path: str, pictures: Pictures) -> list[Picture]:
+def _images(given: Any, path: str, media: MediaReader) -> list[Media]:
     """Files as base64, which stand before a message's text. Raises `BadRequest` for what is none."""
     if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
         raise BadRequest(f"{path}: expected a list of base64 strings")
-    return [pictures.take(each, f"{path}[{at}]") for at, each in enumerate(given)]
+    return [media.take(each, f"{path}[{at}]") for at, each in enumerate(given)]
 
 
 class _Unanswered:
@@ -288,7 +288,7 @@ def _generate_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> O
     body = read(_with_options(fields), GenerateBody, http)
     model = gateway.names.check(body.model, http)
     able, is_plain = gateway.source.info.capabilities, bool(body.raw or body.suffix)
-    if body.images and (is_plain or not able.vision):
+    if body.images and (is_plain or not (able.vision or able.audio)):
         abilities.media("images", "images")
     if body.template or body.context:
         raise BadRequest("template, context: are not supported; the model's own template is used, or none with raw")
@@ -301,10 +301,10 @@ def _generate_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> O
         http.ignored += ["system"] if body.system else []
     else:
         system = [Message("system", body.system)] if body.system else []
-        pictures = Pictures(able.vision)
-        text, shown = joined([*_images(body.images or [], "images", pictures), body.prompt])
-        messages = (*system, Message("user", text, pictures=shown))
-        pictures.name(http.names, messages)
+        media = MediaReader(able)
+        text, shown = joined([*_images(body.images or [], "images", media), body.prompt])
+        messages = (*system, Message("user", text, media=shown))
+        media.name(http.names, messages)
         prompt = {"messages": messages}
     job = _job(gateway, body, http, model, prompt, _generate_piece)
     job.suffix = body.suffix or ""
@@ -642,6 +642,7 @@ async def show(gateway: Gateway, http: Exchange) -> None:
                 *(["tools"] if able.tools else []),
                 *(["thinking"] if able.reasoning else []),
                 *(["vision"] if able.vision else []),
+                *(["audio"] if able.audio else []),
             ],
         }
     )

@@ -9,7 +9,7 @@ import attrs
 from uma.http.dialect import Body
 from uma.http.gateway import Gateway
 from uma.http.problem import Problem
-from uma.types import ListedModel
+from uma.types import Capabilities, ListedModel
 
 Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
 """Of a message. A template takes any, and with it whatever it spells."""
@@ -101,7 +101,7 @@ def listed(gateway: Gateway, model: ListedModel) -> dict[str, Any]:
         "aliases": model.aliases,
         "status": _status(model),
         "architecture": {
-            "input_modalities": ["text", *(["image"] if info is not None and info.capabilities.vision else [])],
+            "input_modalities": ["text", *(_media(info.capabilities) if info is not None else ())],
             "output_modalities": ["text"],
         },
         **({} if info is None else {"max_model_len": info.limits.n_ctx}),
@@ -113,6 +113,10 @@ def listed(gateway: Gateway, model: ListedModel) -> dict[str, Any]:
             "kind": model.kind,
         },
     }
+
+
+def _media(able: Capabilities) -> list[str]:
+    return [name for name, is_taken in (("image", able.vision), ("audio", able.audio)) if is_taken]
 
 
 def _status(model: ListedModel) -> dict[str, Any]:

@@ -32,9 +32,9 @@ from uma.http.fields import (
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
 from uma.http.logprobs import PendingLogprobs, chat_form, spelling
+from uma.http.media import MediaReader
 from uma.http.openai import Role, StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
-from uma.http.pictures import Pictures
 from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.telemetry import Telemetry, TelemetryFields
 from uma.http.thinking import BudgetFields, ReasoningBody, Wish, max_reasoning_tokens, thinking
@@ -204,12 +204,12 @@ def prompt(gateway: Gateway, body: Conversation, http: Exchange, wish: Wish | No
     legacy(body.functions, "functions")
     legacy(body.function_call, "function_call")
     question = question_start(["tool" if each.role == "function" else each.role for each in body.messages])
-    pictures = Pictures(able.vision)
+    media = MediaReader(able)
     messages = [
-        _message(each, f"messages[{index}]", http.ignored, pictures, is_question=index >= question)
+        _message(each, f"messages[{index}]", http.ignored, media, is_question=index >= question)
         for index, each in enumerate(body.messages)
     ]
-    pictures.name(http.names, messages)
+    media.name(http.names, messages)
     if any(each.tool_calls for each in messages):
         check_calls(able, "messages")
     tools = [each.function.tool for each in body.tools or ()]
@@ -257,11 +257,11 @@ def _goes_on(body: Conversation, ignored: list[str]) -> bool:
     return wanted is not False and not opens
 
 
-def _message(message: ChatMessage, path: str, ignored: list[str], pictures: Pictures, *, is_question: bool) -> Message:
+def _message(message: ChatMessage, path: str, ignored: list[str], media: MediaReader, *, is_question: bool) -> Message:
     legacy(message.function_call, f"{path}.function_call")
     # Models know `system`; OpenAI has renamed it.
     role = "system" if message.role == "developer" else message.role
-    text, seen = content_of(message.content, f"{path}.content", ignored, pictures, is_question=is_question)
+    text, seen = content_of(message.content, f"{path}.content", ignored, media, is_question=is_question)
     calls = [
         past_call(
             each.id, each.function.name, each.function.arguments, f"{path}.tool_calls[{at}].function.arguments", ignored

@@ -13,8 +13,8 @@ from uma.errors import BadRequest
 from uma.http.content import content_of, question_start, read_part, text_of
 from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES
+from uma.http.media import MediaReader
 from uma.http.openai_tools import checked_name, custom_arguments
-from uma.http.pictures import Pictures
 from uma.http.tools import Name, check_calls, past_call, with_names
 from uma.types import Capabilities, Message, ToolCall
 
@@ -93,7 +93,7 @@ def messages_of(given: Any, instructions: str | None, able: Capabilities, http: 
 
     Raises `BadRequest` for what is none.
     """
-    ignored, pictures = http.ignored, Pictures(able.vision)
+    ignored, media = http.ignored, MediaReader(able)
     system = [Message("system", instructions)] if instructions else []
     if isinstance(given, str):
         return (*system, Message("user", text_of(given, "input", ignored)))
@@ -104,11 +104,11 @@ def messages_of(given: Any, instructions: str | None, able: Capabilities, http: 
     turns = list(system)
     question = question_start([_speaker(item) for item in given])
     for index, item in enumerate(given):
-        _add(turns, item, f"input[{index}]", able, ignored, pictures, is_question=index >= question)
+        _add(turns, item, f"input[{index}]", able, ignored, media, is_question=index >= question)
     turns = [each for each in turns if not _is_thought(each)]  # an answer that was cut off in its thinking is none
     if not turns:
         raise BadRequest("input: has no message")
-    pictures.name(http.names, turns)
+    media.name(http.names, turns)
     return with_names(turns)
 
 
@@ -131,7 +131,7 @@ def _add(
     path: str,
     able: Capabilities,
     ignored: list[str],
-    pictures: Pictures,
+    media: MediaReader,
     *,
     is_question: bool,
 ) -> None:
@@ -147,15 +147,16 @@ def _add(
     elif kind in ("function_call_output", "custom_tool_call_output", "local_shell_call_output"):
         check_calls(able, path)
         result = read_part(item, _Output, path, ignored)
-        turns.append(Message("tool", text_of(result.output, f"{path}.output", ignored), (), result.call_id))
+        text, seen = content_of(result.output, f"{path}.output", ignored, media, is_question=False)
+        turns.append(Message("tool", text, (), result.call_id, media=seen))
     elif kind == "message":
         message = read_part(item, _Item, path, ignored)
         role = "system" if message.role == "developer" else message.role
-        text, seen = content_of(message.content, f"{path}.content", ignored, pictures, is_question=is_question)
+        text, seen = content_of(message.content, f"{path}.content", ignored, media, is_question=is_question)
         if role == "assistant" and turns and _is_thought(turns[-1]):
-            turns[-1] = attrs.evolve(turns[-1], content=text, pictures=seen)
+            turns[-1] = attrs.evolve(turns[-1], content=text, media=seen)
         else:
-            turns.append(Message(role, text, pictures=seen))
+            turns.append(Message(role, text, media=seen))
     elif isinstance(kind, str) and _OF_HOSTED_TOOLS.fullmatch(kind):
         ignored.append(path)
     else:

@@ -12,6 +12,7 @@ from uma.http.generation import HEARTBEAT_SEC, NO_BUFFERING
 
 SSE = StreamForm()
 ANTHROPIC = StreamForm(failed=lambda body: sse(body, "error"))
+TRANSCRIPTIONS = StreamForm(is_asked=lambda fields: fields.get("stream") == "true")
 RESPONSES = StreamForm(failed=lambda body: sse({"type": "error", "sequence_number": 0, **body["error"]}, "error"))
 OLLAMA = StreamForm(
     NDJSON,

@@ -1,13 +1,15 @@
-"""A projector (mmproj file): it turns pictures into embeddings that a model reads in the place of tokens.
+"""A projector (mmproj file): it turns pictures and sounds into embeddings that a model reads in the place of tokens.
 
 llama.cpp's libmtmd does it. A `Projector` owns its context, a `Picture` one piece of a prompt, others are `Text`. What
-llama-server does with a picture is done by the same calls here, so its text is the same.
+llama-server does with a picture is done by the same calls here, so its text is the same. A sound is one of the pictures
+here: it is told from them only where it is decoded, and libmtmd cuts a long one into several.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import secrets
 import weakref
@@ -28,7 +30,10 @@ from uma.llama import backend
 from uma.llama.context import Context
 from uma.llama.header import quoted
 from uma.llama.log import CALLBACK, LOG
+from uma.llama.media_process import SAMPLE_RATE
 from uma.llama.model import Model
+
+_log = logging.getLogger("uma.llama")
 
 Embedding = npt.NDArray[np.float32]
 """`[tokens, figures]`."""
@@ -51,6 +56,16 @@ class Pixels:
 
 
 @attrs.frozen
+class Samples:
+    """A decoded sound: numbers of 32 bits, `SAMPLE_RATE` a second; or with `data` None only how many."""
+
+    id: str
+    """The hash of its file."""
+    count: int
+    data: bytes | None
+
+
+@attrs.frozen
 class Text:
     """A piece of a prompt that is tokens."""
 
@@ -58,7 +73,9 @@ class Text:
 
 
 class Picture:
-    """A piece of a prompt that is a picture, or a part of one. It can be used from any thread, one at a time."""
+    """A piece of a prompt that is a picture or a sound, or a part of one. It can be used from any thread, one at a
+    time.
+    """
 
     def __init__(self, handle: int) -> None:
         """Own a copy of a chunk that belongs to libmtmd."""
@@ -98,8 +115,10 @@ class Projector:
         backend.start()
         lib.mtmd_helper_log_set(CALLBACK, None)
         mark = LOG.mark
-        self.marker = f"<__media_{secrets.token_hex(MARKER_BYTES)}__>"
-        """What stands for a picture in the text that `tokenize` is given."""
+        self.marker = f"__media_{secrets.token_hex(MARKER_BYTES)}__"
+        """What stands for a picture in the text that `tokenize` is given. A template that writes JSON leaves it as it
+        is.
+        """
         params = lib.mtmd_context_params_default()
         params.use_gpu = uses_gpu
         params.print_timings = False
@@ -117,6 +136,9 @@ class Projector:
             raise ModelError(f"{path}: cannot be loaded as a projector for {model.path.name}{quoted(mark)}")
         self.sees = bool(lib.mtmd_support_vision(self._handle))
         self.hears = bool(lib.mtmd_support_audio(self._handle))
+        if self.hears and (rate := lib.mtmd_get_audio_sample_rate(self._handle)) != SAMPLE_RATE:
+            _log.warning("%s: takes no sounds: at %d samples a second they are not decoded here", path, rate)
+            self.hears = False
         self.uses_mrope = bool(lib.mtmd_decode_use_mrope(self._handle))
         """Whether a token's position is three numbers, so that of a picture's tokens many have the same."""
 
@@ -127,7 +149,7 @@ class Projector:
             raise ValueError(f"{self.path}: the projector is closed")
         return self._handle
 
-    def tokenize(self, text: str, pictures: Sequence[Pixels], *, add_special: bool) -> list[Text | Picture]:
+    def tokenize(self, text: str, pictures: Sequence[Pixels | Samples], *, add_special: bool) -> list[Text | Picture]:
         """A prompt in pieces: `text` has `marker` once for each picture. Spellings of special tokens are these tokens.
 
         Raises `BadRequest` for a picture that cannot be prepared.
@@ -138,18 +160,21 @@ class Projector:
             array = (ctypes.c_void_p * len(pictures))(*bitmaps)
             code = lib.mtmd_tokenize(self.handle, chunks, ctypes.byref(given), array, len(pictures))
             if code:
-                raise BadRequest("messages: a picture cannot be prepared for this model" if code != 1 else _MISCOUNTED)
+                raise BadRequest(_MISCOUNTED if code == 1 else "messages: a file cannot be prepared for this model")
             return [_piece(lib.mtmd_input_chunks_get(chunks, at)) for at in range(lib.mtmd_input_chunks_size(chunks))]
 
     def encode(self, picture: Picture) -> None:
         """Make a picture's embedding; its pixels go. Takes a projector's whole pass, without the GIL. Raises
-        `BadRequest`.
+        `BadRequest`, also where it is no numbers: these would spoil the answers of all who share the KV.
         """
         if lib.mtmd_encode_chunk(self.handle, picture.handle):
-            raise BadRequest("messages: a picture cannot be encoded by this projector")
+            raise BadRequest("messages: a file cannot be encoded by this projector")
         width = int(llama_model_n_embd_inp(self.model.handle))
         shape = (picture.n_tokens, width)
-        picture.embedding = ctypeslib.as_array(lib.mtmd_get_output_embd(self.handle), shape).copy()
+        embedding = ctypeslib.as_array(lib.mtmd_get_output_embd(self.handle), shape).copy()
+        if not np.isfinite(embedding).all():
+            raise BadRequest("messages: what this projector makes of a file is no numbers")
+        picture.embedding = embedding
         picture.forget_pixels()
 
     def attends_both_ways(self, picture: Picture) -> bool:
@@ -197,7 +222,7 @@ class Projector:
 
 
 @contextmanager
-def _bitmaps(pictures: Sequence[Pixels]) -> Iterator[list[int]]:
+def _bitmaps(pictures: Sequence[Pixels | Samples]) -> Iterator[list[int]]:
     made: list[int] = []
     try:
         for each in pictures:
@@ -208,16 +233,19 @@ def _bitmaps(pictures: Sequence[Pixels]) -> Iterator[list[int]]:
             lib.mtmd_bitmap_free(handle)
 
 
-def _bitmap(picture: Pixels) -> int:
-    pixels = None
-    if picture.data is not None:
-        if len(picture.data) != 3 * picture.width * picture.height:
-            raise ValueError(f"data: {len(picture.data)} bytes are not {picture.width} x {picture.height} pixels")
-        pixels = ctypes.cast(ctypes.c_char_p(picture.data), ctypes.POINTER(ctypes.c_uint8))
-    handle = lib.mtmd_bitmap_init(picture.width, picture.height, pixels)
+def _bitmap(file: Pixels | Samples) -> int:
+    size = 3 * file.width * file.height if isinstance(file, Pixels) else 4 * file.count
+    if file.data is not None and len(file.data) != size:
+        raise ValueError(f"data: {len(file.data):,} bytes are not {size:,}")
+    source = ctypes.c_char_p(file.data)
+    if isinstance(file, Pixels):
+        pixels = ctypes.cast(source, ctypes.POINTER(ctypes.c_uint8))
+        handle = lib.mtmd_bitmap_init(file.width, file.height, pixels)
+    else:
+        handle = lib.mtmd_bitmap_init_from_audio(file.count, ctypes.cast(source, ctypes.POINTER(ctypes.c_float)))
     if not handle:
-        raise MemoryError("no memory for a picture")
-    lib.mtmd_bitmap_set_id(handle, picture.id.encode())
+        raise MemoryError("no memory for a file of a message")
+    lib.mtmd_bitmap_set_id(handle, file.id.encode())
     return int(handle)
 
 
@@ -240,7 +268,7 @@ def _piece(chunk: int) -> Text | Picture:
     return Text(ctypeslib.as_array(tokens, (count.value,)).copy() if count.value else np.zeros(0, np.int32))
 
 
-_MISCOUNTED = "messages: the chat template drops a picture, or shows one twice"
+_MISCOUNTED = "messages: the chat template drops a picture or a sound, or shows one twice"
 
 
 def _identity(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from io import BytesIO
 from itertools import repeat
 from os import PathLike, fspath
 from pathlib import Path
@@ -14,7 +15,7 @@ import attrs
 from uma.config import LOG, SERVER_ONLY, RuntimeConfig, nearest, settings
 from uma.constraints import show
 from uma.errors import BadRequest, ConfigError
-from uma.types import GRAMMAR_FIELDS, Message, Picture, ReasoningMode, SamplingParams, Tool, ToolCall, joined
+from uma.types import GRAMMAR_FIELDS, Media, Message, ReasoningMode, SamplingParams, Tool, ToolCall, joined
 
 T = TypeVar("T")
 Conversation = Sequence[Message | Mapping[str, Any]]
@@ -36,8 +37,7 @@ def config_of(model: str, given: dict[str, Any]) -> RuntimeConfig:
     wrong += [f"{name}: a setting of a server (`uma run`), which LLM is not" for name in given if name in NO_KEYWORDS]
     if wrong:
         raise ConfigError("\n".join(wrong))
-    if isinstance(given.get("draft"), PathLike):
-        given = {**given, "draft": fspath(given["draft"])}
+    given = {name: fspath(value) if isinstance(value, PathLike) else value for name, value in given.items()}
     return RuntimeConfig(model=model, **given)
 
 
@@ -150,32 +150,49 @@ def message_of(given: Message | Mapping[str, Any]) -> Message:
     if not isinstance(calls, list | tuple):
         raise ValueError(f"messages: tool_calls: expected a list of calls, not {shown(calls)}")  # noqa: TRY004
     content = "" if calls and given["content"] is None else given["content"]
-    pictures: tuple[Picture, ...] = ()
+    media: tuple[Media, ...] = ()
     if isinstance(content, list | tuple):
-        content, pictures = _parts_of(content)
-    return Message(**{"pictures": pictures, **given, "content": content, "tool_calls": tuple(map(_call_of, calls))})
+        content, media = _parts_of(content)
+    return Message(**{"media": media, **given, "content": content, "tool_calls": tuple(map(_call_of, calls))})
 
 
-def _parts_of(parts: Sequence[Any]) -> tuple[str, tuple[Picture, ...]]:
-    """A content of several parts: `{"type": "text", "text": …}` and `{"type": "image", "image": path or bytes}`."""
-    found: list[str | Picture] = []
+def _parts_of(parts: Sequence[Any]) -> tuple[str, tuple[Media, ...]]:
+    """A content of several parts: of type `text` with a text, `image` with a path, bytes or a picture of Pillow's, or
+    `audio` with a path or bytes.
+    """
+    found: list[str | Media] = []
     for index, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, Mapping) else None
-        value = part.get(kind) if isinstance(part, Mapping) and kind in ("text", "image") else None
+        value = part.get(kind) if isinstance(part, Mapping) and kind in ("text", "image", "audio") else None
         if kind == "text" and isinstance(value, str):
             found.append(value)
-        elif kind == "image" and isinstance(value, bytes | bytearray):
-            found.append(_picture(bytes(value)))
-        elif kind == "image" and isinstance(value, str | PathLike):
-            found.append(_picture(_file(value, f"messages: content[{index}].image")))
+        elif kind in ("image", "audio") and isinstance(value, bytes | bytearray):
+            found.append(_media(bytes(value)))
+        elif kind in ("image", "audio") and isinstance(value, str | PathLike):
+            found.append(_media(_file(value, f"messages: content[{index}].{kind}")))
+        elif kind == "image" and callable(getattr(value, "convert", None)) and callable(getattr(value, "save", None)):
+            found.append(_media(_png(value, f"messages: content[{index}].{kind}")))
         else:
-            expected = "expected a part of type text with text, or of type image with image, a path or bytes"
+            expected = (
+                "expected a part of type text with text, image with a path, bytes or a PIL.Image, "
+                "or audio with a path or bytes"
+            )
             raise ValueError(f"messages: content[{index}]: {expected}, not {shown(part)}")
     return joined(found)
 
 
-def _picture(data: bytes) -> Picture:
-    return Picture(base64.b64encode(data).decode())
+def _png(image: Any, where: str) -> bytes:
+    """The file of a picture of Pillow's, which is not imported here."""
+    file = BytesIO()
+    try:
+        image.convert("RGB").save(file, "PNG", compress_level=1)
+    except (OSError, TypeError) as error:  # a file that is read only now, and is broken; another library's object
+        raise ValueError(f"{where}: {error}") from None
+    return file.getvalue()
+
+
+def _media(data: bytes) -> Media:
+    return Media(base64.b64encode(data).decode())
 
 
 def _file(path: str | PathLike[str], where: str) -> bytes:

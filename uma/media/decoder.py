@@ -1,41 +1,54 @@
-"""The child process that decodes pictures, from its parent's side: killed where it takes too long."""
+"""The child process that decodes pictures and sounds, from its parent's side: killed where it takes too long."""
 
 from __future__ import annotations
 
 import threading
 
+import numpy as np
+
 from uma.child import Child, ChildBusyError, ChildClosedError, ChildEndedError
 from uma.errors import BadRequest, InternalError, Overloaded
-from uma.llama import picture_process
-from uma.llama.projector import Pixels
-from uma.media.files import MAX_PIXELS, check_file
+from uma.llama import media_process
+from uma.llama.media_process import SAMPLE_RATE, TOO_LARGE
+from uma.llama.projector import Pixels, Samples
+from uma.media.files import MAX_PIXELS, SOUNDS, check_file
 
 DEADLINE_SEC = 5.0
-"""Maximum CPU time for one picture. The largest that is allowed takes a fifth of it."""
+"""Maximum CPU time for one file. The largest picture that is allowed takes a fifth of it, the longest sound a third."""
+MAX_SOUND_SEC = 1_500
+"""Longest sound. Decoded it takes as much memory as the largest picture."""
+MIN_SOUND_SEC = 0.1
+"""Shortest sound: of a single sample llama.cpp makes none."""
+LOUDEST = 2.0**15
+"""Maximum of a sample. Full is 1.0; files of numbers up to this are met, and what is far over it is none."""
 RETRY_AFTER_MS = 5_000
 """Time after which to ask again where the machine was too busy."""
 
 
-class PictureDecoder:
-    """One child process, from the first picture on. Any thread; one picture at a time."""
+class MediaDecoder:
+    """One child process, from the first file on. Any thread; one file at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sees: bool, hears: bool) -> None:
+        """What of it the model takes."""
+        self._sees, self._hears = sees, hears
         self._lock = threading.Lock()
-        self._child = Child(picture_process.__file__, None, deadline_sec=DEADLINE_SEC, max_answer_bytes=3 * MAX_PIXELS)
+        self._child = Child(
+            media_process.__file__, {"hears": hears}, deadline_sec=DEADLINE_SEC, max_answer_bytes=_MAX_BYTES
+        )
 
-    def decode(self, data: bytes, id: str, field: str) -> Pixels:
-        """A file's pixels; `id` is its hash. Raises `BadRequest` for what is no picture, or one too many for the child,
-        and `Overloaded` where the machine had no time for it.
+    def decode(self, data: bytes, id: str, field: str) -> Pixels | Samples:
+        """What a file holds; `id` is its hash. Raises `BadRequest` for what the model does not take, or one too many
+        for the child, and `Overloaded` where the machine had no time for it.
         """
-        check_file(data, field)
+        form = check_file(data, field, sees=self._sees, hears=self._hears)
         try:
             with self._lock:
-                answer, pixels = self._child.ask_about({}, data)
+                answer, content = self._child.ask_about({"form": form, "max_bytes": _MAX_BYTES}, data)
         except TimeoutError:
             raise BadRequest(f"{field}: takes longer than {DEADLINE_SEC:g} s to be decoded") from None
         except ChildBusyError:
             raise Overloaded(
-                f"{field}: this machine is too busy to decode pictures; ask again", retry_after_ms=RETRY_AFTER_MS
+                f"{field}: this machine is too busy to decode it; ask again", retry_after_ms=RETRY_AFTER_MS
             ) from None
         except ChildEndedError as error:
             raise BadRequest(f"{field}: cannot be decoded: the process that tried has ended ({error})") from None
@@ -44,10 +57,28 @@ class PictureDecoder:
                 f"{field}: no process can be started to decode it: {error or 'the engine ends'}"
             ) from None
         if "width" not in answer:
-            raise BadRequest(f"{field}: {answer['problem']}; its file is broken")
-        return Pixels(id, answer["width"], answer["height"], pixels)
+            problem = answer["problem"]
+            most = f"is larger than {MAX_PIXELS:,} pixels or {MAX_SOUND_SEC:,} s"
+            raise BadRequest(f"{field}: {most if problem == TOO_LARGE else problem}")
+        if form not in SOUNDS:
+            return Pixels(id, answer["width"], answer["height"], content)
+        _check_sound(content, field)
+        return Samples(id, answer["width"], content)
 
     def close(self) -> None:
         """Kill the child, if there is one, and start no other. Harmless when repeated."""
         with self._lock:
             self._child.close()
+
+
+def _check_sound(content: bytes, field: str) -> None:
+    """What is no number would be in everything that is computed of it, and beside it."""
+    samples = np.frombuffer(content, np.float32)
+    if not MIN_SOUND_SEC * SAMPLE_RATE <= len(samples) <= MAX_SOUND_SEC * SAMPLE_RATE:
+        took = f"{len(samples) / SAMPLE_RATE:,.3g} s"
+        raise BadRequest(f"{field}: a sound of {took}; from {MIN_SOUND_SEC:g} to {MAX_SOUND_SEC:,} s can be read")
+    if not np.abs(samples).max() <= LOUDEST:
+        raise BadRequest(f"{field}: has samples that are no sound: they are not from -1 to 1")
+
+
+_MAX_BYTES = max(3 * MAX_PIXELS, 4 * SAMPLE_RATE * MAX_SOUND_SEC)

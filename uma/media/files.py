@@ -1,27 +1,39 @@
-"""What a picture's file says of itself, without decoding it: its form and its size. Pure."""
+"""What a file of a picture or a sound says of itself, without decoding it: its form, a picture's size. Pure."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import struct
+from importlib.util import find_spec
 
 from uma.errors import BadRequest
 
 MAX_FILE_BYTES = 20 * 2**20
-"""Longest file of a picture."""
+"""Longest file of a picture or a sound."""
+MAX_REQUEST_BYTES = 64 * 2**20
+"""Maximum bytes of all files that one request has by their URLs or paths."""
 MAX_PIXELS = 2**25
 """Maximum pixels of a picture: 8,192 x 4,096. Decoded they take 96 MiB."""
-FORMS = ("PNG", "JPEG", "GIF", "BMP")
-"""What is decoded; of an animated GIF the first picture."""
+PICTURES = ("PNG", "JPEG", "GIF", "BMP")
+"""Pictures that are decoded; of an animated GIF the first picture. WebP too, where Pillow is installed."""
+SOUNDS = ("WAV", "MP3", "FLAC")
+"""Sounds that are decoded."""
 
-_OTHERS = (
+_MARKS = (
+    (b"\x89PNG\r\n\x1a\n", 0, b"", "PNG"),
+    (b"\xff\xd8\xff", 0, b"", "JPEG"),
+    (b"GIF87a", 0, b"", "GIF"),
+    (b"GIF89a", 0, b"", "GIF"),
+    (b"BM", 0, b"", "BMP"),
     (b"RIFF", 8, b"WEBP", "WebP"),
-    (b"RIFF", 8, b"WAVE", "a sound (WAV)"),
-    (b"ID3", 0, b"ID3", "a sound (MP3)"),
-    (b"fLaC", 0, b"fLaC", "a sound (FLAC)"),
-    (b"%PDF", 0, b"%PDF", "PDF"),
-    (b"", 4, b"ftyp", "a video, or HEIC"),
+    (b"RIFF", 8, b"WAVE", "WAV"),
+    (b"ID3", 0, b"", "MP3"),
+    (b"fLaC", 0, b"", "FLAC"),
+    (b"OggS", 0, b"", "Ogg"),
+    (b"\x1a\x45\xdf\xa3", 0, b"", "WebM"),
+    (b"%PDF", 0, b"", "PDF"),
+    (b"", 4, b"ftyp", "MP4 (a video, M4A or HEIC)"),
     (b"II*\0", 0, b"", "TIFF"),
     (b"MM\0*", 0, b"", "TIFF"),
 )
@@ -33,38 +45,46 @@ _JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 def file_of(text: str, field: str) -> bytes:
     """The file that base64 stands for. Raises `BadRequest`."""
     if len(text) > 4 * MAX_FILE_BYTES // 3 + 4:
-        raise BadRequest(f"{field}: is over the limit of {MAX_FILE_BYTES:,} bytes for a picture's file")
+        raise BadRequest(f"{field}: is over the limit of {MAX_FILE_BYTES:,} bytes for a file")
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise BadRequest(f"{field}: is no base64") from None
 
 
-def check_file(data: bytes, field: str) -> None:
-    """Raise `BadRequest` for what is none of `FORMS` by its first bytes, or says that it is too large."""
+def check_file(data: bytes, field: str, *, sees: bool, hears: bool) -> str:
+    """A file's form, one of `PICTURES` or `SOUNDS` as the model takes them, or WebP. Raises `BadRequest` for what is
+    none by its first bytes, or a picture that says it is too large.
+    """
     form = form_of(data)
-    if form not in FORMS:
-        what = f"is {form}" if form else "is no picture that is known"
-        raise BadRequest(f"{field}: {what}; send {', '.join(FORMS[:-1])} or {FORMS[-1]}")
+    taken = (PICTURES if sees else ()) + (SOUNDS if hears else ())
+    if sees and form == "WebP":
+        if find_spec("PIL") is None:
+            raise BadRequest(f"{field}: is WebP, which needs Pillow (pip install pillow); or send PNG or JPEG")
+    elif form not in taken:
+        what = f"is {form}" if form else "is nothing that is known"
+        if form in SOUNDS or form in PICTURES:
+            what += ", and this model hears nothing" if form in SOUNDS else ", and this model sees nothing"
+        raise BadRequest(f"{field}: {what}; send {', '.join(taken[:-1])} or {taken[-1]}")
+    if form in SOUNDS:
+        return form
     size = size_of(data)
     if size is None:
         raise BadRequest(f"{field}: this {form} is broken: it says no size")
     width, height = size
     if width < 1 or height < 1 or width * height > MAX_PIXELS:
         raise BadRequest(f"{field}: {width:,} x {height:,} pixels are not from 1 to {MAX_PIXELS:,} in all")
+    return form
 
 
 def form_of(data: bytes) -> str:
-    """One of `FORMS`, words for another that is known, or empty."""
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "PNG"
-    if data.startswith(b"\xff\xd8\xff"):
-        return "JPEG"
-    if data.startswith((b"GIF87a", b"GIF89a")):
-        return "GIF"
-    if data.startswith(b"BM"):
-        return "BMP"
-    return next((what for first, at, mark, what in _OTHERS if data.startswith(first) and data.startswith(mark, at)), "")
+    """One of `PICTURES` or `SOUNDS`, words for another that is known, or empty."""
+    for first, at, mark, what in _MARKS:
+        if data.startswith(first) and data.startswith(mark, at):
+            return what
+    # A frame of MPEG audio without a tag before it: eleven bits, and a layer, which is not AAC's.
+    is_mp3 = len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0 and data[1] & 0x06
+    return "MP3" if is_mp3 else ""
 
 
 def size_of(data: bytes) -> tuple[int, int] | None:
@@ -80,6 +100,8 @@ def size_of(data: bytes) -> tuple[int, int] | None:
                 width, height = struct.unpack_from("<HH" if is_old else "<ii", data, 18)
             case "JPEG":
                 return _jpeg_size(data)
+            case "WebP":
+                return _webp_size(data)
             case _:
                 return None
     except struct.error:
@@ -100,3 +122,17 @@ def _jpeg_size(data: bytes) -> tuple[int, int] | None:
             return width, height
         else:
             at += 2 + max(2, struct.unpack_from(">H", data, at + 2)[0])
+
+
+def _webp_size(data: bytes) -> tuple[int, int] | None:
+    match data[12:16]:
+        case b"VP8 ":
+            width, height = struct.unpack_from("<HH", data, 26)
+            return width & 0x3FFF, height & 0x3FFF
+        case b"VP8L":
+            (bits,) = struct.unpack_from("<I", data, 21)
+            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        case b"VP8X":
+            low, high = struct.unpack_from("<IH", data, 24)
+            return (low & 0xFFFFFF) + 1, (low >> 24 | high << 8) + 1
+    return None

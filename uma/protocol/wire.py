@@ -70,7 +70,7 @@ SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
         "tokenize": frozenset(
             ("tools", "tool_choice", "reasoning", "parse_special", "chat_template_kwargs", "continue_final_message")
         ),
-        "messages": frozenset(("tool_calls", "tool_call_id", "name", "reasoning", "pictures")),
+        "messages": frozenset(("tool_calls", "tool_call_id", "name", "reasoning", "media")),
     }
 )
 """Fields of a request and its messages that a session of version 1.0 does not have: it ignores them."""

@@ -44,6 +44,7 @@ from uma.protocol.session import Incoming, Parsed, QueryResult, Refused, ServerS
 from uma.protocol.versions import negotiate
 from uma.server.connection import TELL_SEC, A, Connection, Host, Work
 from uma.server.logs import log
+from uma.server.own_files import names_files, with_own_files
 from uma.server.tracing import traced
 from uma.types import EmbedRequest, EventStream, Finished, ListedModel, Request, RerankRequest, ServerInfo, Token, Usage
 
@@ -338,6 +339,7 @@ class JsonConnection(Connection):
         self.speak_for(sender)
         try:
             with work.scope:
+                request = await self._with_files(request)
                 async with (
                     self._loaded(request),
                     self._entered(request) as stream,
@@ -354,6 +356,12 @@ class JsonConnection(Connection):
         finally:
             self.leave()
         self.done(request.id, work)
+
+    async def _with_files(self, request: Request) -> Request:
+        """The request with the files that it names. Raises `BadRequest` for those that are not its user's."""
+        if not names_files(request):
+            return request
+        return await trio.to_thread.run_sync(with_own_files, request, self._user, limiter=self.server.parsing)
 
     @asynccontextmanager
     async def _entered(self, request: Request) -> AsyncIterator[EventStream]:
@@ -426,7 +434,7 @@ class JsonConnection(Connection):
             return await self.server.health(probe=query.probe)
         if isinstance(query, OfModels):
             return await self._ask_models(query)
-        request = self.check_model(self._of_session(query.request))
+        request = await self._with_files(self.check_model(self._of_session(query.request)))
         async with self._loaded(request):
             return await self.engine.tokenize(request)
 

@@ -32,37 +32,43 @@ class ToolCall:
         check(self)
 
 
-MAX_PICTURES = 64
-"""Maximum pictures of one request, those of earlier turns included."""
-MAX_PICTURE_CHARS = 28_000_000
-"""Longest base64 of a picture's file: some 20 MiB."""
+MAX_MEDIA = 64
+"""Maximum pictures and sounds of one request, those of earlier turns included."""
+MAX_MEDIA_CHARS = 28_000_000
+"""Longest base64 of a file: some 20 MiB."""
 
 
 @attrs.frozen
-class Picture:
-    """A picture in a message."""
+class Media:
+    """A picture or a sound in a message; its file's first bytes tell which. It has one of `data`, `url` and `path`."""
 
-    data: Annotated[str, Length(1, MAX_PICTURE_CHARS)]
-    """Its file (PNG, JPEG, GIF or BMP) as base64."""
+    data: Annotated[str, Length(0, MAX_MEDIA_CHARS)] = ""
+    """Its file (PNG, JPEG, GIF or BMP; WAV, MP3 or FLAC) as base64."""
     at: Annotated[int, Range(0)] = 0
     """How many characters of the message's content come before it."""
+    url: Annotated[str, Length(1, 2_048), Text()] | None = None
+    """Where it is fetched from, by http or https (`Capabilities.media_urls`)."""
+    path: Annotated[str, Length(1, 4_096), Text()] | None = None
+    """On the server's socket alone: the file's absolute path. It must be the client's own."""
 
     def __attrs_post_init__(self) -> None:
         check(self)
+        if [bool(self.data), self.url is not None, self.path is not None].count(True) != 1:
+            raise ValueError("data: expected one of data, url and path")
 
 
-def joined(parts: Sequence[str | Picture]) -> tuple[str, tuple[Picture, ...]]:
-    """The text of a message's parts, and the pictures among them where they stand in it. Parts are lines, but for what
-    stands beside a picture, as in llama-server.
+def joined(parts: Sequence[str | Media]) -> tuple[str, tuple[Media, ...]]:
+    """The text of a message's parts, and the media among them where they stand in it. Parts are lines, but for what
+    stands beside a picture or a sound, as in llama-server.
     """
-    text, pictures, was_picture = "", list[Picture](), True
+    text, media, was_media = "", list[Media](), True
     for part in parts:
-        if isinstance(part, Picture):
-            pictures.append(attrs.evolve(part, at=len(text)))
+        if isinstance(part, Media):
+            media.append(attrs.evolve(part, at=len(text)))
         else:
-            text += part if was_picture else "\n" + part
-        was_picture = isinstance(part, Picture)
-    return text, tuple(pictures)
+            text += part if was_media else "\n" + part
+        was_media = isinstance(part, Media)
+    return text, tuple(media)
 
 
 @attrs.frozen
@@ -81,10 +87,10 @@ class Message:
     """Which tool's result it is."""
     reasoning: Annotated[str, Text()] | None = None
     """What the assistant thought before it answered, for templates that show thinking of earlier turns."""
-    pictures: Annotated[tuple[Picture, ...], Length(0, MAX_PICTURES, "pictures")] = attrs.field(
+    media: Annotated[tuple[Media, ...], Length(0, MAX_MEDIA, "files")] = attrs.field(
         default=(), converter=tuple_or_none
     )
-    """Pictures that the content has, in their order (`Capabilities.vision`)."""
+    """Pictures and sounds that the content has, in their order (`Capabilities.vision`, `audio`)."""
 
     def __attrs_post_init__(self) -> None:
         check(self)

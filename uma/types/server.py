@@ -122,6 +122,10 @@ class Capabilities:
     """How tokens are drafted: by `prompt look-up`, and by which draft model; or `none`, with the reason."""
     vision: bool = False
     """Messages can have pictures."""
+    audio: bool = False
+    """Messages can have sounds."""
+    media_urls: bool = False
+    """Pictures and sounds can be named by http(s) URLs."""
     fill_in: FillIn | None = None
     """The model's tokens for filling in the middle; None: it has none."""
 

@@ -121,14 +121,14 @@ def check_prompt(sampling: SamplingParams, prompt_tokens: int) -> None:
 def _conflicts(request: Request) -> list[str]:
     sampling = request.sampling
     lines = []
-    if any(message.pictures for message in request.messages or ()):
+    if any(message.media for message in request.messages or ()):
         lines += [
-            f"{name}: beside pictures this cannot be told yet; leave it out"
+            f"{name}: beside pictures and sounds this cannot be told yet; leave it out"
             for name, value in (("echo", sampling.echo), ("prompt_logprobs", sampling.prompt_logprobs is not None))
             if value
         ]
         if sampling.reproducible:
-            lines.append("reproducible: pictures cannot be read so yet; leave it out")
+            lines.append("reproducible: pictures and sounds cannot be read so yet; leave it out")
     if sampling.grammar is not None and sampling.echo:
         lines.append("echo: a grammar is about the output alone; leave one of the two out")
     if sampling.reproducible and (sampling.echo or sampling.prompt_logprobs is not None):

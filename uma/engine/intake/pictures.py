@@ -1,6 +1,7 @@
 """From a request with pictures to its prompt: files to pixels to pieces, and pieces to ids. Any thread.
 
-A picture that was seen lately is neither decoded nor encoded again: what is known of it is kept by its file's hash.
+A picture that was seen lately is neither decoded nor encoded again: what is known of it is kept by its file's hash. A
+sound is a picture here.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from uma.engine.kv.pictures import LEAST_TOKENS, MAX_TOKENS, ids_of, runs_in
 from uma.engine.worker.sequence import PlacedPicture
 from uma.errors import BadRequest, Overloaded
 from uma.llama.context import Context
-from uma.llama.projector import Picture, Pixels, Projector, Text
-from uma.media.decoder import PictureDecoder
+from uma.llama.projector import Picture, Pixels, Projector, Samples, Text
+from uma.media.decoder import MediaDecoder
 from uma.media.files import file_of
-from uma.types import MAX_PICTURES, Message, Request
+from uma.types import MAX_MEDIA, Message, Request
 
 MAX_KEPT_BYTES = 256 * 2**20
 """Maximum size of all embeddings that are kept for prompts to come. One of 576 tokens for a 7B model takes 9 MiB."""
@@ -37,8 +38,8 @@ RETRY_AFTER_MS = 1_000
 class _Seen:
     """A picture's file that was prepared."""
 
-    width: int
-    height: int
+    shape: Pixels | Samples
+    """Without its content."""
     parts: tuple[Picture, ...]
 
     @property
@@ -56,53 +57,55 @@ class PictureReader:
     def __init__(self, context: Context, projector: Projector) -> None:
         self._context = context
         self._projector = projector
-        self._decoder = PictureDecoder()
+        self._decoder = MediaDecoder(sees=projector.sees, hears=projector.hears)
         self._lock = threading.Lock()
         self._kept: dict[str, _Seen] = {}
         """By the file's hash, those used last at the end."""
         self._prepared: WeakSet[_Seen] = WeakSet()
         """Those that were not encoded when they were looked at last."""
 
-    def read(self, request: Request) -> tuple[array[int], tuple[PlacedPicture, ...]]:
-        """The prompt's ids, and the pictures among them. Raises `BadRequest`, `TemplateError` or `Overloaded`."""
-        marked, files = self._marked(request)
+    def read(self, request: Request, *, first: int = 0) -> tuple[array[int], tuple[PlacedPicture, ...]]:
+        """The prompt's ids, and the pictures among them. Raises `BadRequest`, which counts messages from the `first`,
+        `TemplateError` or `Overloaded`.
+        """
+        marked, files = self._marked(request, first)
         known: dict[str, _Seen] = {}
-        pixels = [self._pixels(text, field, known) for text, field in files]
+        decoded = [self._decoded(text, field, known) for text, field in files]
         template = self._context.model.chat_template
         text = rendered(template, marked)
-        pieces = self._projector.tokenize(text, pixels, add_special=template.needs_bos(text))
-        for each in pixels:
+        pieces = self._projector.tokenize(text, decoded, add_special=template.needs_bos(text))
+        for each in decoded:
             if each.id not in known:
-                known[each.id] = self._keep(each, pieces, sum(other.id == each.id for other in pixels))
+                known[each.id] = self._keep(each, pieces, sum(other.id == each.id for other in decoded))
         tokens, pictures = self._joined(pieces, known)
         return tokens, tuple(map(PlacedPicture, runs_in(tokens), pictures))
 
-    def _marked(self, request: Request) -> tuple[Request, list[tuple[str, str]]]:
+    def _marked(self, request: Request, first: int) -> tuple[Request, list[tuple[str, str]]]:
         """The request with marks in the place of pictures; and each one's base64, and where it stands."""
         messages, files = list[Message](), list[tuple[str, str]]()
         for index, message in enumerate(request.messages or ()):
             parts, before = list[str](), 0
-            for at, each in enumerate(message.pictures):
-                field = f"messages[{index}].pictures[{at}]"
+            for at, each in enumerate(message.media):
+                field = f"messages[{index - first}].media[{at}]"
                 if not before <= each.at <= len(message.content):
-                    raise BadRequest(f"{field}.at: {each.at} is before another picture, or behind the content's end")
+                    raise BadRequest(f"{field}.at: {each.at} is before another one's, or behind the content's end")
                 parts += message.content[before : each.at], self._projector.marker
                 before = each.at
                 files.append((each.data, f"{field}.data"))
             content = "".join((*parts, message.content[before:]))
-            messages.append(attrs.evolve(message, content=content, pictures=()) if message.pictures else message)
-        if len(files) > MAX_PICTURES:
-            raise BadRequest(f"messages: {len(files):,} pictures are over the limit of {MAX_PICTURES}")
+            messages.append(attrs.evolve(message, content=content, media=()) if message.media else message)
+        if len(files) > MAX_MEDIA:
+            raise BadRequest(f"messages: {len(files):,} pictures and sounds are over the limit of {MAX_MEDIA}")
         return attrs.evolve(request, messages=tuple(messages)), files
 
-    def _pixels(self, text: str, field: str, known: dict[str, _Seen]) -> Pixels:
-        """A picture; without its pixels where it was seen lately, and then it is `known`."""
+    def _decoded(self, text: str, field: str, known: dict[str, _Seen]) -> Pixels | Samples:
+        """A picture; without its content where it was seen lately, and then it is `known`."""
         data = file_of(text, field)
         id = hashlib.sha256(data).hexdigest()
         with self._lock:
             if (seen := self._kept.pop(id, None)) is not None:
                 self._kept[id] = known[id] = seen
-                return Pixels(id, seen.width, seen.height, None)
+                return seen.shape
             self._check_room()
         return self._decoder.decode(data, id, field)
 
@@ -116,13 +119,13 @@ class PictureReader:
         if len(self._prepared) >= MAX_PREPARED:
             raise Overloaded(f"too many pictures wait to be encoded: {MAX_PREPARED}", retry_after_ms=RETRY_AFTER_MS)
 
-    def _keep(self, file: Pixels, pieces: Sequence[Text | Picture], times: int) -> _Seen:
+    def _keep(self, file: Pixels | Samples, pieces: Sequence[Text | Picture], times: int) -> _Seen:
         """What was made of a file, which is so often among the pieces."""
         parts = [each for each in pieces if isinstance(each, Picture) and each.id == file.id]
         parts = parts[: len(parts) // times]
         for part in parts:
             self._check(part)
-        made = _Seen(file.width, file.height, tuple(parts))
+        made = _Seen(attrs.evolve(file, data=None), tuple(parts))
         with self._lock:
             seen = self._kept.setdefault(file.id, made)
             self._prepared.add(seen)
@@ -145,13 +148,15 @@ class PictureReader:
             tokens += ids_of(key, piece.n_tokens, piece.n_positions)
             pictures.append(parts[number])
         if not tokens or tokens[-1] < 0:
-            raise BadRequest("messages: a prompt cannot end with a picture; write something behind it")
+            raise BadRequest("messages: a prompt cannot end with a picture or a sound; write something behind it")
         return tokens, pictures
 
     def _check(self, picture: Picture) -> None:
         tokens, most = picture.n_tokens, min(MAX_TOKENS, self._context.n_ctx_seq)
         if not LEAST_TOKENS <= tokens <= most:
-            raise BadRequest(f"messages: a picture of {tokens:,} tokens; from {LEAST_TOKENS} to {most:,} can be read")
+            raise BadRequest(
+                f"messages: a picture or a sound of {tokens:,} tokens; from {LEAST_TOKENS} to {most:,} can be read"
+            )
         if self._projector.attends_both_ways(picture) and tokens > self._context.n_ubatch:
             most = self._context.n_ubatch
             raise BadRequest(f"messages: a picture takes {tokens:,} tokens in one batch, and --n-ubatch is {most:,}")

@@ -78,7 +78,7 @@ class PromptReader:
         `PromptTooLarge`, and `Overloaded`.
         """
         self._check_bytes(request)
-        files = sum(len(each.data) for message in request.messages or () for each in message.pictures)
+        files = sum(len(each.data) for message in request.messages or () for each in message.media)
         # A text takes some 4 bytes a character in all its forms, a file its own and its base64.
         return await self._in_thread(partial(read, request), _chars(request) + files // 2, request.priority)
 

@@ -1,0 +1,140 @@
+"""OpenAI's transcriptions: `POST /v1/audio/transcriptions`. A model that hears is asked to write down what it hears."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Annotated, Any
+
+import attrs
+
+from uma import json_text
+from uma.constraints import Text
+from uma.errors import BadRequest
+from uma.http import abilities
+from uma.http.dialect import Body, SseJob, sse
+from uma.http.exchange import Exchange
+from uma.http.fields import DRAWN, Common, MaxTokens, all_tokens, of_output, read, sampling, tokens_wanted, urgency
+from uma.http.gateway import Gateway
+from uma.http.openai import ERRORS
+from uma.http.problem import Problem, Unsupported
+from uma.http.usage import Total
+from uma.types import Finished, Media, Message, Request, Temperature, Token, joined
+
+ASKED = "Transcribe audio to text"
+"""What the model is asked, where the form has no prompt: llama-server's words."""
+_WORDS = ("model", "prompt", "language", "response_format")
+"""Fields that are texts. A form has nothing else; of the others it means JSON's numbers and words."""
+
+
+@attrs.frozen(kw_only=True)
+class TranscriptionBody(Common):
+    """The fields that do something; the rest is named in `X-UMA-Ignored`."""
+
+    file: Any = None
+    model: str | None = None
+    prompt: Annotated[str, Text()] | None = None
+    """What to ask the model instead, as at llama-server."""
+    language: Annotated[str, Text()] | None = None
+    response_format: str | None = None
+    temperature: Temperature | None = None
+    """Without it the likeliest text, as OpenAI's documents have it."""
+    max_tokens: MaxTokens = None
+    stream: bool | None = None
+
+
+async def transcriptions(gateway: Gateway, http: Exchange) -> None:
+    """`POST /v1/audio/transcriptions`."""
+    job = await http.built(partial(_job, gateway, http))
+    if job.stream or job.form == "json":
+        await gateway.generate(http, job)
+        return
+    finished = await gateway.finish(http, job.requests[0])
+    await http.answer((finished.text or "").encode(), media_type=b"text/plain; charset=utf-8")
+
+
+def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> TranscriptionJob:
+    body = read({name: _value(name, value) for name, value in fields.items()}, TranscriptionBody, http)
+    gateway.names.check(body.model, http)
+    able = gateway.source.info.capabilities
+    abilities.hearing(able)
+    if not isinstance(body.file, bytes) or not body.file:
+        raise BadRequest("file: is missing; send a sound's file in the form")
+    form = body.response_format or "json"
+    if form not in ("json", "text"):
+        raise Unsupported(
+            f"response_format: {form[:50]!r} has times, which this model does not tell; ask for json or text"
+        )
+    asked = body.prompt or ASKED
+    if body.language:
+        asked += f" (language: {body.language})"
+    text, media = joined([asked, Media(base64.b64encode(body.file).decode())])
+    http.names["messages[0].media[0].data"] = "file"
+    params = sampling(
+        gateway,
+        body,
+        DRAWN,
+        **of_output(gateway, body),
+        max_tokens=tokens_wanted(gateway, http, body.max_tokens, "max_tokens") or all_tokens(gateway, http),
+        temperature=0.0 if body.temperature is None else body.temperature,
+    )
+    request = Request(
+        http.id,
+        messages=(Message("user", text, media=media),),
+        sampling=params,
+        stream=bool(body.stream),
+        reasoning="off" if able.reasoning_switch else "auto",
+        **urgency(body, http),
+    )
+    return TranscriptionJob([request], bool(body.stream), form, http.id)
+
+
+def _value(name: str, value: Any) -> Any:
+    if name not in _WORDS and isinstance(value, str):
+        with suppress(ValueError):
+            return json_text.loads(value)
+    return value
+
+
+@attrs.define
+class TranscriptionJob(SseJob):
+    """One transcript."""
+
+    form: str
+    id: str
+    _texts: list[str] = attrs.field(factory=list, init=False)
+
+    def token(self, index: int, token: Token) -> bytes:
+        """See `Job`."""
+        if not token.text:
+            return b""
+        self._texts.append(token.text)
+        return sse({"type": "transcript.text.delta", "delta": token.text})
+
+    def finished(self, index: int, finished: Finished) -> bytes:
+        """See `Job`."""
+        return b""
+
+    def end(self, results: Sequence[Finished]) -> bytes:
+        """See `Job`."""
+        return sse({"type": "transcript.text.done", "text": "".join(self._texts), "usage": _usage(results)})
+
+    def failed(self, problem: Problem) -> bytes:
+        """See `Job`."""
+        return sse(ERRORS.error(problem, self.id))
+
+    def whole(self, results: Sequence[Finished]) -> Body:
+        """See `Job`."""
+        return {"text": results[0].text or "", "usage": _usage(results)}
+
+
+def _usage(results: Sequence[Finished]) -> Mapping[str, Any]:
+    total = Total.of(results)
+    return {
+        "type": "tokens",
+        "input_tokens": total.prompt_tokens,
+        "output_tokens": total.completion_tokens,
+        "total_tokens": total.prompt_tokens + total.completion_tokens,
+    }

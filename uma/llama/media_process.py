@@ -1,0 +1,126 @@
+"""The program of the child process that decodes files of pictures and sounds, which strangers have made.
+
+llama.cpp's own decoders do it, but for WebP, which it leaves to ffmpeg: that is Pillow's, where it is installed. A
+fault in them ends that process and one request. Its parent's side is `uma.media`. It imports next to nothing: the child
+starts in a fraction of the time that all of the bindings would need.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import struct
+import sys
+import tempfile
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+from uma.child import serve_about
+
+MAX_MEMORY_BYTES = 3 * 2**30
+"""Address space of the child process, libraries included."""
+SAMPLE_RATE = 16_000
+"""Samples of a second of sound as it is decoded. llama.cpp's projectors for speech want no other, but for one."""
+TOO_LARGE = "too large"
+"""The problem of a file that takes too many bytes once it is decoded."""
+
+_FRAME = 640
+_TEXT, _UINT32, _FLOAT32, _BOOL = 8, 4, 6, 7
+_ALIGNMENT = 32
+"""Of GGUF: its types of values, and where tensors begin."""
+
+
+def main() -> None:
+    """Decode files until the parent closes its end."""
+    serve_about(_decoder, MAX_MEMORY_BYTES)
+
+
+def _decoder(setup: Any) -> Callable[[Any, bytes], tuple[Any, bytes]]:
+    # The package's modules without the package, which would import all of them.
+    spec = importlib.util.find_spec("llama_cpp")
+    assert spec is not None
+    sys.modules["llama_cpp"] = importlib.util.module_from_spec(spec)
+    import llama_cpp.mtmd_cpp as lib  # noqa: PLC0415
+
+    options = lib.mtmd_helper_init_opt_default()
+    options.video_params.ffmpeg_bin_dir = os.fsencode(os.devnull)  # what is no picture is not given to ffmpeg
+    ear = _ear(lib) if setup["hears"] else None
+
+    def decode(question: Any, data: bytes) -> tuple[Any, bytes]:
+        if question["form"] == "WebP":
+            return _webp(data)
+        source = ctypes.cast(ctypes.c_char_p(data), ctypes.POINTER(ctypes.c_uint8))
+        found = lib.mtmd_helper_bitmap_init_from_buf_wrapper(ear, source, len(data), False, options)
+        if not found.bitmap or found.video_ctx:
+            return {"problem": "cannot be decoded; its file is broken"}, b""
+        size = lib.mtmd_bitmap_get_n_bytes(found.bitmap)
+        if size > question["max_bytes"]:
+            lib.mtmd_bitmap_free(found.bitmap)
+            return {"problem": TOO_LARGE}, b""
+        shape = {"width": lib.mtmd_bitmap_get_nx(found.bitmap), "height": lib.mtmd_bitmap_get_ny(found.bitmap)}
+        content = ctypes.string_at(lib.mtmd_bitmap_get_data(found.bitmap), size)
+        lib.mtmd_bitmap_free(found.bitmap)
+        return shape, content
+
+    return decode
+
+
+def _webp(data: bytes) -> tuple[Any, bytes]:
+    """The first picture of a file."""
+    from PIL import Image, WebPImagePlugin  # noqa: PLC0415
+
+    Image.MAX_IMAGE_PIXELS = None  # the parent has looked at its size
+    try:
+        image = WebPImagePlugin.WebPImageFile(BytesIO(data)).convert("RGB")
+    except (OSError, ValueError, EOFError, SyntaxError):
+        return {"problem": "cannot be decoded; its file is broken"}, b""
+    return {"width": image.width, "height": image.height}, image.tobytes()
+
+
+def _ear(lib: Any) -> int:
+    """A context of libmtmd that has nothing but a sample rate: its decoder of sounds takes that from a context."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU is looked for, and would take its time and memory
+    params = lib.mtmd_context_params_default()
+    params.use_gpu = params.warmup = params.print_timings = False
+    params.n_threads = 1
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(_least_projector())
+        file.flush()
+        handle = lib.mtmd_init_from_file(os.fsencode(file.name), None, params)
+    if not handle:
+        raise RuntimeError("llama.cpp does not load the least projector that there is")
+    return int(handle)
+
+
+def _least_projector() -> bytes:
+    """A GGUF file of a projector that hears at `SAMPLE_RATE`: one row of zeros, of the kind without an encoder."""
+    values = [
+        _text("general.architecture") + struct.pack("<I", _TEXT) + _text("clip"),
+        _text("clip.projector_type") + struct.pack("<I", _TEXT) + _text("gemma4ua"),
+        _text("clip.has_audio_encoder") + struct.pack("<IB", _BOOL, 1),
+        _text("clip.audio.attention.layer_norm_epsilon") + struct.pack("<If", _FLOAT32, 1e-6),
+        *(
+            _text(f"clip.audio.{name}") + struct.pack("<II", _UINT32, value)
+            for name, value in (
+                ("embedding_length", 1),
+                ("feed_forward_length", 1),
+                ("block_count", 0),
+                ("projection_dim", 1),
+                ("attention.head_count", 1),
+                ("num_mel_bins", _FRAME),
+            )
+        ),
+    ]
+    tensor = _text("mm.a.input_projection.weight") + struct.pack("<IQQIQ", 2, _FRAME, 1, 0, 0)
+    head = struct.pack("<4sIQQ", b"GGUF", 3, 1, len(values)) + b"".join(values) + tensor
+    return head + bytes(-len(head) % _ALIGNMENT) + bytes(4 * _FRAME)
+
+
+def _text(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+if __name__ == "__main__":
+    main()

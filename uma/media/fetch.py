@@ -1,0 +1,180 @@
+"""Pictures and sounds by their http(s) URLs (`--media-urls`): bounded, and never from this machine or its networks.
+
+A name is resolved once, and the connection goes to the address that was looked at; so does each redirect's. No proxy is
+asked, and nothing of the request goes along but the URL.
+"""
+
+from __future__ import annotations
+
+import base64
+import ssl
+from collections.abc import Callable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+import attrs
+import h11
+import trio
+
+from uma.errors import BadRequest
+from uma.media.files import MAX_FILE_BYTES, MAX_REQUEST_BYTES
+from uma.types import Request
+from uma.version import __version__
+
+DEADLINE_SEC = 20.0
+"""Maximum time for all files of one request."""
+MAX_REDIRECTS = 3
+MAX_FETCHING = 8
+"""Maximum requests that fetch at once."""
+
+_PIECE_BYTES = 65_536
+_REDIRECTS = frozenset((301, 302, 303, 307, 308))
+_TRANSLATED = tuple(map(IPv6Network, ("::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2001::/32", "2002::/16")))
+"""Ranges in whose addresses another of IPv4 stands, which a gateway or this machine would go to."""
+_SPECIAL = tuple(map(IPv4Network, ("192.0.0.0/24", "192.88.99.0/24")))
+"""Ranges for protocols and relays, of which not every version of Python knows that they lead nowhere."""
+_LOOPBACK = IPv4Address("127.0.0.1")
+
+Address = IPv4Address | IPv6Address
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address is on the internet: neither this machine nor a private, link-local or special one, nor one
+    that stands for another.
+    """
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped is not None:
+            return is_public(address.ipv4_mapped)
+        if address.is_site_local or any(address in each for each in _TRANSLATED):
+            return False
+    elif any(address in each for each in _SPECIAL):
+        return False
+    return address.is_global and not address.is_multicast
+
+
+class Fetcher:
+    """Fetches the files of requests. Belongs to one Trio thread."""
+
+    def __init__(self, *, is_allowed: Callable[[Address], bool] = is_public) -> None:
+        """`is_allowed` says which addresses can be connected to."""
+        self._is_allowed = is_allowed
+        self._turns = trio.CapacityLimiter(MAX_FETCHING)
+
+    async def fetched(self, request: Request, first: int = 0) -> Request:
+        """The request with files instead of URLs. Raises `BadRequest` for one that cannot be had; it counts messages
+        from the `first`.
+        """
+        if not any(each.url for message in request.messages or () for each in message.media):
+            return request
+        messages, left = list(request.messages or ()), MAX_REQUEST_BYTES
+        async with self._turns:
+            field = ""
+            with trio.move_on_after(DEADLINE_SEC) as patience:
+                for index, message in enumerate(messages):
+                    media = list(message.media)
+                    for at, each in enumerate(media):
+                        if each.url is None:
+                            continue
+                        field = f"messages[{index - first}].media[{at}].url"
+                        data = await self.fetch(each.url, field, min(left, MAX_FILE_BYTES))
+                        left -= len(data)
+                        media[at] = attrs.evolve(each, url=None, data=base64.b64encode(data).decode())
+                    messages[index] = attrs.evolve(message, media=tuple(media))
+            if patience.cancelled_caught:
+                raise BadRequest(f"{field}: did not come within {DEADLINE_SEC:g} s; send the file itself")
+        return attrs.evolve(request, messages=tuple(messages))
+
+    async def fetch(self, url: str, field: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+        """What a URL leads to. Raises `BadRequest`, without a word of what the other side has said."""
+        for _ in range(MAX_REDIRECTS + 1):
+            parts = _parts(url, field)
+            try:
+                response, body = await self._get(parts, field, max_bytes)
+            except (OSError, ValueError, trio.BrokenResourceError, h11.RemoteProtocolError) as error:
+                # A certificate's fault is one of these.
+                raise BadRequest(f"{field}: cannot be fetched from {parts.hostname}: {_told(error)}") from None
+            if response.status_code not in _REDIRECTS:
+                if response.status_code != 200:
+                    raise BadRequest(f"{field}: {parts.hostname} answers with status {response.status_code}")
+                if not body:
+                    raise BadRequest(f"{field}: {parts.hostname} answers with nothing")
+                return body
+            there = next((value for name, value in response.headers if name == b"location"), b"")
+            url = urljoin(url, there.decode("latin-1"))
+        raise BadRequest(f"{field}: leads on more than {MAX_REDIRECTS} times")
+
+    async def _get(self, parts: SplitResult, field: str, max_bytes: int) -> tuple[h11.Response, bytes]:
+        async with await self._connected(parts, field) as stream:
+            peer = h11.Connection(h11.CLIENT)
+            target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
+            headers = [
+                (b"Host", parts.netloc.encode("ascii")),
+                (b"User-Agent", f"uma/{__version__}".encode()),
+                (b"Accept", b"image/*, audio/*"),
+                (b"Accept-Encoding", b"identity"),
+                (b"Connection", b"close"),
+            ]
+            asked = peer.send(h11.Request(method="GET", target=target.encode("ascii"), headers=headers))
+            await stream.send_all((asked or b"") + (peer.send(h11.EndOfMessage()) or b""))
+            response, body = None, bytearray()
+            while True:
+                event = peer.next_event()
+                if event is h11.NEED_DATA:
+                    peer.receive_data(bytes(await stream.receive_some(_PIECE_BYTES)))
+                elif isinstance(event, h11.Response):
+                    response = event
+                    if event.status_code != 200:
+                        return response, b""
+                elif isinstance(event, h11.Data):
+                    body += event.data
+                    if len(body) > max_bytes:
+                        raise BadRequest(f"{field}: is over the limit of {max_bytes:,} bytes")
+                elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
+                    break
+        if response is None:
+            raise ValueError("it has hung up")
+        return response, bytes(body)
+
+    async def _connected(self, parts: SplitResult, field: str) -> trio.abc.Stream:
+        host = parts.hostname or ""
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
+        for each in found:
+            # All of them: a name with a private address beside a public one is made to confuse.
+            if not self._is_allowed(ip_address(str(each[4][0]).partition("%")[0])):
+                raise _refused(parts, field)
+        family, kind, protocol, _, address = found[0]
+        sock = trio.socket.socket(family, kind, protocol)
+        try:
+            await sock.connect(address)
+        except BaseException:
+            sock.close()
+            raise
+        stream = trio.SocketStream(sock)
+        is_own = sock.getsockname()[0] == sock.getpeername()[0]  # a public address can be this machine's
+        if is_own and not self._is_allowed(_LOOPBACK):
+            sock.close()
+            raise _refused(parts, field)
+        if parts.scheme == "http":
+            return stream
+        context = ssl.create_default_context()
+        return trio.SSLStream(stream, context, server_hostname=host, https_compatible=True)
+
+
+def _parts(url: str, field: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        is_whole = False
+    if not is_whole or "@" in parts.netloc or not url.isascii() or any(map(str.isspace, url)):
+        raise BadRequest(f"{field}: expected an http or https URL in ASCII, without a name and password")
+    return parts
+
+
+def _refused(parts: SplitResult, field: str) -> BadRequest:
+    return BadRequest(f"{field}: {parts.hostname} is an address of this machine or a private network's")
+
+
+def _told(error: Exception) -> str:
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__)[:200]
