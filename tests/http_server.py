@@ -20,8 +20,8 @@ import trio.testing
 from harness import PATIENCE_SEC, ServerProcess, clean_environ, running_server, uma_command
 from uma.config import RuntimeConfig
 from uma.engine import Engine, open_engine
-from uma.http import HttpService
 from uma.http.gateway import Gateway
+from uma.http.serve import HttpService
 from uma.types import Source
 
 T = TypeVar("T")

@@ -53,6 +53,7 @@ from uma.types import (
     Limits,
     ListedModel,
     Logprobs,
+    MemoryPlan,
     Message,
     ModelInfo,
     Prompt,
@@ -207,7 +208,7 @@ def filled(cls: type[Any]) -> st.SearchStrategy[Any]:
 
 
 BY_TYPE |= {int | None: st.none() | counts}
-BY_TYPE |= {FillIn | None: st.none() | filled(FillIn)}
+BY_TYPE |= {FillIn | None: st.none() | filled(FillIn), MemoryPlan | None: st.none() | filled(MemoryPlan)}
 hellos = st.builds(
     HelloEvent,
     version=text,

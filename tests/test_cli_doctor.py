@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 import trio
+from hybrids import write_hybrid
 
 from harness import ServerProcess
+from models import write_encoder, write_large_cells
 from uma.cli import checks, doctor, main
 from uma.cli.checks import Check
 from uma.config import RuntimeConfig
+from uma.engine import sizing
 from uma.errors import ModelError
 from uma.llama import backend, devices, hugepages, library, trust
 from uma.llama.trust import Verdict
@@ -25,7 +28,7 @@ from uma.net.harmful import TABLE
 
 Capsys = pytest.CaptureFixture[str]
 
-NAMES = ["UMA", "llama.cpp", "extra buffers", "CPU", "GPU", "memory", "threads", "huge pages", "socket",
+NAMES = ["UMA", "llama.cpp", "extra buffers", "CPU", "GPU", "memory", "context", "threads", "huge pages", "socket",
          "cache", "model", "models", "server"]  # fmt: skip
 
 
@@ -138,6 +141,30 @@ def test_a_build_that_leaves_the_cpu_unused_is_to_be_rebuilt(capsys: Capsys, mon
     assert "AVX9" in found["CPU"]["faster"]
     assert main(["doctor"]) == 0
     assert "To be faster: CPU: the CPU has AVX9" in capsys.readouterr().out
+
+
+def test_what_texts_would_take_of_memory_is_told_before_a_server_is_started(capsys: Capsys, tmp_path: Path) -> None:
+    named = ("--model", str(write_hybrid(tmp_path / "hybrid.gguf", "qwen35")), "--max-sequences", "3")
+    assert re.fullmatch(
+        r"hybrid: KV of [\d,]+ tokens [\d.]+ MB · 4 recurrent states [\d.]+ kB",
+        run(capsys, *named)[1]["context"]["finding"],
+    )
+    encoder = write_encoder(tmp_path / "encoder.gguf")
+    assert run(capsys, "--model", str(encoder))[1]["context"]["finding"] == "an encoder keeps nothing of a text"
+
+
+def test_a_model_without_memory_for_its_texts_is_told_and_one_with_little(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = write_large_cells(tmp_path / "7b.gguf", layers=32, kv_heads=32)
+    for free_bytes, finding, todo in (
+        (2**33, "less than 4 conversations of 4,096: beside the weights", ""),
+        (2**20, "there is no memory for it", "n_ctx: beside the weights there is memory for"),
+    ):
+        monkeypatch.setattr(sizing, "free_memory_bytes", lambda free_bytes=free_bytes: free_bytes)
+        found = run(capsys, "--model", str(path))[1]["context"]
+        assert finding in found["finding"]
+        assert found["todo"].startswith(todo) and bool(found["todo"]) == bool(todo)
 
 
 def test_a_gpu_that_this_build_cannot_use_is_told(

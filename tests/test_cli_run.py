@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -11,7 +12,7 @@ from harness import ServerProcess, run_to_end, uma_command
 from uma.cli import words
 from uma.cli.run import banner
 from uma.config import RuntimeConfig
-from uma.types import Capabilities, Limits, ModelInfo, ServerInfo
+from uma.types import Capabilities, Limits, MemoryPlan, ModelInfo, ServerInfo
 
 INFO = ServerInfo(
     server="uma/1.2.3",
@@ -37,6 +38,21 @@ def test_the_banner_names_model_parameters_quantization_size_context_and_socket(
         "try     uma chat --socket /s",
         '        uma generate --socket /s "Tell me a story about a fox"',
     ]
+
+
+def test_the_banner_tells_what_texts_take_of_memory() -> None:
+    def told(**plan: Any) -> str:
+        able = attrs.evolve(INFO.capabilities, memory=MemoryPlan(**plan))
+        return banner(RuntimeConfig(socket="/s"), attrs.evolve(INFO, capabilities=able))[2].strip()
+
+    kv = {"cells": 32_768, "kv_bytes": 216_000_000}
+    assert told(kind="attention", **kv) == "KV of 32,768 tokens 216 MB"
+    windows = "KV of 32,768 tokens 216 MB, of 8,704 in layers with a window"
+    assert told(kind="sliding-window", window_cells=8_704, **kv) == windows
+    assert told(kind="sliding-window", window_cells=32_768, **kv) == "KV of 32,768 tokens 216 MB"
+    states = {"states": 9, "state_bytes": 54_000_000}
+    assert told(kind="hybrid", **kv, **states) == "KV of 32,768 tokens 216 MB · 9 recurrent states 54 MB"
+    assert told(kind="recurrent", cells=512, kv_bytes=0, **states) == "9 recurrent states 54 MB"
 
 
 def test_commands_to_try_can_be_pasted_as_they_are() -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import trio
 from engine_world import alone, ask, config_for, settled, tokens_for
+from every_kind import kinds, write_named
 
 from harness import PATIENCE_SEC
-from models import Kind, write_model
 from uma import Request, open_engine
 from uma.engine import Engine
 from uma.engine.kv import pool
@@ -65,7 +65,7 @@ CASES = [
     *(("attention", name, seed) for name in SETTINGS for seed in (1, 2)),
     *(
         (kind, name, 3)
-        for kind in ("sliding-window", "recurrent", "hybrid")
+        for kind in kinds("sliding-window", "recurrent", "hybrid")
         for name in ("no second tier", "snapshots")
     ),
     ("sliding-window", "split", 3),
@@ -73,7 +73,7 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def known() -> dict[tuple[Kind, int], list[tuple[int, ...]]]:
+def known() -> dict[tuple[str, int], list[tuple[int, ...]]]:
     """By model and seed, what the requests give alone, once it was computed."""
     return {}
 
@@ -90,9 +90,9 @@ async def given_alone(model: Path, requests: Sequence[Request]) -> list[tuple[in
 
 @pytest.mark.parametrize(("kind", "name", "seed"), CASES)
 async def test_whatever_happens_to_others_a_reader_gets_what_it_would_get_alone(
-    kind: Kind, name: str, seed: int, tmp_path: Path, known: dict[tuple[Kind, int], list[tuple[int, ...]]]
+    kind: str, name: str, seed: int, tmp_path: Path, known: dict[tuple[str, int], list[tuple[int, ...]]]
 ) -> None:
-    model = write_model(tmp_path / "model.gguf", kind=kind, context_length=1_024)
+    model = write_named(tmp_path, kind, 1_024)
     rng = random.Random(seed)
     requests = some_requests(rng, 60)
     found: dict[int, tuple[int, ...] | None] = {}

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import attrs
 import pytest
-from engine_world import SMALL_WINDOWS, alone, answer, answers, ask, config_for, tokens_for
+from engine_world import alone, answer, answers, ask, config_for, tokens_for
+from every_kind import MEMORIES, PLAIN, WINDOWED, kinds, write_named
 
-from models import Kind, write_model
+from models import write_model
 from uma import Request, RuntimeConfig, open_engine
 from uma.engine.kv.disk import FOLDER
 from uma.engine.kv.pool import LAST_TOKENS
@@ -21,16 +22,13 @@ from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
 
-KINDS: tuple[str, ...] = (*get_args(Kind), SMALL_WINDOWS)
 COLD = {"cache_tokens": 0, "cache_ram_mb": 0}
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=kinds(*MEMORIES))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of each kind of memory."""
-    folder = tmp_path_factory.mktemp("exact")
-    kind: Kind = "sliding-window" if request.param == SMALL_WINDOWS else request.param
-    return write_model(folder / f"{request.param}.gguf", kind=kind, context_length=2_048)
+    return write_named(tmp_path_factory.mktemp("exact"), request.param)
 
 
 @pytest.fixture(params=["on", "off"])
@@ -41,7 +39,7 @@ def layout(request: pytest.FixtureRequest) -> str:
 
 def shares(model: Path, layout: str) -> bool:
     """Whether prefixes are shared at any token, and not at checkpoints alone: of full-size windows in one buffer."""
-    return model.stem == "attention" or (model.stem == "sliding-window" and layout == "on")
+    return model.stem in PLAIN or (model.stem in WINDOWED and layout == "on")
 
 
 async def plain(model: Path, requests: Sequence[Request], **settings: Any) -> list[tuple[int, ...]]:

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import pytest
 from engine_world import Answer, answer, ask, config_for, tokens_for
+from every_kind import kinds, write_named
 
 from uma import Request
 from uma.config import RuntimeConfig
@@ -41,10 +42,11 @@ def told(got: Answer) -> list[Any]:
 
 @pytest.mark.parametrize("cache_tokens", [-1, 2_048], ids=["by default", "all in cells"])
 @pytest.mark.parametrize("length", [20, 150])
+@pytest.mark.parametrize("kind", kinds("attention"))
 async def test_a_repeated_question_has_the_same_answer_to_the_last_bit(
-    tiny: Path, length: int, cache_tokens: int
+    tmp_path: Path, kind: str, length: int, cache_tokens: int
 ) -> None:
-    async with open_engine(config(tiny, cache_tokens=cache_tokens)) as engine:
+    async with open_engine(config(write_named(tmp_path, kind), cache_tokens=cache_tokens)) as engine:
         for other in range(3):
             await answer(engine, question(1 + other, 60))
         first = told(await answer(engine, question(10, length)))

@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 from engine_world import Answer, answer, answers, ask, config_for, settled, tokens_for
+from every_kind import kinds, write_named
 from reference import real_model
 
 from harness import PATIENCE_SEC
@@ -47,8 +48,12 @@ async def beside_a_storm(engine: Engine, request: Request) -> Answer:
     return (await answers(engine, [*storm[:3], request, *storm[3:]]))[3]
 
 
-async def test_the_answer_is_the_same_alone_in_a_storm_behind_cache_and_after_a_restart(tiny: Path) -> None:
-    async with open_engine(config(tiny)) as engine:
+@pytest.mark.parametrize("kind", kinds("attention"))
+async def test_the_answer_is_the_same_alone_in_a_storm_behind_cache_and_after_a_restart(
+    tmp_path: Path, kind: str
+) -> None:
+    model = write_named(tmp_path, kind)
+    async with open_engine(config(model)) as engine:
         first = told(await answer(engine, apart()))
         assert len(first) == 12
         assert told(await beside_a_storm(engine, apart())) == first
@@ -58,7 +63,7 @@ async def test_the_answer_is_the_same_alone_in_a_storm_behind_cache_and_after_a_
         assert told(again) == first
         assert again.finished.usage.cached_tokens == 0
         assert told(await answer(engine, apart(seed=8))) != first
-    async with open_engine(config(tiny, kv_unified="off", n_ctx=8_192, max_sequences=7, n_ubatch=128)) as engine:
+    async with open_engine(config(model, kv_unified="off", n_ctx=8_192, max_sequences=7, n_ubatch=128)) as engine:
         assert told(await beside_a_storm(engine, apart())) == first
 
 

@@ -13,26 +13,23 @@ from typing import Any
 import attrs
 import pytest
 from engine_world import SMALL_WINDOWS, Answer, alone, answer, answers, ask, config_for, tokens_for
-from hybrids import Hybrid, write_hybrid
+from every_kind import PLAIN, WINDOWED, kinds, write_named
 
-from models import write_model
 from uma import Request, SamplingParams, open_engine
 from uma.types import Message
 
-KINDS: tuple[Hybrid, ...] = ("qwen35", "nemotron_h", "lfm2")
 SIBLINGS, COMMON_TOKENS, OWN_TOKENS = 8, 300, 16
 COLD: dict[str, Any] = {"cache_tokens": 0, "cache_ram_mb": 0, "max_sequences": 1}
 
 
-@pytest.fixture(scope="module", params=[*KINDS, "recurrent", SMALL_WINDOWS])
+CUT_ANYWHERE = {*PLAIN, *WINDOWED}
+KINDS = [name for name in kinds("qwen35", "nemotron_h", "lfm2", "recurrent", SMALL_WINDOWS) if name not in CUT_ANYWHERE]
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with a state, or with small windows."""
-    path = tmp_path_factory.mktemp("states") / f"{request.param}.gguf"
-    if request.param == SMALL_WINDOWS:
-        return write_model(path, kind="sliding-window", context_length=4_096)
-    if request.param == "recurrent":
-        return write_model(path, kind="recurrent", context_length=4_096)
-    return write_hybrid(path, request.param, context_length=4_096)
+    return write_named(tmp_path_factory.mktemp("states"), request.param, 4_096)
 
 
 def read_of(given: Answer) -> int:
@@ -146,3 +143,15 @@ async def test_a_long_prompt_is_found_in_the_middle(model: Path) -> None:
 async def test_it_is_told_how_prefixes_are_shared(model: Path) -> None:
     async with open_engine(config_for(model)) as engine:
         assert engine.info.capabilities.prefix_sharing == "cells and checkpoints"
+
+
+async def test_what_texts_take_of_memory_is_told(model: Path) -> None:
+    async with open_engine(config_for(model, max_sequences=3)) as engine:
+        plan = engine.info.capabilities.memory
+    assert plan is not None
+    has_states = model.stem != SMALL_WINDOWS
+    assert plan.kind == {"recurrent": "recurrent", SMALL_WINDOWS: "sliding-window"}.get(model.stem, "hybrid")
+    assert plan.cells == 2_048
+    assert (plan.kv_bytes > 0) == (model.stem != "recurrent")
+    assert (plan.states, plan.state_bytes > 0) == (4 if has_states else 0, has_states)
+    assert 0 < plan.window_cells < 2_048 if model.stem == SMALL_WINDOWS else plan.window_cells == 0

@@ -20,8 +20,8 @@ from models import FILL_IN, write_encoder, write_word_model
 from uma.cli.parser import build_parser
 from uma.constraints import hints_of
 from uma.http.app import ENDPOINTS
-from uma.http.page import is_file
 from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
+from uma.http.page.endpoints import is_file
 from uma.types import SamplingParams
 
 PAGE = (Path(__file__).parents[1] / "docs" / "http.md").read_text(encoding="utf-8")

@@ -6,10 +6,16 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-from engine_world import answer, answers, ask, config_for, settled, tokens_for
+import pytest
+import trio
+from engine_world import SMALL_WINDOWS, answer, answers, ask, config_for, settled, tokens_for
+from every_kind import write_named
 
+from harness import PATIENCE_SEC
 from uma import open_engine
 from uma.engine.kv.events import Run, Tier
+from uma.engine.kv.pool import FIRST_BORDER_TOKENS, LAST_TOKENS
+from uma.types import Token
 
 Prefix = tuple[int, ...]
 
@@ -72,6 +78,34 @@ async def test_under_pressure_books_stay_right_and_a_late_listener_is_told_all(t
         for tier in (Tier.CELLS, Tier.MEMORY):
             assert +early.held[tier] == +late.held[tier]
         assert sum((+early.held[Tier.CELLS]).values()) == metrics["kv_cells_used"]
+
+
+@pytest.mark.parametrize("kind", ["qwen35", "recurrent", SMALL_WINDOWS])
+async def test_where_memory_cannot_be_cut_it_is_told_up_to_where_a_sequence_can_begin(
+    tmp_path: Path, kind: str
+) -> None:
+    book, prompt, end = Book(), tokens_for(1, 400), 400 - LAST_TOKENS
+    async with open_engine(config_for(write_named(tmp_path, kind))) as engine:
+        engine.listen_to_kv(book)
+        with trio.fail_after(PATIENCE_SEC):
+            async with engine.generate(ask(prompt, 300)) as stream:
+                async for event in stream:
+                    if isinstance(event, Token):
+                        break
+                assert book.holds(Tier.CELLS, prompt[:end])
+                assert not book.holds(Tier.CELLS, prompt[: end + 1]), "only the one that runs goes on there"
+                got = await answer(engine, ask((*prompt[:end], *tokens_for(2, 9)), 2))
+                assert got.finished.usage.cached_tokens == end
+                stream.cancel()
+        whole = await answer(engine, ask(tokens_for(3, 50), 8))
+        await settled(engine)
+        said = (*tokens_for(3, 50), *whole.token_ids[:-1])
+        assert book.holds(Tier.CELLS, said)
+        got = await answer(engine, ask((*said, *tokens_for(4, 9)), 2))
+        assert got.finished.usage.cached_tokens == len(said)
+        parted = await answer(engine, ask((*prompt[:300], *tokens_for(5, 9)), 2))
+        assert parted.finished.usage.cached_tokens == FIRST_BORDER_TOKENS, "held for what goes on behind, and no place"
+    assert not +book.held[Tier.CELLS]
 
 
 async def test_files_are_told_of_when_they_are_written_and_when_they_are_found(tiny: Path, tmp_path: Path) -> None:

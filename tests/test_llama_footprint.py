@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hybrids import Hybrid, write_hybrid
@@ -17,7 +17,11 @@ from benchmarks.kinds import Kind as BenchmarkKind
 from benchmarks.kinds import write_kind
 from benchmarks.reference import RealModel
 from models import Kind, write_large_cells, write_model
+from uma.config import RuntimeConfig
+from uma.engine import sizing
+from uma.engine.planned import memory_plan, planned
 from uma.llama.context import Context, ContextParams
+from uma.llama.header import read_parts
 from uma.llama.model import Model
 
 MIB = 2**20
@@ -68,6 +72,17 @@ def test_planned_bytes_of_cells_and_states_are_those_of_llamas_buffers(
         assert CELLS * model.kv_bytes_per_token("f16", "f16") == pytest.approx(actual["KV"], rel=0.02)
         assert SEQUENCES * model.state_bytes == pytest.approx(actual["RS"], rel=0.02, abs=MIB / 100)
         assert (model.state_bytes > 0) == (model.memory in ("recurrent", "hybrid"))
+
+
+@pytest.mark.parametrize("settings", [{}, {"speculate": "auto", "kv_unified": "off"}, {"swa_full": "off"}], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_planned_by_a_header_alone_is_what_the_loaded_model_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, settings: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 512 * MIB)
+    path, config = KINDS[kind](tmp_path / "model.gguf"), RuntimeConfig(n_gpu_layers=0, **settings)
+    with Model.load(path, n_gpu_layers=0) as model:
+        assert planned(read_parts(path), config) == memory_plan(model, sizing.context_params(model, config))
 
 
 @pytest.mark.parametrize("kv_unified", [True, False], ids=["unified", "split"])

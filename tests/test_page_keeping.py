@@ -20,7 +20,7 @@ from uma.http.app import build_app
 from uma.http.gateway import Gateway
 from uma.http.page import answers
 from uma.http.page.answers import Answer, Answers, given
-from uma.http.page.markdown import Parsed
+from uma.http.page.growing import Parsed
 from uma.http.page.renderer import Renderer
 from uma.net.client import CLIENT
 from uma.types import Finished, Request

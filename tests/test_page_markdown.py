@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma.http.page.markdown import MAX_BLOCK_CHARS, GrowingText, render
+from uma.http.page.growing import MAX_BLOCK_CHARS, GrowingText
+from uma.http.page.markdown import parse, render
 
 PARTS = (
     "# Head\n",
@@ -83,7 +84,7 @@ def test_only_harmless_html_comes_out(text: str) -> None:
 
 @given(markdown, st.integers(1, 7))
 def test_a_text_that_grows_ends_as_the_whole_does(text: str, step: int) -> None:
-    growing = GrowingText()
+    growing = GrowingText(parse, render)
     for end in range(0, len(text), step):
         growing.update(text[:end])
         check(growing.blocks)
@@ -131,7 +132,7 @@ End.
 
 @pytest.mark.parametrize("step", [1, 2, 5])
 def test_what_is_shown_while_a_text_grows_is_final_where_another_block_follows(step: int) -> None:
-    growing = GrowingText()
+    growing = GrowingText(parse, render)
     whole = render(LESSON)
     for end in range(0, len(LESSON), step):
         growing.update(LESSON[:end])
@@ -140,7 +141,7 @@ def test_what_is_shown_while_a_text_grows_is_final_where_another_block_follows(s
 
 
 def test_only_the_last_block_is_parsed_again() -> None:
-    growing = GrowingText()
+    growing = GrowingText(parse, render)
     text = "A paragraph.\n\n" * 2_000
     growing.update(text)
     first = growing.blocks[0]
@@ -150,14 +151,14 @@ def test_only_the_last_block_is_parsed_again() -> None:
 
 
 def test_a_block_that_never_ends_becomes_plain_text() -> None:
-    growing = GrowingText()
+    growing = GrowingText(parse, render)
     text = "```python\n" + "x = [1, 2]\n" * (MAX_BLOCK_CHARS // 8)
     growing.update(text)
     assert growing.blocks == [f"<pre>{text}</pre>"]
 
 
 def test_a_reference_that_comes_last_holds_for_what_was_before() -> None:
-    growing = GrowingText()
+    growing = GrowingText(parse, render)
     text = "See [the page].\n\nMore.\n\n[the page]: https://example.org\n"
     growing.update(text)
     growing.finish(text)

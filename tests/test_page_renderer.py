@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,7 +12,8 @@ import psutil
 import pytest
 from test_page_markdown import LESSON
 
-from uma.http.page.markdown import GrowingText, plain, render
+from uma.http.page.growing import GrowingText, plain
+from uma.http.page.markdown import parse, render
 from uma.http.page.renderer import Renderer
 
 
@@ -29,7 +32,7 @@ def rendering() -> Iterator[tuple[Renderer, psutil.Process]]:
 def test_a_child_renders_as_this_process_does() -> None:
     with rendering() as (renderer, _):
         assert renderer.render(LESSON) == render(LESSON)
-        here, there = GrowingText(), GrowingText(renderer.parse, renderer.render)
+        here, there = GrowingText(parse, render), GrowingText(renderer.parse, renderer.render)
         for end in range(0, len(LESSON), 7):
             here.update(LESSON[:end])
             there.update(LESSON[:end])
@@ -48,6 +51,19 @@ def test_a_text_whose_rendering_gives_no_answer_is_shown_as_it_is_and_the_next_o
         assert not child.is_running()
         growing.update("*b* < c d")
         assert growing.blocks == ["<p><em>b</em> &lt; c d</p>\n"]
+
+
+def imported_by(statement: str) -> set[str]:
+    """Names of all that a new process imports by it."""
+    command = [sys.executable, "-c", f"{statement}; import sys; print(*sys.modules)"]
+    return set(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+
+
+def test_the_server_imports_nothing_of_what_renders_or_tests_and_what_renders_nothing_of_the_server() -> None:
+    renders = {"nh3", "markdown_it", "pygments"}
+    assert renders < imported_by("import uma.http.page.markdown")
+    assert not (renders | {"pytest"}) & imported_by("import uma.server, uma.http.serve")
+    assert not {"trio", "starlette", "uma.types"} & imported_by("import uma.http.page.markdown")
 
 
 def test_no_child_process_is_left_behind() -> None:

@@ -279,3 +279,19 @@ def test_one_slow_batch_bounds_what_rows_are_believed_to_add_to_a_piece() -> Non
     cost.observe_prefill(512, 0, 1_000.0)
     cost.observe_mixed(1, 100, 511, 0, 60_000.0)
     assert cost.mixed_ms(1, 100, 511, 0) == pytest.approx(1_000.0 + DRIFT_LIMIT * 1.0, rel=0.01)
+
+
+def test_a_mixture_whose_batches_touch_more_experts_the_more_rows_they_have_is_learnt_as_it_is() -> None:
+    experts, used, layer_ms, expert_ms = 128, 8, 4.0, 0.25
+
+    def takes(rows: int) -> float:
+        return layer_ms + expert_ms * experts * (1 - (1 - used / experts) ** rows)
+
+    assert takes(8) > 2 * takes(1), "most of what a few rows take is their own experts'"
+    assert takes(256) < 1.2 * takes(32), "until all are touched"
+    cost = CostModel()
+    for rows in (1, 2, 3, 4, 5, 7, 10, 14, 20, 28, 40, 60, 90, 120, 180, 250):
+        for _ in range(5):
+            cost.observe_decode(rows, 0, takes(rows))
+    for rows in (1, 2, 3, 4, 5, 7, 10, 14, 20, 28, 40, 60, 90, 120, 180, 250):
+        assert cost.decode_ms(rows, 0) == pytest.approx(takes(rows), rel=0.05)

@@ -72,6 +72,15 @@ def test_a_router_that_knows_the_prefixes_finds_more_of_them_and_late_events_cos
     assert informed > ignorant
 
 
+def test_where_a_worker_has_few_checkpoints_less_is_at_hand_and_the_router_is_told_so() -> None:
+    def found(checkpoints: int) -> ClusterOutcome:
+        return Cluster(MACHINES["gpu"], Setup(4, "kv", seconds=6, checkpoints=checkpoints)).run()
+
+    plenty, enough, few = found(0), found(10_000), found(8)
+    assert enough.hit_rate == plenty.hit_rate > few.hit_rate > 0
+    assert few.blocks_per_second > plenty.blocks_per_second, "what is given up is not told of"
+
+
 def test_what_was_simulated_is_kept_and_not_simulated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setups, runs, kept, silent = (
         (Setup(1, "kv", seconds=1), Setup(2, "kv", seconds=1)),
@@ -100,14 +109,15 @@ def test_the_page_s_table_of_many_machines_is_what_was_simulated() -> None:
     assert published.strip() == scale.markdown([outcomes[setup] for setup in wanted])
 
 
-def test_every_simulated_block_that_is_told_is_held_or_told_away() -> None:
+@pytest.mark.parametrize("checkpoints", [0, 12])
+def test_every_simulated_block_that_is_told_is_held_or_told_away(checkpoints: int) -> None:
     told: dict[Node, int] = {}
 
     def tell(node: Node, tokens: int, blocks: int) -> None:
         told[node] = told.get(node, 0) + blocks
         assert told[node] == tokens // 16
 
-    cache, talk = PrefixCache(16, tell), Conversations(1)
+    cache, talk = PrefixCache(16, tell, checkpoints), Conversations(1)
     turns = [talk.begin(0.0) for _ in range(200)]
     for turn in turns:
         cache.begin(turn)
@@ -117,5 +127,6 @@ def test_every_simulated_block_that_is_told_is_held_or_told_away() -> None:
         cache.shrink(20_000)
         assert cache.tokens <= 20_000
         assert cache.pinned_tokens == 0
+        assert not checkpoints or sum(map(bool, told.values())) <= checkpoints
     cache.shrink(0)
     assert not any(told.values())

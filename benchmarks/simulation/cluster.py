@@ -40,6 +40,8 @@ class Setup:
     seed: int = 7
     router_blocks_per_second: float = ROUTER_BLOCKS_PER_SECOND
     """Of events that the router applies, one after another; those that come faster wait."""
+    checkpoints: int = 0
+    """Of a model with recurrent states: as many as each worker's memory holds. 0: memory can be cut at any token."""
 
 
 @attrs.frozen
@@ -91,7 +93,7 @@ class Cluster:
         self._told: list[Told] = []
 
     def _make_worker(self, machine: Machine, index: int) -> Worker:
-        cache = PrefixCache(self._setup.block_size, partial(self._tell, index))
+        cache = PrefixCache(self._setup.block_size, partial(self._tell, index), self._setup.checkpoints)
         return Worker(machine, Uma(default_targets()), self._setup.seed + index, cache)
 
     def run(self) -> ClusterOutcome:

@@ -2,10 +2,14 @@
 
 Least recently used first, as in the engine: a prefix is used with every conversation that begins with it, so it goes
 after all of them. Events count whole blocks.
+
+A model with recurrent states begins only where a copy of its state is: at the end of a common prefix, and of what a
+conversation has said. Memory holds so many copies; what has none any more is of no use, and is not told of as held.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import attrs
@@ -26,11 +30,16 @@ class _Held:
 
 
 class PrefixCache:
-    """A worker's `Cache` of prefixes in its KV cells."""
+    """A worker's `Cache` of prefixes in its KV cells, with at most so many checkpoints, where there are any; 0: memory
+    can be cut.
+    """
 
-    def __init__(self, block_size: int, tell: Tell) -> None:
+    def __init__(self, block_size: int, tell: Tell, checkpoints: int = 0) -> None:
         self._block_size = block_size
         self._tell = tell
+        self._most_ends = checkpoints or math.inf
+        self._ends = 0
+        """Nodes that are held, behind each of which a sequence can begin."""
         self._held: dict[Node, _Held] = {}
         """In order of use, the latest last."""
         self.tokens = 0
@@ -59,14 +68,18 @@ class PrefixCache:
 
     def shrink(self, tokens: int) -> None:
         """See `Cache`."""
-        if self.tokens <= tokens:
+        if self._is_small(tokens):
             return
         for node in [node for node, held in self._held.items() if not held.pins]:
-            if self.tokens <= tokens:
+            if self._is_small(tokens):
                 return
             gone = self._held.pop(node)
+            self._ends -= 1
             self.tokens -= gone.tokens
             self._tell(node, 0, -self._blocks(gone.tokens))
+
+    def _is_small(self, tokens: int) -> bool:
+        return self.tokens <= tokens and self._ends <= self._most_ends
 
     def _pin(self, node: Node) -> int:
         held = self._held.pop(node, None) or _Held(0)
@@ -90,6 +103,7 @@ class PrefixCache:
         if more <= 0:
             return 0
         blocks = self._blocks(tokens) - self._blocks(held.tokens)
+        self._ends += held.tokens == 0
         held.tokens = tokens
         self.tokens += more
         self.pinned_tokens += more

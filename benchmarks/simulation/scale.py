@@ -1,5 +1,5 @@
-"""How hit rate, attainment and events change with the number of workers, and with delay, block size, load and the
-router's own speed.
+"""How hit rate, attainment and events change with the number of workers, and with delay, block size, load, the router's
+own speed and the number of checkpoints.
 
 Each outcome is on disk as soon as it is there: a run broken off goes on where it was.
 """
@@ -29,6 +29,8 @@ ROUTER_RATES = (0.1, 0.05)
 """Of the router's speed: as if it were slower, or as many times more workers sent their events to it."""
 DELAYS_MS = (1.0, 10.0, 50.0, 1_000.0)
 BLOCK_SIZES = (16, 64, 256)
+CHECKPOINTS = (80, 20)
+"""Of a model whose state takes 50 MiB, as that of Qwen 3.5 9B does, in 4 GiB of memory and in 1."""
 EVENT_BYTES, BLOCK_BYTES = 85, 73
 """Of an event and of each block in it, in the JSON that Dynamo's indexer takes."""
 
@@ -48,6 +50,8 @@ def setups(workers: Sequence[int], base: Setup) -> Iterator[Setup]:
             yield attrs.evolve(most, router=router, requests_per_second=times * base.requests_per_second)
     for share in ROUTER_RATES:
         yield attrs.evolve(most, router_blocks_per_second=share * base.router_blocks_per_second)
+    for count in CHECKPOINTS:
+        yield attrs.evolve(most, checkpoints=count)
 
 
 def read(path: Path) -> dict[Setup, ClusterOutcome]:
@@ -74,7 +78,7 @@ def bytes_per_second(outcome: ClusterOutcome) -> float:
     return outcome.events_per_second * EVENT_BYTES + outcome.blocks_per_second * BLOCK_BYTES
 
 
-WORDS = ("workers", "requests/s each", "router", "its blocks/s", "events late by", "block size")
+WORDS = ("workers", "requests/s each", "router", "its blocks/s", "events late by", "block size", "checkpoints")
 FIGURES = (
     "requests", "refused", "hit rate", "SLO attainment", "TTFT p50", "TTFT p95", "events/s", "blocks/s", "MB/s",
     "router behind p99",
@@ -91,6 +95,7 @@ def cells(outcome: ClusterOutcome) -> tuple[str, ...]:
     return (
         str(setup.workers), f"{outcome.requests_per_second:.1f}", setup.router,
         *((f"{setup.router_blocks_per_second:,.0f}", late, str(setup.block_size)) if is_kv else [""] * 3),
+        str(setup.checkpoints or ""),
         f"{outcome.requests:,}", f"{outcome.refused:,}", f"{outcome.hit_rate:.1%}", f"{outcome.attained:.1%}",
         f"{outcome.ttft_p50_ms:,.0f} ms", f"{outcome.ttft_p95_ms:,.0f} ms", *(told if is_kv else [""] * 4),
     )  # fmt: skip

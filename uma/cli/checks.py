@@ -5,11 +5,13 @@ A check never raises for what it finds: the next one is wanted all the same.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import re
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -19,6 +21,7 @@ from uma.cli import words
 from uma.client import connect, dialled
 from uma.config import RuntimeConfig
 from uma.engine import sizing
+from uma.engine.planned import planned
 from uma.errors import ConfigError, ConnectionLost, Loading, ModelError, UmaError
 from uma.llama import backend, cpu_cache, devices, header, hugepages, trust
 from uma.llama import library as llama_library
@@ -78,10 +81,11 @@ def library(config: RuntimeConfig) -> Check:
 
 
 def computing(config: RuntimeConfig) -> Iterator[Check]:
-    """What the library can compute with: CPU, GPUs, memory. Starts its backends."""
+    """What the library can compute with: CPU, GPUs, memory, and what texts would take of it. Starts its backends."""
     yield _cpu()
     yield _gpu(config)
     yield _memory(config)
+    yield from _context(config)
 
 
 def uncomputed(config: RuntimeConfig) -> Iterator[Check]:
@@ -173,6 +177,37 @@ def _memory(config: RuntimeConfig, *, asks_for_gpu: bool = True) -> Check:
     if size <= free or (asks_for_gpu and config.n_gpu_layers and backend.has_gpu()):
         return Check("memory", finding)
     return Check("memory", finding, "take a smaller model or quantization, or end other programs; it would be swapped")
+
+
+def _context(config: RuntimeConfig) -> Iterator[Check]:
+    """The KV and the states that a server would have from its start; nothing where the model cannot be read."""
+    try:
+        parts = header.read_parts(catalog.resolve(config.model, os.environ).path)
+    except ModelError:
+        return
+    try:
+        with _said_by("uma.engine") as said:
+            plan = planned(parts, sizing.placed(config, parts, devices.gpus(), beside_bytes=0))
+    except ConfigError as error:
+        yield Check("context", "there is no memory for it", error.message)
+        return
+    told = f"{plan.kind}: {words.memory_line(plan)}" if plan else "an encoder keeps nothing of a text"
+    yield Check("context", "; ".join([told, *said]))
+
+
+@contextmanager
+def _said_by(logger: str) -> Iterator[list[str]]:
+    """Its warnings within the block, which belong to a finding here and not to a log."""
+    said, log = list[str](), logging.getLogger(logger)
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    was, log.propagate = log.propagate, False
+    log.addHandler(handler)
+    try:
+        yield said
+    finally:
+        log.removeHandler(handler)
+        log.propagate = was
 
 
 def _model_bytes(config: RuntimeConfig) -> int:

@@ -16,7 +16,7 @@ from uma.cli.options import load_settings
 from uma.cli.source import connected
 from uma.config import BARE_HTTP, RuntimeConfig
 from uma.errors import sole_error
-from uma.http import HttpService, check
+from uma.http.serve import HttpService, check
 from uma.server.logs import logging_to
 from uma.server.main import STOP, heeded
 

@@ -36,7 +36,7 @@ def _serve(loaded: Loaded) -> int:
     if not config.http:
         return run_server(config, on_ready=partial(announce, config), progress=progress, opened=opened)
     # Slow to import, and not needed without HTTP.
-    from uma.http import HttpService, check  # noqa: PLC0415
+    from uma.http.serve import HttpService, check  # noqa: PLC0415
 
     check(config)
     made: list[HttpService] = []
@@ -76,6 +76,8 @@ def banner(config: RuntimeConfig, info: ServerInfo, url: str = "") -> list[str]:
     """The lines of `announce`; `url` is HTTP's, where there is HTTP."""
     at = "" if config.socket == default_socket() else f" --socket {shlex.quote(config.socket)}"
     model = [f"model   {words.model_line(info.model)}", f"        {words.context_line(info)}"]
+    if (plan := info.capabilities.memory) is not None:
+        model.append(f"        {words.memory_line(plan)}")
     lines = [
         *(_several(config, info) if info.models else model),
         f"socket  {config.socket}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from uma.config import RuntimeConfig
-from uma.types import Finished, Logprobs, ModelInfo, ServerInfo
+from uma.types import Finished, Logprobs, MemoryPlan, ModelInfo, ServerInfo
 
 DEMONSTRATION = "This is the small built-in demonstration model; to load a real one: {command} --model FILE.gguf"
 
@@ -43,6 +43,17 @@ def context_line(info: ServerInfo) -> str:
     """`context 2,048 of 4,096 tokens`: what a request can use, of what the model was trained for."""
     trained, usable = info.model.context_length, info.limits.n_ctx
     return f"context {usable:,} tokens" + (f" (trained for {trained:,})" if trained and trained != usable else "")
+
+
+def memory_line(plan: MemoryPlan) -> str:
+    """`KV of 32,768 tokens 33.6 MB · 25 recurrent states 162 MB`: what texts take of memory from the start."""
+    parts = []
+    if plan.kv_bytes:
+        in_windows = f", of {plan.window_cells:,} in layers with a window" if 0 < plan.window_cells < plan.cells else ""
+        parts.append(f"KV of {plan.cells:,} tokens {size(plan.kv_bytes)}{in_windows}")
+    if plan.states:
+        parts.append(f"{plan.states:,} recurrent state{'s' * (plan.states != 1)} {size(plan.state_bytes)}")
+    return " · ".join(parts)
 
 
 def http_lines(config: RuntimeConfig, url: str) -> list[str]:

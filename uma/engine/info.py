@@ -7,6 +7,7 @@ import attrs
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.intake.chat import ChatAbilities
+from uma.engine.planned import memory_plan
 from uma.llama.context import Context
 from uma.llama.model import Model
 from uma.llama.projector import Projector
@@ -85,6 +86,7 @@ def _generating(
         audio=projector is not None and projector.hears,
         media_urls=projector is not None and config.media_urls,
         fill_in=context.model.vocab.fill_in,
+        memory=memory_plan(context.model, attrs.evolve(context.params, rolled_back=context.rolled_back)),
     )
 
 

@@ -22,6 +22,7 @@ from uma.engine.worker.loop import ended_by
 from uma.errors import ConfigError, ShuttingDown
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler
+from uma.llama.heap import trim_heap
 from uma.llama.model import Model
 from uma.llama.outputs import give_back_outputs
 from uma.llama.projector import Projector
@@ -149,6 +150,7 @@ def _make_context(model: Model, config: RuntimeConfig, beside: Callable[[], None
             helper.submit(beside)
         context = Context(model, sizing.context_params(model, config))
         give_back_outputs(context)
+    trim_heap()
     if config.n_ctx and context.n_ctx != config.n_ctx:
         log(_log, logging.WARNING, "context.rounded", n_ctx=context.n_ctx, asked=config.n_ctx)
     return context

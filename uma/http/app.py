@@ -44,7 +44,7 @@ from uma.http.dialect import Dialect, StreamForm
 from uma.http.exchange import ACCOUNT, ClientGoneError, Exchange, headers_of, id_of
 from uma.http.gateway import Gateway
 from uma.http.health_check import check_health
-from uma.http.page import Page, is_file
+from uma.http.page.endpoints import Page, is_file
 from uma.http.problem import NotFound, Problem, WrongMethod
 from uma.net.client import CLIENT, ORIGIN, THIS_MACHINE, TRACEPARENT, client_at, machine_at, origin
 from uma.net.logfmt import log

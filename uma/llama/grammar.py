@@ -218,8 +218,11 @@ class GrammarCompiler:
     def _made_tokenizer(self) -> LLTokenizer:
         if self._tokenizer is None:
             # Weak: llguidance keeps the reader, so that Python's collector would not see the circle.
-            read = TokenizerWrapper(_VocabTokenizer(self._vocab, WeakMethod(self._longest_pieces)))
-            self._tokenizer = LLTokenizer(read, eos_token=self._vocab.eog_ids.tolist(), slices=SLICES)
+            vocab = _VocabTokenizer(self._vocab, WeakMethod(self._longest_pieces))
+            self._tokenizer = LLTokenizer(
+                TokenizerWrapper(vocab), eos_token=self._vocab.eog_ids.tolist(), slices=SLICES
+            )
+            vocab.tokens.clear()  # llguidance has them in a form of its own
         return self._tokenizer
 
     def _longest_pieces(self, text: str) -> list[int]:

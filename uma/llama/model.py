@@ -42,6 +42,8 @@ OnProgress = Callable[[float], bool]
 raise."""
 
 SAMPLES, SAMPLE_BYTES = 256, 4096
+COPIED_WHOLE = "deepseek4"
+"""An architecture that keeps keys and values of groups of tokens, so that llama.cpp can only copy whole sequences."""
 
 
 class Model:
@@ -320,8 +322,7 @@ def _extra_types(wanted: Toggle | Literal["none"], *, is_all_on_gpu: bool) -> tu
 
 
 def _memory_of(handle: int, architecture: str) -> Memory:
-    # DeepSeek 4 keeps keys and values of groups of tokens, so that llama.cpp can only copy whole sequences of it.
-    if lib.llama_model_is_hybrid(handle) or architecture == "deepseek4":
+    if lib.llama_model_is_hybrid(handle) or architecture == COPIED_WHOLE:
         return "hybrid"
     if lib.llama_model_is_recurrent(handle):
         return "recurrent"

@@ -73,6 +73,25 @@ class FillIn:
 
 
 @attrs.frozen
+class MemoryPlan:
+    """What texts take of memory, all of it from the server's start; the weights are not counted."""
+
+    kind: str
+    """What the model keeps of a text: `attention` (keys and values of each token), `sliding-window` (the same, and some
+    layers need them of the last tokens alone), `recurrent` (a state of one size for each sequence) or `hybrid` (both).
+    """
+    cells: int
+    """Tokens that KV is kept of, of all sequences together."""
+    kv_bytes: int
+    window_cells: int = 0
+    """The same of layers with a sliding window: as many as `cells`, or no more than the windows of all sequences."""
+    states: int = 0
+    """Recurrent states: one of each sequence that can run, and one more for each token of a draft."""
+    state_bytes: int = 0
+    """Bytes of all of them."""
+
+
+@attrs.frozen
 class Capabilities:
     """What this server can do with this model, derived from both."""
 
@@ -128,6 +147,8 @@ class Capabilities:
     """Pictures and sounds can be named by http(s) URLs."""
     fill_in: FillIn | None = None
     """The model's tokens for filling in the middle; None: it has none."""
+    memory: MemoryPlan | None = None
+    """What texts take of memory; None: an encoder, which keeps none, or an older server, which does not tell."""
 
 
 @attrs.frozen

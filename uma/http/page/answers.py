@@ -20,7 +20,7 @@ import trio
 from uma.errors import BadRequest, Overloaded, ShuttingDown, UmaError
 from uma.http.gateway import Gateway, running
 from uma.http.page.chances import Chances, TokenChance
-from uma.http.page.markdown import GrowingText
+from uma.http.page.growing import GrowingText
 from uma.http.page.renderer import Renderer
 from uma.http.problem import NotFound
 from uma.net.client import CLIENT

@@ -1,16 +1,15 @@
-"""Markdown as it grows, block by block, as HTML that is safe to show.
+"""Markdown as HTML that is safe to show: a program, which `renderer` runs as a child process.
 
-A block that is followed by another one does not change any more, so each update parses only the text from the last
-block on. Everything that leaves this file has gone through `nh3`, whatever the parser made of it; raw HTML is not even
-parsed. What a text costs cannot be told beforehand: a lexer's regular expression can take for ever, and no other thread
-runs meanwhile. So this file is also a program, `main`, which `renderer` runs as a child process.
+Everything that leaves it has gone through `nh3`, whatever the parser made of it; raw HTML is not even parsed. What a
+text costs cannot be told beforehand: a lexer's regular expression can take for ever, and no other thread of the process
+runs meanwhile. The server itself imports none of this, which is memory and time at its start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import nh3
 from markdown_it import MarkdownIt
@@ -23,11 +22,8 @@ from pygments.util import ClassNotFound
 
 from uma.child import serve
 from uma.http.page.formulas import keep_formulas
+from uma.http.page.growing import MAX_BLOCK_CHARS, MAX_WHOLE_CHARS, Parsed, escaped, plain
 
-MAX_BLOCK_CHARS = 32_768
-"""A block that grows beyond this is shown as plain text: parsing it ten times a second would take all of a core."""
-MAX_WHOLE_CHARS = 262_144
-"""A finished text up to this length is parsed once as a whole, so that its references hold everywhere."""
 MAX_MEMORY_BYTES = 2**30
 """Address space of the child process, where the system bounds that."""
 HEADING_OFFSET = 2
@@ -58,11 +54,11 @@ _SANITIZER = nh3.Cleaner(
 def _highlighted(code: str, language: str) -> str:
     """The inside of a code block: with Pygments' spans where it knows the language."""
     if not language or len(code) > MAX_BLOCK_CHARS:
-        return _escaped(code)
+        return escaped(code)
     try:
         lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False)
     except ClassNotFound:
-        return _escaped(code)
+        return escaped(code)
     spans: str = highlight(code, lexer, _SPANS)
     return spans
 
@@ -71,11 +67,7 @@ def _fence(renderer: Any, tokens: Sequence[Token], index: int, options: Any, env
     token = tokens[index]
     words = token.info.split()
     language = words[0] if words else ""
-    return f'<pre><code data-language="{_escaped(language)}">{_highlighted(token.content, language)}</code></pre>\n'
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
+    return f'<pre><code data-language="{escaped(language)}">{_highlighted(token.content, language)}</code></pre>\n'
 
 
 def _parser() -> MarkdownIt:
@@ -119,11 +111,6 @@ def _render(group: list[Token], env: dict[str, Any]) -> str:
     return _SANITIZER.clean(html)
 
 
-def plain(text: str) -> str:
-    """A text as one block, without any markup of its own."""
-    return f"<pre>{_escaped(text)}</pre>"
-
-
 def render(text: str) -> list[str]:
     """A whole text's blocks."""
     if len(text) > MAX_WHOLE_CHARS:
@@ -134,14 +121,6 @@ def render(text: str) -> list[str]:
     return [_render(group, env) for group in _groups(tokens)]
 
 
-class Parsed(NamedTuple):
-    """A text's blocks, where each begins in it, and the references that it defines."""
-
-    blocks: list[str]
-    starts: list[int]
-    env: dict[str, Any]
-
-
 def parse(text: str, env: dict[str, Any]) -> Parsed:
     """The blocks of a text behind another one, whose references are in `env`."""
     tokens = _PARSER.parse(text, env)
@@ -150,57 +129,10 @@ def parse(text: str, env: dict[str, Any]) -> Parsed:
     return Parsed([_render(group, env) for group in groups], _starts(text, groups), env)
 
 
-class GrowingText:
-    """A text's blocks while it is being written. One thread at a time.
-
-    `parse` and `render` do the work; the default is to do it here.
-    """
-
-    def __init__(
-        self,
-        parse: Callable[[str, dict[str, Any]], Parsed] = parse,
-        render: Callable[[str], list[str]] = render,
-    ) -> None:
-        self._parse = parse
-        self._render = render
-        self.blocks: list[str] = []
-        self._settled = 0
-        """Blocks that do not change any more."""
-        self._begin = 0
-        """Where the text after them begins."""
-        self._env: dict[str, Any] = {}
-
-    def update(self, text: str) -> None:
-        """Bring `blocks` up to date; `text` begins with what it was the last time."""
-        tail = _normal(text)[self._begin :]
-        if len(tail) > MAX_BLOCK_CHARS:
-            self.blocks[self._settled :] = [plain(tail)]
-            return
-        self.blocks[self._settled :], starts, self._env = self._parse(tail, self._env)
-        # A line that is still being written can turn from a block of its own into more of the block before it.
-        complete = tail.rfind("\n") + 1
-        settled = max((index for index, start in enumerate(starts) if start < complete), default=0)
-        if settled:
-            self._begin += starts[settled]
-            self._settled += settled
-
-    def finish(self, text: str) -> None:
-        """The text is complete: its blocks as a whole parse has them."""
-        if len(text) <= MAX_WHOLE_CHARS:
-            self.blocks = self._render(text)
-        else:
-            self.update(text)
-
-
 def _starts(text: str, groups: Sequence[Sequence[Token]]) -> list[int]:
     """Where in `text` each block begins."""
     lines = [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
     return [lines[group[0].map[0] if group[0].map else 0] for group in groups]
-
-
-def _normal(text: str) -> str:
-    """With the line ends that the parser counts by. What a text begins with stays so as it grows."""
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def main() -> None:

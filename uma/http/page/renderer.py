@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import trio
 
 from uma.child import Child, ChildBusyError, ChildClosedError, ChildEndedError
-from uma.http.page import markdown
-from uma.http.page.markdown import MAX_WHOLE_CHARS, Parsed, plain
+from uma.http.page.growing import MAX_WHOLE_CHARS, Parsed, plain
 from uma.net.logfmt import log
 
 logger = logging.getLogger("uma.http")
 
+PROGRAM = Path(__file__).with_name("markdown.py")
 DEADLINE_SEC = 2.0
 """Maximum CPU time for one text. The longest that a model usually writes takes a twentieth of it."""
 MAX_ANSWER_BYTES = 64 * MAX_WHOLE_CHARS
@@ -26,7 +27,7 @@ class Renderer:
         self.turns = trio.CapacityLimiter(1)
         """For the threads that render, one at a time."""
         self._is_warm = False
-        self._child = Child(markdown.__file__, None, deadline_sec=DEADLINE_SEC, max_answer_bytes=MAX_ANSWER_BYTES)
+        self._child = Child(str(PROGRAM), None, deadline_sec=DEADLINE_SEC, max_answer_bytes=MAX_ANSWER_BYTES)
 
     async def warm(self) -> None:
         """Start the process now, which takes a while, so that no answer's first words wait for it."""
