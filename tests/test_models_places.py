@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from model_places import MAIN, OTHER, in_cache, in_ollama
+from projectors import write_projector
 from reference import vocabulary
 
 from harness import RunInProcessText
@@ -209,6 +210,22 @@ def test_no_cut_of_a_file_is_taken_for_a_sound_beginning_or_ends_in_an_error(tmp
     for at in range(0, end, 3):
         cut.write_bytes(whole[:at] + b"\xff\xff\xff\xff" + whole[at + 4 :])
         glance(cut)
+
+
+def test_each_model_of_a_folder_has_the_projector_that_fits_it(tmp_path: Path) -> None:
+    for name in ("llava-7b", "llava-13b", "text"):
+        write_model(tmp_path / f"{name}-Q4_K_M.gguf")
+    (tmp_path / "qwen").mkdir()
+    write_model(tmp_path / "qwen" / "Qwen2-VL.gguf")
+    write_projector(tmp_path / "qwen" / "mmproj-Qwen2-VL-f16.gguf", "qwen2vl", embed=4_096)
+    for name in ("7b-f16", "13b-f32", "13b-f16"):
+        write_projector(tmp_path / f"llava-{name}-mmproj.gguf")
+    found = {each.name: each.projector for each in available({"UMA_MODELS": str(tmp_path)})}
+    assert found.keys() == {"builtin", "llava-7b-Q4_K_M", "llava-13b-Q4_K_M", "text-Q4_K_M", "qwen/Qwen2-VL"}
+    assert found["llava-7b-Q4_K_M"] == tmp_path / "llava-7b-f16-mmproj.gguf"
+    assert found["llava-13b-Q4_K_M"] == tmp_path / "llava-13b-f16-mmproj.gguf"
+    assert found["text-Q4_K_M"] is None  # they are named for others
+    assert found["qwen/Qwen2-VL"] is None  # it is for a wider model
 
 
 def test_a_part_that_is_missing_is_told(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from hub_server import COMMIT, TOKEN, Hub, running_hub
 from huggingface_hub import close_session
+from projectors import write_projector
 
 from harness import RunInProcessText
 from models import write_model, write_split_model
@@ -24,12 +26,12 @@ from uma.models.hub import Listing, Offer, Reference, RemoteFile, parse
 from uma.models.places import HUGGING_FACE, quantization_of
 from uma.models.pull import RETRY_SEC
 
-REPOSITORY = "someone/Tiny-8B-GGUF"
+REPOSITORY, SEEING = "someone/Tiny-8B-GGUF", "someone/Tiny-VL-GGUF"
 
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
-    """A hub with a repository of two quantizations, a split model and a projector."""
+    """A hub with a repository of two quantizations and a split model, and one of a model that sees."""
     folder = tmp_path_factory.mktemp("hub")
     one = write_model(folder / "a.gguf", feed_forward=1_000).read_bytes()
     parts = write_split_model(folder / "big", count=3)
@@ -37,16 +39,28 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         "README.md": b"# Tiny",
         "Tiny-8B-Q4_K_M.gguf": one,
         "Tiny-8B-Q8_0.gguf": write_model(folder / "b.gguf", seed=1).read_bytes(),
-        "mmproj-Tiny-8B-F16.gguf": b"GGUF, a projector",
         "../../../outside-Q4_0.gguf": b"GGUF, elsewhere",
         **{f"F32/Tiny-8B-F32-{at:05}-of-00003.gguf": part.read_bytes() for at, part in enumerate(parts, 1)},
         "half-F16-00002-of-00002.gguf": b"GGUF",
     }
-    repositories = {REPOSITORY: files, "someone/gated": files, "someone/private": files}
+    repositories = {REPOSITORY: files, SEEING: _seeing(folder), "someone/gated": files, "someone/private": files}
     with running_hub({**repositories, "someone/none": {"README.md": b""}}) as hub:
         hub.gated, hub.private = frozenset({"someone/gated"}), frozenset({"someone/private"})
         yield hub
         close_session()
+
+
+def _seeing(folder: Path) -> dict[str, bytes]:
+    """A repository as those of models that see are: projectors of several precisions, and a model below them."""
+    model = write_model(folder / "seeing.gguf", feed_forward=1_000)
+    bits = {"F32": 0, "BF16": 1, "F16": 2}
+    projectors = {name: write_projector(folder / f"{name}.gguf", seed=seed) for name, seed in bits.items()}
+    return {
+        "Tiny-VL-Q4_K_M.gguf": model.read_bytes(),
+        "BF16/Tiny-VL-BF16.gguf": write_model(folder / "below.gguf", seed=5).read_bytes(),
+        "other/mmproj-Tiny-VL-Q8_0.gguf": b"GGUF, of a model elsewhere",
+        **{f"mmproj-{name}.gguf": path.read_bytes() for name, path in projectors.items()},
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +136,44 @@ def test_a_model_comes_into_the_cache_as_others_see_it_and_is_loaded_by_its_name
     assert (offline.returncode, offline.stdout) == (0, done.stdout)
     answer = uma("generate", "--local", "-m", "tiny-8b", "--raw", "--max-tokens", "2", "a")
     assert answer.returncode == 0, answer.stderr
+
+
+def test_a_model_that_sees_comes_with_its_projector_and_leaves_with_it(uma: Run, hub: Hub, home: Path) -> None:
+    files = hub.repositories[SEEING]
+    size = len(files["Tiny-VL-Q4_K_M.gguf"])
+    alone = uma("pull", SEEING, "--no-mmproj")
+    assert (alone.returncode, hub.sent) == (0, size), alone.stderr
+    assert not available({"HF_HOME": str(home)})[1].vision
+    done = uma("pull", SEEING)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == alone.stdout
+    assert "with its projector for pictures or sound, mmproj-F16.gguf" in done.stderr
+    assert hub.sent == size + len(files["mmproj-F16.gguf"])
+    (model,) = available({"HF_HOME": str(home)})[1:]
+    assert model.vision and model.projector is not None
+    assert model.projector.read_bytes() == files["mmproj-F16.gguf"]
+    assert uma("pull", f"{SEEING}:BF16").returncode == 0  # in a folder below its projector
+    listed = {each["name"]: each["vision"] for each in json.loads(uma("models", "--json").stdout)}
+    assert listed == {"builtin": False, "Tiny-VL-Q4_K_M": True, "Tiny-VL-BF16": True}
+    assert "pictures" in uma("models").stdout
+    first = uma("rm", "tiny-vl-q4", "--yes")
+    assert (first.returncode, "projector" in first.stdout) == (0, False), first.stderr
+    assert available({"HF_HOME": str(home)})[1].vision  # the other one's, too
+    last = uma("rm", "tiny-vl", "--yes")
+    assert "Tiny-VL-BF16 and its projector: " in last.stdout, last.stderr
+    assert not left(home)
+
+
+def test_a_projector_that_was_cut_is_gone_on_with_and_its_model_is_there_once_it_is(
+    uma: Run, hub: Hub, home: Path
+) -> None:
+    size, part = len(hub.repositories[SEEING]["Tiny-VL-Q4_K_M.gguf"]), 1_000
+    hub.cuts = [size, part, *[0] * len(RETRY_SEC)]
+    assert uma("pull", SEEING).returncode == 1
+    assert not models(home)
+    assert uma("pull", SEEING).returncode == 0
+    assert hub.ranges[-1] == part
+    assert available({"HF_HOME": str(home)})[1].vision
 
 
 def test_a_download_that_is_cut_three_times_goes_on_where_it_was(uma: Run, hub: Hub, home: Path) -> None:
@@ -236,6 +288,8 @@ def test_the_list_shows_each_model_with_its_size_and_nothing_else(uma: Run, hub:
         "F32": ("3", "F32/Tiny-8B-F32"),
     }
     assert not left(home)
+    seeing = uma("pull", SEEING, "--list")
+    assert "projector: mmproj-F16.gguf" in seeing.stdout + seeing.stderr
 
 
 def test_a_url_of_a_file_and_another_revision_are_taken(uma: Run, hub: Hub, home: Path) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from model_places import MAIN, OTHER, in_cache, in_ollama
+from projectors import write_projector
 from pty_screen import Terminal
 
 from harness import RunInProcessText, clean_environ, uma_command
-from models import write_model, write_split_model
+from models import write_encoder, write_model, write_split_model
 from uma.cli.words import size
 from uma.models.catalog import available
 
@@ -60,6 +61,23 @@ def test_all_parts_of_a_split_model_go(home: Path, tmp_path: Path, uma_told: Run
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"removed big: {size(freed)} are free\n"
     assert names({"UMA_MODELS": str(folder)}) == ["big-too"]
+
+
+def test_a_projector_goes_with_the_last_model_that_has_it(
+    home: Path, tmp_path: Path, uma_told: RunInProcessText
+) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for seed, name in enumerate(("seeing-a", "seeing-b")):
+        write_model(folder / f"{name}.gguf", seed=seed)
+    write_encoder(folder / "embedding.gguf")
+    projector = write_projector(folder / "mmproj-seeing.gguf")
+    environ = {"UMA_MODELS": str(folder)}
+    assert names(environ) == ["embedding", "seeing-a", "seeing-b"]
+    assert uma_told("rm", "seeing-a", "--yes", **environ).returncode == 0
+    assert projector.exists()
+    assert "and its projector" in uma_told("rm", "seeing-b", "--yes", **environ).stdout
+    assert not projector.exists()
 
 
 def test_of_a_link_in_the_folder_only_the_link_goes(home: Path, tmp_path: Path, uma_told: RunInProcessText) -> None:

@@ -17,7 +17,7 @@ from uma.errors import ConfigError
 from uma.models import catalog, places
 from uma.models.catalog import ModelFile
 
-COLUMNS = ("name", "parameters", "kind", "quantization", "context", "size", "fits", "from")
+COLUMNS = ("name", "parameters", "kind", "sees", "quantization", "context", "size", "fits", "from")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -45,6 +45,8 @@ def as_json(model: ModelFile, memory: int) -> dict[str, Any]:
         "size_bytes": model.size_bytes,
         "place": model.place,
         "kind": model.kind,
+        "vision": model.vision,
+        "projector": None if model.projector is None else str(model.projector),
         "quantization": model.quantization,
         "context_length": model.context_length,
         "architecture": model.architecture,
@@ -59,6 +61,7 @@ def _row(model: ModelFile, memory: int) -> tuple[str, ...]:
         model.name,
         words.count(model.parameters) if model.parameters else "",
         model.kind,
+        "pictures" if model.vision else "",
         model.quantization,
         f"{model.context_length:,}" if model.context_length else "",
         words.size(model.size_bytes),

@@ -383,6 +383,11 @@ def _describe_pull(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--list", action="store_true", help="show the models of the repository instead, with their sizes (default: off)"
     )
+    parser.add_argument(
+        "--no-mmproj",
+        action="store_true",
+        help="leave out the projector, by which a model sees pictures or hears (default: off)",
+    )
 
 
 def _describe_rm(parser: argparse.ArgumentParser) -> None:
@@ -605,8 +610,9 @@ COMMANDS: tuple[Command, ...] = (
         "what can be loaded from here",
         _describe_models,
         "The built-in model, the GGUF files of the UMA_MODELS folder, and the models that Hugging Face's cache, LM "
-        "Studio and Ollama keep: each with its kind, quantization, context and size, and whether it fits into the "
-        "memory that is free. Any of them is loaded by its name, or by as much of its beginning as no other has.",
+        "Studio and Ollama keep: each with its kind, quantization, context and size, whether it sees pictures, by a "
+        "projector beside it, and whether it fits into the memory that is free. Any of them is loaded by its name, or "
+        "by as much of its beginning as no other has.",
     ),
     Command(
         "pull",
@@ -614,7 +620,8 @@ COMMANDS: tuple[Command, ...] = (
         _describe_pull,
         "Load a GGUF model into the Hugging Face cache, which llama.cpp, vLLM and others share: all parts of it, with "
         "their checksums verified. What was cut goes on where it was. Without a quantization Q4_K_M is taken, else the "
-        "nearest that there is. The file's path is written to standard output, all else to standard error.\n\n"
+        "nearest that there is; where the repository has a projector (mmproj) for it, that comes too. The file's path "
+        "is written to standard output, all else to standard error.\n\n"
         "HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE are as for every program of Hugging Face.",
         " REPO[:QUANT]",
     ),
@@ -622,8 +629,9 @@ COMMANDS: tuple[Command, ...] = (
         "rm",
         "remove a model from the disk",
         _describe_rm,
-        "Delete a model of the Hugging Face cache or of the UMA_MODELS folder, all its parts and revisions, and tell "
-        "what that frees. What LM Studio and Ollama have is theirs to remove.",
+        "Delete a model of the Hugging Face cache or of the UMA_MODELS folder, all its parts and revisions, and its "
+        "projector (mmproj) where no other model has it, and tell what that frees. What LM Studio and Ollama have is "
+        "theirs to remove.",
         " NAME",
     ),
     Command(

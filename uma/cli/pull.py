@@ -34,9 +34,14 @@ def main(options: argparse.Namespace) -> int:
         _print(listing)
         return 0
     offer, memory = listing.choose(), memory_bytes()
-    size = words.size(offer.size_bytes)
     if not reference.what and len(listing.offers) > 1:
-        say.note(f"taking {offer.quantization or offer.name} ({size}); uma pull {reference.repository} --list has all")
+        taken = f"{offer.quantization or offer.name} ({words.size(offer.size_bytes)})"
+        say.note(f"taking {taken}; uma pull {reference.repository} --list has all")
+    if not options.no_mmproj and (projector := listing.projector_of(offer)) is not None:
+        offer = offer.beside(projector)
+        told = f"{projector.path} ({words.size(projector.size_bytes)})"
+        say.note(f"with its projector for pictures or sound, {told}; --no-mmproj leaves it out")
+    size = words.size(offer.size_bytes)
     if not fits(offer.size_bytes, memory):
         say.warn(f"{offer.name} has {size}, and {words.size(memory)} of memory are free here: it may not fit")
     with _progress(offer.name.rpartition("/")[2], offer.size_bytes) as on_progress:
@@ -68,6 +73,8 @@ def _print(listing: hub.Listing) -> None:
         for each in sorted(listing.offers, key=lambda each: each.size_bytes)
     ]
     print_table(("quantization", "size", "fits", "files", "name"), rows)
+    for each in listing.projectors:
+        say.plain(f"projector: {each.path} ({words.size(each.size_bytes)})")
 
 
 @contextmanager

@@ -22,11 +22,13 @@ def main(options: argparse.Namespace) -> int:
     found = catalog.named(options.name, os.environ)
     removed = removal(found)
     size = words.size(removed.freed_bytes)
-    if not options.yes and not _agreed(f"remove {found.path}, which frees {size}?"):
+    what = f"{found.path}{'' if removed.projector is None else f' and its projector {removed.projector.name}'}"
+    if not options.yes and not _agreed(f"remove {what}, which frees {size}?"):
         say.note("nothing was removed")
         return FAILED
     removed.run()
-    print(f"removed {harmless_line(found.name)}: {size} are free")
+    also = "" if removed.projector is None else " and its projector"
+    print(f"removed {harmless_line(found.name)}{also}: {size} are free")
     return 0
 
 

@@ -17,6 +17,7 @@ from uma.llama.header import Header, file_type_name
 from uma.models.glance import Glance, glance
 from uma.models.names import meant
 from uma.models.places import OLLAMA, UMA_MODELS, Found, find, quantization_of
+from uma.models.projectors import Projectors, sees
 from uma.types import EMBEDDINGS, RERANKER
 
 BUILTIN = "builtin"
@@ -52,6 +53,10 @@ class ModelFile:
     problem: str | None = None
     also: tuple[str, ...] = ()
     """Other whole names of it."""
+    projector: Path | None = None
+    """What it sees or hears by (mmproj file), where one that fits it lies beside it."""
+    vision: bool = False
+    """Whether it sees pictures, by its projector."""
 
 
 def resolve(model: str, environ: Mapping[str, str]) -> ResolvedModel:
@@ -119,11 +124,14 @@ def available(
     chosen = [(each, name) for each, name in _short_names(found).items() if places is None or each.place in places]
     glances = [glance(each.path) for each, _ in chosen]
     is_few = is_thorough or sum(each.n_tokens for each in glances if each is not None) <= WHOLE_TOKENS
+    look = Projectors()
     return [
         described(BUILTIN, builtin_path(), BUILTIN),
         *(
             attrs.evolve(
-                described(name, each.path, each.place) if is_few or seen is None else _glanced(name, each, seen),
+                described(name, each.path, each.place, look)
+                if is_few or seen is None
+                else _glanced(name, each, seen, look),
                 also=(each.name, *each.also),
             )
             for (each, name), seen in zip(chosen, glances, strict=True)
@@ -131,8 +139,8 @@ def available(
     ]
 
 
-def described(name: str, path: Path, place: str = "") -> ModelFile:
-    """A model's file, by the whole headers of all parts."""
+def described(name: str, path: Path, place: str = "", look: Projectors | None = None) -> ModelFile:
+    """A model's file, by the whole headers of all parts. `look` has found the projectors of others."""
     try:
         parts = header.read_parts(path)
     except ModelError as error:
@@ -140,7 +148,7 @@ def described(name: str, path: Path, place: str = "") -> ModelFile:
     first, size = parts[0], sum(part.size_bytes for part in parts)
     if (problem := _no_model(parts)) is not None:
         return ModelFile(name, path, size, place, problem=f"{path}: {problem}")
-    return ModelFile(
+    model = ModelFile(
         name=name,
         path=path,
         size_bytes=size,
@@ -151,9 +159,17 @@ def described(name: str, path: Path, place: str = "") -> ModelFile:
         architecture=first.architecture,
         parameters=sum(part.parameters for part in parts),
     )
+    return _with_projector(model, first.metadata, look or Projectors())
 
 
-def _glanced(name: str, found: Found, seen: Glance) -> ModelFile:
+def _with_projector(model: ModelFile, metadata: Mapping[str, Any], look: Projectors) -> ModelFile:
+    if model.place == BUILTIN or model.kind in (EMBEDDINGS, RERANKER):
+        return model
+    projector = look.of(model.path, metadata)
+    return model if projector is None else attrs.evolve(model, projector=projector, vision=sees(projector))
+
+
+def _glanced(name: str, found: Found, seen: Glance, look: Projectors) -> ModelFile:
     """By the beginning of the first part's header."""
     metadata, path = seen.metadata, found.path
     count = max(1, int(metadata.get("split.count", 0)))
@@ -163,7 +179,7 @@ def _glanced(name: str, found: Found, seen: Glance) -> ModelFile:
     if missing is not None:
         problem = f"its part {missing.name} is missing"
     architecture = str(metadata.get("general.architecture", "unknown"))
-    return ModelFile(
+    model = ModelFile(
         name=name,
         path=path,
         size_bytes=sum(map(_size, parts)),
@@ -174,6 +190,7 @@ def _glanced(name: str, found: Found, seen: Glance) -> ModelFile:
         architecture=architecture,
         problem=None if problem is None else f"{path}: {problem}",
     )
+    return _with_projector(model, metadata, look)
 
 
 def _size(path: Path) -> int:

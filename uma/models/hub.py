@@ -17,6 +17,7 @@ import attrs
 from uma.config import nearest
 from uma.errors import ModelError, UmaError
 from uma.llama import header
+from uma.models import projectors
 from uma.models.names import HOSTS
 from uma.models.places import is_projector, quantization_of
 
@@ -75,6 +76,10 @@ class Offer:
         """Of all parts."""
         return sum(each.size_bytes for each in self.files)
 
+    def beside(self, projector: RemoteFile | None) -> Offer:
+        """The same with a projector, so that neither is seen without the other."""
+        return self if projector is None else attrs.evolve(self, files=(*self.files, projector))
+
 
 @attrs.frozen
 class Listing:
@@ -83,6 +88,14 @@ class Listing:
     reference: Reference
     commit: str
     offers: tuple[Offer, ...]
+    projectors: tuple[RemoteFile, ...] = ()
+
+    def projector_of(self, offer: Offer) -> RemoteFile | None:
+        """The projector that a model's files take to see or hear by, in their folder or one above it."""
+        folders = PurePosixPath(offer.files[0].path).parents
+        near = {each.path: each for each in self.projectors if PurePosixPath(each.path).parent in folders}
+        name = projectors.best(offer.files[0].path, near)
+        return None if name is None else near[name]
 
     def choose(self) -> Offer:
         """What was asked for, else the first of `PREFERRED` that there is. Raises `ModelError`."""
@@ -171,7 +184,7 @@ def listing(reference: Reference, endpoint: str | None) -> Listing:
     keys = [commit, *(each.key for each in files)]
     if not all(re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", key) for key in keys):
         raise UmaError(f"{reference.repository}: the hub's answer has no checksums; look at HF_ENDPOINT")
-    return Listing(reference, commit, tuple(_offers(files)))
+    return Listing(reference, commit, tuple(_offers(files)), tuple(filter(_is_projector, files)))
 
 
 def _offers(files: list[RemoteFile]) -> Iterator[Offer]:
@@ -186,6 +199,11 @@ def _offers(files: list[RemoteFile]) -> Iterator[Offer]:
         match = re.search(r"-of-(\d{5})\.gguf$", parts[0].path)
         if len(parts) == (int(match[1]) if match else 1):
             yield Offer(name, tuple(parts))
+
+
+def _is_projector(file: RemoteFile) -> bool:
+    path = PurePosixPath(file.path)
+    return path.suffix == ".gguf" and is_projector(path.name) and is_inside(file.path)
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def _gguf_files(folder: Path) -> list[Path]:
 
 def _in_folder(folder: Path | None, place: str) -> Iterator[Found]:
     for path in _gguf_files(folder) if folder else ():
-        if place == UMA_MODELS or not is_projector(path.name):
+        if not is_projector(path.name):
             relative = path.relative_to(folder or "")
             yield Found(relative.with_name(header.model_stem(path)).as_posix(), path, place)
 

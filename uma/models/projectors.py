@@ -1,25 +1,89 @@
-"""Which projector (mmproj file) belongs to a model: the one that lies beside it."""
+"""Which projector (mmproj file) belongs to a model: the one that lies beside it and fits it. Only headers are read."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePath
+from typing import Any
 
+import attrs
+
+from uma.models.glance import glance
 from uma.models.places import is_projector
 
 _PREFERRED = ("q8_0", "f16", "bf16", "f32")
 """Of several of one model the first of these: they differ in precision alone."""
+_EACH_HAS = frozenset({"mmproj", "gguf", "ggml", "model", "vision", "projector", ""})
+"""Words of names that tell no model from another."""
+_WIDTH_UNTOLD = ("mlp", "ldp", "ldpv2")
+"""Kinds of projectors whose `projection_dim` is the picture's side, not the model's."""
 
 
 def beside(model: Path) -> Path | None:
-    """The projector in a model's own folder; of several that whose name has most in common with the model's."""
-    found = sorted(each for each in model.parent.glob("*.gguf") if is_projector(each.name) and each != model)
-    words = _words(model.name)
-    return min(found, key=lambda each: (-len(words & _words(each.name)), _rank(each.name)), default=None)
+    """The projector of a model that lies there; see `Projectors.of`."""
+    seen = glance(model)
+    return Projectors().of(model, {} if seen is None else seen.metadata)
+
+
+def best(model: str, projectors: Iterable[str]) -> str | None:
+    """Of projectors' file names that for the model of this file's name: the one that has most in common with it. One
+    that is named for another model is none.
+    """
+    words = _words(PurePath(model).name)
+    common = {each: len(words & own) for each in projectors if not (own := _words(PurePath(each).name)) or words & own}
+    return min(sorted(common), key=lambda name: (-common[name], _rank(PurePath(name).name)), default=None)
+
+
+def sees(projector: Path) -> bool:
+    """Whether it takes pictures, by its header."""
+    seen = glance(projector)
+    return seen is not None and seen.metadata.get("clip.has_vision_encoder") is True
+
+
+@attrs.define
+class Projectors:
+    """Looks for the projectors of many models: in each folder once. Any thread, one at a time."""
+
+    _by_folder: dict[Path, list[Path]] = attrs.field(factory=dict, init=False)
+
+    def of(self, model: Path, metadata: Mapping[str, Any]) -> Path | None:
+        """The projector of the model with this file and header; None where none fits it, or lies beside it: in its
+        folder, or in the Hugging Face cache anywhere above it in its repository.
+        """
+        if is_projector(model.name):
+            return None
+        width = metadata.get(f"{metadata.get('general.architecture')}.embedding_length")
+        found = [each for folder in _folders(model) for each in self._in(folder) if _fits(each, width)]
+        name = best(model.name, [str(each) for each in found])
+        return None if name is None else Path(name)
+
+    def _in(self, folder: Path) -> list[Path]:
+        if folder not in self._by_folder:
+            self._by_folder[folder] = [each for each in folder.glob("*.gguf") if is_projector(each.name)]
+        return self._by_folder[folder]
+
+
+def _folders(model: Path) -> list[Path]:
+    above = list(model.parents)
+    at = next((index for index, each in enumerate(above) if each.parent.name == "snapshots"), 0)
+    return above[: at + 1]
+
+
+def _fits(projector: Path, width: Any) -> bool:
+    """Whether its header does not say that it is for a model of another width."""
+    seen = glance(projector)
+    if seen is None or width is None:
+        return True  # loading it says what is wrong
+    kind = str(seen.metadata.get("clip.projector_type", ""))
+    widths = [seen.metadata.get(f"clip.{sense}.projection_dim") for sense in ("vision", "audio")]
+    told = [each for each in widths if each]
+    return not told or width in told or kind in _WIDTH_UNTOLD
 
 
 def _words(name: str) -> set[str]:
-    return set(re.split(r"[-_. ]+", name.casefold())) - {"mmproj", "gguf", "", *_PREFERRED}
+    plain = re.sub("|".join(_PREFERRED), "", name.casefold())
+    return set(re.split(r"[-_. ]+", plain)) - _EACH_HAS
 
 
 def _rank(name: str) -> int:

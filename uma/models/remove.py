@@ -10,7 +10,9 @@ import attrs
 
 from uma.errors import ModelError
 from uma.llama import header
+from uma.models.glance import glance
 from uma.models.places import HUGGING_FACE, UMA_MODELS, Found
+from uma.models.projectors import Projectors, beside
 
 _OTHERS = {"LM Studio": "remove it there", "Ollama": "`ollama rm` removes it"}
 
@@ -22,6 +24,8 @@ class Removal:
     files: tuple[Path, ...]
     repository: Path | None = None
     """In the Hugging Face cache: the repository's folder."""
+    projector: Path | None = None
+    """The model's own, which goes with it; None: it has none, or others have the same."""
 
     @property
     def freed_bytes(self) -> int:
@@ -43,14 +47,31 @@ def removal(found: Found) -> Removal:
         raise ModelError(f"{found.name}: is {found.place}'s, which keeps its own list; {_OTHERS[found.place]}")
     parts = _parts(found.path)
     if found.place == UMA_MODELS:
-        return Removal(tuple(parts))
+        projector = _own_projector(found.path, parts, found.path.parent)
+        return Removal((*parts, *([] if projector is None else [projector])), projector=projector)
     snapshots = next(each for each in found.path.parents if each.name == "snapshots")
+    projector = _own_projector(found.path, parts, snapshots)
+    parts += [] if projector is None else [projector]
     blobs = {part.resolve() for part in parts}
     # Other revisions have links to the same files: one that stayed would keep the file, or lead nowhere.
     links = [each for each in snapshots.rglob("*") if each.is_symlink() and each.resolve() in blobs]
     first = sorted(links, key=lambda each: (header.part_number(each) or 1, each))
     own = [each for each in blobs if each.parent == snapshots.parent.resolve() / "blobs"]
-    return Removal((*first, *(each for each in parts if not each.is_symlink()), *own), snapshots.parent)
+    return Removal((*first, *(each for each in parts if not each.is_symlink()), *own), snapshots.parent, projector)
+
+
+def _own_projector(path: Path, parts: list[Path], folder: Path) -> Path | None:
+    """The projector of the model of these parts, where no other one below `folder` has the same."""
+    projector = beside(path)
+    if projector is None:
+        return None
+    look, own = Projectors(), {each.resolve() for each in parts}
+    for each in folder.rglob("*.gguf"):
+        other = None if each.resolve() in own else glance(each)
+        found = None if other is None else look.of(each, other.metadata)
+        if found is not None and found.resolve() == projector.resolve():
+            return None
+    return projector
 
 
 def _parts(path: Path) -> list[Path]:

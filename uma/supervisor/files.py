@@ -37,6 +37,7 @@ class Download:
             raise UmaError("nothing is asked for: HF_HUB_OFFLINE is set, or there is no folder for it (HF_HOME)")
         listing = hub.listing(self.reference, endpoint)
         offer = listing.choose()
+        offer = offer.beside(listing.projector_of(offer))
         self.digest, self.total_bytes = offer.files[0].key, offer.size_bytes
         try:
             Pull(listing, offer, cache, endpoint, self._note).run()

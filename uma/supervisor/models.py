@@ -99,6 +99,7 @@ class LoadedModels(Models):
         shared = {each.name: getattr(file, each.name) for each in attrs.fields(ModelFile) if each.name in _LISTED}
         listed = ListedModel(**shared | {"path": str(file.path), "aliases": self.shelf.settings_of(file).alias})
         model = self._model_of(file)
+        is_blind = self._config_of(file).mmproj == "off"
         now = trio.current_time()
         return attrs.evolve(
             listed,
@@ -107,6 +108,7 @@ class LoadedModels(Models):
             state=model.state,
             memory_bytes=model.needs_bytes,
             fits=model.needs_bytes <= self.budget_bytes,
+            vision=file.vision and not is_blind if model.card is None else model.card.capabilities.vision,
             running=model.running,
             waiting=model.waiting,
             is_pinned=model.is_pinned,

@@ -221,6 +221,8 @@ class ListedModel:
     """Whether it takes no more than all of them together can have."""
     aliases: tuple[str, ...] = ()
     """Other names that it was given."""
+    vision: bool = False
+    """It sees pictures; before its first load, as the header of the projector beside it says."""
     running: int = 0
     """Requests that have it loaded, those that wait in its queue included."""
     waiting: int = 0
