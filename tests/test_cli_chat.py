@@ -13,13 +13,25 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from projectors import LLAVA_TOKENS, png, write_projector
 from pty_screen import Terminal
 from script_model import write_script_model
 
-from harness import PATIENCE_SEC, ServerProcess, clean_environ, run_to_end, running_server, uma_command, until
+from harness import (
+    PATIENCE_SEC,
+    ServerProcess,
+    clean_environ,
+    run_to_end,
+    running_server,
+    short_directory,
+    uma_command,
+    until,
+)
 from uma.cli.chat import COMMANDS
 from uma.cli.conversation import ChatFileError, Conversation, Turn
 from uma.cli.editor import MAX_HISTORY_BYTES
+from uma.cli.pictures import ChatPicture
+from uma.llama.header import read
 from uma.types import Message
 
 LONG = ("--ignore-eos",)
@@ -384,6 +396,75 @@ def test_what_was_shown_of_an_answer_outlives_its_server(socket_dir: Path, home:
     assert len(turn.answer.split()) > 10
 
 
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server whose model sees, and says the same of every picture."""
+    folder = tmp_path_factory.mktemp("seeing")
+    model = write_script_model(folder / "sees.gguf", "I see a thing.")
+    write_projector(folder / "mmproj.gguf", embed=read(model).metadata["llama.embedding_length"])
+    flags = ("--model", str(model), "--max-frame-bytes", str(2**20))
+    with short_directory() as directory, running_server(directory / "uma.sock", *flags) as process:
+        yield process
+
+
+def prompt_tokens(terminal: Terminal) -> int:
+    """Those of the last question, with all that was before it."""
+    before = terminal.text.count("of them cached")
+    tell(terminal, "/stats", "of them cached")
+    return int(re.findall(r"([\d,]+) tokens, [\d,]+ of them cached", terminal.text)[before].replace(",", ""))
+
+
+def test_a_picture_goes_with_the_next_question_and_stays_in_the_conversation(seeing: ServerProcess, home: Path) -> None:
+    cat, dog = home / "my cat.png", home / "dog.png"
+    cat.write_bytes(png(40, 30))
+    dog.write_bytes(png(50, 20))
+    with chat(seeing, home) as terminal:
+        assert "/image FILE shows it a picture." in " ".join(terminal.text.split())
+        tell(terminal, "/image my cat.png", "my cat.png (40 x 30, ")
+        tell(terminal, "/image -", "No picture goes with the next question.")
+        ask(terminal, "What is it?")
+        plain = prompt_tokens(terminal)
+        tell(terminal, "/undo", "Taken back")
+        tell(terminal, str(cat).replace(" ", "\\ "), "my cat.png (40 x 30, ")  # as a terminal puts what is dropped
+        tell(terminal, f"'{dog}'", "dog.png (50 x 20, ")
+        tell(terminal, "/image", "With the next question: my cat.png")
+        ask(terminal, "What is it?")
+        assert prompt_tokens(terminal) == plain + 2 * LLAVA_TOKENS
+        tell(terminal, "/retry", "Asked again: What is it?")
+        terminal.wait_for("first after", 3)
+        wait_for_prompt(terminal)
+        ask(terminal, "Sure?")
+        assert prompt_tokens(terminal) > plain + 2 * LLAVA_TOKENS
+        tell(terminal, "/save so-far.json", "Saved to so-far.json")
+    turns = Conversation.load(home / "so-far.json").turns
+    assert [[each.name for each in turn.pictures] for turn in turns] == [["my cat.png", "dog.png"], []]
+    assert turns[0].pictures[0].data == cat.read_bytes()
+    done = piped(seeing, f"/image {cat}\nAnd this?\n", "--load", str(home / "so-far.json"))
+    assert (done.returncode, done.stdout[:14]) == (0, "I see a thing."), done.stderr
+
+
+def test_what_is_no_picture_or_cannot_be_sent_is_told_in_one_sentence(
+    seeing: ServerProcess, server: ServerProcess, home: Path
+) -> None:
+    (home / "notes.txt").write_text("Olga")
+    (home / "cat.png").write_bytes(png(40, 30))
+    (home / "large.png").write_bytes(png(2_400, 800))
+    told = {
+        "/image none.png": "none.png: cannot be read: No such file or directory",
+        "/image .": ".: is no file",
+        "/image notes.txt": "notes.txt: is nothing that is known; send PNG, JPEG, GIF or BMP",
+        "/image large.png": "the server takes 1,048,576 (--max-frame-bytes); send a smaller one",
+    }
+    with chat(seeing, home, columns=200) as terminal:
+        for command, sentence in told.items():
+            tell(terminal, command, sentence)
+        tell(terminal, "/image", "No picture goes with the next question.")
+        ask(terminal, "notes.txt")  # no picture's path
+    with chat(server, home, columns=200) as terminal:
+        for line in ("/image cat.png", str(home / "cat.png")):
+            tell(terminal, line, "this model sees no pictures; one that has a projector beside it (--mmproj) does")
+
+
 def test_a_question_is_asked_again_for_another_answer(server: ServerProcess, home: Path) -> None:
     with chat(server, home, *SHORT, "--temperature", "1.5") as terminal:
         tell(terminal, "/retry", "There is no question to ask again.")
@@ -610,12 +691,12 @@ def test_a_chat_without_a_home_works(server: ServerProcess) -> None:
 
 def test_a_question_joins_with_its_answer_or_not_at_all() -> None:
     conversation = Conversation("Be kind.")
-    assert conversation.asking("a") == (Message("system", "Be kind."), Message("user", "a"))
+    assert conversation.asking(Turn("a")) == (Message("system", "Be kind."), Message("user", "a"))
     assert conversation.turns == []
     conversation.add(Turn("a", "b"))
-    assert conversation.asking("c")[1:] == (Message("user", "a"), Message("assistant", "b"), Message("user", "c"))
+    assert conversation.asking(Turn("c"))[1:] == (Message("user", "a"), Message("assistant", "b"), Message("user", "c"))
     conversation.add(Turn("c", "d", reasoning="e"))
-    assert conversation.asking("f")[3:5] == (Message("user", "c"), Message("assistant", "d", reasoning="e"))
+    assert conversation.asking(Turn("f"))[3:5] == (Message("user", "c"), Message("assistant", "d", reasoning="e"))
     assert conversation.undo() == "c"
     assert conversation.undo() == "a"
     assert conversation.undo() is None
@@ -626,6 +707,7 @@ def test_a_question_joins_with_its_answer_or_not_at_all() -> None:
 
 def test_a_saved_conversation_comes_back_as_it_was(tmp_path: Path) -> None:
     conversation = Conversation(None, [Turn("ä\n\u2028", "\x1b[2J"), Turn("", ""), Turn("a", "b", "c")])
+    conversation.add(Turn("d", "e", pictures=(ChatPicture("ä.png", b"\x89PNG"),)))
     for _ in range(2):
         conversation.save(tmp_path / "chat.json")
     assert Conversation.load(tmp_path / "chat.json") == conversation

@@ -141,7 +141,7 @@ class RuntimeConfig:
         256, "maximum requests of one session, running and waiting", "requests"
     )
     max_prompt_bytes: Annotated[int, Range(1)] = setting(1_000_000, "longest prompt", "bytes")
-    max_frame_bytes: Annotated[int, Range(64, 2**31 - 1)] = setting(1_048_576, "longest frame", "bytes")
+    max_frame_bytes: Annotated[int, Range(64, 2**31 - 1)] = setting(8_388_608, "longest frame", "bytes")
     max_tokens: Annotated[int, Range(0)] = setting(
         0,
         "maximum tokens one request can generate; 0: no limit but the context; a request without max_tokens has 4096",

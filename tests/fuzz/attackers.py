@@ -130,7 +130,7 @@ class Material:
             case 0:
                 return rng.randbytes(rng.randint(1, 2_000))
             case 1:
-                return struct.pack("<I", rng.choice((0, 2**20 + 1, 2**31, 2**32 - 1)))
+                return struct.pack("<I", rng.choice((0, 2**23 + 1, 2**31, 2**32 - 1)))
             case 2:
                 return good[: rng.randint(1, len(good) - 1)]
             case 3:

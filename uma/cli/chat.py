@@ -8,7 +8,7 @@ import argparse
 import math
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,12 +19,13 @@ from uma.cli.conversation import Conversation, Turn
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.pick_view import standard_view
+from uma.cli.pictures import ChatPicture, dropped
 from uma.cli.slash import ALIASES, COMMANDS, DESTRUCTIVE, FAREWELLS, NO_ROOM, SET
 from uma.cli.source import Bond, Opened, open_source
 from uma.cli.trio_run import Interrupts, run
 from uma.cli.view import DROPPED, View
 from uma.config import Loaded, nearest
-from uma.errors import ConnectionLost, IdleTimeout, ModelError, PromptTooLarge, ShuttingDown, UmaError
+from uma.errors import BadRequest, ConnectionLost, IdleTimeout, ModelError, PromptTooLarge, ShuttingDown, UmaError
 from uma.types import CHAT_SAMPLING, Finished, ReasoningDelta, Request, SamplingParams, ServerInfo, Token
 
 HUNG_UP = (ConnectionLost, IdleTimeout)
@@ -59,7 +60,7 @@ def _check_model(name: str) -> None:
 
 async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[..., Chat], interrupts: Interrupts) -> int:
     chat = begin(view=standard_view(COMMANDS, keeps_history=not options.no_history), interrupts=interrupts)
-    question: str | None = None
+    question: Turn | None = None
     while True:
         try:
             is_local = options.local or chat.is_local
@@ -70,7 +71,7 @@ async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[...
         except UmaError as error:
             if chat.info is None:
                 raise
-            chat.fail(error, None if question is None else Turn(question, ""))
+            chat.fail(error, question)
             question = await chat.talk(None)
         if question is None:
             return 1 if chat.n_failed and not chat.is_interactive else 0
@@ -101,11 +102,13 @@ class Chat:
     """Where `/save` writes when no name is given."""
     is_hung_up_on: bool = False
     """A server has closed the session, before the first word of an answer: the question is asked again, once."""
-    again: str | None = None
+    pictures: list[ChatPicture] = attrs.field(factory=list)
+    """Those that go with the next question."""
+    again: Turn | None = None
     """A question that a command asks: `/retry`'s, `/shorten`'s."""
     taken_back: Turn | None = None
     """The turn that `/retry` asks again: it comes back where there is no other answer."""
-    refused: str | None = None
+    refused: Turn | None = None
     """The last question, where the conversation had become too long for it."""
     is_shortening: bool = False
     n_failed: int = 0
@@ -132,9 +135,10 @@ class Chat:
         if notice := words.demonstration(model, "uma run" if opened.is_server else "uma chat"):
             self.view.tell(notice)
         if self.is_interactive:
-            self.view.tell("/help tells the commands. Ctrl-C stops an answer, Ctrl-D leaves.")
+            pictures = " /image FILE shows it a picture." if self.info.capabilities.vision else ""
+            self.view.tell(f"/help tells the commands. Ctrl-C stops an answer, Ctrl-D leaves.{pictures}")
 
-    async def talk(self, question: str | None) -> str | None:
+    async def talk(self, question: Turn | None) -> Turn | None:
         """Take turns until the user leaves (None), or asks a question while no source is open (that question)."""
         while not self.is_over:
             if question is not None and self.opened is None:
@@ -146,13 +150,15 @@ class Chat:
             question = await self._next_question()
         return None
 
-    async def _next_question(self) -> str | None:
+    async def _next_question(self) -> Turn | None:
         """The next line that is a question; None after anything else."""
         line = await self.view.lines.read()
         if line is None:
             self.is_over = True
         elif line == DROPPED:
             self.view.tell("Ctrl-D or /quit leaves.")
+        elif self.is_interactive and (path := dropped(line)) is not None:
+            self._obey(partial(self.add_picture, path))
         elif line.startswith("/"):
             self.command(line)
             if self.is_shortening:
@@ -162,10 +168,32 @@ class Chat:
         elif self.is_interactive and line.strip().lower() in FAREWELLS:
             self.is_over = True
         elif line.strip():
-            return line
+            question, self.pictures = Turn(line, pictures=tuple(self.pictures)), []
+            return question
         return None
 
-    async def ask(self, question: str) -> None:
+    def add_picture(self, path: Path) -> None:
+        """See `Talk.add_picture`."""
+        if self.info is not None and not self.info.capabilities.vision:
+            raise BadRequest("this model sees no pictures; one that has a projector beside it (--mmproj) does")
+        picture = ChatPicture.read(path)
+        self._check_frame([*self.pictures, picture])
+        self.pictures.append(picture)
+        self.view.tell(f"{picture.told()} goes with the next question; /image - takes it away.")
+
+    def _check_frame(self, pictures: Sequence[ChatPicture]) -> None:
+        """Raise `BadRequest` for more than the server takes at once: all pictures of a conversation go with each."""
+        if self.info is None or self.is_local:
+            return
+        every = [*pictures, *(each for turn in self.conversation.turns for each in turn.pictures)]
+        size, most = sum(len(each.base64) for each in every), self.info.limits.max_frame_bytes
+        if size >= most:
+            raise BadRequest(
+                f"{pictures[-1].told()}: the pictures of this chat would take {size:,} bytes, and the server takes "
+                f"{most:,} (--max-frame-bytes); send a smaller one, or /reset"
+            )
+
+    async def ask(self, question: Turn) -> None:
         """One turn: a question and its answer, which join the conversation together or not at all."""
         assert self.opened is not None
         self.n_asked += 1
@@ -202,7 +230,7 @@ class Chat:
                 except UmaError as error:
                     failure = error
         was_hung_up_on, self.is_hung_up_on = self.is_hung_up_on, False
-        turn = Turn(question, "".join(answer), "".join(thoughts))
+        turn = attrs.evolve(question, answer="".join(answer), reasoning="".join(thoughts))
         if failure is not None:
             # The server closes a session that was idle for long: reconnecting needs no message.
             if isinstance(failure, HUNG_UP) and self.opened.is_server and not answer and not was_hung_up_on:
@@ -255,7 +283,7 @@ class Chat:
         if isinstance(error, PromptTooLarge):
             self.view.lines.forget()
             if self.conversation.turns:
-                self.refused = turn.question if turn is not None else None
+                self.refused = turn
                 self.view.tell(f"The conversation has become too long; the question was not kept. {NO_ROOM}.")
             else:
                 self.view.tell("That question is too long and was not kept; a larger --n-ctx gives more room.")
@@ -276,7 +304,7 @@ class Chat:
         if self.opened is None or self.info is None:
             self.view.complain("no server is there that could tell what fits; the next question looks for one")
             return
-        question, n_left_out = self.refused or "", 0
+        question, n_left_out = self.refused or Turn(""), 0
         most = self.info.limits.n_ctx - self.info.limits.n_ctx // 4
         while self.conversation.turns and (n_left_out == 0 or await self._prompt_tokens(question) > most):
             del self.conversation.turns[0]
@@ -287,9 +315,10 @@ class Chat:
         )
         self.again, self.refused = self.refused, None
 
-    async def _prompt_tokens(self, question: str) -> float:
+    async def _prompt_tokens(self, question: Turn) -> float:
         assert self.opened is not None
-        request = Request(id=f"count-{self.n_asked}", messages=self.conversation.asking(question or " "))
+        question = attrs.evolve(question, question=question.question or " ")
+        request = Request(id=f"count-{self.n_asked}", messages=self.conversation.asking(question))
         try:
             return len((await self.opened.source.tokenize(request)).token_ids)
         except PromptTooLarge:
@@ -313,8 +342,11 @@ class Chat:
             self.n_failed += 1
             self.view.complain(f"no such command: {name}{_advice(name)}")
             return
+        self._obey(partial(known.act, self, argument.strip()))
+
+    def _obey(self, act: Callable[[], None]) -> None:
         try:
-            known.act(self, argument.strip())
+            act()
         except UmaError as error:
             self.n_failed += 1
             self.view.complain(error.message)

@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from uma.cli.pictures import ChatPicture
 from uma.errors import UmaError
 from uma.types import Message
 
@@ -29,12 +30,18 @@ class ChatFileError(UmaError):
 
 @attrs.frozen
 class Turn:
-    """A question and its answer."""
+    """A question and its answer; one that is only asked has none yet."""
 
     question: str
-    answer: str
+    answer: str = ""
     reasoning: str = ""
     """What the model thought before it answered. The template decides how much of it later turns see."""
+    pictures: tuple[ChatPicture, ...] = ()
+    """Of the question."""
+
+    def asked(self) -> Message:
+        """The question. Raises `ValueError` for a text that no model takes."""
+        return Message("user", self.question, media=tuple(each.as_sent() for each in self.pictures))
 
 
 @attrs.define
@@ -44,13 +51,13 @@ class Conversation:
     system: str | None = None
     turns: list[Turn] = attrs.field(factory=list)
 
-    def asking(self, question: str) -> tuple[Message, ...]:
+    def asking(self, question: Turn) -> tuple[Message, ...]:
         """The messages with which `question` is asked. Raises `ValueError` for a text that no model takes."""
         messages = [Message("system", self.system)] if self.system is not None else []
         for turn in self.turns:
             answered = Message("assistant", turn.answer, reasoning=turn.reasoning or None)
-            messages += [Message("user", turn.question), answered]
-        return (*messages, Message("user", question))
+            messages += [turn.asked(), answered]
+        return (*messages, question.asked())
 
     def add(self, turn: Turn) -> None:
         """A turn is over."""
@@ -90,6 +97,7 @@ class Conversation:
         turns = [
             {"user": turn.question, "assistant": turn.answer}
             | ({"reasoning": turn.reasoning} if turn.reasoning else {})
+            | ({"pictures": [each.as_json() for each in turn.pictures]} if turn.pictures else {})
             for turn in self.turns
         ]
         return {"format": FORMAT, "version": VERSION, "system": self.system, "turns": turns}
@@ -103,7 +111,8 @@ class Conversation:
 
 
 def _turn(table: Any) -> Turn:
-    return Turn(_text(table["user"]), _text(table["assistant"]), _text(table.get("reasoning", "")))
+    pictures = tuple(map(ChatPicture.of_json, table.get("pictures", ())))
+    return Turn(_text(table["user"]), _text(table["assistant"]), _text(table.get("reasoning", "")), pictures)
 
 
 def _text(value: Any) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import attrs
 import trio
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import ANSI
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
@@ -25,6 +25,8 @@ from uma.cli.view import DROPPED, PROMPT
 
 MAX_HISTORY_BYTES = 262_144
 """Maximum size of the history file as a chat begins; a longer one loses its older half."""
+OF_FILES = frozenset({"/image", "/load", "/save"})
+"""Commands of the chat that a file's name follows."""
 MAX_ENTRY_CHARS = 8_192
 """Maximum length of a line that is kept: a pasted document is no line that anyone looks for again."""
 
@@ -116,7 +118,7 @@ def _keys() -> KeyBindings:
 
 @attrs.frozen
 class CommandCompleter(Completer):
-    """Completes the word that begins with a slash."""
+    """Completes the word that begins with a slash, and the file behind a command that takes one."""
 
     commands: tuple[str, ...]
 
@@ -125,6 +127,9 @@ class CommandCompleter(Completer):
         typed = document.text
         if typed.startswith("/"):
             yield from (Completion(each, -len(typed)) for each in self.commands if each.startswith(typed))
+        name, space, path = typed.partition(" ")
+        if space and name in OF_FILES:
+            yield from PathCompleter(expanduser=True).get_completions(Document(path), complete_event)
 
 
 def history_path(environ: Mapping[str, str]) -> Path | None:

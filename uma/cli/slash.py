@@ -11,6 +11,7 @@ import attrs
 
 from uma.cli import words
 from uma.cli.conversation import Conversation, Turn
+from uma.cli.pictures import ChatPicture, path_of
 from uma.cli.view import View
 from uma.config import settings
 from uma.errors import UmaError
@@ -31,8 +32,10 @@ class Talk(Protocol):
     last_file: Path | None
     is_over: bool
     sampling: SamplingParams
-    again: str | None
+    again: Turn | None
     """A question that is asked once the command is over."""
+    pictures: list[ChatPicture]
+    """Those that go with the next question."""
     taken_back: Turn | None
     """A turn that comes back where its question gets no other answer."""
 
@@ -42,10 +45,14 @@ class Talk(Protocol):
     def shorten(self) -> None:
         """Leave out the oldest turns, as many as it takes for the next question to fit."""
 
+    def add_picture(self, path: Path) -> None:
+        """Have this file's picture go with the next question. Raises `UmaError`."""
+
 
 def _help(chat: Talk, _: str) -> None:
     chat.view.listing([(f"{name} {command.argument}".rstrip(), command.help) for name, command in COMMANDS.items()])
     chat.view.tell("Esc Enter begins a new line. A question that starts with a slash needs a space before it.")
+    chat.view.tell("A line that is a picture's path, as when its file is dropped here, is /image with it.")
 
 
 def _reset(chat: Talk, _: str) -> None:
@@ -104,12 +111,22 @@ def _retry(chat: Talk, _: str) -> None:
         chat.view.tell("There is no question to ask again.")
         return
     chat.taken_back = chat.conversation.turns.pop()
-    chat.again = chat.taken_back.question
-    chat.view.tell(f"Asked again: {_short(chat.again)}")
+    chat.again = Turn(chat.taken_back.question, pictures=chat.taken_back.pictures)
+    chat.view.tell(f"Asked again: {_short(chat.again.question)}")
 
 
 def _shorten(chat: Talk, _: str) -> None:
     chat.shorten()
+
+
+def _image(chat: Talk, name: str) -> None:
+    if name == "-":
+        chat.pictures.clear()
+    elif name:
+        chat.add_picture(path_of(name))
+        return
+    with_it = ", ".join(each.told() for each in chat.pictures)
+    chat.view.tell(f"With the next question: {with_it}" if with_it else "No picture goes with the next question.")
 
 
 def _set(chat: Talk, text: str) -> None:
@@ -182,6 +199,7 @@ COMMANDS: dict[str, SlashCommand] = {
     "/system": SlashCommand("[TEXT]", "instructions for the model: show, set, or remove them with -", _system),
     "/undo": SlashCommand("", "take back the last question and its answer", _undo),
     "/retry": SlashCommand("", "ask the last question again, for another answer", _retry),
+    "/image": SlashCommand("[FILE]", "a picture for the next question: show, add, or take all away with -", _image),
     "/shorten": SlashCommand("", "leave out the oldest turns, where the context is full", _shorten),
     "/set": SlashCommand(
         "[NAME VALUE]",

@@ -19,7 +19,6 @@ from uma.contracts.versions import CONTRACT_VERSIONS, PROTOCOL_HEADER, SERVER_HE
 from uma.errors import BadRequest, InvalidJson, UmaError
 from uma.http.body_budget import BodyBudget
 from uma.http.dialect import JSON, Dialect, StreamForm, dumps
-from uma.http.json_size import check_size
 from uma.http.multipart import form_fields
 from uma.http.problem import BodyEncoded, BodyTimeout, BodyTooLarge, Problem, RateLimited, renamed
 from uma.net.arrivals import arrivals
@@ -27,6 +26,7 @@ from uma.net.client import CLIENT
 from uma.net.inline import is_quick
 from uma.net.quota import Account
 from uma.net.throttle import ClientLines, Throttle
+from uma.protocol.json_size import check_size
 from uma.types import EventStream
 from uma.version import __version__
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from uma.models.glance import glance
+from uma.models.glance import Glance, glance
 from uma.models.places import is_projector
 
 _PREFERRED = ("q8_0", "f16", "bf16", "f32")
@@ -45,7 +45,7 @@ def sees(projector: Path) -> bool:
 class Projectors:
     """Looks for the projectors of many models: in each folder once. Any thread, one at a time."""
 
-    _by_folder: dict[Path, list[Path]] = attrs.field(factory=dict, init=False)
+    _by_folder: dict[Path, dict[Path, Glance | None]] = attrs.field(factory=dict, init=False)
 
     def of(self, model: Path, metadata: Mapping[str, Any]) -> Path | None:
         """The projector of the model with this file and header; None where none fits it, or lies beside it: in its
@@ -54,13 +54,14 @@ class Projectors:
         if is_projector(model.name):
             return None
         width = metadata.get(f"{metadata.get('general.architecture')}.embedding_length")
-        found = [each for folder in _folders(model) for each in self._in(folder) if _fits(each, width)]
-        name = best(model.name, [str(each) for each in found])
+        near = [pair for folder in _folders(model) for pair in self._in(folder).items()]
+        name = best(model.name, [str(path) for path, seen in near if _fits(seen, width)])
         return None if name is None else Path(name)
 
-    def _in(self, folder: Path) -> list[Path]:
+    def _in(self, folder: Path) -> dict[Path, Glance | None]:
         if folder not in self._by_folder:
-            self._by_folder[folder] = [each for each in folder.glob("*.gguf") if is_projector(each.name)]
+            found = [each for each in folder.glob("*.gguf") if is_projector(each.name)]
+            self._by_folder[folder] = {each: glance(each) for each in found}
         return self._by_folder[folder]
 
 
@@ -70,9 +71,8 @@ def _folders(model: Path) -> list[Path]:
     return above[: at + 1]
 
 
-def _fits(projector: Path, width: Any) -> bool:
-    """Whether its header does not say that it is for a model of another width."""
-    seen = glance(projector)
+def _fits(seen: Glance | None, width: Any) -> bool:
+    """Whether a projector's header does not say that it is for a model of another width."""
     if seen is None or width is None:
         return True  # loading it says what is wrong
     kind = str(seen.metadata.get("clip.projector_type", ""))

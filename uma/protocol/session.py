@@ -76,6 +76,7 @@ from uma.protocol.codec import (
     written_embeddings,
 )
 from uma.protocol.frames import DEFAULT_MAX_FRAME_BYTES, HEADER_BYTES, FrameDecoder
+from uma.protocol.json_size import BLOCK_BYTES, check_size
 from uma.protocol.messages import (
     ActivityEvent,
     ActivityQuery,
@@ -246,6 +247,8 @@ class ServerSession:
     def parse(self, payload: bytes) -> Parsed:
         """What a payload says. Never raises. Any thread; the payload before it must have been admitted."""
         try:
+            if len(payload) > BLOCK_BYTES:  # a shorter one cannot hold too much
+                check_size(payload)
             fields = read_object(payload)
         except UmaError as error:
             return Unparsed(error)

@@ -17,7 +17,7 @@ POLICY = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
-        "img-src 'self'",
+        "img-src 'self' data:",  # a conversation's own pictures
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",

@@ -141,6 +141,7 @@ class Page:
         body = await http.built(lambda fields: read(fields, AnswerBody, http))
         if body.sampling.n != 1 or body.sampling.best_of not in (None, 1):
             raise BadRequest("sampling: n and best_of must be 1; the page asks for one answer at a time")
+        _check_media(body.messages)
         name, models = None, self.gateway.models
         if models is None:
             check_only_model(self.gateway, http)
@@ -313,6 +314,7 @@ def card_of(models: Models, model: ListedModel) -> ServerInfo:
     if model.info is not None:
         return model.info
     general, n_ctx = models.info, model.context_length
+    able = attrs.evolve(general.capabilities, vision=model.vision)
     told = attrs.evolve(
         general.model,
         name=model.name,
@@ -323,20 +325,29 @@ def card_of(models: Models, model: ListedModel) -> ServerInfo:
         context_length=n_ctx,
         is_builtin=False,
     )
-    return attrs.evolve(general, model=told, limits=attrs.evolve(general.limits, n_ctx=n_ctx or general.limits.n_ctx))
+    limits = attrs.evolve(general.limits, n_ctx=n_ctx or general.limits.n_ctx)
+    return attrs.evolve(general, model=told, limits=limits, capabilities=able)
 
 
 def _told(model: ListedModel) -> dict[str, Any]:
     """What the page's picker shows of a model."""
-    names = ("name", "size_bytes", "state", "loading_percent", "fits")
+    names = ("name", "size_bytes", "state", "loading_percent", "fits", "vision")
     return {name: getattr(model, name) for name in names}
+
+
+def _check_media(messages: Sequence[Message]) -> None:
+    """Raise `BadRequest` for a file that is named: behind this server stands one that would read its own user's."""
+    for index, message in enumerate(messages):
+        for at, each in enumerate(message.media):
+            if each.path is not None:
+                raise BadRequest(f"messages[{index}].media[{at}].path: files are not read over HTTP; send data")
 
 
 def _prompt(messages: Sequence[Message], *, has_template: bool) -> dict[str, Any]:
     """The prompt of a `Request`. A model without a chat template is given the messages' texts alone, and goes on with
     them: it knows of no turns. An answer follows on its question at once, all else as a paragraph of its own.
     """
-    if has_template:
+    if has_template or any(each.media for each in messages):
         return {"messages": messages}
     text = messages[0].content
     for before, message in pairwise(messages):

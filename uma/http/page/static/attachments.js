@@ -1,6 +1,7 @@
 /** Files beside a message that is being written: their text, and each with its name and a way to take it away. */
 
 import { h, icon, iconButton } from "./dom.js";
+import { thumbnail } from "./pictures.js";
 
 /** @typedef {import("./types.js").Attachment} Attachment */
 
@@ -39,9 +40,8 @@ export function showFiles(list, files, remove) {
   const items = files.map((file) =>
     h(
       "li",
-      { class: "file" },
-      icon("file"),
-      file.name,
+      { class: file.image ? "file is-picture" : "file", title: file.name },
+      ...(file.image ? [thumbnail(file)] : [icon("file"), file.name]),
       iconButton("x", `Remove ${file.name}`, () => remove(file), "small"),
     ),
   );

@@ -3,6 +3,7 @@
 import { showFiles, textOf } from "./attachments.js";
 import { announce, byId, DOUBLE_CLICK_MS, icon, number, toast } from "./dom.js";
 import { Drafts } from "./drafts.js";
+import { isPicture, pictureOf } from "./pictures.js";
 
 /** @typedef {import("./types.js").Attachment} Attachment */
 
@@ -27,6 +28,7 @@ export class Composer {
     this.isAnswering = false;
     this.clickedAt = -Infinity;
     this.maxBytes = MAX_FILE_BYTES;
+    this.sees = false;
     const form = byId("composer", HTMLFormElement);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -134,6 +136,15 @@ export class Composer {
     });
   }
 
+  /** Whether the model takes pictures. @param {boolean} sees */
+  setSight(sees) {
+    this.sees = sees;
+    const label = sees ? "Attach pictures or text files" : "Attach a text file";
+    const button = byId("attach", HTMLButtonElement);
+    button.setAttribute("aria-label", label);
+    button.title = label;
+  }
+
   /** @param {File[]} files */
   async attach(files) {
     /** @type {string[]} */
@@ -141,13 +152,13 @@ export class Composer {
     /** @type {Set<string>} */
     const reasons = new Set();
     for (const file of files) {
-      const { text, fault } = await this.read(file);
+      const { text, image, fault } = await this.read(file);
       if (fault) {
         refused.push(file.name);
         reasons.add(fault);
         continue;
       }
-      this.files.push({ name: file.name, text });
+      this.files.push({ name: file.name, text, ...(image && { image }) });
       announce(`${file.name} attached`);
     }
     if (refused.length)
@@ -156,14 +167,17 @@ export class Composer {
     this.input.focus();
   }
 
-  /** A file's text, or why it is none for the model. @param {File} file */
+  /** A file's text, or its picture; or why it is none for the model. @param {File} file @returns {Promise<{text: string, image?: string, fault: string}>} */
   async read(file) {
+    if (isPicture(file)) {
+      if (!this.sees) return { text: "", fault: "The model sees no images." };
+      const image = await pictureOf(file);
+      return image ? { text: "", image, fault: "" } : { text: "", fault: "The browser cannot read this picture." };
+    }
     if (file.size > this.maxBytes) {
       const most = number(Math.round(this.maxBytes / 1_000));
       return { text: "", fault: `The server takes no file over ${most} KB.` };
     }
-    if (file.type.startsWith("image/") && file.type !== "image/svg+xml")
-      return { text: "", fault: "The model sees no images." };
     const text = await file.arrayBuffer().then(textOf, () => null);
     return text === null ? { text: "", fault: "The model reads text only." } : { text, fault: "" };
   }

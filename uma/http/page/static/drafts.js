@@ -1,6 +1,8 @@
 /** What was begun and not sent yet. It outlives a reload of its window, and is no other window's: two of them would
  * overwrite each other's. Where the browser keeps nothing, it lasts as long as the page. */
 
+import { isAttachment } from "./pictures.js";
+
 /** @typedef {import("./types.js").Attachment} Attachment */
 /** @typedef {{text: string, files: Attachment[]}} Draft */
 
@@ -49,8 +51,7 @@ function kept() {
 /** @param {any} entry @returns {entry is [string, Draft]} */
 function isEntry(entry) {
   const [name, draft] = entry;
-  const isFile = (/** @type {any} */ file) => typeof file.name === "string" && typeof file.text === "string";
-  return typeof name === "string" && typeof draft.text === "string" && draft.files.every(isFile);
+  return typeof name === "string" && typeof draft.text === "string" && draft.files.every(isAttachment);
 }
 
 /** @param {unknown} drafts */

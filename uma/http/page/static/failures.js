@@ -43,6 +43,8 @@ const BOUNDS = [
 ];
 const WRONG_SETTING =
   "The server does not take one of the settings. Open “Instructions and sampling” and correct it, or set the sampling back.";
+const BLIND =
+  "This model sees no pictures, and the conversation has some. Choose a model that sees, edit the question to take them away, or begin a new chat.";
 const WRONG_CHAT = "The model does not take this conversation as it is. Edit the question, or begin a new chat.";
 
 /**
@@ -71,6 +73,7 @@ function isBadRequest(code) {
 
 /** @param {string} message Begins with the field that is wrong, where it is one. */
 function wrong(message) {
+  if (/^messages\[\d+\]\.media.*: this model takes text alone|, and this model sees nothing/.test(message)) return BLIND;
   return /^(sampling|priority|reasoning)\b/i.test(message) ? WRONG_SETTING : WRONG_CHAT;
 }
 

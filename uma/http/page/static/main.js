@@ -461,6 +461,7 @@ async function connect() {
   if (!info) return;
   forgetModel();
   composer.maxBytes = info.limits.max_prompt_bytes;
+  composer.setSight(info.capabilities.vision ?? false);
   const { called, quantization, parameters } = info.model;
   const size =
     parameters >= 1e9

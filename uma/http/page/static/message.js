@@ -4,6 +4,7 @@ import { showFiles } from "./attachments.js";
 import { Blocks } from "./blocks.js";
 import { announce, copy, duration, h, icon, iconButton, number } from "./dom.js";
 import { explain } from "./failures.js";
+import { openable } from "./pictures.js";
 import { Thinking } from "./thinking.js";
 import { Tokens } from "./tokens.js";
 
@@ -64,7 +65,9 @@ function switcher(message, siblings, actions) {
 /** @param {Message} message @param {Message[]} siblings @param {Actions} actions */
 export function question(message, siblings, actions) {
   const bubble = h("div", { class: "bubble", dir: "auto" }, message.text);
-  const files = (message.files ?? []).map((file) => h("span", { class: "file" }, icon("file"), file.name));
+  const files = (message.files ?? []).map((file) =>
+    file.image ? openable(file) : h("span", { class: "file" }, icon("file"), file.name),
+  );
   const edit = iconButton("edit", "Edit and send again", () => editing(article, message, actions).focus());
   const copyButton = iconButton("copy", "Copy the question", () => copy(copyButton, message.text));
   const article = h(

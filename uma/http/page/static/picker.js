@@ -41,9 +41,9 @@ export class Picker {
 }
 
 /** @param {ListedModel} model */
-function option({ name, size_bytes: size, loading_percent: percent }) {
+function option({ name, size_bytes: size, loading_percent: percent, vision }) {
   const words = percent === null ? sizeOf(size) : `loading, ${number(percent)} %`;
-  return h("option", { value: name }, `${name} · ${words}`);
+  return h("option", { value: name }, `${name} · ${words}${vision ? " · sees pictures" : ""}`);
 }
 
 /** @param {number} bytes */

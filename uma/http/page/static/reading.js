@@ -1,8 +1,9 @@
 /** Conversations as a file, and what is believed of a conversation that comes from outside: from a file, or from the
  * browser's store, where another version of the page may have put it. */
 
+import { isAttachment } from "./pictures.js";
 import { readSettings } from "./settings.js";
-import { branch, contentOf, freshId, newConversation, show } from "./tree.js";
+import { branch, contentOf, freshId, newConversation, picturesOf, show } from "./tree.js";
 
 /** @typedef {import("./types.js").Conversation} Conversation */
 /** @typedef {import("./types.js").Message} Message */
@@ -30,12 +31,18 @@ export function exportJson(conversations) {
   return `${JSON.stringify({ format: FORMAT, version: 1, conversations: clean }, null, 2)}\n`;
 }
 
-/** The branch that is shown, to be read: questions with their files, and answers. @param {Conversation} conversation */
+/** The branch that is shown, to be read: questions with their files and pictures, and answers. @param {Conversation} conversation */
 export function exportMarkdown(conversation) {
   const turns = branch(conversation)
     .filter(({ role, text }) => role === "user" || text)
-    .map((each) => `## ${each.role === "user" ? "You" : (each.model ?? "Answer")}\n\n${contentOf(each)}\n`);
+    .map((each) => `## ${each.role === "user" ? "You" : (each.model ?? "Answer")}\n\n${withPictures(each)}\n`);
   return [`# ${conversation.title || "New chat"}\n`, ...turns].join("\n");
+}
+
+/** @param {Message} message */
+function withPictures(message) {
+  const pictures = picturesOf(message).map(({ name, image }) => `![${name.replace(/[[\]\\\n]/g, " ")}](${image})`);
+  return [...pictures, contentOf(message)].filter(Boolean).join("\n\n");
 }
 
 /**
@@ -125,9 +132,14 @@ function readMessage(raw, dropped) {
     ...(raw.isEdited === true && { isEdited: true }),
     ...(isTokens(tokens) && tokens && { tokens }),
     ...(typeof model === "string" && { model: model.slice(0, 200) }),
-    ...(files && { files: files.map((/** @type {any} */ file) => ({ name: file.name, text: file.text })) }),
+    ...(files && { files: files.map(plain) }),
     ...(isDone(done) && done && { done }),
   };
+}
+
+/** @param {import("./types.js").Attachment} file */
+function plain({ name, text, image }) {
+  return { name, text, ...(image && { image }) };
 }
 
 /** @param {unknown} title */
@@ -151,7 +163,7 @@ function faultOf(raw) {
     if (each.role !== "user" && each.role !== "assistant")
       return "a message is neither a question nor an answer";
     if (!isOptional(each.thinking, "string")) return "an answer's thinking is no text";
-    if (!(each.files ?? []).every?.(isFile)) return "an attached file has no name or no text";
+    if (!(each.files ?? []).every?.(isAttachment)) return "an attached file has no name, no text, or is no picture";
     if (each.parent != null && !(typeof each.parent === "string" && Object.hasOwn(raw.messages, each.parent)))
       return "a message follows one that is not there";
   }
@@ -198,11 +210,6 @@ function isTokens(tokens) {
 function isSumming(summing) {
   const isPlace = (/** @type {unknown} */ id) => id === null || isOptional(id, "string");
   return isRecord(summing) && typeof summing.token === "string" && isPlace(summing.from) && isPlace(summing.below);
-}
-
-/** @param {any} file */
-function isFile(file) {
-  return typeof file?.name === "string" && typeof file.text === "string";
 }
 
 /** @param {unknown} value @param {string} type */

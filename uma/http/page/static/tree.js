@@ -1,5 +1,7 @@
 /** A conversation as a tree of messages, without any of the page: what is asked, edited, answered again, branched. */
 
+import { fileOf } from "./pictures.js";
+
 /** @typedef {import("./types.js").Conversation} Conversation */
 /** @typedef {import("./types.js").Message} Message */
 /** @typedef {import("./types.js").Settings} Settings */
@@ -99,6 +101,8 @@ export function branchOff(conversation, id) {
   return copy;
 }
 
+/** A picture is as much for a model to read as so many characters, as a rule. */
+const PICTURE_CHARS = 2_000;
 /** What stands before a summary, in the first question that the model is given with it. */
 const SUMMARY = "Summary of our conversation so far:";
 
@@ -110,7 +114,7 @@ export function given({ from }, path) {
 /** The first message that is given to the model when the older half of what it was given is left out: a question, the last one at most. @param {Conversation} conversation @param {Message[]} path */
 export function youngerHalf(conversation, path) {
   const turns = given(conversation, path);
-  const chars = turns.map((each) => contentOf(each).length);
+  const chars = turns.map((each) => contentOf(each).length + PICTURE_CHARS * picturesOf(each).length);
   let left = chars.reduce((sum, each) => sum + each, 0) / 2;
   const questions = turns.flatMap(({ role }, index) => (role === "user" ? [index] : []));
   let at = 0;
@@ -136,6 +140,7 @@ export function asked(conversation, path) {
       role: /** @type {string} */ (each.role),
       content: summary && each === all[0] ? `${SUMMARY}\n${summary}\n\n${contentOf(each)}` : contentOf(each),
       ...(each.thinking && { reasoning: each.thinking }),
+      ...(picturesOf(each).length && { media: picturesOf(each).map(({ image }) => fileOf(image)) }),
     }));
   return settings.system.trim() ? [{ role: "system", content: settings.system.trim() }, ...turns] : turns;
 }
@@ -143,7 +148,9 @@ export function asked(conversation, path) {
 /** Whether the question above `answer` is less than what the model was given before it. @param {Conversation} conversation @param {Message} answer */
 export function isOutgrown(conversation, answer) {
   const turns = asked(conversation, pathTo(conversation, answer.parent));
-  const [question = 0, ...before] = turns.map(({ content }) => content.length).reverse();
+  const length = (/** @type {typeof turns[0]} */ { content, media = [] }) =>
+    content.length + PICTURE_CHARS * media.length;
+  const [question = 0, ...before] = turns.map(length).reverse();
   return before.reduce((sum, each) => sum + each, 0) > question;
 }
 
@@ -152,9 +159,15 @@ function isUnanswered(next) {
   return next?.role === "assistant" && !next.text;
 }
 
-/** A message's text with its files, each in a fence that nothing in it can end. @param {Message} message */
+/** A message's pictures. @param {Message} message */
+export function picturesOf({ files = [] }) {
+  return files.flatMap(({ name, image }) => (image ? [{ name, image }] : []));
+}
+
+/** A message's text with its files, each in a fence that nothing in it can end; without its pictures. @param {Message} message */
 export function contentOf(message) {
-  const files = (message.files ?? []).map(({ name, text }) => {
+  const texts = (message.files ?? []).filter(({ image }) => !image);
+  const files = texts.map(({ name, text }) => {
     const longest = Math.max(2, ...Array.from(text.matchAll(/`+/g), ([ticks]) => ticks.length));
     const fence = "`".repeat(longest + 1);
     return `${name}:\n${fence}\n${text.replace(/\n$/, "")}\n${fence}`;

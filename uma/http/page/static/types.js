@@ -6,6 +6,7 @@
  * @typedef {object} Attachment
  * @property {string} name
  * @property {string} text
+ * @property {string} [image] Of a picture, whose text is empty: its file as a data URL.
  *
  * @typedef {object} Usage
  * @property {number} prompt_tokens
@@ -95,13 +96,14 @@
  * @property {"unloaded" | "loading" | "loaded" | "leaving"} state
  * @property {number | null} loading_percent
  * @property {boolean} fits Whether the server has the memory for it.
+ * @property {boolean} vision Whether it sees pictures.
  *
  * @typedef {object} Info
  * @property {string} server
  * @property {ListedModel[]} [models] Those that can be chosen, where there are several; `model` and what follows are of the one that was asked for.
  * @property {{name: string, called: string, architecture: string, parameters: number, quantization: string, context_length: number,
  *   is_builtin: boolean}} model
- * @property {{reasoning?: boolean, reasoning_switch?: boolean, chat?: boolean, max_answers?: number, max_logprobs?: number, grammars?: string[]}} capabilities
+ * @property {{reasoning?: boolean, reasoning_switch?: boolean, chat?: boolean, vision?: boolean, max_answers?: number, max_logprobs?: number, grammars?: string[]}} capabilities
  * @property {{n_ctx: number, max_tokens: number, max_prompt_bytes: number, max_queue: number}} limits
  * @property {Record<string, Range>} sampling
  *

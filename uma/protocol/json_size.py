@@ -45,7 +45,7 @@ def check_size(data: bytes, bounds: Bounds = Bounds()) -> None:
 
 
 def _too_much(what: str) -> BadRequest:
-    return BadRequest(f"the body holds more than {what}; send it in several requests")
+    return BadRequest(f"the text holds more than {what}; send it in several requests")
 
 
 def _outside_strings(data: bytes) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uma.errors import BadRequest
-from uma.http.json_size import BLOCK_BYTES, Bounds, check_size
+from uma.protocol.json_size import BLOCK_BYTES, Bounds, check_size
 
 Values = st.recursive(
     st.none() | st.integers() | st.text('ab"\\[]{}:,é'),
@@ -40,7 +40,7 @@ def test_what_strings_hold_does_not_count_and_all_else_does(value: Any, before: 
     data = json.dumps(text, ensure_ascii=False).encode()
     check_size(data, exact)
     for name, count in attrs.asdict(exact).items():
-        with pytest.raises(BadRequest, match="the body holds more than"):
+        with pytest.raises(BadRequest, match="the text holds more than"):
             check_size(data, attrs.evolve(exact, **{name: count - 1}))
 
 
@@ -58,7 +58,7 @@ def test_a_body_of_millions_of_parts_is_refused_before_it_is_parsed(
     for path in ("/v1/chat/completions", "/v1/embeddings", "/api/chat", "/tokenize"):
         refused = http_server.ask("POST", path, body)
         assert refused.status == 400
-        assert f"the body holds more than {what}" in str(refused.json["error"])
+        assert f"the text holds more than {what}" in str(refused.json["error"])
 
 
 def test_a_text_of_brackets_is_a_text(http_server: HttpServer) -> None:
