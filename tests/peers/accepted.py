@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 LEFT_OUT: Mapping[str, str] = {
     "test_lora.py": "LoRA adapters",
     "test_mcp_servers.py": "llama-server as a client of MCP servers",
-    "test_router.py": "one server for several models",
-    "test_stream.py": "one server for several models",
+    "test_router.py": "models that are downloaded, and their router's own list and presets",
+    "test_stream.py": "answers that are read again by the id of a conversation",
     "test_sleep.py": "a model that is unloaded while idle",
     "test_speculative.py": "a draft model that is downloaded",
     "test_tools_builtin.py": "tools that the server itself runs",
-    "test_vision_api.py": "images",
+    "test_vision_api.py": "a model and pictures that are downloaded",
 }
-"""Files of what UMA does not have at all, and what that is."""
+"""Files that are not run, for what UMA does not have, or for what these tests fetch; and what that is."""
 
 _FIRST_CHUNK = {
     'assert choice["delta"]["content"] is None': 'assert looks_empty(choice["delta"]["content"])',
@@ -67,7 +67,7 @@ DIFFERENCES: Sequence[tuple[str, str]] = (
     ("test_slot_save|test_clear_and_restore", "slots are neither saved nor erased: prefixes are found by their tokens"),
     ("test_proxy|test_cors_proxy", "answers of other servers are not fetched for a page"),
     ("test_compat_gcp", "no /predict for Vertex AI"),
-    ("vision|local_media_file|with_image", "text alone: images are refused, or named in a text's place"),
+    ("vision|local_media_file|with_image", "without a projector pictures are refused, or named in a text's place"),
     ("test_ctx_shift_enabled", "the context is not shifted: nothing of a conversation is forgotten in silence"),
     ("n_probs_post", "log probabilities are the model's own, before the sampler; post_sampling_probs is refused"),
     ("pooling_none", "one embedding for each text"),

@@ -37,15 +37,16 @@ MAX_USES = 256
 MAX_PROBES = 256
 """Maximum subschemas compiled to find the place of an error."""
 
-SLICES = [r'[^"\\\x00-\x1F\x7F]{1,16}', r"[A-Za-z ]{1,16}"]
+SLICES = [r'[^"\\\x00-\x1F\x7F]{1,16}', r'[^"\\\x00-\x1F\x7F]{1,8}', r"[A-Za-z ]{1,16}"]
 """Sets of tokens whose masks llguidance has at hand: those of up to 16 characters inside a JSON string, and of these
-the words and spaces that patterns of letters allow.
+those of up to 8, and the words and spaces that patterns of letters allow.
 
-A set counts wherever all of its texts are allowed: in strings without a bound, and with `maxLength` as long as 16
-characters are left. Without the bound of 16 it would not count there, and each mask walks through all tokens: 4.6 ms
-for 262,000, not 0.1. Longer tokens are few. The second makes masks of `[A-Za-z ]{1,80}` four times as fast (0.3 ms for
-152,000, not 1.5), and the tokenizer's making take an eighth longer. llguidance's own four sets take twice as long to
-make (1.3 s, not 0.7).
+A set counts wherever all of its texts are allowed: in strings without a bound, and with `maxLength` as long as so many
+characters are left. Without the bound of 16 it would not count there, and each mask walks through all tokens: 2.6 ms
+for 262,000, not 0.03. Longer tokens are few. With the second a mask takes 1 ms where 8 to 15 characters are left; it
+takes 16 MiB and a tenth of the tokenizer's making, and still smaller sets are not worth as much. The third makes masks
+of `[A-Za-z ]{1,80}` four times as fast (0.3 ms for 152,000, not 1.5), and the making takes an eighth longer.
+llguidance's own four sets take twice as long to make (1.3 s, not 0.7).
 """
 
 _BITS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
