@@ -14,7 +14,8 @@ POLL_SEC = 0.1
 """Between two looks at how far a prompt has been read."""
 AGAIN_SEC = 0.4
 """Time after which the same progress is told again, with the next look: that is within half a second. On a slow CPU a
-batch of a large model takes longer."""
+tile of a large model takes up to half of `slo_ttft_ms`. In two halves it would take 8 % longer at a prompt's beginning,
+and 28 % behind 1,024 tokens (measured with 1.5 B parameters), which is too much for a count that moves more often."""
 
 
 @attrs.frozen(kw_only=True, slots=False)  # beside another base with slots
