@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -21,6 +21,7 @@ from http_server import HttpServer, running_http
 from hypothesis import HealthCheck, settings
 from page_browser import Visitor, chromium, visitor
 from playwright.sync_api import Browser
+from several import texts_of, write_models
 
 from harness import (
     EXACT,
@@ -110,6 +111,20 @@ def take_back_signals() -> None:
     for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session")
+def folder() -> Iterator[Path]:
+    """The models of `several.NAMES`."""
+    with short_directory() as path:
+        write_models(path)
+        yield path
+
+
+@pytest.fixture(scope="session")
+def texts(folder: Path) -> Mapping[str, str]:
+    """What each of them says where it is alone."""
+    return texts_of(folder)
 
 
 @pytest.fixture

@@ -196,9 +196,12 @@ def run_to_end(
 
 
 def start_server(path: Path, *flags: str, **environ: str) -> ServerProcess:
-    """Start `uma run` on `path`; it may not be ready yet, and may never be."""
+    """Start `uma run` on `path`; it may not be ready yet, and may never be. Where nothing says which model, with the
+    built-in one, whatever else this machine has.
+    """
+    chosen = () if {"--model", "--models", "--config"} & {*flags} else ("--model", "builtin")
     process = subprocess.Popen(
-        uma_command("run", "--socket", str(path), *ONE_THREAD, *flags),
+        uma_command("run", "--socket", str(path), *ONE_THREAD, *chosen, *flags),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import ssl
+import time
 from contextlib import ExitStack
 from math import hypot
 from pathlib import Path
@@ -51,6 +52,13 @@ def test_a_client_that_leaves_the_gateway_is_cancelled_at_the_server(socket_dir:
         ended = until(server.metrics, lambda found: found["active_sequences"] + found["queued_requests"] == 0)
         assert ended["requests_cancelled"] == 1
         assert ended["tokens_generated_total"] - closed["tokens_generated_total"] <= FEW_TOKENS
+
+
+def test_a_gateway_stays_where_nobody_asks_anything_for_longer_than_a_session_may_be_idle(socket_dir: Path) -> None:
+    with running_server(socket_dir / "s", "--idle-timeout-sec", "3") as server, running_gateway(server) as gateway:
+        idle = time.monotonic() + 7
+        until(server.metrics, lambda _: time.monotonic() > idle)
+        assert gateway.ask("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 1}).status == 200
 
 
 def test_a_gateway_ends_with_its_server_and_says_so(socket_dir: Path) -> None:

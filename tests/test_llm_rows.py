@@ -172,10 +172,17 @@ def test_a_server_that_ends_is_told_in_each_result(tiny: Path, socket_dir: Path)
     assert isinstance(rest[-1].error, ConnectionLost)
 
 
-@pytest.mark.parametrize("given", [{"model": "builtin"}, {"n_ctx": 512}, {"temperature": 0.5}])
+@pytest.mark.parametrize("given", [{"n_ctx": 512}, {"temperature": 0.5}])
 def test_what_a_server_has_of_its_own_is_refused_beside_a_socket(given: dict[str, Any], server: ServerProcess) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(given))}: the server on the socket has its own"):
         LLM(socket=server.socket, **given)
+
+
+def test_a_model_beside_a_socket_is_the_server_s_own_of_that_name(server: ServerProcess) -> None:
+    with LLM("builtin", socket=server.socket) as llm:
+        assert llm.generate("Once", SamplingParams(max_tokens=2))[0].error is None
+    with pytest.raises(ConfigError, match=r"has builtin, not qwen3-8b"):
+        LLM("qwen3-8b", socket=server.socket)
 
 
 @pytest.mark.parametrize("name", ["http", "max_sessions", "socket_mode", "idle_timeout_sec", "alias", "log_file"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -16,40 +15,16 @@ import pytest
 import trio
 import trio.testing
 from http_server import Answered, HttpServer, running_http
+from several import GREEDY, NAMES, PROMPT, children, taken_bytes
 
 from harness import ONE_THREAD, Raw, ask, clean_environ, run_to_end, short_directory, uma_command, until
 from models import write_model
 from uma.client import connect, dialled
 from uma.config import RuntimeConfig
 from uma.errors import BadRequest, Ended, InternalError
-from uma.llm import LLM
 from uma.supervisor import open_models
 from uma.supervisor.model import STANDSTILL_SEC, Load
 from uma.types import Finished, LoadProgress, Request, SamplingParams, Source, Token
-
-NAMES = ("alpha", "beta", "gamma-one")
-PROMPT = "Once upon a time"
-GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    """Models of other weights, so that each says something else."""
-    with short_directory() as path:
-        for seed, name in enumerate(NAMES):
-            write_model(path / f"{name}.gguf", seed=seed)
-        yield path
-
-
-@pytest.fixture(scope="module")
-def texts(folder: Path) -> Mapping[str, str]:
-    """What each says by itself."""
-    found = {}
-    for name in NAMES:
-        with LLM(str(folder / f"{name}.gguf"), threads=1, threads_batch=1) as llm:
-            found[name] = llm.generate(PROMPT, SamplingParams(**GREEDY))[0].outputs[0].text
-    assert len(set(found.values())) == len(NAMES)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -83,19 +58,13 @@ def greeted(raw: Raw, **fields: Any) -> dict[str, Any]:
     return event
 
 
-def children(pid: int) -> list[int]:
-    """Process ids of the children of a process."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-
-
 def test_a_list_of_models_loads_none_of_them(folder: Path) -> None:
     with short_directory() as place, running_http(place, "--models", "all", UMA_MODELS=str(folder)) as server:
         assert statuses(server) == dict.fromkeys((*NAMES, "builtin"), "unloaded")
         assert [each["name"] for each in server.ask("GET", "/api/tags").json["models"]] == [*NAMES, "builtin"]
         assert server.ask("GET", "/api/ps").json == {"models": []}
         assert server.ask("GET", "/health").status == 200
-        assert children(server.process.pid) == []
+        assert children(server.process.pid) == set()
 
 
 def test_each_request_is_answered_by_the_model_it_names(server: HttpServer, texts: Mapping[str, str]) -> None:
@@ -320,12 +289,7 @@ MEMORY_MIB = 160
 
 def taken_mib(server: HttpServer) -> float:
     """What the processes of all models take now."""
-    total = 0
-    for pid in children(server.process.pid):
-        with contextlib.suppress(OSError):
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total / 1024
+    return sum(map(taken_bytes, children(server.process.pid))) / 2**20
 
 
 def test_models_that_do_not_fit_together_take_turns_and_no_request_is_lost(
@@ -359,7 +323,7 @@ def test_an_idle_model_leaves_and_is_loaded_again_for_the_next_request(folder: P
     flags = ("--models", ",".join(NAMES), "--idle-unload-sec", "0.05")
     with short_directory() as place, running_http(place, *flags, UMA_MODELS=str(folder)) as server:
         assert text_of(complete(server, "beta")) == texts["beta"]
-        until(lambda: (children(server.process.pid), statuses(server)["beta"]), lambda now: now == ([], "unloaded"))
+        until(lambda: (children(server.process.pid), statuses(server)["beta"]), lambda now: now == (set(), "unloaded"))
         assert text_of(complete(server, "beta")) == texts["beta"]
 
 
@@ -380,10 +344,10 @@ async def test_a_load_that_stands_still_is_ended_and_the_models_behind_it_have_t
         async with models.generate(request) as stream:
             return "".join([event.text async for event in stream if isinstance(event, Token)])
 
-    others = set(children(os.getpid()))
+    others = children(os.getpid())
     async with open_models(config, LoadProgress()) as models, trio.open_nursery() as nursery:
         nursery.start_soon(fail)
-        while not (pids := set(children(os.getpid())) - others):
+        while not (pids := children(os.getpid()) - others):
             await trio.lowlevel.checkpoint()
         os.kill(pids.pop(), signal.SIGSTOP)
         nursery.start_soon(fail)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,38 +15,15 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from several import GREEDY, NAMES, PROMPT, children, taken_bytes
 
 from harness import PATIENCE_SEC, short_directory
 from models import write_model
-from uma.config import RuntimeConfig
+from uma.config import ModelSettings, RuntimeConfig
 from uma.errors import BadRequest, InternalError, UnknownModel
-from uma.llm import LLM
 from uma.supervisor import LoadedModels, open_models
+from uma.supervisor.models import MEASURE_SEC
 from uma.types import LoadProgress, Request, SamplingParams, Source, Token
-
-NAMES = ("alpha", "beta", "gamma")
-PROMPT = "Once upon a time"
-GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    """Models of other weights, so that each says something else."""
-    with short_directory() as path:
-        for seed, name in enumerate(NAMES):
-            write_model(path / f"{name}.gguf", seed=seed)
-        yield path
-
-
-@pytest.fixture(scope="module")
-def texts(folder: Path) -> Mapping[str, str]:
-    """What each says by itself."""
-    return {name: by_itself(folder / f"{name}.gguf") for name in NAMES}
-
-
-def by_itself(path: Path) -> str:
-    with LLM(str(path), threads=1, threads_batch=1) as llm:
-        return llm.generate(PROMPT, SamplingParams(**GREEDY))[0].outputs[0].text
 
 
 @asynccontextmanager
@@ -69,13 +46,6 @@ async def until(is_so: Callable[[], Any]) -> None:
     while not is_so():
         assert time.monotonic() < give_up
         await trio.testing.wait_all_tasks_blocked(0.01)
-
-
-def children() -> set[int]:
-    """Process ids of this process's children."""
-    return {
-        int(child) for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()
-    }
 
 
 async def test_a_request_says_how_long_its_model_stays(
@@ -117,7 +87,7 @@ async def test_a_pinned_model_stays_whatever_needs_its_memory(
         taken = (await models.pin("alpha")).memory_bytes
         monkeypatch.setattr(models, "budget_bytes", taken + taken * 3 // 2)  # for it and another
         mock_clock.jump(1_000)
-        assert await text(models, "gamma") == texts["gamma"]
+        assert await text(models, "gamma-one") == texts["gamma-one"]
         mock_clock.jump(1_000)
         assert await text(models, "beta") == texts["beta"]
         assert models.find("alpha").state == "loaded"
@@ -126,9 +96,9 @@ async def test_a_pinned_model_stays_whatever_needs_its_memory(
             await models.unload("alpha")
         await models.load("beta", keep_sec=float("inf"))  # stays, too
         with pytest.raises(InternalError, match="beside alpha, beta, which stay"):
-            await models.load("gamma")
+            await models.load("gamma-one")
         assert not (await models.pin("alpha", is_pinned=False)).is_pinned
-        assert await text(models, "gamma") == texts["gamma"]
+        assert await text(models, "gamma-one") == texts["gamma-one"]
         assert models.find("alpha").state != "loaded"
 
 
@@ -151,11 +121,11 @@ async def test_a_model_that_fails_at_each_load_waits_longer_each_time(
 
 async def fail_to_load(models: LoadedModels) -> None:
     """Load alpha, whose process is killed before it can be."""
-    others = children()
+    others = children(os.getpid())
 
     async def kill() -> None:
-        await until(lambda: children() - others)
-        os.kill((children() - others).pop(), signal.SIGKILL)
+        await until(lambda: children(os.getpid()) - others)
+        os.kill((children(os.getpid()) - others).pop(), signal.SIGKILL)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(kill)
@@ -171,10 +141,10 @@ async def test_a_loaded_model_answers_while_another_is_loaded_and_leaves_when_it
 ) -> None:
     async with opened(folder, monkeypatch) as models, trio.open_nursery() as nursery:
         await models.load("alpha")
-        others = children()
+        others = children(os.getpid())
         nursery.start_soon(models.load, "beta")
-        await until(lambda: children() - others)
-        (beta,) = children() - others
+        await until(lambda: children(os.getpid()) - others)
+        (beta,) = children(os.getpid()) - others
         os.kill(beta, signal.SIGSTOP)  # so it is not loaded before
         assert await text(models, "alpha") == texts["alpha"]
         async with models.using("alpha", keep_sec=0):
@@ -188,7 +158,7 @@ async def test_a_file_that_was_replaced_is_loaded_for_the_next_request_and_a_del
     monkeypatch: pytest.MonkeyPatch, texts: Mapping[str, str], mock_clock: trio.testing.MockClock, folder: Path
 ) -> None:
     with short_directory() as place:
-        path, others = write_model(place / "alpha.gguf", seed=0), children()
+        path, others = write_model(place / "alpha.gguf", seed=0), children(os.getpid())
         async with opened(place, monkeypatch, models="all") as models:
             async with models.using("alpha") as source:
                 write_model(place / "new.gguf", seed=1).replace(path)
@@ -208,7 +178,43 @@ async def test_a_file_that_was_replaced_is_loaded_for_the_next_request_and_a_del
             with pytest.raises(UnknownModel, match=r"file of alpha is gone: .*alpha\.gguf"):
                 await text(models, "alpha")
             assert [each.name for each in models.listed()] == ["builtin"]
-            await until(lambda: children() <= others)
+            await until(lambda: children(os.getpid()) <= others)
+
+
+async def test_a_model_counts_with_what_it_comes_to_take_as_it_is_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    others = children(os.getpid())
+    async with opened(folder, monkeypatch, cache_ram_mb=0) as models:
+        loaded = (await models.load("alpha")).memory_bytes
+        (pid,) = children(os.getpid()) - others
+        assert abs(taken_bytes(pid) - loaded) < ROUNDING_BYTES
+        async with models.using("alpha") as source:
+            long = Request("long", prompt=PROMPT * 20, sampling=SamplingParams(max_tokens=1), stream=False)
+            async with source.generate(long) as stream:
+                assert [event async for event in stream]
+            mock_clock.jump(MEASURE_SEC)
+            await until(lambda: models.find("alpha").memory_bytes > loaded)
+        assert models.find("alpha").memory_bytes >= taken_bytes(pid) - ROUNDING_BYTES
+
+
+async def test_a_model_that_the_configuration_pins_is_loaded_at_the_start_and_stays(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("UMA_MODELS", str(folder))
+    config = RuntimeConfig(models=",".join(NAMES), threads=1, threads_batch=1, n_ctx=512, idle_unload_sec=5)
+    pinned, too_large = ModelSettings(pin=True), ModelSettings(pin=True, values={"cache_ram_mb": 2**30})
+    async with open_models(config, LoadProgress(), {"beta": pinned, "gamma-one": too_large}) as models:
+        await until(lambda: models.find("beta").state == "loaded" and "model.not_pinned" in caplog.text)
+        mock_clock.jump(1_000)
+        assert models.find("beta").leaves_in_sec is None
+        with pytest.raises(BadRequest, match="beta is pinned"):
+            await models.unload("beta")
+        assert [(each.state, each.is_pinned) for each in models.listed()] == [
+            ("unloaded", False),
+            ("loaded", True),
+            ("unloaded", False),
+        ]
 
 
 async def test_what_waits_for_models_that_do_not_fit_together_is_answered_model_by_model(
@@ -234,6 +240,8 @@ async def test_what_waits_for_models_that_do_not_fit_together_is_answered_model_
     assert len(loaded) == 2
 
 
+ROUNDING_BYTES = 4 * 2**20
+"""Maximum by which a process's memory changes by chance between two looks."""
 LOADS = int(os.environ.get("TEST_LOADS", "6"))
 
 
@@ -241,7 +249,11 @@ async def test_loads_and_unloads_leave_nothing_behind(
     folder: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
 ) -> None:
     def state() -> tuple[int, set[int], list[str]]:
-        return len(list(Path("/proc/self/fd").iterdir())), children(), sorted(path.name for path in folder.iterdir())
+        return (
+            len(list(Path("/proc/self/fd").iterdir())),
+            children(os.getpid()),
+            sorted(path.name for path in folder.iterdir()),
+        )
 
     before, resident = None, 0
     async with opened(folder, monkeypatch) as models:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from harness import RunInProcessText
-from models import write_model
+from models import write_encoder, write_model
 from uma.config import ModelSettings, load
 from uma.errors import ConfigError, ModelError
+from uma.llama.builtin import builtin_path
 from uma.models.shelf import Shelf
 
 FILE = """
@@ -19,6 +20,7 @@ n_ctx = 1024
 n_ctx = 8192
 temperature = 0.5
 alias = ["quick"]
+pin = true
 [models.other]
 """
 
@@ -29,7 +31,7 @@ def test_a_models_table_has_its_settings_and_says_that_it_is_served(tmp_path: Pa
     loaded = load({}, {}, file)
     assert (loaded.config.models, loaded.config.n_ctx) == ("Qwen3-8B.v2,other", 1024)
     assert loaded.models == {
-        "Qwen3-8B.v2": ModelSettings(("quick",), {"n_ctx": 8192, "temperature": 0.5}),
+        "Qwen3-8B.v2": ModelSettings(("quick",), {"n_ctx": 8192, "temperature": 0.5}, pin=True),
         "other": ModelSettings(),
     }
     assert load({"models": "all"}, {}, file).config.models == "all"
@@ -45,6 +47,7 @@ def test_a_models_table_has_its_settings_and_says_that_it_is_served(tmp_path: Pa
         ('[models."a"]\nn_ctx = -5', '[models."a"]: n_ctx: -5 must be'),
         ('[models."a"]\nhttp = "127.0.0.1:1"', '[models."a"]: http: is the whole server\'s; move it to the top'),
         ('[models."a"]\nalias = "b"', '[models."a"]: alias: expected'),
+        ('[models."a"]\npin = "yes"', '[models."a"]: pin: expected'),
         ("[models.qwen3.5]\nn_ctx = 5", '[models."qwen3"]: 5: is a table; quote the whole name: [models."qwen3.5"]'),
         ("[models]\na = 5", 'models: a: expected a table of settings, [models."a"]'),
         ("[models.all]\nn_ctx = 5", '[models."all"]: what all models have stands at the top of the file'),
@@ -83,3 +86,12 @@ def test_names_of_tables_are_models_that_are_here_and_an_alias_is_one_models(tmp
     shelf = Shelf("all", environ, tables={"alpha": ModelSettings(("quick",))})
     shelf.read()
     assert shelf.named("QUICK").name == "alpha"
+
+
+def test_of_all_models_the_first_that_generates_and_fits_is_the_default(tmp_path: Path) -> None:
+    write_encoder(tmp_path / "a-encoder.gguf")
+    write_model(tmp_path / "b-large.gguf", feed_forward=20_000)
+    write_model(tmp_path / "c-small.gguf")
+    shelf = Shelf("all", {"UMA_MODELS": str(tmp_path), "HOME": str(tmp_path)}, most_bytes=builtin_path().stat().st_size)
+    shelf.read()
+    assert [each.name for each in shelf.files] == ["c-small", "builtin", "b-large", "a-encoder"]

@@ -74,7 +74,8 @@ class RuntimeConfig:
     )
     models: str = setting(
         "",
-        "serve several models by name, each in a process of its own: names with commas, or `all`; empty: --model alone",
+        "serve several models by name, each in a process of its own: names with commas, or `all`; empty: "
+        "--model alone, and where that is not given either all that are here",
     )
     memory: Annotated[int, Range(0)] = setting(
         0, "maximum that all of --models together take; 0: 70 % of what is free at the start", "MiB"
@@ -435,6 +436,8 @@ class ModelSettings:
     """Other names of it."""
     values: Mapping[str, Any] = attrs.field(factory=dict)
     """Of settings among `OF_MODEL`, by their names."""
+    pin: bool = False
+    """It is loaded at the start, and stays."""
 
 
 @attrs.frozen
@@ -561,13 +564,15 @@ def _model_settings(path: Path, name: str, table: Any, known: Mapping[str, Setti
             wrong = list(problems(values[key], known[key].hint, f"{where}: {key}"))
         elif key == "alias":
             wrong = list(problems(tuple(value) if isinstance(value, list) else value, _NAMES, f"{where}: alias"))
+        elif key == "pin":
+            wrong = list(problems(value, bool, f"{where}: pin"))
         elif key in known:
             raise ConfigError(f"{where}: {key}: is the whole server's; move it to the top of the file")
         else:
-            raise ConfigError(f"{where}: {key}: no such setting of a model{nearest(key, {*OF_MODEL, 'alias'})}")
+            raise ConfigError(f"{where}: {key}: no such setting of a model{nearest(key, {*OF_MODEL, 'alias', 'pin'})}")
         if wrong:
             raise ConfigError("\n".join(wrong))
-    return ModelSettings(tuple(table.get("alias", ())), values)
+    return ModelSettings(tuple(table.get("alias", ())), values, table.get("pin", False))
 
 
 def read_toml(path: Path, where: str) -> dict[str, Any]:

@@ -108,7 +108,8 @@ def _ask(source: Source, loaded: Loaded, nursery: trio.Nursery) -> Ask:
     if not isinstance(source, Client):
         return ask(source)
     socket = loaded.config.socket
-    server = ReturningServer(partial(connect, socket), ask, say.note)
+    chosen = source.info.model.called if source.info.models else None
+    server = ReturningServer(partial(connect, socket, model=chosen), ask, say.note)
     nursery.start_soon(server.keep, source)
     if not source.info.models:
         return server

@@ -306,8 +306,8 @@ def server(config: RuntimeConfig) -> Check:
 async def _ask_server(config: RuntimeConfig) -> Check:
     with trio.fail_after(SERVER_TIMEOUT_SEC):
         try:
-            async with connect(config.socket, waits=False) as client:
-                health = await client.health()
+            async with connect(config.socket, loads=False, waits=False) as client:
+                health, several = await client.health(), client.info.models
                 card = words.model_line(client.info.model)
         except Loading:
             async with dialled(config.socket) as client:
@@ -315,5 +315,7 @@ async def _ask_server(config: RuntimeConfig) -> Check:
             if health.status != "loading":
                 raise
             return Check("server", f"loading its model, {health.loading_percent} %")
+    if several and health.status == "ok":
+        return Check("server", f"ok: {words.names(several)}")
     todo = "its engine gives no token: look at its log, restart it" if health.status == "stalled" else ""
     return Check("server", f"{health.status}, a token after {words.duration(health.latency_ms)}: {card}", todo)

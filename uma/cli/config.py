@@ -81,6 +81,8 @@ def _toml_tables(loaded: Loaded) -> Iterator[str]:
         yield f"\n[models.{toml_text(name)}]\n"
         if model.alias:
             yield f"alias = [{', '.join(map(toml_text, model.alias))}]\n"
+        if model.pin:
+            yield "pin = true\n"
         for key, value in model.values.items():
             yield f"{key} = {_toml_value(settings()[key], value)}\n"
 

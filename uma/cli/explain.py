@@ -39,7 +39,7 @@ def main(options: argparse.Namespace) -> int:
 
     async def show(_: Interrupts) -> int:
         async with AsyncExitStack() as stack:
-            client = await connected(stack, config.socket, say.note)
+            client = await connected(stack, config.socket, say.note, loads=False)
             explained = await client.explain(_OF_HTTP.sub("", options.id))
         if options.json:
             print(json_text(unstructure(explained), indent=2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import attrs
 import trio
@@ -14,11 +14,15 @@ from uma.cli import say, words
 from uma.cli.harmless import harmless_line
 from uma.cli.options import load_settings
 from uma.cli.source import connected
+from uma.client import Client, models_there
 from uma.config import BARE_HTTP, RuntimeConfig
-from uma.errors import sole_error
+from uma.errors import UmaError, sole_error
 from uma.http.serve import HttpService, check
 from uma.server.logs import logging_to
 from uma.server.main import STOP, heeded
+
+KEEP_SEC = 1.0
+"""Between two words to a server that nobody asks anything."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -47,8 +51,10 @@ async def _serve(config: RuntimeConfig) -> list[int]:
     with trio.open_signal_receiver(*heeded(STOP)) as signals:
         async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
             nursery.start_soon(_heed, signals, received, services, nursery.cancel_scope)
-            client = await connected(stack, config.socket, say.note)
-            service = HttpService(client, config)
+            client = await connected(stack, config.socket, say.note, loads=False)
+            models = client.info.models
+            source = await stack.enter_async_context(models_there(config.socket, client)) if models else client
+            service = HttpService(source, config)
             services.append(service)
 
             async def serve(*, task_status: trio.TaskStatus[None]) -> None:
@@ -56,8 +62,9 @@ async def _serve(config: RuntimeConfig) -> list[int]:
                 nursery.cancel_scope.cancel()
 
             await nursery.start(serve)
+            nursery.start_soon(_keep, client)
             lines = [
-                f"model   {words.model_line(client.info.model)}",
+                f"models  {words.names(models)}" if models else f"model   {words.model_line(client.info.model)}",
                 f"socket  {config.socket}",
                 *words.http_lines(config, service.url),
             ]
@@ -65,6 +72,14 @@ async def _serve(config: RuntimeConfig) -> list[int]:
                 say.plain("\n".join(map(harmless_line, lines)))
             raise await client.lost()
     return received
+
+
+async def _keep(client: Client) -> None:
+    """Say something now and then: a server closes a session in which nothing runs for its `idle_timeout_sec`."""
+    with suppress(UmaError):  # whose end `lost` tells
+        while True:
+            await trio.sleep(KEEP_SEC)
+            await client.health(probe=False)
 
 
 async def _heed(

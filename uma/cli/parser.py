@@ -483,9 +483,10 @@ where --model names another one than the server has, and where an option says ho
 COMMANDS: tuple[Command, ...] = (
     Command(
         "run",
-        "serve a model to every program on this machine",
+        "serve models to every program on this machine",
         _describe_run,
-        "Load a model and serve it on a Unix socket until SIGINT or SIGTERM; running requests can then finish.",
+        "Serve a model on a Unix socket until SIGINT or SIGTERM; running requests can then finish. Without a model, "
+        "all that are here (uma models): each is loaded once it is asked for.",
         " [MODEL]",
     ),
     Command(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
 from functools import partial
 from pathlib import Path
 
+import attrs
+
 from uma.cli import say, words
 from uma.cli.harmless import harmless_line
 from uma.cli.options import load_settings
-from uma.config import Loaded, RuntimeConfig, default_socket
+from uma.config import ALL_MODELS, Loaded, RuntimeConfig, default_socket
+from uma.models import places
 from uma.server import run_server
 from uma.supervisor import open_models
 from uma.types import LoadProgress, ServerInfo
@@ -19,7 +23,7 @@ from uma.types import LoadProgress, ServerInfo
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
-    loaded = load_settings(options)
+    loaded = _with_all(load_settings(options))
     try:
         code = _serve(loaded)
     finally:
@@ -27,6 +31,17 @@ def main(options: argparse.Namespace) -> int:
     # It has ended in order: a second signal that comes while the interpreter ends too changes nothing of that.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return code
+
+
+ABOUT_ONE = ("model", "models", "alias", "mmproj", "draft", "protocol")
+"""Settings that say which model is served, or that there is one."""
+
+
+def _with_all(loaded: Loaded) -> Loaded:
+    """The settings, with all models that are here where none was chosen, and there is one beside the built-in one."""
+    if any(loaded.origins[name] != "default" for name in ABOUT_ONE) or not places.find(os.environ):
+        return loaded
+    return attrs.evolve(loaded, config=attrs.evolve(loaded.config, models=ALL_MODELS))
 
 
 def _serve(loaded: Loaded) -> int:
@@ -69,7 +84,7 @@ def announce(config: RuntimeConfig, info: ServerInfo, url: str = "") -> None:
 def _several(config: RuntimeConfig, info: ServerInfo) -> list[str]:
     folder = config.prefix_folder
     kept = f"cache   {folder}, {config.cache_disk_mb:,} MiB at most; --cache-dir '' keeps none"
-    return [f"models  {', '.join(info.models)}", *([kept] if folder and Path(folder).is_dir() else [])]
+    return [f"models  {words.names(info.models)}", *([kept] if folder and Path(folder).is_dir() else [])]
 
 
 def banner(config: RuntimeConfig, info: ServerInfo, url: str = "") -> list[str]:

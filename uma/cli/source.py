@@ -10,7 +10,7 @@ import errno
 import os
 import shlex
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from uma.cli.trio_run import Interrupts
 from uma.client import Client, connect
 from uma.config import LOG, SERVER_ONLY, Loaded, RuntimeConfig, settings
 from uma.errors import ConfigError, ConnectionLost, UmaError
-from uma.types import ModelInfo, ServerInfo, Source
+from uma.types import ListedModel, ModelInfo, ServerInfo, Source
 
 NOT_LISTENING = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
 SLOW_TO_LOAD_BYTES = 300_000_000
@@ -98,7 +98,7 @@ async def _server(
         return None
     async with AsyncExitStack() as attempt:
         try:
-            client = await connected(attempt, socket, say)
+            client, is_meant = await _session(attempt, loaded, bond, say)
         except ConnectionLost as error:
             if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in NOT_LISTENING):
                 raise
@@ -115,18 +115,66 @@ async def _server(
         if bond is not None and bond.model not in (None, client.info.model):
             assert bond.model is not None
             raise OtherModel(
-                f"{socket}: the server has {client.info.model.name} now, and this conversation began with "
+                f"{socket}: the server has {_has(client.info)} now, and this conversation began with "
                 f"{bond.model.name}; /switch goes on with what it has"
             )
-        if bond is not None or _has_the_model(client.info, loaded):
+        if bond is not None or is_meant:
             await stack.enter_async_context(attempt.pop_all())
             return client
-        say(f"the server has {client.info.model.name}, not {loaded.config.model}: loading that here")
+        say(f"the server has {_has(client.info)}, not {loaded.config.model}: loading that here")
     return None
 
 
-async def connected(stack: AsyncExitStack, socket: str, say: Callable[[str], None]) -> Client:
-    """A session, once the server has loaded its model; `say` gets a line where that has to be waited for."""
+async def _session(
+    stack: AsyncExitStack, loaded: Loaded, bond: Bond | None, say: Callable[[str], None]
+) -> tuple[Client, bool]:
+    """A session with the server, and whether it is with the model that is meant. Where the server has several and that
+    is not among them, none has been loaded.
+    """
+    socket = loaded.config.socket
+    bound_to = None if bond is None else bond.model
+    if bound_to is None and (bond is not None or loaded.origins["model"] == "default"):
+        return await connected(stack, socket, say), True
+    async with AsyncExitStack() as first:
+        client = await connected(first, socket, say, loads=False)
+        name = _meant_of(await client.models(), loaded, bound_to) if client.info.models else None
+        if name is None:
+            await stack.enter_async_context(first.pop_all())
+            is_meant = client.info.model == bound_to if bound_to else _has_the_model(client.info, loaded)
+            return client, is_meant and not client.info.models
+    return await connected(stack, socket, say, model=name), True
+
+
+def _meant_of(models: Sequence[ListedModel], loaded: Loaded, bound_to: ModelInfo | None) -> str | None:
+    """What the server calls the model that is meant; None where it has not got it."""
+    from uma.models import catalog  # noqa: PLC0415  (slow to import, and seldom needed with a server)
+    from uma.models.names import meant  # noqa: PLC0415
+
+    if bound_to is not None:
+        return next((each.name for each in models if each.path == bound_to.path), None)
+    asked = loaded.config.model
+    if not Path(asked).expanduser().exists():
+        called = meant(asked, {each.name: (each.name, *each.aliases) for each in models})
+        if len(called) == 1:
+            return called[0]
+    path = catalog.resolve(asked, os.environ).path
+    return next((each.name for each in models if _is_same(Path(each.path), path)), None)
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    return path.exists() and other.exists() and path.samefile(other)
+
+
+def _has(info: ServerInfo) -> str:
+    return words.names(info.models) or info.model.name
+
+
+async def connected(
+    stack: AsyncExitStack, socket: str, say: Callable[[str], None], *, model: str | None = None, loads: bool = True
+) -> Client:
+    """A session, once the server has loaded its model; `say` gets a line where that has to be waited for. `model` and
+    `loads`: see `connect`.
+    """
     has_said = False
 
     def tell(percent: int) -> None:
@@ -135,7 +183,7 @@ async def connected(stack: AsyncExitStack, socket: str, say: Callable[[str], Non
             say(f"waiting for the server: the model is still being loaded ({percent} %)")
             has_said = True
 
-    return await stack.enter_async_context(connect(socket, on_loading=tell))
+    return await stack.enter_async_context(connect(socket, model=model, loads=loads, on_loading=tell))
 
 
 def _asks_for_its_own(loaded: Loaded) -> list[str]:
@@ -169,15 +217,12 @@ def _model_words(loaded: Loaded) -> str:
 
 
 def _has_the_model(info: ServerInfo, loaded: Loaded) -> bool:
-    if loaded.origins["model"] == "default":
-        return True
     from uma.models import catalog  # noqa: PLC0415  (slow to import, and seldom needed with a server)
 
     wanted = catalog.resolve(loaded.config.model, os.environ)
     if wanted.is_builtin or info.model.is_builtin:
         return wanted.is_builtin == info.model.is_builtin
-    path = Path(info.model.path)
-    return path.exists() and wanted.path.exists() and path.samefile(wanted.path)
+    return _is_same(Path(info.model.path), wanted.path)
 
 
 async def _engine(stack: AsyncExitStack, config: RuntimeConfig, say: Callable[[str], None]) -> Source:

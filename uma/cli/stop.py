@@ -16,7 +16,7 @@ from functools import partial
 import attrs
 import trio
 
-from uma.cli import say
+from uma.cli import say, words
 from uma.cli.harmless import harmless_line
 from uma.cli.options import load_settings
 from uma.cli.source import NOT_LISTENING
@@ -125,7 +125,7 @@ def _pid(path: str, client: Client) -> int:
 
 async def _stop_ready(path: str, *, is_now: bool) -> int:
     async with _connected(path) as client:
-        pid, model = _pid(path, client), client.info.model.called
+        pid, model = _pid(path, client), words.names(client.info.models) or client.info.model.called
         with Process.held(pid) as process:
             # An answer from here on proves that the handle is the server's: it had not ended when it was opened.
             sessions = (await client.metrics())["active_sessions"] - 1
@@ -143,7 +143,7 @@ async def _connected(path: str) -> AsyncIterator[Client]:
     """A session with the server to stop. Raises `ConnectionLost` that says where to look for another one."""
     async with AsyncExitStack() as stack:
         try:
-            client = await stack.enter_async_context(connect(path, waits=False))
+            client = await stack.enter_async_context(connect(path, loads=False, waits=False))
         except ConnectionLost as error:
             if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in NOT_LISTENING):
                 raise

@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from uma.cli.top_state import Event, Frame, Lost
-from uma.client import Client, connect, dialled
+from uma.client import Client, connect
 from uma.errors import BadRequest, ConfigError, ConnectionLost, Loading, ShuttingDown, UmaError
 from uma.protocol.converter import structure
 from uma.types import Activity, ListedModel
@@ -58,12 +58,7 @@ class SocketFeed:
         await _again(self.where, post, self._follow_once)
 
     async def _follow_once(self, post: Post) -> None:
-        if (models := await self._models()) is not None:
-            while True:
-                post(await self._frame_of_several(models))
-                await trio.sleep(INTERVAL_SEC)
-                models = await self._models() or ()
-        async with connect(self.where, waits=False) as client:
+        async with connect(self.where, loads=False, waits=False) as client:
             self._client = client
             try:
                 while True:
@@ -72,45 +67,28 @@ class SocketFeed:
             finally:
                 self._client = None
 
-    async def _models(self) -> Sequence[ListedModel] | None:
-        """All models of a server that has several; None where it has one, or is too old to be asked."""
-        async with dialled(self.where) as client:
-            with suppress(BadRequest):
-                return await client.models()
-        return None
-
-    async def _frame_of_several(self, models: Sequence[ListedModel]) -> Frame:
-        """A question a session, none of which begins with a hello: that would have the default model loaded."""
-        activity: Activity | None = None
-        with trio.fail_after(SILENCE_SEC):
-            async with dialled(self.where) as client:
-                metrics, pid = await client.metrics(), client.server_pid
-            with suppress(ShuttingDown, BadRequest):
-                async with dialled(self.where) as client:
-                    activity = await client.activity()
-        loaded, rss = [each for each in models if each.state == "loaded"], _rss_bytes(pid)
-        name = f"{', '.join(each.name for each in loaded) or 'none'} of {len(models)} models"
-        taken = None if rss is None else rss + sum(each.memory_bytes for each in loaded)
-        # Each has sequences of its own, so when one that waits begins is not known.
-        return Frame(self.where, trio.current_time(), name, 0, metrics, activity, None, pid, taken)
-
     async def _frame(self, client: Client) -> Frame:
         activity: Activity | None = None
+        models: Sequence[ListedModel] = ()
         with trio.fail_after(SILENCE_SEC):
             metrics = await client.metrics()
             # A server that is stopping tells its counters alone, and so does one of an older protocol.
             with suppress(ShuttingDown, BadRequest):
                 activity = await client.activity()
+                models = await client.models() if client.info.models else ()
         info, pid = client.info, client.server_pid
-        most = info.limits.max_sequences
-        return Frame(
-            self.where, trio.current_time(), info.model.called, most, metrics, activity, None, pid, _rss_bytes(pid)
-        )
+        name, most, rss_bytes = info.model.called, info.limits.max_sequences, _rss_bytes(pid)
+        if models:
+            loaded = [each for each in models if each.state == "loaded"]
+            name = f"{', '.join(each.name for each in loaded) or 'none'} of {len(models)} models"
+            most = 0  # each has sequences of its own, so when one that waits begins is not known
+            rss_bytes = None if rss_bytes is None else rss_bytes + sum(each.memory_bytes for each in loaded)
+        return Frame(self.where, trio.current_time(), name, most, metrics, activity, None, pid, rss_bytes)
 
     async def end(self, number: int, id: str) -> bool:
         """See `Feed`."""
         if self._client is None:
-            raise ConnectionLost(f"{self.where}: only a server of one model that is heard of ends requests from here")
+            raise ConnectionLost(f"{self.where}: only a server that is heard of ends requests from here")
         return await self._client.end_request(number)
 
 

@@ -18,7 +18,7 @@ def main(options: argparse.Namespace) -> int:
 
     async def write(_: Interrupts) -> int:
         async with AsyncExitStack() as stack:
-            client = await connected(stack, config.socket, say.note)
+            client = await connected(stack, config.socket, say.note, loads=False)
             trace = await client.trace(options.seconds)
         # Ids of requests are in it: for this user alone, as the log's file.
         with os.fdopen(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from uma.config import RuntimeConfig
 from uma.types import Finished, Logprobs, MemoryPlan, ModelInfo, ServerInfo
 
 DEMONSTRATION = "This is the small built-in demonstration model; to load a real one: {command} --model FILE.gguf"
+
+MOST_NAMED = 8
+"""Maximum of models that one line names."""
 
 
 def size(n_bytes: int) -> str:
@@ -31,6 +34,12 @@ def _scaled(number: float, units: tuple[str, ...]) -> str:
 def figure(number: float) -> str:
     """Three digits that count, and never fewer than there are before the point: `0.0123`, `41.2`, `2,110`."""
     return f"{number:,.0f}" if abs(number) >= 99.95 else f"{number:.3g}"
+
+
+def names(models: Sequence[str]) -> str:
+    """The first of these, and how many more there are."""
+    more = f" and {len(models) - MOST_NAMED:,} more" if len(models) > MOST_NAMED else ""
+    return f"{', '.join(models[:MOST_NAMED])}{more}"
 
 
 def model_line(info: ModelInfo) -> str:

@@ -2,5 +2,6 @@
 
 from uma.client.client import Client
 from uma.client.dial import connect, connect_child, dialled
+from uma.client.several import models_there
 
-__all__ = ["Client", "connect", "connect_child", "dialled"]
+__all__ = ["Client", "connect", "connect_child", "dialled", "models_there"]

@@ -8,6 +8,7 @@ went away is lost, and says so.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from itertools import count
@@ -253,20 +254,22 @@ class Client:
         assert isinstance(answer, EndEvent)
         return answer.ended
 
-    async def models(self) -> Sequence[ListedModel]:
-        """All models of a server that has several, the default one first; none of them is loaded by that.
+    async def models(self, *, reload: bool = False) -> Sequence[ListedModel]:
+        """All models of a server that has several, the default one first; none of them is loaded by that. With `reload`
+        it looks for new ones first.
 
         Raises `BadRequest` where the server has one alone, or is too old to know the question; so do the next three.
         """
         id = self._fresh_id()
-        return await self._ask_models(id, ModelsQuery(id))
+        return await self._ask_models(id, ModelsQuery(reload, id))
 
     async def load(
         self, model: str | None, keep_sec: float | None = None, on_loading: Callable[[int], None] = lambda _: None
     ) -> ListedModel:
         """As `Models.load`; `on_loading` is given how much of it is loaded, in percent."""
         id = self._fresh_id()
-        return (await self._ask_models(id, LoadQuery(model, keep_sec, id), on_loading))[0]
+        told_sec = -1.0 if keep_sec == math.inf else keep_sec
+        return (await self._ask_models(id, LoadQuery(model, told_sec, id), on_loading))[0]
 
     async def unload(self, model: str | None) -> ListedModel:
         """As `Models.unload`. Raises `BadRequest` where the server belongs to another user, too."""
@@ -289,9 +292,9 @@ class Client:
 
     # What goes out.
 
-    def say_hello(self, model: str | None = None) -> None:
+    def say_hello(self, model: str | None = None, *, loads: bool = True) -> None:
         """Begin to open the session. `connect` calls it once."""
-        self._link.post(self._session.hello(model=model))
+        self._link.post(self._session.hello(model=model, loads=loads))
 
     async def answer_to_hello(self) -> int | None:
         """None once the session is open; before, each time that the server says so, how much of its model is loaded,

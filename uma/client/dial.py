@@ -34,12 +34,14 @@ async def connect(
     *,
     client: str = f"uma/{__version__}",
     model: str | None = None,
+    loads: bool = True,
     waits: bool = True,
     on_loading: Callable[[int], None] = lambda _: None,
 ) -> AsyncIterator[Client]:
     """A session with the server that listens on the Unix socket `path`; `client` is the name it logs. A server with
     several models answers with `model`, None: its default, where a request names none; one with another model alone
-    answers with that.
+    answers with that. Without `loads` the session is open before a server of several models has loaded one, and its
+    card (`Client.info`) can be empty but for their names: for what asks about the server, or names its models itself.
 
     A server that is loading its model is waited for; `on_loading` is given how much of it is loaded, in percent, each
     time that the server says so, about once a second. Without `waits` that is a `Loading`.
@@ -50,7 +52,7 @@ async def connect(
     hangs up, which cancels its requests.
     """
     async with dialled(path, client=client) as session:
-        session.say_hello(model)
+        session.say_hello(model, loads=loads)
         while (percent := await _answer_to_hello(session, path)) is not None:
             if not waits:
                 raise Loading(f"{path}: the model is still being loaded ({percent} %); try again", retry_after_ms=1000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from uma.http.exchange import Exchange
 from uma.http.local_user import user_of
@@ -25,7 +26,8 @@ async def check_manager(http: Exchange, what: str) -> None:
         return
     if http.account is not None:
         raise Forbidden(f"{http.account.name} must not {what}: its key has no manage_models = true")
+    here = "from this machine and not through a proxy" if sys.platform == "linux" else "and Linux alone tells who asks"
     raise Forbidden(
-        f"only the user that the server runs as can {what}, from this machine and not through a proxy; others need a "
-        "key with manage_models = true (`uma key new NAME --manage-models`)"
+        f"only the user that the server runs as can {what}, {here}; others need a key with manage_models = true "
+        "(`uma key new NAME --manage-models`)"
     )

@@ -62,8 +62,9 @@ class LLM:
     Where neither a prompt's parameters nor these keywords say how tokens are drawn, the model's file does
     (`general.sampling.…`), else temperature 0.7 and top_p 0.95 hold: `temperature=0` always takes the likeliest.
 
-    With `socket`, the path of a server's Unix socket, it is a client of that server, which has a model and settings
-    of its own: other arguments are a `ConfigError`. `ConnectionLost` where no server listens there.
+    With `socket`, the path of a server's Unix socket, it is a client of that server, which has settings of its own:
+    keywords are a `ConfigError`. `model` is then one of the server's by its name, or nothing for its default; a name
+    that its only model does not have is a `ConfigError`, too. `ConnectionLost` where no server listens there.
 
     An LLM belongs to the process that made it: a forked child gets `RuntimeError`, and can make its own.
     """

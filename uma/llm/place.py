@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from os import PathLike, fspath
 from typing import Any
@@ -14,6 +14,7 @@ from uma.client import connect
 from uma.engine import open_engine
 from uma.errors import ConfigError
 from uma.llm.arguments import config_of, shown
+from uma.models.names import meant
 from uma.types import Source
 
 
@@ -34,10 +35,19 @@ def place_of(model: Any, socket: Any, settings: Mapping[str, Any]) -> Place:
     if socket is None:
         config = config_of("builtin" if model is None else fspath(model), dict(settings))
         return Place(config.model, partial(open_engine, config))
-    taken = [*(["model"] if model is not None else []), *settings]
-    if taken:
+    if settings:
         raise ConfigError(
-            f"{', '.join(taken)}: the server on the socket has its own; leave it out, or leave socket out to load a "
+            f"{', '.join(settings)}: the server on the socket has its own; leave it out, or leave socket out to load a "
             "model in this process"
         )
-    return Place(fspath(socket), partial(connect, fspath(socket)))
+    return Place(fspath(socket), partial(_served, fspath(socket), None if model is None else fspath(model)))
+
+
+@asynccontextmanager
+async def _served(socket: str, model: str | None) -> AsyncIterator[Source]:
+    """A session with the server's model of this name. Raises `ConfigError` where its only one is another."""
+    async with connect(socket, model=model) as client:
+        card = client.info.model
+        if model is not None and not client.info.models and not meant(model, {card: (card.called, card.name)}):
+            raise ConfigError(f"model: the server on {socket} has {card.called}, not {model}; leave one of them out")
+        yield client

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
+from uma.config import nearest
+from uma.errors import UnknownModel
+
 T = TypeVar("T")
 
 HOSTS = ("huggingface.co", "hf.co", "www.huggingface.co")
 """The names of the Hugging Face hub."""
+MOST_NAMED = 20
+"""Maximum of names in one message."""
 
 
 def meant(asked: str, names: Mapping[T, Iterable[str]]) -> list[T]:
@@ -26,6 +31,17 @@ def meant(asked: str, names: Mapping[T, Iterable[str]]) -> list[T]:
     if exact or not wanted:
         return exact
     return called(lambda name: name == wanted) or called(lambda name: name.startswith(wanted))
+
+
+def one_meant(asked: str, names: Mapping[str, Iterable[str]]) -> str:
+    """The key of the one model that is meant. Raises `UnknownModel` for none, or several."""
+    found = meant(asked, names)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UnknownModel(f"model: {asked[:200]!r}: {len(found)} models begin so: {', '.join(found)}")
+    near = nearest(asked, names) or f"; there are {', '.join(list(names)[:MOST_NAMED])}"
+    raise UnknownModel(f"model: {asked[:200]!r} is not here{near}")
 
 
 def _ways(name: str) -> Iterator[str]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import attrs
 
-from uma.config import ALL_MODELS, ModelSettings, nearest
-from uma.errors import ModelError, UnknownModel
+from uma.config import ALL_MODELS, ModelSettings
+from uma.errors import ModelError
 from uma.models import catalog
 from uma.models.catalog import BUILTIN, ModelFile
-from uma.models.names import meant
+from uma.models.names import one_meant
 from uma.types import EMBEDDINGS, RERANKER
 
 
@@ -25,6 +26,8 @@ class Shelf:
     """Name of the model that comes first; `builtin`: the first that was chosen."""
     tables: Mapping[str, ModelSettings] = attrs.field(factory=dict)
     """Settings of models, by what the configuration calls them."""
+    most_bytes: float = math.inf
+    """Maximum size of a model's weights for it to be loaded at all."""
     _files: dict[str, ModelFile] = attrs.field(factory=dict, init=False)
     _settings: dict[str, ModelSettings] = attrs.field(factory=dict, init=False)
 
@@ -34,7 +37,7 @@ class Shelf:
         """
         found = catalog.available(self.environ)
         if self.chosen == ALL_MODELS:
-            sound = sorted((each for each in found if each.problem is None), key=_rank)
+            sound = sorted((each for each in found if each.problem is None), key=self._rank)
         else:
             names = [each.strip() for each in self.chosen.split(",") if each.strip()]
             sound = [self._file(name, found) for name in names]
@@ -43,6 +46,10 @@ class Shelf:
         settings = {self._file(name, found).name: each for name, each in self.tables.items() if name != ALL_MODELS}
         _check_aliases(settings)
         self._files, self._settings = {each.name: each for each in sound}, settings
+
+    def _rank(self, file: ModelFile) -> tuple[bool, bool, bool]:
+        """The place of a model where nobody has chosen an order."""
+        return file.kind in (EMBEDDINGS, RERANKER), file.size_bytes > self.most_bytes, file.name == BUILTIN
 
     def settings_of(self, file: ModelFile) -> ModelSettings:
         """What the configuration has for this model alone."""
@@ -58,30 +65,18 @@ class Shelf:
 
     @property
     def files(self) -> Sequence[ModelFile]:
-        """All of them, the default one first. Of `ALL_MODELS` those that only embed or rank come after the others, and
-        the built-in one last.
+        """All of them, the default one first. Of `ALL_MODELS` first those that generate and fit, then the built-in one,
+        the larger ones, and those that only embed or rank.
         """
         return list(self._files.values())
 
     def named(self, asked: str) -> ModelFile:
-        """The one that `asked` means, by `names.meant`. Raises `UnknownModel` for none, or several."""
+        """The one that `asked` means. Raises `UnknownModel` for none, or several."""
         names = {name: (name, *file.also, *self.settings_of(file).alias) for name, file in self._files.items()}
-        found = [self._files[name] for name in meant(asked, names)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            begin_so = ", ".join(each.name for each in found)
-            raise UnknownModel(f"model: {asked[:200]!r}: {len(found)} models begin so: {begin_so}")
-        near = nearest(asked, self._files) or f"; there are {', '.join(list(self._files)[:20])}"
-        raise UnknownModel(f"model: {asked[:200]!r} is not here{near}")
+        return self._files[one_meant(asked, names)]
 
 
 _NOTHING = ModelSettings()
-
-
-def _rank(file: ModelFile) -> tuple[bool, bool]:
-    """The place of a model where nobody has chosen an order."""
-    return file.name == BUILTIN, file.kind in (EMBEDDINGS, RERANKER)
 
 
 def _check_aliases(settings: Mapping[str, ModelSettings]) -> None:

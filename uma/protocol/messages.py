@@ -65,6 +65,9 @@ class Hello:
     """Unknown request fields are refused instead of named in `warnings`."""
     model: ModelName | None = None
     """The model of requests that name none, where the server has several; None: its default."""
+    loads: bool = True
+    """Have that model loaded where it never was, for its card. False: the answer comes at once; what it says of a model
+    that is not known yet is empty."""
     warnings: tuple[str, ...] = ()
 
 
@@ -164,6 +167,8 @@ class EndQuery:
 class ModelsQuery:
     """All models of a server that has several: `{"type": "models"}`."""
 
+    reload: bool = False
+    """Look for new ones first."""
     id: Id | None = None
     warnings: tuple[str, ...] = ()
 
@@ -174,8 +179,9 @@ class LoadQuery:
 
     model: ModelName | None = None
     """None: the server's default."""
-    keep_sec: Annotated[float, Range(ge=0)] | None = None
-    """How long it stays without a request from then on; 0: it leaves at once, null: as it was said last."""
+    keep_sec: float | None = None
+    """How long it stays without a request from then on; 0: it leaves at once, below 0: as if pinned (for those who
+    can pin), null: as it was said last."""
     id: Id | None = None
     warnings: tuple[str, ...] = ()
 

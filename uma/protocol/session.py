@@ -548,9 +548,9 @@ class ClientSession:
         self._frames = FrameDecoder(max_frame_bytes)
         self._running: set[str | None] = set()
 
-    def hello(self, *, strict: bool = False, model: str | None = None) -> bytes:
-        """The session's first frame. `model` is that of requests which name none."""
-        return encode_message(Hello(SUPPORTED, self._client, strict, model))
+    def hello(self, *, strict: bool = False, model: str | None = None, loads: bool = True) -> bytes:
+        """The session's first frame. `model` is that of requests which name none; `loads`: see `Hello`."""
+        return encode_message(Hello(SUPPORTED, self._client, strict, model, loads))
 
     def send(self, message: Generate | Cancel | EndThinking | Query) -> bytes:
         """A message as a frame.

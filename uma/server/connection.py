@@ -337,10 +337,12 @@ class Connection(ABC):
         """All models of the server, where it has several."""
         return self.engine if isinstance(self.engine, Models) else None
 
-    async def card(self, model: str | None) -> ServerInfo:
-        """What the server is, of several models with this one, and with limits as they are for this user."""
+    async def card(self, model: str | None, *, loads: bool = True) -> ServerInfo:
+        """What the server is, of several models with this one, and with limits as they are for this user. `loads`: see
+        `Models.card`.
+        """
         model = self.own_model(model if self.models else None)
-        info = self.engine.info if self.models is None else await self.models.card(model)
+        info = self.engine.info if self.models is None else await self.models.card(model, loads=loads)
         if self.account is None:
             return info
         usable = None if self.models is None else self.account.usable(self.models)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from time import perf_counter
 
 import attrs
@@ -216,8 +217,8 @@ class JsonConnection(Connection):
     async def _greet(self, hello: Hello) -> None:
         self._knows_loading = _agrees_on_1_1(hello)
         try:
-            with self._telling_of_load(hello.model):
-                info = await self.card(hello.model)
+            with self._telling_of_load(hello.model) if hello.loads else nullcontext():
+                info = await self.card(hello.model, loads=hello.loads)
         except UmaError as error:
             self.fail(error)
             return
@@ -448,16 +449,22 @@ class JsonConnection(Connection):
         if (models := self.models) is None:
             raise BadRequest("type: this server has one model; one of several is started by `uma run --models`")
         if isinstance(query, ModelsQuery):
-            return list(models.listed())
-        model = query.model or self._model
-        if not isinstance(query, LoadQuery):
+            if query.reload:
+                await models.look_again()
+            usable = None if self.account is None else self.account.usable(models)
+            return [each for each in models.listed() if usable is None or each.name in usable]
+        model = self.own_model(query.model or self._model)
+        if not isinstance(query, LoadQuery) or (query.keep_sec or 0) < 0:
             self._check_owner("unload and pin its models")
         if isinstance(query, UnloadQuery):
             return [await models.unload(model)]
         if isinstance(query, PinQuery) and not query.pinned:
             return [await models.pin(model, is_pinned=False)]
         with self._telling_of_load(model, query.id):
-            return [await (models.pin(model) if isinstance(query, PinQuery) else models.load(model, query.keep_sec))]
+            if isinstance(query, PinQuery):
+                return [await models.pin(model)]
+            is_endless = query.keep_sec is not None and query.keep_sec < 0
+            return [await models.load(model, math.inf if is_endless else query.keep_sec)]
 
     def _check_owner(self, what: str) -> None:
         if not self.is_owner:

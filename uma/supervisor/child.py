@@ -109,10 +109,10 @@ def _start(config: RuntimeConfig, sock: socket.socket) -> subprocess.Popen[bytes
     )
 
 
-def taken_bytes(pid: int | None, otherwise: int) -> int:
-    """The memory of a process, its part of what it shares included; `otherwise` where the system does not tell."""
+def taken_bytes(pid: int | None) -> int | None:
+    """The memory of a process, its part of what it shares included; None where the system does not tell."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
     except (OSError, StopIteration):
-        return otherwise
+        return None

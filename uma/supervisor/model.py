@@ -101,7 +101,8 @@ class Model:
     waiting: int = 0
     """Requests that wait until it is."""
     size_bytes: int = 0
-    """What it took when it was loaded last; 0: never."""
+    """Maximum that it took since it was loaded last, with what its prefixes can come to take; 0: it never was."""
+    measured_at: float = 0.0
     planned_bytes: int = 0
     """What it will take by its header; 0: that was not read."""
     used_at: float = 0.0

@@ -56,6 +56,8 @@ _log = logging.getLogger("uma.supervisor")
 
 FREE_SHARE = 0.7
 """Part of the memory that is free at the start that all models together can take, without `--memory`."""
+MEASURE_SEC = 5.0
+"""Between two looks at what the processes of models that are used take."""
 AT_ONCE = 64
 """Requests at once by which a client of a model that has not been loaded yet is told when to come again."""
 
@@ -79,8 +81,10 @@ class LoadedModels(Models):
     @property
     def info(self) -> ServerInfo:
         """The default model's card, with the names of all; before its first load what is so of any."""
-        card = self._model(None).card
-        return attrs.evolve(self._blank() if card is None else card, models=self.names)
+        return self._card_of(self._model(None))
+
+    def _card_of(self, model: Model) -> ServerInfo:
+        return attrs.evolve(self._blank() if model.card is None else model.card, models=self.names)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -117,14 +121,13 @@ class LoadedModels(Models):
             retry_in_sec=model.failures.left_sec(now),
         )
 
-    async def card(self, model: str | None) -> ServerInfo:
+    async def card(self, model: str | None, *, loads: bool = True) -> ServerInfo:
         """See `types.Models`."""
         found = await self._find(model)
-        if found.card is None:
+        if found.card is None and loads:
             async with found.in_use():
                 pass
-        assert found.card is not None
-        return attrs.evolve(found.card, models=self.names)
+        return self._card_of(found)
 
     @asynccontextmanager
     async def using(self, model: str | None, keep_sec: float | None = None) -> AsyncIterator[Source]:
@@ -354,6 +357,8 @@ class LoadedModels(Models):
             with self._loading:
                 async with trio.open_nursery() as both:
                     both.start_soon(self._at_changes, self._let_idle_go)
+                    both.start_soon(self._measure_used)
+                    both.start_soon(self._load_pinned)
                     await self._at_changes(partial(self._load_asked, nursery))
 
     async def _at_changes(self, look: Callable[[], Awaitable[float]]) -> None:
@@ -434,6 +439,35 @@ class LoadedModels(Models):
         model.load.ended.set()
         model.load = None
 
+    async def _measure_used(self) -> None:
+        """Measure again what is used: a process takes more as it computes larger batches and its file's pages come."""
+        while True:
+            await trio.sleep(MEASURE_SEC)
+            for held in self._loaded():
+                if held.model.running or held.model.used_at > held.model.measured_at:
+                    with suppress(UmaError):  # it has ended
+                        await self._measure(held)
+
+    async def _measure(self, held: Held) -> None:
+        """Take note of what a model's process takes, and of the prefixes that it can still come to keep."""
+        model = held.model
+        model.measured_at = trio.current_time()
+        kept_bytes = (await held.client.metrics())["cache_ram_bytes"]
+        taken = await trio.to_thread.run_sync(taken_bytes, model.pid)
+        if taken is not None:
+            most_bytes = self._child_config(model).cache_ram_mb * 2**20
+            model.size_bytes = max(model.size_bytes, taken + max(0, most_bytes - kept_bytes))
+            self.changed()
+
+    async def _load_pinned(self) -> None:
+        """Load what the configuration pins. What cannot be is told in the log, and not pinned."""
+        for file in self.shelf.files:
+            if self.shelf.settings_of(file).pin:
+                try:
+                    await self.pin(file.name)
+                except UmaError as error:
+                    log(_log, logging.WARNING, "model.not_pinned", model=file.name, reason=error.message)
+
     async def _let_idle_go(self) -> float:
         """End what nothing has used for as long as it is kept, and what is idle where a model has taken more than was
         planned. When the next one's time comes.
@@ -472,8 +506,8 @@ class LoadedModels(Models):
             with load.patience:
                 async with running(model.file.name, config, started, load.note) as client:
                     load.patience.deadline = math.inf
-                    model.size_bytes = await trio.to_thread.run_sync(taken_bytes, model.pid, model.needs_bytes)
-                    model.size_bytes += config.cache_ram_mb * 2**20  # which fills later
+                    model.size_bytes = 0
+                    await self._measure(Held(model, client))
                     loaded_at = model.used_at = trio.current_time()
                     model.stays_until = 2 * loaded_at - began
                     model.card, model.client, model.load = self._told(client.info), client, None
@@ -523,9 +557,9 @@ async def open_models(
     Raises `ModelError` where one of them is not here, and `ConfigError` where `--cache-dir` cannot be written.
     """
     config = await trio.to_thread.run_sync(_with_prefixes, config)
-    shelf = Shelf(config.models, os.environ, config.model, tables or {})
-    await trio.to_thread.run_sync(shelf.read)
     budget = config.memory * 2**20 or int(FREE_SHARE * free_memory_bytes())
+    shelf = Shelf(config.models, os.environ, config.model, tables or {}, budget)
+    await trio.to_thread.run_sync(shelf.read)
     models = LoadedModels(config, shelf, budget)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(models.run)

@@ -223,6 +223,8 @@ class ListedModel:
     """Other names that it was given."""
     vision: bool = False
     """It sees pictures; before its first load, as the header of the projector beside it says."""
+    also: tuple[str, ...] = ()
+    """Other whole names of its file."""
     running: int = 0
     """Requests that have it loaded, those that wait in its queue included."""
     waiting: int = 0

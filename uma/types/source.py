@@ -174,8 +174,8 @@ class Models(Source):
         """
 
     @abstractmethod
-    async def card(self, model: str | None) -> ServerInfo:
-        """What a model is. It is loaded for that where it never was."""
+    async def card(self, model: str | None, *, loads: bool = True) -> ServerInfo:
+        """What a model is. Where it never was loaded it is for that; without `loads` little is told of it."""
 
     @abstractmethod
     def loading_percent(self, model: str | None) -> int | None:

@@ -1,0 +1,168 @@
+"""The ways to a server of several models beside its own HTTP: commands, a gateway, users with bounds of their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import trio
+from http_server import HttpServer, running_gateway
+from several import GREEDY, NAMES, PROMPT
+
+from harness import RunInProcessText, ServerProcess, running_server, short_directory, until
+from uma.cli.top_feed import SocketFeed
+from uma.cli.top_state import Event, Frame
+from uma.client import connect
+from uma.errors import BadRequest, Ended
+from uma.llm import LLM
+from uma.types import Request, SamplingParams
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[ServerProcess]:
+    """All that are here: nothing says which model."""
+    with short_directory() as place:
+        (place / "uma.toml").write_text("n_ctx = 512\n")
+        with running_server(place / "s", "--config", str(place / "uma.toml"), **only(folder, place)) as server:
+            yield server
+
+
+def only(folder: Path, place: Path) -> dict[str, str]:
+    """Variables with which no other models are here."""
+    return {"UMA_MODELS": str(folder), "HF_HOME": str(place), "HOME": str(place)}
+
+
+def states(server: ServerProcess) -> dict[str, str]:
+    with server.connect() as raw:
+        raw.send({"type": "models"})
+        return {each["name"]: each["state"] for each in raw.expect("models")["models"]}
+
+
+def test_without_a_model_all_that_are_here_are_served_and_a_session_need_not_load_one(server: ServerProcess) -> None:
+    with server.connect() as raw:
+        hello = raw.hello(versions=["1.1"], loads=False)
+        assert hello["models"] == [*NAMES, "builtin"]
+        raw.send({"type": "models", "id": "m"})
+        assert {each["state"] for each in raw.expect("models")["models"]} == {"unloaded"}
+
+
+def test_the_built_in_model_is_served_by_one_process_where_there_is_no_other(socket_dir: Path) -> None:
+    (socket_dir / "uma.toml").write_text("")
+    none = only(socket_dir, socket_dir)
+    with running_server(socket_dir / "s", "--config", str(socket_dir / "uma.toml"), **none) as server:
+        with server.connect() as raw:
+            hello = raw.hello(versions=["1.1"], loads=False)
+        assert (hello["model"]["is_builtin"], "models" in hello) == (True, False)
+
+
+def test_commands_ask_for_the_model_that_is_named_and_load_no_other(
+    server: ServerProcess, texts: Mapping[str, str], uma_told: RunInProcessText
+) -> None:
+    at = ("--socket", str(server.socket))
+    flags = (*at, "--raw", "--temperature", "0", "--max-tokens", "8", "--ignore-eos")
+    done = uma_told("generate", "-m", "Beta", *flags, PROMPT)
+    assert (done.returncode, done.stdout.strip()) == (0, texts["beta"].strip())
+    for command in (("ps", "--json"), ("top", "--json"), ("doctor",)):
+        uma_told(*command, *at)
+    assert states(server) == {"alpha": "unloaded", "beta": "loaded", "gamma-one": "unloaded", "builtin": "unloaded"}
+
+
+def test_the_library_asks_a_server_for_the_model_that_is_named(server: ServerProcess, texts: Mapping[str, str]) -> None:
+    with LLM("beta", socket=server.socket) as llm:
+        assert llm.generate(PROMPT, SamplingParams(**GREEDY))[0].outputs[0].text == texts["beta"]
+
+
+async def test_top_ends_a_request_of_any_model(server: ServerProcess) -> None:
+    feed, frames = SocketFeed(str(server.socket)), list[Event]()
+    long = SamplingParams(max_tokens=480, ignore_eos=True)
+    async with connect(server.socket, model="beta") as client, trio.open_nursery() as nursery:
+        nursery.start_soon(feed.follow, frames.append)
+        while not frames:
+            await client.health(probe=False)
+        assert isinstance(frames[0], Frame)
+        async with client.generate(Request("one", prompt="x", sampling=long)) as stream:
+            await anext(stream)
+            (running,) = (await client.activity()).running
+            assert await feed.end(running.number, "one")
+            with pytest.raises(Ended):
+                async for _ in stream:
+                    pass
+        assert not await feed.end(running.number, "one")
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_session_keeps_a_model_for_ever_where_its_user_can_pin(server: ServerProcess) -> None:
+    async with connect(server.socket, loads=False) as client:
+        assert (await client.load("beta", float("inf"))).leaves_in_sec is None
+        assert {each.name for each in await client.models(reload=True)} == {*NAMES, "builtin"}
+        assert (await client.load("beta", 600)).leaves_in_sec is not None
+
+
+@pytest.fixture(scope="module")
+def gateway(server: ServerProcess) -> Iterator[HttpServer]:
+    """HTTP in front of it, in a process of its own."""
+    with running_gateway(server) as gateway:
+        yield gateway
+
+
+def statuses(gateway: HttpServer) -> dict[str, str]:
+    return {each["id"]: each["status"]["value"] for each in gateway.ask("GET", "/v1/models").json["data"]}
+
+
+def test_a_gateway_has_all_models_by_name(gateway: HttpServer, texts: Mapping[str, str]) -> None:
+    assert set(statuses(gateway)) == {*NAMES, "builtin"}
+    for name in ("gamma-one", "beta"):
+        answer = gateway.ask("POST", "/v1/completions", {"model": name, "prompt": PROMPT, **GREEDY})
+        assert (answer.status, answer.json["choices"][0]["text"], answer.json["model"]) == (200, texts[name], name)
+    assert gateway.ask("POST", "/v1/completions", {"model": "gama-one", "prompt": "a"}).status == 404
+    loaded = until(
+        lambda: {each["name"]: each for each in gateway.ask("GET", "/api/ps").json["models"]},
+        lambda found: {"beta", "gamma-one"} <= set(found),
+    )
+    assert loaded["gamma-one"]["context_length"] == 512
+    assert loaded["gamma-one"]["size"] > 2**20
+    streamed = gateway.ask("POST", "/v1/completions", {"model": "gam", "prompt": PROMPT, "stream": True, **GREEDY})
+    assert b"[DONE]" in streamed.body
+
+
+def test_a_gateway_loads_and_unloads_and_pulls_nothing(gateway: HttpServer, server: ServerProcess) -> None:
+    gone = {"model": "gamma-one", "prompt": PROMPT, "keep_alive": 0, "stream": False, "options": {"num_predict": 2}}
+    assert gateway.ask("POST", "/api/generate", gone).status == 200
+    until(lambda: states(server)["gamma-one"], lambda state: state == "unloaded")
+    until(lambda: statuses(gateway)["gamma-one"], lambda status: status == "unloaded")
+    assert gateway.ask("POST", "/models/load", {"model": "gamma-one"}).json == {"success": True}
+    until(lambda: statuses(gateway)["gamma-one"], lambda status: status == "loaded")
+    assert gateway.ask("POST", "/models/unload", {"model": "gamma-one"}).json == {"success": True}
+    for method, path in (("POST", "/api/pull"), ("DELETE", "/api/delete")):
+        refused = gateway.ask(method, path, {"model": "beta"})
+        assert (refused.status, "a gateway" in refused.json["error"]) == (400, True)
+
+
+@pytest.fixture(scope="module")
+def bounded(folder: Path) -> Iterator[ServerProcess]:
+    """A server on which this process's user has one of the models."""
+    with short_directory() as place:
+        (place / "users.toml").write_text(f'[{os.getuid()}]\nmodels = ["beta"]\n')
+        flags = ("--models", "all", "--n-ctx", "512", "--socket-users", str(place / "users.toml"))
+        with running_server(place / "s", *flags, **only(folder, place)) as server:
+            yield server
+
+
+async def test_a_user_that_is_bound_to_models_knows_no_others(bounded: ServerProcess) -> None:
+    async with connect(bounded.socket, loads=False) as client:
+        assert client.info.models == ("beta",)
+        assert [each.name for each in await client.models()] == ["beta"]
+        for ask_of_alpha in (client.load, client.pin, client.unload):
+            with pytest.raises(BadRequest, match="may use beta"):
+                await ask_of_alpha("alpha")
+        request = Request("a", prompt=PROMPT, sampling=SamplingParams(**GREEDY), model="alpha")
+        with pytest.raises(BadRequest, match="may use beta"):
+            async with client.generate(request) as stream:
+                await anext(stream)
+    with pytest.raises(BadRequest, match="may use beta"):
+        async with connect(bounded.socket, model="alpha"):
+            pass
+    async with connect(bounded.socket) as client:
+        assert client.info.model.called == "beta"

@@ -1,0 +1,222 @@
+"""The models of a server that has several, for another process: a session with each that is asked, and one for the
+rest.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import attrs
+import trio
+
+from uma.client.client import Client
+from uma.client.dial import connect
+from uma.errors import BadRequest, UmaError, UnknownModel
+from uma.models.names import one_meant
+from uma.types import (
+    Activity,
+    Embeddings,
+    EmbedRequest,
+    EventStream,
+    Explained,
+    Health,
+    ListedModel,
+    Models,
+    Ranking,
+    Request,
+    RerankRequest,
+    ServerInfo,
+    Source,
+    Tokenized,
+)
+
+LOOK_SEC = 0.5
+"""Between two looks at what the server's models do."""
+
+
+@attrs.define(eq=False)
+class ModelsThere(Models):
+    """See `types.Models`; made by `models_there`. All methods belong to the Trio thread."""
+
+    _path: str | Path
+    _client: Client
+    """For all that is no one model's."""
+    _nursery: trio.Nursery
+    """The models' sessions run here."""
+    _listed: Sequence[ListedModel] = attrs.field(factory=list, init=False)
+    _sessions: dict[str, Client] = attrs.field(factory=dict, init=False)
+    """With a model each, by their names."""
+    _opening: defaultdict[str, trio.Lock] = attrs.field(factory=lambda: defaultdict(trio.Lock), init=False)
+
+    async def follow(self) -> None:
+        """Keep up with the server, until it is gone."""
+        while not self._client.is_lost:
+            with suppress(UmaError):  # it stops, or is gone
+                await self._look()
+            await trio.sleep(LOOK_SEC)
+
+    async def _look(self, *, reload: bool = False) -> None:
+        listed = await self._client.models(reload=reload)
+        for each in listed:
+            if each.state == "loaded" and each.name not in self._sessions:
+                self._nursery.start_soon(self._know, each.name)
+        self._listed = listed
+
+    async def _know(self, name: str) -> None:
+        """Have the card of a model that is loaded."""
+        with suppress(UmaError):  # it has gone meanwhile
+            await self._session(name, loads=False)
+
+    async def _session(self, name: str, *, loads: bool = True) -> Client:
+        """A session with a model, which knows what that is where it `loads`."""
+        async with self._opening[name]:
+            session = self._sessions.get(name)
+            if session is None or session.is_lost or (loads and not session.info.model.path):
+                session = await self._nursery.start(self._hold, name, loads)
+        return session
+
+    async def _hold(self, name: str, loads: bool, *, task_status: trio.TaskStatus[Client]) -> None:
+        async with connect(self._path, model=name, loads=loads) as session:
+            self._sessions[name] = session
+            task_status.started(session)
+            await session.lost()  # the server closes what is not used
+            if self._sessions.get(name) is session:
+                del self._sessions[name]
+
+    @property
+    def info(self) -> ServerInfo:
+        """See `Source`."""
+        return self._card(self._listed[0].name) if self._listed else self._client.info
+
+    def _card(self, name: str) -> ServerInfo:
+        known = self._sessions.get(name, self._client).info
+        return attrs.evolve(known, models=tuple(each.name for each in self._listed))
+
+    def listed(self) -> Sequence[ListedModel]:
+        """See `types.Models`."""
+        return [self._with_card(each) for each in self._listed]
+
+    def find(self, model: str) -> ListedModel:
+        """See `types.Models`."""
+        every = {each.name: each for each in self._listed}
+        name = one_meant(model, {each.name: (each.name, *each.also, *each.aliases) for each in self._listed})
+        return self._with_card(every[name])
+
+    def _with_card(self, model: ListedModel) -> ListedModel:
+        session = self._sessions.get(model.name)
+        is_known = model.state == "loaded" and session is not None and bool(session.info.model.path)
+        return attrs.evolve(model, info=self._card(model.name)) if is_known else model
+
+    def _name(self, model: str | None) -> str:
+        if model is not None:
+            return self.find(model).name
+        if not self._listed:
+            raise UnknownModel("model: the server has none that this user can use")
+        return self._listed[0].name
+
+    async def card(self, model: str | None, *, loads: bool = True) -> ServerInfo:
+        """See `types.Models`."""
+        name = self._name(model)
+        await self._session(name, loads=loads)
+        return self._card(name)
+
+    @asynccontextmanager
+    async def using(self, model: str | None, keep_sec: float | None = None) -> AsyncIterator[Source]:
+        """See `types.Models`."""
+        name = self._name(model)
+        session = await self._session(name)
+        await self.load(name, keep_sec or None)
+        yield session
+        if keep_sec == 0:
+            await self.load(name, 0)
+
+    async def load(self, model: str | None, keep_sec: float | None = None) -> ListedModel:
+        """See `types.Models`. What is told of its load comes with the next look."""
+        return self._noted(await self._client.load(self._name(model), keep_sec))
+
+    async def unload(self, model: str | None) -> ListedModel:
+        """See `types.Models`."""
+        return self._noted(await self._client.unload(self._name(model)))
+
+    async def pin(self, model: str | None, *, is_pinned: bool = True) -> ListedModel:
+        """See `types.Models`."""
+        return self._noted(await self._client.pin(self._name(model), is_pinned=is_pinned))
+
+    def _noted(self, model: ListedModel) -> ListedModel:
+        self._listed = [model if each.name == model.name else each for each in self._listed]
+        return self._with_card(model)
+
+    def download(self, name: str) -> NoReturn:
+        """See `types.Models`; refused here."""
+        raise BadRequest(f"model: a gateway fetches nothing; `uma pull {name}` does, for the server's user")
+
+    async def remove(self, model: str) -> NoReturn:
+        """See `types.Models`; refused here."""
+        raise BadRequest(f"model: a gateway removes nothing; `uma rm {model}` does, for the server's user")
+
+    async def look_again(self) -> None:
+        """See `types.Models`."""
+        await self._look(reload=True)
+
+    async def trace(self, seconds: float) -> str:
+        """See `types.Models`."""
+        return await self._client.trace(seconds)
+
+    def loading_percent(self, model: str | None) -> int | None:
+        """See `types.Models`."""
+        found = next((each for each in self._listed if each.name == self._name(model)), None)
+        return None if found is None or found.state == "loaded" else found.loading_percent or 0
+
+    @asynccontextmanager
+    async def generate(self, request: Request) -> AsyncIterator[EventStream]:
+        """See `Source`."""
+        async with self.using(request.model) as source, source.generate(request) as stream:
+            yield stream
+
+    async def embed(self, request: EmbedRequest) -> Embeddings:
+        """See `Source`."""
+        async with self.using(request.model) as source:
+            return await source.embed(request)
+
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        """See `Source`."""
+        async with self.using(request.model) as source:
+            return await source.rerank(request)
+
+    async def tokenize(self, request: Request) -> Tokenized:
+        """See `Source`."""
+        async with self.using(request.model) as source:
+            return await source.tokenize(request)
+
+    async def health(self, *, probe: bool = True) -> Health:
+        """See `Source`."""
+        return await self._client.health(probe=probe)
+
+    async def metrics(self) -> Mapping[str, Any]:
+        """See `Source`."""
+        return await self._client.metrics()
+
+    async def activity(self) -> Activity:
+        """See `Source`."""
+        return await self._client.activity()
+
+    async def explain(self, id: str = "") -> Explained:
+        """See `Source`."""
+        return await self._client.explain(id)
+
+
+@asynccontextmanager
+async def models_there(path: str | Path, client: Client) -> AsyncIterator[ModelsThere]:
+    """The models of the server that `client`, a session without a model of its own, is connected to, for as long as the
+    block; `path` is that server's socket.
+    """
+    async with trio.open_nursery() as nursery:
+        models = ModelsThere(path, client, nursery)
+        await models.look_again()
+        nursery.start_soon(models.follow)
+        yield models
+        nursery.cancel_scope.cancel()
