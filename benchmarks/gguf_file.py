@@ -18,11 +18,15 @@ class File:
         self._architecture = architecture
         self._rng = np.random.default_rng(0)
 
-    def header(self, **fields: bool | int | float | list[int]) -> None:
+    def header(self, **fields: bool | int | float | list[int] | list[float]) -> None:
         """Fields of the architecture; `__` in a name stands for a dot."""
         add = {bool: self._writer.add_bool, int: self._writer.add_uint32, float: self._writer.add_float32}
         for name, value in fields.items():
             add.get(type(value), self._writer.add_array)(f"{self._architecture}.{name.replace('__', '.')}", value)
+
+    def text(self, name: str, value: str) -> None:
+        """A field that is a text, by its whole name."""
+        self._writer.add_string(name, value)
 
     def copy_fields(self, source: Path, is_wanted: Callable[[str], bool], template: str) -> int:
         """Fields of another file, with `template` for its chat template; how many tokens its vocabulary has."""

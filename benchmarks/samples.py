@@ -8,6 +8,9 @@ from typing import Any
 import attrs
 import trio
 
+QUESTION = "What is this?"
+"""What is asked about a picture."""
+
 
 @attrs.frozen
 class Ask:
@@ -19,6 +22,8 @@ class Ask:
     """-1 background, 0 normal, 1 interactive; targets without lanes ignore it."""
     target_ttft_ms: float | None = None
     target_tbt_ms: float | None = None
+    picture: bytes | None = None
+    """A picture's file; only UMA and llama-server are asked about one, in a chat, and without a prompt."""
     json_schema: dict[str, Any] | None = None
     """What the answer must fit; only UMA and llama-server are asked for it."""
 

@@ -93,3 +93,19 @@ async def test_a_projector_whose_embeddings_are_no_numbers_spoils_nobody(tmp_pat
         with pytest.raises(BadRequest, match="is no numbers"):
             await answer(engine, about(f"{MARKER}What?", wav(0.2)))
         assert (await answer(engine, ask(max_tokens=LENGTH))).token_ids == alone.token_ids
+
+
+async def test_a_long_sound_that_is_read_in_parts_is_llama_cpp_s_too(tmp_path: Path) -> None:
+    """200 tokens, at most 64 in a batch, beside a stream and others of their length."""
+    model = write_seeing_model(tmp_path / "model.gguf", "llava")
+    world = World.of(tmp_path, model, None, hears="gemma4ua")
+    text = f"{MARKER}What is this?"
+    async with open_engine(config_for(world.model, n_batch=64, n_ubatch=64)) as engine:
+        requests = [about(text, wav(8, seed), id=f"{seed}") for seed in range(1, 5)]
+        found = await answers(engine, [ask(max_tokens=300), *requests])
+        assert [each.token_ids for each in found[1:]] == [world.expected(text, [wav(8, seed)]) for seed in range(1, 5)]
+        assert len(found[0].token_ids) == 300
+        again = await answer(engine, about(text, wav(8, 1)))
+        assert again.token_ids == found[1].token_ids
+        assert again.finished.usage.cached_tokens >= again.finished.usage.prompt_tokens - 2
+    world.reference.close()

@@ -83,10 +83,11 @@ async def storm(target: Target, bench: Bench, rng: Random, *, stream_tokens: int
         await stream.reached(tokens_then + 30)
         cpu = meter.stop(0)
         nursery.cancel_scope.cancel()
-    return {**_gaps(stream, storm_began), **_reading(readers), **cpu, "stream_qoe": qoe([stream])[0]}
+    return {**gaps(stream, storm_began), **_reading(readers), **cpu, "stream_qoe": qoe([stream])[0]}
 
 
-def _gaps(stream: Sample, storm_began: int) -> Measures:
+def gaps(stream: Sample, storm_began: int) -> Measures:
+    """The stream's gaps before and after its token number `storm_began`."""
     calm = stream.gaps_ms[: storm_began - 1]
     during = sorted(stream.gaps_ms[storm_began - 1 :])
     return {

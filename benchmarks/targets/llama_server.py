@@ -6,6 +6,7 @@ scenario is about: the number of slots, the context, the KV layout and the batch
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ import trio
 from benchmarks.cache import peer_binary
 from benchmarks.http_stream import ending, post
 from benchmarks.models import BenchModel
-from benchmarks.samples import Ask, Sample
+from benchmarks.samples import QUESTION, Ask, Sample
 from benchmarks.targets.base import HUGE_PAGES, Process, free_port, server_process
 
 LAYOUTS = {"unified": "--kv-unified", "split": "--no-kv-unified"}
@@ -42,6 +43,9 @@ class LlamaServer:
         return self.process.pid
 
     async def ask(self, ask: Ask, sample: Sample) -> None:
+        if ask.picture is not None:
+            await self._ask_about(ask.picture, ask.max_tokens, sample)
+            return
         body: dict[str, Any] = {
             "prompt": list(ask.prompt),
             "n_predict": ask.max_tokens,
@@ -63,6 +67,20 @@ class LlamaServer:
                         sample.add(token)
                     if event["stop"]:
                         sample.cached_tokens = event["timings"]["cache_n"]
+
+    async def _ask_about(self, picture: bytes, max_tokens: int, sample: Sample) -> None:
+        url = f"data:image/bmp;base64,{base64.b64encode(picture).decode()}"
+        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": QUESTION}]
+        message = {"role": "user", "content": content}
+        body = {"messages": [message], "max_tokens": max_tokens, "stream": True, "ignore_eos": True, "temperature": 0}
+        with ending(sample):
+            async with post(self.port, "/v1/chat/completions", body) as events:
+                async for payload in events:
+                    if payload == b"[DONE]":
+                        break
+                    for choice in orjson.loads(payload)["choices"]:
+                        if choice["delta"].get("content"):
+                            sample.add(0)  # a text, of which it tells no token
 
 
 @asynccontextmanager

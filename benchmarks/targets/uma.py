@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import os
 import sys
@@ -15,15 +16,20 @@ import attrs
 import trio
 
 from benchmarks.models import BenchModel
-from benchmarks.samples import Ask, Sample
+from benchmarks.samples import QUESTION, Ask, Sample
 from benchmarks.targets.base import Process, free_port, server_process
 from benchmarks.targets.llama_server import LlamaServer
 from uma.client import Client, connect
 from uma.errors import UmaError
-from uma.types import Finished, Grammar, Request, SamplingParams, Slo, Token
+from uma.types import Finished, Grammar, Media, Message, Request, SamplingParams, Slo, Token
 
 IDLE_TIMEOUT_SEC = 3600
 """Its sessions wait while other targets have their turns: with a large model for longer than UMA's default."""
+
+
+def about(picture: bytes) -> Message:
+    """A question about a picture."""
+    return Message("user", QUESTION, media=(Media(base64.b64encode(picture).decode()),))
 
 
 @attrs.frozen
@@ -43,7 +49,8 @@ class Uma:
         number = next(self._ids)
         request = Request(
             id=f"bench-{number}",
-            token_ids=ask.prompt,
+            token_ids=None if ask.picture else ask.prompt,
+            messages=None if ask.picture is None else (about(ask.picture),),
             sampling=SamplingParams(
                 max_tokens=ask.max_tokens,
                 ignore_eos=ask.json_schema is None,

@@ -16,6 +16,26 @@ import numpy.typing as npt
 Tokens = Sequence[int] | npt.NDArray[np.int32]
 
 
+class EmbeddingBatch:
+    """Embeddings of consecutive positions of one sequence, in the place of tokens, without logits."""
+
+    def __init__(self, embeddings: npt.NDArray[np.float32], first_pos: int, seq_id: int) -> None:
+        """`embeddings` is `[tokens, figures]`, row by row, and read in place."""
+        self.n_tokens = len(embeddings)
+        self._embeddings = embeddings
+        self._pos = np.arange(first_pos, first_pos + self.n_tokens, dtype=np.int32)
+        self._n_seq_id = np.ones(self.n_tokens, np.int32)
+        self._seq_id = np.full(self.n_tokens, seq_id, np.int32)
+        self._seq_lists = self._seq_id.ctypes.data + self._seq_id.itemsize * np.arange(self.n_tokens, dtype=np.uintp)
+        self._output = np.zeros(self.n_tokens, np.int8)
+        self.struct = lib.llama_batch()
+        self.struct.embd = self._embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        self.struct.pos = self._pos.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        self.struct.n_seq_id = self._n_seq_id.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        self.struct.seq_id = self._seq_lists.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
+        self.struct.logits = self._output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
+
+
 class Batch:
     """Up to `capacity` tokens, each with its sequence and position, and a mark where logits are wanted.
 

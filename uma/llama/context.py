@@ -20,7 +20,7 @@ from numpy import ctypeslib
 
 from uma.errors import ConfigError, ModelError
 from uma.llama import backend
-from uma.llama.batch import Batch
+from uma.llama.batch import Batch, EmbeddingBatch
 from uma.llama.header import quoted
 from uma.llama.log import LOG
 from uma.llama.model import Model
@@ -253,6 +253,13 @@ class Context:
         """
         batch.struct.n_tokens = batch.n_tokens
         return int(lib.llama_decode(self.handle, batch.struct))
+
+    def decode_embeddings(self, batch: EmbeddingBatch) -> int:
+        """`decode`, of what is no tokens."""
+        batch.struct.n_tokens = batch.n_tokens
+        code = int(lib.llama_decode(self.handle, batch.struct))
+        self.wait()
+        return code
 
     def wait(self) -> None:
         """Wait until the batch that was begun is computed, without the GIL."""

@@ -27,6 +27,7 @@ from numpy import ctypeslib
 
 from uma.errors import BadRequest, ModelError
 from uma.llama import backend
+from uma.llama.batch import EmbeddingBatch
 from uma.llama.context import Context
 from uma.llama.header import quoted
 from uma.llama.log import CALLBACK, LOG
@@ -181,12 +182,25 @@ class Projector:
         """Whether its tokens attend to later ones too: then one ubatch must hold all of them."""
         return bool(lib.mtmd_decode_use_non_causal(self.handle, picture.handle))
 
-    def decode(self, context: Context, picture: Picture, position: int, seq_id: int) -> int:
-        """Compute the tokens of a picture that is encoded at the end of a sequence. Returns what `Context.decode` does;
-        what a failed one leaves in memory lies at `position` and behind. One that `attends_both_ways` fits a ubatch.
+    def can_be_cut(self, picture: Picture) -> bool:
+        """Whether `decode` can compute a part of its tokens: their positions are those of a text, and none attends to
+        later ones.
+        """
+        return not self.uses_mrope and not self.attends_both_ways(picture)
+
+    def decode(self, context: Context, picture: Picture, part: range, position: int, seq_id: int) -> int:
+        """Compute a `part` of the tokens of a picture that is encoded at the end of a sequence: all of them unless it
+        `can_be_cut`. Returns what `Context.decode` does; what a failed one leaves in memory lies at `position` and
+        behind. One that `attends_both_ways` fits a ubatch.
         """
         if picture.embedding is None:
             raise ValueError("picture: is not encoded")
+        if self.can_be_cut(picture):
+            return context.decode_embeddings(
+                EmbeddingBatch(picture.embedding[part.start : part.stop], position, seq_id)
+            )
+        if part != range(picture.n_tokens):
+            raise ValueError(f"part: {part} of a picture that cannot be cut")
         after = ctypes.c_int32(0)
         pointer = picture.embedding.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         nothing = lib.mtmd_helper_post_decode_callback()

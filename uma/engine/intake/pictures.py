@@ -11,6 +11,7 @@ import threading
 from array import array
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from weakref import WeakSet
 
 import attrs
@@ -31,6 +32,8 @@ MAX_KEPT = 1_024
 """Maximum pictures that are kept."""
 MAX_PREPARED = 128
 """Maximum pictures that are prepared and wait to be encoded: each holds its pixels, resized, until then."""
+PART_TOKENS = 32
+"""Maximum tokens of a part of a picture, where one can be cut. Fewer would take a batch little less time on a CPU."""
 RETRY_AFTER_MS = 1_000
 
 
@@ -77,8 +80,9 @@ class PictureReader:
         for each in decoded:
             if each.id not in known:
                 known[each.id] = self._keep(each, pieces, sum(other.id == each.id for other in decoded))
-        tokens, pictures = self._joined(pieces, known)
-        return tokens, tuple(map(PlacedPicture, runs_in(tokens), pictures))
+        tokens, parts = self._joined(pieces, known)
+        pairs = zip(runs_in(tokens), parts, strict=True)
+        return tokens, tuple(PlacedPicture(run, picture, start) for run, (picture, start) in pairs)
 
     def _marked(self, request: Request, first: int) -> tuple[Request, list[tuple[str, str]]]:
         """The request with marks in the place of pictures; and each one's base64, and where it stands."""
@@ -134,9 +138,11 @@ class PictureReader:
                 size -= self._kept.pop(next(iter(self._kept))).size_bytes
         return seen
 
-    def _joined(self, pieces: Sequence[Text | Picture], known: dict[str, _Seen]) -> tuple[array[int], list[Picture]]:
-        """The ids of all pieces, and the pictures among them."""
-        tokens, pictures, numbers = array("i"), list[Picture](), Counter[str]()
+    def _joined(
+        self, pieces: Sequence[Text | Picture], known: dict[str, _Seen]
+    ) -> tuple[array[int], list[tuple[Picture, int]]]:
+        """The ids of all pieces, and the parts of pictures among them: each with the first token that it has of it."""
+        tokens, pictures, numbers = array("i"), list[tuple[Picture, int]](), Counter[str]()
         for piece in pieces:
             if isinstance(piece, Text):
                 tokens.frombytes(piece.tokens.tobytes())
@@ -144,12 +150,21 @@ class PictureReader:
             parts = known[piece.id].parts
             number = numbers[piece.id] % len(parts)
             numbers[piece.id] += 1
-            key = f"{self._projector.identity} {piece.id} {number}".encode()
-            tokens += ids_of(key, piece.n_tokens, piece.n_positions)
-            pictures.append(parts[number])
+            cuts = self._cuts(parts[number])
+            for start, end in pairwise(cuts):
+                key = f"{self._projector.identity} {piece.id} {number} {start}".encode()
+                tokens += ids_of(key, end - start, end - start if len(cuts) > 2 else piece.n_positions)
+                pictures.append((parts[number], start))
         if not tokens or tokens[-1] < 0:
             raise BadRequest("messages: a prompt cannot end with a picture or a sound; write something behind it")
         return tokens, pictures
+
+    def _cuts(self, picture: Picture) -> list[int]:
+        """Where a picture is cut, its beginning and end included: streams go on between its parts."""
+        tokens, parts = picture.n_tokens, 1
+        if self._projector.can_be_cut(picture):
+            parts = -(-tokens // PART_TOKENS)
+        return [tokens * each // parts for each in range(parts + 1)]
 
     def _check(self, picture: Picture) -> None:
         tokens, most = picture.n_tokens, min(MAX_TOKENS, self._context.n_ctx_seq)

@@ -208,11 +208,11 @@ class ModelRunner:
     def prefill(self, work: Work) -> tuple[int, dict[Sequence, int]]:
         """Pieces of prompts, computed and booked. Also returns those read to their ends, with their logits' indices.
 
-        A piece of a prompt whose logits are read (`split_unread`) comes alone, and so does a picture, as a whole. The
-        cost model is told nothing of them.
+        A piece of a prompt whose logits are read (`split_unread`) comes alone, and so does a picture. The cost model is
+        told nothing of them.
         """
         if (placed := work[0][0].picture) is not None:
-            return self._read_picture(work[0][0], placed), {}
+            return self._read_picture(*work[0], placed), {}
         is_read = any(reads_logits(sequence) for sequence, _ in work)
         tokens = sum(count for _, count in work)
         position = self._position(work, tokens)
@@ -225,20 +225,28 @@ class ModelRunner:
             self._trace.batch("prefill", tokens, len(work), took_ms, self._pool.used_cells)
         return code, ends
 
-    def _read_picture(self, sequence: Sequence, placed: PlacedPicture) -> int:
-        """A picture that is encoded, computed and booked."""
+    def _read_picture(self, sequence: Sequence, count: int, placed: PlacedPicture) -> int:
+        """A picture that is encoded, computed and booked; or so many of its parts as `count` has tokens for, at least
+        one.
+        """
         assert self._projector is not None
         assert sequence.holding is not None
-        run, position, seq_id = placed.run, sequence.next_position, sequence.holding.seq_id
-        tokens = run.end - run.start
+        position, seq_id = sequence.next_position, sequence.holding.seq_id
+        start, end = placed.run.start, placed.run.end
+        for each in sequence.pictures:
+            follows = each.run.start == end and each.start == placed.start + end - start
+            if follows and each.picture is placed.picture and each.run.end - start <= min(count, self._context.n_batch):
+                end = each.run.end
+        tokens = end - start
+        part = range(placed.start, placed.start + tokens)
         self._pool.make_room(tokens)
         self._outbox.flush()  # a batch of many tokens takes longer than any token can wait
-        decode = partial(self._projector.decode, self._context, placed.picture, position, seq_id)
+        decode = partial(self._projector.decode, self._context, placed.picture, part, position, seq_id)
         code, took_ms = self._compute([sequence], [], decode=decode)
         if code == DONE:
             self._account([(sequence, tokens)], took_ms)
-            self._pool.extend(sequence.holding, sequence.tokens[run.start : run.end])
-            sequence.computed = run.end
+            self._pool.extend(sequence.holding, sequence.tokens[start:end])
+            sequence.computed = end
             sequence.share.was_read(tokens)
             sequence.was_in_batch(1)
             self._metrics.prefill_tokens_total += tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
@@ -65,6 +66,12 @@ class PlacedPicture:
 
     run: PictureRun
     picture: Picture
+    start: int = 0
+    """The first of the picture's tokens that it has."""
+
+
+def _start_of(placed: PlacedPicture) -> int:
+    return placed.run.start
 
 
 @attrs.define(slots=True, eq=False)
@@ -150,6 +157,8 @@ class Sequence:
     """Where its pieces end besides, the next one last: a checkpoint is taken there (`KvPool.borders`)."""
     pictures: tuple[PlacedPicture, ...] = ()
     """Those of its prompt, in order."""
+    squeezed: tuple[PictureRun, ...] = attrs.field(init=False)
+    """Those among them over which positions rise by less than their tokens."""
     paused_ms: float = 0.0
     """When its reader fell behind."""
     computed: int = 0
@@ -185,6 +194,7 @@ class Sequence:
     """Forced tokens are given without computing what comes before them. Not where their log probability is asked."""
 
     def __attrs_post_init__(self) -> None:
+        self.squeezed = tuple(each.run for each in self.pictures if each.run.surplus)
         sampling = self.request.sampling
         self.text = TextStream(sampling.stop)
         self.has_reader = self.request.stream
@@ -228,19 +238,26 @@ class Sequence:
 
     @property
     def picture(self) -> PlacedPicture | None:
-        """The picture that it computes next, as a whole; None where that is text."""
-        return next((each for each in self.pictures if each.run.start == self.computed), None)
+        """The picture, or the part of one, that it computes next; None where that is text."""
+        at = self._next_picture
+        return self.pictures[at] if at < len(self.pictures) and not self.to_picture else None
 
     @property
     def to_picture(self) -> int:
         """Its next tokens that are text before the next picture; all of them where there is none."""
-        starts = (each.run.start for each in self.pictures if each.run.start >= self.computed)
-        return min(starts, default=len(self.tokens)) - self.computed
+        at = self._next_picture
+        start = self.pictures[at].run.start if at < len(self.pictures) else len(self.tokens)
+        return start - self.computed
+
+    @property
+    def _next_picture(self) -> int:
+        """The index of the first picture that begins where it is, or behind."""
+        return bisect_left(self.pictures, self.computed, key=_start_of)
 
     @property
     def next_position(self) -> int:
         """The position of the token that it computes next: behind a picture it can be less than the token's index."""
-        return self.computed if not self.pictures else position_of([each.run for each in self.pictures], self.computed)
+        return position_of(self.squeezed, self.computed)
 
     @property
     def unread(self) -> int:
