@@ -14,7 +14,7 @@ from models import write_model
 from uma import Request, open_engine
 from uma.engine.policy import CostModel, scheduler
 from uma.engine.worker.executor import Executor, Tick
-from uma.engine.worker.runner import ModelRunner
+from uma.engine.worker.runner import ModelRunner, Outcome
 from uma.engine.worker.sequence import Sequence
 from uma.engine.worker.status import Status
 from uma.llama.context import NO_ROOM
@@ -85,7 +85,7 @@ async def test_a_mixed_batch_that_fails_is_computed_as_two_and_nothing_is_lost(
     mixed = ModelRunner.mixed
     failed: list[bool] = []
 
-    def fails(runner: ModelRunner, rows: list[Sequence], prefill: list[tuple[Sequence, int]]) -> object:
+    def fails(runner: ModelRunner, rows: list[Sequence], prefill: list[tuple[Sequence, int]]) -> Outcome:
         if len(failed) % 2:
             failed.append(False)
             return mixed(runner, rows, prefill)
@@ -97,7 +97,7 @@ async def test_a_mixed_batch_that_fails_is_computed_as_two_and_nothing_is_lost(
                 run = sequence.tokens[sequence.computed : sequence.computed + count]
                 runner._batch.add(run, sequence.computed, sequence.holding.seq_id, last_logits=True)
             assert runner._context.decode(runner._batch) == 0
-        return code, {}
+        return Outcome(code, 1.0)
 
     monkeypatch.setattr(ModelRunner, "mixed", fails)
     got, _ = await read_all(model)

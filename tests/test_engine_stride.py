@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from uma import Request, RuntimeConfig, open_engine
 from uma.engine.delivery.outbox import Deliver, Delivery, Outbox
 from uma.engine.delivery.pacing import HOLD_SHARE, STRIDE_STEPS, Stride
 from uma.engine.worker.commands import Commands
-from uma.engine.worker.runner import ModelRunner, Step
+from uma.engine.worker.runner import Decoding, ModelRunner, Outcome, Step
 from uma.llama.batch import Batch
 from uma.llama.context import Context
 from uma.types import Finished, Grammar, Slo, Token
@@ -39,12 +39,16 @@ def strides(monkeypatch: pytest.MonkeyPatch) -> list[list[Step]]:
     found: list[list[Step]] = []
     decode = ModelRunner.decode
 
-    def watched(runner: ModelRunner, sequences: Any, stride: Stride) -> Iterator[Step]:
+    def seen(decoding: Decoding) -> Generator[Step, None, Outcome]:
         steps: list[Step] = []
         found.append(steps)
-        for step in decode(runner, sequences, stride):
+        for step in decoding:
             steps.append(step)
             yield step
+        return decoding.outcome
+
+    def watched(runner: ModelRunner, sequences: Any, stride: Stride) -> Decoding:
+        return Decoding(seen(decode(runner, sequences, stride)))
 
     monkeypatch.setattr(ModelRunner, "decode", watched)
     return found

@@ -22,12 +22,12 @@ from uma.engine.policy.order import preemption_order
 from uma.engine.worker.drafts.speculator import Drafts
 from uma.engine.worker.output import steps_ahead
 from uma.engine.worker.residency import Residency
-from uma.engine.worker.runner import ModelRunner, Step, Work
+from uma.engine.worker.runner import Decoding, ModelRunner, Outcome, Work
 from uma.engine.worker.sampling import Given
 from uma.engine.worker.sequence import Sequence
 from uma.engine.worker.status import Status
 from uma.errors import DecodeFailed
-from uma.llama.context import ABORTED, DONE, NO_ROOM, Context
+from uma.llama.context import ABORTED, NO_ROOM, Context
 from uma.metrics import EngineMetrics
 
 
@@ -148,21 +148,19 @@ class Executor:
 
     def _decode_at_once(self, sequences: list[Sequence], stride: Stride, *, learns: bool) -> Iterator[Results]:
         while sequences:
-            yield self._booked(sequences, self._steps(sequences, stride), learns=learns)
-            if self._runner.code == DONE:
+            decoding = self._runner.decode(sequences, stride)
+            yield self._booked(sequences, decoding, learns=learns)
+            if decoding.outcome.is_done:
                 return
             retry: Work = []
-            yield from self._failed(self._runner.code, [(sequence, 1) for sequence in sequences], retry)
+            yield from self._failed(decoding.outcome, [(sequence, 1) for sequence in sequences], retry)
             sequences, stride = [sequence for sequence, _ in retry], ONE_STEP
 
-    def _steps(self, sequences: list[Sequence], stride: Stride) -> Iterable[Step]:
-        """A stride's steps, each as soon as it is to be booked (`ModelRunner.decode`)."""
-        steps = self._runner.decode(sequences, stride)
-        return steps if self._context.returns_early else list(steps)
-
-    def _booked(self, sequences: list[Sequence], steps: Iterable[Step], *, learns: bool) -> Results:
-        """A stride's steps, each booked just before it is given: booking needs the tokens before it accepted."""
-        for step in steps:
+    def _booked(self, sequences: list[Sequence], decoding: Decoding, *, learns: bool) -> Results:
+        """A stride's steps, each as soon as it is to be booked (`ModelRunner.decode`), and booked just before it is
+        given: booking needs the tokens before it accepted.
+        """
+        for step in decoding if self._context.returns_early else list(decoding):
             rows, given = [row for row in sequences if row.holding is not None], step.given
             if len(rows) < len(sequences):
                 # A fault has ended a sequence in the middle of the stride: its further tokens are dropped.
@@ -172,13 +170,13 @@ class Executor:
 
     def _verify(self, drafts: Drafts) -> Iterator[Results]:
         """Decode rows with drafts. A batch that fails is computed again without them, and takes the ladder there."""
-        code, given, at_ms = self._runner.verify(drafts)
+        outcome, given, at_ms = self._runner.verify(drafts)
         rows = [sequence for sequence, _ in drafts.rows]
-        if code == DONE:
+        if outcome.is_done:
             yield [Result(rows, given, at_ms)]
         elif not self._context.is_ended:
-            rows = [each for each in rows if code == NO_ROOM or self._cut_back(each)]
-            yield from self._decode_at_once([] if self._is_given_up else rows, ONE_STEP, learns=False)
+            rows = [each for each in rows if outcome.code == NO_ROOM or self._cut_back(each, outcome)]
+            yield from self._decode_at_once([] if self._is_given_up(outcome) else rows, ONE_STEP, learns=False)
 
     def _decode_several(self, sequences: list[Sequence]) -> Iterator[Results]:
         """Decode rows of which some were given several tokens at once."""
@@ -265,17 +263,17 @@ class Executor:
         prefill = self._to_borders(_filled_up(prefill, len(tick.decode) - len(rows)))[0] if prefill else prefill
         size = len(rows) + sum(count for _, count in prefill)
         if rows and prefill and size <= self._context.n_batch and _is_plain(rows, prefill):
-            code, ends = self._runner.mixed(rows, prefill)
-            if code == DONE:
-                yield self._sampled(ends)
+            outcome = self._runner.mixed(rows, prefill)
+            if outcome.is_done:
+                yield self._sampled(outcome)
                 return
             if self._context.is_ended:
                 return
-            if code != NO_ROOM:
-                self._restart_others([*rows, *(each for each, _ in prefill)])
-                rows = [each for each in rows if self._cut_back(each)]
-                prefill = [each for each in prefill if self._cut_back(each[0])]
-            if self._is_given_up:
+            if outcome.code != NO_ROOM:
+                self._restart_others([*rows, *(each for each, _ in prefill)], outcome)
+                rows = [each for each in rows if self._cut_back(each, outcome)]
+                prefill = [each for each in prefill if self._cut_back(each[0], outcome)]
+            if self._is_given_up(outcome):
                 return
         if rows:
             yield from self._decode(attrs.evolve(tick, decode=rows, drafts=None))
@@ -283,31 +281,30 @@ class Executor:
         if prefill:
             yield from self._prefill(prefill)
 
-    def _until_done(self, compute: Callable[[Work], tuple[int, dict[Sequence, int]]], work: Work) -> Iterator[Results]:
+    def _until_done(self, compute: Callable[[Work], Outcome], work: Work) -> Iterator[Results]:
         """Compute `work`, and after a batch that fails what the retry ladder leaves of it."""
         while work:
-            code, ends = compute(work)
-            if code == DONE:
-                yield self._sampled(ends)
+            outcome = compute(work)
+            if outcome.is_done:
+                yield self._sampled(outcome)
                 return
             retry: Work = []
-            yield from self._failed(code, work, retry)
+            yield from self._failed(outcome, work, retry)
             work = retry
 
-    def _sampled(self, ends: dict[Sequence, int]) -> Results:
-        """The next tokens of the rows that have logits, at these indices of the batch just computed."""
-        sequences = list(ends)
+    def _sampled(self, outcome: Outcome) -> Results:
+        """The next tokens of the rows that have logits in the batch just computed."""
+        sequences, indices = list(outcome.ends), list(outcome.ends.values())
         if sequences:
-            yield Result(sequences, self._runner.sampling.sample(sequences, list(ends.values())), now_ms())
+            yield Result(sequences, self._runner.sampling.sample(sequences, indices), now_ms())
 
     # The retry ladder
 
-    @property
-    def _is_given_up(self) -> bool:
-        """Whether the last batch, which was aborted, is not to be computed again."""
-        return self._context.is_ended or self._runner.is_withdrawn
+    def _is_given_up(self, outcome: Outcome) -> bool:
+        """Whether a batch that was aborted is not to be computed again."""
+        return self._context.is_ended or outcome.is_withdrawn
 
-    def _failed(self, code: int, work: Work, retry: Work) -> Iterator[Results]:
+    def _failed(self, outcome: Outcome, work: Work, retry: Work) -> Iterator[Results]:
         """Deal with a batch that could not be computed; what to try instead is appended to `retry`.
 
         A fault can have ended some of its sequences: those of a stride, in a step before.
@@ -315,14 +312,13 @@ class Executor:
         work = [each for each in work if each[0].holding is not None]
         if not work:
             return
-        if code == NO_ROOM:
+        if outcome.code == NO_ROOM:
             retry += self._with_less(work)
-        elif code == ABORTED:
-            back = [each for each in work if self._cut_back(each[0])]
-            self._restart_others([sequence for sequence, _ in work])
-            retry += [] if self._is_given_up else back
+        elif outcome.code == ABORTED:
+            back = self._put_back(work, outcome)
+            retry += [] if self._is_given_up(outcome) else back
         else:
-            yield from self._run_alone(work)
+            yield from self._run_alone(self._put_back(work, outcome))
 
     def _with_less(self, work: Work) -> Work:
         """What to try after `llama_decode` found no cells: evict cache, prefill less, then preempt the youngest."""
@@ -347,38 +343,42 @@ class Executor:
         return []
 
     def _run_alone(self, work: Work) -> Iterator[Results]:
-        """After a failed batch: put memory back as it was, and run each row alone. One that fails again ends."""
-        back = [each for each in work if self._cut_back(each[0])]
-        self._restart_others([sequence for sequence, _ in work])
-        for sequence, count in back:
-            if sequence.status is Status.PREFILLING:
-                code, ends = self._runner.prefill([(sequence, count)])
-                yield self._sampled(ends)
-            elif count > 1:
-                code, ends = self._runner.decode_several([(sequence, count)])
-                yield self._sampled(ends)
+        """After a failed batch: run each row alone. One that fails again ends."""
+        for sequence, count in work:
+            if sequence.status is Status.PREFILLING or count > 1:
+                is_read = sequence.status is Status.PREFILLING
+                outcome = (self._runner.prefill if is_read else self._runner.decode_several)([(sequence, count)])
+                yield self._sampled(outcome)
             else:
-                yield self._booked([sequence], self._steps([sequence], ONE_STEP), learns=False)
-                code = self._runner.code
-            if code == NO_ROOM:
+                decoding = self._runner.decode([sequence], ONE_STEP)
+                yield self._booked([sequence], decoding, learns=False)
+                outcome = decoding.outcome
+            if outcome.code == NO_ROOM:
                 self._residency.preempt(sequence, now_ms())
-            elif code != DONE:
-                self._cut_back(sequence)
-                if code != ABORTED:
-                    self._residency.end(sequence, DecodeFailed(f"llama_decode failed with {code} for this request"))
+            elif not outcome.is_done:
+                self._cut_back(sequence, outcome)
+                if outcome.code != ABORTED:
+                    why = f"llama_decode failed with {outcome.code} for this request"
+                    self._residency.end(sequence, DecodeFailed(why))
 
-    def _restart_others(self, sequences: list[Sequence]) -> None:
+    def _put_back(self, work: Work, outcome: Outcome) -> Work:
+        """Put memory back as it was before a failed batch; what of it can be tried again."""
+        back = [each for each in work if self._cut_back(each[0], outcome)]
+        self._restart_others([sequence for sequence, _ in work], outcome)
+        return back
+
+    def _restart_others(self, sequences: list[Sequence], outcome: Outcome) -> None:
         """After an aborted batch of these: the states of others with a slot can have been moved in its midst."""
-        if not self._runner.is_state_lost:
+        if not outcome.is_state_lost:
             return
         for each in list(self._residency.active.values()):
             if each not in sequences:
                 self._residency.restart(each)
 
-    def _cut_back(self, sequence: Sequence) -> bool:
+    def _cut_back(self, sequence: Sequence, outcome: Outcome) -> bool:
         """Remove what a failed batch can have left in memory. False where memory cannot be cut: then it is queued."""
         assert sequence.holding is not None
-        if not self._runner.is_state_lost and self._pool.cells.roll_back(sequence.holding.seq_id, sequence.computed):
+        if not outcome.is_state_lost and self._pool.cells.roll_back(sequence.holding.seq_id, sequence.computed):
             return True
         self._residency.restart(sequence)
         return False

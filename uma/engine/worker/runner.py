@@ -7,9 +7,10 @@ the policy has learnt that this is faster. With split KV it never is: llama.cpp 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from itertools import takewhile
+from types import MappingProxyType
 from typing import NamedTuple
 
 from uma.engine.clock import now_ms
@@ -52,11 +53,41 @@ class Step(NamedTuple):
     """Of the stride."""
 
 
+class Outcome(NamedTuple):
+    """What became of a batch."""
+
+    code: int
+    """llama.cpp's answer (`Context.decode`)."""
+    took_ms: float
+    is_withdrawn: bool = False
+    """All its requests were cancelled, so that it was aborted: none of it is to be tried again."""
+    is_state_lost: bool = False
+    """llama.cpp has broken it off: states, also of sequences beside it, are not known."""
+    ends: Mapping[Sequence, int] = MappingProxyType({})
+    """The sequences that have logits, with their indices. None where the batch failed."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of it was computed."""
+        return self.code == DONE
+
+
+class Decoding:
+    """The steps of a stride, to be gone through once; `outcome` is that of its last batch, known after them."""
+
+    outcome: Outcome
+
+    def __init__(self, steps: Generator[Step, None, Outcome]) -> None:
+        self._steps = steps
+
+    def __iter__(self) -> Iterator[Step]:
+        self.outcome = yield from self._steps
+
+
 class ModelRunner:
     """Computes the rows that it is given. The policy chooses them; the executor deals with a batch that fails.
 
-    Belongs to the decode thread. Each method but `decode` returns llama.cpp's answer (`Context.decode`). A stride ends
-    early where `commands.is_called`.
+    Belongs to the decode thread. A stride ends early where `commands.is_called`.
     """
 
     def __init__(
@@ -91,12 +122,10 @@ class ModelRunner:
         self._batch = Batch(context.n_batch)
         self.decode_ms = math.inf
         """What the last batch of decode rows took: the next takes about as long."""
-        self.code = DONE
-        """llama.cpp's answer to the last batch."""
-        self.is_withdrawn = False
-        """All requests of the last batch were cancelled, so that it was aborted: none of it is to be tried again."""
-        self.is_state_lost = False
-        """llama.cpp has broken off the last batch: states, also of sequences beside it, are not known."""
+        self._code = DONE
+        """llama.cpp's answer to the batch that was begun."""
+        self._is_state_lost = False
+        """It has broken that batch off."""
         self.began_ms = 0.0
         """When the last batch went to llama.cpp."""
 
@@ -122,16 +151,18 @@ class ModelRunner:
         """End the threads that help to sample."""
         self.sampling.close()
 
-    def decode(self, sequences: list[Sequence], stride: Stride) -> Iterator[Step]:
+    def decode(self, sequences: list[Sequence], stride: Stride) -> Decoding:
         """A token for each row, step after step: the batches of nearly every tick, so they take the shortest path.
 
         Ends with the stride, with the end of a row's text, when a command calls, before a buffered event is late, or
-        where a draft can go on faster. Then `code` is llama.cpp's last answer. The caller must book each step (`book`)
-        and accept its tokens, in the order in which this method leaves `sequences`, before it does anything else: on a
-        GPU step by step, for the next batch is being computed when a step is yielded; on a CPU all of them at the end,
-        for a batch's weights go through every cache, so that between two batches each line of code comes from memory
-        again.
+        where a draft can go on faster. The caller must book each step (`book`) and accept its tokens, in the order in
+        which this method leaves `sequences`, before it does anything else: on a GPU step by step, for the next batch is
+        being computed when a step is yielded; on a CPU all of them at the end, for a batch's weights go through every
+        cache, so that between two batches each line of code comes from memory again.
         """
+        return Decoding(self._steps(sequences, stride))
+
+    def _steps(self, sequences: list[Sequence], stride: Stride) -> Generator[Step, None, Outcome]:
         if self._pool.is_split:
             sequences.sort(key=_seq_id)
         size = len(sequences)
@@ -151,9 +182,10 @@ class ModelRunner:
         self._prepare(sequences)
         self._begin(sequences, self.decode_ms)
         while True:
-            took_ms = self._wait()
-            if self.code != DONE:
-                return
+            outcome = self._wait()
+            if not outcome.is_done:
+                return outcome
+            took_ms = outcome.took_ms
             if not count:
                 self._pool.cells.batch_done()
             count += 1
@@ -166,7 +198,7 @@ class ModelRunner:
             tokens = [] if is_over else self._tokens_to_go_on_with(sequences, given)
             if not tokens:
                 yield Step(given, at_ms, took_ms, is_last=True)
-                return
+                return outcome
             self._batch.advance(tokens)
             if not self.sampling.is_plain or at_ms >= self._neighbours.due_ms:
                 self._prepare(sequences)
@@ -205,27 +237,27 @@ class ModelRunner:
         if self._trace.is_on:
             self._trace.batch("decode", size, size, took_ms, cells)
 
-    def prefill(self, work: Work) -> tuple[int, dict[Sequence, int]]:
-        """Pieces of prompts, computed and booked. Also returns those read to their ends, with their logits' indices.
+    def prefill(self, work: Work) -> Outcome:
+        """Pieces of prompts, computed and booked. Those read to their ends have logits.
 
         A piece of a prompt whose logits are read (`split_unread`) comes alone, and so does a picture. The cost model is
         told nothing of them.
         """
         if (placed := work[0][0].picture) is not None:
-            return self._read_picture(*work[0], placed), {}
+            return self._read_picture(*work[0], placed)
         is_read = any(reads_logits(sequence) for sequence, _ in work)
         tokens = sum(count for _, count in work)
         position = self._position(work, tokens)
         expected_ms = self._cost.prefill_ms(tokens, position) or math.inf
-        code, took_ms, ends = self._extend(work, tokens, expected_ms)
-        if code == DONE:
+        outcome = self._extend(work, tokens, expected_ms)
+        if outcome.is_done:
             self._metrics.prefill_tokens_total += tokens
             if not is_read:
-                self._cost.observe_prefill(tokens, position, took_ms)
-            self._trace.batch("prefill", tokens, len(work), took_ms, self._pool.used_cells)
-        return code, ends
+                self._cost.observe_prefill(tokens, position, outcome.took_ms)
+            self._trace.batch("prefill", tokens, len(work), outcome.took_ms, self._pool.used_cells)
+        return outcome
 
-    def _read_picture(self, sequence: Sequence, count: int, placed: PlacedPicture) -> int:
+    def _read_picture(self, sequence: Sequence, count: int, placed: PlacedPicture) -> Outcome:
         """A picture that is encoded, computed and booked; or so many of its parts as `count` has tokens for, at least
         one.
         """
@@ -242,17 +274,17 @@ class ModelRunner:
         self._pool.make_room(tokens)
         self._outbox.flush()  # a batch of many tokens takes longer than any token can wait
         decode = partial(self._projector.decode, self._context, placed.picture, part, position, seq_id)
-        code, took_ms = self._compute([sequence], [], decode=decode)
-        if code == DONE:
-            self._account([(sequence, tokens)], took_ms)
+        outcome = self._compute([sequence], [], decode=decode)
+        if outcome.is_done:
+            self._account([(sequence, tokens)], outcome.took_ms)
             self._pool.extend(sequence.holding, sequence.tokens[start:end])
             sequence.computed = end
             sequence.share.was_read(tokens)
             sequence.was_in_batch(1)
             self._metrics.prefill_tokens_total += tokens
-            self._metrics.tick(tokens, took_ms)
-            self._trace.batch("picture", tokens, 1, took_ms, self._pool.used_cells)
-        return code
+            self._metrics.tick(tokens, outcome.took_ms)
+            self._trace.batch("picture", tokens, 1, outcome.took_ms, self._pool.used_cells)
+        return outcome
 
     @property
     def _attends_all(self) -> bool:
@@ -265,7 +297,7 @@ class ModelRunner:
             return self._pool.used_cells
         return sum(count * sequence.computed for sequence, count in work) / tokens
 
-    def mixed(self, rows: list[Sequence], prefill: Work) -> tuple[int, dict[Sequence, int]]:
+    def mixed(self, rows: list[Sequence], prefill: Work) -> Outcome:
         """A decode step and pieces of prompts in one batch, computed and booked like `prefill`."""
         size, tokens = len(rows), sum(count for _, count in prefill)
         position = self._position(prefill, tokens)
@@ -273,28 +305,28 @@ class ModelRunner:
             position = mixed_position(position, tokens, [sequence.computed for sequence in rows])
         expected_ms = self._cost.mixed_ms(size, self._pool.used_cells, tokens, position) or math.inf
         work = [*((sequence, 1) for sequence in rows), *prefill]
-        code, took_ms, ends = self._extend(work, size + tokens, expected_ms)
-        if code == DONE:
+        outcome = self._extend(work, size + tokens, expected_ms)
+        if outcome.is_done:
             cells = self._pool.used_cells
             self._metrics.prefill_tokens_total += tokens
             self._metrics.mixed_batches_total += 1
-            self._cost.observe_mixed(size, cells, tokens, position, took_ms)
-            self._trace.batch("mixed", size + tokens, len(work), took_ms, cells)
-        return code, ends
+            self._cost.observe_mixed(size, cells, tokens, position, outcome.took_ms)
+            self._trace.batch("mixed", size + tokens, len(work), outcome.took_ms, cells)
+        return outcome
 
-    def decode_several(self, work: Work) -> tuple[int, dict[Sequence, int]]:
+    def decode_several(self, work: Work) -> Outcome:
         """Decode rows that have more than one token to compute: those that were given several in one step.
 
         Computed and booked like `prefill`, but no prompt is counted, and the cost model is told nothing: rows of
         unequal length say nothing about the usual ones.
         """
         tokens = sum(count for _, count in work)
-        code, took_ms, ends = self._extend(work, tokens)
-        if code == DONE:
-            self._trace.batch("decode", tokens, len(work), took_ms, self._pool.used_cells)
-        return code, ends
+        outcome = self._extend(work, tokens)
+        if outcome.is_done:
+            self._trace.batch("decode", tokens, len(work), outcome.took_ms, self._pool.used_cells)
+        return outcome
 
-    def verify(self, drafts: Drafts) -> tuple[int, list[Given], float]:
+    def verify(self, drafts: Drafts) -> tuple[Outcome, list[Given], float]:
         """A row's last token and its draft, for each row in one batch: the tokens that the row would have been given
         without a draft, as many as can be known. Booked, and memory behind them is cut off. Also returns when.
         """
@@ -306,9 +338,10 @@ class ModelRunner:
             self._batch.add_run([sequence.tokens[-1], *draft], sequence.next_position, _seq_id(sequence))
         self._outbox.flush_due(now_ms() + drafting.batch_ms)
         sequences = [sequence for sequence, _ in rows]
-        code, took_ms = self._compute(sequences, sequences, drafts=[draft for _, draft in rows])
-        if code != DONE:
-            return code, [], 0.0
+        outcome = self._compute(sequences, sequences, drafts=[draft for _, draft in rows])
+        if not outcome.is_done:
+            return outcome, [], 0.0
+        took_ms = outcome.took_ms
         given, at_ms = self.sampling.verify(rows), now_ms()
         self._totals.steps_ms += took_ms
         self._totals.sample_ms += at_ms - self.began_ms - took_ms
@@ -325,7 +358,7 @@ class ModelRunner:
         self._metrics.tick(tokens, took_ms)
         self._cost.observe_verify(tokens, self._pool.used_cells, took_ms)
         self._trace.batch("verify", tokens, len(rows), took_ms, self._pool.used_cells)
-        return code, given, at_ms
+        return outcome, given, at_ms
 
     def _book_draft(self, sequence: Sequence, draft: list[int], given: Given) -> None:
         """Count a row's last token and the part of its draft that held; forget the rest."""
@@ -354,14 +387,14 @@ class ModelRunner:
         self._pool.make_room(1)
         self._batch.clear()
         self._batch.add_decode((max(self._context.model.vocab.bos, 0),), (0,), (seq_id,))
-        code, _ = self._compute([], [])
+        outcome = self._compute([], [])
         self._pool.give_back_id(seq_id)
         if not self._context.model.is_causal:
-            return code == DONE
-        return code == DONE and bool(self._context.logits(1).argmax() >= 0)
+            return outcome.is_done
+        return outcome.is_done and bool(self._context.logits(1).argmax() >= 0)
 
-    def _extend(self, work: Work, tokens: int, expected_ms: float = math.inf) -> tuple[int, float, dict[Sequence, int]]:
-        """Compute and book the next tokens of each sequence: the answer, its milliseconds, and the rows with logits."""
+    def _extend(self, work: Work, tokens: int, expected_ms: float = math.inf) -> Outcome:
+        """Compute and book the next tokens of each sequence."""
         if self._pool.is_split:
             work.sort(key=lambda each: _seq_id(each[0]))
         self._pool.make_room(tokens)
@@ -380,9 +413,10 @@ class ModelRunner:
             if is_whole:
                 ends[sequence] = index
         self._outbox.flush()  # a batch of many tokens takes longer than any token can wait
-        code, took_ms = self._compute([sequence for sequence, _ in work], list(ends), expected_ms)
-        if code != DONE:
-            return code, took_ms, {}
+        outcome = self._compute([sequence for sequence, _ in work], list(ends), expected_ms)
+        if not outcome.is_done:
+            return outcome
+        took_ms = outcome.took_ms
         self._account(work, took_ms)
         if (recorder := self._trace.recorder) is not None:
             pieces = [f"{sequence.request.id}: {count} at {sequence.computed}" for sequence, count in work]
@@ -400,7 +434,7 @@ class ModelRunner:
             if sequence.is_at_border():
                 self._pool.stop_at(sequence.holding)
         self._metrics.tick(tokens, took_ms)
-        return code, took_ms, ends
+        return outcome._replace(ends=ends)
 
     def _record(
         self, recorder: Recorder, name: str, took_ms: float, rows: list[str], sampled_ms: float | None = None
@@ -458,18 +492,18 @@ class ModelRunner:
         expected_ms: float = math.inf,
         drafts: list[list[int]] | None = None,
         decode: Callable[[], int] | None = None,
-    ) -> tuple[int, float]:
-        """llama.cpp's answer to the batch of `sequences`, and the milliseconds it took. `sampled` have logits.
+    ) -> Outcome:
+        """Compute the batch of `sequences`. `sampled` have logits.
 
         `ABORTED` is the answer to a batch that takes far longer than expected because its threads wait for cores, and
         to one whose requests are all cancelled. `decode` computes what is no batch of tokens.
         """
         self._prepare(sampled, drafts)
         self._begin(sequences, expected_ms, decode)
-        took_ms = self._wait()
-        if self.code == DONE:
+        outcome = self._wait()
+        if outcome.is_done:
             self._pool.cells.batch_done()
-        return self.code, took_ms
+        return outcome
 
     def _prepare(self, sampled: list[Sequence], drafts: list[list[int]] | None = None) -> None:
         """Choose the compute threads of the next batch, and start computing what constrains its tokens."""
@@ -481,24 +515,25 @@ class ModelRunner:
         self.began_ms = now_ms()
         self.stall_watch.begin(self.began_ms, expected_ms, self._threads, self._neighbours.suspected)
         is_begun = self.withdrawn.begin(sequences)
-        self.code = (decode or partial(self._context.begin, self._batch))() if is_begun else ABORTED
+        self._code = (decode or partial(self._context.begin, self._batch))() if is_begun else ABORTED
         # (Where drafts can be cut off, llama.cpp believes that it can do so with whatever it has broken off.)
-        is_broken = self.code == ABORTED or (self._context.rolled_back > 0 and self.code < INVALID_BATCH)
-        self.is_state_lost = is_begun and is_broken and self._pool.cells.has_states
+        is_broken = self._code == ABORTED or (self._context.rolled_back > 0 and self._code < INVALID_BATCH)
+        self._is_state_lost = is_begun and is_broken and self._pool.cells.has_states
 
-    def _wait(self) -> float:
-        """The milliseconds that the batch took which was begun."""
+    def _wait(self) -> Outcome:
+        """What became of the batch that was begun, once it is over."""
         self._context.wait()
-        is_stalled, self.is_withdrawn = self.stall_watch.end(), self.withdrawn.end()
-        took_ms = now_ms() - self.began_ms
-        if self.code == ABORTED or is_stalled or self.is_withdrawn:
+        is_stalled, is_withdrawn = self.stall_watch.end(), self.withdrawn.end()
+        outcome = Outcome(self._code, now_ms() - self.began_ms, is_withdrawn, self._is_state_lost)
+        is_aborted = outcome.code == ABORTED
+        if is_aborted or is_stalled or is_withdrawn:
             self._context.resume()
-        if self.is_state_lost:
+        if outcome.is_state_lost:
             self._pool.distrust()
-        if (self.code == ABORTED and not self.is_withdrawn) or is_stalled:
+        if (is_aborted and not is_withdrawn) or is_stalled:
             self._neighbours.ask_again()
-            self._metrics.stalls_total += self.code == ABORTED and not self._context.is_ended
-        return took_ms
+            self._metrics.stalls_total += is_aborted and not self._context.is_ended
+        return outcome
 
 
 class Probes:
