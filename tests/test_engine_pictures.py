@@ -206,6 +206,8 @@ async def test_a_projector_that_does_not_fit_is_an_error_where_it_is_named(
     with pytest.raises(ModelError, match=r"cannot be loaded as a projector .*mismatch"):
         async with open_engine(config_for(model, mmproj=str(wrong))):
             pass
+    half = write_projector(tmp_path / "mmproj.gguf")
+    half.write_bytes(half.read_bytes()[: -half.stat().st_size // 2])
     async with open_engine(config_for(model)) as engine:
         assert not engine.info.capabilities.vision
     assert "the projector beside the model is not used" in caplog.text
