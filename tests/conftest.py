@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 from http_server import HttpServer, running_http
 from hypothesis import HealthCheck, settings
-from page_browser import Visitor, chromium, visitor
+from page_browser import ENDLESS, SHEEP, Visitor, chromium, visitor
 from playwright.sync_api import Browser
+from script_model import write_script_model
 from several import texts_of, write_models
 
 from harness import (
@@ -80,11 +81,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, all others as they are; those of `QUICK_FILES` are marked."""
+    """The longest files first, all others as they are; those of `QUICK_FILES` are marked, without long variants."""
     place = {name: index for index, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
     for item in items:
-        if is_quick(item.path):
+        if is_quick(item.path) and item.get_closest_marker("slow") is None:
             item.add_marker("quick")
 
 
@@ -220,6 +221,15 @@ def server() -> Iterator[ServerProcess]:
 def http_server() -> Iterator[HttpServer]:
     """One real `uma run --http` with the built-in model, for all tests that leave it as they found it."""
     with short_directory() as directory, running_http(directory, *EXACT) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def endless_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    """A server whose model counts sheep for ever. Each of its tests calls `end_all` at its end."""
+    model = write_script_model(tmp_path_factory.mktemp("endless") / "script.gguf", SHEEP, **ENDLESS)
+    flags = ("--model", str(model), "--max-tokens", "16000")
+    with short_directory() as directory, running_http(directory, *flags) as process:
         yield process
 
 

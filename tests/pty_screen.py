@@ -55,7 +55,7 @@ class Terminal:
         self._master, slave = pty.openpty()
         self._set_size(columns, lines)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", TAKE_TERMINAL, *arguments],
+            [sys.executable, "-S", "-c", TAKE_TERMINAL, *arguments],
             stdin=slave, stdout=slave, stderr=slave,
             env={**environ, "TERM": environ.get("TERM", "xterm-256color")},
             cwd=cwd,

@@ -1,4 +1,5 @@
-"""A coding agent's session of over 100,000 tokens, by the shape of what agents send: texts are these tests' own.
+"""A coding agent's session of over 35,000 tokens, and as a long variant of over 100,000, by the shape of what agents
+send: texts are these tests' own.
 
 The model is a tiny Mamba, which reads as many tokens in seconds; its context is long and the server's defaults take it.
 """
@@ -8,17 +9,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import pytest
 from http_server import HttpServer, running_http
 
 from harness import short_directory, until
 from models import write_model
 
-CONTEXT = 131_072
-TURNS, RESULT_CHARS = 8, 13_000
-"""A token is a character here, but for a few pairs."""
+RESULT_CHARS = 13_000
+"""Of the file that each turn reads. A token is a character here, but for a few pairs."""
 LEAST_CACHED = 0.97
 """Of what a turn has in common with the one before."""
+
+
+@attrs.frozen
+class Size:
+    """How long a session is."""
+
+    turns: int
+    context: int
+
+    @property
+    def least_tokens(self) -> int:
+        """What its whole prompt has more tokens than."""
+        return 12_500 * self.turns
+
+
+SHORT, LONG = Size(3, 49_152), Size(8, 131_072)
 LOOK = {
     "name": "Read",
     "description": "Reads a file.",
@@ -26,20 +43,26 @@ LOOK = {
 }
 
 
+@pytest.fixture(scope="module", params=[SHORT, pytest.param(LONG, marks=pytest.mark.slow)], ids=["short", "long"])
+def size(request: pytest.FixtureRequest) -> Size:
+    given: Size = request.param
+    return given
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+def server(size: Size, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     """A model whose whole context is served."""
-    path = write_model(tmp_path_factory.mktemp("long") / "long.gguf", kind="recurrent", context_length=CONTEXT)
+    path = write_model(tmp_path_factory.mktemp("long") / "long.gguf", kind="recurrent", context_length=size.context)
     with short_directory() as directory, running_http(directory, "--model", str(path)) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def session(server: HttpServer) -> list[dict[str, Any]]:
+def session(server: HttpServer, size: Size) -> list[dict[str, Any]]:
     """The messages of a session that has read file after file, each turn of which was answered."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": "Make the test pass."}]}]
     before = 0
-    for turn in range(TURNS):
+    for turn in range(size.turns):
         said = server.ask("POST", "/v1/messages?beta=true", claude(messages, f"{turn:05x}"))
         assert said.status == 200, said.body
         usage = said.json["usage"]
@@ -103,17 +126,17 @@ def opencode(messages: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def test_a_session_of_100_000_tokens_is_read_once(server: HttpServer, session: list[dict[str, Any]]) -> None:
+def test_a_long_session_is_read_once(server: HttpServer, size: Size, session: list[dict[str, Any]]) -> None:
     said = server.ask("POST", "/v1/messages?beta=true", claude(session, "fffff"))
     assert said.status == 200, said.body
     usage = said.json["usage"]
-    assert usage["cache_read_input_tokens"] + usage["input_tokens"] > 100_000
+    assert usage["cache_read_input_tokens"] + usage["input_tokens"] > size.least_tokens
     # Only the last file is new.
     assert usage["input_tokens"] < 2 * RESULT_CHARS
 
 
 def test_a_long_session_that_is_given_up_while_it_is_read_frees_the_server(
-    server: HttpServer, session: list[dict[str, Any]]
+    server: HttpServer, size: Size, session: list[dict[str, Any]]
 ) -> None:
     """opencode hangs up; its question, in another dialect, is another prompt that is read from its first token."""
 
@@ -126,17 +149,18 @@ def test_a_long_session_that_is_given_up_while_it_is_read_frees_the_server(
         until(metrics, lambda now: now["active_sequences"] == 1)
     after = until(metrics, lambda now: now["active_sequences"] == 0)
     assert after["requests_cancelled"] == before["requests_cancelled"] + 1
-    assert after["prefill_tokens_total"] - before["prefill_tokens_total"] < 100_000
+    assert after["prefill_tokens_total"] - before["prefill_tokens_total"] < size.least_tokens
     again = server.ask("POST", "/v1/messages?beta=true", claude(session, "eeeee"))
     assert again.status == 200, again.body
     assert again.json["usage"]["input_tokens"] < RESULT_CHARS
 
 
 def test_a_session_beyond_the_context_is_told_in_the_words_by_which_it_is_shortened(
-    server: HttpServer, session: list[dict[str, Any]]
+    server: HttpServer, size: Size, session: list[dict[str, Any]]
 ) -> None:
-    longer = [*session, *(message for turn in range(TURNS, TURNS + 3) for message in read_a_file(turn))]
+    more = range(size.turns, size.turns + 3)
+    longer = [*session, *(message for turn in more for message in read_a_file(turn))]
     refused = server.ask("POST", "/v1/messages?beta=true", claude(longer, "ddddd"))
     assert refused.status == 400
     assert refused.json["error"]["message"].startswith("prompt is too long: ")
-    assert f" > {CONTEXT - 1} maximum" in refused.json["error"]["message"]
+    assert f" > {size.context - 1} maximum" in refused.json["error"]["message"]

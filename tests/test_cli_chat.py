@@ -511,7 +511,10 @@ def test_the_usual_commands_exist_and_nothing_that_takes_away_is_guessed(server:
         tell(terminal, "/clear", "The conversation starts over.")
 
 
-@pytest.mark.parametrize("word", ["exit", "quit", "Bye", "/bye", "/exit", "/quit "])
+@pytest.mark.parametrize(
+    "word",
+    ["exit", "/quit ", *(pytest.param(each, marks=pytest.mark.slow) for each in ("quit", "Bye", "/bye", "/exit"))],
+)
 def test_the_usual_words_leave(word: str, server: ServerProcess, home: Path) -> None:
     with chat(server, home) as terminal:
         terminal.type(word + "\r")

@@ -62,7 +62,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 CASES = [
-    *(("attention", name, seed) for name in SETTINGS for seed in (1, 2)),
+    *(("attention", name, 1) for name in SETTINGS),
+    *(pytest.param("attention", name, 2, marks=pytest.mark.slow) for name in SETTINGS),
     *(
         (kind, name, 3)
         for kind in kinds("sliding-window", "recurrent", "hybrid")

@@ -43,14 +43,11 @@ def shares(model: Path, layout: str) -> bool:
 
 
 async def plain(model: Path, requests: Sequence[Request], **settings: Any) -> list[tuple[int, ...]]:
-    """The reference: each in an engine of its own, computed from its first token."""
-    expected = []
-    for request in requests:
-        async with open_engine(config_for(model, **(COLD | {"max_sequences": 1} | settings))) as engine:
-            got = await answer(engine, request)
-        assert got.finished.usage.cached_tokens == 0
-        expected.append(got.token_ids)
-    return expected
+    """The reference: each alone, one after the other, computed from its first token."""
+    async with open_engine(config_for(model, **(COLD | {"max_sequences": 1} | settings))) as engine:
+        got = await alone(engine, requests)
+    assert not any(each.finished.usage.cached_tokens for each in got)
+    return [each.token_ids for each in got]
 
 
 async def test_an_output_alone_is_the_same_beside_others(model: Path, layout: str) -> None:

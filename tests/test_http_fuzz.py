@@ -37,7 +37,7 @@ GETS = [
 ]  # that one never ends
 FAULT = re.compile(rb'^(data: )?\{"error":|^event: (error|failed)|E_RUNTIME', re.MULTILINE)
 """What a good answer does not have on any line: a stream that breaks off has said 200 before."""
-REQUESTS = int(os.environ.get("TEST_HTTP_REQUESTS", "10000"))
+REQUESTS = int(os.environ.get("TEST_HTTP_REQUESTS", "3000"))
 WAYS = 8
 """Requests that each endpoint gets of one example, all at once."""
 

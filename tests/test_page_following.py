@@ -10,12 +10,11 @@ from typing import Any
 import httpx
 import pytest
 from http_server import HttpServer
-from page_browser import ENDLESS, HURRY, Visitor, saying
+from page_browser import ENDLESS, HURRY, SHEEP, Visitor, end_all, saying, visitor
 from playwright.sync_api import Browser, Page, Route, expect
 
 from harness import PATIENCE_SEC, until
 
-SHEEP = [f"{number} sheep, " for number in range(1, 200)]
 ANSWERS = "**/ui/api/answers"
 ANSWER = "**/ui/api/answers/*"
 KEPT_TEXT = """() => new Promise((resolve) => {
@@ -33,10 +32,11 @@ KEPT_TEXT = """() => new Promise((resolve) => {
 
 
 @pytest.fixture
-def endless(browser: Browser, tmp_path: Path) -> Iterator[Visitor]:
+def endless(browser: Browser, endless_server: HttpServer) -> Iterator[Visitor]:
     """A window on a server whose answers go on until they are stopped."""
-    with saying(browser, tmp_path, SHEEP, "--max-tokens", "16000", **ENDLESS) as one:
+    with visitor(browser, endless_server.url) as one:
         yield one
+    end_all(endless_server)
 
 
 class Flaky:

@@ -31,20 +31,26 @@ BROKEN_WORDS = """cells => cells.flatMap((cell) => {
 """Words that stand on more than one line."""
 
 
-@pytest.mark.parametrize("width", [360, 1200])
-def test_a_table_keeps_its_words_whole_and_scrolls_in_its_frame(browser: Browser, tmp_path: Path, width: int) -> None:
+def test_a_table_keeps_its_words_whole_and_scrolls_in_its_frame(browser: Browser, tmp_path: Path) -> None:
     with saying(browser, tmp_path, f"{TABLE}{LONG_WORD}\n") as one:
-        page = one.page
-        page.set_viewport_size({"width": width, "height": 800})
-        one.visit().ask("Compare languages.")
+        page = one.visit().page
+        one.ask("Compare languages.")
         one.wait_for_answer()
-        cells = page.locator(".block :is(th, td)")
-        expect(cells).to_have_count(18)
-        assert cells.evaluate_all(BROKEN_WORDS) == []
-        frame = page.locator(".block .table")
-        assert (frame.evaluate(SIDEWAYS) > 0) == (width == 360)
-        for part in ("html", "#scroller", ".block:last-child"):
-            assert page.locator(part).evaluate(SIDEWAYS) == 0, part
+        for width in (360, 1200):
+            resize(page, width, 800)
+            cells = page.locator(".block :is(th, td)")
+            expect(cells).to_have_count(18)
+            assert cells.evaluate_all(BROKEN_WORDS) == []
+            frame = page.locator(".block .table")
+            assert (frame.evaluate(SIDEWAYS) > 0) == (width == 360)
+            for part in ("html", "#scroller", ".block:last-child"):
+                assert page.locator(part).evaluate(SIDEWAYS) == 0, part
+
+
+def resize(page: Page, width: int, height: int) -> None:
+    """Give the window another size, and wait until the page is drawn in it."""
+    page.set_viewport_size({"width": width, "height": height})
+    page.evaluate("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
 
 
 LINES = "\n".join(f"Line {number} of a long question" for number in range(1, 13))
@@ -66,27 +72,29 @@ def is_reached(page: Page, selector: str) -> bool:
     return found
 
 
-@pytest.mark.parametrize("zoomed", [(1200, 800), (360, 640), (360, 400), (640, 360), (320, 256)])
 @pytest.mark.parametrize("has_files", [False, True])
-def test_the_box_stays_in_the_window(
-    browser: Browser, http_server: HttpServer, zoomed: tuple[int, int], has_files: bool
-) -> None:
-    with visitor(browser, http_server.url, width=zoomed[0], height=zoomed[1]) as one:
+def test_the_box_stays_in_the_window(browser: Browser, http_server: HttpServer, has_files: bool) -> None:
+    with visitor(browser, http_server.url) as one:
         page = one.visit().page
         page.get_by_label("Message", exact=True).fill(LINES)
+        count = 0
         if has_files:
             page.locator("#attach-file").set_input_files(FILES)
-            expect(page.locator("#attached .file")).to_have_count(len(FILES))
-        for control in ("#input", "#attach", "#send"):
-            assert is_reached(page, control), control
-        assert page.locator("#scroller").evaluate("each => each.clientHeight") >= MIN_THREAD_PX
-        assert page.locator("#input").evaluate("each => each.clientHeight") >= MIN_THREAD_PX / 2
-        if has_files:
-            last = "#attached .file:last-child button"
-            page.locator(last).scroll_into_view_if_needed()
-            assert is_reached(page, last)
-            page.locator(last).click()
-            expect(page.locator("#attached .file")).to_have_count(len(FILES) - 1)
+            count = len(FILES)
+        for zoomed in ((1200, 800), (360, 640), (360, 400), (640, 360), (320, 256)):
+            resize(page, *zoomed)
+            expect(page.locator("#attached .file")).to_have_count(count)
+            for control in ("#input", "#attach", "#send"):
+                assert is_reached(page, control), (zoomed, control)
+            assert page.locator("#scroller").evaluate("each => each.clientHeight") >= MIN_THREAD_PX, zoomed
+            assert page.locator("#input").evaluate("each => each.clientHeight") >= MIN_THREAD_PX / 2, zoomed
+            if has_files:
+                last = "#attached .file:last-child button"
+                page.locator(last).scroll_into_view_if_needed()
+                assert is_reached(page, last), zoomed
+                page.locator(last).click()
+                count -= 1
+                expect(page.locator("#attached .file")).to_have_count(count)
 
 
 def test_the_way_to_the_end_lies_above_the_box_however_high_it_is(browser: Browser, http_server: HttpServer) -> None:
@@ -106,27 +114,29 @@ def test_the_way_to_the_end_lies_above_the_box_however_high_it_is(browser: Brows
         expect(button).to_be_hidden()
 
 
-@pytest.mark.parametrize("zoomed", [(1200, 800), (640, 360), (320, 256)])
 def test_the_list_of_conversations_shows_some_lines_and_all_around_it_is_reached(
-    browser: Browser, http_server: HttpServer, zoomed: tuple[int, int]
+    browser: Browser, http_server: HttpServer
 ) -> None:
-    with visitor(browser, http_server.url, width=zoomed[0], height=zoomed[1]) as one:
+    with visitor(browser, http_server.url) as one:
         page = one.visit().page
-        is_drawer = page.locator("#open-sidebar").is_visible()
         for number in range(4):
             one.ask(f"Question {number}")
             one.wait_for_answer()
-            if is_drawer:
-                page.locator("#open-sidebar").click()
             page.locator("#new-chat").click()
-        if is_drawer:
-            page.locator("#open-sidebar").click()
-        expect(page.locator(".conversation")).to_have_count(4)
-        line = page.locator(".conversation").first.evaluate("each => each.offsetHeight")
-        assert page.locator("#conversations").evaluate("each => each.clientHeight") >= 3 * line
-        for part in ("#new-chat", ".entry:last-child .conversation", "#theme", "#import"):
-            page.locator(part).scroll_into_view_if_needed()
-            assert is_reached(page, part), part
+        drawers = []
+        for width, height in ((1200, 800), (640, 360), (320, 256)):
+            page.set_viewport_size({"width": width, "height": height})
+            one.visit()
+            drawers.append(page.locator("#open-sidebar").is_visible())
+            if drawers[-1]:
+                page.locator("#open-sidebar").click()
+            expect(page.locator(".conversation")).to_have_count(4)
+            line = page.locator(".conversation").first.evaluate("each => each.offsetHeight")
+            assert page.locator("#conversations").evaluate("each => each.clientHeight") >= 3 * line, width
+            for part in ("#new-chat", ".entry:last-child .conversation", "#theme", "#import"):
+                page.locator(part).scroll_into_view_if_needed()
+                assert is_reached(page, part), (width, part)
+        assert drawers[0] != drawers[-1], "the list is beside the chat, or over it"
 
 
 def check_toast(page: Page) -> None:

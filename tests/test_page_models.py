@@ -98,12 +98,11 @@ def test_a_model_that_is_gone_is_told_and_another_one_goes_on(here: Visitor) -> 
     here.problems = [each for each in here.problems if "404" not in each]
 
 
-@pytest.mark.parametrize(("width", "height"), [(390, 844), (1440, 900)])
-def test_the_picker_fits_where_the_models_name_stood(
-    browser: Browser, server: HttpServer, width: int, height: int
-) -> None:
-    with visitor(browser, server.url, width=width, height=height) as one:
-        page = one.visit().page
+def test_the_picker_fits_where_the_models_name_stood(here: Visitor) -> None:
+    page = here.page
+    for width, height in ((390, 844), (1440, 900)):
+        page.set_viewport_size({"width": width, "height": height})
+        here.visit()
         picker = page.get_by_label("Model", exact=True)
         expect(picker).to_be_in_viewport(ratio=1)
         assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from page_browser import saying
+from page_browser import Visitor, saying
 from playwright.sync_api import Browser, Page, expect
 
 PARAGRAPHS = 60
@@ -47,12 +47,11 @@ def test_the_whole_conversation_is_printed_and_no_controls(browser: Browser, tmp
         assert max(int(part) for part in re.findall(r"\d+", ink)) < 64  # dark, as paper needs it
 
 
-def test_the_live_view_is_printed_whole(browser: Browser, tmp_path: Path) -> None:
-    with saying(browser, tmp_path, "Hello.") as one:
-        page = one.visit("#live").page
-        page.locator("#live-view[data-frames]").wait_for()
-        page.set_viewport_size({"width": 1200, "height": 200})
-        page.emulate_media(media="print")
-        panel = page.locator("#live-view .panel").last
-        expect(panel).to_be_visible()
-        assert panel.evaluate(CUT_OFF) == []
+def test_the_live_view_is_printed_whole(here: Visitor) -> None:
+    page = here.visit("#live").page
+    page.locator("#live-view[data-frames]").wait_for()
+    page.set_viewport_size({"width": 1200, "height": 200})
+    page.emulate_media(media="print")
+    panel = page.locator("#live-view .panel").last
+    expect(panel).to_be_visible()
+    assert panel.evaluate(CUT_OFF) == []

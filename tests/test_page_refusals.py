@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from page_browser import ENDLESS, Visitor, saying
 from playwright.sync_api import Browser, FilePayload, Page, expect
 from playwright.sync_api import Request as PageRequest
@@ -204,35 +203,36 @@ def over(bounds: Bounds, running: int = 0, used_tokens: int = 0) -> Excess:
     return found
 
 
-@pytest.mark.parametrize(
-    ("excess", "told", "said"),
-    [
-        (over(Bounds(max_concurrent=1), 1), "Your key allows no more answers at once", "bob has 1 request running and"),
-        (over(Bounds(max_concurrent=2), 2), "Your key allows no more answers at once", "bob has 2 requests running"),
-        (
-            over(Bounds(max_tokens_per_minute=9), used_tokens=9),
-            "Your key has used up its tokens for a minute. Try again in 60 seconds.",
-            "bob has used 9 tokens",
-        ),
-        (over(Bounds(max_tokens=9)), "Your key allows shorter answers only", "max_tokens: bob may generate 9"),
-        (over(Bounds(max_priority=0)), "Your key allows no such priority", "priority: bob may use 0"),
-    ],
+BEYOND = (
+    (over(Bounds(max_concurrent=1), 1), "Your key allows no more answers at once", "bob has 1 request running and"),
+    (over(Bounds(max_concurrent=2), 2), "Your key allows no more answers at once", "bob has 2 requests running"),
+    (
+        over(Bounds(max_tokens_per_minute=9), used_tokens=9),
+        "Your key has used up its tokens for a minute. Try again in 60 seconds.",
+        "bob has used 9 tokens",
+    ),
+    (over(Bounds(max_tokens=9)), "Your key allows shorter answers only", "max_tokens: bob may generate 9"),
+    (over(Bounds(max_priority=0)), "Your key allows no such priority", "priority: bob may use 0"),
 )
-def test_the_bounds_of_a_key_are_not_taken_for_a_busy_server(
-    here: Visitor, excess: Excess, told: str, said: str
-) -> None:
+"""A key that is over a bound, and what its owner is told of it: in the page's words, and in the server's."""
+
+
+def test_the_bounds_of_a_key_are_not_taken_for_a_busy_server(here: Visitor) -> None:
     page = here.visit().page
-    status = 403 if excess.retry_after_ms is None else 429
-    headers = {} if excess.retry_after_ms is None else {"retry-after-ms": str(excess.retry_after_ms)}
-    code = "rate_limit_exceeded" if status == 429 else None
-    refusal = {"status": status, "headers": headers, "json": {"error": {"message": excess.message, "code": code}}}
-    page.route(ANSWERS, lambda route: route.fulfill(**refusal))
-    here.ask("What is UMA?")
-    failure = page.locator(".failure")
-    expect(failure).to_contain_text(told)
-    expect(failure).not_to_contain_text("too much to do")
-    expect(failure.locator(".detail")).to_contain_text(f"The server said: {said}")
-    here.problems.clear()  # Chromium's own line about the refusal
+    refusals: list[dict[str, Any]] = []
+    page.route(ANSWERS, lambda route: route.fulfill(**refusals[-1]))
+    for number, (excess, told, said) in enumerate(BEYOND):
+        status = 403 if excess.retry_after_ms is None else 429
+        headers = {} if excess.retry_after_ms is None else {"retry-after-ms": str(excess.retry_after_ms)}
+        code = "rate_limit_exceeded" if status == 429 else None
+        error = {"message": excess.message, "code": code}
+        refusals.append({"status": status, "headers": headers, "json": {"error": error}})
+        here.ask("What is UMA?")
+        failure = page.locator(".failure").nth(number)
+        expect(failure).to_contain_text(told)
+        expect(failure).not_to_contain_text("too much to do")
+        expect(failure.locator(".detail")).to_contain_text(f"The server said: {said}")
+    here.problems.clear()  # Chromium's own lines about the refusals
 
 
 def test_why_an_answer_was_cut_short(browser: Browser, tmp_path: Path) -> None:

@@ -7,17 +7,16 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
-from page_browser import CAN_HURRY, ENDLESS, Visitor, saying
+from http_server import HttpServer
+from page_browser import CAN_HURRY, Visitor, end_all, visitor
 from playwright.sync_api import Browser, Page, expect
 
 from harness import until
 from uma.http.page.endpoints import HEARTBEAT_SEC
 
 HEARTBEAT_MS = round(1_000 * HEARTBEAT_SEC)
-SHEEP = [f"{number} sheep, " for number in range(1, 200)]
 STREAM = """() => new Promise((begun) => {
     window.fetch = async (asked) => {
         const body = new ReadableStream({
@@ -94,15 +93,16 @@ class Proxy:
 
 
 @pytest.fixture
-def endless(browser: Browser, tmp_path: Path) -> Iterator[tuple[Visitor, Proxy]]:
+def endless(browser: Browser, endless_server: HttpServer) -> Iterator[tuple[Visitor, Proxy]]:
     """A window on a server whose answers go on until they are stopped, and the proxy between them."""
-    with saying(browser, tmp_path, SHEEP, "--max-tokens", "16000", **ENDLESS) as one:
-        with Proxy(int(one.url.rpartition(":")[2])).listening() as proxy:
+    with visitor(browser, endless_server.url) as one:
+        with Proxy(endless_server.port).listening() as proxy:
             one.url = proxy.url
             one.page.add_init_script(CAN_HURRY)
             yield one, proxy
             one.page.close()
         one.problems.clear()  # Chromium notes each stream that was let go of
+    end_all(endless_server)
 
 
 def frames(page: Page) -> int:

@@ -263,49 +263,55 @@ def test_a_conversation_that_is_deleted_in_one_window_is_gone_from_the_other_unt
     expect(page.locator(".bubble")).to_have_text("What is UMA?")
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        "{",
-        [None],
-        [{}],
-        [conversation(question("a", "constructor"))],
-        [conversation(question("a", "b"), question("b", "a"))],
-        [conversation(question("a", files=[None]))],
-        [conversation(question("a", files=5))],
-        [conversation(question("a", role="system"))],
-        [conversation({**question("a"), "text": None})],
-        [conversation(question("a")), conversation(question("a", "b"))],
-        [],
-    ],
+DAMAGED: tuple[Any, ...] = (
+    "{",
+    [None],
+    [{}],
+    [conversation(question("a", "constructor"))],
+    [conversation(question("a", "b"), question("b", "a"))],
+    [conversation(question("a", files=[None]))],
+    [conversation(question("a", files=5))],
+    [conversation(question("a", role="system"))],
+    [conversation({**question("a"), "text": None})],
+    [conversation(question("a")), conversation(question("a", "b"))],
+    [],
 )
-def test_a_damaged_file_is_refused_whole_and_in_words(here: Visitor, file: Any) -> None:
+"""Texts of files, or the conversations in one."""
+NO_FIGURES: tuple[Any, ...] = (
+    {"usage": {}, "metrics": {}},
+    {**FIGURES, "warnings": 5},
+    {**FIGURES, "metrics": {"ttft_ms": "<b>"}},
+    7,
+)
+
+
+def test_a_damaged_file_is_refused_whole_and_in_words(here: Visitor) -> None:
     page = here.visit().page
-    if isinstance(file, str):
-        choose_text(page, file)
-    else:
-        choose_file(page, *file)
     toast = page.locator(".toast")
-    expect(toast).to_contain_text("Nothing was imported from given.json. ")
-    for word in ("undefined", "Cannot read", "null", "function"):
-        assert word not in toast.inner_text()
-    expect(page.locator(".conversation")).to_have_count(0)
-    page.reload()
-    page.wait_for_selector("html[data-ready]", state="attached")
-    expect(page.locator(".conversation")).to_have_count(0)
+    for file in DAMAGED:
+        if isinstance(file, str):
+            choose_text(page, file)
+        else:
+            choose_file(page, *file)
+        expect(toast, str(file)).to_contain_text("Nothing was imported from given.json. ")
+        for word in ("undefined", "Cannot read", "null", "function"):
+            assert word not in toast.inner_text(), file
+        expect(page.locator(".conversation"), str(file)).to_have_count(0)
+        page.reload()
+        page.wait_for_selector("html[data-ready]", state="attached")
+        expect(page.locator(".conversation"), str(file)).to_have_count(0)
 
 
-@pytest.mark.parametrize(
-    "done", [{"usage": {}, "metrics": {}}, {**FIGURES, "warnings": 5}, {**FIGURES, "metrics": {"ttft_ms": "<b>"}}, 7]
-)
-def test_figures_that_are_none_are_left_out_with_a_word(here: Visitor, done: Any) -> None:
+def test_figures_that_are_none_are_left_out_with_a_word(here: Visitor) -> None:
     page = here.visit().page
-    choose_file(page, conversation(question("a"), answer("b", "a", done=done)))
-    expect(page.locator(".toast")).to_contain_text("1 conversation imported. Left out")
-    expect(page.locator(".toast")).to_contain_text("figures of an answer")
-    expect(page.locator("article.assistant .blocks")).to_have_text("Answer b")
-    page.reload()
-    expect(page.locator("article.assistant .blocks")).to_have_text("Answer b")
+    for number, done in enumerate(NO_FIGURES):
+        text = f"Answer {number}"
+        choose_file(page, conversation(question("a"), answer("b", "a", done=done, text=text), id=str(number)))
+        expect(page.locator("article.assistant .blocks"), str(done)).to_have_text(text)
+        expect(page.locator(".toast"), str(done)).to_contain_text("1 conversation imported. Left out")
+        expect(page.locator(".toast"), str(done)).to_contain_text("figures of an answer")
+        page.reload()
+        expect(page.locator("article.assistant .blocks"), str(done)).to_have_text(text)
 
 
 def test_settings_out_of_their_range_are_left_out_with_a_word(here: Visitor) -> None:
@@ -321,12 +327,13 @@ def test_settings_out_of_their_range_are_left_out_with_a_word(here: Visitor) -> 
         expect(page.locator(f"#{field}")).to_have_value(value)
 
 
-@pytest.mark.parametrize("leaf", ["constructor", "toString", None, 5])
-def test_a_file_without_a_shown_branch_shows_the_newest(here: Visitor, leaf: Any) -> None:
+def test_a_file_without_a_shown_branch_shows_the_newest(here: Visitor) -> None:
     page = here.visit().page
-    choose_file(page, conversation(question("__proto__"), answer("b", "__proto__"), leaf=leaf))
-    expect(page.locator("article.assistant .blocks")).to_have_text("Answer b")
-    expect(page.locator(".bubble")).to_have_text("Question __proto__")
+    for number, leaf in enumerate(("constructor", "toString", None, 5)):
+        said = answer("b", "__proto__", text=f"Answer {number}")
+        choose_file(page, conversation(question("__proto__"), said, leaf=leaf, id=str(number)))
+        expect(page.locator("article.assistant .blocks"), str(leaf)).to_have_text(f"Answer {number}")
+        expect(page.locator(".bubble"), str(leaf)).to_have_text("Question __proto__")
 
 
 def test_what_an_earlier_page_stored_wrongly_breaks_nothing(here: Visitor) -> None:
@@ -518,20 +525,19 @@ def test_a_number_that_is_not_taken_is_said_to_be_none(here: Visitor) -> None:
     expect(page.locator("#chips")).to_contain_text("50 tokens")
 
 
-@pytest.mark.parametrize(
-    ("field", "wrong"),
-    [("top_k", "1e30"), ("top_k", "1.5"), ("min_tokens", "1e30"), ("max_tokens", "2.5"), ("seed", "-1")],
-)
-def test_what_is_no_whole_number_of_its_range_is_told_at_its_field(here: Visitor, field: str, wrong: str) -> None:
+@pytest.mark.parametrize("top_k", ["1e30", "1.5"])
+def test_what_is_no_whole_number_of_its_range_is_told_at_its_field(here: Visitor, top_k: str) -> None:
     page = here.visit().page
     page.get_by_role("button", name="Instructions and sampling", exact=True).click()
-    page.locator(f"#set-{field}").fill(wrong)
-    expect(page.locator(f"#set-{field}")).to_have_attribute("aria-invalid", "true")
-    expect(page.locator(f"#set-{field}-fault")).to_contain_text("Not set: it must be a whole number from ")
+    wrong = {"top_k": top_k, "min_tokens": "1e30", "max_tokens": "2.5", "seed": "-1"}
+    for field, value in wrong.items():
+        page.locator(f"#set-{field}").fill(value)
+        expect(page.locator(f"#set-{field}")).to_have_attribute("aria-invalid", "true")
+        expect(page.locator(f"#set-{field}-fault")).to_contain_text("Not set: it must be a whole number from ")
     page.keyboard.press("Escape")
     with page.expect_request("**/ui/api/answers") as sent:
         here.ask("What is UMA?")
-    assert field not in json.loads(sent.value.post_data or "")["sampling"]
+    assert not wrong.keys() & json.loads(sent.value.post_data or "")["sampling"].keys()
     here.wait_for_answer()
 
 

@@ -34,6 +34,9 @@ OF_EMBEDDERS = ("bert-bge", "nomic-bert-moe")
 """Vocabularies of models that write no text: no token of theirs is a line break."""
 CLOSED = {"type": "object", "additionalProperties": False}
 CITY, DAYS = {"enum": ["Bern", " Oslo\n"]}, {"enum": [1, 20]}
+ALWAYS = ("falcon", "gemma-4", "gpt-2", "llama-bpe", "llama-spm", "qwen2")
+"""Vocabularies of each kind: SentencePiece, byte pairs by four pre-tokenizers, one that lacks bytes, one of 260,000
+tokens. All others are the long variant."""
 TOOLS = (
     Tool("weather", "", {**CLOSED, "properties": {"city": CITY, "days": DAYS}, "required": ["city"]}),
     Tool("now"),
@@ -46,7 +49,14 @@ LONGEST = 1_000
 RELAXED = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@pytest.fixture(scope="module", params=[name for name in vocabulary_names() if name not in OF_EMBEDDERS])
+VOCABULARIES = [
+    pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.slow)
+    for name in vocabulary_names()
+    if name not in OF_EMBEDDERS
+]
+
+
+@pytest.fixture(scope="module", params=VOCABULARIES)
 def vocab(request: pytest.FixtureRequest) -> Iterator[Vocab]:
     with Model.load(vocabulary(request.param), vocab_only=True) as model:
         yield model.vocab
