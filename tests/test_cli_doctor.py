@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import trio
 from hybrids import write_hybrid
+from projectors import write_projector, write_seeing_model
 
 from harness import ServerProcess
 from models import write_encoder, write_large_cells
@@ -25,6 +26,7 @@ from uma.errors import ModelError
 from uma.llama import backend, devices, hugepages, library, trust
 from uma.llama.trust import Verdict
 from uma.net.harmful import TABLE
+from uma.supervisor.estimate import planned_bytes
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -151,6 +153,17 @@ def test_what_texts_would_take_of_memory_is_told_before_a_server_is_started(caps
     )
     encoder = write_encoder(tmp_path / "encoder.gguf")
     assert run(capsys, "--model", str(encoder))[1]["context"]["finding"] == "an encoder keeps nothing of a text"
+
+
+def test_a_projector_is_counted_where_memory_is_planned(capsys: Capsys, tmp_path: Path) -> None:
+    path = write_seeing_model(tmp_path / "model.gguf", "llava")
+    (tmp_path / "elsewhere").mkdir()
+    projector = write_projector(tmp_path / "elsewhere" / "mmproj.gguf")
+    plain = planned_bytes(path, RuntimeConfig())
+    assert planned_bytes(path, RuntimeConfig(mmproj=str(projector))) == plain + projector.stat().st_size
+    named = ("--model", str(path), "--mmproj", str(projector))
+    assert re.search(r"the model has [\d.]+ kB, its projector [\d.]+ kB", run(capsys, *named)[1]["memory"]["finding"])
+    assert "projector" not in run(capsys, *named[:3], "off")[1]["memory"]["finding"]
 
 
 def test_a_model_without_memory_for_its_texts_is_told_and_one_with_little(

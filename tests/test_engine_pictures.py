@@ -202,7 +202,7 @@ async def test_a_projector_that_does_not_fit_is_an_error_where_it_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = write_model(tmp_path / "model.gguf")
-    wrong = write_projector(tmp_path / "mmproj-wrong.gguf", embed=96)
+    wrong = write_projector(tmp_path / "mmproj-model.gguf", embed=96)
     with pytest.raises(ModelError, match=r"cannot be loaded as a projector .*mismatch"):
         async with open_engine(config_for(model, mmproj=str(wrong))):
             pass

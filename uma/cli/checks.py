@@ -26,7 +26,7 @@ from uma.errors import ConfigError, ConnectionLost, Loading, ModelError, UmaErro
 from uma.llama import backend, cpu_cache, devices, header, hugepages, trust
 from uma.llama import library as llama_library
 from uma.llama.model import llama_version
-from uma.models import catalog, places
+from uma.models import catalog, places, projectors
 from uma.net.place import objection
 from uma.server import socketfile
 from uma.version import __version__
@@ -170,11 +170,13 @@ def _huge_pages(config: RuntimeConfig) -> Check:
 def _memory(config: RuntimeConfig, *, asks_for_gpu: bool = True) -> Check:
     free = sizing.free_memory_bytes()
     try:
-        size = _model_bytes(config)
+        model_bytes, projector_bytes = _model_bytes(config)
     except ModelError:
         return Check("memory", f"{words.size(free)} free")  # what is wrong with the model has a line of its own
-    finding = f"{words.size(free)} free, the model has {words.size(size)}"
-    if size <= free or (asks_for_gpu and config.n_gpu_layers and backend.has_gpu()):
+    finding = f"{words.size(free)} free, the model has {words.size(model_bytes)}"
+    if projector_bytes:
+        finding += f", its projector {words.size(projector_bytes)}"
+    if model_bytes + projector_bytes <= free or (asks_for_gpu and config.n_gpu_layers and backend.has_gpu()):
         return Check("memory", finding)
     return Check("memory", finding, "take a smaller model or quantization, or end other programs; it would be swapped")
 
@@ -187,7 +189,8 @@ def _context(config: RuntimeConfig) -> Iterator[Check]:
         return
     try:
         with _said_by("uma.engine") as said:
-            plan = planned(parts, sizing.placed(config, parts, devices.gpus(), beside_bytes=0))
+            placed = sizing.placed(config, parts, devices.gpus(), beside_bytes=_model_bytes(config)[1])
+            plan = planned(parts, placed)
     except ConfigError as error:
         yield Check("context", "there is no memory for it", error.message)
         return
@@ -210,9 +213,11 @@ def _said_by(logger: str) -> Iterator[list[str]]:
         log.propagate = was
 
 
-def _model_bytes(config: RuntimeConfig) -> int:
+def _model_bytes(config: RuntimeConfig) -> tuple[int, int]:
+    """The weights of the model, and of what it sees and hears with."""
     path = catalog.resolve(config.model, os.environ).path
-    return sum(part.size_bytes for part in header.read_parts(path))
+    projector = projectors.chosen(config.mmproj, Path(path))
+    return sum(part.size_bytes for part in header.read_parts(path)), projectors.size_bytes(projector)
 
 
 def folders(config: RuntimeConfig) -> Iterator[Check]:

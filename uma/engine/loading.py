@@ -17,8 +17,8 @@ from uma.llama import devices, header
 from uma.llama.header import Header
 from uma.llama.model import LoadStopped, Model
 from uma.llama.projector import Projector
+from uma.models import projectors
 from uma.models.catalog import ResolvedModel, resolve
-from uma.models.projectors import beside
 from uma.types import LoadProgress
 
 _log = logging.getLogger("uma.engine")
@@ -38,9 +38,12 @@ class Loader:
         self._draft = resolve(config.draft, os.environ) if config.draft else None
         parts = header.read_parts(Path(self._model.path))
         draft_bytes = _size_bytes(header.read_parts(Path(self._draft.path))) if self._draft else 0
+        is_bare = self._model.is_builtin
+        self._projector = None if is_bare else projectors.chosen(config.mmproj, Path(self._model.path))
         self._total_bytes = _size_bytes(parts) + draft_bytes
         self._asked = config
-        self.config = sizing.placed(config, parts, devices.gpus(), draft_bytes)
+        beside_bytes = draft_bytes + projectors.size_bytes(self._projector)
+        self.config = sizing.placed(config, parts, devices.gpus(), beside_bytes)
         """With numbers for what it leaves to the GPUs' memory."""
 
     def model(self) -> Model:
@@ -64,11 +67,8 @@ class Loader:
         """What the model sees and hears with: `--mmproj`, or the one beside it. Raises `ModelError` where that is
         named.
         """
-        named = self.config.mmproj
-        if named == "off" or not model.is_causal or self._model.is_builtin:
-            return None
-        path = Path(named).expanduser() if named else beside(self._model.path)
-        if path is None:
+        named, path = self.config.mmproj, self._projector
+        if path is None or not model.is_causal:
             return None
         uses_gpu = self.config.n_gpu_layers != 0
         try:

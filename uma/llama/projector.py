@@ -125,7 +125,9 @@ class Projector:
         params.print_timings = False
         params.n_threads = threads or backend.core_count()
         params.media_marker = self.marker.encode()
-        params.warmup = False
+        params.warmup = (
+            True  # memory for computing is laid out, before a context takes what is free; nothing is computed
+        )
         try:
             self.identity = _identity(path)
         except OSError as error:

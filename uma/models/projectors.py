@@ -26,6 +26,23 @@ def beside(model: Path) -> Path | None:
     return Projectors().of(model, {} if seen is None else seen.metadata)
 
 
+def chosen(named: str, model: Path) -> Path | None:
+    """The projector that `--mmproj` names, else the one that lies beside the model; None: it is to have none, or there
+    is none.
+    """
+    if named == "off":
+        return None
+    return Path(named).expanduser() if named else beside(model)
+
+
+def size_bytes(projector: Path | None) -> int:
+    """What its weights take of memory; 0 where there is no such file: loading it says what is wrong."""
+    try:
+        return 0 if projector is None else projector.stat().st_size
+    except OSError:
+        return 0
+
+
 def best(model: str, projectors: Iterable[str]) -> str | None:
     """Of projectors' file names that for the model of this file's name: the one that has most in common with it. One
     that is named for another model is none.
@@ -75,10 +92,13 @@ def _fits(seen: Glance | None, width: Any) -> bool:
     """Whether a projector's header does not say that it is for a model of another width."""
     if seen is None or width is None:
         return True  # loading it says what is wrong
-    kind = str(seen.metadata.get("clip.projector_type", ""))
-    widths = [seen.metadata.get(f"clip.{sense}.projection_dim") for sense in ("vision", "audio")]
-    told = [each for each in widths if each]
-    return not told or width in told or kind in _WIDTH_UNTOLD
+    for sense in ("vision", "audio"):
+        told = seen.metadata.get(f"clip.{sense}.projection_dim")
+        # One that has both senses says of each what kind it is.
+        kinds = [seen.metadata.get(name) for name in ("clip.projector_type", f"clip.{sense}.projector_type")]
+        if told and told != width and not any(each in _WIDTH_UNTOLD for each in kinds):
+            return False
+    return True
 
 
 def _words(name: str) -> set[str]:

@@ -8,7 +8,7 @@ from uma.config import RuntimeConfig
 from uma.engine.planned import planned
 from uma.errors import UmaError
 from uma.llama import header
-from uma.models.projectors import beside
+from uma.models import projectors
 
 PROCESS_BYTES = 64 * 2**20
 """What a process takes beside weights and context: Python, llama.cpp, its buffers for computing."""
@@ -25,13 +25,10 @@ def planned_bytes(path: Path, config: RuntimeConfig) -> int:
     """The memory of a process with these settings and the model of this file. Any thread."""
     try:
         parts = header.read_parts(path)
-        size_bytes = sum(part.size_bytes for part in parts) + _projector_bytes(path, config)
+        size_bytes = sum(part.size_bytes for part in parts) + projectors.size_bytes(
+            projectors.chosen(config.mmproj, path)
+        )
         plan = planned(parts, config)
     except (UmaError, OSError):  # loading it says what is wrong
         return rough_bytes(path.stat().st_size if path.exists() else 0)
     return size_bytes + plan.kv_bytes + plan.state_bytes + PROCESS_BYTES if plan else rough_bytes(size_bytes)
-
-
-def _projector_bytes(path: Path, config: RuntimeConfig) -> int:
-    projector = None if config.mmproj == "off" else beside(path)
-    return 0 if projector is None else projector.stat().st_size
