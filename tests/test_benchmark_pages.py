@@ -13,6 +13,7 @@ from benchmarks.document import between
 from benchmarks.report import value_of
 from benchmarks.results_page import Results, every_page, every_store, headlines_of
 from benchmarks.scenario import Check
+from benchmarks.scenarios import ALL
 
 ROOT = Path(__file__).parent.parent
 STORES = every_store(ROOT / "benchmarks" / "results")
@@ -32,6 +33,12 @@ def test_every_claim_of_the_readme_s_table_is_one_that_a_scenario_makes() -> Non
     made = {check.claim for store in STORES for check in Results.of(store).checks}
     # No CPU is measured with as many streams as a GPU, and the other way round.
     assert {claim for claims in headlines.ROWS.values() for claim in claims} <= made
+
+
+def test_the_benchmarks_page_says_of_each_scenario_what_happens() -> None:
+    page = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    listed = page.partition("\n## Scenarios\n")[2].partition("\n## ")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", listed, re.MULTILINE)) == sorted(each.name for each in ALL)
 
 
 @pytest.mark.parametrize(

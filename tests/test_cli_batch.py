@@ -218,6 +218,10 @@ def test_ctrl_c_lets_rows_end_and_says_how_to_go_on(
     out = tmp_path / "out.jsonl"
     with started(server.socket, rows(lines(2_000, max_tokens=12)), out, "--json") as job:
         wait_for_results(server, out, 5)
+        with server.connect() as raw:
+            at_once = raw.hello(versions=["1.1"])["limits"]["max_sequences"]
+        figures = server.metrics()
+        assert figures["active_sequences"] + figures["queued_requests"] < at_once, "others find a place at once"
         job.send_signal(signal.SIGINT)
         events, told = job.communicate(timeout=PATIENCE_SEC)
     assert job.returncode == 130

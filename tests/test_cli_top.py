@@ -374,7 +374,9 @@ def test_without_a_terminal_it_is_one_snapshot(busy: HttpServer, two: Raw, uma_t
     assert told["rss_bytes"] > 1_000_000
 
 
-def test_several_models_are_watched_and_none_is_loaded_by_that(tiny: Path) -> None:
+def test_several_models_are_watched_none_is_loaded_by_that_and_their_requests_are_ended(
+    tiny: Path, uma_told: RunInProcessText
+) -> None:
     with short_directory() as directory, short_directory() as models:
         for name in ("alpha", "beta"):
             (models / f"{name}.gguf").symlink_to(tiny)
@@ -382,12 +384,21 @@ def test_several_models_are_watched_and_none_is_loaded_by_that(tiny: Path) -> No
             command = uma_command("top", "--socket", str(server.process.socket))
             with Terminal(command, clean_environ(), columns=100, lines=30) as terminal:
                 terminal.wait_for("none of 2 models")
+                asked = {"no model that is loaded": ["explain"], "no model is loaded": ["trace", str(directory / "t")]}
+                for said, words in asked.items():
+                    told = uma_told(*words, "--socket", str(server.process.socket))
+                    assert (told.returncode, said in told.stderr) == (1, True)
                 with server.connect() as raw:
                     body = {"model": "beta", "prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
                     raw.send("POST", "/v1/completions", body, user_agent="watched/1")
                     assert raw.head()[0] == 200
                     terminal.wait_for("beta of 2 models")
                     terminal.wait_for("watched/1")
+                    terminal.type("jx")
+                    terminal.wait_until(lambda: any("y: yes" in line for line in terminal.screen), "the question")
+                    terminal.type("y")
+                    terminal.wait_for("ended ")
+                    assert b"the request was ended" in b"".join(raw.chunks())
                 terminal.type("q")
                 assert terminal.wait() == 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import random
 from typing import Any
 
 import pytest
@@ -42,7 +43,29 @@ def test_options_fill_in_what_a_body_that_generates_leaves_open() -> None:
     assert asked({"url": CHAT, "body": ended}, **options)[1] == {**ended, "temperature": 0}
     told = asked({"url": "/v1/responses", "body": {"input": "a"}}, **options)[1]
     assert told == {"input": "a", "max_output_tokens": 9, "temperature": 0}
-    assert asked({"url": "/v1/embeddings", "body": {"input": "a"}}, **options)[1] == {"input": "a"}
+    turn = {"messages": [{"role": "user", "content": "a"}]}
+    assert asked({"url": "/v1/messages", "body": turn}, **options)[1] == {**turn, "max_tokens": 9, "temperature": 0}
+    lane = {"defaults": {"max_tokens": 9, "priority": 0, "model": "m"}}
+    for path in ("/v1/embeddings", "/v1/rerank"):
+        assert asked({"url": path, "body": {"input": "a"}}, **lane)[1] == {"input": "a", "priority": 0, "model": "m"}
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_vllm_s_names_of_rankings_are_one_endpoint(path: str) -> None:
+    body = {"query": "a", "documents": ["b"]}
+    assert asked({"url": path, "body": body})[:2] == ("/v1/rerank", body)
+
+
+@pytest.mark.parametrize("is_csv", [False, True])
+def test_of_a_compressed_input_it_is_known_how_far_it_was_read(is_csv: bool) -> None:
+    count, noise = 4_000, random.Random(1)
+    lines = [f'"{noise.randbytes(30).hex()}"\n'.encode() for _ in range(count)]
+    packed = gzip.compress(b"".join([b"a\n"] * is_csv + lines))
+    rows = list(read_rows(io.BufferedReader(io.BytesIO(packed)), is_csv=is_csv))
+    assert len(rows) == count
+    for share in (0.05, 0.25, 0.5, 0.75):
+        assert rows[int(share * count) - 1].end_bytes / len(packed) == pytest.approx(share, abs=0.02)
+    assert rows[-1].end_bytes == len(packed)
 
 
 def test_a_plain_prompt_is_a_user_s_message_and_raw_it_is_continued() -> None:
@@ -90,6 +113,14 @@ def test_a_template_takes_columns_and_nothing_else_of_the_row() -> None:
 def test_a_row_that_can_be_no_request_says_why(line: Any, why: str) -> None:
     with pytest.raises(BadRow, match=why):
         asked(line)
+
+
+def test_the_result_of_a_row_that_can_be_no_request_has_the_row_s_own_id() -> None:
+    form = Form(template="{nothing}")
+    for data, name in (({"id": "a", "text": "b"}, "a"), (b"not json\n", "row-1")):
+        ended = work_of(row(data), form).ended
+        assert ended is not None
+        assert json.loads(ended.line)["custom_id"] == name
 
 
 def test_blank_lines_are_none_and_a_long_row_costs_the_next_nothing() -> None:

@@ -20,6 +20,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from harness import ask, run_to_end, running_server, short_directory
+from models import write_encoder
 from uma.config import RuntimeConfig
 from uma.errors import ConfigError
 from uma.server.otel import BETWEEN_BOUNDS, DURATION_BOUNDS, FIRST_BOUNDS, check
@@ -112,6 +113,8 @@ def seen(tiny: Path) -> Iterator[Receiver]:
                     waiting -= {event["id"]} if event["event"] == "eos" else set()
                 raw.send({"event": "cancel", "id": "long"})
                 assert raw.last_of("long")["reason"] == "cancelled"
+                raw.send(ask("refused", grammar={"regex": "("}, metadata={"traceparent": TRACEPARENT}))
+                assert raw.last_of("refused")["code"] == "E_PROTO_BAD_REQUEST"
             body = {"input": ["a", "b"], "dimensions": 4}
             assert server.ask("POST", "/v1/embeddings", body, traceparent=TRACEPARENT).status == 200
             assert server.ask("POST", "/v1/embeddings", {**body, "dimensions": 10_000}).status == 400
@@ -138,7 +141,7 @@ def test_a_request_is_one_span_with_the_conventions_attributes(seen: Receiver) -
     assert {name: found.get(name) for name in wanted} == wanted
     assert found["gen_ai.usage.input_tokens"] > found["gen_ai.usage.cache_read.input_tokens"] >= 0
     assert 0 < found["gen_ai.response.time_to_first_chunk"] * 1e9 <= span.end_time_unix_nano - span.start_time_unix_nano
-    assert sum(each.name != "embeddings tiny" for each in seen.spans.values()) == 5
+    assert sum(each.name != "embeddings tiny" for each in seen.spans.values()) == 6
     assert {each["service.name"] for each in seen.resources} == {"mine"}
 
 
@@ -158,6 +161,12 @@ def test_several_answers_are_one_span_and_a_cancelled_request_says_so(seen: Rece
     assert ended["gen_ai.response.finish_reasons"] == ["cancelled"]
 
 
+def test_a_request_that_is_refused_before_it_is_queued_has_one_with_the_error_s_code(seen: Receiver) -> None:
+    span = seen.spans["refused"]
+    assert (span.trace_id.hex(), span.status.code) == (TRACE, 2)
+    assert plain(span.attributes)["error.type"] == "E_PROTO_BAD_REQUEST"
+
+
 def test_embeddings_have_spans_too(seen: Receiver) -> None:
     good, bad = sorted(
         (each for each in seen.spans.values() if each.name == "embeddings tiny"), key=lambda each: each.status.code
@@ -165,7 +174,7 @@ def test_embeddings_have_spans_too(seen: Receiver) -> None:
     found = plain(good.attributes)
     assert (found["gen_ai.usage.input_tokens"], found["gen_ai.embeddings.dimension.count"]) == (4, 4)
     assert (good.trace_id.hex(), found["server.address"]) == (TRACE, "127.0.0.1")
-    assert plain(bad.attributes)["error.type"] == "_OTHER"
+    assert plain(bad.attributes)["error.type"] == "E_PROTO_BAD_REQUEST"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +189,7 @@ def test_metrics_have_the_conventions_names_unit_and_bounds(seen: Receiver, name
     metric = seen.metrics[f"gen_ai.server.{name}"]
     assert metric.unit == "s"
     points = metric.histogram.data_points
-    assert sum(each.count for each in points) == (7 if name == "request.duration" else 5)
+    assert sum(each.count for each in points) == (8 if name == "request.duration" else 5)
     assert all(tuple(each.explicit_bounds) == bounds for each in points)
     assert all({"gen_ai.operation.name", "server.address"} <= plain(each.attributes).keys() for each in points)
 
@@ -193,12 +202,20 @@ def test_the_header_s_parent_reaches_the_process_that_has_the_model(tiny: Path) 
         flags = ("--model", str(tiny), "--otel")
         with running_server(directory / "s", *flags, **variables) as server, running_gateway(server) as gateway:
             assert gateway.ask("POST", "/v1/completions", body, traceparent=TRACEPARENT).status == 200
-        variables["UMA_MODELS"] = str(tiny.parent)
-        with running_http(directory, "--models", tiny.stem, "--otel", **variables) as several:
+        variables["UMA_MODELS"] = str(directory)
+        (directory / tiny.name).symlink_to(tiny)
+        write_encoder(directory / "judge.gguf", pooling="rank")
+        ranking = {"query": "fox", "documents": ["a fox", "the end"]}
+        with running_http(directory, "--models", f"{tiny.stem},judge", "--otel", **variables) as several:
             assert several.ask("POST", "/v1/completions", body, traceparent=TRACEPARENT).status == 200
-        assert [(each.trace_id.hex(), each.parent_span_id.hex(), each.name) for each in receiver.spans.values()] == [
-            (TRACE, PARENT, "text_completion tiny")
-        ] * 2
+            assert (
+                several.ask("POST", "/v1/rerank", ranking | {"model": "judge"}, traceparent=TRACEPARENT).status == 200
+            )
+        told = [(each.trace_id.hex(), each.parent_span_id.hex(), each.name) for each in receiver.spans.values()]
+        assert sorted(told) == [(TRACE, PARENT, name) for name in ("rerank judge", *["text_completion tiny"] * 2)]
+        (ranked,) = (plain(each.attributes) for each in receiver.spans.values() if each.name == "rerank judge")
+        assert ranked["gen_ai.operation.name"] == "rerank"
+        assert ranked["gen_ai.usage.input_tokens"] > 0
 
 
 def test_without_the_switch_nothing_of_it_is_loaded_or_sent(tiny: Path) -> None:

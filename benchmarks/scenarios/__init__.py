@@ -5,6 +5,9 @@ from __future__ import annotations
 from benchmarks.scenario import Scenario
 from benchmarks.scenarios import (
     ablation,
+    batch,
+    batch_kills,
+    batch_memory,
     cancel,
     chain,
     embed,
@@ -30,6 +33,7 @@ from benchmarks.scenarios import (
     startup,
     storm,
     throughput,
+    trace,
     tradeoff,
     transport,
     weights,
@@ -63,6 +67,10 @@ ALL: tuple[Scenario, ...] = tuple(
         forms,
         speculation,
         embed,
+        batch,
+        batch_kills,
+        batch_memory,
+        trace,
         kv_events,
         frontends,
         many_machines,

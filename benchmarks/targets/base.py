@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import tempfile
@@ -45,6 +46,11 @@ class Process:
     def tail(self) -> str:
         """The last lines it printed."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+
+
+def environment() -> dict[str, str]:
+    """This process's variables without UMA's: settings of the user's own must not change what is measured."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
 
 
 class StartError(Exception):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import itertools
-import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -17,7 +16,7 @@ import trio
 
 from benchmarks.models import BenchModel
 from benchmarks.samples import QUESTION, Ask, Sample
-from benchmarks.targets.base import Process, free_port, server_process
+from benchmarks.targets.base import Process, environment, free_port, server_process
 from benchmarks.targets.llama_server import LlamaServer
 from uma.client import Client, connect
 from uma.errors import UmaError
@@ -38,6 +37,7 @@ class Uma:
 
     name: str
     process: Process
+    socket: Path
     clients: tuple[Client, ...]
     _ids: itertools.count[int] = attrs.field(factory=itertools.count)
 
@@ -98,8 +98,7 @@ async def uma_server(
         wanted |= {} if threads is None else {"threads": threads, "threads_batch": threads}
         for name, value in {**wanted, **settings}.items():
             command += ["--" + name.replace("_", "-"), str(value)]
-        # Settings of the user's own environment must not change what is measured.
-        env = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
+        env = environment()
         if tree is not None:
             env["PYTHONPATH"] = str(tree)
         async with (
@@ -107,7 +106,7 @@ async def uma_server(
             AsyncExitStack() as stack,
         ):
             clients = [await stack.enter_async_context(connect(socket)) for _ in range(sessions)]
-            yield Uma(f"UMA {label}".strip(), process, tuple(clients))
+            yield Uma(f"UMA {label}".strip(), process, socket, tuple(clients))
 
 
 async def _answers(socket: Path) -> bool:

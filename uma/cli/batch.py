@@ -25,6 +25,7 @@ from uma.cli.source import open_source
 from uma.cli.trio_run import Interrupts, run
 from uma.client import Client, connect
 from uma.config import Loaded
+from uma.errors import ConfigError
 from uma.http.jobs import ask_of
 from uma.jobs import Ask, Form, Results, ReturningServer, Runner, in_flight, model_of, read_rows
 from uma.types import Priority, Source
@@ -47,6 +48,8 @@ def main(options: argparse.Namespace) -> int:
         defaults=_defaults(options, loaded),
     )
     with _opened(options.input) as file:
+        if options.output.exists() and os.path.samestat(os.fstat(file.fileno()), options.output.stat()):
+            raise ConfigError(f"-o: {options.output} is the input, which results would overwrite; name another file")
         return run(partial(_batch, options, loaded, form, file))
 
 
@@ -81,7 +84,7 @@ async def _batch(
                 read_rows(file, is_csv=options.csv or options.input.lower().endswith(CSV)),
                 form,
                 results,
-                in_flight(source),
+                in_flight(source, has_others=opened.is_server),
                 in_order=not options.unordered,
                 is_live=not file.seekable(),
             )

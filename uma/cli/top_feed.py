@@ -118,6 +118,8 @@ class HttpFeed:
         )
         try:
             model, most = str(info["model"]["called"]), int(info["limits"]["max_sequences"])
+            if several := info.get("models"):  # each has sequences of its own
+                model, most = f"{len(several)} models", 0
         except (LookupError, TypeError, ValueError):
             raise ConnectionLost(f"{self.where}: what answers there is no UMA server") from None
         with self._connection() as connection:

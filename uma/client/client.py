@@ -193,7 +193,8 @@ class Client:
     async def rerank(self, request: RerankRequest) -> Ranking:
         """As `Source.rerank`. Raises `BadRequest` where the server is too old to know the question."""
         id = self._fresh_id()
-        answer = await self._ask_whole(id, RerankQuery(attrs.evolve(request, id=id), self._sender()))
+        told = attrs.evolve(request, id=id, metadata=with_span(request.metadata))
+        answer = await self._ask_whole(id, RerankQuery(told, self._sender()))
         assert isinstance(answer, RerankEvent)
         return attrs.evolve(answer.result, id=request.id)
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
 
 import attrs
 import trio
@@ -20,11 +21,14 @@ from uma.engine.intake.texts import TextReader
 from uma.engine.policy.overload import full_queue_retry_ms
 from uma.engine.worker.embedding import EmbedJob
 from uma.engine.worker.loop import DecodeWorker
-from uma.errors import BadRequest, Overloaded
+from uma.errors import BadRequest, Overloaded, UmaError
 from uma.llama.context import Context
 from uma.metrics import EngineMetrics
 from uma.net.client import ORIGIN, span_of
 from uma.types import Embeddings, EmbedRequest, Ranked, Ranking, RerankRequest
+
+R = TypeVar("R", EmbedRequest, RerankRequest)
+A = TypeVar("A", Embeddings, Ranking)
 
 NO_CLASSIFIER = (
     "query: this model has no classifier to rank documents with; load a reranker. One that answers yes or no, such as "
@@ -46,14 +50,16 @@ def _told(empty: Sequence[int]) -> tuple[str, ...]:
 
 @attrs.frozen
 class Embedded:
-    """A request for embeddings that is over."""
+    """A request for embeddings, or for a ranking, that is over."""
 
-    request: EmbedRequest
+    request: EmbedRequest | RerankRequest
     origin: str
     traceparent: str
     """As `net.client.span_of` has it."""
-    found: Embeddings | None
-    """None: it was refused, failed, or its reader left."""
+    prompt_tokens: int | None
+    """Of all its texts; None: it was refused, failed, or its reader left."""
+    error: str
+    """The code of what refused or failed it; else empty."""
     began_at: float
     """Seconds since 1970, as the next."""
     ended_at: float
@@ -80,7 +86,7 @@ class EmbedService:
         self._pooling = sizing.pooling(context.model, config)
         self._max_request_tokens = sizing.max_request_tokens(context)
         self.on_over: Callable[[Embedded], None] | None = None
-        """Told of each request for embeddings that is over, however it ended."""
+        """Told of each request that is over, however it ended."""
         self._lock = trio.Lock()
         self._context: Context | None = None
         self._own_context: Context | None = None
@@ -102,14 +108,25 @@ class EmbedService:
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
         """See `types.Source.embed`."""
-        began_at = time.time()
-        found: Embeddings | None = None
+        return await self._reported(request, self._embed, lambda found: sum(found.prompt_tokens))
+
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        """See `types.Source.rerank`."""
+        return await self._reported(request, self._rerank, lambda ranking: ranking.prompt_tokens)
+
+    async def _reported(self, request: R, compute: Callable[[R], Awaitable[A]], tokens_of: Callable[[A], int]) -> A:
+        """What `compute` gives, and its end for `on_over`."""
+        began_at, tokens, code = time.time(), None, ""
         try:
-            found = await self._embed(request)
+            found = await compute(request)
+            tokens = tokens_of(found)
+        except UmaError as error:
+            code = error.code
+            raise
         finally:
             if self.on_over is not None:
                 span = span_of(request.metadata)
-                self.on_over(Embedded(request, ORIGIN.get(), span, found, began_at, time.time()))
+                self.on_over(Embedded(request, ORIGIN.get(), span, tokens, code, began_at, time.time()))
         return found
 
     async def _embed(self, request: EmbedRequest) -> Embeddings:
@@ -143,8 +160,7 @@ class EmbedService:
             _told([index for index, text in enumerate(texts) if not text]),
         )
 
-    async def rerank(self, request: RerankRequest) -> Ranking:
-        """See `types.Source.rerank`."""
+    async def _rerank(self, request: RerankRequest) -> Ranking:
         if self._pooling != "rank":
             raise BadRequest(NO_CLASSIFIER)
         self._check_load(0, request.priority)

@@ -172,12 +172,8 @@ class Engine:
             self._check_open()
             self._gate.check_queue(request.priority)
             self._gate.check_deadline(request, len(tokens))
-        except UmaError as error:
-            self._metrics.requests_rejected += 1
-            self._metrics.requests_overloaded += isinstance(error, Overloaded)
-            raise
-        except trio.Cancelled:
-            self._metrics.requests_withdrawn += 1
+        except (UmaError, trio.Cancelled) as why:
+            self._note_unqueued(request, spent, why)
             raise
         # For the parser, a copy: the decode thread appends what it generates to `tokens`.
         prompt = tokens[:] if self._chat.is_parsed(asked) else None
@@ -206,6 +202,15 @@ class Engine:
             yield stream if prompt is None else self._parsed(loose.request, prompt, stream)
         finally:
             stream.abandon()
+
+    def _note_unqueued(self, request: Request, spent: Preparing, why: UmaError | trio.Cancelled) -> None:
+        """A request was refused, or its reader has left, before it was queued."""
+        if isinstance(why, UmaError):
+            self._metrics.requests_rejected += 1
+            self._metrics.requests_overloaded += isinstance(why, Overloaded)
+        else:
+            self._metrics.requests_withdrawn += 1
+        self._requests.refused(request, spent.so_far_ms, why.code if isinstance(why, UmaError) else "")
 
     async def _read(self, request: Request, asked: Request) -> tuple[array[int], tuple[PlacedPicture, ...]]:
         """The prompt's ids, and the pictures among them; `request` is what the template is given of what was asked."""
@@ -343,7 +348,7 @@ class Engine:
         self._requests.on_over = listener
 
     def on_embedded(self, listener: Callable[[Embedded], None]) -> None:
-        """The same of each request for embeddings."""
+        """The same of each request for embeddings, or for a ranking."""
         self._embeddings.on_over = listener
 
     async def end_request(self, number: int) -> bool:

@@ -68,7 +68,12 @@ class Preparing:
 
     def __init__(self) -> None:
         self.by_cause: dict[str, float] = {}
-        self._since_ms = now_ms()
+        self._began_ms = self._since_ms = now_ms()
+
+    @property
+    def so_far_ms(self) -> float:
+        """Since it began."""
+        return now_ms() - self._began_ms
 
     def on(self, cause: str) -> None:
         """The time since the last call went to this."""
@@ -94,6 +99,8 @@ class Over:
     began_at: float
     """Seconds since 1970, as the next."""
     ended_at: float
+    error: str = ""
+    """The code of what refused it, before it was queued."""
 
 
 class Submission:
@@ -123,7 +130,7 @@ class Submission:
         self._accounts: deque[Account] = deque(maxlen=MAX_EXPLAINED)
         """Of the first answers of requests that came, the newest last."""
         self.on_over: Callable[[Over], None] | None = None
-        """Called once with each request that is over."""
+        """Called once with each request that is over, be it before it was queued."""
         self._is_gathering = False
         """The decode thread is woken soon."""
 
@@ -156,6 +163,14 @@ class Submission:
         finally:
             self._is_gathering = False
             self._commands.wake()
+
+    def refused(self, request: Request, spent_ms: float, error: str = "") -> None:
+        """A request is over before it was queued: refused with an error of this code, or its reader has left."""
+        if self.on_over is not None:
+            ended_at, reason = time.time(), "error" if error else "cancelled"
+            span, nothing = span_of(request.metadata), RequestMetrics(0.0, 0.0, 0.0, 0.0, 0, 0.0, 0)
+            began_at = ended_at - spent_ms / 1000
+            self.on_over(Over(request, ORIGIN.get(), span, reason, Usage(0, 0, 0), nothing, began_at, ended_at, error))
 
     def account(self, id: str, owner: Hashable) -> Account | None:
         """Of the newest request with this id, or of the newest of all; None where it is not this `owner`'s, unless that

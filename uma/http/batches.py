@@ -183,7 +183,7 @@ async def _run(gateway: Gateway, store: Store, batch: Batch) -> None:
                     read_rows(rows),
                     Form(endpoint=batch.endpoint, defaults={} if gateway.models is None else {"model": batch.model}),
                     results,
-                    in_flight(gateway.source),
+                    in_flight(gateway.source, has_others=True),
                     prefix=f"{batch.id}-",
                 )
                 is_done = await gateway.batches.run(batch.id, runner)

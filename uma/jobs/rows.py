@@ -24,11 +24,18 @@ from uma.errors import UmaError
 
 MAX_ROW_BYTES = 16_777_216
 """Maximum length of a row. A longer one is bad: twice the longest body that a server takes by default."""
+PIECE_BYTES = 1_024
+"""Maximum bytes of a compressed input that are read ahead of the row that is read: the time left follows from them."""
 PATHS = frozenset(
     f"/v1/{each}" for each in ("chat/completions", "completions", "responses", "embeddings", "messages", "rerank")
 )
 """Endpoints that a row's `url` can name."""
 _CHAT, _COMPLETIONS, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+_GENERATING = (_CHAT, _COMPLETIONS, _RESPONSES, "/v1/messages")
+_ALIASES = {"/rerank": "/v1/rerank", "/v2/rerank": "/v1/rerank"}
+"""Other names of endpoints, which vLLM's `run-batch` takes."""
+_OF_ALL = ("model", "priority")
+"""Defaults that rows have which generate nothing, too."""
 _GZIP = b"\x1f\x8b"
 _HOLE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
@@ -41,6 +48,9 @@ class BadInput(UmaError):
 
 class BadRow(ValueError):
     """A row that can be no request. The message says why."""
+
+    custom_id: str | None = None
+    """The row's own, where that much of it can be read."""
 
 
 @attrs.frozen
@@ -88,13 +98,21 @@ class Form:
     endpoint: str | None = None
     """The one that every row must name; None: any of `PATHS`."""
     defaults: Mapping[str, Any] = attrs.field(factory=dict)
-    """Fields of a body that generates, where the row has none of that name."""
+    """Fields of a body that generates, where the row has none of that name; every body has the model and the lane."""
 
     def asked(self, row: Row) -> Asked:
         """The request that `row` is. Raises `BadRow`."""
         if row.is_too_long:
             raise BadRow(f"the row is over {MAX_ROW_BYTES:,} bytes")
         fields = _object(row.data)
+        try:
+            return self._of(fields, row)
+        except BadRow as error:
+            given = fields.get("custom_id", fields.get("id"))
+            error.custom_id = None if given is None else str(given)
+            raise
+
+    def _of(self, fields: Mapping[str, Any], row: Row) -> Asked:
         is_ready = self.endpoint is not None or "body" in fields or "url" in fields
         if self.template is None and is_ready:
             return self._ready(fields, row)
@@ -105,6 +123,7 @@ class Form:
     def _ready(self, fields: Mapping[str, Any], row: Row) -> Asked:
         """OpenAI's batch line."""
         path, body = str(fields.get("url")), fields.get("body")
+        path = _ALIASES.get(path, path)
         if path not in (allowed := PATHS if self.endpoint is None else {self.endpoint}):
             words = ("one of " if self.endpoint is None else "") + ", ".join(sorted(allowed))
             raise BadRow(f"url: expected {words}, not {_shown(path)}")
@@ -148,8 +167,8 @@ class Form:
     def _with_defaults(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         if body.get("stream"):
             raise BadRow("stream: a row's answer is kept whole; leave it out")
-        if path not in (_CHAT, _COMPLETIONS, _RESPONSES):
-            return body
+        if path not in _GENERATING:
+            return {**{name: self.defaults[name] for name in _OF_ALL if name in self.defaults}, **body}
         defaults = dict(self.defaults)
         bound = defaults.pop("max_tokens", None)
         if bound is not None and path == _RESPONSES:
@@ -177,10 +196,10 @@ def filled(template: str, fields: Mapping[str, Any]) -> str:
 def read_rows(file: IO[bytes], *, is_csv: bool = False) -> Iterator[Row]:
     """The rows of `file`, compressed by gzip or not. Blocks where the file does. Raises `BadInput` and `OSError`."""
     is_compressed = file.peek(2)[:2] == _GZIP if isinstance(file, io.BufferedReader) else False
-    inner = gzip.GzipFile(fileobj=file) if is_compressed else file
+    inner = gzip.GzipFile(fileobj=_InPieces(file)) if is_compressed else file  # type: ignore[call-overload]
     position = file.tell if is_compressed and file.seekable() else None
     try:
-        yield from _csv_rows(inner) if is_csv else _lines(inner, position)
+        yield from _csv_rows(inner, position) if is_csv else _lines(inner, position)
     except csv.Error as error:
         raise BadInput(f"the input is not CSV: {error}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -205,7 +224,18 @@ def _lines(file: Any, position: Callable[[], int] | None) -> Iterator[Row]:
         number += 1
 
 
-def _csv_rows(file: Any) -> Iterator[Row]:
+@attrs.frozen
+class _InPieces:
+    """A compressed file that is read little by little, so that its position tells how far its contents were read."""
+
+    _file: IO[bytes]
+
+    def read(self, size: int) -> bytes:
+        """At most `PIECE_BYTES`."""
+        return self._file.read(min(size, PIECE_BYTES))
+
+
+def _csv_rows(file: Any, position: Callable[[], int] | None) -> Iterator[Row]:
     csv.field_size_limit(MAX_ROW_BYTES)
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     counted = _Counted(text)
@@ -214,7 +244,7 @@ def _csv_rows(file: Any) -> Iterator[Row]:
             named = {name: value for name, value in fields.items() if name}
             written = "\x1f".join(f"{name}\x1e{value}" for name, value in named.items())
             digest = xxhash.xxh3_64_intdigest(written.encode("utf-8", "surrogateescape"))
-            yield Row(number, named, digest, counted.done_bytes)
+            yield Row(number, named, digest, position() if position else counted.done_bytes)
     finally:
         with suppress(ValueError):  # where the file is closed already
             text.detach()

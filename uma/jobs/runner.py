@@ -24,6 +24,8 @@ from uma.types import Source
 
 IN_FLIGHT_PER_SEQUENCE = 2
 """Requests given to a source at once, for each that it computes at once: the next one is always ready."""
+OTHERS_PART = 8
+"""Of so many requests that a source computes at once a job leaves one to others: a chat beside it waits for no slot."""
 MAX_IN_FLIGHT = 128
 """Maximum requests given to a source at once: half of what a session of a server can have by default."""
 BLOCK_ROWS, BLOCK_BYTES = 256, 16_777_216
@@ -40,10 +42,15 @@ FIRST_WAIT_SEC, MAX_WAIT_SEC = 0.25, 30.0
 """Time until a row is asked again: at first, and at most."""
 
 
-def in_flight(source: Source) -> int:
-    """Maximum requests that are given to a source at once: memory stays bounded however many there are."""
+def in_flight(source: Source, *, has_others: bool = False) -> int:
+    """Maximum requests that are given to a source at once: memory stays bounded however many there are. Of a source
+    that `has_others`, and computes enough at once, some are left to these, and none waits there.
+    """
     limits = source.info.limits
-    return max(1, min(IN_FLIGHT_PER_SEQUENCE * max(limits.max_sequences, 1), limits.max_queue, MAX_IN_FLIGHT))
+    at_once = max(limits.max_sequences, 1)
+    left = at_once // OTHERS_PART if has_others else 0
+    wanted = at_once - left if left else IN_FLIGHT_PER_SEQUENCE * at_once
+    return max(1, min(wanted, limits.max_queue, MAX_IN_FLIGHT))
 
 
 @attrs.frozen
@@ -249,7 +256,8 @@ def work_of(row: Row, form: Form) -> Work:
     try:
         return Work(row, form.asked(row))
     except BadRow as error:
-        return Work(row, None, _ended(row, _line(row, None, None, {"code": "invalid_row", "message": str(error)})))
+        told = {"code": "invalid_row", "message": str(error)}
+        return Work(row, None, _ended(row, _line(row, error.custom_id, None, told)))
 
 
 def together(block: Sequence[Work]) -> list[Work]:

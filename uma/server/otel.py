@@ -22,7 +22,7 @@ from uma.engine.embeddings import Embedded
 from uma.engine.submission import Over
 from uma.errors import ConfigError
 from uma.server.logs import log
-from uma.types import ServerInfo
+from uma.types import EmbedRequest, RerankRequest, ServerInfo
 from uma.version import __version__
 
 logger = logging.getLogger("uma.server")
@@ -37,6 +37,8 @@ FIRST_BOUNDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75
 BETWEEN_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty")
 """Fields of `SamplingParams` that the conventions have an attribute for: `gen_ai.request.` and the same name."""
+UNKNOWN = "_OTHER"
+"""`error.type` where nothing more is known, as the conventions have it."""
 EXPORTERS = {"http/protobuf": "http", "grpc": "grpc"}
 """OTLP's forms that Python's SDK has an exporter for, and the last part of its package's name."""
 SIGNALS = {"traces": "trace_exporter.OTLPSpanExporter", "metrics": "metric_exporter.OTLPMetricExporter"}
@@ -129,7 +131,7 @@ class Telemetry:
         """A request is over."""
         operation = "chat" if over.request.messages is not None else "text_completion"
         common = self._common(operation, over.origin)
-        failed = {"error.type": "_OTHER"} if over.reason == "error" else {}
+        failed = {"error.type": over.error or UNKNOWN} if over.reason == "error" else {}
         self._duration.record(max(0.0, over.ended_at - over.began_at), common | failed)
         if over.metrics.ttft_ms and not failed:
             self._first.record(over.metrics.ttft_ms / 1000, common)
@@ -151,14 +153,15 @@ class Telemetry:
         span.end(int(over.ended_at * 1e9))
 
     def tell_embedded(self, over: Embedded) -> None:
-        """A request for embeddings is over."""
-        request, found = over.request, over.found
-        common = self._common("embeddings", over.origin) | ({} if found else {"error.type": "_OTHER"})
+        """A request for embeddings, or for a ranking, is over."""
+        request, tokens = over.request, over.prompt_tokens
+        common = self._common("rerank" if isinstance(request, RerankRequest) else "embeddings", over.origin)
+        common |= {} if tokens is not None else {"error.type": over.error or UNKNOWN}
         self._duration.record(max(0.0, over.ended_at - over.began_at), common)
         told: dict[str, Any] = {"uma.priority": request.priority, "uma.origin": over.origin}
-        if found is not None:
-            told["gen_ai.usage.input_tokens"] = sum(found.prompt_tokens)
-        if request.dimensions is not None:
+        if tokens is not None:
+            told["gen_ai.usage.input_tokens"] = tokens
+        if isinstance(request, EmbedRequest) and request.dimensions is not None:
             told["gen_ai.embeddings.dimension.count"] = request.dimensions
         self._span(common | told, over)
 
