@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from uma.jobs import JobChanged, Results
-from uma.jobs.journal import WINDOW, Ended
+from uma.jobs.journal import WINDOW, CannotWrite, Ended
 
 HEADER: dict[str, Any] = {"model": {"name": "tiny"}, "sampling": {"stop": ("a", "b")}}
 LINES = [b'{"row": %d, "text": "%s"}\n' % (number, b"x" * (7 * number)) for number in range(6)]
@@ -55,6 +57,23 @@ def test_a_crash_at_any_byte_costs_the_torn_row_alone(tmp_path: Path) -> None:
             assert done_in(results) == list(range(kept))
             results.append([ended(number) for number in range(kept, len(LINES))])
         assert out.read_bytes() == whole
+
+
+def test_of_results_that_come_together_a_full_disk_takes_as_many_as_there_is_space_for(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    lines = [b'{"row": %d, "text": "%s"}\n' % (number, b"x" * 400) for number in range(5)]
+    before, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    with opened(out) as results:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limits[1]))
+        try:
+            with pytest.raises(CannotWrite, match="what is in it is kept"):
+                results.append([ended(number, line) for number, line in enumerate(lines)])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, before)
+    with opened(out) as results:
+        assert done_in(results) == [0, 1]
+        assert out.read_bytes() == b"".join(lines[:2])
 
 
 def test_a_power_cut_that_lost_results_but_not_their_entries_loses_those_rows_alone(tmp_path: Path) -> None:

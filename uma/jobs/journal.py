@@ -199,7 +199,7 @@ class Results:
         return cls(path, out, journal, *sizes, _finished(path, walk), reusable)
 
     def append(self, ended: Sequence[Ended]) -> None:
-        """Write results, whole: where the disk is full none of them is there. Raises `CannotWrite`."""
+        """Write results, each whole: where the disk is full, as many as there is space for. Raises `CannotWrite`."""
         lines = b"".join(each.line for each in ended)
         entries = b"".join(
             Entry(each.number, each.digest, len(each.line), each.is_failed, xxhash.xxh3_64_intdigest(each.line)).line()
@@ -212,6 +212,10 @@ class Results:
             with suppress(OSError):
                 os.ftruncate(self._out, self._out_bytes)
                 os.ftruncate(self._journal, self._journal_bytes)
+            if len(ended) > 1:
+                for each in ended:
+                    self.append([each])
+                return
             raise CannotWrite(
                 f"{self.path}: {error.strerror}; what is in it is kept, and the same command goes on from there"
             ) from None
