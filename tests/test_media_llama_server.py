@@ -1,0 +1,114 @@
+"""What is said of pictures and sounds is what the real llama-server says, where `python -m benchmarks.build_peers` has
+built one; elsewhere these are left out, and llama.cpp's own helpers are what the others compare with.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_server import running_http
+from projectors import Hearing, Seeing, bmp, png, wav, write_projector, write_seeing_model
+
+from benchmarks.cache import peer_binary
+from benchmarks.targets.base import free_port
+from harness import EXACT, ONE_THREAD, short_directory, until
+
+pytestmark = pytest.mark.skipif(not peer_binary("llama-server").exists(), reason="llama-server is not built")
+LENGTH = 24
+
+
+@contextmanager
+def llama_server(model: Path, projector: Path) -> Iterator[str]:
+    """Its URL; ended with the block."""
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = [str(peer_binary("llama-server")), "--model", str(model), "--mmproj", str(projector), "--port", str(port)]
+    command += ["--flash-attn", "off", "--cache-type-k", "f32", "--cache-type-v", "f32", "--threads", "1"]
+    command += ["--threads-batch", "1", "--jinja", "--ctx-size", "2048", "--parallel", "1", "--no-mmproj-offload"]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: process.poll() is not None or is_healthy(url), bool)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def is_healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def said(url: str, *parts: Any) -> str:
+    """The answer to a chat's one message."""
+    body = {"messages": [{"role": "user", "content": list(parts)}], "max_tokens": LENGTH, **PLAIN}
+    return whole(posted(f"{url}/v1/chat/completions", json.dumps(body).encode())["choices"][0]["message"]["content"])
+
+
+def whole(said: str) -> str:
+    """Without what stands for parts of characters: of how many bytes one mark is made is each server's own."""
+    return said.replace("\ufffd", "")
+
+
+def written(url: str, file: bytes) -> str:
+    """The transcript of a sound."""
+    mark = uuid.uuid4().hex
+    fields = {"model": "any", "max_tokens": str(LENGTH), "temperature": "0"}
+    text = "".join(f'--{mark}\r\nContent-Disposition: form-data; name="{k}"\r\n\r\n{v}\r\n' for k, v in fields.items())
+    text += f'--{mark}\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+    form = text.encode() + file + f"\r\n--{mark}--\r\n".encode()
+    kind = f"multipart/form-data; boundary={mark}"
+    return whole(posted(f"{url}/v1/audio/transcriptions", form, kind)["text"])
+
+
+def posted(url: str, data: bytes, kind: str = "application/json") -> Any:
+    request = urllib.request.Request(url, data, {"Content-Type": kind})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.loads(answer.read())
+
+
+PLAIN = {"temperature": 0, "top_k": 1, "ignore_eos": True}
+
+
+def text(told: str) -> dict[str, str]:
+    return {"type": "text", "text": told}
+
+
+def picture(file: bytes) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(file).decode()}"}}
+
+
+def sound(file: bytes) -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": base64.b64encode(file).decode(), "format": "wav"}}
+
+
+@pytest.mark.parametrize(("sees", "hears"), [("llava", "ultravox"), ("qwen2vl", "gemma4ua"), ("llava", "gemma4ua")])
+def test_the_text_is_llama_server_s(tmp_path: Path, sees: Seeing, hears: Hearing) -> None:
+    model = write_seeing_model(tmp_path / "model.gguf", sees)
+    projector = write_projector(tmp_path / "mmproj.gguf", sees, hears=hears)
+    asked = [
+        (picture(png(40, 30, 1)), text("What is this?")),
+        (text("Compare"), picture(png(90, 61, 2)), text("to"), picture(bmp(31, 17, 4))),
+        (sound(wav(0.4, 1)), text("What is this?")),
+        (text("Listen."), sound(wav(2, 2)), picture(png(56, 56, 3)), text("Well?")),
+    ]
+    with (
+        llama_server(model, projector) as theirs,
+        short_directory() as directory,
+        running_http(directory, "--model", str(model), "--http-any-model", *EXACT, *ONE_THREAD) as ours,
+    ):
+        for parts in asked:
+            assert said(ours.url, *parts) == said(theirs, *parts), parts[0]
+        assert written(ours.url, wav(1, 5)) == written(theirs, wav(1, 5))
