@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 import pytest
-from engine_world import Answer, answer, ask, config_for, tokens_for
+from engine_world import SMALL_WINDOWS, Answer, answer, ask, config_for, tokens_for
 from every_kind import kinds, write_named
 
 from uma import Request
@@ -42,7 +42,7 @@ def told(got: Answer) -> list[Any]:
 
 @pytest.mark.parametrize("cache_tokens", [-1, 2_048], ids=["by default", "all in cells"])
 @pytest.mark.parametrize("length", [20, 150])
-@pytest.mark.parametrize("kind", kinds("attention"))
+@pytest.mark.parametrize("kind", kinds("attention", SMALL_WINDOWS))
 async def test_a_repeated_question_has_the_same_answer_to_the_last_bit(
     tmp_path: Path, kind: str, length: int, cache_tokens: int
 ) -> None:
