@@ -132,6 +132,31 @@ def test_openai_s_transcriptions_are_what_the_model_writes_down(seeing: HttpServ
                 ask(**{"model": "any", "file": file, **wrong})  # type: ignore[call-overload]
 
 
+def test_of_several_models_a_form_names_the_one_that_hears(tmp_path: Path) -> None:
+    hearing = write_seeing_model(tmp_path / "ear.gguf", "llava")
+    write_seeing_model(tmp_path / "deaf.gguf", "llava", seed=1)
+    write_projector(tmp_path / "mmproj-ear.gguf", None, hears="gemma4ua")
+    alone = Reference(hearing, tmp_path / "mmproj-ear.gguf")
+    heard = said_of(alone, f"Transcribe audio to text{MARKER}", SOUND)
+    alone.close()
+    flags = ("--models", "deaf,ear", *EXACT, *ONE_THREAD)
+    with (
+        short_directory() as directory,
+        running_http(directory, *flags, UMA_MODELS=str(tmp_path)) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SEC) as client,
+    ):
+        more: Any = {"max_tokens": LENGTH, "ignore_eos": True}
+        ask, file = client.audio.transcriptions.create, ("sound.wav", SOUND)
+        assert ask(model="ear", file=file, extra_body=more).text == heard
+        *_, done = ask(model="ear", file=file, stream=True, extra_body=more)
+        assert done.type == "transcript.text.done"
+        assert done.text == heard
+        with pytest.raises(openai.BadRequestError, match="this server's model hears nothing"):
+            ask(model="deaf", file=file)
+        with pytest.raises(openai.NotFoundError, match="nobody"):
+            ask(model="nobody", file=file)
+
+
 def test_a_picture_in_a_tool_s_result_is_seen(seeing: HttpServer, reference: Reference) -> None:
     asked = {"type": "text", "text": "Look."}
     call = {"id": "c1", "type": "function", "function": {"name": "shot", "arguments": "{}"}}

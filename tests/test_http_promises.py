@@ -316,9 +316,12 @@ ELSE: dict[str, dict[str, Any]] = {
 
 def test_another_model_is_404_on_every_endpoint(server: HttpServer) -> None:
     bodies = {**GENERATING, **ELSE}
-    assert bodies.keys() == BODIES.keys() - NO_MODEL
-    for path, body in bodies.items():
-        refused = server.ask("POST", path, {**body, "model": "llama-9"})
+    form = b'--a\r\nContent-Disposition: form-data; name="model"\r\n\r\nllama-9\r\n--a--\r\n'
+    forms = {"/v1/audio/transcriptions": {"content_type": "multipart/form-data; boundary=a"}}
+    assert bodies.keys() == BODIES.keys() - NO_MODEL - forms.keys()
+    for path, body in {**bodies, **dict.fromkeys(forms, form)}.items():
+        asked = {**body, "model": "llama-9"} if isinstance(body, dict) else body
+        refused = server.ask("POST", path, asked, **forms.get(path, {}))
         assert (refused.status, "not loaded here" in str(refused.json["error"])) == (404, True), path
 
 

@@ -52,6 +52,9 @@ async def web(pages: Callable[[str], Mapping[str, bytes]]) -> AsyncIterator[Web]
             if not (more := await stream.receive_some(4_096)):
                 return
             head += more
+            if head.startswith(b"\x16"):  # TLS, which it does not speak
+                await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                return
         asked.append(head)
         try:
             await stream.send_all(found[head.split()[1].decode()])
@@ -120,6 +123,8 @@ async def test_what_is_no_file_is_refused_and_nothing_of_it_told() -> None:
             with pytest.raises(BadRequest, match=f"url: .*{problem}") as refused:
                 await ANYWHERE.fetch(server.url + path, "url", max_bytes=4_096)
             assert "secret" not in str(refused.value)
+        with pytest.raises(BadRequest, match=r"cannot be fetched from 127.0.0.1: .*SSL"):
+            await ANYWHERE.fetch(server.url.replace("http", "https") + "/none", "url")
     with pytest.raises(BadRequest, match=r"cannot be fetched from 127.0.0.1: "):
         await ANYWHERE.fetch(server.url + "/a", "url")  # nobody listens any more
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import base64
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import attrs
@@ -143,13 +144,7 @@ class Fetcher:
             # All of them: a name with a private address beside a public one is made to confuse.
             if not self._is_allowed(ip_address(str(each[4][0]).partition("%")[0])):
                 raise _refused(parts, field)
-        family, kind, protocol, _, address = found[0]
-        sock = trio.socket.socket(family, kind, protocol)
-        try:
-            await sock.connect(address)
-        except BaseException:
-            sock.close()
-            raise
+        sock = await _connected_to_one(found)
         stream = trio.SocketStream(sock)
         is_own = sock.getsockname()[0] == sock.getpeername()[0]  # a public address can be this machine's
         if is_own and not self._is_allowed(_LOOPBACK):
@@ -159,6 +154,21 @@ class Fetcher:
             return stream
         context = ssl.create_default_context()
         return trio.SSLStream(stream, context, server_hostname=host, https_compatible=True)
+
+
+async def _connected_to_one(addresses: Sequence[Any]) -> trio.socket.SocketType:
+    """A connection to the first that takes one. Raises the last's `OSError`."""
+    for at, (family, kind, protocol, _, address) in enumerate(addresses, 1):
+        sock = trio.socket.socket(family, kind, protocol)
+        try:
+            await sock.connect(address)
+        except BaseException as error:
+            sock.close()
+            if at < len(addresses) and isinstance(error, OSError):
+                continue
+            raise
+        return sock
+    raise OSError("it has no address")
 
 
 def _parts(url: str, field: str) -> SplitResult:
@@ -177,4 +187,5 @@ def _refused(parts: SplitResult, field: str) -> BadRequest:
 
 
 def _told(error: Exception) -> str:
+    error = error.__cause__ if isinstance(error.__cause__, Exception) else error  # of TLS
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__)[:200]
