@@ -108,8 +108,33 @@ def _aider(place: Place) -> Start:
 
 
 def _qwen(place: Place) -> Start:
+    file = place.folder / "qwen.json"  # what the user and the project set goes before it
+    file.write_text(json.dumps({"model": {"generationConfig": {"contextWindowSize": place.context_tokens}}}))
     variables = {"OPENAI_BASE_URL": f"{place.url}/v1", "OPENAI_API_KEY": place.key, "OPENAI_MODEL": place.model}
-    return Start(["--auth-type", "openai", "--model", place.model], variables)
+    return Start(
+        ["--auth-type", "openai", "--model", place.model], {**variables, "QWEN_CODE_SYSTEM_DEFAULTS_PATH": str(file)}
+    )
+
+
+def _pi(place: Place) -> Start:
+    model = {
+        "id": place.model,
+        "name": place.model,
+        "reasoning": False,
+        "input": ["text"],
+        "cost": dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0),
+        "contextWindow": place.context_tokens,
+        "maxTokens": _output_tokens(place),
+    }
+    provider = {
+        "baseUrl": f"{place.url}/v1",
+        "apiKey": "UMA_AGENT_KEY",
+        "api": "openai-completions",
+        "models": [model],
+    }
+    file = place.folder / "uma.js"
+    file.write_text(f"export default (pi) => pi.registerProvider('uma', {json.dumps(provider)});\n")
+    return Start(["--extension", str(file), "--provider", "uma", "--model", place.model], {"UMA_AGENT_KEY": place.key})
 
 
 def _output_tokens(place: Place) -> int:
@@ -123,5 +148,6 @@ AGENTS: Mapping[str, Agent] = {
     "opencode": Agent("opencode", "npm install -g opencode-ai", _opencode),
     "aider": Agent("aider", "python -m pip install aider-install && aider-install", _aider),
     "qwen": Agent("qwen", "npm install -g @qwen-code/qwen-code", _qwen),
+    "pi": Agent("pi", "npm install -g @mariozechner/pi-coding-agent", _pi),
 }
 """By the name that `uma launch` takes."""
