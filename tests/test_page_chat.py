@@ -70,6 +70,7 @@ FORMULAS = {
     r"$f(x) = \begin{cases} 1 & \text{if } x > 0 \\ 0 & \text{else} \end{cases}$": ["mtable", "mtr", "mtd"],
     r"\[\begin{aligned} a &= b \\ &= c \end{aligned}\]": ["mtable", "mtr", "mtd"],
     r"$\left( \sqrt[3]{x'} \right)_{\mathbb{R}}$": ["msub", "mroot", "msup"],
+    r"$n \log n$": ["mi", "mspace", "mi", "mspace", "mi"],
     r"$\hat{\theta} \in \mathbb{R}^{n \times m}$": ["mover", "msup"],
 }
 """What is understood, and the elements it must have in this order."""

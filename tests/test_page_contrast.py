@@ -105,10 +105,9 @@ def test_what_is_chosen_and_who_has_written_is_told_by_a_mark(browser: Browser, 
         one.wait_for_answer()
         marks = """() => {
             const style = (what, part) => getComputedStyle(document.querySelector(what), part);
-            const shadow = style(".conversation[aria-current]").boxShadow;
             return [
                 [style("#tab-chat", "::after").backgroundColor, style("#tab-chat").backgroundColor],
-                [shadow.slice(0, shadow.indexOf(")") + 1), style("#sidebar").backgroundColor],
+                [style(".conversation[aria-current]", "::before").backgroundColor, style("#sidebar").backgroundColor],
                 [style(".bubble").borderRightColor, style("body").backgroundColor],
             ];
         }"""

@@ -136,7 +136,7 @@ JSON.parse = (...given) => {
 """For before the page's own script: keeps each frame that the page reads."""
 
 NOTE_WHAT_IS_SHOWN = """() => {
-    const text = (from, what) => from.querySelector(what).textContent;
+    const text = (from, what) => from.querySelector(what).textContent.replaceAll("\u00a0", " ");
     const pairs = (what, pair) => Object.fromEntries([...document.querySelectorAll(what)].map(pair));
     const view = document.getElementById("live-view");
     window.shown = [];
@@ -367,7 +367,7 @@ def lanes_after(page: Page, *frames: dict[str, Any]) -> list[list[str]]:
         const list = document.querySelector("#live-view .lanes");
         const lanes = new Lanes(list);
         for (const frame of frames) lanes.take(frame);
-        const text = (from, what) => from.querySelector(what).textContent;
+        const text = (from, what) => from.querySelector(what).textContent.replaceAll("\u00a0", " ");
         return [...list.children].map((lane) =>
             lane.matches(".lane") ? [text(lane, ".lane-name"), text(lane, ".lane-state")] : [lane.textContent]);
     }"""
@@ -478,6 +478,16 @@ def test_a_view_that_has_heard_nothing_shows_no_figures(browser: Browser, narrow
         one.problems = [each for each in one.problems if "ERR_FAILED" not in each]
 
 
+COVERED = """[...document.querySelectorAll(".lane")].flatMap((lane) => {
+    const end = lane.querySelector(":scope > button svg").getBoundingClientRect();
+    return [...lane.querySelectorAll("span")].filter((each) => {
+        const { left, right, top, bottom } = each.getBoundingClientRect();
+        return left < end.right && right > end.left && top < end.bottom && bottom > end.top;
+    }).map((each) => each.textContent);
+})"""
+"""Words that a lane's button lies on."""
+
+
 def test_a_question_that_waits_says_what_for_and_the_live_view_can_end_that(browser: Browser, tmp_path: Path) -> None:
     with saying(browser, tmp_path, "again ", "--max-sequences", "1", **ENDLESS) as one:
         page = one.visit().page
@@ -496,6 +506,9 @@ def test_a_question_that_waits_says_what_for_and_the_live_view_can_end_that(brow
         assert lanes.locator(".lane-state").all_inner_texts() == ["writing", "no slot is free"]
         assert page.locator(".lane-group").all_inner_texts() == ["Writing\n1", "Waiting\n1"]
         assert violations(page) == []
+        for size in (1440, 1024, 390):
+            page.set_viewport_size({"width": size, "height": 844})
+            assert page.evaluate(COVERED) == [], size
         page.get_by_role("button", name="End One").click()
         expect(lanes.filter(has_text="this page: Two").locator(".lane-state")).to_have_text("writing")
         page.get_by_role("link", name="Chat").click()

@@ -183,6 +183,9 @@ def test_an_address_is_a_link_and_a_name_with_a_dot_is_none() -> None:
             "$a*b*c$",
             r"$\alpha$",
             "$10^6$",
+            "$n + m - 1$",
+            "$2 < n$",
+            "$2n$",
             "$$x_1_2$$",
         ),
         *("\\[\na_1 = b\n- c_2\n+ d\n= 3\n  * e\n\\]", "$$\n\\begin{aligned}\na &= <b> \\\\\n---\n\\end{aligned}\n$$"),
@@ -201,6 +204,7 @@ def test_a_formula_stays_as_it_is_written(formula: str) -> None:
     ("text", "shown"),
     [
         ("It costs $5 and $6, or *$7*-$8.", "It costs $5 and $6, or <em>$7</em>-$8."),
+        ("$5-$10, $5 - *6* or $7/month, not $x and y$", "$5-$10, $5 - <em>6</em> or $7/month, not $x and y$"),
         ("**$100** to **$200**", "<strong>$100</strong> to <strong>$200</strong>"),
         ("$HOME *and* $PATH, US$5 *or* US$", "$HOME <em>and</em> $PATH, US$5 <em>or</em> US$"),
         ("$$ is the *PID*", "$$ is the <em>PID</em>"),

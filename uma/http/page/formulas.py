@@ -1,6 +1,6 @@
 """Formulas in Markdown: `\\(…\\)`, `\\[…\\]`, `$…$` and `$$…$$` stay exactly as they are written.
 
-Markdown would take their backslashes and underscores for its own. They are not typeset: they are text, in a span.
+Markdown would take their backslashes and underscores for its own. They are text, in a span; the page typesets them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _DISPLAYED = {"\\[": "\\]", "$$": "$$"}
 _DOLLARS = re.compile(r"\$\$(?:\\.|[^$\\])+\$\$|\$(?=\S)((?:\\.|[^$\\\n])+)(?<=\S)\$(?![\w$])", re.DOTALL)
 _SIGNS = re.compile(r"[\\^_=]")
 """Between two dollars, one of these tells a formula from "$HOME or $" and the like."""
+_OPERATION, _WORD = re.compile(r"[-+*/<>]"), re.compile(r"[^\W\d_]{3}")
+"""So does the first without the second: `n + m - 1`, which has spaces; `2n` is one too."""
 _OTHER_BLOCK = re.compile(r"```|~~~|#{1,6}\s")
 """What begins so ends a formula that was never closed."""
 
@@ -58,7 +60,9 @@ def _end(text: str, start: int) -> int | None:
 
 def _is_formula(inner: str) -> bool:
     """Whether what stands between two dollars is one, and the dollars no prices or names of variables."""
-    return bool(_SIGNS.search(inner)) or not (inner[0].isdigit() or re.search(r"\s", inner))
+    if _SIGNS.search(inner) or (_OPERATION.search(inner) and not _WORD.search(inner)):
+        return True
+    return bool(re.fullmatch(r"\d+[a-z]", inner)) or not (inner[0].isdigit() or re.search(r"\s", inner))
 
 
 def _block(state: StateBlock, start: int, end: int, silent: bool) -> bool:

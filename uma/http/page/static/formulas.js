@@ -63,6 +63,9 @@ export function typeset(source) {
   }
 }
 
+/** Beside a function's name, in em. */
+const THIN = 0.1667;
+
 class Reader {
   /** @param {string[]} tokens @param {boolean} isBlock */
   constructor(tokens, isBlock) {
@@ -93,11 +96,21 @@ class Reader {
     if (++this.depth > MAX_DEPTH) throw new NotUnderstood("depth");
     const row = m("mrow", {});
     for (let token = this.peek(); token !== undefined && !this.ends(token); token = this.peek()) {
+      const isOperator = this.isOperator(token);
       const atom = this.scripted();
-      if (atom) row.append(atom);
+      if (!atom) continue;
+      // "n log n", and not "nlogn": a function's name stands off from letters and numbers, not from brackets and signs.
+      if (isOperator && isLetterlike(row.lastElementChild)) row.append(space(THIN));
+      row.append(atom);
+      if (isOperator && !/^[([|^_),.;=+<>-]$/.test(this.peek() ?? ")") && !this.ends(this.peek() ?? "}")) row.append(space(THIN));
     }
     this.depth--;
     return row;
+  }
+
+  /** @param {string} token */
+  isOperator(token) {
+    return token.startsWith("\\") && (OPERATORS.includes(token.slice(1)) || token.startsWith("\\operatorname"));
   }
 
   /** @param {string} token */
@@ -312,6 +325,11 @@ function sign(text) {
 function operator(name) {
   const hasLimits = ["lim", "max", "min", "sup", "inf", "limsup", "liminf", "argmax", "argmin", "gcd", "det", "Pr"].includes(name);
   return m("mi", { mathvariant: "normal", ...(hasLimits && { "data-limits": "" }) }, name);
+}
+
+/** Whether it is more than a sign or a space. @param {Element | null} element */
+function isLetterlike(element) {
+  return element !== null && !["mo", "mspace"].includes(element.localName);
 }
 
 /** @param {number} em */

@@ -185,7 +185,8 @@ class Lane {
     this.isOwn ||= Boolean(own?.title); // it keeps its name when it has ended
     if (own?.title || !this.isOwn) this.name.textContent = scene.nameOf(request);
     this.name.title = [request.origin, `request ${request.id}`].filter(Boolean).join(" · ");
-    this.pid.textContent = wayOf(request.origin ?? "").pid ?? "";
+    const { pid } = wayOf(request.origin ?? "");
+    this.pid.textContent = pid ? `· ${pid}` : "";
     this.element.classList.toggle("is-own", this.isOwn);
     this.offer(own);
   }

@@ -16,6 +16,8 @@ const SMOOTH_MS = 2_000;
 const SVG = "http://www.w3.org/2000/svg";
 
 /** A figure with its name, a second line, and where it helps a line of the last minute. */
+const NO_BREAK = "\u00a0";
+
 class Tile {
   /** @param {string} name @param {string} [line] The colour of its line: `decode` or `prefill`. */
   constructor(name, line) {
@@ -306,7 +308,7 @@ export class LiveView {
     else
       tile.show(
         ...split(about(half)),
-        `median · 95 %: ${about(most)} · 99 %: ${about(worst)}`,
+        [`median`, `95 %: ${about(most)}`, `99 %: ${about(worst)}`].map((each) => each.replaceAll(" ", NO_BREAK)).join(" · "),
       );
   }
 

@@ -470,7 +470,8 @@ async function connect() {
   byId("model-name", HTMLElement).textContent = called;
   byId("model-card", HTMLElement).replaceChildren(
     h("b", {}, called),
-    h("span", {}, `${size} parameters · ${quantization} · ${number(info.limits.n_ctx)} tokens of context`),
+    h("span", {}, `${size} parameters · ${quantization}`),
+    h("span", {}, `${number(info.limits.n_ctx)} tokens of context`),
   );
   const isBase = info.capabilities.chat === false;
   byId("base", HTMLElement).hidden = !isBase;

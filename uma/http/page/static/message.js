@@ -390,7 +390,7 @@ function figures({ done, model, at }) {
   return h(
     "div",
     { class: "figures", tabindex: 0, role: "group", "aria-label": "Figures of this answer" },
-    figure(number(metrics.tokens_per_second, 1), "tokens/s"),
+    figure(number(metrics.tokens_per_second, metrics.tokens_per_second < 100 ? 1 : 0), "tokens/s"),
     h(
       "p",
       { class: "figures-more" },

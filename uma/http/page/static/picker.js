@@ -4,11 +4,12 @@ import { byId, h, number } from "./dom.js";
 
 /** @typedef {import("./types.js").ListedModel} ListedModel */
 
+const TOO_LARGE = "Too large for this server";
 /** What the list is divided into, in this order: a model stands in the first that it belongs to. @type {[string, (model: ListedModel) => boolean][]} */
 const GROUPS = [
   ["Loaded", ({ state }) => state === "loaded" || state === "loading"],
   ["Loaded when it is asked", ({ fits }) => fits],
-  ["Too large for this server", () => true],
+  [TOO_LARGE, () => true],
 ];
 
 export class Picker {
@@ -31,7 +32,7 @@ export class Picker {
     const groups = GROUPS.map(([label, belongs]) => {
       const own = [...left].filter(belongs);
       for (const each of own) left.delete(each);
-      return own.length ? h("optgroup", { label }, ...own.map(option)) : null;
+      return own.length ? h("optgroup", { label, disabled: label === TOO_LARGE }, ...own.map(option)) : null;
     });
     const isHere = !chosen || models.some(({ name }) => name === chosen);
     const gone = isHere ? null : h("option", { value: chosen }, `${chosen} (not here)`);

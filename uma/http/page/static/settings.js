@@ -234,8 +234,8 @@ export function openSettings(settings, info, onChange, more = null) {
     h(
       "div",
       { class: "sheet-body" },
-      presets(draft, info, load),
       instructions(draft, changed),
+      presets(draft, info, load),
       h("p", { class: "help scope" }, "All below is for this conversation, and for new ones from now on."),
       info?.capabilities.reasoning_switch &&
         choice("Thinking", THINKING, draft.reasoning ?? "auto", (value) => {
@@ -288,9 +288,9 @@ function presets(draft, info, load) {
     byId("preset-name", HTMLInputElement).focus();
   };
   const names = Object.keys(all);
-  const choice = h("select", { id: "preset", "aria-label": "Preset", disabled: !names.length });
+  const choice = h("select", { id: "preset", "aria-label": "Preset" });
   choice.append(
-    h("option", { value: "" }, names.length ? "Choose a preset …" : "No presets yet"),
+    h("option", { value: "" }, "Choose a preset …"),
     ...names.map((name) => h("option", { value: name }, name)),
   );
   choice.addEventListener("change", () => choice.value && load(readSettings(all[choice.value], info)));
@@ -307,13 +307,14 @@ function presets(draft, info, load) {
   const button = (/** @type {string} */ label, /** @type {() => void} */ run) =>
     h("button", { type: "button", class: "button", onclick: () => name() && run() }, label);
   const keepIt = button("Save", () => save({ ...all, [name()]: draft }));
+  const isNone = !names.length;
   return h(
     "fieldset",
     { class: "field" },
     h("legend", {}, "Presets"),
-    choice,
-    h("div", { class: "preset-row" }, input, keepIt, button("Delete", remove)),
-    h("p", { class: "help", id: "preset-help" }, "Instructions and all settings below, kept in this browser under a name."),
+    !isNone && choice,
+    h("div", { class: "preset-row" }, input, keepIt, !isNone && button("Delete", remove)),
+    h("p", { class: "help", id: "preset-help" }, "Keeps the instructions and all settings in this browser, under a name."),
   );
 }
 
