@@ -83,6 +83,7 @@ class Picture:
         self._own(lib.mtmd_input_chunk_copy(handle))
         self.id = (lib.mtmd_input_chunk_get_id(handle) or b"").decode()
         """The hash of the picture's file."""
+        self.is_sound = lib.mtmd_input_chunk_get_type(handle) == lib.MTMD_INPUT_CHUNK_TYPE_AUDIO
         self.n_tokens = int(lib.mtmd_input_chunk_get_n_tokens(handle))
         self.n_positions = int(lib.mtmd_input_chunk_get_n_pos(handle))
         """By how much positions rise: with M-RoPE fewer than it has tokens."""

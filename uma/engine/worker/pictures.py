@@ -19,8 +19,8 @@ class Encoder:
     def __init__(self, projector: Projector | None, residency: Residency) -> None:
         self._projector = projector
         self._residency = residency
-        self._token_ms = 0.0
-        """What the last picture took for each of its tokens."""
+        self._token_ms: dict[bool, float] = {}
+        """What the last picture took for each of its tokens, and the last sound; by whether it was one."""
 
     def next(self) -> Sequence | None:
         """The first sequence, by its deadline, that has come to a picture which is not encoded."""
@@ -35,14 +35,17 @@ class Encoder:
 
     @property
     def pause_ms(self) -> float:
-        """Expected time of the next picture; 0 where there is none, and as long as none was encoded."""
+        """Expected time of the next picture; 0 where there is none, and as long as none of its kind was encoded."""
         sequence = self.next() if self._token_ms else None
         if sequence is None or sequence.picture is None:
             return 0.0
-        return self._token_ms * sequence.picture.picture.n_tokens
+        picture = sequence.picture.picture
+        return self._token_ms.get(picture.is_sound, 0.0) * picture.n_tokens
 
     def step(self) -> bool:
-        """Encode one picture; False where there is none. What cannot be encoded ends its request."""
+        """Encode one picture, or a piece of a sound; False where there is none. What cannot be encoded ends its
+        request.
+        """
         sequence = self.next()
         if sequence is None or self._projector is None or sequence.picture is None:
             return False
@@ -53,6 +56,6 @@ class Encoder:
             self._residency.fail(sequence, error)
             return True
         took_ms = now_ms() - began
-        self._token_ms = took_ms / picture.n_tokens
+        self._token_ms[picture.is_sound] = took_ms / picture.n_tokens
         sequence.account.own_ms += took_ms
         return True
