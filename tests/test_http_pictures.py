@@ -14,7 +14,7 @@ import anthropic
 import attrs
 import openai
 import pytest
-from http_server import HttpServer, running_http
+from http_server import HttpServer, running_gateway, running_http
 from PIL import Image
 from projectors import MARKER, Reference, png, wav, write_projector, write_seeing_model
 
@@ -215,6 +215,21 @@ def test_ollama_s_images_stand_before_the_text(seeing: HttpServer, expected: str
         seeing.ask("POST", "/api/generate", {"prompt": QUESTION, "images": [DATA], **plain}).json["response"]
         == expected
     )
+
+
+def test_ollama_s_images_can_be_sounds_and_a_gateway_passes_both_on(
+    seeing: HttpServer, reference: Reference, expected: str
+) -> None:
+    options = {"num_predict": LENGTH, "repeat_penalty": 1.0, "top_k": 0, "top_p": 1.0, **PLAIN}
+    body: dict[str, Any] = {"model": "any", "stream": False, "options": options}
+    body["messages"] = [{"role": "user", "content": QUESTION, "images": [SOUND_DATA]}]
+    heard = said_of(reference, f"{MARKER}{QUESTION}", SOUND)
+    with running_gateway(seeing.process, "--http-any-model") as gateway:
+        for server in (seeing, gateway):
+            assert server.ask("POST", "/api/chat", body).json["message"]["content"] == heard
+        asked = {"messages": [{"role": "user", "content": [IMAGE_URL, {"type": "text", "text": QUESTION}]}]}
+        told = gateway.ask("POST", CHAT, {**asked, "max_tokens": LENGTH, **PLAIN})
+        assert told.json["choices"][0]["message"]["content"] == expected
 
 
 def test_a_picture_of_an_earlier_turn_is_seen_and_comes_from_the_cache(seeing: HttpServer) -> None:
