@@ -33,6 +33,8 @@ KILLS_OF_A_SERVER = 5
 """Kills of the job until one takes the server, too."""
 MOST_LATE_SEC = 2.0
 """Maximum time from the row at which a kill is due: a job that goes on needs half of it to begin."""
+LAST_SHARE = 0.8
+"""Of the rows, up to where a kill is due: a job that has ended cannot be killed."""
 TARGET = "uma batch"
 
 
@@ -65,7 +67,7 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
 async def _killed(job: Job, bench: Bench, chance: Random) -> Measures:
     n_rows, n_kills = bench.pick(job.rows, QUICK_ROWS), bench.pick(job.kills, QUICK_KILLS)
     model = attrs.evolve(bench.model, path=f32_model("smollm2") if job.is_f32 else fetch_model("smollm2"))
-    due = sorted(chance.randrange(n_rows) for _ in range(n_kills))
+    due = sorted(chance.randrange(int(LAST_SHARE * n_rows)) for _ in range(n_kills))
     kills = 0
     with tempfile.TemporaryDirectory(prefix="uma-bench-") as folder:
         rows, killed, whole = (Path(folder) / name for name in ("rows.jsonl", "killed.jsonl", "whole.jsonl"))

@@ -56,11 +56,7 @@ async def _watched(job: Job) -> Measures:
         nursery.cancel_scope.cancel()
     wall_s = time.perf_counter() - began
     last = job.newest() or {}
-    measures = {
-        "wall_s": wall_s,
-        "rows_per_s": (last["rows"] - last["rows_before"]) / last["seconds"],
-        "failed": last["failed"],
-    }
+    measures = {"wall_s": wall_s, "rows_per_s": last["rows"] / wall_s, "failed": last["failed"]}
     early = [rss for share, rss in seen if share <= EARLY_SHARE]
     late = [rss for share, rss in seen if share >= LATE_SHARE]
     if early and late:
