@@ -374,6 +374,15 @@ def test_without_a_terminal_it_is_one_snapshot(busy: HttpServer, two: Raw, uma_t
     assert told["rss_bytes"] > 1_000_000
 
 
+def test_what_is_cached_of_a_request_is_told_once_it_is_known(
+    busy: HttpServer, two: Raw, uma_told: RunInProcessText
+) -> None:
+    waits, runs = (uma_told("explain", id, "--socket", str(busy.process.socket)).stdout for id in ("second", "first"))
+    assert "no slot is free" in waits
+    assert "Cache:" not in waits
+    assert "Cache:" in runs
+
+
 def test_several_models_are_watched_none_is_loaded_by_that_and_their_requests_are_ended(
     tiny: Path, uma_told: RunInProcessText
 ) -> None:

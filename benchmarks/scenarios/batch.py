@@ -36,6 +36,8 @@ SPEED, BATCH, SOCKET = "rows", "uma batch", f"the socket, {AT_ONCE} in flight"
 CHATS, QUESTION, CHAT_ANSWER = 40, 64, 48
 BESIDE_ROWS = 20_000
 """Of the job beside chats: more than it gets done meanwhile."""
+FEW = {"max_sequences": 8}
+"""Of a quick run's server: a job's first results come sooner."""
 SETTLED_ROWS = 64
 """Results after which the chats begin."""
 CHAT, ALONE, BESIDE = "a chat", "alone", "beside uma batch"
@@ -50,11 +52,11 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
     model = attrs.evolve(bench.model, path=fetch_model("smollm2"))
     chance = Random(f"batch {index}")
     with tempfile.TemporaryDirectory(prefix="uma-bench-") as folder:
-        async with uma_server(model, {}, threads=bench.default_threads, label=DEFAULTS) as uma:
+        async with uma_server(model, bench.pick({}, FEW), threads=bench.default_threads, label=DEFAULTS) as uma:
             await warm_up(uma, bench.model)
             for turn in range(TURNS):
                 for way in rotated([BATCH, SOCKET], index + turn):
-                    texts = _texts(chance, bench.pick(ROWS, 40))
+                    texts = _texts(chance, bench.pick(ROWS, 10))
                     place = Path(folder) / f"{turn}"
                     emit(SPEED, way, await (_by_batch(uma, texts, place) if way == BATCH else _by_socket(uma, texts)))
             await until_quiet()
@@ -126,7 +128,7 @@ async def _by_socket(uma: Uma, texts: Sequence[str]) -> Measures:
 async def _chats(uma: Uma, chance: Random, bench: Bench) -> Measures:
     """Questions one after another, as `uma chat` asks them."""
     samples: list[Sample] = []
-    for _ in range(bench.pick(CHATS, 4)):
+    for _ in range(bench.pick(CHATS, 2)):
         question = tuple(chance.choices(PLAIN_TOKENS, k=QUESTION))
         samples.append(await one(uma, Ask(question, CHAT_ANSWER, priority=1)))
     failed = sum(each.error is not None for each in samples)
@@ -137,7 +139,7 @@ async def _chats_beside(uma: Uma, chance: Random, bench: Bench, place: Path) -> 
     rows = place.with_suffix(".jsonl")
     _write(rows, _texts(chance, BESIDE_ROWS))
     async with batch_job(rows, place.with_suffix(".out"), "--socket", str(uma.socket)) as job:
-        await job.reached(SETTLED_ROWS)
+        await job.reached(bench.pick(SETTLED_ROWS, 1))
         before = await uma.metrics()
         began = time.perf_counter()
         found = await _chats(uma, chance, bench)

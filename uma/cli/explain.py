@@ -32,6 +32,9 @@ _WAITS_FOR = {
     "reader": "its reader has not taken what is written",
 }
 
+_BEFORE_THE_CACHE = ("slot", "cells", "prefix")
+"""What a request waits for as long as it is not known what of its prompt is cached."""
+
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
@@ -92,7 +95,8 @@ def _sentences(told: Explained) -> Iterator[str]:
     if told.started_before:
         higher = f", {told.started_before_higher:,} of a higher lane" if told.started_before_higher else ""
         yield f"Queue: {told.started_before:,} requests were given a slot before it{higher}."
-    yield _cache_sentence(told)
+    if told.now is None or told.now.is_preempted or told.now.waits_for not in _BEFORE_THE_CACHE:
+        yield _cache_sentence(told)
     if told.beside:
         prompts = ", ".join(f"{each.id} ({each.prompt_tokens:,} tokens, {_sec(each.read_ms)})" for each in told.beside)
         yield f"Prompts read meanwhile: {prompts}."
