@@ -30,7 +30,8 @@ from benchmarks.targets.uma import Uma, uma_server
 from uma import Request, SamplingParams
 from uma.types import Finished, Message
 
-ROWS, WORDS, ANSWER, TURNS = 400, 24, 48, 2
+ROWS, WORDS, ANSWER, TURNS = 448, 24, 48, 2
+"""So many rows are whole waves of either way: 8 of the job's 56, and 14 of `AT_ONCE`."""
 AT_ONCE = 32
 SPEED, BATCH, SOCKET = "rows", "uma batch", f"the socket, {AT_ONCE} in flight"
 CHATS, QUESTION, CHAT_ANSWER = 40, 64, 48
