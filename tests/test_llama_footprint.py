@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
+import attrs
 import pytest
 from hybrids import Hybrid, write_hybrid
 from reference import real_model
@@ -74,15 +75,16 @@ def test_planned_bytes_of_cells_and_states_are_those_of_llamas_buffers(
         assert (model.state_bytes > 0) == (model.memory in ("recurrent", "hybrid"))
 
 
-@pytest.mark.parametrize("settings", [{}, {"speculate": "auto", "kv_unified": "off"}, {"swa_full": "off"}], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_planned_by_a_header_alone_is_what_the_loaded_model_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, settings: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 512 * MIB)
-    path, config = KINDS[kind](tmp_path / "model.gguf"), RuntimeConfig(n_gpu_layers=0, **settings)
+    path, asked = KINDS[kind](tmp_path / "model.gguf"), RuntimeConfig(n_gpu_layers=0)
+    others = ({"speculate": "auto", "kv_unified": "off"}, {"swa_full": "off"}, {"max_sequences": 3})
     with Model.load(path, n_gpu_layers=0) as model:
-        assert planned(read_parts(path), config) == memory_plan(model, sizing.context_params(model, config))
+        for config in (asked, *(attrs.evolve(asked, **settings) for settings in others)):
+            assert planned(read_parts(path), config) == memory_plan(model, sizing.context_params(model, config))
 
 
 @pytest.mark.parametrize("kv_unified", [True, False], ids=["unified", "split"])
