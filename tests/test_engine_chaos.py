@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 from engine_world import alone, ask, config_for, settled, tokens_for
-from every_kind import kinds, write_named
+from every_kind import OTHERS, kinds, write_named
 
 from harness import PATIENCE_SEC
 from uma import Request, open_engine
@@ -67,6 +67,7 @@ CASES = [
     *(
         (kind, name, 3)
         for kind in kinds("sliding-window", "recurrent", "hybrid")
+        if kind not in OTHERS  # so loud that the order of cells decides which of the unlikeliest tokens is drawn
         for name in ("no second tier", "snapshots")
     ),
     ("sliding-window", "split", 3),
