@@ -728,7 +728,12 @@ def test_another_file_is_never_overwritten(tmp_path: Path) -> None:
     "text",
     ["", "[]", "{}", "null", "[" * 100_000, '{"format":"uma-chat","version":2,"system":null,"turns":[]}', "\udc80",
      '{"format":"uma-chat","version":1,"system":1,"turns":[]}',
-     '{"format":"uma-chat","version":1,"system":null,"turns":[1]}'],
+     '{"format":"uma-chat","version":1,"system":null,"turns":[1]}',
+     '{"format":"uma-chat","version":1,"system":null,"turns":[{"user":"a","assistant":"b","pictures":[{"name":1}]}]}',
+     '{"format":"uma-chat","version":1,"system":null,"turns":[{"user":"a","assistant":"b","pictures":[1]}]}',
+     '{"format":"uma-chat","version":1,"system":null,"turns":[{"user":"a","assistant":"b","pictures":7}]}',
+     '{"format":"uma-chat","version":1,"system":null,"turns":[{"user":"a","assistant":"b","pictures":[{"name":"c",'
+     '"data":"?"}]}]}'],
 )  # fmt: skip
 def test_a_file_that_is_no_chat_is_refused_by_name(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(text.encode("utf-8", "surrogateescape"))

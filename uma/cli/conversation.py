@@ -111,8 +111,9 @@ class Conversation:
 
 
 def _turn(table: Any) -> Turn:
+    question, answer = _text(table["user"]), _text(table["assistant"])
     pictures = tuple(map(ChatPicture.of_json, table.get("pictures", ())))
-    return Turn(_text(table["user"]), _text(table["assistant"]), _text(table.get("reasoning", "")), pictures)
+    return Turn(question, answer, _text(table.get("reasoning", "")), pictures)
 
 
 def _text(value: Any) -> str:
