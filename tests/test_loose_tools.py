@@ -87,15 +87,17 @@ async def test_the_rest_of_the_schema_is_kept_to_and_the_prompt_shows_all_of_it(
 
 
 @pytest.mark.parametrize("keyword", UNSERVED)
-async def test_a_strict_tool_and_a_call_that_is_demanded_are_refused_by_the_keyword(
+async def test_a_strict_tool_is_refused_by_the_keyword_and_no_other_is_also_where_its_call_is_demanded(
     tmp_path: Path, keyword: str
 ) -> None:
     model = write_model(tmp_path / "tiny.gguf", chat_template=QWEN, context_length=2_048)
     inner, _ = UNSERVED[keyword]
     async with open_engine(config_for(model)) as engine:
-        for fields in ({"tools": (tool_of(inner, strict=True),)}, {"tool_choice": "required"}, {"tool_choice": "tool"}):
+        for choice in ("auto", "required", "tool"):
             with pytest.raises(BadRequest, match=r"^tools\[0\]\.parameters\.properties\.x"):
-                await finished(engine, tool_of(inner), **fields)
+                await finished(engine, tool_of(inner, strict=True), tool_choice=choice)
+            _, ignored = await finished(engine, tool_of(inner), tool_choice=choice)
+            assert ignored[0].startswith("tools[0].parameters.properties.x")
 
 
 def suite() -> list[dict[str, Any]]:

@@ -208,7 +208,7 @@ class ChatAbilities:
         return self._loose.known(request)
 
     async def loosened(self, request: Request, serves: Callable[[Grammar], bool]) -> Loose:
-        """The same once that was found out, where it is the model's choice to call a tool."""
+        """The same once that was found out."""
         if not can_be_loose(request) or isinstance(self._family, str):
             return Loose(request)
         specials = await self._known_specials()

@@ -1,4 +1,4 @@
-"""Tools whose schemas no grammar can keep to in full, for requests that leave it to the model whether it calls one.
+"""Tools whose schemas no grammar can keep to in full, and that are not `strict`.
 
 A coding agent's tools come again with every turn: what was found about a schema is kept.
 """
@@ -72,8 +72,8 @@ class LooseTools:
 
 
 def can_be_loose(request: Request) -> bool:
-    """Whether it is the model's choice to call a tool; a call that is demanded follows its schema in full."""
-    return bool(request.tools) and request.tool_choice == "auto"
+    """Whether it has tools that can be called."""
+    return bool(request.tools) and request.tool_choice != "none"
 
 
 def _key(tool: Tool) -> str:
