@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
@@ -79,9 +79,16 @@ def status(server: HttpServer, model: str) -> str:
 
 def children(pid: int) -> list[int]:
     """Those that run a program of their own: while it is only begun, the parent waits for it with all its threads."""
-    tasks, own = Path(f"/proc/{pid}/task").iterdir(), Path(f"/proc/{pid}/cmdline").read_bytes()
-    found = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    return [child for child in found if Path(f"/proc/{child}/cmdline").read_bytes() != own]
+
+    def command(of: int) -> bytes:
+        with suppress(FileNotFoundError, ProcessLookupError):  # it can have ended since
+            return Path(f"/proc/{of}/cmdline").read_bytes()
+        return b""
+
+    found = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return [child for child in found if command(child) not in (b"", command(pid))]
 
 
 def test_ollamas_client_pulls_lists_shows_generates_with_two_models_and_deletes(server: HttpServer) -> None:
