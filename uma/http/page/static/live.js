@@ -84,7 +84,8 @@ class Part {
 
 /** A time that is known within its bucket alone: two digits of it, or that it is over the last bound. @param {Quantile} quantile */
 function about({ ms, isOver }) {
-  return `${isOver ? "over " : ""}${duration(Number(ms.toPrecision(2)))}`;
+  const known = ms < 10 ? ms : Number(ms.toPrecision(2)); // `duration` rounds the former to one digit, and once is enough
+  return `${isOver ? "over " : ""}${duration(known)}`;
 }
 
 /** @param {string} title @param {Part[]} parts @param {string} id @param {HTMLElement} [note] */
