@@ -15,12 +15,13 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from random import Random
 
 import attrs
+import psutil
 import trio
 from rich.console import Console
 from rich.table import Table
@@ -145,9 +146,9 @@ async def _until_unloaded(client: Client) -> None:
         await trio.sleep(LOOK_SEC)
 
 
-async def mixed(paths: Sequence[Path]) -> Table:
-    """300 requests by random names from 6 clients, to three models of which two fit."""
-    table = Table("requests by random names", "", title=f"{REQUESTS} requests from {CLIENTS} clients")
+async def mixed(paths: Sequence[Path], requests: int) -> Table:
+    """Requests by random names from 6 clients, to three models of which two fit."""
+    table = Table("requests by random names", "", title=f"{requests} requests from {CLIENTS} clients")
     with tempfile.TemporaryDirectory(prefix="uma-bench-") as folder:
         names = ",".join([*map(str, paths), "builtin"])
         flags = (
@@ -176,7 +177,7 @@ async def mixed(paths: Sequence[Path]) -> Table:
             nonlocal wrong
             rng = Random(number)
             async with connect(socket, loads=False) as client:
-                for at in range(REQUESTS // CLIENTS):
+                for at in range(requests // CLIENTS):
                     name = rng.choice(list(needs))
                     sampling = SamplingParams(max_tokens=16, ignore_eos=True)
                     request = Request(f"{number}-{at}", prompt=PROMPT, sampling=sampling, model=name, stream=False)
@@ -209,13 +210,9 @@ async def mixed(paths: Sequence[Path]) -> Table:
 def _children_bytes(pid: int) -> int:
     """What the children of a process take, their part of what they share included."""
     total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            try:
-                lines = Path(f"/proc/{child}/smaps_rollup").read_text().splitlines()
-            except OSError:  # it has ended
-                continue
-            total += sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.Error):  # it has ended
+            total += child.memory_full_info().pss
     return total
 
 
@@ -225,13 +222,15 @@ def main() -> int:
     parser.add_argument("what", choices=("speed", "back", "mixed"))
     parser.add_argument("models", nargs="*", type=Path, help="two GGUF files, for `back` and `mixed`")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of `speed` (default 3)")
-    args = parser.parse_args()
+    parser.add_argument("--requests", type=int, default=REQUESTS, help=f"of `mixed` (default {REQUESTS})")
+    args = parser.parse_intermixed_args()
     if args.what != "speed" and len(args.models) != 2:
         parser.error(f"{args.what} takes two GGUF files")
     if args.what == "speed":
         table = trio.run(speed, args.rounds)
     else:
-        table = trio.run({"back": back, "mixed": mixed}[args.what], [path.resolve() for path in args.models])
+        paths = [path.resolve() for path in args.models]
+        table = trio.run(back, paths) if args.what == "back" else trio.run(mixed, paths, args.requests)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     return 0
 

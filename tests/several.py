@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,11 @@ def texts_of(folder: Path) -> Mapping[str, str]:
 
 def children(pid: int) -> set[int]:
     """Process ids of the children of a process."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return {int(child) for task in tasks for child in (task / "children").read_text().split()}
+    found = set[int]()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # the thread has ended
+            found |= set(map(int, (task / "children").read_text().split()))
+    return found
 
 
 def taken_bytes(pid: int) -> int:

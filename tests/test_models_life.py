@@ -245,6 +245,7 @@ ROUNDING_BYTES = 4 * 2**20
 LOADS = int(os.environ.get("TEST_LOADS", "6"))
 
 
+@pytest.mark.timeout(PATIENCE_SEC * LOADS)
 async def test_loads_and_unloads_leave_nothing_behind(
     folder: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
 ) -> None:

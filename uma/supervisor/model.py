@@ -101,7 +101,8 @@ class Model:
     waiting: int = 0
     """Requests that wait until it is."""
     size_bytes: int = 0
-    """Maximum that it took since it was loaded last, with what its prefixes can come to take; 0: it never was."""
+    """Maximum that it took so far, with what its prefixes can come to take; 0: it was never loaded, or its file is
+    another one now."""
     measured_at: float = 0.0
     planned_bytes: int = 0
     """What it will take by its header; 0: that was not read."""

@@ -506,7 +506,6 @@ class LoadedModels(Models):
             with load.patience:
                 async with running(model.file.name, config, started, load.note) as client:
                     load.patience.deadline = math.inf
-                    model.size_bytes = 0
                     await self._measure(Held(model, client))
                     loaded_at = model.used_at = trio.current_time()
                     model.stays_until = 2 * loaded_at - began
