@@ -38,7 +38,7 @@ class Tuning:
 
     safety: float = 1.1
     """Time that tokens computed ahead last, as a multiple of a piece's predicted time. Below 1 readers would wait."""
-    comfort: float = 2.0
+    comfort: float = 1.5
     """The same where the longest lead allows it: on a busy machine some batches take longer than predicted."""
     lead_steps: int = 8
     """Maximum tokens of a row that are computed and not delivered: they are lost when the reader cancels."""
