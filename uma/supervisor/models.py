@@ -19,6 +19,7 @@ from uma.config import ALL_MODELS, ModelSettings, RuntimeConfig
 from uma.engine.kv.disk import made_folder
 from uma.engine.sizing import free_memory_bytes
 from uma.errors import BadRequest, ConfigError, InternalError, ModelError, ShuttingDown, UmaError, UnknownModel
+from uma.metrics import EngineMetrics
 from uma.models.catalog import BUILTIN, ModelFile
 from uma.models.shelf import Shelf
 from uma.net.file_watch import state_of
@@ -270,18 +271,22 @@ class LoadedModels(Models):
         return max(found, key=lambda each: each.came_at)
 
     async def metrics(self) -> Mapping[str, Any]:
-        """The sums over the models that are loaded."""
+        """The sums over the models that are loaded, but for what is no sum: shares are the largest of a model's, and
+        the hit rate is that of all.
+        """
         total = dict(self.snapshot())
         for held in self._loaded():
             for name, value in (await held.metrics()).items():
-                if isinstance(value, int | float) and isinstance(total.get(name, 0), int | float):
-                    total[name] = total.get(name, 0) + value
+                known = total.get(name, 0)
+                if isinstance(value, int | float) and isinstance(known, int | float):
+                    total[name] = max(known, value) if name.endswith(_NO_SUMS) else known + value
+        asked = total["cache_hits"] + total["cache_misses"]
+        total["cache_hit_rate"] = round(total["cache_hits"] / max(1, asked), 4)
         return total
 
     def snapshot(self) -> Mapping[str, Any]:
         """See `server.connection.Served`."""
-        zero = ("requests_total", "requests_rejected", "requests_overloaded", "active_sequences", "queued_requests")
-        return dict.fromkeys((*zero, "service_ms_ewma"), 0)
+        return EngineMetrics().snapshot()
 
     def _loaded(self) -> list[Held]:
         """Those that can be asked just now. None of them is kept by that."""
@@ -543,6 +548,8 @@ class LoadedModels(Models):
         return attrs.evolve(info, limits=attrs.evolve(info.limits, **ours))
 
 
+_NO_SUMS = ("_share", "_ewma", "neighbour_load")
+"""Ends of metrics' names that cannot be added up."""
 _LISTED = frozenset(each.name for each in attrs.fields(ListedModel))
 
 
