@@ -295,6 +295,67 @@ def test_what_is_no_picture_is_refused_where_the_body_has_it(
     assert re.search(message, told), told
 
 
+NATIVE, COMPLETIONS = "/completion", "/v1/completions"
+
+
+def test_a_prompt_has_what_llama_server_s_object_has(seeing: HttpServer, reference: Reference) -> None:
+    """Without a chat template, of one prompt or several, and the same on the socket."""
+    files = [FILE, SOUND]
+    asked = {
+        "prompt_string": f"See <__media__> and hear <__media__>: {QUESTION}",
+        "multimodal_data": [DATA, SOUND_DATA],
+    }
+    expected = reference.text(f"See {MARKER} and hear {MARKER}: {QUESTION}", files, LENGTH)
+    assert seeing.ask("GET", "/props").json["media_marker"] == "<__media__>"
+    said = seeing.ask("POST", NATIVE, {"prompt": asked, "n_predict": LENGTH, **PLAIN}).json
+    assert (said["content"], said["prompt"]) == (expected, f"See  and hear : {QUESTION}")
+    body = {"prompt": ["See", asked], "max_tokens": LENGTH, **PLAIN}
+    of_text, of_files = seeing.ask("POST", COMPLETIONS, body).json["choices"]
+    assert of_files["text"] == expected != of_text["text"]
+    media = [{"data": DATA, "at": 4}, {"data": SOUND_DATA, "at": 14}]
+    with seeing.process.connect() as raw:
+        raw.hello(versions=["1.1"])
+        told = {"id": "a", "prompt": said["prompt"], "media": media}
+        raw.send({**told, "max_tokens": LENGTH, **PLAIN, "stream": False})
+        answer = raw.last_of("a")
+        assert answer["text"] == expected
+        raw.send({"type": "tokenize", **told})
+        tokenized = raw.expect("tokenize")
+        assert len(tokenized["token_ids"]) == answer["usage"]["prompt_tokens"] == said["tokens_evaluated"]
+        for wrong, problem in (
+            ({"prompt": None, "token_ids": [1]}, "media: stands beside prompt alone"),
+            ({"media": media[::-1]}, "media[1].at: 4 is before another one's"),
+            ({"media": [{"path": "x.png"}]}, "media[0].path: expected an absolute path"),
+            ({"media": [{"url": "http://x/"}]}, "media[0].url: this server fetches nothing"),
+            ({"echo": True}, "echo: beside pictures"),
+            (
+                {"media": [{"data": DATA, "at": 99}]},
+                "media[0].at: 99 is before another",
+            ),
+        ):
+            raw.send({**told, **wrong})
+            assert problem in raw.last_of("a")["message"]
+
+
+@pytest.mark.parametrize("path", [NATIVE, COMPLETIONS])
+@pytest.mark.parametrize(
+    ("prompt", "problem"),
+    [
+        (("a", [DATA]), ".multimodal_data: 1 files for 0 marks <__media__>"),
+        (("<__media__> or <__media__>?", [DATA]), ".multimodal_data: 1 files for 2 marks"),
+        (("<__media__>?", []), ".multimodal_data: 0 files for 1 marks"),
+        (("<__media__>?", DATA), ".multimodal_data: expected a list of files"),
+        (([1, "<__media__>?"], [DATA]), ".prompt_string: expected a string"),
+        (("<__media__>?", [""]), ".multimodal_data[0]: is empty"),
+        (("<__media__><__media__>?", [DATA, "AAAA"]), ".multimodal_data[1]: "),
+    ],
+)
+def test_a_prompt_s_files_are_refused_by_name(seeing: HttpServer, path: str, prompt: Any, problem: str) -> None:
+    asked = {"prompt_string": prompt[0], "multimodal_data": prompt[1]}
+    refused = seeing.ask("POST", path, {"prompt": asked, "max_tokens": 1})
+    assert (refused.status, refused.json["error"]["message"].startswith(f"prompt{problem}")) == (400, True)
+
+
 def test_a_client_of_the_socket_names_its_own_files_alone(seeing: HttpServer, expected: str, tmp_path: Path) -> None:
     own, pipe, link = tmp_path / "own.png", tmp_path / "pipe", tmp_path / "link.png"
     own.write_bytes(FILE)

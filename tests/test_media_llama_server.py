@@ -57,6 +57,19 @@ def said(url: str, *parts: Any) -> str:
     return whole(posted(f"{url}/v1/chat/completions", json.dumps(body).encode())["choices"][0]["message"]["content"])
 
 
+def continued(url: str, *parts: Any) -> str:
+    """What follows the same parts without a chat template."""
+    with urllib.request.urlopen(f"{url}/props", timeout=60) as answer:
+        mark = json.loads(answer.read())["media_marker"]
+    files = [next(iter(part[part["type"]].values())) for part in parts if part["type"] != "text"]
+    prompt = {
+        "prompt_string": f"<|im_start|>See {''.join(part.get('text', mark) for part in parts)}<|im_end|>",
+        "multimodal_data": [each.rpartition(",")[2] for each in files],
+    }
+    body = {"prompt": prompt, "n_predict": LENGTH, **PLAIN}
+    return whole(posted(f"{url}/completion", json.dumps(body).encode())["content"])
+
+
 def whole(said: str) -> str:
     """Without what stands for parts of characters: of how many bytes one mark is made is each server's own."""
     return said.replace("\ufffd", "")
@@ -111,4 +124,5 @@ def test_the_text_is_llama_server_s(tmp_path: Path, sees: Seeing, hears: Hearing
     ):
         for parts in asked:
             assert said(ours.url, *parts) == said(theirs, *parts), parts[0]
+            assert continued(ours.url, *parts) == continued(theirs, *parts), parts[0]
         assert written(ours.url, wav(1, 5)) == written(theirs, wav(1, 5))

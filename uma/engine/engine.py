@@ -214,25 +214,24 @@ class Engine:
 
     async def _read(self, request: Request, asked: Request) -> tuple[array[int], tuple[PlacedPicture, ...]]:
         """The prompt's ids, and the pictures among them; `request` is what the template is given of what was asked."""
-        index = next((at for at, each in enumerate(request.messages or ()) if each.media), None)
-        if index is None:
-            return await self._prompts.read(request), ()
         first = len(request.messages or ()) - len(asked.messages or ())
+        place = next((place for place, _ in request.placed_media(first)), None)
+        if place is None:
+            return await self._prompts.read(request), ()
         if self._pictures is None:
-            at = f"messages[{index - first}].media"
-            raise BadRequest(f"{at}: this model takes text alone; more takes a projector (--mmproj)")
+            raise BadRequest(
+                f"{place.removesuffix('[0]')}: this model takes text alone; more takes a projector (--mmproj)"
+            )
         request = await self._with_files(request, first)
         return await self._prompts.read_pictures(partial(self._pictures.read, first=first), request)
 
     async def _with_files(self, request: Request, first: int) -> Request:
         """The request with files instead of URLs. Raises `BadRequest` where it names what it cannot have."""
-        for index, message in enumerate(request.messages or (), -first):
-            for at, each in enumerate(message.media):
-                field = f"messages[{index}].media[{at}]"
-                if each.path is not None:
-                    raise BadRequest(f"{field}.path: only a client of the server's socket can name its file; send data")
-                if each.url is not None and not self.info.capabilities.media_urls:
-                    raise BadRequest(f"{field}.url: this server fetches nothing (--media-urls); send data")
+        for field, each in request.placed_media(first):
+            if each.path is not None:
+                raise BadRequest(f"{field}.path: only a client of the server's socket can name its file; send data")
+            if each.url is not None and not self.info.capabilities.media_urls:
+                raise BadRequest(f"{field}.url: this server fetches nothing (--media-urls); send data")
         return await self._fetcher.fetched(request, first)
 
     async def _grammar(self, request: Request, tokens: array[int]) -> tuple[Loose, GrammarState | None, list[int]]:
@@ -270,10 +269,10 @@ class Engine:
     async def tokenize(self, request: Request) -> Tokenized:
         """See `types.Source.tokenize`."""
         asked, request = request, self._chat.prepared(request)
-        if not any(each.media for each in request.messages or ()):
+        if not any(request.placed_media()):
             return await self._prompts.explain(request)
         tokens, _ = await self._read(request, asked)
-        return Tokenized(tuple(max(-1, each) for each in tokens), await self._prompts.text(request))
+        return await self._prompts.explained(request, array("i", (max(-1, each) for each in tokens)))
 
     async def tokenize_rendered(self, text: str) -> tuple[int, ...]:
         """Token ids of a text to which another program has applied a chat template, for a request's `token_ids`."""

@@ -107,6 +107,6 @@ class _Prompt:
 
 def text_before(request: Request) -> str:
     """The text of a request that is to be filled in behind. Raises `BadRequest` where it has none."""
-    if request.prompt is None:
-        raise BadRequest("suffix: needs a prompt that is a string")
+    if request.prompt is None or request.media:
+        raise BadRequest("suffix: needs a prompt that is a string, without pictures and sounds")
     return request.prompt

@@ -19,6 +19,7 @@ from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
 from uma.http.problem import Problem
 from uma.http.prometheus import exposition
+from uma.http.prompts import MEDIA_MARKER
 from uma.types import MAX_SEED, Request, SamplingParams
 
 _TYPES = {
@@ -206,6 +207,7 @@ async def props(gateway: Gateway, http: Exchange) -> None:
             "endpoint_props": False,
             "endpoint_metrics": True,
             "modalities": {"vision": info.capabilities.vision, "audio": info.capabilities.audio},
+            "media_marker": MEDIA_MARKER,
             "model": attrs.asdict(info.model),
             "capabilities": attrs.asdict(info.capabilities),
             "limits": attrs.asdict(info.limits),

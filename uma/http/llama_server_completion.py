@@ -28,6 +28,7 @@ from uma.http.fields import (
 from uma.http.gateway import Gateway
 from uma.http.llama_server import ERRORS, UNBOUNDED, settings
 from uma.http.logprobs import Unshown, shown
+from uma.http.media import MediaReader
 from uma.http.problem import Problem
 from uma.http.prompts import PROMPTS, built_with_ids, is_one_prompt, prompts
 from uma.http.structured_outputs import StructuredFields, grammar_of
@@ -122,7 +123,7 @@ def _job(gateway: Gateway, http: Exchange, body: CompletionBody) -> CompletionJo
     )
     n_predict = UNBOUNDED if asked is None else asked
     params = _sampling(gateway, http, body, n_predict)
-    how = urgency(body, http)
+    how, media = urgency(body, http), MediaReader(gateway.source.info.capabilities)
     requests = [
         Request(
             f"{http.id}-{index}" if index else http.id,
@@ -132,8 +133,9 @@ def _job(gateway: Gateway, http: Exchange, body: CompletionBody) -> CompletionJo
             **how,
             **prompt,
         )
-        for index, prompt in enumerate(prompts(gateway, body.prompt, "prompt"))
+        for index, prompt in enumerate(prompts(gateway, body.prompt, "prompt", media))
     ]
+    media.name_in_prompts(http.names, requests)
     job = CompletionJob(
         requests,
         bool(body.stream),

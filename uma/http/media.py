@@ -10,7 +10,7 @@ import attrs
 from uma.constraints import show
 from uma.errors import BadRequest
 from uma.http.problem import Unsupported
-from uma.types import MAX_MEDIA, Capabilities, Media, Message
+from uma.types import MAX_MEDIA, Capabilities, Media, Message, Request
 
 PICTURES = ("image_url", "input_image", "image")
 """Types of parts that are pictures: OpenAI's two, and Anthropic's."""
@@ -105,6 +105,13 @@ class MediaReader:
                 # A text is one object for as long as the request: its copies in messages have the very same.
                 place = next(place for each, place in self._places if each.data is media.data and each.url is media.url)
                 names[f"messages[{index}].media[{at}].data"] = names[f"messages[{index}].media[{at}].url"] = place
+
+    def name_in_prompts(self, names: dict[str, str], requests: Sequence[Request]) -> None:
+        """The same for prompts. Of several, which one has it is not told."""
+        if len(requests) == 1:
+            names.update((f"media[{at}].data", place) for at, (_, place) in enumerate(self._places))
+        else:
+            names["media"] = "multimodal_data"
 
 
 def _of_audio(given: Any, field: str, ignored: list[str]) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from uma.http.exchange import Exchange
 from uma.http.fields import DRAWN, Common, all_tokens, of_output, read, sampling, tokens_wanted, urgency
 from uma.http.gateway import Gateway
 from uma.http.logprobs import Place, Unshown, completion_form, shown
+from uma.http.media import MediaReader
 from uma.http.openai import StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
 from uma.http.prompts import PROMPTS, built_with_ids, prompts
@@ -102,8 +103,8 @@ def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Re
         logit_bias=abilities.logit_bias(body.logit_bias, able),
         grammar=grammar_of(body, able, http, ("response_format", form)),
     )
-    how = urgency(body, http)
-    return [
+    how, media = urgency(body, http), MediaReader(gateway.source.info.capabilities)
+    requests = [
         Request(
             f"{http.id}-{index}" if index else http.id,
             sampling=params,
@@ -112,8 +113,10 @@ def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Re
             **how,
             **prompt,
         )
-        for index, prompt in enumerate(prompts(gateway, body.prompt, "prompt"))
+        for index, prompt in enumerate(prompts(gateway, body.prompt, "prompt", media))
     ]
+    media.name_in_prompts(http.names, requests)
+    return requests
 
 
 @attrs.define

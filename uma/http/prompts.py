@@ -1,5 +1,6 @@
 """Prompts as the completions and embeddings of OpenAI and llama-server have them: a string, a list of token ids, a list
-of either, and llama-server's further forms: texts among token ids, `{"prompt_string": …}` and `{"content": [parts]}`.
+of either, and llama-server's further forms: texts among token ids, `{"prompt_string": …}`, with pictures and sounds in
+`multimodal_data`, and `{"content": [parts]}`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from uma.http import abilities
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
-from uma.types import Request, Tokenized
+from uma.http.media import MediaReader
+from uma.types import Media, Request, Tokenized, joined
 
 T = TypeVar("T")
 
 PROMPTS = "a string, a list of token ids, or a list of these"
+MEDIA_MARKER = "<__media__>"
+"""What stands for a picture or a sound in the text beside `multimodal_data`: llama.cpp's own."""
 MAX_PROMPTS = 2048
 """OpenAI's own bound of prompts in one request."""
 MAX_TEXTS_AMONG_IDS = 1024
@@ -124,16 +128,16 @@ class _Reader:
         return await self.gateway.source.tokenize(Request(self.http.id, prompt=text, parse_special=True))
 
 
-def prompts(gateway: Gateway, value: Any, field: str) -> list[dict[str, Any]]:
-    """Each prompt as `Request` takes it. Raises `BadRequest` for what is none."""
+def prompts(gateway: Gateway, value: Any, field: str, media: MediaReader | None = None) -> list[dict[str, Any]]:
+    """Each prompt as `Request` takes it, with what `media` reads of it. Raises `BadRequest` for what is none."""
     vocab_size = gateway.source.info.model.vocab_size
     if is_one_prompt(value):
-        return [_prompt(value, field, vocab_size)]
+        return [_prompt(value, field, vocab_size, media)]
     if not isinstance(value, list) or not value:
         raise BadRequest(f"{field}: expected {PROMPTS}, not {show(value)}")
     if len(value) > MAX_PROMPTS:
         raise BadRequest(f"{field}: {len(value):,} prompts are more than {MAX_PROMPTS:,}")
-    return [_prompt(each, f"{field}[{index}]", vocab_size) for index, each in enumerate(value)]
+    return [_prompt(each, f"{field}[{index}]", vocab_size, media) for index, each in enumerate(value)]
 
 
 def is_one_prompt(value: Any) -> bool:
@@ -145,18 +149,40 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and set(map(type, value)) == {int}
 
 
-def _prompt(value: Any, field: str, vocab_size: int) -> dict[str, Any]:
+def _prompt(value: Any, field: str, vocab_size: int, media: MediaReader | None) -> dict[str, Any]:
+    shown: tuple[Media, ...] = ()
     if isinstance(value, dict):
-        value, field = _text_of(value, field)
+        if media is not None and media.takes_any and value.get("multimodal_data") is not None:
+            value, shown = _marked(value, field, media)
+            field = f"{field}.prompt_string"
+        else:
+            value, field = _text_of(value, field)
     if isinstance(value, str):
         if "\0" in value:
             raise BadRequest(f"{field}: holds a NUL character, which no tokenizer takes")
-        return {"prompt": value}
+        return {"prompt": value, "media": shown} if shown else {"prompt": value}
     if not _is_ids(value):
         raise BadRequest(f"{field}: expected a string or a list of token ids, not {show(value)}")
     if (wrong := min(value)) < 0 or (wrong := max(value)) >= vocab_size:
         raise BadRequest(f"{field}: {wrong} is not in the vocabulary of {vocab_size:,} tokens")
     return {"token_ids": tuple(value)}
+
+
+def _marked(value: dict[str, Any], field: str, media: MediaReader) -> tuple[str, tuple[Media, ...]]:
+    """The text of llama-server's object without its marks, and what stands in their places."""
+    text, data = value.get("prompt_string"), value["multimodal_data"]
+    if not isinstance(text, str):
+        raise BadRequest(f"{field}.prompt_string: expected a string beside multimodal_data, not {show(text)}")
+    field = f"{field}.multimodal_data"
+    if not isinstance(data, list) or not all(isinstance(each, str) for each in data):
+        raise BadRequest(f"{field}: expected a list of files as base64, not {show(data)}")
+    head, *rest = text.split(MEDIA_MARKER)
+    if len(rest) != len(data):
+        raise BadRequest(
+            f"{field}: {len(data)} files for {len(rest)} marks {MEDIA_MARKER} in prompt_string; give as many"
+        )
+    files = (media.take(each, f"{field}[{at}]") for at, each in enumerate(data))
+    return joined([head, *(part for pair in zip(files, rest, strict=True) for part in pair)])
 
 
 def _text_of(value: dict[str, Any], field: str) -> tuple[str, str]:

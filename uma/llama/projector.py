@@ -153,18 +153,25 @@ class Projector:
             raise ValueError(f"{self.path}: the projector is closed")
         return self._handle
 
-    def tokenize(self, text: str, pictures: Sequence[Pixels | Samples], *, add_special: bool) -> list[Text | Picture]:
-        """A prompt in pieces: `text` has `marker` once for each picture. Spellings of special tokens are these tokens.
+    def tokenize(
+        self, text: str, pictures: Sequence[Pixels | Samples], *, add_special: bool, parse_special: bool = True
+    ) -> list[Text | Picture]:
+        """A prompt in pieces: `text` has `marker` once for each picture. With `parse_special` spellings of special
+        tokens are these tokens.
 
         Raises `BadRequest` for a picture that cannot be prepared.
         """
         data = text.encode("utf-8", "surrogatepass")
-        given = lib.mtmd_input_text(data, len(data), add_special, True)
+        given = lib.mtmd_input_text(data, len(data), add_special, parse_special)
         with _bitmaps(pictures) as bitmaps, _chunks() as chunks:
             array = (ctypes.c_void_p * len(pictures))(*bitmaps)
             code = lib.mtmd_tokenize(self.handle, chunks, ctypes.byref(given), array, len(pictures))
             if code:
-                raise BadRequest(_MISCOUNTED if code == 1 else "messages: a file cannot be prepared for this model")
+                raise BadRequest(
+                    _MISCOUNTED
+                    if code == 1
+                    else "a picture or a sound of this request cannot be prepared for this model"
+                )
             return [_piece(lib.mtmd_input_chunks_get(chunks, at)) for at in range(lib.mtmd_input_chunks_size(chunks))]
 
     def encode(self, picture: Picture) -> None:
@@ -172,12 +179,12 @@ class Projector:
         `BadRequest`, also where it is no numbers: these would spoil the answers of all who share the KV.
         """
         if lib.mtmd_encode_chunk(self.handle, picture.handle):
-            raise BadRequest("messages: a file cannot be encoded by this projector")
+            raise BadRequest("a picture or a sound of this request cannot be encoded by this projector")
         width = int(llama_model_n_embd_inp(self.model.handle))
         shape = (picture.n_tokens, width)
         embedding = ctypeslib.as_array(lib.mtmd_get_output_embd(self.handle), shape).copy()
         if not np.isfinite(embedding).all():
-            raise BadRequest("messages: what this projector makes of a file is no numbers")
+            raise BadRequest("what this projector makes of a picture or a sound of this request is no numbers")
         picture.embedding = embedding
         picture.forget_pixels()
 

@@ -19,7 +19,7 @@ import trio
 
 from uma.errors import BadRequest
 from uma.media.files import MAX_FILE_BYTES, MAX_REQUEST_BYTES
-from uma.types import Request
+from uma.types import Media, Request
 from uma.version import __version__
 
 DEADLINE_SEC = 20.0
@@ -65,25 +65,22 @@ class Fetcher:
         """The request with files instead of URLs. Raises `BadRequest` for one that cannot be had; it counts messages
         from the `first`.
         """
-        if not any(each.url for message in request.messages or () for each in message.media):
+        if not any(each.url for _, each in request.placed_media()):
             return request
-        messages, left = list(request.messages or ()), MAX_REQUEST_BYTES
+        media, left = list[Media](), MAX_REQUEST_BYTES
         async with self._turns:
-            field = ""
+            place = ""
             with trio.move_on_after(DEADLINE_SEC) as patience:
-                for index, message in enumerate(messages):
-                    media = list(message.media)
-                    for at, each in enumerate(media):
-                        if each.url is None:
-                            continue
-                        field = f"messages[{index - first}].media[{at}].url"
-                        data = await self.fetch(each.url, field, min(left, MAX_FILE_BYTES))
+                for field, each in request.placed_media(first):
+                    if each.url is not None:
+                        place = f"{field}.url"
+                        data = await self.fetch(each.url, place, min(left, MAX_FILE_BYTES))
                         left -= len(data)
-                        media[at] = attrs.evolve(each, url=None, data=base64.b64encode(data).decode())
-                    messages[index] = attrs.evolve(message, media=tuple(media))
+                        each = attrs.evolve(each, url=None, data=base64.b64encode(data).decode())  # noqa: PLW2901
+                    media.append(each)
             if patience.cancelled_caught:
-                raise BadRequest(f"{field}: did not come within {DEADLINE_SEC:g} s; send the file itself")
-        return attrs.evolve(request, messages=tuple(messages))
+                raise BadRequest(f"{place}: did not come within {DEADLINE_SEC:g} s; send the file itself")
+        return request.with_media(media)
 
     async def fetch(self, url: str, field: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """What a URL leads to. Raises `BadRequest`, without a word of what the other side has said."""

@@ -64,11 +64,13 @@ SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
             top_n_sigma xtc_probability xtc_threshold dynatemp_range dynatemp_exponent mirostat mirostat_tau
             mirostat_eta dry_multiplier dry_base dry_allowed_length dry_window dry_sequence_breakers
             tools tool_choice parallel_tool_calls reasoning parse_special chat_template_kwargs
-            continue_final_message cache_prompt reproducible max_reasoning_tokens sender
+            continue_final_message cache_prompt reproducible max_reasoning_tokens sender media
             """.split()  # noqa: SIM905  (a name a line would be a page)
         ),
         "tokenize": frozenset(
-            ("tools", "tool_choice", "reasoning", "parse_special", "chat_template_kwargs", "continue_final_message")
+            """
+            tools tool_choice reasoning parse_special chat_template_kwargs continue_final_message media
+            """.split()  # noqa: SIM905
         ),
         "messages": frozenset(("tool_calls", "tool_call_id", "name", "reasoning", "media")),
     }
@@ -113,7 +115,7 @@ _TOKENS = Annotated[list[Annotated[int, Range(0)]], Length(1, None, "tokens")]
 _LISTS_OF_TOKENS = Annotated[tuple[_TOKENS, ...], Length(1, MAX_TEXTS, "texts")] | None
 
 TOKENIZE_FIELDS = (
-    *("id", *PROMPT_FIELDS, "parse_special", "tools", "tool_choice", "reasoning"),
+    *("id", *PROMPT_FIELDS, "media", "parse_special", "tools", "tool_choice", "reasoning"),
     *("chat_template_kwargs", "continue_final_message", "model"),
 )
 """Fields of a request that its prompt depends on."""

@@ -11,26 +11,24 @@ import attrs
 
 from uma.errors import BadRequest
 from uma.media.files import MAX_FILE_BYTES, MAX_REQUEST_BYTES
-from uma.types import Request
+from uma.types import Media, Request
 
 
 def names_files(request: Request) -> bool:
     """Whether a request names any."""
-    return any(each.path is not None for message in request.messages or () for each in message.media)
+    return any(each.path is not None for _, each in request.placed_media())
 
 
 def with_own_files(request: Request, user: int | None) -> Request:
     """The request with files instead of paths. Blocks. Raises `BadRequest` for what is no regular file of this user."""
-    messages, left = list(request.messages or ()), MAX_REQUEST_BYTES
-    for index, message in enumerate(messages):
-        media = list(message.media)
-        for at, each in enumerate(media):
-            if each.path is not None:
-                data = _read(each.path, user, f"messages[{index}].media[{at}].path", min(left, MAX_FILE_BYTES))
-                left -= len(data)
-                media[at] = attrs.evolve(each, path=None, data=base64.b64encode(data).decode())
-        messages[index] = attrs.evolve(message, media=tuple(media))
-    return attrs.evolve(request, messages=tuple(messages))
+    media, left = list[Media](), MAX_REQUEST_BYTES
+    for field, each in request.placed_media():
+        if each.path is not None:
+            data = _read(each.path, user, f"{field}.path", min(left, MAX_FILE_BYTES))
+            left -= len(data)
+            each = attrs.evolve(each, path=None, data=base64.b64encode(data).decode())  # noqa: PLW2901
+        media.append(each)
+    return request.with_media(media)
 
 
 def _read(path: str, user: int | None, field: str, max_bytes: int) -> bytes:

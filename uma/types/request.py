@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 import attrs
@@ -40,12 +41,14 @@ MAX_MEDIA_CHARS = 28_000_000
 
 @attrs.frozen
 class Media:
-    """A picture or a sound in a message; its file's first bytes tell which. It has one of `data`, `url` and `path`."""
+    """A picture or a sound in a message or a prompt; its file's first bytes tell which. It has one of `data`, `url` and
+    `path`.
+    """
 
     data: Annotated[str, Length(0, MAX_MEDIA_CHARS)] = ""
     """Its file (PNG, JPEG, GIF or BMP; WAV, MP3 or FLAC) as base64."""
     at: Annotated[int, Range(0)] = 0
-    """How many characters of the message's content come before it."""
+    """How many characters of the message's content, or of the prompt, come before it."""
     url: Annotated[str, Length(1, 2_048), Text()] | None = None
     """Where it is fetched from, by http or https (`Capabilities.media_urls`)."""
     path: Annotated[str, Length(1, 4_096), Text()] | None = None
@@ -161,6 +164,10 @@ class Request:
     token_ids: Annotated[tuple[Annotated[int, Range(0)], ...], Length(1, None, "tokens")] | None = attrs.field(
         default=None, converter=tuple_or_none
     )
+    media: Annotated[tuple[Media, ...], Length(0, MAX_MEDIA, "files")] = attrs.field(
+        default=(), converter=tuple_or_none
+    )
+    """Pictures and sounds that `prompt` has, in their order; those of messages stand in these."""
     sampling: SamplingParams = SamplingParams()
     stream: bool = True
     """False: no `Token` events; `Finished` carries the whole text."""
@@ -197,6 +204,23 @@ class Request:
     model: ModelName | None = None
     """The model that is asked, by its name; None: the session's, or the server's default."""
 
+    def placed_media(self, first: int = 0) -> Iterator[tuple[str, Media]]:
+        """Each picture and sound, and where it stands: `media[0]`, or `messages[2].media[0]`, counted from the `first`
+        message.
+        """
+        for at, each in enumerate(self.media):
+            yield f"media[{at}]", each
+        for index, message in enumerate(self.messages or (), -first):
+            for at, each in enumerate(message.media):
+                yield f"messages[{index}].media[{at}]", each
+
+    def with_media(self, media: Iterable[Media]) -> Request:
+        """The same with others in the place of its pictures and sounds."""
+        given = iter(media)
+        own = tuple(islice(given, len(self.media)))
+        messages = [attrs.evolve(each, media=tuple(islice(given, len(each.media)))) for each in self.messages or ()]
+        return attrs.evolve(self, media=own, messages=messages or None)
+
     @property
     def continued(self) -> Message | None:
         """The assistant's message that the answer continues; None: a turn of its own begins."""
@@ -210,3 +234,5 @@ class Request:
         if problem := prompt_problem([name for name in PROMPT_FIELDS if getattr(self, name) is not None]):
             raise ValueError(problem)
         check(self)
+        if self.media and self.prompt is None:
+            raise ValueError("media: stands beside prompt alone; a message has its own")

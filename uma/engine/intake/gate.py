@@ -121,7 +121,7 @@ def check_prompt(sampling: SamplingParams, prompt_tokens: int) -> None:
 def _conflicts(request: Request) -> list[str]:
     sampling = request.sampling
     lines = []
-    if any(message.media for message in request.messages or ()):
+    if any(request.placed_media()):
         lines += [
             f"{name}: beside pictures and sounds this cannot be told yet; leave it out"
             for name, value in (("echo", sampling.echo), ("prompt_logprobs", sampling.prompt_logprobs is not None))

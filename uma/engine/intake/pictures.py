@@ -24,7 +24,7 @@ from uma.llama.context import Context
 from uma.llama.projector import Picture, Pixels, Projector, Samples, Text
 from uma.media.decoder import MediaDecoder
 from uma.media.files import file_of
-from uma.types import MAX_MEDIA, Message, Request
+from uma.types import MAX_MEDIA, Media, Request
 
 MAX_KEPT_BYTES = 256 * 2**20
 """Maximum size of all embeddings that are kept for prompts to come. One of 576 tokens for a 7B model takes 9 MiB."""
@@ -71,36 +71,49 @@ class PictureReader:
         """The prompt's ids, and the pictures among them. Raises `BadRequest`, which counts messages from the `first`,
         `TemplateError` or `Overloaded`.
         """
-        marked, files = self._marked(request, first)
+        marked, where = self._marked(request, first), _where(request)
         known: dict[str, _Seen] = {}
-        decoded = [self._decoded(text, field, known) for text, field in files]
-        template = self._context.model.chat_template
-        text = rendered(template, marked)
-        pieces = self._projector.tokenize(text, decoded, add_special=template.needs_bos(text))
+        decoded = [self._decoded(each.data, f"{field}.data", known) for field, each in request.placed_media(first)]
+        template, parse_special = self._context.model.chat_template, True
+        if marked.prompt is None:
+            text = rendered(template, marked)
+        else:
+            text, parse_special = marked.prompt, marked.parse_special
+        pieces = self._projector.tokenize(
+            text,
+            decoded,
+            add_special=not parse_special or template.needs_bos(text),
+            parse_special=parse_special,
+        )
         for each in decoded:
             if each.id not in known:
-                known[each.id] = self._keep(each, pieces, sum(other.id == each.id for other in decoded))
-        tokens, parts = self._joined(pieces, known)
+                known[each.id] = self._keep(each, pieces, sum(other.id == each.id for other in decoded), where)
+        tokens, parts = self._joined(pieces, known, where)
         pairs = zip(runs_in(tokens), parts, strict=True)
         return tokens, tuple(PlacedPicture(run, picture, start) for run, (picture, start) in pairs)
 
-    def _marked(self, request: Request, first: int) -> tuple[Request, list[tuple[str, str]]]:
-        """The request with marks in the place of pictures; and each one's base64, and where it stands."""
-        messages, files = list[Message](), list[tuple[str, str]]()
-        for index, message in enumerate(request.messages or ()):
-            parts, before = list[str](), 0
-            for at, each in enumerate(message.media):
-                field = f"messages[{index - first}].media[{at}]"
-                if not before <= each.at <= len(message.content):
-                    raise BadRequest(f"{field}.at: {each.at} is before another one's, or behind the content's end")
-                parts += message.content[before : each.at], self._projector.marker
-                before = each.at
-                files.append((each.data, f"{field}.data"))
-            content = "".join((*parts, message.content[before:]))
-            messages.append(attrs.evolve(message, content=content, media=()) if message.media else message)
-        if len(files) > MAX_MEDIA:
-            raise BadRequest(f"messages: {len(files):,} pictures and sounds are over the limit of {MAX_MEDIA}")
-        return attrs.evolve(request, messages=tuple(messages)), files
+    def _marked(self, request: Request, first: int) -> Request:
+        """The request with marks in the place of pictures."""
+        if (count := sum(1 for _ in request.placed_media())) > MAX_MEDIA:
+            raise BadRequest(f"{_where(request)}: {count:,} pictures and sounds are over the limit of {MAX_MEDIA}")
+        if request.prompt is not None:
+            return attrs.evolve(request, prompt=self._marked_text(request.prompt, request.media, "media"), media=())
+        messages = [
+            attrs.evolve(
+                each, content=self._marked_text(each.content, each.media, f"messages[{index}].media"), media=()
+            )
+            for index, each in enumerate(request.messages or (), -first)
+        ]
+        return attrs.evolve(request, messages=messages)
+
+    def _marked_text(self, text: str, media: Sequence[Media], field: str) -> str:
+        parts, before = list[str](), 0
+        for at, each in enumerate(media):
+            if not before <= each.at <= len(text):
+                raise BadRequest(f"{field}[{at}].at: {each.at} is before another one's, or behind the text's end")
+            parts += text[before : each.at], self._projector.marker
+            before = each.at
+        return "".join((*parts, text[before:]))
 
     def _decoded(self, text: str, field: str, known: dict[str, _Seen]) -> Pixels | Samples:
         """A picture; without its content where it was seen lately, and then it is `known`."""
@@ -123,12 +136,12 @@ class PictureReader:
         if len(self._prepared) >= MAX_PREPARED:
             raise Overloaded(f"too many pictures wait to be encoded: {MAX_PREPARED}", retry_after_ms=RETRY_AFTER_MS)
 
-    def _keep(self, file: Pixels | Samples, pieces: Sequence[Text | Picture], times: int) -> _Seen:
+    def _keep(self, file: Pixels | Samples, pieces: Sequence[Text | Picture], times: int, where: str) -> _Seen:
         """What was made of a file, which is so often among the pieces."""
         parts = [each for each in pieces if isinstance(each, Picture) and each.id == file.id]
         parts = parts[: len(parts) // times]
         for part in parts:
-            self._check(part)
+            self._check(part, where)
         made = _Seen(attrs.evolve(file, data=None), tuple(parts))
         with self._lock:
             seen = self._kept.setdefault(file.id, made)
@@ -139,7 +152,7 @@ class PictureReader:
         return seen
 
     def _joined(
-        self, pieces: Sequence[Text | Picture], known: dict[str, _Seen]
+        self, pieces: Sequence[Text | Picture], known: dict[str, _Seen], where: str
     ) -> tuple[array[int], list[tuple[Picture, int]]]:
         """The ids of all pieces, and the parts of pictures among them: each with the first token that it has of it."""
         tokens, pictures, numbers = array("i"), list[tuple[Picture, int]](), Counter[str]()
@@ -156,7 +169,7 @@ class PictureReader:
                 tokens += ids_of(key, end - start, end - start if len(cuts) > 2 else piece.n_positions)
                 pictures.append((parts[number], start))
         if not tokens or tokens[-1] < 0:
-            raise BadRequest("messages: a prompt cannot end with a picture or a sound; write something behind it")
+            raise BadRequest(f"{where}: a prompt cannot end with a picture or a sound; write something behind it")
         return tokens, pictures
 
     def _cuts(self, picture: Picture) -> list[int]:
@@ -166,16 +179,21 @@ class PictureReader:
             parts = -(-tokens // PART_TOKENS)
         return [tokens * each // parts for each in range(parts + 1)]
 
-    def _check(self, picture: Picture) -> None:
+    def _check(self, picture: Picture, where: str) -> None:
         tokens, most = picture.n_tokens, min(MAX_TOKENS, self._context.n_ctx_seq)
         if not LEAST_TOKENS <= tokens <= most:
             raise BadRequest(
-                f"messages: a picture or a sound of {tokens:,} tokens; from {LEAST_TOKENS} to {most:,} can be read"
+                f"{where}: a picture or a sound of {tokens:,} tokens; from {LEAST_TOKENS} to {most:,} can be read"
             )
         if self._projector.attends_both_ways(picture) and tokens > self._context.n_ubatch:
             most = self._context.n_ubatch
-            raise BadRequest(f"messages: a picture takes {tokens:,} tokens in one batch, and --n-ubatch is {most:,}")
+            raise BadRequest(f"{where}: a picture takes {tokens:,} tokens in one batch, and --n-ubatch is {most:,}")
 
     def close(self) -> None:
         """End the child process."""
         self._decoder.close()
+
+
+def _where(request: Request) -> str:
+    """The field that errors name which are about all of the request's pictures."""
+    return "messages" if request.prompt is None else "prompt"

@@ -78,7 +78,7 @@ class PromptReader:
         `PromptTooLarge`, and `Overloaded`.
         """
         self._check_bytes(request)
-        files = sum(len(each.data) for message in request.messages or () for each in message.media)
+        files = sum(len(each.data) for _, each in request.placed_media())
         # A text takes some 4 bytes a character in all its forms, a file its own and its base64.
         return await self._in_thread(partial(read, request), _chars(request) + files // 2, request.priority)
 
@@ -101,7 +101,10 @@ class PromptReader:
 
     async def explain(self, request: Request) -> Tokenized:
         """The prompt's tokens, and what they stand for. Raises what `read` does."""
-        tokens = await self.read(request, must_fit=False)
+        return await self.explained(request, await self.read(request, must_fit=False))
+
+    async def explained(self, request: Request, tokens: array[int]) -> Tokenized:
+        """What a prompt's tokens stand for."""
         if request.prompt is not None:
             vocab = self._model.vocab
             is_added = (
