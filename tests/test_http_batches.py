@@ -6,19 +6,22 @@ import hashlib
 import json
 import sqlite3
 import stat
+import tracemalloc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from http_server import HttpServer, running_http
+from engine_world import config_for
+from http_server import HttpServer, RawHttp, hosted_http, running_http
 from openai.types import Batch
 
 from harness import until
 from uma.errors import BadRequest
-from uma.http.multipart import FormReader
+from uma.http import files
+from uma.http.multipart import MAX_FIELD_BYTES, MAX_HEAD_BYTES, MAX_PARTS, FormReader
 
 CHAT: Any = "/v1/chat/completions"
 OVER = ("completed", "failed", "cancelled")
@@ -188,3 +191,49 @@ def test_what_is_no_form_is_refused() -> None:
         FormReader("application/json")
     with pytest.raises(BadRequest, match="follows a boundary"):
         FormReader("multipart/form-data; boundary=b").feed(b"--bad")
+
+
+def part(head: str, value: bytes = b"") -> bytes:
+    return b"--b\r\nContent-Disposition: form-data; " + head.encode() + b"\r\n\r\n" + value + b"\r\n"
+
+
+def test_what_a_form_costs_is_bounded_whatever_its_length() -> None:
+    def read(form: bytes) -> FormReader:
+        reader = FormReader("multipart/form-data; boundary=b")
+        reader.feed(form + b"--b--\r\n")
+        return reader
+
+    most = b"".join(part(f'name="n{at}"') for at in range(MAX_PARTS))
+    assert len(read(most).fields) == MAX_PARTS
+    for form, told in (
+        (most + part('name="more"'), "more than 64 parts"),
+        (part('name="a"; x="' + "y" * MAX_HEAD_BYTES + '"'), "headers are over 2,048 bytes"),
+        (part('name="a"', bytes(MAX_FIELD_BYTES)) + part('name="a"', b"1"), "a: the form's values are over"),
+    ):
+        with pytest.raises(BadRequest, match=told):
+            read(form)
+
+
+def test_what_stands_behind_a_form_is_not_kept() -> None:
+    form, more = FormReader("multipart/form-data; boundary=b"), bytes(2**20)
+    form.feed(b"--b--\r\n")
+    tracemalloc.start()
+    for _ in range(20):
+        form.feed(more)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < len(more)
+
+
+def test_what_stands_around_a_file_is_bounded_too(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A form's beginning, before its first part, that has no end."""
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 100_000)
+    config = config_for(tiny, http="127.0.0.1:0", http_jobs=str(tmp_path / "jobs"))
+    with hosted_http(config) as server, closing(RawHttp(server.port)) as raw:
+        piece = b"10000\r\n" + bytes(65_536) + b"\r\n"
+        raw.sock.sendall(
+            b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n" + 2 * piece
+        )
+        assert (answered := raw.answer()).status == 413
+        assert "file: is over 100,000 bytes" in answered.json["error"]["message"]

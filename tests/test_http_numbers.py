@@ -16,6 +16,8 @@ from script_model import write_script_model
 from harness import short_directory
 from uma import json_bytes, json_text
 from uma.config import RuntimeConfig
+from uma.errors import InvalidJson
+from uma.protocol.codec import read_object
 
 DIGITS = "9" * 4_400
 """More than Python reads as an integer."""
@@ -202,6 +204,23 @@ def test_a_number_is_written_as_it_was_read(text: str) -> None:
     for value in (json_text.loads(text), json_bytes.loads(text.encode())):
         assert json_text.dumps(value) == text
         assert json_bytes.dumps(value).decode() == text.replace(" ", "")
+
+
+def test_what_is_nested_too_deep_is_told_as_that() -> None:
+    def nested(depth: int) -> bytes:
+        return depth * b"[" + depth * b"]"
+
+    json_bytes.loads(nested(json_bytes.MAX_DEPTH))
+    for text, told in (
+        (nested(json_bytes.MAX_DEPTH + 1), "is nested too deep: over 1,024 lists and objects"),
+        (b'{"limit": 1', "is not JSON: "),
+        (b"\xff", "is not JSON: "),
+    ):
+        with pytest.raises(ValueError) as refused:
+            json_bytes.loads(text)
+        assert json_bytes.fault(refused.value).startswith(told)
+    with pytest.raises(InvalidJson, match="the frame is nested too deep"):
+        read_object(nested(2_000))
 
 
 @settings(max_examples=10, deadline=None)

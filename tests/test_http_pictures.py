@@ -124,6 +124,8 @@ def test_openai_s_transcriptions_are_what_the_model_writes_down(seeing: HttpServ
         assert french.text == said_of(reference, f"What? (language: fr){MARKER}", SOUND)
         for wrong, told in (
             ({"response_format": "srt"}, "response_format: 'srt' has times"),
+            ({"extra_body": {"response_format": "foo"}}, "response_format: expected json or text, not 'foo'"),
+            ({"extra_body": {"seed": "[" * 60_000}}, "seed: expected an integer"),
             ({"file": ("a.png", FILE[:40])}, "file: cannot be decoded"),
             ({"file": ("a.ogg", b"OggS" + bytes(40))}, "file: is Ogg; send "),
             ({"temperature": 9}, "temperature: "),
@@ -265,6 +267,7 @@ def test_a_picture_of_an_earlier_turn_is_seen_and_comes_from_the_cache(seeing: H
             "image_url.url: is no base64",
         ),
         (CHAT, [{"type": "image_url"}], "image_url: expected a data URL"),
+        (CHAT, [{**IMAGE_URL, "image_url": {"url": "ftp://x.org/a"}}], "image_url.url: expected a data URL, not"),
         (CHAT, [{"type": "input_audio", "input_audio": "AA"}], "input_audio: expected an object with data"),
         (
             "/v1/chat/completions",

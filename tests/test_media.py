@@ -20,11 +20,14 @@ from PIL import Image
 from projectors import bmp, flac, float_wav, png, png_header, png_of, wav
 from reference import llama_cpp
 
+from uma import Message, Request
 from uma.errors import BadRequest
 from uma.llama.projector import Pixels, Samples
 from uma.media import files
 from uma.media.decoder import MediaDecoder
 from uma.media.files import MAX_FILE_BYTES, MAX_PIXELS, check_file, file_of, form_of, size_of
+from uma.server.own_files import with_own_files
+from uma.types import MAX_MEDIA, Media
 
 GIF = base64.b64decode("R0lGODlhAgADAIAAAP8AAAAA/yH5BAAAAAAALAAAAAACAAMAAAIDhG8FADs=")
 """Two pixels by three."""
@@ -158,6 +161,14 @@ def test_base64_is_read_strictly_and_within_bounds() -> None:
             file_of(wrong, "picture")
     with pytest.raises(BadRequest, match="over the limit"):
         file_of("A" * (2 * MAX_FILE_BYTES), "picture")
+
+
+def test_files_are_counted_before_any_is_read() -> None:
+    one = Media(path="/nowhere")
+    for count, told in ((MAX_MEDIA, "path: is no file"), (MAX_MEDIA + 1, "messages: 65 pictures and sounds are over")):
+        messages = tuple(Message("user", "What?", media=(one,)) for _ in range(count))
+        with pytest.raises(BadRequest, match=told):
+            with_own_files(Request("a", messages=messages), 0)
 
 
 def test_hostile_files_end_as_errors_or_as_pictures(decoder: MediaDecoder) -> None:

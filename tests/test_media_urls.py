@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,9 +17,11 @@ from engine_world import answer, config_for
 from projectors import png, write_projector, write_seeing_model
 
 from uma import Message, Request, open_engine
-from uma.errors import BadRequest
+from uma.errors import BadRequest, Overloaded
+from uma.http.media import MediaReader
 from uma.media import fetch
-from uma.media.fetch import MAX_REDIRECTS, Fetcher, is_public
+from uma.media.fetch import MAX_FETCHING, MAX_REDIRECTS, Fetcher, is_public
+from uma.net.client import CLIENT
 from uma.types import Media
 
 FILE = png(40, 30, seed=1)
@@ -107,6 +111,8 @@ async def test_what_is_no_file_is_refused_and_nothing_of_it_told() -> None:
         "/circle": to("/circle"),
         "/ftp": to("ftp://example.org/a.png"),
         "/nowhere": to(""),
+        "/odd": to("http://127.0.0.1/\x7f"),
+        "/torn": to("http://[::1"),
     }
     async with web(lambda _: pages) as server:
         for path, problem in (
@@ -119,6 +125,8 @@ async def test_what_is_no_file_is_refused_and_nothing_of_it_told() -> None:
             ("/circle", f"leads on more than {MAX_REDIRECTS} times"),
             ("/ftp", "expected an http or https URL"),
             ("/nowhere", f"leads on more than {MAX_REDIRECTS} times"),
+            ("/odd", "(expected an http or https URL|cannot be fetched)"),
+            ("/torn", "leads on to what is no URL"),
         ):
             with pytest.raises(BadRequest, match=f"url: .*{problem}") as refused:
                 await ANYWHERE.fetch(server.url + path, "url", max_bytes=4_096)
@@ -141,6 +149,7 @@ async def test_what_is_no_file_is_refused_and_nothing_of_it_told() -> None:
             "https://me:x@a.org/",
         ),
         *("http://a.org:99999/", "http://a.org/\r\nHost: b", "http://a.org/ b", "http://bücher.de/", "http://[::1/"),
+        *("http://a.org/\x7f", "http://a.org/\x01", "http://a.org/?\x00"),
     ],
 )
 async def test_what_is_no_url_of_the_web_is_refused(url: str) -> None:
@@ -152,13 +161,15 @@ NOT_PUBLIC = """
 127.0.0.1 127.8.8.8 0.0.0.0 10.1.2.3 172.16.0.1 172.31.255.255 192.168.1.1 169.254.169.254 100.64.0.1 192.0.0.8
 192.0.2.1 198.18.0.1 224.0.0.1 239.255.255.250 240.0.0.1 255.255.255.255
 :: ::1 fe80::1 fec0::1 fc00::1 fd12::1 ff02::1 ::ffff:127.0.0.1 ::ffff:10.0.0.1 ::127.0.0.1 64:ff9b::a00:1
-64:ff9b:1::1 2002:7f00:1::1 2001:0:7f00:1::1 2001:db8::1
+64:ff9b:1::1 2002:7f00:1::1 2001:0:7f00:1::1 2001:db8::1 ::ffff:0:7f00:1 2a00:1450::5efe:7f00:1
+2a00:1450::200:5efe:a00:1 4000::1
 """.split()  # noqa: SIM905  (an address a line would be a page)
 
 
 def test_which_addresses_are_public() -> None:
     assert not any(is_public(ip_address(each)) for each in NOT_PUBLIC)
     assert all(is_public(ip_address(each)) for each in ("1.1.1.1", "8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8"))
+    assert is_public(ip_address("2a00:1450::1:5efe:0:1"))
 
 
 @pytest.mark.parametrize(
@@ -187,6 +198,55 @@ async def test_a_slow_file_ends_its_request_in_time(monkeypatch: pytest.MonkeyPa
             await ANYWHERE.fetched(Request("a", messages=(message,)))
 
 
+def asking(url: str) -> Request:
+    return Request("a", messages=(Message("user", "What?", media=(Media(url=url),)),))
+
+
+async def test_files_that_never_come_take_turns_from_no_other_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client's requests that get no turn are told, in a bounded time."""
+    monkeypatch.setattr(fetch, "TURN_SEC", 0.05)
+    fetcher, told = Fetcher(is_allowed=lambda _: True), trio.Event()
+
+    async def greedy(url: str) -> None:
+        CLIENT.set("greedy")
+        try:
+            await fetcher.fetched(asking(f"{url}/slow"))
+        except Overloaded as error:
+            assert "no turn came within" in str(error)
+            assert error.retry_after_ms
+            told.set()
+
+    with trio.fail_after(10):
+        async with (
+            web(lambda _: {"/slow": ok(b"", "Content-Length: 9"), "/a": ok(FILE)}) as server,
+            trio.open_nursery() as nursery,
+        ):
+            for _ in range(MAX_FETCHING + 1):
+                nursery.start_soon(greedy, server.url)
+            await told.wait()
+            CLIENT.set("other")
+            other = await fetcher.fetched(asking(f"{server.url}/a"))
+            assert [bool(each.data) for _, each in other.placed_media()] == [True]
+            nursery.cancel_scope.cancel()
+
+
+async def test_certificates_are_read_once_and_not_on_the_trio_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, threads = ssl.create_default_context, list[int]()
+
+    def counted() -> ssl.SSLContext:
+        threads.append(threading.get_ident())
+        return made()
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    fetcher = Fetcher(is_allowed=lambda _: True)
+    async with web(lambda _: {}) as server:
+        for _ in range(3):
+            with pytest.raises(BadRequest, match="SSL"):
+                await fetcher.fetch(server.url.replace("http", "https"), "url")
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
+
+
 async def test_all_files_of_a_request_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "MAX_REQUEST_BYTES", 2 * len(FILE) + 9)
     async with web(lambda _: {"/a": ok(FILE)}) as server:
@@ -212,6 +272,13 @@ async def test_an_engine_fetches_only_where_it_is_told_to(model: Path, fetches: 
         problem = "is an address of this machine" if fetches else r"this server fetches nothing \(--media-urls\)"
         with pytest.raises(BadRequest, match=rf"messages\[0\].media\[0\].url: .*{problem}"):
             await answer(engine, Request("a", messages=(message,)))
+        for url in ("ftp://example.org/a", "file:///etc/passwd", "AAAA"):
+            expected = "an http, https or data URL" if fetches else "a data URL"
+            with pytest.raises(BadRequest, match=f"u.image_url: expected {expected}, not '{url}'"):
+                MediaReader(engine.info.capabilities).read({"type": "image_url", "image_url": url}, "u", [])
+        many = tuple(Message("user", "What?", media=40 * message.media) for _ in range(2))
+        with pytest.raises(BadRequest, match="messages: 80 pictures and sounds are over the limit of 64"):
+            await answer(engine, Request("a", messages=many))
         by_path = Message("user", "What?", media=(Media(path="/etc/hosts"),))
         with pytest.raises(BadRequest, match=r"media\[0\].path: only a client of the server's socket"):
             await answer(engine, Request("a", messages=(by_path,)))

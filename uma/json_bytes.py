@@ -10,6 +10,9 @@ import orjson
 
 from uma import json_text
 
+MAX_DEPTH = 1_024
+"""Most lists and objects in one another that orjson reads."""
+
 
 def loads(data: bytes) -> Any:
     """What a JSON text in UTF-8 holds. Raises `orjson.JSONDecodeError`, which is a `ValueError`."""
@@ -22,6 +25,13 @@ def loads(data: bytes) -> Any:
             return _checked(read(data.decode()))
     # It is no JSON, or nested more deeply than anything whose numbers are passed on.
     return orjson.loads(data)
+
+
+def fault(error: ValueError) -> str:
+    """What is wrong with a text that `loads` has refused, to be said behind what the text is."""
+    if isinstance(error, orjson.JSONDecodeError) and "limit" in error.msg:  # "depth limit exceeded"
+        return f"is nested too deep: over {MAX_DEPTH:,} lists and objects in one another at character {error.pos:,}"
+    return f"is not JSON: {error}"
 
 
 def _checked(value: Any) -> Any:

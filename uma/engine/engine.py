@@ -51,6 +51,7 @@ from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler, GrammarState
 from uma.llama.projector import Projector
 from uma.media.fetch import Fetcher
+from uma.media.files import check_count
 from uma.metrics import EngineMetrics
 from uma.net.client import OWNER
 from uma.types import (
@@ -227,6 +228,7 @@ class Engine:
 
     async def _with_files(self, request: Request, first: int) -> Request:
         """The request with files instead of URLs. Raises `BadRequest` where it names what it cannot have."""
+        check_count(request)
         for field, each in request.placed_media(first):
             if each.path is not None:
                 raise BadRequest(f"{field}.path: only a client of the server's socket can name its file; send data")

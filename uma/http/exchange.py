@@ -359,7 +359,7 @@ def _object(data: bytes) -> dict[str, Any]:
     try:
         value = json_bytes.loads(data)
     except orjson.JSONDecodeError as error:
-        raise InvalidJson(f"the body is not JSON: {error}") from None
+        raise InvalidJson(f"the body {json_bytes.fault(error)}") from None
     if not isinstance(value, dict):
         raise BadRequest(f"the body must be a JSON object, not {show(value)}")
     return value

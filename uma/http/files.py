@@ -74,7 +74,7 @@ async def create(gateway: Gateway, http: Exchange) -> None:
         with path.open("wb") as contents:
             path.chmod(0o600)
             form.write = contents.write
-            await _received(http, form, contents.tell)
+            await _received(http, form)
         name, purpose = _checked(form)
         file = attrs.evolve(arriving, name=name, purpose=purpose, size_bytes=path.stat().st_size)
         store.add_file(file)
@@ -96,9 +96,9 @@ async def _form(http: Exchange) -> FormReader:
         raise
 
 
-async def _received(http: Exchange, form: FormReader, size: Callable[[], int]) -> None:
+async def _received(http: Exchange, form: FormReader) -> None:
     """Read the whole form. Raises `BodyTimeout` where nothing comes for long, `BodyTooLarge`, and `ClientGoneError`."""
-    is_last = False
+    is_last, received_bytes = False, 0
     while not is_last:
         with trio.move_on_after(http.timeout_sec) as patience:
             message = await http.receive()
@@ -106,10 +106,12 @@ async def _received(http: Exchange, form: FormReader, size: Callable[[], int]) -
             raise BodyTimeout(f"the file did not come on within {http.timeout_sec:g} s (http_timeout_sec)")
         if message["type"] == "http.disconnect":
             raise ClientGoneError
-        form.feed(message.get("body", b""))
-        is_last = not message.get("more_body", False)
-        if size() > MAX_FILE_BYTES:
+        piece = message.get("body", b"")
+        received_bytes += len(piece)
+        if received_bytes > MAX_FILE_BYTES:  # of the whole form: what stands around the file is not endless either
             raise _too_large()
+        form.feed(piece)
+        is_last = not message.get("more_body", False)
     http.body_was_read()
     if not form.is_whole:
         raise BadRequest("the form is broken: its end is missing")
@@ -194,4 +196,4 @@ def page(entries: Sequence[T], asked: dict[str, str], most: int, told: Callable[
 
 
 def _too_large() -> BodyTooLarge:
-    return BodyTooLarge(f"file: is over {MAX_FILE_BYTES:,} bytes")
+    return BodyTooLarge(f"file: is over {MAX_FILE_BYTES:,} bytes with the form around it")

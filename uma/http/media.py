@@ -70,15 +70,18 @@ class MediaReader:
 
     def _of_url(self, url: str, field: str) -> Media:
         scheme, _, rest = url.partition(":")
-        if scheme.lower() in ("http", "https") and self.able.media_urls:
+        if scheme.lower() in ("http", "https"):
+            if not self.able.media_urls:
+                raise Unsupported(
+                    f"{field}: this server fetches nothing (--media-urls); send the file itself as a data URL"
+                )
             try:
                 return self._took(Media(url=url), field)
             except ValueError as error:
                 raise BadRequest(f"{field}: {error}") from None
         if scheme.lower() != "data":
-            raise Unsupported(
-                f"{field}: this server fetches nothing (--media-urls); send the file itself as a data URL"
-            )
+            expected = "an http, https or data URL" if self.able.media_urls else "a data URL"
+            raise BadRequest(f"{field}: expected {expected}, not {show(url)}")
         head, comma, data = rest.partition(",")
         if not comma or not head.lower().endswith(";base64"):
             raise BadRequest(f"{field}: expected data:...;base64, and the file")

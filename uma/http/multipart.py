@@ -9,8 +9,10 @@ from typing import Any
 
 from uma.errors import BadRequest
 
-MAX_HEAD_BYTES, MAX_FIELD_BYTES = 16_384, 65_536
-"""Maximum length of a part's headers, and of all values together that are no file."""
+MAX_PARTS, MAX_HEAD_BYTES, MAX_FIELD_BYTES = 64, 2_048, 65_536
+"""Maximum parts of a form, length of a part's headers, and length of all values together that are no file. Whatever a
+form's length, they bound what it takes to read it.
+"""
 _BOUNDARY = re.compile(r'multipart/form-data\s*;.*?boundary="?([^";,]{1,200})"?', re.IGNORECASE)
 
 
@@ -43,11 +45,15 @@ class FormReader:
         self._part: str | None = None
         """Name of the value that is read; None: the file, or what comes before all parts."""
         self._value = bytearray()
+        self._parts = self._values_bytes = 0
+        """What has come of both."""
         self._is_file = False
         self._step: Callable[[], bool] = self._body
 
     def feed(self, data: bytes) -> None:
-        """Take the next piece of the body. Raises `BadRequest`."""
+        """Take the next piece of the body; what stands behind the form's end is left out. Raises `BadRequest`."""
+        if self.is_whole:
+            return
         self._unread += data
         while not self.is_whole and self._step():
             pass
@@ -76,11 +82,14 @@ class FormReader:
         return True
 
     def _head(self) -> bool:
-        at = self._unread.find(b"\r\n\r\n")
+        at = self._unread.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
         if at < 0:
-            if len(self._unread) > MAX_HEAD_BYTES:
+            if len(self._unread) >= MAX_HEAD_BYTES:
                 raise BadRequest(f"the form is broken: a part's headers are over {MAX_HEAD_BYTES:,} bytes")
             return False
+        self._parts += 1
+        if self._parts > MAX_PARTS:
+            raise BadRequest(f"the form has more than {MAX_PARTS} parts; leave out what is not needed")
         head = Parser().parsestr(self._unread[2:at].decode("utf-8", "replace"), headersonly=True)
         del self._unread[: at + 4]
         name = head.get_param("name", header="content-disposition")
@@ -99,5 +108,6 @@ class FormReader:
             self.write(data)
         elif self._part is not None:
             self._value += data
-            if len(self._value) + sum(map(len, self.fields.values())) > MAX_FIELD_BYTES:
+            self._values_bytes += len(data)
+            if self._values_bytes > MAX_FIELD_BYTES:
                 raise BadRequest(f"{self._part[:100]}: the form's values are over {MAX_FIELD_BYTES:,} bytes")

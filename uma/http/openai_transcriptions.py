@@ -28,6 +28,9 @@ ASKED = "Transcribe audio to text"
 _WORDS = ("model", "prompt", "language", "response_format")
 """Fields that are texts. A form has nothing else; of the others it means JSON's numbers and words."""
 
+_TIMED = ("srt", "vtt", "verbose_json", "diarized_json")
+"""OpenAI's other forms of a transcript."""
+
 
 @attrs.frozen(kw_only=True)
 class TranscriptionBody(Common):
@@ -63,10 +66,10 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Transcript
     if not isinstance(body.file, bytes) or not body.file:
         raise BadRequest("file: is missing; send a sound's file in the form")
     form = body.response_format or "json"
+    if form in _TIMED:
+        raise Unsupported(f"response_format: {form!r} has times, which this model does not tell; ask for json or text")
     if form not in ("json", "text"):
-        raise Unsupported(
-            f"response_format: {form[:50]!r} has times, which this model does not tell; ask for json or text"
-        )
+        raise BadRequest(f"response_format: expected json or text, not {form[:50]!r}")
     asked = body.prompt or ASKED
     if body.language:
         asked += f" (language: {body.language})"
@@ -93,7 +96,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Transcript
 
 def _value(name: str, value: Any) -> Any:
     if name not in _WORDS and isinstance(value, str):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             return json_text.loads(value)
     return value
 

@@ -271,7 +271,7 @@ def _object(data: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         value = json_bytes.loads(data)
     except ValueError as error:
-        raise BadRow(f"the row is not JSON: {error}") from None
+        raise BadRow(f"the row {json_bytes.fault(error)}") from None
     if not isinstance(value, dict):
         raise BadRow(f"the row must be a JSON object, not {_shown(value)}")
     return value

@@ -8,32 +8,44 @@ from __future__ import annotations
 
 import base64
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
+from weakref import WeakValueDictionary
 
 import attrs
 import h11
 import trio
 
-from uma.errors import BadRequest
+from uma.errors import BadRequest, Overloaded
 from uma.media.files import MAX_FILE_BYTES, MAX_REQUEST_BYTES
+from uma.net.client import CLIENT
 from uma.types import Media, Request
 from uma.version import __version__
 
 DEADLINE_SEC = 20.0
 """Maximum time for all files of one request."""
 MAX_REDIRECTS = 3
-MAX_FETCHING = 8
-"""Maximum requests that fetch at once."""
+MAX_FETCHING, MAX_FETCHING_BY_CLIENT = 8, 4
+"""Maximum requests that fetch at once, of all clients and of one: what a client asks of a server that never answers
+leaves turns to others."""
+TURN_SEC = 20.0
+"""Maximum time that a request waits for its turn to fetch."""
 
 _PIECE_BYTES = 65_536
+_QUICK_BYTES = 262_144
+"""Length of a file up to which its base64 is made on the Trio thread, in less time than another thread would take."""
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
-_TRANSLATED = tuple(map(IPv6Network, ("::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2001::/32", "2002::/16")))
+_TRANSLATED = tuple(
+    map(IPv6Network, ("::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "2001::/32", "2002::/16"))
+)
 """Ranges in whose addresses another of IPv4 stands, which a gateway or this machine would go to."""
 _SPECIAL = tuple(map(IPv4Network, ("192.0.0.0/24", "192.88.99.0/24")))
 """Ranges for protocols and relays, of which not every version of Python knows that they lead nowhere."""
+_ISATAP = frozenset((0x5EFE, 0x200_5EFE))
+"""Third quarter of an address whose last is another of IPv4, in whatever network (RFC 5214)."""
 _LOOPBACK = IPv4Address("127.0.0.1")
 
 Address = IPv4Address | IPv6Address
@@ -48,9 +60,11 @@ def is_public(address: Address) -> bool:
             return is_public(address.ipv4_mapped)
         if address.is_site_local or any(address in each for each in _TRANSLATED):
             return False
+        if int(address) >> 32 & 0xFFFF_FFFF in _ISATAP:
+            return False
     elif any(address in each for each in _SPECIAL):
         return False
-    return address.is_global and not address.is_multicast
+    return address.is_global and not (address.is_multicast or address.is_reserved)
 
 
 class Fetcher:
@@ -60,15 +74,18 @@ class Fetcher:
         """`is_allowed` says which addresses can be connected to."""
         self._is_allowed = is_allowed
         self._turns = trio.CapacityLimiter(MAX_FETCHING)
+        self._turns_of = WeakValueDictionary[Hashable, trio.CapacityLimiter]()
+        """By client, those who fetch or wait."""
+        self._tls: ssl.SSLContext | None = None
 
     async def fetched(self, request: Request, first: int = 0) -> Request:
-        """The request with files instead of URLs. Raises `BadRequest` for one that cannot be had; it counts messages
-        from the `first`.
+        """The request with files instead of URLs. Raises `BadRequest` for one that cannot be had, which counts messages
+        from the `first`, and `Overloaded` where no turn comes.
         """
         if not any(each.url for _, each in request.placed_media()):
             return request
         media, left = list[Media](), MAX_REQUEST_BYTES
-        async with self._turns:
+        async with self._turn():
             place = ""
             with trio.move_on_after(DEADLINE_SEC) as patience:
                 for field, each in request.placed_media(first):
@@ -76,11 +93,28 @@ class Fetcher:
                         place = f"{field}.url"
                         data = await self.fetch(each.url, place, min(left, MAX_FILE_BYTES))
                         left -= len(data)
-                        each = attrs.evolve(each, url=None, data=base64.b64encode(data).decode())  # noqa: PLW2901
+                        each = attrs.evolve(each, url=None, data=await _base64_of(data))  # noqa: PLW2901
                     media.append(each)
             if patience.cancelled_caught:
                 raise BadRequest(f"{place}: did not come within {DEADLINE_SEC:g} s; send the file itself")
         return request.with_media(media)
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """A block that fetches. Its client's other requests wait first for each other, so that those of others are not
+        behind all of them.
+        """
+        own = self._turns_of.setdefault(CLIENT.get(), trio.CapacityLimiter(MAX_FETCHING_BY_CLIENT))
+        async with AsyncExitStack() as turn:
+            with trio.move_on_after(TURN_SEC) as patience:
+                await turn.enter_async_context(own)
+                await turn.enter_async_context(self._turns)
+            if patience.cancelled_caught:
+                raise Overloaded(
+                    f"too many files are being fetched: no turn came within {TURN_SEC:g} s; send the file itself",
+                    retry_after_ms=round(1_000 * DEADLINE_SEC),
+                )
+            yield
 
     async def fetch(self, url: str, field: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """What a URL leads to. Raises `BadRequest`, without a word of what the other side has said."""
@@ -88,7 +122,7 @@ class Fetcher:
             parts = _parts(url, field)
             try:
                 response, body = await self._get(parts, field, max_bytes)
-            except (OSError, ValueError, trio.BrokenResourceError, h11.RemoteProtocolError) as error:
+            except (OSError, ValueError, trio.BrokenResourceError, h11.ProtocolError) as error:
                 # A certificate's fault is one of these.
                 raise BadRequest(f"{field}: cannot be fetched from {parts.hostname}: {_told(error)}") from None
             if response.status_code not in _REDIRECTS:
@@ -98,7 +132,10 @@ class Fetcher:
                     raise BadRequest(f"{field}: {parts.hostname} answers with nothing")
                 return body
             there = next((value for name, value in response.headers if name == b"location"), b"")
-            url = urljoin(url, there.decode("latin-1"))
+            try:
+                url = urljoin(url, there.decode("latin-1"))
+            except ValueError:
+                raise BadRequest(f"{field}: {parts.hostname} leads on to what is no URL") from None
         raise BadRequest(f"{field}: leads on more than {MAX_REDIRECTS} times")
 
     async def _get(self, parts: SplitResult, field: str, max_bytes: int) -> tuple[h11.Response, bytes]:
@@ -134,6 +171,7 @@ class Fetcher:
         return response, bytes(body)
 
     async def _connected(self, parts: SplitResult, field: str) -> trio.abc.Stream:
+        context = await self._context() if parts.scheme == "https" else None
         host = parts.hostname or ""
         port = parts.port or (443 if parts.scheme == "https" else 80)
         found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
@@ -147,10 +185,20 @@ class Fetcher:
         if is_own and not self._is_allowed(_LOOPBACK):
             sock.close()
             raise _refused(parts, field)
-        if parts.scheme == "http":
+        if context is None:
             return stream
-        context = ssl.create_default_context()
         return trio.SSLStream(stream, context, server_hostname=host, https_compatible=True)
+
+    async def _context(self) -> ssl.SSLContext:
+        if self._tls is None:  # all certificates of this machine are read
+            self._tls = await trio.to_thread.run_sync(ssl.create_default_context)
+        return self._tls
+
+
+async def _base64_of(data: bytes) -> str:
+    if len(data) > _QUICK_BYTES:
+        return (await trio.to_thread.run_sync(base64.b64encode, data)).decode()
+    return base64.b64encode(data).decode()
 
 
 async def _connected_to_one(addresses: Sequence[Any]) -> trio.socket.SocketType:
@@ -174,7 +222,7 @@ def _parts(url: str, field: str) -> SplitResult:
         is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
         is_whole = False
-    if not is_whole or "@" in parts.netloc or not url.isascii() or any(map(str.isspace, url)):
+    if not is_whole or "@" in parts.netloc or not all("!" <= each <= "~" for each in url):
         raise BadRequest(f"{field}: expected an http or https URL in ASCII, without a name and password")
     return parts
 

@@ -8,6 +8,7 @@ import struct
 from importlib.util import find_spec
 
 from uma.errors import BadRequest
+from uma.types import MAX_MEDIA, Request
 
 MAX_FILE_BYTES = 20 * 2**20
 """Longest file of a picture or a sound."""
@@ -40,6 +41,13 @@ _MARKS = (
 """Beginning, place of a second mark and that mark, and what such a file is."""
 _JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """JPEG's markers of segments that have the size."""
+
+
+def check_count(request: Request) -> None:
+    """Raise `BadRequest` where a request has too many files; before any of them is fetched or read."""
+    if (count := sum(1 for _ in request.placed_media())) > MAX_MEDIA:
+        place = "messages" if request.prompt is None else "prompt"
+        raise BadRequest(f"{place}: {count:,} pictures and sounds are over the limit of {MAX_MEDIA}")
 
 
 def file_of(text: str, field: str) -> bytes:

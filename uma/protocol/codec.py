@@ -93,7 +93,7 @@ def read_object(payload: bytes) -> dict[str, Any]:
     try:
         value = json_bytes.loads(payload)
     except orjson.JSONDecodeError as error:
-        raise InvalidJson(f"the frame is not JSON: {error}") from None
+        raise InvalidJson(f"the frame {json_bytes.fault(error)}") from None
     if not isinstance(value, dict):
         raise InvalidJson(f"the frame is not a JSON object, but {show(value)}")
     return value

@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 
 from uma.errors import BadRequest
-from uma.media.files import MAX_FILE_BYTES, MAX_REQUEST_BYTES
+from uma.media.files import MAX_FILE_BYTES, MAX_REQUEST_BYTES, check_count
 from uma.types import Media, Request
 
 
@@ -20,7 +20,10 @@ def names_files(request: Request) -> bool:
 
 
 def with_own_files(request: Request, user: int | None) -> Request:
-    """The request with files instead of paths. Blocks. Raises `BadRequest` for what is no regular file of this user."""
+    """The request with files instead of paths. Blocks. Raises `BadRequest` for what is no regular file of this user,
+    and for too many.
+    """
+    check_count(request)
     media, left = list[Media](), MAX_REQUEST_BYTES
     for field, each in request.placed_media():
         if each.path is not None:

@@ -24,7 +24,7 @@ from uma.llama.context import Context
 from uma.llama.projector import Picture, Pixels, Projector, Samples, Text
 from uma.media.decoder import MediaDecoder
 from uma.media.files import file_of
-from uma.types import MAX_MEDIA, Media, Request
+from uma.types import Media, Request
 
 MAX_KEPT_BYTES = 256 * 2**20
 """Maximum size of all embeddings that are kept for prompts to come. One of 576 tokens for a 7B model takes 9 MiB."""
@@ -94,8 +94,6 @@ class PictureReader:
 
     def _marked(self, request: Request, first: int) -> Request:
         """The request with marks in the place of pictures."""
-        if (count := sum(1 for _ in request.placed_media())) > MAX_MEDIA:
-            raise BadRequest(f"{_where(request)}: {count:,} pictures and sounds are over the limit of {MAX_MEDIA}")
         if request.prompt is not None:
             return attrs.evolve(request, prompt=self._marked_text(request.prompt, request.media, "media"), media=())
         messages = [

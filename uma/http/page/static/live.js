@@ -14,10 +14,9 @@ const RETRY_MS = 1_500;
 const SILENCE_MS = 10_000;
 const SMOOTH_MS = 2_000;
 const SVG = "http://www.w3.org/2000/svg";
-
-/** A figure with its name, a second line, and where it helps a line of the last minute. */
 const NO_BREAK = "\u00a0";
 
+/** A figure with its name, a second line, and where it helps a line of the last minute. */
 class Tile {
   /** @param {string} name @param {string} [line] The colour of its line: `decode` or `prefill`. */
   constructor(name, line) {
