@@ -14,6 +14,9 @@ STREAMS = (1, 8, 32, 64, 256)
 PEER = "tokens/s of llama-server's better layout"
 
 ROWS: dict[str, tuple[str, ...]] = {
+    "sharing: time of a llama-server for each program ÷ UMA's": (
+        "sharing: time of a llama-server for each program ÷ UMA's",
+    ),
     "storm: the stream's worst gap": ("storm: the stream's worst gap",),
     "storm: llama-server's worst gap ÷ UMA's": ("storm: times better than llama-server's worst gap",),
     "storm: time until all prompts are read ÷ llama-server's": (

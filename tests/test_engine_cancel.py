@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+import attrs
 import pytest
 import trio
 from engine_world import Answer, alone, answer, ask, config_for, settled, tokens_for
@@ -219,3 +220,27 @@ async def test_streams_that_are_all_cancelled_in_a_step_end_with_what_they_were_
         assert context.codes.count(ABORTED) == 1
         metrics = await settled(engine)
     assert metrics["active_sequences"] == metrics["cache_protected_size"] == 0
+
+
+async def test_a_background_batch_gives_way_to_a_request_that_comes_and_its_text_is_as_ever(
+    tmp_path: Path, contexts: list[HaltingContext]
+) -> None:
+    config = config_for(write_model(tmp_path / "tiny.gguf", context_length=2_048), n_ctx=4_096, max_sequences=4)
+    background = attrs.evolve(ask(PROMPT[:100], 40), priority=-1)
+    async with open_engine(config) as engine:
+        expected = await answer(engine, background)
+    async with open_engine(config) as engine, trio.open_nursery() as nursery:
+        context = contexts[1]
+        context.halt_at = 110
+        found: list[Answer] = []
+
+        async def read() -> None:
+            found.append(await answer(engine, background))
+
+        nursery.start_soon(read)
+        await context.halted()
+        async with engine.generate(attrs.evolve(ask(PROMPT[:50], 4), id="now")) as stream:
+            context.may_go_on.set()
+            await read_on(stream)
+        assert context.codes.count(ABORTED) == 1
+    assert [each.token_ids for each in found] == [expected.token_ids]

@@ -16,7 +16,7 @@ from itertools import accumulate, takewhile
 
 import attrs
 
-from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel
+from uma.engine.policy.cost import ROWS, SIZES, TILE_TOKENS, CostModel
 from uma.engine.policy.embed import EmbedDemand, EmbedTurns
 from uma.engine.policy.lead import (
     Pacing,
@@ -167,23 +167,36 @@ class Scheduler:
         return decoding[: max(free, 0)], preempted
 
     def _choose_decode(self, rows: list[Row], state: State, now_ms: float) -> tuple[list[Row], int]:
-        """All but the background rows that would make an interactive stream late, or its first token."""
+        """All but the background rows that would make an interactive stream late, or its first token. Of these as many
+        go on as fit, those that have waited longest first.
+        """
         if len(rows) > self.targets.batch_tokens:
             rows = sorted(rows, key=lambda row: (row.lane < 0, row.last_token_ms))[: self.targets.batch_tokens]
         if not any(row.lane < 0 for row in rows):
             return rows, 0
-        step_ms = self.cost.decode_ms(len(rows), state.used_cells)
-        is_at_risk = any(row.lane > 0 and step_ms > row.target_tbt_ms for row in rows)
+        first = [row for row in rows if row.lane >= 0]
+        background = sorted((row for row in rows if row.lane < 0), key=lambda row: row.last_token_ms)
+        target_ms = min((row.target_tbt_ms for row in first if row.lane > 0), default=math.inf)
+        fitting = self._fitting(len(first), len(background), target_ms, state)
         for row in state.prefilling:
             if row.lane > 0 and not row.is_paused:
                 # The last third of its target is to spare.
-                target_ms = row.target_ttft_ms or self.targets.slo_ttft_ms
                 read_ms = self._read_ms([Prompt(row, row.remaining)], row.remaining, state)
-                is_at_risk |= 1.5 * (now_ms + read_ms - row.arrived_ms) > target_ms
-        if not is_at_risk:
-            return rows, 0
-        chosen = [row for row in rows if row.lane >= 0 or now_ms - row.last_token_ms >= TUNING.held_ms]
+                if 1.5 * (now_ms + read_ms - row.arrived_ms) > (row.target_ttft_ms or self.targets.slo_ttft_ms):
+                    fitting = 0
+        late = sum(now_ms - row.last_token_ms >= TUNING.held_ms for row in background)
+        # One at least of those that have waited too long, also where it makes a stream late.
+        least = min(late, max(1, self._fitting(len(first), late, target_ms, state)))
+        chosen = first + background[: max(fitting, least)]
         return chosen, len(rows) - len(chosen)
+
+    def _fitting(self, first: int, background: int, target_ms: float, state: State) -> int:
+        """How many background rows decode with the `first` rows in a step that is no longer than `target_ms`."""
+        if self.cost.decode_ms(first + background, state.used_cells) <= target_ms:
+            return background
+        sizes = [size for size in ROWS if first < size <= first + background]
+        fits = [size - first for size in sizes if self.cost.decode_ms(size, state.used_cells) <= target_ms]
+        return max(fits, default=0)
 
     def _streams(self, decode: list[Row], waiting: list[Row], state: State, now_ms: float) -> Streams:
         # What begins next waits with the others, or they would slow the streams down that it waits for.
@@ -261,13 +274,18 @@ class Scheduler:
         else:
             most = min(most, self.targets.start_tokens)
         # A first token comes before the next tokens of lower lanes, where none of them has been without for long.
-        head, since_ms = prompts[0], now_ms - TUNING.piece_share * self.targets.slo_ttft_ms
-        can_wait = all(row.lane < head.row.lane and row.last_token_ms > since_ms for row in streams.rows)
+        head = prompts[0]
+        can_wait = all(row.lane < head.row.lane and self._can_wait(row, now_ms) for row in streams.rows)
         if streams.rows and can_wait and head.left <= most:
             return attrs.evolve(plan, prefill=self._allocated(prompts, most), steps=0)
         return self._mixed(plan, prompts, most, streams, state, free_tokens) or attrs.evolve(
             plan, prefill=self._allocated(prompts, most)
         )
+
+    def _can_wait(self, row: Row, now_ms: float) -> bool:
+        """Whether a row of a lower lane has not been without a token for long."""
+        longest_ms = TUNING.held_ms if row.lane < 0 else TUNING.piece_share * self.targets.slo_ttft_ms
+        return now_ms - row.last_token_ms < longest_ms
 
     def _is_late_crowd(self, prompts: list[Prompt], wanted: int, streams: Streams, state: State) -> bool:
         """Whether prompts that came together are read at once, because those that were read first could not decode in

@@ -55,12 +55,18 @@ class Commands:
     any thread.
     """
 
-    __slots__ = ("_commands", "_on_cancel", "_wakeup", "is_called")
+    __slots__ = ("_commands", "_on_cancel", "_on_submit", "_wakeup", "is_called")
 
-    def __init__(self, on_cancel: Callable[[Sequence], None] = lambda _: None) -> None:
-        """`on_cancel` is called, by the thread that cancels, before the command is there."""
+    def __init__(
+        self,
+        on_cancel: Callable[[Sequence], None] = lambda _: None,
+        on_submit: Callable[[Sequence], None] = lambda _: None,
+    ) -> None:
+        """`on_cancel` is called, by the thread that cancels, before the command is there, and `on_submit` once the
+        command is.
+        """
         self._commands: deque[Command] = deque()
-        self._on_cancel = on_cancel
+        self._on_cancel, self._on_submit = on_cancel, on_submit
         self._wakeup = threading.Event()
         self.is_called = False
         """A command has come for which no stride goes on."""
@@ -79,6 +85,7 @@ class Commands:
     def submit(self, sequence: Sequence) -> None:
         """Hand over a sequence, without waking the thread: call `wake` once for all that come in one burst."""
         self._commands.append(Submit(sequence))
+        self._on_submit(sequence)
 
     def credit(self, sequence: Sequence, events: int) -> None:
         """Hand over credit. It ends a stride only where it brings a parked sequence back: a running one has as much

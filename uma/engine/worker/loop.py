@@ -102,7 +102,7 @@ class DecodeWorker:
         """What its time went to. Any thread can read it."""
         self._trace = Trace(settings.trace)
         instruments = Instruments(metrics, self.totals, self._trace)
-        self.commands = Commands(self._withdraw)
+        self.commands = Commands(self._withdraw, self._came)
         self._outbox = Outbox(deliver, waits=not context.returns_early)
         self._output = Output(vocab, metrics, self._outbox)
         waiting = WaitingRoom(pool, settings.max_active, scheduler.cost)
@@ -148,7 +148,13 @@ class DecodeWorker:
         self._trace.recorder = recorder
 
     def _withdraw(self, sequence: Sequence) -> None:
-        (self._reproducer if sequence.is_reproducible else self._runner).withdraw(sequence)
+        if sequence.is_reproducible:
+            self._reproducer.withdraw(sequence)
+        else:
+            self._runner.withdrawn.add(sequence)
+
+    def _came(self, sequence: Sequence) -> None:
+        self._runner.withdrawn.came(sequence)
 
     def use_apart(self, context: Context) -> None:
         """Compute requests that are to be reproducible in this context; call it before the first is submitted."""

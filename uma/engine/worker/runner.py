@@ -60,7 +60,7 @@ class Outcome(NamedTuple):
     """llama.cpp's answer (`Context.decode`)."""
     took_ms: float
     is_withdrawn: bool = False
-    """All its requests were cancelled, so that it was aborted: none of it is to be tried again."""
+    """All its requests were cancelled, or gave way, so that it was aborted: none of it is to be tried again now."""
     is_state_lost: bool = False
     """llama.cpp has broken it off: states, also of sequences beside it, are not known."""
     ends: Mapping[Sequence, int] = MappingProxyType({})
@@ -110,9 +110,7 @@ class ModelRunner:
         self._trace = instruments.trace
         self._totals = instruments.totals
         self.sampling = Sampling(context)
-        self.withdrawn = Withdrawn(context)
-        self.withdraw = self.withdrawn.add
-        """A sequence is cancelled; its command follows. Any thread."""
+        self.withdrawn = Withdrawn(context, gives_way=pool.cells.can_be_cut)
         self._neighbours = Neighbours(context, self._metrics)
         self.stall_watch = StallWatch(context)
         self._threads = 0

@@ -1,8 +1,11 @@
-"""Aborts a batch whose requests are all cancelled.
+"""Aborts a batch whose requests are all cancelled, or all of the background lane when a request of another comes.
 
 A cancel is a command, and the decode thread takes commands up between two batches. A batch can take seconds, with a
 large model on few cores, and where nothing that it computes is wanted any more, all other requests would wait for it.
 So the thread that cancels has llama.cpp abort it. A batch with one request that is still wanted goes on.
+
+In the same way a background batch gives way to a request that somebody waits for, and is computed after it; but not
+again and again.
 """
 
 from __future__ import annotations
@@ -10,17 +13,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 
+from uma.engine.clock import now_ms
+from uma.engine.policy.tuning import TUNING
 from uma.engine.worker.sequence import Sequence
 from uma.llama.context import Context
 
 
 class Withdrawn:
-    """Sequences that are cancelled, and the batch that runs. `add` can be called from any thread; the other methods
-    belong to the decode thread.
+    """Sequences that are cancelled, and the batch that runs. `add` and `came` can be called from any thread; the other
+    methods belong to the decode thread.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, *, gives_way: bool = False) -> None:
+        """With `gives_way` background batches are aborted: where what they have left in memory can be cut off."""
         self._context = context
+        self._gives_way = gives_way
+        self._gave_way_ms = -TUNING.held_ms
         self._cancelled: set[Sequence] = set()
         """Those whose command has not been taken up."""
         self._running: Collection[Sequence] = ()
@@ -33,6 +41,17 @@ class Withdrawn:
         with self._lock:
             self._cancelled.add(sequence)
             if self._is_unwanted(self._running):
+                self._is_aborted = True
+                self._context.request_retry()
+
+    def came(self, sequence: Sequence) -> None:
+        """A sequence is handed over; its command is there."""
+        if sequence.lane < 0 or not self._gives_way:
+            return
+        with self._lock:
+            is_background = bool(self._running) and all(each.lane < 0 for each in self._running)
+            if is_background and now_ms() - self._gave_way_ms >= TUNING.held_ms:
+                self._gave_way_ms = now_ms()
                 self._is_aborted = True
                 self._context.request_retry()
 
