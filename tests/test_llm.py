@@ -79,6 +79,11 @@ def test_no_prompts_give_no_results(llm: LLM) -> None:
     assert llm.chat([], params()) == []
 
 
+def test_what_imports_the_library_does_not_get_a_test_runner_with_it() -> None:
+    code = "import sys, uma.llm, uma.server; print({'pytest', 'trio.testing'} & sys.modules.keys())"
+    assert run_to_end(sys.executable, "-c", code).stdout.strip() == "set()"
+
+
 def test_prompts_may_come_from_a_generator(llm: LLM) -> None:
     assert len(llm.generate((str(index) for index in range(5)), params())) == 5
 

@@ -352,11 +352,12 @@ def test_only_a_right_lets_a_key_manage_models(
     assert (refused.status, "manage_models = true" in str(refused.json["error"])) == (403, True)
 
 
+@pytest.mark.parametrize("kept", [-1, "25h", 1e18])
 def test_a_key_without_the_right_is_answered_and_told_that_its_model_may_leave(
-    keyed: tuple[HttpServer, dict[str, str]],
+    keyed: tuple[HttpServer, dict[str, str]], kept: float | str
 ) -> None:
     server, keys = keyed
-    stay = {"model": "beta.v1", "prompt": "a", "keep_alive": -1, "stream": False, "options": {"num_predict": 2}}
+    stay = {"model": "beta.v1", "prompt": "a", "keep_alive": kept, "stream": False, "options": {"num_predict": 2}}
     answered = server.ask("POST", "/api/generate", stay, authorization=f"Bearer {keys['all']}")
     assert (answered.status, answered.headers["x-uma-ignored"]) == (200, "keep_alive")
 

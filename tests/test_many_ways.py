@@ -10,11 +10,13 @@ import pytest
 import trio
 from http_server import HttpServer, running_gateway
 from several import GREEDY, NAMES, PROMPT
+from stranger import needs_root, told_to_a_stranger
 
-from harness import RunInProcessText, ServerProcess, running_server, short_directory, until
+from harness import PATIENCE_SEC, RunInProcessText, ServerProcess, running_server, short_directory, until
 from uma.cli.top_feed import SocketFeed
 from uma.cli.top_state import Event, Frame
 from uma.client import connect
+from uma.client.several import models_there
 from uma.errors import BadRequest, Ended
 from uma.llm import LLM
 from uma.types import Request, SamplingParams
@@ -24,8 +26,10 @@ from uma.types import Request, SamplingParams
 def server(folder: Path) -> Iterator[ServerProcess]:
     """All that are here: nothing says which model."""
     with short_directory() as place:
+        place.chmod(0o755)
         (place / "uma.toml").write_text("n_ctx = 512\n")
-        with running_server(place / "s", "--config", str(place / "uma.toml"), **only(folder, place)) as server:
+        flags = ("--config", str(place / "uma.toml"), "--socket-mode", "666")
+        with running_server(place / "s", *flags, **only(folder, place)) as server:
             yield server
 
 
@@ -100,6 +104,26 @@ async def test_a_session_keeps_a_model_for_ever_where_its_user_can_pin(server: S
         assert (await client.load("beta", 600)).leaves_in_sec is not None
 
 
+@needs_root
+@pytest.mark.parametrize("keep_sec", [-1, 1e18])
+def test_another_user_keeps_no_model_for_ever(server: ServerProcess, keep_sec: float) -> None:
+    told = told_to_a_stranger(server.socket, {"type": "load", "id": "q", "model": "beta", "keep_sec": keep_sec})
+    assert (told["code"], "only the user that the server runs as" in told["message"]) == ("E_PROTO_BAD_REQUEST", True)
+
+
+async def test_a_model_leaves_behind_a_request_that_failed_or_was_hung_up(server: ServerProcess) -> None:
+    async with connect(server.socket, loads=False) as client, models_there(server.socket, client) as models:
+        with pytest.raises(ZeroDivisionError):
+            async with models.using("gamma-one", keep_sec=0):
+                raise ZeroDivisionError
+        await trio.to_thread.run_sync(until, lambda: states(server)["gamma-one"], "unloaded".__eq__)
+        with trio.CancelScope() as scope:
+            async with models.using("gamma-one", keep_sec=0):
+                scope.cancel()
+                await trio.sleep_forever()
+        await trio.to_thread.run_sync(until, lambda: states(server)["gamma-one"], "unloaded".__eq__)
+
+
 @pytest.fixture(scope="module")
 def gateway(server: ServerProcess) -> Iterator[HttpServer]:
     """HTTP in front of it, in a process of its own."""
@@ -166,3 +190,14 @@ async def test_a_user_that_is_bound_to_models_knows_no_others(bounded: ServerPro
             pass
     async with connect(bounded.socket) as client:
         assert client.info.model.called == "beta"
+
+
+async def test_a_session_of_before_a_model_was_known_ends_when_another_takes_its_place(bounded: ServerProcess) -> None:
+    async with connect(bounded.socket, loads=False) as client, models_there(bounded.socket, client) as models:
+        await models.unload("beta")
+        await trio.to_thread.run_sync(until, lambda: states(bounded)["beta"], "unloaded".__eq__)
+        assert not (await models.card("beta", loads=False)).model.path
+        assert (await models.card("beta")).model.path
+        with trio.fail_after(PATIENCE_SEC):
+            while (await client.metrics())["active_sessions"] != 2:  # this one, and that with the model
+                pass  # each question is a whole round trip

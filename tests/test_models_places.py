@@ -18,6 +18,7 @@ from uma.models import catalog
 from uma.models.catalog import available, named, resolve
 from uma.models.glance import BLOCK_BYTES, glance
 from uma.models.places import HUGGING_FACE, LM_STUDIO, OLLAMA
+from uma.models.projectors import best
 
 
 @pytest.fixture
@@ -210,6 +211,26 @@ def test_no_cut_of_a_file_is_taken_for_a_sound_beginning_or_ends_in_an_error(tmp
     for at in range(0, end, 3):
         cut.write_bytes(whole[:at] + b"\xff\xff\xff\xff" + whole[at + 4 :])
         glance(cut)
+
+
+@pytest.mark.parametrize(
+    ("model", "projectors", "place", "chosen"),
+    [
+        ("Mistral-7B-Instruct-v0.3-Q4_K_M", ["mmproj-llava-v1.6-7b-f16"], "models", None),
+        ("Qwen2-7B-Instruct-Q4_K_M", ["mmproj-Qwen2-VL-7B-Instruct-f16"], "models", None),
+        ("Phi-3-mini-it", ["mmproj-gemma-3-4b-it-f16"], "models", None),
+        ("Qwen2.5-VL-7B", ["mmproj-Qwen2-VL-7B-f16"], "models", None),
+        ("gemma-3-4b-it-Q4_K_M", ["mmproj-gemma-3-12b-it-Q8_0", "mmproj-gemma-3-4b-it-f32"], "models", 1),
+        ("MiniCPM-V-2_6-Q4_0", ["mmproj-MiniCPM-V-4-f16", "mmproj-MiniCPM-V-2_6-f16"], "models", 1),
+        ("ggml-model-Q4_K_M", ["mmproj-model-f32", "mmproj-model-f16"], "models", 1),
+        ("Llama-3.2-1B", ["mmproj-ultravox-v0_5-llama-3_2-1b-f16"], "models--some--ultravox-v0_5-llama-3_2-1b", 0),
+        ("Llama-3.2-1B", ["mmproj-ultravox-v0_5-llama-3_2-1b-f16"], "models", None),
+    ],
+)
+def test_a_projector_is_for_models_of_its_name_and_its_size_and_make_say_nothing_of_that(
+    model: str, projectors: list[str], place: str, chosen: int | None
+) -> None:
+    assert best(model, projectors, place) == (None if chosen is None else projectors[chosen])
 
 
 def test_each_model_of_a_folder_has_the_projector_that_fits_it(tmp_path: Path) -> None:

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
 from http_server import HttpServer, running_http
+from stranger import needs_root, told_to_a_stranger
 
-from harness import PATIENCE_SEC, ask, clean_environ, short_directory
+from harness import PATIENCE_SEC, ask, short_directory
 from uma.client import Client, connect
 from uma.errors import Ended
 from uma.types import Request, RunningRequest, SamplingParams
 
 LONG = SamplingParams(max_tokens=30_000, ignore_eos=True)
-
-STRANGER = """
-import json, os, socket, struct, sys
-os.setgid(65534); os.setuid(65534)
-with socket.socket(socket.AF_UNIX) as peer:
-    peer.connect(sys.argv[1])
-    asked = json.dumps({"type": "end", "id": "q", "number": int(sys.argv[2])}).encode()
-    peer.sendall(struct.pack("<I", len(asked)) + asked)
-    stream = peer.makefile("rb")
-    print(stream.read(*struct.unpack("<I", stream.read(4))).decode())
-"""
-"""Asks for a request's end as another user of this machine."""
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +101,7 @@ async def test_an_http_client_is_told_that_it_was_ended_and_not_to_try_again(any
     assert "ended" in answer.json["error"]["message"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@needs_root
 async def test_another_user_s_session_ends_nothing(anyone: HttpServer) -> None:
     path = anyone.process.socket
     async with (
@@ -125,12 +111,10 @@ async def test_another_user_s_session_ends_nothing(anyone: HttpServer) -> None:
     ):
         await anext(stream)
         (running,) = await seen(onlooker)
-        command = [sys.executable, "-c", STRANGER, str(path), str(running.number)]
-        done = await trio.run_process(
-            command, capture_stdout=True, env=clean_environ(), stderr=subprocess.STDOUT, check=False
-        )
-        assert b"E_PROTO_BAD_REQUEST" in done.stdout, done.stdout
-        assert b"only the user that the server runs as" in done.stdout
+        query = {"type": "end", "id": "q", "number": running.number}
+        told = await trio.to_thread.run_sync(told_to_a_stranger, path, query)
+        assert told["code"] == "E_PROTO_BAD_REQUEST"
+        assert "only the user that the server runs as" in told["message"]
         assert await anext(stream)
 
 

@@ -36,6 +36,8 @@ from uma.types import (
 
 LOOK_SEC = 0.5
 """Between two looks at what the server's models do."""
+LEAVE_SEC = 2.0
+"""Within it a server is told that a model leaves behind a request that has ended, or failed; it answers at once."""
 
 
 @attrs.define(eq=False)
@@ -81,8 +83,11 @@ class ModelsThere(Models):
 
     async def _hold(self, name: str, loads: bool, *, task_status: trio.TaskStatus[Client]) -> None:
         async with connect(self._path, model=name, loads=loads) as session:
+            replaced = self._sessions.get(name)
             self._sessions[name] = session
             task_status.started(session)
+            if replaced is not None:  # opened before the model was known: nothing asks it any more
+                replaced.close()
             await session.lost()  # the server closes what is not used
             if self._sessions.get(name) is session:
                 del self._sessions[name]
@@ -130,8 +135,17 @@ class ModelsThere(Models):
         name = self._name(model)
         session = await self._session(name)
         await self.load(name, keep_sec or None)
-        yield session
-        if keep_sec == 0:
+        try:
+            yield session
+        finally:
+            if keep_sec == 0:
+                with trio.move_on_after(LEAVE_SEC, shield=True), suppress(UmaError):
+                    await self._let_leave(name)
+
+    async def _let_leave(self, name: str) -> None:
+        """Have a model leave with its last request; one that has left is not loaded for that."""
+        await self._look()
+        if self.find(name).state == "loaded":
             await self.load(name, 0)
 
     async def load(self, model: str | None, keep_sec: float | None = None) -> ListedModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -21,7 +20,7 @@ from uma.http.problem import Forbidden
 from uma.http.rights import is_manager
 from uma.http.waiting import tell_of_load
 from uma.net.quota import Excess
-from uma.types import ListedModel, Models
+from uma.types import MAX_KEEP_SEC, ListedModel, Models
 
 
 @asynccontextmanager
@@ -42,7 +41,7 @@ async def of_model(gateway: Gateway, http: Exchange, form: StreamForm | None = N
     _check_autoload(models, http, name)
     kept = keep_sec(fields) if http.path.startswith("/api/") else None
     fields.pop("keep_alive", None)  # it has had its effect
-    if kept == math.inf and not await is_manager(http):
+    if kept is not None and kept > MAX_KEEP_SEC and not await is_manager(http):
         # (Some clients always say so: it is a wish beside their request.)
         kept = None
         http.ignored.append("keep_alive")

@@ -94,7 +94,7 @@ class Listing:
         """The projector that a model's files take to see or hear by, in their folder or one above it."""
         folders = PurePosixPath(offer.files[0].path).parents
         near = {each.path: each for each in self.projectors if PurePosixPath(each.path).parent in folders}
-        name = projectors.best(offer.files[0].path, near)
+        name = projectors.best(offer.files[0].path, near, self.reference.repository)
         return None if name is None else near[name]
 
     def choose(self) -> Offer:

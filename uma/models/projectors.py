@@ -14,7 +14,12 @@ from uma.models.places import is_projector
 
 _PREFERRED = ("q8_0", "f16", "bf16", "f32")
 """Of several of one model the first of these: they differ in precision alone."""
-_EACH_HAS = frozenset({"mmproj", "gguf", "ggml", "model", "vision", "projector", ""})
+_EACH_HAS = re.compile(
+    r"mmproj|gguf|ggml|models?|vision|projector|"
+    r"instruct|it|chat|base|text|qat|ud|imat|"  # trainings and makes
+    r"\d+(\.\d+)?[bmk]?|[ae]\d+(\.\d+)?b|v\d*(\.\d+)*|"  # sizes, versions, dates
+    r"(i|t)?q\d+|i1|k|x*[sml]|nl|int\d+|b?fp?\d+|(mx|nv)fp\d+|moe|"  # quantizations
+)
 """Words of names that tell no model from another."""
 _WIDTH_UNTOLD = ("mlp", "ldp", "ldpv2")
 """Kinds of projectors whose `projection_dim` is the picture's side, not the model's."""
@@ -43,12 +48,19 @@ def size_bytes(projector: Path | None) -> int:
         return 0
 
 
-def best(model: str, projectors: Iterable[str]) -> str | None:
-    """Of projectors' file names that for the model of this file's name: the one that has most in common with it. One
-    that is named for another model is none.
+def best(model: str, projectors: Iterable[str], place: str = "") -> str | None:
+    """Of projectors' file names that for the model of this file's name, in the folder or repository `place`: the one
+    that has most in common with it. One with a word that tells models apart, and that neither of these has, is another
+    model's.
     """
     words = _words(PurePath(model).name)
-    common = {each: len(words & own) for each in projectors if not (own := _words(PurePath(each).name)) or words & own}
+    known = words | _words(place)
+    own = {each: _words(PurePath(each).name) for each in projectors}
+    common = {
+        each: len(words & its)
+        for each, its in own.items()
+        if all(word in known or _EACH_HAS.fullmatch(word) for word in its)
+    }
     return min(sorted(common), key=lambda name: (-common[name], _rank(PurePath(name).name)), default=None)
 
 
@@ -71,8 +83,11 @@ class Projectors:
         if is_projector(model.name):
             return None
         width = metadata.get(f"{metadata.get('general.architecture')}.embedding_length")
-        near = [pair for folder in _folders(model) for pair in self._in(folder).items()]
-        name = best(model.name, [str(path) for path, seen in near if _fits(seen, width)])
+        folders = _folders(model)
+        near = [pair for folder in folders for pair in self._in(folder).items()]
+        fitting = [str(path) for path, seen in near if _fits(seen, width)]
+        top = folders[-1]
+        name = best(model.name, fitting, (top.parents[1] if top.parent.name == "snapshots" else top).name)
         return None if name is None else Path(name)
 
     def _in(self, folder: Path) -> dict[Path, Glance | None]:
@@ -103,7 +118,7 @@ def _fits(seen: Glance | None, width: Any) -> bool:
 
 def _words(name: str) -> set[str]:
     plain = re.sub("|".join(_PREFERRED), "", name.casefold())
-    return set(re.split(r"[-_. ]+", plain)) - _EACH_HAS
+    return set(re.split(r"[-_ /]+|\.(?!\d)|(?<!\d)\.", plain))  # 2.5 is one word
 
 
 def _rank(name: str) -> int:

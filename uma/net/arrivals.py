@@ -7,7 +7,6 @@ cached: so the first of a burst is not computed before those that are known to f
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,16 +14,12 @@ from contextlib import contextmanager
 import attrs
 import trio
 
-if "pytest" in sys.modules:
+try:
+    # Where pytest is installed `trio.testing` imports all of it for a class that nothing here uses: 6 MiB, and a tenth
+    # of a second of each start. It has this function from there.
+    from trio._core import wait_all_tasks_blocked
+except ImportError:  # a Trio that has it elsewhere
     from trio.testing import wait_all_tasks_blocked
-else:
-    # Where pytest is installed `trio.testing` imports all of it for a class that no server uses: 6 MiB, and a tenth of
-    # a second of each start.
-    sys.modules["pytest"] = None  # type: ignore[assignment]
-    try:
-        from trio.testing import wait_all_tasks_blocked
-    finally:
-        del sys.modules["pytest"]
 
 MAX_EXPECTED_BYTES = 65_536
 """Maximum size of a request that others are gathered with. Reading it takes some 5 ms; a longer one comes too late."""

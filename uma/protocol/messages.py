@@ -180,8 +180,8 @@ class LoadQuery:
     model: ModelName | None = None
     """None: the server's default."""
     keep_sec: float | None = None
-    """How long it stays without a request from then on; 0: it leaves at once, below 0: as if pinned (for those who
-    can pin), null: as it was said last."""
+    """How long it stays without a request from then on; 0: it leaves at once, below 0: as if pinned, null: as it was
+    said last. Below 0 and above 86,400 are for those who can pin."""
     id: Id | None = None
     warnings: tuple[str, ...] = ()
 

@@ -47,7 +47,18 @@ from uma.server.connection import TELL_SEC, A, Connection, Host, Work
 from uma.server.logs import log
 from uma.server.own_files import names_files, with_own_files
 from uma.server.tracing import traced
-from uma.types import EmbedRequest, EventStream, Finished, ListedModel, Request, RerankRequest, ServerInfo, Token, Usage
+from uma.types import (
+    MAX_KEEP_SEC,
+    EmbedRequest,
+    EventStream,
+    Finished,
+    ListedModel,
+    Request,
+    RerankRequest,
+    ServerInfo,
+    Token,
+    Usage,
+)
 
 logger = logging.getLogger("uma.server")
 
@@ -456,6 +467,8 @@ class JsonConnection(Connection):
         model = self.own_model(query.model or self._model)
         if not isinstance(query, LoadQuery) or (query.keep_sec or 0) < 0:
             self._check_owner("unload and pin its models")
+        elif (query.keep_sec or 0) > MAX_KEEP_SEC:
+            self._check_owner(f"keep a model for longer than {MAX_KEEP_SEC:,.0f} s (keep_sec)")
         if isinstance(query, UnloadQuery):
             return [await models.unload(model)]
         if isinstance(query, PinQuery) and not query.pinned:

@@ -77,7 +77,7 @@ from uma.types.server import (
     RunningRequest,
     ServerInfo,
 )
-from uma.types.source import Download, EventStream, Models, Source
+from uma.types.source import MAX_KEEP_SEC, Download, EventStream, Models, Source
 from uma.types.thinking import EFFORT_NAMES, EFFORTS, NO_EFFORT, THINKING_BUDGET, THINKING_SWITCHES
 
 __all__ = [
@@ -89,6 +89,7 @@ __all__ = [
     "EMBEDDINGS",
     "GRAMMAR_FIELDS",
     "MAX_ANSWERS",
+    "MAX_KEEP_SEC",
     "MAX_LOGPROBS",
     "MAX_MEDIA",
     "MAX_SEED",

@@ -13,6 +13,9 @@ from uma.types.explained import Explained
 from uma.types.request import Request
 from uma.types.server import Activity, Health, ListedModel, ServerInfo
 
+MAX_KEEP_SEC = 86_400.0
+"""How long a model is kept without a request for those who cannot pin; see `Models.using`."""
+
 
 class EventStream(Protocol):
     """One request's events, in order: a `Prompt` where one was asked for, `Token`s, then exactly one `Finished`."""
@@ -131,7 +134,8 @@ class Models(Source):
         """A block in which a model is loaded. Entering it waits for that, and raises why it cannot be loaded.
 
         `keep_sec` is how long it stays from then on without a request (Ollama's `keep_alive`): 0: it leaves with its
-        last one; infinite: as if pinned. None: as it was said last, at first as the server is configured.
+        last one, also where that fails or is cancelled; infinite: as if pinned. None: as it was said last, at first as
+        the server is configured.
         """
 
     @abstractmethod
