@@ -106,7 +106,7 @@ def test_each_row_has_a_line_as_openai_s_batches_have_it(
     other = {"custom_id": "other", "url": URL, "body": {"model": "llama-9", "messages": [{"role": "user"}]}}
     done = batch(str(rows([*lines(20), bad, "not json", {"id": "plain", "prompt": "Hi", **SHORT}, other])))
     assert done.returncode == 1
-    assert "3 rows failed" in done.stderr
+    assert "3 rows failed, the first of them because: messages: " in done.stderr
     found = results(tmp_path / "out.jsonl")
     assert [each["custom_id"] for each in found] == [
         *(f"q{number}" for number in range(20)),

@@ -151,14 +151,23 @@ def test_without_a_server_in_the_usual_place_the_model_is_loaded_here_and_that_i
     assert done.stdout
 
 
-@pytest.mark.parametrize("arguments", [("generate",), ("generate", "--local"), ("embed",), ("chat", "--n-ctx", "512")])
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("generate",), "none listens on "),
+        (("generate", "--local"), "of --local"),
+        (("embed",), "none listens on "),
+        (("chat", "--n-ctx", "512"), "of --n-ctx"),
+    ],
+)
 def test_a_file_is_not_filled_by_a_model_that_was_not_named(
-    arguments: tuple[str, ...], socket_dir: Path, uma_here: RunInProcess
+    arguments: tuple[str, ...], why: str, socket_dir: Path, uma_here: RunInProcess
 ) -> None:
     done = uma_here(*arguments, stdin=b"hello\n", XDG_RUNTIME_DIR=str(socket_dir))
     assert (done.returncode, done.stdout) == (2, b"")
     (line,) = done.stderr.decode().splitlines()
-    assert line.startswith("uma: error: no model was named, and no server is used: name one with --model FILE.gguf")
+    assert line.startswith(f"uma: error: no model was named, and no server is used, because {why}")
+    assert line.endswith(" out, so that a server answers" if why.startswith("of ") else "start a server with `uma run`")
 
 
 def test_a_terminal_is_shown_the_demonstration_without_a_name(socket_dir: Path) -> None:

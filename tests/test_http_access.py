@@ -27,7 +27,9 @@ from test_server_users import MANY_TEXTS
 from harness import PATIENCE_SEC, RunInProcessText, ServerProcess, short_directory, start_server, until
 from uma.cli import main
 from uma.engine.delivery.pacing import CREDITS
+from uma.errors import ConfigError
 from uma.http import page
+from uma.http.address import Address
 from uma.http.app import ENDPOINTS
 from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
 from uma.net.quota import Account, Bounds
@@ -696,6 +698,15 @@ def test_http_that_cannot_start_says_why_in_one_line(
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_where_a_port_is_taken_the_address_is_told_once_with_a_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError) as refused:
+            Address("127.0.0.1", port).listen()
+    assert str(refused.value).count(str(port)) == 1
+    assert "Address already in use; name another address or port" in str(refused.value)
 
 
 def test_a_key_s_name_is_given_once(socket_dir: Path, uma_told: RunInProcessText) -> None:

@@ -96,8 +96,8 @@ def test_keys_are_listed_with_their_bounds_and_without_their_hashes(tmp_path: Pa
         (("new",), "key new: the key's name is missing: uma key new NAME"),
         (("remove",), "key remove: the key's name is missing: uma key remove NAME"),
         (("list", "me"), "key list: takes no name, and got me"),
-        (("list",), "cannot be read: No such file or directory"),
-        (("remove", "me"), "cannot be read: No such file or directory"),
+        (("list",), "none.toml: `uma key new NAME` makes it"),
+        (("remove", "me"), "none.toml: `uma key new NAME` makes it"),
     ],
 )
 def test_a_key_command_that_cannot_be_obeyed_says_why(

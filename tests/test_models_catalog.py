@@ -85,6 +85,8 @@ def test_an_unknown_name_is_answered_with_the_nearest(folder: Path) -> None:
         ModelError, match=r"^tinny: no such file, and no model of this name is here; did you mean tiny\?"
     ):
         resolve("tinny", {"UMA_MODELS": str(folder)})
+    with pytest.raises(ModelError, match=r"did you mean builtin\?"):
+        resolve("bultin", {})
     for environ in ({}, {"UMA_MODELS": "/nowhere"}):
         with pytest.raises(ModelError, match=r"^tiny: no such file, and no model .* `uma models` tells what is here"):
             resolve("tiny", environ)

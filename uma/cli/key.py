@@ -19,6 +19,7 @@ def main(options: argparse.Namespace) -> int:
     if options.action == "list":
         if options.name is not None:
             raise ConfigError(f"key list: takes no name, and got {options.name}")
+        _check_there(path, "list")
         _list(path)
     elif options.name is None:
         raise ConfigError(f"key {options.action}: the key's name is missing: uma key {options.action} NAME")
@@ -28,8 +29,17 @@ def main(options: argparse.Namespace) -> int:
             raise ConfigError("--models: names no model; leave it out for all")
         _make(path, options.name, models, manages_models=options.manage_models)
     else:
+        _check_there(path, "remove")
         _remove(path, options.name)
     return 0
+
+
+def _check_there(path: Path, action: str) -> None:
+    if not path.exists():
+        raise ConfigError(
+            f"key {action}: there is no {path.absolute()}: `uma key new NAME` makes it with the first key, and --keys "
+            "FILE names another"
+        )
 
 
 def _make(path: Path, name: str, models: Sequence[str], *, manages_models: bool) -> None:

@@ -92,7 +92,8 @@ async def _server(
 ) -> Source | None:
     socket = loaded.config.socket
     if bond is None and (local or _asks_for_its_own(loaded)):
-        _check_named(loaded, fills_file=fills_file)
+        own = ["--local"] if local else _asks_for_its_own(loaded)
+        _check_named(loaded, f"of {', '.join(own)}", own, fills_file=fills_file)
         if not local:
             _say_why(loaded, say)
         return None
@@ -109,7 +110,7 @@ async def _server(
                 raise ConnectionLost(
                     f"{socket}: no server listens there; {start}, or load the model here with --local"
                 ) from error
-            _check_named(loaded, fills_file=fills_file)
+            _check_named(loaded, f"none listens on {socket}", fills_file=fills_file)
             say(f"no server listens on {socket}: loading {_model_words(loaded)} here")
             return None
         if bond is not None and bond.model not in (None, client.info.model):
@@ -193,15 +194,20 @@ def _asks_for_its_own(loaded: Loaded) -> list[str]:
 
 def _say_why(loaded: Loaded, say: Callable[[str], None]) -> None:
     if loaded.origins["socket"] != "default" or Path(loaded.config.socket).exists():
-        say(f"loading the model here, because of {', '.join(_asks_for_its_own(loaded))}")
+        why = ", ".join(_asks_for_its_own(loaded))
+        say(f"loading {_model_words(loaded)} here, not asking the server, because of {why}")
 
 
-def _check_named(loaded: Loaded, *, fills_file: bool) -> None:
-    """Raise `ConfigError` where the demonstration model would answer a program or fill a file, and was not named."""
+def _check_named(loaded: Loaded, why: str, own: Sequence[str] = (), *, fills_file: bool) -> None:
+    """Raise `ConfigError` where the demonstration model would answer a program or fill a file, and was not named.
+
+    `why` no server is used; because of `own` options, where there are any.
+    """
     if loaded.origins["model"] == "default" and (fills_file or not sys.stdout.isatty()):
+        server = f"leave {', '.join(own)} out, so that a server answers" if own else "start a server with `uma run`"
         raise ConfigError(
-            "no model was named, and no server is used: name one with --model FILE.gguf (--model builtin is the small "
-            "demonstration), or start a server with `uma run --model FILE.gguf`"
+            f"no model was named, and no server is used, because {why}: name one with --model (`uma models` tells "
+            f"which are here; builtin is the small demonstration, shown unasked on a terminal alone), or {server}"
         )
 
 

@@ -48,7 +48,10 @@ class Address:
             family, *_, where = found[0]
             sock = socket.create_server(where[:2], family=family, backlog=BACKLOG)
         except OSError as error:
-            raise ConfigError(f"http: cannot listen on {self}: {error.strerror or error}") from error
+            why, *_ = str(error.strerror or error).split(" (while")  # behind it Python tells the address again
+            raise ConfigError(
+                f"http: cannot listen on {self}: {why}; name another address or port (--http ADDRESS:PORT)"
+            ) from error
         sock.setblocking(False)
         return sock
 

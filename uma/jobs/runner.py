@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -238,7 +239,10 @@ class Runner:
         if due:
             self.results.append(due)
             self.tally.rows += len(due)
-            self.tally.failed += sum(each.is_failed for each in due)
+            failed = [each for each in due if each.is_failed]
+            self.tally.failed += len(failed)
+            if failed and not self.tally.why_failed:
+                self.tally.why_failed = _why(failed[0].line)
         self._note_move()
 
     def _note_move(self) -> None:
@@ -277,6 +281,14 @@ def together(block: Sequence[Work]) -> list[Work]:
 
 def _ended(row: Row, line: bytes, *, is_failed: bool = True) -> Ended:
     return Ended(row.number, row.digest, line, is_failed)
+
+
+def _why(line: bytes) -> str:
+    """Why a row failed, by its result; empty where that does not say it."""
+    with suppress(orjson.JSONDecodeError, AttributeError, TypeError, KeyError):
+        told = orjson.loads(line)
+        return str((told["error"] or told["response"]["body"]["error"])["message"])
+    return ""
 
 
 def _line(row: Row, custom_id: str | None, response: Any, error: Any) -> bytes:

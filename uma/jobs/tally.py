@@ -20,6 +20,8 @@ class Tally:
     """With a result."""
     failed: int = 0
     """Of these."""
+    why_failed: str = ""
+    """Why the first of them failed in this run."""
     begun_rows: int = 0
     """Rows that had a result before this run."""
     prompt_tokens: int = 0

@@ -85,7 +85,7 @@ def named(model: str, environ: Mapping[str, str]) -> Found:
     if matching:
         names = ", ".join(sorted(shown[each] for each in matching))
         raise ModelError(f"{model}: {len(matching)} models have that name or begin so: {names}")
-    near = nearest(model, [*shown.values(), *(each.name for each in found)])
+    near = nearest(model, [*shown.values(), *(each.name for each in found), BUILTIN])
     hint = near or "; `uma models` tells what is here, `uma pull` gets others"
     raise ModelError(f"{model}: no such file, and no model of this name is here{hint}")
 
