@@ -89,6 +89,7 @@ async def test_top_ends_a_request_of_any_model(server: ServerProcess) -> None:
         async with client.generate(Request("one", prompt="x", sampling=long)) as stream:
             await anext(stream)
             (running,) = (await client.activity()).running
+            assert {each.name: each.running for each in await client.models()}["beta"] == 1
             assert await feed.end(running.number, "one")
             with pytest.raises(Ended):
                 async for _ in stream:

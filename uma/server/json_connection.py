@@ -56,6 +56,7 @@ from uma.types import (
     Request,
     RerankRequest,
     ServerInfo,
+    Source,
     Token,
     Usage,
 )
@@ -260,15 +261,15 @@ class JsonConnection(Connection):
             telling.cancel()
 
     @asynccontextmanager
-    async def _loaded(self, request: Request | EmbedRequest | RerankRequest) -> AsyncIterator[None]:
-        """A block in which the request's model is loaded, where the server has several."""
+    async def _loaded(self, request: Request | EmbedRequest | RerankRequest) -> AsyncIterator[Source]:
+        """A block with what answers the request: where the server has several models that one, which stays loaded."""
         if self.models is None:
-            yield
+            yield self.engine
             return
         async with AsyncExitStack() as stack:
             with self._telling_of_load(request.model, request.id):
-                await stack.enter_async_context(self.models.using(request.model))
-            yield
+                source = await stack.enter_async_context(self.models.using(request.model))
+            yield source
 
     def _start(self, message: Generate) -> None:
         id = message.request.id
@@ -318,8 +319,8 @@ class JsonConnection(Connection):
         self.speak_for(query.sender)
         try:
             with work.scope:
-                async with self._loaded(query.request):
-                    data = await self._compute(query)
+                async with self._loaded(query.request) as source:
+                    data = await self._compute(query, source)
                 self.link.post(data)
                 if self.link.is_full:
                     with self.server.unread.holding(len(data)):
@@ -333,14 +334,14 @@ class JsonConnection(Connection):
             self.leave()
         self.done(query.request.id, work)
 
-    async def _compute(self, query: Whole) -> bytes:
+    async def _compute(self, query: Whole, source: Source) -> bytes:
         if isinstance(query, RerankQuery):
             with metered_whole(query.request, self.account) as meter:
-                ranking = await self.engine.rerank(query.request)
+                ranking = await source.rerank(query.request)
                 meter.usage = Usage(ranking.prompt_tokens, 0, 0)
             return self._session.answer(query, ranking)
         with metered_whole(query.request, self.account) as meter:
-            found = await self.engine.embed(query.request)
+            found = await source.embed(query.request)
             meter.usage = Usage(sum(found.prompt_tokens), 0, 0)
         if found.n_figures <= MAX_INLINE_FIGURES:
             return self._session.answer(query, found)
@@ -353,8 +354,8 @@ class JsonConnection(Connection):
             with work.scope:
                 request = await self._with_files(request)
                 async with (
-                    self._loaded(request),
-                    self._entered(request) as stream,
+                    self._loaded(request) as source,
+                    self._entered(request, source) as stream,
                     metered(stream, self.account) as meter,
                 ):
                     work.attach(stream)
@@ -376,12 +377,12 @@ class JsonConnection(Connection):
         return await trio.to_thread.run_sync(with_own_files, request, self._user, limiter=self.server.parsing)
 
     @asynccontextmanager
-    async def _entered(self, request: Request) -> AsyncIterator[EventStream]:
+    async def _entered(self, request: Request, source: Source) -> AsyncIterator[EventStream]:
         """`generate`, counting the requests that are still being admitted: not those that wait for their model."""
         self._starting += self.models is not None
         async with AsyncExitStack() as stack:
             try:
-                stream = await stack.enter_async_context(self.engine.generate(request))
+                stream = await stack.enter_async_context(source.generate(request))
             finally:
                 self._starting -= 1
                 self._has_turn.unpark_all()
@@ -447,8 +448,8 @@ class JsonConnection(Connection):
         if isinstance(query, OfModels):
             return await self._ask_models(query)
         request = await self._with_files(self.check_model(self._of_session(query.request)))
-        async with self._loaded(request):
-            return await self.engine.tokenize(request)
+        async with self._loaded(request) as source:
+            return await source.tokenize(request)
 
     async def _trace(self, query: TraceQuery) -> str:
         self._check_owner("trace the server")
