@@ -28,6 +28,8 @@ from harness import (
     uma_command,
     until,
 )
+from uma.cli.batch_view import Speed
+from uma.jobs import Tally
 
 URL = "/v1/chat/completions"
 SHORT = {"max_tokens": 6, "temperature": 0}
@@ -264,6 +266,12 @@ def test_a_full_disk_ends_it_and_with_space_it_goes_on(
     assert batch(str(file)).returncode == 0
     assert out.read_bytes().startswith(kept)
     assert [each["custom_id"] for each in results(out)] == [f"q{number}" for number in range(40)]
+
+
+def test_before_a_row_has_ended_it_is_told_how_many_run() -> None:
+    tally = Tally()
+    tally.begin()
+    assert Speed(tally, 1_000).line() == "0 rows · 1 running"
 
 
 def test_a_model_must_be_named_to_fill_a_file(uma_told: RunInProcessText, rows: Callable[..., Path]) -> None:

@@ -78,7 +78,7 @@ def test_names_of_tables_are_models_that_are_here_and_an_alias_is_one_models(tmp
     for name in ("alpha", "beta"):
         write_model(tmp_path / f"{name}.gguf")
     environ = {"UMA_MODELS": str(tmp_path)}
-    with pytest.raises(ModelError, match="alpa: no such file, and no model of this name is here; did you mean alpha"):
+    with pytest.raises(ModelError, match=r"^models\.alpa .*: alpa: no such file, .* is here; did you mean alpha"):
         Shelf("all", environ, tables={"alpa": ModelSettings()}).read()
     twice = {"alpha": ModelSettings(("quick",)), "beta": ModelSettings(("Quick",))}
     with pytest.raises(ModelError, match="alias: Quick: is given to alpha and to beta"):

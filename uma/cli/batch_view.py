@@ -47,12 +47,14 @@ class Speed:
         return min(1.0, self.tally.input_bytes / self.total_bytes) if self.total_bytes else None
 
     def line(self) -> str:
-        """`1,024 rows (51 %) · 210 tokens/s · 2 min left · 3 failed`."""
+        """`1,024 rows (51 %) · 40 running · 210 tokens/s · 2 min left · 3 failed`."""
+        running = self.tally.running - self.tally.waiting
         tally, share, left = self.tally, self.share, self.seconds_left
         rows = f"{tally.rows:,} rows" + ("" if share is None or not tally.input_bytes else f" ({share:.0%})")
         return " · ".join(
             [
                 rows,
+                *([f"{running:,} running"] if running else []),
                 *([f"{words.figure(self.tokens_per_sec)} tokens/s"] if tally.completion_tokens else []),
                 *([] if left is None else [f"{words.time_span(left)} left"]),
                 *([f"{tally.failed:,} failed"] if tally.failed else []),

@@ -43,7 +43,7 @@ class Shelf:
             sound = [self._file(name, found) for name in names]
         if self.default != BUILTIN:
             sound.insert(0, self._file(self.default, found))
-        settings = {self._file(name, found).name: each for name, each in self.tables.items() if name != ALL_MODELS}
+        settings = {self._of_table(name, found).name: each for name, each in self.tables.items() if name != ALL_MODELS}
         _check_aliases(settings)
         self._files, self._settings = {each.name: each for each in sound}, settings
 
@@ -54,6 +54,12 @@ class Shelf:
     def settings_of(self, file: ModelFile) -> ModelSettings:
         """What the configuration has for this model alone."""
         return self._settings.get(file.name, _NOTHING)
+
+    def _of_table(self, name: str, found: Sequence[ModelFile]) -> ModelFile:
+        try:
+            return self._file(name, found)
+        except ModelError as error:
+            raise ModelError(f"models.{name} (a table of the configuration): {error.message}") from error
 
     def _file(self, name: str, found: Sequence[ModelFile]) -> ModelFile:
         wanted = catalog.resolve(name, self.environ)
