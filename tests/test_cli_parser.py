@@ -129,6 +129,10 @@ def test_options_are_never_abbreviated(capsys: pytest.CaptureFixture[str]) -> No
     assert "unknown option --temp" in complaint(capsys, "generate", "--temp", "1")
 
 
+def test_an_option_is_not_near_another_by_its_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint(capsys, "generate", "--image", "x.png") == "uma: error: unknown option --image"
+
+
 def test_values_reach_the_configuration_and_the_sampling() -> None:
     settings_given = ["--n-ctx", "512", "--use-mlock", "--use-mmap", "off"]
     sampling_given = ["--max-tokens", "9", "--top-k", "-1", "--temperature", "0", "--frequency-penalty", "-0.5"]

@@ -104,7 +104,8 @@ class Parser(argparse.ArgumentParser):
         owners = [name for name, parser in self.siblings.items() if unknown in parser.options()]
         if owners:
             return f"{unknown} for {self.prog}; it is an option of uma {' and uma '.join(owners)}"
-        return f"{unknown}{nearest(unknown, self.options())}"
+        long = [each for each in self.options() if each.startswith("--")]
+        return f"{unknown}{nearest(unknown, long, prefix='--')}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """As argparse's, but a word that is not among the choices is answered with the nearest that is."""

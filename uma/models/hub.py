@@ -146,8 +146,9 @@ def parse(text: str, environ: Mapping[str, str]) -> Reference:
         revision = groups.get("before") or groups.get("behind") or MAIN
         found = Reference(groups.get("repository") or "", groups.get("what") or "", revision)
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", found.repository) or not is_inside(found.revision):
+        hub = endpoint or ours[0]
         raise ModelError(
-            f"{text}: is no repository of the hub; name it as OWNER/NAME, OWNER/NAME:Q4_K_M, or by a URL of {ours[-1]}"
+            f"{text}: is no repository of the hub; name it as OWNER/NAME, OWNER/NAME:Q4_K_M, or by a URL of {hub}"
         )
     return found
 
