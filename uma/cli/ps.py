@@ -27,7 +27,7 @@ from uma.types import ListedModel
 ANSWER_SEC = 10.0
 """Maximum wait for one server's answer: one that hangs must not hide the others."""
 COLUMNS = ("pid", "model", "sessions", "since", "socket")
-MODEL_COLUMNS = ("model", "state", "memory", "requests", "leaves")
+MODEL_COLUMNS = ("model", "state", "memory, at most", "requests", "leaves")
 """Of each model of a server that has several."""
 
 

@@ -216,7 +216,7 @@ class ListedModel:
     """How much of it is loaded, where it is being loaded."""
     state: ModelState = "unloaded"
     memory_bytes: int = 0
-    """What it takes, or is expected to take once it is loaded."""
+    """The most that it has taken, with what its cache can still come to take, or is expected to once it is loaded."""
     fits: bool = True
     """Whether it takes no more than all of them together can have."""
     aliases: tuple[str, ...] = ()
