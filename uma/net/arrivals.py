@@ -17,7 +17,7 @@ import trio
 try:
     # Where pytest is installed `trio.testing` imports all of it for a class that nothing here uses: 6 MiB, and a tenth
     # of a second of each start. It has this function from there.
-    from trio._core import wait_all_tasks_blocked
+    from trio._core import wait_all_tasks_blocked  # type: ignore[attr-defined]
 except ImportError:  # a Trio that has it elsewhere
     from trio.testing import wait_all_tasks_blocked
 
