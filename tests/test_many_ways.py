@@ -175,6 +175,15 @@ def bounded(folder: Path) -> Iterator[ServerProcess]:
             yield server
 
 
+async def test_a_session_of_before_a_model_was_known_ends_when_another_takes_its_place(bounded: ServerProcess) -> None:
+    async with connect(bounded.socket, loads=False) as client, models_there(bounded.socket, client) as models:
+        await models.card("beta", loads=False)  # nothing has loaded it yet
+        assert (await models.card("beta")).model.path
+        with trio.fail_after(PATIENCE_SEC):
+            while (await client.metrics())["active_sessions"] != 2:  # this one, and that with the model
+                pass  # each question is a whole round trip
+
+
 async def test_a_user_that_is_bound_to_models_knows_no_others(bounded: ServerProcess) -> None:
     async with connect(bounded.socket, loads=False) as client:
         assert client.info.models == ("beta",)
@@ -191,14 +200,3 @@ async def test_a_user_that_is_bound_to_models_knows_no_others(bounded: ServerPro
             pass
     async with connect(bounded.socket) as client:
         assert client.info.model.called == "beta"
-
-
-async def test_a_session_of_before_a_model_was_known_ends_when_another_takes_its_place(bounded: ServerProcess) -> None:
-    async with connect(bounded.socket, loads=False) as client, models_there(bounded.socket, client) as models:
-        await models.unload("beta")
-        await trio.to_thread.run_sync(until, lambda: states(bounded)["beta"], "unloaded".__eq__)
-        assert not (await models.card("beta", loads=False)).model.path
-        assert (await models.card("beta")).model.path
-        with trio.fail_after(PATIENCE_SEC):
-            while (await client.metrics())["active_sessions"] != 2:  # this one, and that with the model
-                pass  # each question is a whole round trip
