@@ -18,7 +18,6 @@ ROWS: dict[str, tuple[str, ...]] = {
         "sharing: time of a llama-server for each program ÷ UMA's",
     ),
     "storm: the stream's worst gap": ("storm: the stream's worst gap",),
-    "storm: llama-server's worst gap ÷ UMA's": ("storm: times better than llama-server's worst gap",),
     "storm: time until all prompts are read ÷ llama-server's": (
         "storm: time until all prompts are read, of llama-server's",
     ),
