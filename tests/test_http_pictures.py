@@ -24,6 +24,7 @@ from uma.client.http_probe import HttpProbe
 from uma.client.probe import SocketProbe
 from uma.contracts.claims import claims_of
 from uma.llm import LLM
+from uma.server.json_connection import MAX_STARTING
 
 QUESTION, LENGTH = "What is this?", 12
 FILE = png(40, 30, seed=1)
@@ -153,6 +154,8 @@ def test_of_several_models_a_form_names_the_one_that_hears(tmp_path: Path) -> No
         *_, done = ask(model="ear", file=file, stream=True, extra_body=more)
         assert done.type == "transcript.text.done"
         assert done.text == heard
+        large = ("large.wav", wav(9, rate=192_000))  # as base64 it is over 8 MiB, which a body is not
+        assert ask(model="ear", file=large, extra_body=more).text
         with pytest.raises(openai.BadRequestError, match="this server's model hears nothing"):
             ask(model="deaf", file=file)
         with pytest.raises(openai.NotFoundError, match="nobody"):
@@ -388,6 +391,28 @@ def test_a_client_of_the_socket_names_its_own_files_alone(seeing: HttpServer, ex
             refused = raw.last_of("a")
             assert refused["event"] == "error"
             assert f"messages[0].media[0].path: {problem}" in refused["message"]
+
+
+def test_a_session_goes_on_however_many_of_its_files_cannot_be_read(
+    seeing: HttpServer, expected: str, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.png"
+    own.write_bytes(FILE)
+
+    def asked(id: str, path: Path) -> dict[str, Any]:
+        message = {"role": "user", "content": QUESTION, "media": [{"path": str(path)}]}
+        return {"id": id, "messages": [message], "max_tokens": LENGTH, **PLAIN, "stream": False}
+
+    with seeing.process.connect() as raw:
+        raw.hello(versions=["1.1"])
+        for number in range(MAX_STARTING + 1):
+            raw.send(asked(f"{number}", tmp_path / "missing.png"))
+            assert raw.last_of(f"{number}")["event"] == "error"
+        for number in range(2):
+            raw.send(asked(f"left{number}", own), {"type": "cancel", "id": f"left{number}"})
+            raw.last_of(f"left{number}")
+        raw.send(asked("good", own))
+        assert raw.last_of("good")["text"] == expected
 
 
 def test_that_it_sees_and_hears_is_proven_and_its_denial_found(seeing: HttpServer) -> None:

@@ -27,8 +27,8 @@ class Stream:
     """An async context manager and iterator: `Token`s, then one `Finished`; an `UmaError` where the request failed."""
 
     id: str
-    _start: Callable[[Stream], Awaitable[None]]
-    """Sends the request; raises where that is not possible."""
+    _start: Callable[[Stream], Awaitable[None]] | None
+    """Sends the request, once; raises where that is not possible. It holds the request, whose files can be large."""
     _cancel: Callable[[Stream], None]
     """Tells the server to end the request. Never waits."""
     _end_thinking: Callable[[Stream], None]
@@ -52,7 +52,9 @@ class Stream:
     _ended: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
     async def __aenter__(self) -> Stream:
-        await self._start(self)
+        start, self._start = self._start, None
+        assert start is not None, "a stream is entered once"
+        await start(self)
         return self
 
     async def __aexit__(

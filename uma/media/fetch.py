@@ -20,7 +20,7 @@ import h11
 import trio
 
 from uma.errors import BadRequest, Overloaded
-from uma.media.files import MAX_FILE_BYTES, MAX_REQUEST_BYTES
+from uma.media.files import MAX_FILE_BYTES, MAX_REQUEST_BYTES, over_limit
 from uma.net.client import CLIENT
 from uma.types import Media, Request
 from uma.version import __version__
@@ -91,7 +91,7 @@ class Fetcher:
                 for field, each in request.placed_media(first):
                     if each.url is not None:
                         place = f"{field}.url"
-                        data = await self.fetch(each.url, place, min(left, MAX_FILE_BYTES))
+                        data = await self.fetch(each.url, place, left)
                         left -= len(data)
                         each = attrs.evolve(each, url=None, data=await _base64_of(data))  # noqa: PLW2901
                     media.append(each)
@@ -116,12 +116,14 @@ class Fetcher:
                 )
             yield
 
-    async def fetch(self, url: str, field: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-        """What a URL leads to. Raises `BadRequest`, without a word of what the other side has said."""
+    async def fetch(self, url: str, field: str, left: int = MAX_REQUEST_BYTES) -> bytes:
+        """What a URL leads to, of `left` bytes at most. Raises `BadRequest`, without a word of what the other side
+        has said.
+        """
         for _ in range(MAX_REDIRECTS + 1):
             parts = _parts(url, field)
             try:
-                response, body = await self._get(parts, field, max_bytes)
+                response, body = await self._get(parts, field, left)
             except (OSError, ValueError, trio.BrokenResourceError, h11.ProtocolError) as error:
                 # A certificate's fault is one of these.
                 raise BadRequest(f"{field}: cannot be fetched from {parts.hostname}: {_told(error)}") from None
@@ -138,7 +140,7 @@ class Fetcher:
                 raise BadRequest(f"{field}: {parts.hostname} leads on to what is no URL") from None
         raise BadRequest(f"{field}: leads on more than {MAX_REDIRECTS} times")
 
-    async def _get(self, parts: SplitResult, field: str, max_bytes: int) -> tuple[h11.Response, bytes]:
+    async def _get(self, parts: SplitResult, field: str, left: int) -> tuple[h11.Response, bytes]:
         async with await self._connected(parts, field) as stream:
             peer = h11.Connection(h11.CLIENT)
             target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
@@ -162,8 +164,8 @@ class Fetcher:
                         return response, b""
                 elif isinstance(event, h11.Data):
                     body += event.data
-                    if len(body) > max_bytes:
-                        raise BadRequest(f"{field}: is over the limit of {max_bytes:,} bytes")
+                    if len(body) > min(left, MAX_FILE_BYTES):
+                        raise over_limit(field, left)
                 elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
                     break
         if response is None:

@@ -60,6 +60,16 @@ def file_of(text: str, field: str) -> bytes:
         raise BadRequest(f"{field}: is no base64") from None
 
 
+def over_limit(field: str, left: int) -> BadRequest:
+    """The error for a file that is longer than one can be, or than the `left` bytes that its request's others leave."""
+    if left >= MAX_FILE_BYTES:
+        return BadRequest(f"{field}: is over the limit of {MAX_FILE_BYTES:,} bytes for a file")
+    return BadRequest(
+        f"{field}: all files of a request by URLs and paths are over the limit of {MAX_REQUEST_BYTES:,} bytes; send "
+        "fewer, or smaller ones"
+    )
+
+
 def check_file(data: bytes, field: str, *, sees: bool, hears: bool) -> str:
     """A file's form, one of `PICTURES` or `SOUNDS` as the model takes them, or WebP. Raises `BadRequest` for what is
     none by its first bytes, or a picture that says it is too large.

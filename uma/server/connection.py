@@ -31,6 +31,7 @@ from uma.net.unread import Unread
 from uma.protocol.messages import ErrorEvent, Sender
 from uma.server.clock import IdleClock
 from uma.server.logs import log
+from uma.server.own_files import OwnFiles
 from uma.server.users import Users
 from uma.types import (
     EmbedRequest,
@@ -78,6 +79,7 @@ class Host(Protocol):
 
     config: RuntimeConfig
     parsing: trio.CapacityLimiter
+    files: OwnFiles
     failures: Throttle
     users: Users
     unread: Unread

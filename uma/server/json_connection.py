@@ -45,16 +45,13 @@ from uma.protocol.session import Incoming, Parsed, QueryResult, Refused, ServerS
 from uma.protocol.versions import negotiate
 from uma.server.connection import TELL_SEC, A, Connection, Host, Work
 from uma.server.logs import log
-from uma.server.own_files import names_files, with_own_files
 from uma.server.tracing import traced
 from uma.types import (
     MAX_KEEP_SEC,
-    EmbedRequest,
     EventStream,
     Finished,
     ListedModel,
     Request,
-    RerankRequest,
     ServerInfo,
     Source,
     Token,
@@ -261,14 +258,14 @@ class JsonConnection(Connection):
             telling.cancel()
 
     @asynccontextmanager
-    async def _loaded(self, request: Request | EmbedRequest | RerankRequest) -> AsyncIterator[Source]:
-        """A block with what answers the request: where the server has several models that one, which stays loaded."""
+    async def _loaded(self, model: str | None, id: str) -> AsyncIterator[Source]:
+        """A block with what answers a request: where the server has several models that one, which stays loaded."""
         if self.models is None:
             yield self.engine
             return
         async with AsyncExitStack() as stack:
-            with self._telling_of_load(request.model, request.id):
-                source = await stack.enter_async_context(self.models.using(request.model))
+            with self._telling_of_load(model, id):
+                source = await stack.enter_async_context(self.models.using(model))
             yield source
 
     def _start(self, message: Generate) -> None:
@@ -319,7 +316,7 @@ class JsonConnection(Connection):
         self.speak_for(query.sender)
         try:
             with work.scope:
-                async with self._loaded(query.request) as source:
+                async with self._loaded(query.request.model, query.request.id) as source:
                     data = await self._compute(query, source)
                 self.link.post(data)
                 if self.link.is_full:
@@ -350,39 +347,38 @@ class JsonConnection(Connection):
 
     async def _generate(self, request: Request, work: Work, sender: Sender | None) -> None:
         self.speak_for(sender)
+        id, entered = request.id, self._entered(request)
+        del request  # its files are large, and once it is admitted nobody needs them
         try:
             with work.scope:
-                request = await self._with_files(request)
                 async with (
-                    self._loaded(request) as source,
-                    self._entered(request, source) as stream,
+                    entered as stream,
                     metered(stream, self.account) as meter,
                 ):
                     work.attach(stream)
                     meter.usage = await self._relay(stream)
             work.raise_if_aborted()
         except Exception as fault:  # noqa: BLE001  (whatever it is, it is this request's alone)
-            self._tell_failure(request.id, self.told_of(fault, request.id))
+            self._tell_failure(id, self.told_of(fault, id))
         except trio.Cancelled:
-            self.log_often(logging.INFO, "request.dropped", request=request.id)
+            self.log_often(logging.INFO, "request.dropped", request=id)
             raise
         finally:
             self.leave()
-        self.done(request.id, work)
-
-    async def _with_files(self, request: Request) -> Request:
-        """The request with the files that it names. Raises `BadRequest` for those that are not its user's."""
-        if not names_files(request):
-            return request
-        return await trio.to_thread.run_sync(with_own_files, request, self._user, limiter=self.server.parsing)
+        self.done(id, work)
 
     @asynccontextmanager
-    async def _entered(self, request: Request, source: Source) -> AsyncIterator[EventStream]:
-        """`generate`, counting the requests that are still being admitted: not those that wait for their model."""
-        self._starting += self.models is not None
-        async with AsyncExitStack() as stack:
+    async def _entered(self, request: Request) -> AsyncIterator[EventStream]:
+        """`generate` of the request's model with the files that it names, counting those that are still being admitted:
+        not those that wait for their model.
+        """
+        async with self._loaded(request.model, request.id) as source, AsyncExitStack() as stack:
+            self._starting += self.models is not None
             try:
-                stream = await stack.enter_async_context(source.generate(request))
+                async with self.server.files.read(request, self._user) as whole:
+                    del request
+                    stream = await stack.enter_async_context(source.generate(whole))
+                    del whole
             finally:
                 self._starting -= 1
                 self._has_turn.unpark_all()
@@ -447,9 +443,12 @@ class JsonConnection(Connection):
             return await self.server.health(probe=query.probe)
         if isinstance(query, OfModels):
             return await self._ask_models(query)
-        request = await self._with_files(self.check_model(self._of_session(query.request)))
-        async with self._loaded(request) as source:
-            return await source.tokenize(request)
+        request = self.check_model(self._of_session(query.request))
+        async with (
+            self._loaded(request.model, request.id) as source,
+            self.server.files.read(request, self._user) as whole,
+        ):
+            return await source.tokenize(whole)
 
     async def _trace(self, query: TraceQuery) -> str:
         self._check_owner("trace the server")

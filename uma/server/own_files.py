@@ -5,18 +5,53 @@ from __future__ import annotations
 import base64
 import os
 import stat
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import attrs
+import trio
 
 from uma.errors import BadRequest
-from uma.media.files import MAX_FILE_BYTES, MAX_REQUEST_BYTES, check_count
+from uma.media.files import MAX_FILE_BYTES, MAX_REQUEST_BYTES, check_count, over_limit
 from uma.types import Media, Request
 
+MAX_READING = 2
+"""Maximum requests of a server whose files are read and that are not admitted yet: so much of them is held beside what
+the engine counts."""
+MAX_THREADS = 8
+"""Maximum threads that read: one stays where a file system does not answer (FUSE, NFS), after its request has gone."""
+DEADLINE_SEC = 20.0
+"""Maximum time for all files of one request."""
 
-def names_files(request: Request) -> bool:
-    """Whether a request names any."""
-    return any(each.path is not None for _, each in request.placed_media())
+
+class OwnFiles:
+    """Reads files for all sessions of a server. Belongs to its Trio thread."""
+
+    def __init__(self) -> None:
+        self._turns = trio.CapacityLimiter(MAX_READING)
+        self._threads = trio.CapacityLimiter(MAX_THREADS)
+
+    @asynccontextmanager
+    async def read(self, request: Request, user: int | None) -> AsyncIterator[Request]:
+        """A block with the request that has files instead of paths; it lasts until the request is admitted.
+
+        Raises `BadRequest` for what is no regular file of this user, or does not come in time.
+        """
+        if not any(each.path is not None for _, each in request.placed_media()):
+            yield request
+            return
+        async with self._turns:
+            with trio.move_on_after(DEADLINE_SEC) as patience:
+                reading = partial(with_own_files, request, user)
+                request = await trio.to_thread.run_sync(reading, limiter=self._threads, abandon_on_cancel=True)
+            if patience.cancelled_caught:
+                raise BadRequest(
+                    f"media: files did not come by their paths within {DEADLINE_SEC:g} s; send data instead"
+                )
+            yield request
 
 
 def with_own_files(request: Request, user: int | None) -> Request:
@@ -27,35 +62,59 @@ def with_own_files(request: Request, user: int | None) -> Request:
     media, left = list[Media](), MAX_REQUEST_BYTES
     for field, each in request.placed_media():
         if each.path is not None:
-            data = _read(each.path, user, f"{field}.path", min(left, MAX_FILE_BYTES))
+            data = _read(each.path, user, f"{field}.path", left)
             left -= len(data)
             each = attrs.evolve(each, path=None, data=base64.b64encode(data).decode())  # noqa: PLW2901
         media.append(each)
     return request.with_media(media)
 
 
-def _read(path: str, user: int | None, field: str, max_bytes: int) -> bytes:
+def _read(path: str, user: int | None, field: str, left: int) -> bytes:
+    """The file, of `left` bytes at most. Raises `BadRequest`."""
     if not Path(path).is_absolute():
         raise BadRequest(f"{field}: expected an absolute path")
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would be waited for
+        handle = _opened(path, user)
     except (OSError, ValueError):
         raise _refused(field) from None
+    max_bytes = min(left, MAX_FILE_BYTES)
     try:
-        state = os.fstat(handle)
-        if not stat.S_ISREG(state.st_mode) or user is None or state.st_uid != user:
-            raise _refused(field)
-        with os.fdopen(handle, "rb", closefd=False) as file:
+        with os.fdopen(handle, "rb") as file:
             data = file.read(max_bytes + 1)
     except OSError:
         raise _refused(field) from None
-    finally:
-        os.close(handle)
     if not data:
         raise BadRequest(f"{field}: is empty")
     if len(data) > max_bytes:
-        raise BadRequest(f"{field}: is over the limit of {max_bytes:,} bytes")
+        raise over_limit(field, left)
     return data
+
+
+def _opened(path: str, user: int | None) -> int:
+    """A regular file of this user. Raises `OSError` or `ValueError`.
+
+    On Linux nothing else is opened: opening does something to a device, and a pipe would be waited for.
+    """
+    if sys.platform != "linux":
+        _check_own(Path(path).stat(), user)
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            _check_own(os.fstat(handle), user)
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        _check_own(os.fstat(place), user)
+        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(place)
+
+
+def _check_own(state: os.stat_result, user: int | None) -> None:
+    if not stat.S_ISREG(state.st_mode) or user is None or state.st_uid != user:
+        raise ValueError("no regular file of this user")
 
 
 def _refused(field: str) -> BadRequest:

@@ -27,6 +27,7 @@ from uma.server.connection import Connection, Served
 from uma.server.json_connection import JsonConnection
 from uma.server.logs import log
 from uma.server.newline import NewlineConnection
+from uma.server.own_files import OwnFiles
 from uma.server.users import Users
 from uma.types import Health, LoadProgress
 
@@ -58,6 +59,7 @@ class Server:
         """Those of them that were refused for overload."""
         self.parsing = trio.CapacityLimiter(MAX_PARSING)
         """For threads that parse large frames. A session has one at a time, so sessions take turns."""
+        self.files = OwnFiles()
         self.users = Users.load(config.socket_users)
         self.unread = Unread()
         """Embeddings and rankings that wait to be read."""

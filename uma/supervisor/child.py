@@ -20,6 +20,8 @@ import trio
 from uma.client import Client, connect_child
 from uma.config import HTTP, RuntimeConfig
 from uma.errors import ConnectionLost, InternalError
+from uma.media.files import MAX_REQUEST_BYTES
+from uma.types import MAX_MEDIA
 
 END_SEC = 20.0
 """Maximum time for a model that leaves to save its prefixes."""
@@ -29,13 +31,17 @@ CACHE_SHARE = 16
 """Divisor of what all models can take: each keeps so much of prefixes in host memory, without `--cache-ram-mb`."""
 UNBOUNDED = 1_000_000
 """Of a session that is that of all clients: the bounds of each are the supervisor's."""
+FILES_BYTES = 4 * (MAX_REQUEST_BYTES // 3 + MAX_MEDIA)
+"""Of a frame: files that a request has by their paths, or in a form, become base64 there."""
+MAX_FRAME_BYTES = 2**31 - 1
+"""The longest frame that can be configured."""
 
 _PROGRAM = "import sys; sys.path = {path!r}; from uma.server.child import main; main()"
 
 
 def child_config(config: RuntimeConfig, path: str, budget_bytes: int) -> RuntimeConfig:
     """The settings of the process that has the model of this file; all together have `budget_bytes`."""
-    plain = RuntimeConfig()
+    plain, frame_bytes = RuntimeConfig(), max(config.max_frame_bytes, config.max_http_body_bytes)
     return attrs.evolve(
         config,
         **{name: getattr(plain, name) for name in (*HTTP, "socket_users", "protocol", "models")},
@@ -46,7 +52,7 @@ def child_config(config: RuntimeConfig, path: str, budget_bytes: int) -> Runtime
         max_session_queue=UNBOUNDED,
         idle_timeout_sec=float(UNBOUNDED),
         tx_timeout_sec=float(UNBOUNDED),
-        max_frame_bytes=max(config.max_frame_bytes, config.max_http_body_bytes),
+        max_frame_bytes=min(MAX_FRAME_BYTES, frame_bytes + FILES_BYTES),
     )
 
 

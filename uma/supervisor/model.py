@@ -247,7 +247,9 @@ class Held:
     async def generate(self, request: Request) -> AsyncIterator[EventStream]:
         """See `Source`."""
         with self.tells_crash():
-            async with self.client.generate(_own(request)) as stream:
+            entering = self.client.generate(_own(request))
+            del request  # its files are large, and once they are sent nobody needs them
+            async with entering as stream:
                 yield stream
 
     async def embed(self, request: EmbedRequest) -> Embeddings:

@@ -224,8 +224,11 @@ class LoadedModels(Models):
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncIterator[EventStream]:
         """See `Source`."""
-        async with self.using(request.model) as held, held.generate(request) as stream:
-            yield stream
+        async with self.using(request.model) as held:
+            entering = held.generate(request)
+            del request  # with its files
+            async with entering as stream:
+                yield stream
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
         """See `Source`."""
