@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import gc
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 from engine_world import answer, answers, ask, config_for, settled
 from projectors import (
@@ -19,13 +22,15 @@ from projectors import (
     bmp,
     png,
     png_header,
+    png_of,
     write_projector,
     write_seeing_model,
 )
 
 from models import write_model
 from uma import Message, Request, SamplingParams, open_engine
-from uma.errors import BadRequest, ConfigError, ModelError
+from uma.engine.intake import pictures
+from uma.errors import BadRequest, ConfigError, ModelError, Overloaded, PromptTooLarge
 from uma.types import Finished, Grammar, Media
 
 LENGTH = 20
@@ -252,6 +257,61 @@ async def test_a_picture_that_attends_to_all_of_itself_must_fit_one_ubatch(tmp_p
         with pytest.raises(BadRequest, match="16 tokens in one batch, and --n-ubatch is 8"):
             await answer(engine, about(f"{MARKER}What?", png(9, 9)))
         assert (await answer(engine, ask(max_tokens=4))).finished.reason == "length"
+
+
+async def test_a_batch_can_be_smaller_than_a_picture(world: World) -> None:
+    question, file = f"{MARKER}What is this?", png(40, 30, 1)
+    config = config_for(world.model, n_batch=8, n_ubatch=8, max_sequences=1)
+    async with open_engine(config) as engine:
+        assert (await answer(engine, about(question, file))).token_ids == world.expected(question, [file])
+
+
+async def test_a_request_with_more_than_fits_decodes_no_further(world: World) -> None:
+    """The last file is none, which decoding would tell."""
+    files = [*(png(200, 200, seed) for seed in range(30)), b"nothing"]
+    async with open_engine(config_for(world.model, n_ctx=256, max_sequences=1)) as engine:
+        with pytest.raises(PromptTooLarge, match=r"messages\[0\]\.media\[\d+\]\.data: .* send fewer or smaller"):
+            await answer(engine, about(MARKER * 31 + "What?", *files))
+        assert (await answer(engine, about(f"{MARKER}What?", files[0]))).finished.reason == "length"
+
+
+async def test_pictures_that_wait_to_be_encoded_are_bounded_and_their_files_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "MAX_PREPARED_TOKENS", 4)
+    question, files = f"{MARKER}What is this?", [png(40, 30, seed) for seed in range(101, 104)]
+    encoded = [base64.b64encode(file).decode() for file in files]
+    async with (
+        open_engine(config_for(world.model, max_sequences=1)) as engine,
+        engine.generate(ask(max_tokens=1_500)) as running,
+        engine.generate(about(MARKER + question, *files[:2], id="waits")) as waiting,
+    ):
+        assert not [each for each in gc.get_objects() if isinstance(each, Media) and each.data in encoded]
+        with pytest.raises(Overloaded, match="wait to be encoded"):
+            await answer(engine, about(question, files[2]))
+        running.cancel()
+        assert [event async for event in waiting]
+        got = await answer(engine, about(question, files[2]))
+    assert got.token_ids == world.expected(question, files[2:])
+
+
+async def test_of_the_pictures_of_a_request_one_at_a_time_is_decoded(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.gguf")
+    write_projector(tmp_path / "mmproj.gguf")
+    pixels = np.zeros((2_048, 2_048, 3), np.uint8)
+    files = []
+    for seed in range(6):
+        pixels[0, 0, 0] = seed
+        files.append(png_of(pixels))
+    asked = about(MARKER * len(files) + "What?", *files)
+    async with open_engine(config_for(model)) as engine:
+        tracemalloc.start()
+        try:
+            await answer(engine, asked)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak_bytes < 4 * pixels.nbytes
 
 
 async def test_an_answer_of_several_and_a_grammar_go_with_pictures(world: World) -> None:

@@ -152,6 +152,8 @@ class Engine:
             asked, request = request, self._chat.prepared(request)
             self._gate.check_queue(request.priority)
             tokens, pictures = await self._read(request, asked)
+            if pictures:  # their files are in the ids
+                request, asked = request.with_media(()), asked.with_media(())
             spent.on("prepare")
             self._prompts.check_fits(len(tokens))
             check_prompt(request.sampling, len(tokens))

@@ -13,7 +13,7 @@ import logging
 import os
 import secrets
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -47,23 +47,23 @@ IDENTITY_BYTES = 2**20
 
 @attrs.frozen
 class Pixels:
-    """A decoded picture: three bytes a pixel, row by row; or with `data` None only its size."""
+    """A decoded picture: three bytes a pixel, row by row."""
 
     id: str
     """The hash of its file."""
     width: int
     height: int
-    data: bytes | None
+    data: bytes
 
 
 @attrs.frozen
 class Samples:
-    """A decoded sound: numbers of 32 bits, `SAMPLE_RATE` a second; or with `data` None only how many."""
+    """A decoded sound: numbers of 32 bits, `SAMPLE_RATE` a second."""
 
     id: str
     """The hash of its file."""
     count: int
-    data: bytes | None
+    data: bytes
 
 
 @attrs.frozen
@@ -81,8 +81,6 @@ class Picture:
     def __init__(self, handle: int) -> None:
         """Own a copy of a chunk that belongs to libmtmd."""
         self._own(lib.mtmd_input_chunk_copy(handle))
-        self.id = (lib.mtmd_input_chunk_get_id(handle) or b"").decode()
-        """The hash of the picture's file."""
         self.is_sound = lib.mtmd_input_chunk_get_type(handle) == lib.MTMD_INPUT_CHUNK_TYPE_AUDIO
         self.n_tokens = int(lib.mtmd_input_chunk_get_n_tokens(handle))
         self.n_positions = int(lib.mtmd_input_chunk_get_n_pos(handle))
@@ -104,7 +102,7 @@ class Picture:
 
 
 class Projector:
-    """Owner of a context of libmtmd. `tokenize` is safe in any thread; `encode` and `decode` belong to one at a time.
+    """Owner of a context of libmtmd. `prepare` is safe in any thread; `encode` and `decode` belong to one at a time.
 
     Close it before the model.
     """
@@ -118,9 +116,7 @@ class Projector:
         lib.mtmd_helper_log_set(CALLBACK, None)
         mark = LOG.mark
         self.marker = f"__media_{secrets.token_hex(MARKER_BYTES)}__"
-        """What stands for a picture in the text that `tokenize` is given. A template that writes JSON leaves it as it
-        is.
-        """
+        """What stands for a picture in a prompt's text. A template that writes JSON leaves it as it is."""
         params = lib.mtmd_context_params_default()
         params.use_gpu = uses_gpu
         params.print_timings = False
@@ -153,25 +149,17 @@ class Projector:
             raise ValueError(f"{self.path}: the projector is closed")
         return self._handle
 
-    def tokenize(
-        self, text: str, pictures: Sequence[Pixels | Samples], *, add_special: bool, parse_special: bool = True
-    ) -> list[Text | Picture]:
-        """A prompt in pieces: `text` has `marker` once for each picture. With `parse_special` spellings of special
-        tokens are these tokens.
+    def prepare(self, file: Pixels | Samples) -> list[Text | Picture]:
+        """What a file is in a prompt: pictures, and the tokens that the model has around them. Raises `BadRequest`.
 
-        Raises `BadRequest` for a picture that cannot be prepared.
+        llama.cpp's prompt is text and these one behind another: it reads each text between two files by itself.
         """
-        data = text.encode("utf-8", "surrogatepass")
-        given = lib.mtmd_input_text(data, len(data), add_special, parse_special)
-        with _bitmaps(pictures) as bitmaps, _chunks() as chunks:
-            array = (ctypes.c_void_p * len(pictures))(*bitmaps)
-            code = lib.mtmd_tokenize(self.handle, chunks, ctypes.byref(given), array, len(pictures))
-            if code:
-                raise BadRequest(
-                    _MISCOUNTED
-                    if code == 1
-                    else "a picture or a sound of this request cannot be prepared for this model"
-                )
+        mark = self.marker.encode()
+        given = lib.mtmd_input_text(mark, len(mark), False, True)
+        with _bitmap(file) as bitmap, _chunks() as chunks:
+            array = (ctypes.c_void_p * 1)(bitmap)
+            if lib.mtmd_tokenize(self.handle, chunks, ctypes.byref(given), array, 1):
+                raise BadRequest("a picture or a sound of this request cannot be prepared for this model")
             return [_piece(lib.mtmd_input_chunks_get(chunks, at)) for at in range(lib.mtmd_input_chunks_size(chunks))]
 
     def encode(self, picture: Picture) -> None:
@@ -246,20 +234,9 @@ class Projector:
 
 
 @contextmanager
-def _bitmaps(pictures: Sequence[Pixels | Samples]) -> Iterator[list[int]]:
-    made: list[int] = []
-    try:
-        for each in pictures:
-            made.append(_bitmap(each))
-        yield made
-    finally:
-        for handle in made:
-            lib.mtmd_bitmap_free(handle)
-
-
-def _bitmap(file: Pixels | Samples) -> int:
+def _bitmap(file: Pixels | Samples) -> Iterator[int]:
     size = 3 * file.width * file.height if isinstance(file, Pixels) else 4 * file.count
-    if file.data is not None and len(file.data) != size:
+    if len(file.data) != size:
         raise ValueError(f"data: {len(file.data):,} bytes are not {size:,}")
     source = ctypes.c_char_p(file.data)
     if isinstance(file, Pixels):
@@ -268,9 +245,11 @@ def _bitmap(file: Pixels | Samples) -> int:
     else:
         handle = lib.mtmd_bitmap_init_from_audio(file.count, ctypes.cast(source, ctypes.POINTER(ctypes.c_float)))
     if not handle:
-        raise MemoryError("no memory for a file of a message")
-    lib.mtmd_bitmap_set_id(handle, file.id.encode())
-    return int(handle)
+        raise MemoryError("no memory for a picture or a sound")
+    try:
+        yield int(handle)
+    finally:
+        lib.mtmd_bitmap_free(handle)
 
 
 @contextmanager
@@ -290,9 +269,6 @@ def _piece(chunk: int) -> Text | Picture:
     count = ctypes.c_size_t(0)
     tokens = lib.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
     return Text(ctypeslib.as_array(tokens, (count.value,)).copy() if count.value else np.zeros(0, np.int32))
-
-
-_MISCOUNTED = "messages: the chat template drops a picture or a sound, or shows one twice"
 
 
 def _identity(path: Path) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from array import array
-from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from weakref import WeakSet
@@ -19,7 +18,7 @@ import attrs
 from uma.engine.intake.rendering import rendered
 from uma.engine.kv.pictures import LEAST_TOKENS, MAX_TOKENS, ids_of, runs_in
 from uma.engine.worker.sequence import PlacedPicture
-from uma.errors import BadRequest, Overloaded
+from uma.errors import BadRequest, Overloaded, PromptTooLarge
 from uma.llama.context import Context
 from uma.llama.projector import Picture, Pixels, Projector, Samples, Text
 from uma.media.decoder import MediaDecoder
@@ -30,8 +29,10 @@ MAX_KEPT_BYTES = 256 * 2**20
 """Maximum size of all embeddings that are kept for prompts to come. One of 576 tokens for a 7B model takes 9 MiB."""
 MAX_KEPT = 1_024
 """Maximum pictures that are kept."""
-MAX_PREPARED = 128
-"""Maximum pictures that are prepared and wait to be encoded: each holds its pixels, resized, until then."""
+MAX_PREPARED_TOKENS = 32_768
+"""Maximum tokens of all pictures that are prepared and wait to be encoded; those of one request are bounded by the
+context. Until then each token holds its pixels, resized, or its part of a spectrum: from 2 kB (LLaVA) to 40 (Gemma 3).
+Of decoded files each tokenizer thread has one at a time."""
 PART_TOKENS = 32
 """Maximum tokens of a part of a picture, where one can be cut. Fewer would take a batch little less time on a CPU."""
 RETRY_AFTER_MS = 1_000
@@ -41,17 +42,19 @@ RETRY_AFTER_MS = 1_000
 class _Seen:
     """A picture's file that was prepared."""
 
-    shape: Pixels | Samples
-    """Without its content."""
-    parts: tuple[Picture, ...]
+    tokens: array[int]
+    """Of its parts, and of what the model has around them."""
+    parts: tuple[tuple[Picture, int], ...]
+    """One for each run of ids: of which picture it is, and the first token that it has of it."""
+    pictures: tuple[Picture, ...]
 
     @property
     def size_bytes(self) -> int:
-        return sum(each.embedding.nbytes for each in self.parts if each.embedding is not None)
+        return sum(each.embedding.nbytes for each in self.pictures if each.embedding is not None)
 
     @property
     def is_encoded(self) -> bool:
-        return all(each.embedding is not None for each in self.parts)
+        return all(each.embedding is not None for each in self.pictures)
 
 
 class PictureReader:
@@ -64,32 +67,38 @@ class PictureReader:
         self._lock = threading.Lock()
         self._kept: dict[str, _Seen] = {}
         """By the file's hash, those used last at the end."""
-        self._prepared: WeakSet[_Seen] = WeakSet()
+        self._prepared: WeakSet[Picture] = WeakSet()
         """Those that were not encoded when they were looked at last."""
 
     def read(self, request: Request, *, first: int = 0) -> tuple[array[int], tuple[PlacedPicture, ...]]:
         """The prompt's ids, and the pictures among them. Raises `BadRequest`, which counts messages from the `first`,
-        `TemplateError` or `Overloaded`.
+        `TemplateError`, `PromptTooLarge` or `Overloaded`.
         """
         marked, where = self._marked(request, first), _where(request)
-        known: dict[str, _Seen] = {}
-        decoded = [self._decoded(each.data, f"{field}.data", known) for field, each in request.placed_media(first)]
-        template, parse_special = self._context.model.chat_template, True
+        template, vocab, parse_special = self._context.model.chat_template, self._context.model.vocab, True
         if marked.prompt is None:
             text = rendered(template, marked)
         else:
             text, parse_special = marked.prompt, marked.parse_special
-        pieces = self._projector.tokenize(
-            text,
-            decoded,
-            add_special=not parse_special or template.needs_bos(text),
-            parse_special=parse_special,
-        )
-        for each in decoded:
-            if each.id not in known:
-                known[each.id] = self._keep(each, pieces, sum(other.id == each.id for other in decoded), where)
-        tokens, parts = self._joined(pieces, known, where)
-        pairs = zip(runs_in(tokens), parts, strict=True)
+        files = list[_Seen]()
+        for field, each in request.placed_media(first):
+            self._check_length(files, f"{field}.data")
+            files.append(self._seen(each.data, f"{field}.data", where, files))
+        head, *rest = text.split(self._projector.marker)
+        if len(rest) != len(files):
+            raise BadRequest(f"{where}: the chat template drops a picture or a sound, or shows one twice")
+        adds_special = not parse_special or template.needs_bos(text)
+        tokens = array("i", [vocab.bos] if adds_special and vocab.adds_bos else [])
+        for part, file in zip((head, *rest), (*files, None), strict=True):
+            if part:
+                tokens.frombytes(vocab.tokenize(part, add_special=False, parse_special=parse_special).tobytes())
+            if file is not None:
+                tokens += file.tokens
+        if adds_special and vocab.adds_eos:
+            tokens.append(vocab.eos)
+        if not tokens or tokens[-1] < 0:
+            raise BadRequest(f"{where}: a prompt cannot end with a picture or a sound; write something behind it")
+        pairs = zip(runs_in(tokens), (part for file in files for part in file.parts), strict=True)
         return tokens, tuple(PlacedPicture(run, picture, start) for run, (picture, start) in pairs)
 
     def _marked(self, request: Request, first: int) -> Request:
@@ -113,68 +122,75 @@ class PictureReader:
             before = each.at
         return "".join((*parts, text[before:]))
 
-    def _decoded(self, text: str, field: str, known: dict[str, _Seen]) -> Pixels | Samples:
-        """A picture; without its content where it was seen lately, and then it is `known`."""
+    def _check_length(self, files: Sequence[_Seen], field: str) -> None:
+        """Refuse a request that has more than fits already, before the next file is decoded."""
+        taken, most = sum(len(each.tokens) for each in files), self._context.n_ctx_seq
+        if taken > most:
+            raise PromptTooLarge(
+                f"{field}: what stands before it takes {taken:,} tokens and does not fit the context of {most:,}; send "
+                "fewer or smaller pictures and sounds, or run with a larger --n-ctx",
+                prompt_tokens=taken,
+                n_ctx=most,
+            )
+
+    def _seen(self, text: str, field: str, where: str, own: Sequence[_Seen]) -> _Seen:
+        """What a file is in a prompt; decoded where it was not seen lately. Its request has its `own` before it."""
         data = file_of(text, field)
         id = hashlib.sha256(data).hexdigest()
         with self._lock:
             if (seen := self._kept.pop(id, None)) is not None:
-                self._kept[id] = known[id] = seen
-                return seen.shape
-            self._check_room()
-        return self._decoder.decode(data, id, field)
-
-    def _check_room(self) -> None:
-        for each in [each for each in self._prepared if each.is_encoded]:
-            self._prepared.discard(each)
-        if len(self._prepared) < MAX_PREPARED:
-            return
-        # Those whose request has gone are kept here alone.
-        self._kept = {id: each for id, each in self._kept.items() if each.is_encoded}
-        if len(self._prepared) >= MAX_PREPARED:
-            raise Overloaded(f"too many pictures wait to be encoded: {MAX_PREPARED}", retry_after_ms=RETRY_AFTER_MS)
-
-    def _keep(self, file: Pixels | Samples, pieces: Sequence[Text | Picture], times: int, where: str) -> _Seen:
-        """What was made of a file, which is so often among the pieces."""
-        parts = [each for each in pieces if isinstance(each, Picture) and each.id == file.id]
-        parts = parts[: len(parts) // times]
-        for part in parts:
-            self._check(part, where)
-        made = _Seen(attrs.evolve(file, data=None), tuple(parts))
+                self._kept[id] = seen
+                return seen
+            self._check_room(own)
+        made = self._made(self._decoder.decode(data, id, field), where)
         with self._lock:
-            seen = self._kept.setdefault(file.id, made)
-            self._prepared.add(seen)
+            seen = self._kept.setdefault(id, made)
+            self._prepared.update(seen.pictures)
             size = sum(each.size_bytes for each in self._kept.values())
             while size > MAX_KEPT_BYTES or len(self._kept) > MAX_KEPT:
                 size -= self._kept.pop(next(iter(self._kept))).size_bytes
         return seen
 
-    def _joined(
-        self, pieces: Sequence[Text | Picture], known: dict[str, _Seen], where: str
-    ) -> tuple[array[int], list[tuple[Picture, int]]]:
-        """The ids of all pieces, and the parts of pictures among them: each with the first token that it has of it."""
-        tokens, pictures, numbers = array("i"), list[tuple[Picture, int]](), Counter[str]()
-        for piece in pieces:
+    def _check_room(self, own: Sequence[_Seen]) -> None:
+        for each in [each for each in self._prepared if each.embedding is not None]:
+            self._prepared.discard(each)
+        if self._waiting_tokens(own) < MAX_PREPARED_TOKENS:
+            return
+        # Those whose request has gone are kept here alone.
+        self._kept = {id: each for id, each in self._kept.items() if each.is_encoded}
+        if (waiting := self._waiting_tokens(own)) >= MAX_PREPARED_TOKENS:
+            raise Overloaded(
+                f"too many pictures and sounds wait to be encoded: {waiting:,} tokens of them; ask again",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+
+    def _waiting_tokens(self, own: Sequence[_Seen]) -> int:
+        mine = {picture for each in own for picture in each.pictures}
+        return sum(each.n_tokens for each in self._prepared if each not in mine)
+
+    def _made(self, file: Pixels | Samples, where: str) -> _Seen:
+        """What a decoded file is in a prompt. All that is asked of its pictures is asked here, while no other thread
+        has them.
+        """
+        tokens, parts, pictures = array("i"), list[tuple[Picture, int]](), list[Picture]()
+        for piece in self._projector.prepare(file):
             if isinstance(piece, Text):
                 tokens.frombytes(piece.tokens.tobytes())
                 continue
-            parts = known[piece.id].parts
-            number = numbers[piece.id] % len(parts)
-            numbers[piece.id] += 1
-            cuts = self._cuts(parts[number])
+            self._check(piece, where)
+            cuts = self._cuts(piece)
             for start, end in pairwise(cuts):
-                key = f"{self._projector.identity} {piece.id} {number} {start}".encode()
+                key = f"{self._projector.identity} {file.id} {len(pictures)} {start}".encode()
                 tokens += ids_of(key, end - start, end - start if len(cuts) > 2 else piece.n_positions)
-                pictures.append((parts[number], start))
-        if not tokens or tokens[-1] < 0:
-            raise BadRequest(f"{where}: a prompt cannot end with a picture or a sound; write something behind it")
-        return tokens, pictures
+                parts.append((piece, start))
+            pictures.append(piece)
+        return _Seen(tokens, tuple(parts), tuple(pictures))
 
     def _cuts(self, picture: Picture) -> list[int]:
         """Where a picture is cut, its beginning and end included: streams go on between its parts."""
         tokens, parts = picture.n_tokens, 1
         if self._projector.can_be_cut(picture):
-            parts = -(-tokens // PART_TOKENS)
+            parts = -(-tokens // min(PART_TOKENS, self._context.n_batch))
         return [tokens * each // parts for each in range(parts + 1)]
 
     def _check(self, picture: Picture, where: str) -> None:
