@@ -25,7 +25,7 @@ from uma.engine import sizing
 from uma.errors import ModelError
 from uma.llama import backend, devices, hugepages, library, trust
 from uma.llama.trust import Verdict
-from uma.net.harmful import TABLE
+from uma.net.controls import TABLE
 from uma.supervisor.estimate import planned_bytes
 
 Capsys = pytest.CaptureFixture[str]

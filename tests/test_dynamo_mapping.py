@@ -300,7 +300,7 @@ def test_a_router_knows_what_is_held_also_where_the_worker_has_missed_events(
         if is_read:
             missed = log.catch_up(sequence)
             sequence = missed.sequence
-            for each in router.told_by(missed):
+            for each in router.events_for(missed):
                 # (Raises where a parent is told after its child, or a block is removed that was not told of.)
                 known.apply(each)
             assert known.blocks == log.index.blocks

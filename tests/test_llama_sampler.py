@@ -232,11 +232,11 @@ def test_the_dynamic_temperature_is_low_where_the_model_is_sure(context: Context
 @pytest.mark.parametrize("version", [1, 2])
 def test_mirostat_keeps_surprise_near_its_aim(context: Context, row: Row, version: Any) -> None:
     row[:] = np.random.default_rng(1).normal(0, 2, len(row))
-    chances = probabilities(row)
+    likelihoods = probabilities(row)
     found = {}
     for tau in (1.0, 4.0):
         tokens = draws(context, SamplingParams(temperature=1, mirostat=version, mirostat_tau=tau), 1000)
-        found[tau] = float(np.mean(-np.log2(chances[tokens[200:]])))
+        found[tau] = float(np.mean(-np.log2(likelihoods[tokens[200:]])))
     assert found[1.0] + 1 < found[4.0]
 
 

@@ -148,8 +148,10 @@ def test_tokens_are_marked_by_their_probability_with_what_was_likely_instead(her
     tokens.first.focus()
     expect(told.locator("td:first-child")).to_have_count(3)
     assert re.fullmatch(r".+ (under )?[\d.]+ %", told.locator("p").inner_text())
-    chances = [float(each.rstrip(" %").removeprefix("under ")) for each in told.locator("td + td").all_inner_texts()]
-    assert chances == sorted(chances, reverse=True) and sum(chances) <= 101
+    likelihoods = [
+        float(each.rstrip(" %").removeprefix("under ")) for each in told.locator("td + td").all_inner_texts()
+    ]
+    assert likelihoods == sorted(likelihoods, reverse=True) and sum(likelihoods) <= 101
     page.keyboard.press("ArrowRight")
     expect(tokens.nth(1)).to_be_focused()
     page.keyboard.press("End")

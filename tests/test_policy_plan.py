@@ -389,7 +389,7 @@ def test_no_piece_outlasts_what_was_computed_ahead(scheduler: Scheduler, every: 
         return
     step_ms = scheduler.cost.decode_ms(len(plan.decode), 1_000)
     if not plan.pace_ms:
-        assert plan.steps == 0, "these wait for the prompts that came with them, see test_policy_crowd"
+        assert plan.steps == 0, "these wait for the prompts that came with them, see test_policy_loop"
         return
     kept = [row for row in readers if row.has_own_target and is_kept(row.target_tbt_ms, step_ms)]
     assert all(step_ms <= plan.pace_ms <= row.target_tbt_ms for row in kept)

@@ -32,7 +32,7 @@ def measured(took_ms: dict[int, float], rows: int = 1) -> DraftPolicy:
 
 
 def lengths(policy: DraftPolicy, *rows: list[float], target_ms: float = 80.0, free: int = 10_000) -> tuple[int, ...]:
-    found = policy.choose([Candidate(chances, target_ms) for chances in rows], 0, free)
+    found = policy.choose([Candidate(likelihoods, target_ms) for likelihoods in rows], 0, free)
     return found.lengths if found else (0,) * len(rows)
 
 
@@ -48,9 +48,9 @@ def lengths(policy: DraftPolicy, *rows: list[float], target_ms: float = 80.0, fr
     ],
 )
 def test_a_draft_is_as_long_as_it_pays_here(
-    took_ms: dict[int, float], chances: list[float], fewest: int, most: int
+    took_ms: dict[int, float], likelihoods: list[float], fewest: int, most: int
 ) -> None:
-    assert fewest <= lengths(measured(took_ms), chances)[0] <= most
+    assert fewest <= lengths(measured(took_ms), likelihoods)[0] <= most
 
 
 def test_where_nothing_can_pay_no_text_is_followed() -> None:
@@ -118,8 +118,8 @@ def test_whatever_the_machine_no_bound_is_broken(
         return
     drafted = sum(found.lengths)
     assert 0 < drafted <= min(free, MAX_TOKENS - count)
-    assert all(length <= len(each.chances) for length, each in zip(found.lengths, candidates, strict=True))
-    gained = [1 + sum(each.chances[:length]) for length, each in zip(found.lengths, candidates, strict=True)]
+    assert all(length <= len(each.likelihoods) for length, each in zip(found.lengths, candidates, strict=True))
+    gained = [1 + sum(each.likelihoods[:length]) for length, each in zip(found.lengths, candidates, strict=True)]
     target_ms = min(each.target_tbt_ms for each in candidates)
     plain_ms = cost.decode_ms(count, 0)
     assert found.batch_ms <= (target_ms if plain_ms <= target_ms else HOPELESS * plain_ms) * (1 + 1e-9)

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from uma.chat.families import GENERIC, family_of
-from uma.chat.generic import plain, told
+from uma.chat.generic import plain, with_tools
 from uma.types import Message, ReasoningMode, Request, Tool, ToolCall
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -92,7 +92,7 @@ def given(source: str, request: Request) -> Request | None:
     if family.knows_tools:
         return request
     messages = plain(request.messages or ()) if family is GENERIC else request.messages or ()
-    return attrs.evolve(request, messages=told(messages, request.tools, family), tools=())
+    return attrs.evolve(request, messages=with_tools(messages, request.tools, family), tools=())
 
 
 def openai(message: Message) -> dict[str, Any]:

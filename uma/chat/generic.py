@@ -20,7 +20,7 @@ _HOW = 'To call one, answer with only {"name": <its name>, "arguments": <an obje
 _HOW_IN_FORM = "To call one, write exactly this, with its name and its arguments as a JSON object:\n{form}"
 
 
-def told(messages: Sequence[Message], tools: Sequence[Tool], family: Family) -> tuple[Message, ...]:
+def with_tools(messages: Sequence[Message], tools: Sequence[Tool], family: Family) -> tuple[Message, ...]:
     """The conversation with the tools in its system message, and how a model of this family calls them."""
     turns = list(messages)
     if not tools:

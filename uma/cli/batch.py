@@ -20,8 +20,8 @@ from uma.cli.answer_options import json_object
 from uma.cli.batch_models import NamedModels
 from uma.cli.batch_view import Events, Lines, OneLine, Speed, keep_showing
 from uma.cli.generate import INTERRUPTED, quiet
-from uma.cli.harmless import harmless_line
 from uma.cli.options import load_settings, sampling_of
+from uma.cli.sanitize import sanitize_line
 from uma.cli.source import open_source
 from uma.cli.trio_run import Interrupts, run
 from uma.client import Client, connect
@@ -146,7 +146,7 @@ async def _shown(runner: Runner, options: argparse.Namespace, input_bytes: int, 
         view.tell(f"stopped with {tally.rows:,} results in {options.output}; the same command goes on behind them")
         return INTERRUPTED
     if tally.failed:
-        why = f", the first of them because: {harmless_line(tally.why_failed)}" if tally.why_failed else ""
+        why = f", the first of them because: {sanitize_line(tally.why_failed)}" if tally.why_failed else ""
         view.tell(f"{tally.failed:,} rows failed{why}")
         view.tell(f"their lines in {options.output} say why; --only-failed tries them again, once that is mended")
     return 1 if tally.failed else 0

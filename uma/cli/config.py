@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from uma.cli.harmless import json_text, toml_text
 from uma.cli.options import load_settings
+from uma.cli.sanitize import json_text, toml_text
 from uma.cli.table import print_table
 from uma.config import ALL_MODELS, Loaded, ModelSettings, Setting, settings
 from uma.errors import ModelError

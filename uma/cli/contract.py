@@ -10,7 +10,7 @@ from typing import Protocol
 
 import attrs
 
-from uma.cli.harmless import harmless, json_text
+from uma.cli.sanitize import json_text, sanitize
 from uma.cli.table import print_table
 from uma.client.http_probe import HttpProbe
 from uma.client.probe import SocketProbe
@@ -95,5 +95,5 @@ def prove(claim: Claim, probe: Probe) -> Finding:
 
 
 def _row(finding: Finding) -> tuple[str, ...]:
-    seen = harmless(finding.seen.replace("\n", " "))
+    seen = sanitize(finding.seen.replace("\n", " "))
     return finding.claim, finding.declared, "yes" if finding.is_true else "FALSE", seen[:100]

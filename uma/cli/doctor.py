@@ -13,8 +13,8 @@ import attrs
 
 from uma.cli import checks
 from uma.cli.checks import Check
-from uma.cli.harmless import harmless_line, json_text
 from uma.cli.options import load_settings
+from uma.cli.sanitize import json_text, sanitize_line
 from uma.cli.table import print_table
 from uma.config import RuntimeConfig
 
@@ -49,16 +49,16 @@ def examine(config: RuntimeConfig) -> list[Check]:
 
 
 def _print(found: Sequence[Check]) -> None:
-    print_table(("", "what", "finding"), [(_mark(each), each.name, harmless_line(each.finding)) for each in found])
+    print_table(("", "what", "finding"), [(_mark(each), each.name, sanitize_line(each.finding)) for each in found])
     print()
     for each in found:
         if each.todo:
-            print(f"{each.name}: {harmless_line(each.todo)}")
+            print(f"{each.name}: {sanitize_line(each.todo)}")
     if not any(each.todo for each in found):
         print("Nothing needs doing.")
     for each in found:
         if each.faster:
-            print(f"To be faster: {each.name}: {harmless_line(each.faster)}")
+            print(f"To be faster: {each.name}: {sanitize_line(each.faster)}")
 
 
 def _mark(check: Check) -> str:

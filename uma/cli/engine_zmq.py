@@ -8,9 +8,9 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from uma.cli import say, words
-from uma.cli.harmless import harmless_line
 from uma.cli.options import load_settings
 from uma.cli.run import announce, shown_progress
+from uma.cli.sanitize import sanitize_line
 from uma.config import RuntimeConfig
 from uma.errors import ConfigError
 from uma.types import ServerInfo, Source
@@ -69,4 +69,4 @@ def check_endpoint(endpoint: str, *, is_insecure: bool) -> None:
 def _announce(config: RuntimeConfig, endpoint: str, info: ServerInfo) -> None:
     announce(config, info)
     if not words.is_json_log(config):
-        say.plain(harmless_line(f"zmq     {endpoint}"))
+        say.plain(sanitize_line(f"zmq     {endpoint}"))

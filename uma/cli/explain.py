@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack
 from datetime import datetime
 
 from uma.cli import say
-from uma.cli.harmless import harmless_line, json_text
 from uma.cli.options import load_settings
+from uma.cli.sanitize import json_text, sanitize_line
 from uma.cli.source import connected
 from uma.cli.table import print_table
 from uma.cli.trio_run import Interrupts, run
@@ -56,77 +56,77 @@ def main(options: argparse.Namespace) -> int:
 def show_explained(explained: Explained) -> None:
     """Write it for people to standard output."""
     for line in _head(explained):
-        print(harmless_line(line))
+        print(sanitize_line(line))
     print()
     print_table(("time", "share", "", "what it went to"), list(_rows(explained)))
     print()
     for sentence in _sentences(explained):
-        print("\n".join(textwrap.wrap(harmless_line(sentence), TEXT_COLUMNS, subsequent_indent="  ")))
+        print("\n".join(textwrap.wrap(sanitize_line(sentence), TEXT_COLUMNS, subsequent_indent="  ")))
 
 
-def _head(told: Explained) -> Iterator[str]:
-    yield " · ".join(filter(None, [f"request {told.id}", _LANES.get(told.priority, ""), told.origin]))
-    came = datetime.fromtimestamp(told.came_at).astimezone().isoformat(sep=" ", timespec="seconds")
-    ended = f"ended: {told.reason}" if told.reason else "it runs"
-    yield f"came {came}, {'took' if told.reason else 'so far'} {_sec(told.age_ms)}, {ended}"
-    figures = [f"{told.prompt_tokens:,} prompt tokens ({told.cached_tokens:,} from cache)"]
-    figures += [f"{told.generated_tokens:,} tokens written"]
-    if told.metrics.ttft_ms:
-        figures += [f"the first {_sec(told.metrics.ttft_ms)} after it was queued"]
-    if told.metrics.tokens_per_second:
-        figures += [f"{told.metrics.tokens_per_second:,.1f} tokens/s"]
+def _head(shown: Explained) -> Iterator[str]:
+    yield " · ".join(filter(None, [f"request {shown.id}", _LANES.get(shown.priority, ""), shown.origin]))
+    came = datetime.fromtimestamp(shown.came_at).astimezone().isoformat(sep=" ", timespec="seconds")
+    ended = f"ended: {shown.reason}" if shown.reason else "it runs"
+    yield f"came {came}, {'took' if shown.reason else 'so far'} {_sec(shown.age_ms)}, {ended}"
+    figures = [f"{shown.prompt_tokens:,} prompt tokens ({shown.cached_tokens:,} from cache)"]
+    figures += [f"{shown.generated_tokens:,} tokens written"]
+    if shown.metrics.ttft_ms:
+        figures += [f"the first {_sec(shown.metrics.ttft_ms)} after it was queued"]
+    if shown.metrics.tokens_per_second:
+        figures += [f"{shown.metrics.tokens_per_second:,.1f} tokens/s"]
     yield ", ".join(figures)
 
 
-def _rows(told: Explained) -> Iterator[tuple[str, ...]]:
-    whole = max(told.age_ms, 0.001)
-    for cause, ms in told.spent_ms.items():
+def _rows(shown: Explained) -> Iterator[tuple[str, ...]]:
+    whole = max(shown.age_ms, 0.001)
+    for cause, ms in shown.spent_ms.items():
         share = ms / whole
         yield _sec(ms), f"{share:.0%}", "█" * round(share * BAR_CELLS) or "▏", CAUSES.get(cause, cause)
 
 
-def _sentences(told: Explained) -> Iterator[str]:
-    if (now := told.now) is not None:
+def _sentences(shown: Explained) -> Iterator[str]:
+    if (now := shown.now) is not None:
         if now.waits_for:
             behind = f" ({now.behind})" if now.behind else ""
             yield f"Now it waits: {_WAITS_FOR.get(now.waits_for, now.waits_for)}{behind}."
         elif now.computed_tokens < now.prompt_tokens:
             yield f"Now its prompt is read: {now.computed_tokens:,} of {now.prompt_tokens:,} tokens are there."
-    if told.started_before:
-        higher = f", {told.started_before_higher:,} of a higher lane" if told.started_before_higher else ""
-        yield f"Queue: {told.started_before:,} requests were given a slot before it{higher}."
-    if told.now is None or told.now.is_preempted or told.now.waits_for not in _BEFORE_THE_CACHE:
-        yield _cache_sentence(told)
-    if told.beside:
-        prompts = ", ".join(f"{each.id} ({each.prompt_tokens:,} tokens, {_sec(each.read_ms)})" for each in told.beside)
+    if shown.started_before:
+        higher = f", {shown.started_before_higher:,} of a higher lane" if shown.started_before_higher else ""
+        yield f"Queue: {shown.started_before:,} requests were given a slot before it{higher}."
+    if shown.now is None or shown.now.is_preempted or shown.now.waits_for not in _BEFORE_THE_CACHE:
+        yield _cache_sentence(shown)
+    if shown.beside:
+        prompts = ", ".join(f"{each.id} ({each.prompt_tokens:,} tokens, {_sec(each.read_ms)})" for each in shown.beside)
         yield f"Prompts read meanwhile: {prompts}."
-    if told.preemptions:
-        by = f", the last time to {told.preempted_by}" if told.preempted_by else ""
-        yield f"Preempted: it lost its slot {told.preemptions:,} times{by}."
-    if told.pauses:
-        yield f"Reader: it fell behind {told.pauses:,} times, and the request stood still until it had caught up."
-    if told.worst_gap_ms:
-        yield f"Longest gap between two tokens: {_sec(told.worst_gap_ms)}, after token {told.worst_gap_token:,}."
-    if told.metrics.batch_size > 1:
-        yield f"Company: up to {told.metrics.batch_size - 1:,} other requests in one batch with it."
-    if told.answers > 1:
-        yield f"It asked for {told.answers:,} answers; this is the first one's account."
-    if told.text is not None:
-        yield f"The prompt ends: {told.text.prompt_end}"
-        yield f"The answer begins: {told.text.answer_begin}"
+    if shown.preemptions:
+        by = f", the last time to {shown.preempted_by}" if shown.preempted_by else ""
+        yield f"Preempted: it lost its slot {shown.preemptions:,} times{by}."
+    if shown.pauses:
+        yield f"Reader: it fell behind {shown.pauses:,} times, and the request stood still until it had caught up."
+    if shown.worst_gap_ms:
+        yield f"Longest gap between two tokens: {_sec(shown.worst_gap_ms)}, after token {shown.worst_gap_token:,}."
+    if shown.metrics.batch_size > 1:
+        yield f"Company: up to {shown.metrics.batch_size - 1:,} other requests in one batch with it."
+    if shown.answers > 1:
+        yield f"It asked for {shown.answers:,} answers; this is the first one's account."
+    if shown.text is not None:
+        yield f"The prompt ends: {shown.text.prompt_end}"
+        yield f"The answer begins: {shown.text.answer_begin}"
 
 
-def _cache_sentence(told: Explained) -> str:
-    cache = told.cache
+def _cache_sentence(shown: Explained) -> str:
+    cache = shown.cache
     where = f" (from {cache.tier})" if cache.tier else ""
-    said = f"Cache: {told.cached_tokens:,} of {told.prompt_tokens:,} prompt tokens{where}"
+    said = f"Cache: {shown.cached_tokens:,} of {shown.prompt_tokens:,} prompt tokens{where}"
     said += f"; {WHY_NOT_CACHED.get(cache.why, cache.why)}"
     if cache.known_tokens and cache.why:
         said += f", after {cache.known_tokens:,} tokens in common"
     if cache.token_id is not None:
         said += f"; the prompt goes on with token {cache.token_id}"
-    if told.text is not None and cache.token_id is not None:
-        said += f": {told.text.before_parting} ▸ {told.text.behind_parting}"
+    if shown.text is not None and cache.token_id is not None:
+        said += f": {shown.text.before_parting} ▸ {shown.text.behind_parting}"
     return said + "."
 
 

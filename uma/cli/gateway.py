@@ -11,8 +11,8 @@ import attrs
 import trio
 
 from uma.cli import say, words
-from uma.cli.harmless import harmless_line
 from uma.cli.options import load_settings
+from uma.cli.sanitize import sanitize_line
 from uma.cli.source import connected
 from uma.client import Client, models_there
 from uma.config import BARE_HTTP, RuntimeConfig
@@ -69,7 +69,7 @@ async def _serve(config: RuntimeConfig) -> list[int]:
                 *words.http_lines(config, service.url),
             ]
             if not words.is_json_log(config):
-                say.plain("\n".join(map(harmless_line, lines)))
+                say.plain("\n".join(map(sanitize_line, lines)))
             raise await client.lost()
     return received
 

@@ -66,8 +66,10 @@ def _list(path: Path) -> None:
 
 
 def _written(bounds: Mapping[str, object]) -> str:
-    told = {name: value for name, value in bounds.items() if value is not None}
-    return ", ".join(f"{name}={'+'.join(value) if isinstance(value, tuple) else value}" for name, value in told.items())
+    given = {name: value for name, value in bounds.items() if value is not None}
+    return ", ".join(
+        f"{name}={'+'.join(value) if isinstance(value, tuple) else value}" for name, value in given.items()
+    )
 
 
 def _remove(path: Path, name: str) -> None:

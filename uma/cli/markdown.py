@@ -19,7 +19,7 @@ from rich.markdown import Markdown
 from rich.segment import SegmentLines
 from rich.text import Text
 
-from uma.cli.harmless import harmless
+from uma.cli.sanitize import sanitize
 
 WIDEST = 100
 """Maximum columns of text: longer lines are hard to read, however wide the terminal."""
@@ -56,7 +56,7 @@ def settled(text: str) -> int:
 
 def rendered(text: str, width: int, console: Console) -> list[str]:
     """Markdown as lines for a terminal of `width` columns, without blank lines around them."""
-    lines = _laid_out(Markdown(harmless(text), code_theme="ansi_dark", hyperlinks=False), width, console)
+    lines = _laid_out(Markdown(sanitize(text), code_theme="ansi_dark", hyperlinks=False), width, console)
     while lines and not lines[-1]:
         lines.pop()
     while lines and not lines[0]:
@@ -93,7 +93,7 @@ class LiveMarkdown:
     _drawn: tuple[int, int, int, int] | None = None
     """Characters of `_text` and `_thought`, columns and lines of the last drawing."""
     _thought: str = ""
-    _is_thought_told: bool = False
+    _is_thought_shown: bool = False
     """The line that is left of the thinking is printed."""
 
     def add(self, text: str) -> None:
@@ -143,19 +143,19 @@ class LiveMarkdown:
 
     def _thinking(self, width: int) -> list[str]:
         """The last lines of the thinking, or dots where there is none yet."""
-        if not self._thought.strip() or self._is_thought_told:
+        if not self._thought.strip() or self._is_thought_shown:
             return ["…"]
-        recent = harmless(self._thought[-THOUGHT_LINES * WIDEST :].strip())
+        recent = sanitize(self._thought[-THOUGHT_LINES * WIDEST :].strip())
         return _laid_out(Text(recent, style="dim"), width, self._console)[-THOUGHT_LINES:]
 
     def _thought_for_good(self, width: int) -> str:
         """The one line that stays of the thinking."""
-        if not self._thought.strip() or self._is_thought_told:
+        if not self._thought.strip() or self._is_thought_shown:
             return ""
-        self._is_thought_told, self._is_first_block = True, False
+        self._is_thought_shown, self._is_first_block = True, False
         n_words = len(self._thought.split())
-        told = Text(f"(thought for {n_words:,} word{'' if n_words == 1 else 's'})", style="dim")
-        return "".join(f"{line}{ERASE_TO_LINE_END}\r\n" for line in _laid_out(told, width, self._console))
+        reported = Text(f"(thought for {n_words:,} word{'' if n_words == 1 else 's'})", style="dim")
+        return "".join(f"{line}{ERASE_TO_LINE_END}\r\n" for line in _laid_out(reported, width, self._console))
 
     def _for_good(self, end: int, width: int) -> str:
         lines = rendered(self._text[self._n_printed : end], width, self._console)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from uma.cli import say, words
-from uma.cli.harmless import harmless_line, json_text
 from uma.cli.memory import fits, memory_bytes
+from uma.cli.sanitize import json_text, sanitize_line
 from uma.cli.table import print_table
 from uma.errors import ConfigError
 from uma.models import catalog, places
@@ -32,7 +32,7 @@ def main(options: argparse.Namespace) -> int:
     print_table(COLUMNS, [_row(each, memory) for each in models if each.problem is None])
     for each in models:
         if each.problem is not None:
-            print(f"cannot be loaded: {harmless_line(each.problem)}")
+            print(f"cannot be loaded: {sanitize_line(each.problem)}")
     say.plain(_advice(folder))
     return 0
 

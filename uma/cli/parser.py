@@ -18,8 +18,8 @@ import attrs
 from uma.cli import say
 from uma.cli.agents import AGENTS
 from uma.cli.answer_options import add_answer
-from uma.cli.harmless import harmless
 from uma.cli.options import DYNAMO_PLANES, GATEWAY, SAMPLING, add_sampling, add_settings, plane_variable
+from uma.cli.sanitize import sanitize
 from uma.config import SERVER_ONLY, nearest, settings
 from uma.types import MAX_TRACE_SEC
 from uma.version import __version__
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", Formatter)
         super().__init__(allow_abbrev=False, **kwargs)
-        self.color = False  # from Python 3.14 on: `harmless` would show the escape sequences instead of colours
+        self.color = False  # from Python 3.14 on: `sanitize` would show the escape sequences instead of colours
         self.siblings: dict[str, Parser] = {}
         """The commands' parsers by name, this one's included: to tell which command has an option."""
 
@@ -118,7 +118,7 @@ class Parser(argparse.ArgumentParser):
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """As argparse's, without what a terminal would obey: help shows paths that the environment gives."""
-        super()._print_message(harmless(message), file)
+        super()._print_message(sanitize(message), file)
 
     def error(self, message: str) -> NoReturn:
         """One line that says what was wrong, one that says where to look, and exit code 2."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from uma.cli import say
-from uma.cli.harmless import harmless_line
 from uma.cli.options import load_settings
+from uma.cli.sanitize import sanitize_line
 from uma.cli.trio_run import Interrupts, run
 from uma.client import dialled
 
@@ -25,7 +25,7 @@ def main(options: argparse.Namespace, *, is_pinned: bool = True) -> int:
         finally:
             say.passing()
         what = f"is loaded and stays; `uma unpin {model.name}` takes that back" if is_pinned else "can leave again"
-        print(harmless_line(f"{model.name} {what}"))
+        print(sanitize_line(f"{model.name} {what}"))
         return 0
 
     return run(pin)

@@ -13,9 +13,9 @@ import attrs
 import trio
 
 from uma.cli import say, words
-from uma.cli.elsewhere import listening_sockets
-from uma.cli.harmless import harmless_line, json_text
+from uma.cli.listening import listening_sockets
 from uma.cli.options import load_settings
+from uma.cli.sanitize import json_text, sanitize_line
 from uma.cli.table import print_table
 from uma.cli.trio_run import Interrupts, run
 from uma.client import Client, connect, dialled
@@ -60,7 +60,7 @@ def main(options: argparse.Namespace) -> int:
             print_table(COLUMNS, [_row(each) for each in found])
             for each in found:
                 if each.models:
-                    print(f"\nmodels of {harmless_line(each.socket)}")
+                    print(f"\nmodels of {sanitize_line(each.socket)}")
                     print_table(MODEL_COLUMNS, [_model_row(model) for model in each.models])
         else:
             say.note(f"no server listens on {loaded.config.socket}; start one with `uma run`")
@@ -154,7 +154,7 @@ def _model_row(model: ListedModel) -> tuple[str, ...]:
 def _leaves(model: ListedModel) -> str:
     """When a model leaves if no request comes; of one that failed, why."""
     if model.failure:
-        return f"failed: {harmless_line(model.failure)}"
+        return f"failed: {sanitize_line(model.failure)}"
     if model.is_pinned:
         return "pinned"
     if model.leaves_in_sec is not None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from uma.cli import say, words
-from uma.cli.harmless import harmless_line
 from uma.cli.memory import fits, memory_bytes
+from uma.cli.sanitize import sanitize_line
 from uma.cli.table import print_table
 from uma.errors import ConfigError, ModelError, UmaError
 from uma.models import catalog, hub, places
@@ -39,22 +39,22 @@ def main(options: argparse.Namespace) -> int:
         say.note(f"taking {taken}; uma pull {reference.repository} --list has all")
     if not options.no_mmproj and (projector := listing.projector_of(offer)) is not None:
         offer = offer.beside(projector)
-        told = f"{projector.path} ({words.size(projector.size_bytes)})"
-        say.note(f"with its projector for pictures or sound, {told}; --no-mmproj leaves it out")
+        reported = f"{projector.path} ({words.size(projector.size_bytes)})"
+        say.note(f"with its projector for pictures or sound, {reported}; --no-mmproj leaves it out")
     size = words.size(offer.size_bytes)
     if not fits(offer.size_bytes, memory):
         say.warn(f"{offer.name} has {size}, and {words.size(memory)} of memory are free here: it may not fit")
     with _progress(offer.name.rpartition("/")[2], offer.size_bytes) as on_progress:
         path = Pull(listing, offer, cache, endpoint, on_progress).run()
     say.note(f"{size} are here: uma chat {catalog.short_name(path, os.environ)}")
-    print(harmless_line(str(path)))
+    print(sanitize_line(str(path)))
     return 0
 
 
 def _offline(name: str) -> int:
     """The path of what is here. Raises `UmaError` where it is not."""
     try:
-        print(harmless_line(str(catalog.named(name, os.environ).path)))
+        print(sanitize_line(str(catalog.named(name, os.environ).path)))
     except ModelError as error:
         raise UmaError(f"{error.message}. It is not asked for: HF_HUB_OFFLINE is set; unset it to pull") from None
     return 0
@@ -102,7 +102,7 @@ def _progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
         def show(n_bytes: int) -> None:
             nonlocal task
             if task is None:  # what was here already has no speed
-                task = progress.add_task(harmless_line(name), total=total, completed=n_bytes)
+                task = progress.add_task(sanitize_line(name), total=total, completed=n_bytes)
             progress.update(task, completed=n_bytes)
 
         yield show

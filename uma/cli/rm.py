@@ -7,7 +7,7 @@ import os
 import sys
 
 from uma.cli import say, words
-from uma.cli.harmless import harmless_line
+from uma.cli.sanitize import sanitize_line
 from uma.errors import ConfigError, ModelError
 from uma.models import catalog
 from uma.models.remove import removal
@@ -28,12 +28,12 @@ def main(options: argparse.Namespace) -> int:
         return FAILED
     removed.run()
     also = "" if removed.projector is None else " and its projector"
-    print(f"removed {harmless_line(found.name)}{also}: {size} are free")
+    print(f"removed {sanitize_line(found.name)}{also}: {size} are free")
     return 0
 
 
 def _agreed(question: str) -> bool:
     if not sys.stdin.isatty():
         raise ConfigError(f"{question} There is no terminal to ask on; say --yes")
-    print(f"uma: {harmless_line(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"uma: {sanitize_line(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -12,8 +12,8 @@ from pathlib import Path
 import attrs
 
 from uma.cli import say, words
-from uma.cli.harmless import harmless_line
 from uma.cli.options import load_settings
+from uma.cli.sanitize import sanitize_line
 from uma.config import ALL_MODELS, Loaded, RuntimeConfig, default_socket
 from uma.models import places
 from uma.server import run_server
@@ -78,7 +78,7 @@ def announce(config: RuntimeConfig, info: ServerInfo, url: str = "") -> None:
     """Say on standard error which model runs, where, and how to talk to it; nothing where that is a log of JSON."""
     say.passing()
     if not words.is_json_log(config):
-        say.plain("\n".join(map(harmless_line, banner(config, info, url))))
+        say.plain("\n".join(map(sanitize_line, banner(config, info, url))))
 
 
 def _several(config: RuntimeConfig, info: ServerInfo) -> list[str]:

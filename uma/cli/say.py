@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
-from uma.cli.harmless import harmless_line, lines
+from uma.cli.sanitize import lines, sanitize_line
 
 ERASE_LINE = "\r\x1b[2K"
 
@@ -37,7 +37,7 @@ def passing(text: str = "") -> None:
     """`text` on a terminal, in a line that the next one replaces; without `text` it is empty."""
     with suppress(OSError, ValueError):
         if sys.stderr.isatty():
-            print(f"{ERASE_LINE}{harmless_line(text)}", end="", file=sys.stderr, flush=True)
+            print(f"{ERASE_LINE}{sanitize_line(text)}", end="", file=sys.stderr, flush=True)
 
 
 def _say(prefix: str, text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from uma.cli.harmless import json_text
+from uma.cli.sanitize import json_text
 from uma.config import nearest
 from uma.contracts.schema import contract_schemas
 from uma.errors import ConfigError

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from uma.cli.harmless import harmless_line
+from uma.cli.sanitize import sanitize_line
 
 GAP = 3
 """Columns that rich leaves between two cells."""
@@ -14,7 +14,7 @@ GAP = 3
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Write rows under their columns' names to standard output, harmless and each on one line."""
-    rows = [[harmless_line(cell) for cell in row] for row in rows]
+    rows = [[sanitize_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
     if sys.stdout.isatty() and sum(widths) + GAP * len(widths) <= shutil.get_terminal_size().columns:
         _print_rich(columns, rows)

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import trio
 
-from uma.cli.harmless import harmless
+from uma.cli.sanitize import sanitize
 
 WRITE_BYTES = 4096
 """A pipe that is writable takes this much without blocking (POSIX: PIPE_BUF is at least 512, here 4096)."""
@@ -43,7 +43,7 @@ class Output:
         """Write `text`, waiting for the reader as long as it takes; cancellation can leave a part written."""
         if not text:
             return
-        shown = harmless(text) if self.is_terminal else text
+        shown = sanitize(text) if self.is_terminal else text
         self._ends_line = text.endswith("\n")
         unsent = memoryview(shown.encode(self.encoding, "replace"))
         while unsent:

@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from uma.cli.editor import Editor
-from uma.cli.harmless import harmless
 from uma.cli.markdown import LiveMarkdown
+from uma.cli.sanitize import sanitize
 from uma.cli.terminal import SilentTyping
 from uma.cli.view import Answer
 
@@ -38,17 +38,17 @@ class TerminalView:
 
     def tell(self, text: str) -> None:
         """As `View.tell`."""
-        self.console.print(Text(harmless(text), style="dim"))
+        self.console.print(Text(sanitize(text), style="dim"))
 
     def complain(self, text: str) -> None:
         """As `View.complain`."""
-        self.console.print(Text(harmless(text), style="red"))
+        self.console.print(Text(sanitize(text), style="red"))
 
     def listing(self, rows: Sequence[tuple[str, str]]) -> None:
         """As `View.listing`."""
         grid = Table.grid(padding=(0, 2))
         for name, words in rows:
-            grid.add_row(Text(name, style="bold"), Text(harmless(words)))
+            grid.add_row(Text(name, style="bold"), Text(sanitize(words)))
         self.console.print(grid)
 
     @asynccontextmanager

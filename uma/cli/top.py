@@ -15,9 +15,9 @@ from typing import Any
 import attrs
 import trio
 
-from uma.cli.harmless import json_text
 from uma.cli.options import load_settings
 from uma.cli.ps import sockets
+from uma.cli.sanitize import json_text
 from uma.cli.top_feed import INTERVAL_SEC, Feed, HttpFeed, SocketFeed
 from uma.cli.top_state import SHORT, End, Event, Frame, Key, Note, State, pid_of, program_of, reduce
 from uma.cli.trio_run import Interrupts, run
@@ -145,11 +145,11 @@ def _is_enough(state: State) -> bool:
 
 
 def _as_json(state: State) -> list[dict[str, Any]]:
-    told = []
+    reported = []
     for where, server in state.servers.items():
         frame = server.newest or Frame(where, 0.0, "", 0, {})
         rows = [row for row in state.rows() if row.where == where]
-        told.append(
+        reported.append(
             {
                 "where": where,
                 "model": frame.model or None,
@@ -174,7 +174,7 @@ def _as_json(state: State) -> list[dict[str, Any]]:
                 ],
             }
         )
-    return told
+    return reported
 
 
 async def _live(top: Top, _: Interrupts) -> int:

@@ -141,9 +141,9 @@ class HttpFeed:
                 raise ConnectionLost(f"{self.where}: {error}") from error
         raise ConnectionLost(f"{self.where}: the server went away")
 
-    def _frame(self, model: str, most: int, own: frozenset[str], told: dict[str, Any]) -> Frame:
-        activity = None if told["activity"] is None else structure(told["activity"], Activity)
-        return Frame(self.where, told["at_ms"] / 1000, model, most, told["metrics"], activity, own)
+    def _frame(self, model: str, most: int, own: frozenset[str], reported: dict[str, Any]) -> Frame:
+        activity = None if reported["activity"] is None else structure(reported["activity"], Activity)
+        return Frame(self.where, reported["at_ms"] / 1000, model, most, reported["metrics"], activity, own)
 
     async def end(self, number: int, id: str) -> bool:
         """See `Feed`."""

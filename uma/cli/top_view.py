@@ -1,6 +1,6 @@
 """`uma top` on a screen of a given size: a state becomes something that rich can draw. Pure.
 
-Names come from other programs, so each text goes through `harmless_line`, and none is read as rich's markup.
+Names come from other programs, so each text goes through `sanitize_line`, and none is read as rich's markup.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from uma.cli import words
-from uma.cli.harmless import harmless_line
+from uma.cli.sanitize import sanitize_line
 from uma.cli.top_state import WINDOW_SEC, Row, Server, State, pid_of, program_of
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -108,7 +108,7 @@ def _help_line(keys: str, what: str) -> Text:
 
 
 def _plain(text: str, style: str = "") -> Text:
-    return Text(harmless_line(text), style=style, no_wrap=True, overflow="ellipsis")
+    return Text(sanitize_line(text), style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _title(state: State, columns: int) -> Text:
@@ -121,7 +121,7 @@ def _title(state: State, columns: int) -> Text:
     if state.paused is not None:
         title.append("  PAUSED", "bold yellow")
     if state.filter or state.mode == "filter":
-        title.append(f"  /{harmless_line(state.filter)}{'▏' * (state.mode == 'filter')}", "bold cyan")
+        title.append(f"  /{sanitize_line(state.filter)}{'▏' * (state.mode == 'filter')}", "bold cyan")
     title.truncate(columns, overflow="ellipsis")
     return title
 
@@ -206,9 +206,9 @@ def _programs(state: State, columns: int) -> list[Text]:
     total = sum(work.values())
     if not total:
         return []
-    told = [each for each in work.most_common(MAX_PROGRAMS) if each[1] >= total / 200]
-    parts = [_plain(f"{name} {100 * tokens / total:.0f} %") for name, tokens in told]
-    rest = total - sum(tokens for _, tokens in told)
+    reported = [each for each in work.most_common(MAX_PROGRAMS) if each[1] >= total / 200]
+    parts = [_plain(f"{name} {100 * tokens / total:.0f} %") for name, tokens in reported]
+    rest = total - sum(tokens for _, tokens in reported)
     if rest >= total / 200:
         parts.append(_plain(f"others {100 * rest / total:.0f} %"))
     return [Text(), *_flow([_plain(f"tokens of {WINDOW_SEC} s by program:", "bold"), *parts], columns)]
@@ -262,7 +262,7 @@ def _first_shown(state: State, rows: Sequence[Row], left: int | None) -> int:
 def _foot(state: State, columns: int) -> list[Text]:
     if state.mode == "confirm" and (row := state.chosen()) is not None:
         end = f" ({row.request.id})? y: yes, any other key: no"
-        program = harmless_line(program_of(row.request.origin))
+        program = sanitize_line(program_of(row.request.origin))
         asked = f"end the request of {program}{end}"
         if cell_len(asked) > columns:
             asked = f"end this request of {program}? y / n"

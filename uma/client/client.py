@@ -185,16 +185,16 @@ class Client:
     async def embed(self, request: EmbedRequest) -> Embeddings:
         """As `Source.embed`. Raises `BadRequest` where the server is too old to know the question."""
         id = self._fresh_id()
-        told = attrs.evolve(request, id=id, metadata=with_span(request.metadata))
-        answer = await self._ask_whole(id, EmbedQuery(told, "base64", self._sender()))
+        reported = attrs.evolve(request, id=id, metadata=with_span(request.metadata))
+        answer = await self._ask_whole(id, EmbedQuery(reported, "base64", self._sender()))
         assert isinstance(answer, EmbedEvent)
         return attrs.evolve(answer.result, id=request.id)
 
     async def rerank(self, request: RerankRequest) -> Ranking:
         """As `Source.rerank`. Raises `BadRequest` where the server is too old to know the question."""
         id = self._fresh_id()
-        told = attrs.evolve(request, id=id, metadata=with_span(request.metadata))
-        answer = await self._ask_whole(id, RerankQuery(told, self._sender()))
+        reported = attrs.evolve(request, id=id, metadata=with_span(request.metadata))
+        answer = await self._ask_whole(id, RerankQuery(reported, self._sender()))
         assert isinstance(answer, RerankEvent)
         return attrs.evolve(answer.result, id=request.id)
 
@@ -312,7 +312,7 @@ class Client:
     async def _begin(self, stream: Stream, request: Request) -> None:
         await self._link.room()
         if self._is_shared and stream.id in self._streams:
-            stream.told_id, stream.id = stream.id, self._fresh_id()
+            stream.shown_id, stream.id = stream.id, self._fresh_id()
             request = attrs.evolve(request, id=stream.id)
         while (known := self._streams.get(stream.id)) is not None:
             if not known.is_left:
@@ -320,8 +320,8 @@ class Client:
             await known.ended()  # left, but the server holds the id until it has answered the cancel
         self._raise_if_lost()
         await trio.lowlevel.checkpoint_if_cancelled()
-        told = attrs.evolve(request, metadata=with_span(request.metadata))
-        self._link.post(self._session.send(Generate(told, sender=self._sender())))
+        reported = attrs.evolve(request, metadata=with_span(request.metadata))
+        self._link.post(self._session.send(Generate(reported, sender=self._sender())))
         self._streams[stream.id] = stream
 
     def _cancel(self, stream: Stream) -> None:

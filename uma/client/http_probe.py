@@ -64,10 +64,14 @@ class HttpProbe:
             found = _read_json(response)
         try:
             names = ("model", "capabilities", "limits")
-            told = {"version": SUPPORTED[-1], "server": found["build_info"], **{name: found[name] for name in names}}
+            shown = {
+                "version": SUPPORTED[-1],
+                "server": found["build_info"],
+                **{name: found[name] for name in names},
+            }
         except (KeyError, TypeError):
             raise ConnectionLost(f"{self.url}/props: what answers there is no UMA server") from None
-        info = structure(told, HelloEvent).info
+        info = structure(shown, HelloEvent).info
         offered = tuple(each for each in info.capabilities.grammars if each in GRAMMARS)
         return attrs.evolve(info, capabilities=attrs.evolve(info.capabilities, grammars=offered))
 
@@ -263,11 +267,11 @@ class OpenAi:
         prompt = self.body.get("prompt")
         if not self.body.get("echo") or not isinstance(prompt, str) or not text.startswith(prompt):
             return {"text": text}
-        told: Event = {"text": prompt}
+        shown: Event = {"text": prompt}
         if logprobs is not None:
             before = sum(offset < len(prompt) for offset in logprobs["text_offset"])
-            told["logprobs"] = logprobs["token_logprobs"][:before]
-        return {"text": text.removeprefix(prompt), "prompt": told}
+            shown["logprobs"] = logprobs["token_logprobs"][:before]
+        return {"text": text.removeprefix(prompt), "prompt": shown}
 
 
 def _form_of(fields: Fields) -> Native | OpenAi:
@@ -336,10 +340,10 @@ def _position(found: Fields) -> Event:
     return {"chosen": one(found), "top": [one(each) for each in found["top_logprobs"]]}
 
 
-def _usage(told: Fields) -> Event:
-    cached = (told.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    thought = (told.get("completion_tokens_details") or {}).get("reasoning_tokens", 0)
-    counts = {name: told[name] for name in ("prompt_tokens", "completion_tokens")}
+def _usage(shown: Fields) -> Event:
+    cached = (shown.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    thought = (shown.get("completion_tokens_details") or {}).get("reasoning_tokens", 0)
+    counts = {name: shown[name] for name in ("prompt_tokens", "completion_tokens")}
     return {**counts, "cached_tokens": cached, "reasoning_tokens": thought}
 
 

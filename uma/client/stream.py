@@ -33,7 +33,7 @@ class Stream:
     """Tells the server to end the request. Never waits."""
     _end_thinking: Callable[[Stream], None]
     """Tells the server to close the model's thinking. Never waits."""
-    told_id: str | None = attrs.field(default=None, init=False)
+    shown_id: str | None = attrs.field(default=None, init=False)
     """The id that its events are given to the caller with, where that is another one than `id`, the wire's."""
     tap: Callable[[Token], bool] | None = attrs.field(default=None, init=False)
     """See `types.EventStream.tap`."""
@@ -111,8 +111,8 @@ class Stream:
 
     def put(self, event: Event) -> None:
         """Hand an event to the caller. What the tap raises comes through: then `give_up` has to follow."""
-        if self.told_id is not None:
-            event = attrs.evolve(event, id=self.told_id)
+        if self.shown_id is not None:
+            event = attrs.evolve(event, id=self.shown_id)
         if self.tap is not None and type(event) is Token and not self._events and self.tap(event):
             return
         if type(event) is Finished:

@@ -40,7 +40,7 @@ MAX_OPEN_BYTES = 64 * 2**20
 as overload."""
 
 
-def _told(empty: Sequence[int]) -> tuple[str, ...]:
+def _warnings(empty: Sequence[int]) -> tuple[str, ...]:
     """A warning of the texts that have no token."""
     if not empty:
         return ()
@@ -157,7 +157,7 @@ class EmbedService:
             request.id,
             tuple(next(following) if text else None for text in texts),
             tuple(map(len, texts)),
-            _told([index for index, text in enumerate(texts) if not text]),
+            _warnings([index for index, text in enumerate(texts) if not text]),
         )
 
     async def _rerank(self, request: RerankRequest) -> Ranking:

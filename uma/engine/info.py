@@ -51,11 +51,11 @@ def server_info(
             has_max_tokens=config.max_tokens > 0,
             max_reproducible_tokens=sizing.max_reproducible_tokens(context, config),
         ),
-        chat_template=_told_template(model) if model.is_causal else "",
+        chat_template=_shown_template(model) if model.is_causal else "",
     )
 
 
-def _told_template(model: Model) -> str:
+def _shown_template(model: Model) -> str:
     source = model.chat_template.source
     return source if len(source) <= MAX_TEMPLATE_CHARS else ""
 

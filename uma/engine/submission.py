@@ -264,10 +264,10 @@ class Submission:
         controls = [SequenceControl(self._commands, sequence) for sequence in sequences]
         if len(sequences) == 1:
             (sequence,) = sequences
-            over = partial(self._over, sequences, self._told(request))
+            over = partial(self._over, sequences, self._warnings(request))
             sequence.stream = stream = RequestStream(controls[0], over, self._count_dropped, self._lateness(sequence))
             return stream
-        over = partial(self._over, sequences, self._told(request))
+        over = partial(self._over, sequences, self._warnings(request))
         group = AnswerGroup(request, controls, over, self._count_dropped)
         for index, each in enumerate(sequences):
             each.stream = AnswerPort(group, index, partial(self._forget, each), self._lateness(each))
@@ -282,7 +282,7 @@ class Submission:
     def _count_dropped(self, tokens: int) -> None:
         self._metrics.tokens_dropped_total += tokens
 
-    def _told(self, request: Request) -> list[str]:
+    def _warnings(self, request: Request) -> list[str]:
         """The span that a request's end is reported to; empty where no listener asks for ends."""
         return [] if self.on_over is None else [span_of(request.metadata)]
 

@@ -33,7 +33,7 @@ from uma.http.problem import Problem
 from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.thinking import max_reasoning_tokens, thinking
 from uma.http.tools import Effort
-from uma.http.usage import spoken, warnings
+from uma.http.usage import answer_parts, warnings
 from uma.types import Finished, Grammar, Message, ReasoningDelta, Request, Token, ToolCallDelta
 
 _TYPES = {
@@ -308,7 +308,7 @@ def _content(result: Finished) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if result.reasoning:
         blocks.append({"type": "thinking", "thinking": result.reasoning, "signature": ""})
-    blocks += [{**_TEXT, "text": said} if isinstance(said, str) else tool_use(said) for said in spoken(result)]
+    blocks += [{**_TEXT, "text": said} if isinstance(said, str) else tool_use(said) for said in answer_parts(result)]
     return blocks or [_TEXT]
 
 

@@ -67,18 +67,18 @@ async def create(gateway: Gateway, http: Exchange) -> None:
     )
     store.keep(batch.now("in_progress"))
     gateway.batches.arrived()
-    await http.answer_json(told(gateway, batch.now("in_progress")))
+    await http.answer_json(batch_object(gateway, batch.now("in_progress")))
 
 
 async def listing(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/batches`."""
     batches = files.store_of(gateway).batches(files.owner_of(http))
-    await http.answer_json(files.page(batches, http.query, MAX_LISTED, lambda each: told(gateway, each)))
+    await http.answer_json(files.page(batches, http.query, MAX_LISTED, lambda each: batch_object(gateway, each)))
 
 
 async def show(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/batches/{id}`."""
-    await http.answer_json(told(gateway, _found(gateway, http)))
+    await http.answer_json(batch_object(gateway, _found(gateway, http)))
 
 
 async def cancel(gateway: Gateway, http: Exchange) -> None:
@@ -89,7 +89,7 @@ async def cancel(gateway: Gateway, http: Exchange) -> None:
     batch = batch.now("cancelling")
     files.store_of(gateway).keep(batch)
     gateway.batches.cancel(batch.id)
-    await http.answer_json(told(gateway, batch))
+    await http.answer_json(batch_object(gateway, batch))
 
 
 def _found(gateway: Gateway, http: Exchange) -> Batch:
@@ -99,7 +99,7 @@ def _found(gateway: Gateway, http: Exchange) -> Batch:
     return batch
 
 
-def told(gateway: Gateway, batch: Batch) -> Body:
+def batch_object(gateway: Gateway, batch: Batch) -> Body:
     """A batch as OpenAI tells of one."""
     tally = gateway.batches.tally(batch.id)
     completed, failed = (batch.completed, batch.failed) if tally is None else (tally.rows - tally.failed, tally.failed)

@@ -84,7 +84,7 @@ async def create(gateway: Gateway, http: Exchange) -> None:
         raise
     finally:
         store.arriving -= 1
-    await http.answer_json(told(file))
+    await http.answer_json(file_object(file))
 
 
 async def _form(http: Exchange) -> FormReader:
@@ -132,12 +132,12 @@ async def listing(gateway: Gateway, http: Exchange) -> None:
     files = [each for each in store_of(gateway).files(owner_of(http)) if asked.get("purpose") in (None, each.purpose)]
     if asked.get("order") == "asc":
         files.reverse()
-    await http.answer_json(page(files, asked, MAX_LISTED, told))
+    await http.answer_json(page(files, asked, MAX_LISTED, file_object))
 
 
 async def show(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/files/{id}`."""
-    await http.answer_json(told(found(gateway, http)))
+    await http.answer_json(file_object(found(gateway, http)))
 
 
 async def remove(gateway: Gateway, http: Exchange) -> None:
@@ -168,7 +168,7 @@ def found(gateway: Gateway, http: Exchange) -> StoredFile:
     return file
 
 
-def told(file: StoredFile) -> Body:
+def file_object(file: StoredFile) -> Body:
     """A file as OpenAI tells of one."""
     return {
         "id": file.id,
@@ -182,12 +182,12 @@ def told(file: StoredFile) -> Body:
     }
 
 
-def page(entries: Sequence[T], asked: dict[str, str], most: int, told: Callable[[T], Body]) -> dict[str, Any]:
+def page(entries: Sequence[T], asked: dict[str, str], most: int, file_object: Callable[[T], Body]) -> dict[str, Any]:
     """A list as OpenAI pages it: `limit` entries behind the one whose id is `after`. Raises `BadRequest`."""
     limit = asked.get("limit", str(most))
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= most):
         raise BadRequest(f"limit: expected a number from 1 to {most:,}, not {limit[:50]!r}")
-    shown = [told(each) for each in entries]
+    shown = [file_object(each) for each in entries]
     ids = [each["id"] for each in shown]
     start = ids.index(asked["after"]) + 1 if asked.get("after") in ids else 0
     data = shown[start : start + int(limit)]

@@ -20,7 +20,7 @@ from uma.errors import BadRequest, PromptTooLarge, UmaError
 from uma.http.dialect import CountingJob, Job
 from uma.http.exchange import ClientGoneError, Exchange
 from uma.http.telemetry import POLL_SEC, PromptState, Telemetry
-from uma.net.faults import told_of
+from uma.net.faults import as_uma_error
 from uma.net.metering import Meter, metered
 from uma.net.wakeup import Wakeup
 from uma.types import Event, EventStream, Finished, Prompt, ReasoningDelta, Request, Source, Token, ToolCallDelta
@@ -164,7 +164,7 @@ class _Streamed:
         except Exception as fault:
             if not self.http.is_started:
                 raise
-            await self._break_off(told_of(fault, logger, "http.crashed", request=self.http.id))
+            await self._break_off(as_uma_error(fault, logger, "http.crashed", request=self.http.id))
         if self._failure is not None and not self.http.is_started:
             raise self._failure
 
@@ -244,8 +244,8 @@ class _Streamed:
             if state is not None:
                 now = attrs.evolve(state, processed=state.total) if events else state
                 self._open()
-                for told in telemetry.looked(index, now):
-                    self._push(self.job.progress(index, told))
+                for reported in telemetry.looked(index, now):
+                    self._push(self.job.progress(index, reported))
         return events
 
     async def _state(self, source: Source, index: int) -> PromptState | None:

@@ -46,14 +46,14 @@ class PendingLogprobs:
     """
 
     _positions: list[Logprobs] = attrs.field(factory=list, init=False)
-    _told_bytes: int = attrs.field(default=0, init=False)
+    _sent_bytes: int = attrs.field(default=0, init=False)
     """Of the first of them, where it has been told already: the bytes whose text has come."""
     _is_aside: bool = attrs.field(default=False, init=False)
 
     def aside(self) -> None:
         """A piece of something else has come."""
         self._positions.clear()
-        self._told_bytes = 0
+        self._sent_bytes = 0
         self._is_aside = True
 
     def take(self, token: Token) -> Sequence[Logprobs]:
@@ -66,17 +66,17 @@ class PendingLogprobs:
         return self._take(token.text.encode()) if token.text and self._positions else ()
 
     def _take(self, text: bytes) -> Sequence[Logprobs]:
-        positions, told = self._positions, min(1, self._told_bytes)
-        start = b"".join(bytes(each.chosen.bytes) for each in positions).find(text, self._told_bytes)
+        positions, reported = self._positions, min(1, self._sent_bytes)
+        start = b"".join(bytes(each.chosen.bytes) for each in positions).find(text, self._sent_bytes)
         if start < 0:  # such as after a character that is broken
-            self._positions, self._told_bytes = [], 0
-            return positions[told:]
+            self._positions, self._sent_bytes = [], 0
+            return positions[reported:]
         ends, stop = list(accumulate(len(each.chosen.bytes) for each in positions)), start + len(text)
         last = bisect_left(ends, stop)
         is_whole = ends[last] == stop
         self._positions = positions[last + is_whole :]
-        self._told_bytes = 0 if is_whole else stop - (ends[last - 1] if last else 0)
-        return positions[max(told, bisect_right(ends, start)) : last + 1]
+        self._sent_bytes = 0 if is_whole else stop - (ends[last - 1] if last else 0)
+        return positions[max(reported, bisect_right(ends, start)) : last + 1]
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:
@@ -114,10 +114,10 @@ class Unshown:
             self._waiting.append((self._place.chars, token.logprobs))
             self._place.pass_by(bytes(token.logprobs.chosen.bytes))
         self._shown_chars += len(token.text)
-        told = []
+        reported = []
         while self._waiting and self._waiting[0][0] < self._shown_chars:
-            told.append(self._waiting.popleft()[1])
-        return told
+            reported.append(self._waiting.popleft()[1])
+        return reported
 
     def rest(self, ended: Finished | Answer) -> list[Logprobs]:
         """Those without a text that are left at the end, unless a stop string has cut them away."""

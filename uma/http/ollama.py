@@ -426,7 +426,7 @@ class OllamaJob:
     def telemetry(self) -> None:
         """See `Job`."""
 
-    def progress(self, index: int, told: Mapping[str, Any]) -> bytes:
+    def progress(self, index: int, reported: Mapping[str, Any]) -> bytes:
         """See `Job`."""
         return b""
 
@@ -445,8 +445,8 @@ class OllamaJob:
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
-        told = self._pending.take(token)
-        return self._line({**self.piece(token.text), **_logprobs(told)}) if token.text else b""
+        reported = self._pending.take(token)
+        return self._line({**self.piece(token.text), **_logprobs(reported)}) if token.text else b""
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
         """See `Job`. Ollama tells a call when it is whole, and one that never is as text."""
@@ -478,10 +478,10 @@ class OllamaJob:
         """See `Job`."""
         result = results[0]
         text, thinking = result.text or "", result.reasoning or ""
-        told = _logprobs(spelling(result.logprobs or (), text, thinking))
+        reported = _logprobs(spelling(result.logprobs or (), text, thinking))
         if result.cut_call is not None:
             text += result.cut_call.text
-        return self._last(result, {**self.piece(text, thinking, result.tool_calls), **told})
+        return self._last(result, {**self.piece(text, thinking, result.tool_calls), **reported})
 
     def _last(self, result: Finished, piece: dict[str, Any]) -> dict[str, Any]:
         usage, metrics = result.usage, result.metrics
@@ -536,10 +536,10 @@ def _running(info: ServerInfo | None) -> dict[str, Any]:
 
 def _resident(model: ListedModel) -> dict[str, Any]:
     """What is told of one of several models beside `_listed`: what it takes, and when it leaves if no request comes."""
-    told = _running(model.info) | {"size": model.memory_bytes}
+    reported = _running(model.info) | {"size": model.memory_bytes}
     if model.leaves_in_sec is not None:
-        told["expires_at"] = _as_time(datetime.now(UTC) + timedelta(seconds=model.leaves_in_sec))
-    return told
+        reported["expires_at"] = _as_time(datetime.now(UTC) + timedelta(seconds=model.leaves_in_sec))
+    return reported
 
 
 def _listed(gateway: Gateway, model: ListedModel) -> dict[str, Any]:

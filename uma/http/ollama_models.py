@@ -83,10 +83,10 @@ async def _answer_stream(http: Exchange, models: Models, download: Download) -> 
 
 
 async def _tell(http: Exchange, download: Download) -> None:
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     while True:
-        if (line := _line(download)) != told:
-            told = line
+        if (line := _line(download)) != reported:
+            reported = line
             await http.write(_written(line))
         await trio.sleep(TELL_SEC)
 

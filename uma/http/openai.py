@@ -121,9 +121,9 @@ def _media(able: Capabilities) -> list[str]:
 
 def _status(model: ListedModel) -> dict[str, Any]:
     """As llama-server's router has it; one that leaves takes no more requests."""
-    told: dict[str, Any] = {"value": "unloaded" if model.state == "leaving" else model.state}
+    reported: dict[str, Any] = {"value": "unloaded" if model.state == "leaving" else model.state}
     if model.loading_percent is not None:
-        told["progress"] = model.loading_percent / 100
+        reported["progress"] = model.loading_percent / 100
     if model.failure:
-        told |= {"failed": True, "message": model.failure}
-    return told
+        reported |= {"failed": True, "message": model.failure}
+    return reported

@@ -82,7 +82,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Completion
 
 def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Request]:
     able = gateway.source.info.capabilities
-    told = abilities.logprobs(body.logprobs, "logprobs", able)
+    reported = abilities.logprobs(body.logprobs, "logprobs", able)
     echo = abilities.echo(body.echo, able)
     answers = max(body.n or 1, body.best_of or 1)
     asked = tokens_wanted(gateway, http, body.max_tokens, "max_tokens", answers)
@@ -98,8 +98,8 @@ def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Re
         n=None if body.n == 1 else abilities.answers(body.n, "n", able),
         best_of=None if body.best_of == (body.n or 1) else abilities.answers(body.best_of, "best_of", able),
         echo=echo or None,
-        logprobs=told,
-        prompt_logprobs=told if echo else None,
+        logprobs=reported,
+        prompt_logprobs=reported if echo else None,
         logit_bias=abilities.logit_bias(body.logit_bias, able),
         grammar=grammar_of(body, able, http, ("response_format", form)),
     )
@@ -148,9 +148,9 @@ class CompletionJob(ChoicesJob):
         place, more = self.place(index, token.index), self.timed(index)
         if self.requests[0].sampling.logprobs is None:
             return self.piece(place, token.text, more) if token.text else b""
-        return self._told(place, token.text, self._unshown[place].take(token), more)
+        return self._chunk(place, token.text, self._unshown[place].take(token), more)
 
-    def _told(self, place: int, text: str, positions: Sequence[Logprobs], more: Mapping[str, Any]) -> bytes:
+    def _chunk(self, place: int, text: str, positions: Sequence[Logprobs], more: Mapping[str, Any]) -> bytes:
         if not (text or positions):
             return b""
         form = completion_form(((each.chosen.text, each) for each in positions), self._places[place])
@@ -159,7 +159,7 @@ class CompletionJob(ChoicesJob):
     def finished(self, index: int, finished: Finished) -> bytes:
         """See `Job`."""
         places = ((self.place(index, each.index), each) for each in finished.every_answer)
-        rest = [self._told(place, "", self._unshown[place].rest(each), {}) for place, each in places]
+        rest = [self._chunk(place, "", self._unshown[place].rest(each), {}) for place, each in places]
         return b"".join(rest) + super().finished(index, finished)
 
     def delta(self, place: int, text: str = "", reason: str | None = None) -> Choice:

@@ -56,7 +56,7 @@ class OutputItem:
         return _EVENTS[self.kind] if self.call is None else ""
 
     @property
-    def told(self) -> str:
+    def shown_text(self) -> str:
         """Its text as the client reads it: a custom tool's input instead of the arguments that it stands in."""
         return custom_input(self.text) if self.kind == "custom_tool_call" else self.text
 
@@ -70,7 +70,7 @@ class OutputItem:
         head: dict[str, Any] = {"id": self.id, "type": self.kind, "status": status}
         if self.call is not None and self.called is not None:
             space = {} if self.called.namespace is None else {"namespace": self.called.namespace}
-            return {**head, "call_id": self.call.id, **space, "name": self.called.name, self.text_key: self.told}
+            return {**head, "call_id": self.call.id, **space, "name": self.called.name, self.text_key: self.shown_text}
         content = [self.part()] if is_begun else []
         if self.kind == "reasoning":
             return {**head, "summary": [], "content": content}

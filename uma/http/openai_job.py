@@ -51,14 +51,14 @@ class ChoicesJob(SseJob, ABC):
         """The number among all choices of an answer to the prompt `index`."""
         return index * self.requests[0].sampling.n + answer
 
-    def progress(self, index: int, told: Mapping[str, Any]) -> bytes:
+    def progress(self, index: int, reported: Mapping[str, Any]) -> bytes:
         """See `Job`."""
-        return self.chunk([self.delta(self.place(index, 0))], **told)
+        return self.chunk([self.delta(self.place(index, 0))], **reported)
 
-    def piece(self, place: int, text: str, told: Mapping[str, Any]) -> bytes:
+    def piece(self, place: int, text: str, reported: Mapping[str, Any]) -> bytes:
         """A chunk with nothing but a piece of text, and `told`."""
-        if told:
-            return self.chunk([self.delta(place, text)], **told)
+        if reported:
+            return self.chunk([self.delta(place, text)], **reported)
         before, after = self._frames.get(place) or self._frame(place)
         return before + orjson.dumps(text) + after
 
@@ -104,5 +104,5 @@ class ChoicesJob(SseJob, ABC):
 
     def account(self, results: Sequence[Finished]) -> dict[str, Any]:
         """What the whole answer ends with."""
-        told = warnings(results, is_unbounded=self.is_unbounded)
-        return {**self.verbose, "usage": Total.of(results).openai(), "timings": timings(results[0]), **told}
+        reported = warnings(results, is_unbounded=self.is_unbounded)
+        return {**self.verbose, "usage": Total.of(results).openai(), "timings": timings(results[0]), **reported}

@@ -30,7 +30,7 @@ from uma.http.tools import (
     openai_choice,
     tool_fields,
 )
-from uma.http.usage import finish_reason, spoken, timings, warnings
+from uma.http.usage import answer_parts, finish_reason, timings, warnings
 from uma.types import (
     Capabilities,
     CutCall,
@@ -201,12 +201,12 @@ class ResponsesJob(SseJob):
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
-        told, more = self._pending.take(token), self.timed(index)
-        return self._grown("message", token.text, logprobs=entries(told), told=more) if token.text else b""
+        reported, more = self._pending.take(token), self.timed(index)
+        return self._grown("message", token.text, logprobs=entries(reported), reported=more) if token.text else b""
 
-    def progress(self, index: int, told: Mapping[str, Any]) -> bytes:
+    def progress(self, index: int, reported: Mapping[str, Any]) -> bytes:
         """See `Job`."""
-        return self._event("response.in_progress", response=self._response("in_progress", [], None), **told)
+        return self._event("response.in_progress", response=self._response("in_progress", [], None), **reported)
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
         """See `Job`."""
@@ -221,8 +221,8 @@ class ResponsesJob(SseJob):
         closed = self._close(_status(finished))
         kind = "response.completed" if _status(finished) == "completed" else "response.incomplete"
         response = {**self._response(_status(finished), self._output(finished), finished), **self._notes(finished)}
-        told = {} if self.telemetry is None else {"timings": timings(finished)}
-        return empty + closed + self._event(kind, response=response, **told)
+        reported = {} if self.telemetry is None else {"timings": timings(finished)}
+        return empty + closed + self._event(kind, response=response, **reported)
 
     def end(self, results: Sequence[Finished]) -> bytes:
         """See `Job`."""
@@ -239,7 +239,7 @@ class ResponsesJob(SseJob):
         if result.reasoning:
             self._add("reasoning").text = result.reasoning
         before = result.reasoning or ""
-        for said in spoken(result):
+        for said in answer_parts(result):
             if isinstance(said, str):
                 item = self._add("message")
                 item.text, item.logprobs = said, entries(spelling(result.logprobs or (), said, before))
@@ -272,7 +272,7 @@ class ResponsesJob(SseJob):
         text: str,
         call: ToolCall | None = None,
         logprobs: Sequence[dict[str, Any]] = (),
-        told: Mapping[str, Any] | None = None,
+        reported: Mapping[str, Any] | None = None,
     ) -> bytes:
         """The next piece of an item's text, with `told`, behind what opens the item where it is none that is open."""
         last = self._items[-1] if self._is_open else None
@@ -288,7 +288,7 @@ class ResponsesJob(SseJob):
         if not text or kind == "custom_tool_call":  # its input is known at its end
             return opened
         more: dict[str, Any] = {"logprobs": logprobs} if kind == "message" else {}
-        return opened + self._part_event(f"response.{last.event}.delta", delta=text, **more, **(told or {}))
+        return opened + self._part_event(f"response.{last.event}.delta", delta=text, **more, **(reported or {}))
 
     def _close(self, status: str) -> bytes:
         if not self._is_open:
@@ -298,11 +298,11 @@ class ResponsesJob(SseJob):
         more: dict[str, Any] = {"logprobs": item.logprobs} if item.kind == "message" else {}
         name = {"name": item.called.name} if item.kind == "function_call" and item.called else {}
         done = (
-            self._part_event(f"response.{item.event}.delta", delta=item.told)
+            self._part_event(f"response.{item.event}.delta", delta=item.shown_text)
             if item.kind == "custom_tool_call"
             else b""
         )
-        done += self._part_event(f"response.{item.event}.done", **{item.text_key: item.told}, **more, **name)
+        done += self._part_event(f"response.{item.event}.done", **{item.text_key: item.shown_text}, **more, **name)
         if item.part_kind:
             done += self._part_event("response.content_part.done", part=item.part())
         return done + self._item_event("response.output_item.done", item=item.body(status))
@@ -352,8 +352,8 @@ class ResponsesJob(SseJob):
 
     def _notes(self, result: Finished) -> dict[str, Any]:
         """What a whole response tells besides OpenAI's fields, streamed or not."""
-        told = warnings([result], is_unbounded=self.body.max_output_tokens is None)
-        return {"timings": timings(result), **told}
+        reported = warnings([result], is_unbounded=self.body.max_output_tokens is None)
+        return {"timings": timings(result), **reported}
 
 
 def _tool(body: dict[str, Any]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class Telemetry:
     """Seconds since an arbitrary moment."""
     _began_at: float = attrs.field(default=attrs.Factory(lambda self: self._now(), takes_self=True), init=False)
     _prompts: dict[int, PromptState] = attrs.field(factory=dict, init=False)
-    _told_at: dict[int, float] = attrs.field(factory=dict, init=False)
+    _sent_at: dict[int, float] = attrs.field(factory=dict, init=False)
     _read_at: dict[int, float] = attrs.field(factory=dict, init=False)
     """When the first token came."""
     _tokens: dict[int, int] = attrs.field(factory=dict, init=False)
@@ -67,15 +67,15 @@ class Telemetry:
         before = self._prompts.get(index)
         if before is None:
             before = self._prompts[index] = attrs.evolve(now, processed=now.cached)
-            yield from self._told(index, before, 0.0)
+            yield from self._progress(index, before, 0.0)
         if now.processed > before.processed:
             self._prompts[index] = now
-        elif self._now() - self._told_at[index] < AGAIN_SEC:
+        elif self._now() - self._sent_at[index] < AGAIN_SEC:
             return
-        yield from self._told(index, self._prompts[index], 1000 * (self._now() - self._began_at))
+        yield from self._progress(index, self._prompts[index], 1000 * (self._now() - self._began_at))
 
-    def _told(self, index: int, state: PromptState, ms: float) -> Iterator[dict[str, Any]]:
-        self._told_at[index] = self._now()
+    def _progress(self, index: int, state: PromptState, ms: float) -> Iterator[dict[str, Any]]:
+        self._sent_at[index] = self._now()
         if self.tells_progress:
             progress = {"total": state.total, "cache": state.cached, "processed": state.processed, "time_ms": ms}
             yield {"prompt_progress": progress, **self._timed(index, ms)}

@@ -47,7 +47,7 @@ def calls_of(ended: Finished | Answer) -> tuple[ToolCall | CutCall, ...]:
     return ended.tool_calls if ended.cut_call is None else (*ended.tool_calls, ended.cut_call)
 
 
-def spoken(ended: Finished | Answer) -> Iterator[str | ToolCall | CutCall]:
+def answer_parts(ended: Finished | Answer) -> Iterator[str | ToolCall | CutCall]:
     """The text and the calls of a whole answer in their order, without texts that are empty."""
     text, begin, calls = ended.text or "", 0, calls_of(ended)
     ends = ended.call_offsets or (len(text),) * len(calls)  # a server of before tells no offsets
@@ -116,5 +116,5 @@ def warnings(results: Sequence[Finished], *, is_unbounded: bool = False, before:
     """
     every = (line for each in results for line in each.warnings)
     kept = (line for line in every if not (is_unbounded and line.startswith("max_tokens: ")))
-    told = list(dict.fromkeys([*before, *kept]))
-    return {"warnings": told} if told else {}
+    reported = list(dict.fromkeys([*before, *kept]))
+    return {"warnings": reported} if reported else {}

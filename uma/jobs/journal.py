@@ -292,9 +292,9 @@ def _check_new(path: Path) -> None:
 def _check_same(path: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
     if names:
-        told = "; ".join(f"{name} was {_shown(was.get(name))} and is {_shown(now.get(name))} now" for name in names)
+        shown = "; ".join(f"{name} was {_shown(was.get(name))} and is {_shown(now.get(name))} now" for name in names)
         raise JobChanged(
-            f"{path}: was begun otherwise: {told}. Ask as before to go on, or name another file; --only-failed keeps "
+            f"{path}: was begun otherwise: {shown}. Ask as before to go on, or name another file; --only-failed keeps "
             "the good results there are, and --restart begins anew"
         )
 

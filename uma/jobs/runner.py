@@ -187,7 +187,7 @@ class Runner:
                 answer = await self._answer(work.row, work.asked)
                 if answer is None:
                     return
-                ended = self._told(work.row, work.asked, answer)
+                ended = self._end_of(work.row, work.asked, answer)
         finally:
             self.tally.end(began)
             self._note_move()
@@ -213,7 +213,7 @@ class Runner:
                 return None
             wait_sec = min(2 * wait_sec, MAX_WAIT_SEC)
 
-    def _told(self, row: Row, asked: Asked, answer: Answer) -> Ended:
+    def _end_of(self, row: Row, asked: Asked, answer: Answer) -> Ended:
         try:
             usage = orjson.loads(answer.body).get("usage") or {}
         except (orjson.JSONDecodeError, AttributeError):
@@ -260,8 +260,8 @@ def work_of(row: Row, form: Form) -> Work:
     try:
         return Work(row, form.asked(row))
     except BadRow as error:
-        told = {"code": "invalid_row", "message": str(error)}
-        return Work(row, None, _ended(row, _line(row, error.custom_id, None, told)))
+        shown = {"code": "invalid_row", "message": str(error)}
+        return Work(row, None, _ended(row, _line(row, error.custom_id, None, shown)))
 
 
 def together(block: Sequence[Work]) -> list[Work]:
@@ -286,13 +286,18 @@ def _ended(row: Row, line: bytes, *, is_failed: bool = True) -> Ended:
 def _why(line: bytes) -> str:
     """Why a row failed, by its result; empty where that does not say it."""
     with suppress(orjson.JSONDecodeError, AttributeError, TypeError, KeyError):
-        told = orjson.loads(line)
-        return str((told["error"] or told["response"]["body"]["error"])["message"])
+        shown = orjson.loads(line)
+        return str((shown["error"] or shown["response"]["body"]["error"])["message"])
     return ""
 
 
 def _line(row: Row, custom_id: str | None, response: Any, error: Any) -> bytes:
     """A result as OpenAI's output and error files have it."""
     name = f"row-{row.number + 1}"
-    told = {"id": f"batch_req_{row.number + 1}", "custom_id": custom_id or name, "response": response, "error": error}
-    return json_bytes.dumps(told) + b"\n"
+    shown = {
+        "id": f"batch_req_{row.number + 1}",
+        "custom_id": custom_id or name,
+        "response": response,
+        "error": error,
+    }
+    return json_bytes.dumps(shown) + b"\n"

@@ -26,7 +26,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from uma import json_text
 from uma.errors import BadRequest, DecodeFailed
 from uma.json_schema import COMPACT, for_llguidance, problem, subschemas
-from uma.llama.grammar_reasons import LIMITS, bound_of, told
+from uma.llama.grammar_reasons import LIMITS, bound_of, in_plain_words
 from uma.llama.vocab import Vocab
 from uma.types import GRAMMAR_FIELDS, Grammar
 
@@ -105,7 +105,7 @@ class GrammarState:
             reason = self.matcher.get_error()
             if (bound := bound_of(reason)) is not None:
                 raise BadRequest(f"grammar: {bound}")
-            raise DecodeFailed(f"the grammar cannot be followed further: {told(reason)}")
+            raise DecodeFailed(f"the grammar cannot be followed further: {in_plain_words(reason)}")
 
     def fork(self) -> GrammarState:
         """Another state at the same position."""
@@ -206,7 +206,7 @@ class GrammarCompiler:
         for each in (matcher, behind):
             each.compute_bitmask()
             if each.is_error():  # no text has an end, say where a `$ref` leads to itself
-                raise BadRequest(f"{_field(grammar)}: {_told(grammar, each.get_error())}")
+                raise BadRequest(f"{_field(grammar)}: {_reason(grammar, each.get_error())}")
         return matcher
 
     def _read(self, grammar: Grammar, before: str) -> tuple[LLTokenizer, str]:
@@ -239,7 +239,7 @@ class GrammarCompiler:
             return LLMatcher.validate_grammar(source, tokenizer, limits=LIMITS) == reason
 
         place = "" if grammar.json_schema is None else _place(grammar.json_schema, fails_alike)
-        return BadRequest(f"{_field(grammar)}{place}: {_told(grammar, reason)}")
+        return BadRequest(f"{_field(grammar)}{place}: {_reason(grammar, reason)}")
 
 
 class GrammarMasks:
@@ -382,16 +382,16 @@ def _source(grammar: Grammar) -> str:
     try:
         return LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.gbnf))
     except Exception as error:  # noqa: BLE001  (that is what the converter raises)
-        raise BadRequest(f"grammar.gbnf: {told(str(error) or type(error).__name__)}") from None
+        raise BadRequest(f"grammar.gbnf: {in_plain_words(str(error) or type(error).__name__)}") from None
 
 
 def _field(grammar: Grammar) -> str:
     return f"grammar.{next(name for name in GRAMMAR_FIELDS if getattr(grammar, name) is not None)}"
 
 
-def _told(grammar: Grammar, reason: str) -> str:
+def _reason(grammar: Grammar, reason: str) -> str:
     """llguidance's reason; the places in it are those of Lark's notation, in which only such a grammar was given."""
-    return told(reason, has_places=grammar.lark is not None)
+    return in_plain_words(reason, has_places=grammar.lark is not None)
 
 
 def _behind(before: str, source: str) -> str:

@@ -80,7 +80,7 @@ def bound_of(reason: str) -> str | None:
     return next((words for pattern, words in _BOUNDS if re.search(pattern, line)), None)
 
 
-def told(reason: str, *, has_places: bool = True) -> str:
+def in_plain_words(reason: str, *, has_places: bool = True) -> str:
     """llguidance's reason, on one line. Without `has_places` a place in it means nothing: its grammar was made of
     another.
     """

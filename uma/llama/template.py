@@ -91,9 +91,9 @@ class ChatTemplate:
             except RefusedError as error:
                 refusal = refusal or error
             except UnusableError as error:
-                raise _told(error) from error.__cause__
+                raise _template_error(error) from error.__cause__
         assert refusal is not None
-        raise _told(refusal)
+        raise _template_error(refusal)
 
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[Tool], switches: Mapping[str, Any], *, opens_answer: bool
@@ -240,7 +240,7 @@ _THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
 """Keys of a message by which templates read the thinking of an earlier turn, the most common first."""
 
 
-def _told(error: UnusableError) -> TemplateError:
+def _template_error(error: UnusableError) -> TemplateError:
     return TemplateError(f"messages: the model's chat template {error}")
 
 

@@ -17,9 +17,9 @@ import trio
 from uma.errors import BadRequest, InternalError, Overloaded, ShuttingDown, UmaError
 from uma.jobs import in_flight
 from uma.llm.arguments import message_of
-from uma.llm.results import RequestOutput, completions_of, failed, told_of
+from uma.llm.results import RequestOutput, completions_of, failed, prompt_fields
 from uma.llm.thread import SourceThread
-from uma.net.harmful import TABLE
+from uma.net.controls import TABLE
 from uma.types import Finished, Request, SamplingParams, Source
 
 MAX_AHEAD_PER_IN_FLIGHT = 8
@@ -143,7 +143,7 @@ def _output(prompt: Any, event: Finished) -> RequestOutput:
         metrics=event.metrics,
         seed=event.seed,
         warnings=event.warnings,
-        **told_of(event.prompt),
+        **prompt_fields(event.prompt),
     )
 
 

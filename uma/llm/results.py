@@ -98,7 +98,7 @@ def _completion(answer: Answer) -> Completion:
     )
 
 
-def told_of(prompt: Prompt | None) -> dict[str, Any]:
+def prompt_fields(prompt: Prompt | None) -> dict[str, Any]:
     """`RequestOutput`'s fields about the prompt, where it was reported."""
     if prompt is None:
         return {}

@@ -108,10 +108,10 @@ def _fits(seen: Glance | None, width: Any) -> bool:
     if seen is None or width is None:
         return True  # loading it says what is wrong
     for sense in ("vision", "audio"):
-        told = seen.metadata.get(f"clip.{sense}.projection_dim")
+        reported = seen.metadata.get(f"clip.{sense}.projection_dim")
         # One that has both senses says of each what kind it is.
         kinds = [seen.metadata.get(name) for name in ("clip.projector_type", f"clip.{sense}.projector_type")]
-        if told and told != width and not any(each in _WIDTH_UNTOLD for each in kinds):
+        if reported and reported != width and not any(each in _WIDTH_UNTOLD for each in kinds):
             return False
     return True
 

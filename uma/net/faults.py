@@ -9,7 +9,7 @@ from uma.errors import InternalError, UmaError, sole_error
 from uma.net.logfmt import log
 
 
-def told_of(fault: Exception, logger: logging.Logger, event: str, **fields: Any) -> UmaError:
+def as_uma_error(fault: Exception, logger: logging.Logger, event: str, **fields: Any) -> UmaError:
     """The error of a request that `fault` has ended: the `UmaError` that it is, or that nurseries have made a group of;
     of anything else, which is logged as `event` with `fields`, an `InternalError` without a word of it.
     """

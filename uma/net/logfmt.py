@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import orjson
 
-from uma.net.harmful import TABLE, json_escape
+from uma.net.controls import TABLE, json_escape
 
 _PLAIN = re.compile(r"[\w.,:;/@%+*()\[\]<>#~-]+", re.ASCII)
 
@@ -56,5 +56,5 @@ class LogEvent:
 def log(logger: logging.Logger, level: int, event: str, *, fault: BaseException | None = None, **fields: Any) -> None:
     """Log `event` with `fields`, and the traceback of `fault`; costs next to nothing where the level is off."""
     if logger.isEnabledFor(level):
-        told = {name: value for name, value in fields.items() if value is not None}
-        logger.log(level, LogEvent({"event": event, **told}), exc_info=fault)
+        reported = {name: value for name, value in fields.items() if value is not None}
+        logger.log(level, LogEvent({"event": event, **reported}), exc_info=fault)

@@ -420,8 +420,8 @@ class ServerSession:
             case EndQuery(), bool():
                 event = EndEvent(result, query.id, query.warnings)
             case ModelsQuery() | LoadQuery() | UnloadQuery() | PinQuery(), list():
-                told = tuple(attrs.evolve(each, info=None) for each in result)  # a card has its template's whole text
-                event = ModelsEvent(told, query.id, query.warnings)
+                shown = tuple(attrs.evolve(each, info=None) for each in result)  # a card has its template's whole text
+                event = ModelsEvent(shown, query.id, query.warnings)
             case HealthQuery(), Health():
                 event = HealthEvent.of(result, query.id, query.warnings)
             case MetricsQuery(), Mapping():

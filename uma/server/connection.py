@@ -22,7 +22,7 @@ from uma.errors import BadRequest, IdleTimeout, Overloaded, UmaError, UnknownMod
 from uma.models.names import meant
 from uma.net.arrivals import arrivals
 from uma.net.client import CLIENT, ORIGIN, OWNER, USER, origin
-from uma.net.faults import told_of
+from uma.net.faults import as_uma_error
 from uma.net.link import Link, ReaderStalledError
 from uma.net.peer import pid_of_peer, program_of, uid_of_peer
 from uma.net.quota import Excess
@@ -430,9 +430,9 @@ class Connection(ABC):
             tokens_per_second=event.metrics.tokens_per_second,
         )
 
-    def told_of(self, fault: Exception, id: str | None) -> UmaError:
+    def as_uma_error(self, fault: Exception, id: str | None) -> UmaError:
         """What the client is told of what ended one of its requests."""
-        return told_of(fault, logger, "request.crashed", session=self.name, request=id)
+        return as_uma_error(fault, logger, "request.crashed", session=self.name, request=id)
 
     def log_failure(self, id: str | None, error: UmaError | ErrorEvent) -> None:
         """Note what a request, or a frame that was none, was refused or ended with."""

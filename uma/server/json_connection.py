@@ -271,7 +271,7 @@ class JsonConnection(Connection):
     def _start(self, message: Generate) -> None:
         id = message.request.id
         try:
-            self._check_crowd()
+            self._check_queue()
             request = self.enter(self._of_session(message.request))
         except UmaError as error:
             self.server.note_refused(error.code)
@@ -283,7 +283,7 @@ class JsonConnection(Connection):
 
     def _start_query(self, query: Query) -> None:
         try:
-            self._check_crowd()
+            self._check_queue()
         except Overloaded as error:
             self.server.note_refused(error.code)
             self.log_failure(_id_of(query), error)
@@ -296,7 +296,7 @@ class JsonConnection(Connection):
     def _start_whole(self, query: Whole) -> None:
         id = query.request.id
         try:
-            self._check_crowd()
+            self._check_queue()
             self.server.unread.check()
             if isinstance(query, EmbedQuery):
                 query = attrs.evolve(query, request=self.enter_whole(self._of_session(query.request)))
@@ -326,7 +326,7 @@ class JsonConnection(Connection):
                 self.link.post(self._session.cancelled(query))
             work.raise_if_aborted()
         except Exception as fault:  # noqa: BLE001  (whatever it is, it is this request's alone)
-            self._tell_failure(query.request.id, self.told_of(fault, query.request.id))
+            self._tell_failure(query.request.id, self.as_uma_error(fault, query.request.id))
         finally:
             self.leave()
         self.done(query.request.id, work)
@@ -359,7 +359,7 @@ class JsonConnection(Connection):
                     meter.usage = await self._relay(stream)
             work.raise_if_aborted()
         except Exception as fault:  # noqa: BLE001  (whatever it is, it is this request's alone)
-            self._tell_failure(id, self.told_of(fault, id))
+            self._tell_failure(id, self.as_uma_error(fault, id))
         except trio.Cancelled:
             self.log_often(logging.INFO, "request.dropped", request=id)
             raise
@@ -384,7 +384,7 @@ class JsonConnection(Connection):
                 self._has_turn.unpark_all()
             yield stream
 
-    def _check_crowd(self) -> None:
+    def _check_queue(self) -> None:
         most = self.server.config.max_session_queue
         if len(self.work) >= most:
             service_ms, at_once = self.engine.snapshot()["service_ms_ewma"], self.engine.info.limits.max_sequences
@@ -419,7 +419,7 @@ class JsonConnection(Connection):
                 self.link.post(self._session.answer(query, await self._ask(query)))
             work.raise_if_aborted()
         except Exception as fault:  # noqa: BLE001  (whatever it is, it is this query's alone)
-            error = self.told_of(fault, _id_of(query))
+            error = self.as_uma_error(fault, _id_of(query))
             self.link.post(self._session.fail_query(query, error))
             self.log_failure(_id_of(query), error)
         finally:

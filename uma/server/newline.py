@@ -32,7 +32,7 @@ class NewlineConnection(Connection):
         self._waiting: deque[str | UmaError] = deque()
         self._taken = trio.lowlevel.ParkingLot()
         self._is_answering = False
-        self._is_told_to_wait = False
+        self._has_warned = False
         self._is_closing = False
         self._numbers = count(1)
 
@@ -101,7 +101,7 @@ class NewlineConnection(Connection):
                     await self._answer(line, key, work)
                 work.raise_if_aborted()
             except Exception as fault:  # noqa: BLE001  (whatever it is, it is this line's alone)
-                error = self.told_of(fault, key)
+                error = self.as_uma_error(fault, key)
                 self.log_failure(key, error)
                 await self.say(_line_of(error))
             self.done(key, work)
@@ -110,8 +110,8 @@ class NewlineConnection(Connection):
         self.link.post(b"")
 
     def _tell_loading(self, percent: int) -> None:
-        if not self._is_told_to_wait:
-            self._is_told_to_wait = True
+        if not self._has_warned:
+            self._has_warned = True
             self.link.post(f"waiting: the model is still being loaded ({percent} %)\n".encode())
 
     async def _answer(self, line: str | UmaError, id: str, work: Work) -> None:

@@ -158,12 +158,12 @@ class Telemetry:
         common = self._common("rerank" if isinstance(request, RerankRequest) else "embeddings", over.origin)
         common |= {} if tokens is not None else {"error.type": over.error or UNKNOWN}
         self._duration.record(max(0.0, over.ended_at - over.began_at), common)
-        told: dict[str, Any] = {"uma.priority": request.priority, "uma.origin": over.origin}
+        reported: dict[str, Any] = {"uma.priority": request.priority, "uma.origin": over.origin}
         if tokens is not None:
-            told["gen_ai.usage.input_tokens"] = tokens
+            reported["gen_ai.usage.input_tokens"] = tokens
         if isinstance(request, EmbedRequest) and request.dimensions is not None:
-            told["gen_ai.embeddings.dimension.count"] = request.dimensions
-        self._span(common | told, over)
+            reported["gen_ai.embeddings.dimension.count"] = request.dimensions
+        self._span(common | reported, over)
 
     def close(self) -> None:
         """Send what has not been sent. Blocks."""

@@ -55,7 +55,7 @@ class Server:
         self.sessions_refused_total = 0
         self.requests_refused_total = 0
         """Requests that never reached the engine: no message, a busy session, a running id, too many of a session."""
-        self.requests_crowded_out_total = 0
+        self.requests_queue_full_total = 0
         """Those of them that were refused for overload."""
         self.parsing = trio.CapacityLimiter(MAX_PARSING)
         """For threads that parse large frames. A session has one at a time, so sessions take turns."""
@@ -175,7 +175,7 @@ class Server:
             **snapshot,
             "requests_total": snapshot["requests_total"] + self.requests_refused_total,
             "requests_rejected": snapshot["requests_rejected"] + self.requests_refused_total,
-            "requests_overloaded": snapshot["requests_overloaded"] + self.requests_crowded_out_total,
+            "requests_overloaded": snapshot["requests_overloaded"] + self.requests_queue_full_total,
             "uptime_sec": round(time.monotonic() - self._began_sec, 3),
             "active_sessions": len(self._connections),
             "sessions_total": self.sessions_total,
@@ -186,7 +186,7 @@ class Server:
         """Count a request that a session refused with the error `code`. A hello is none."""
         if code != VersionMismatch.code:
             self.requests_refused_total += 1
-            self.requests_crowded_out_total += code == Overloaded.code
+            self.requests_queue_full_total += code == Overloaded.code
 
     def _note_shortage(self, error: OSError) -> None:
         self.failures.log(logger, logging.ERROR, "server.cannot_accept", reason=error.strerror)
@@ -226,8 +226,8 @@ class Server:
             log(logger, logging.DEBUG, "session.opened", session=connection.name)
         else:
             self.sessions_refused_total += 1
-            told = {"session": connection.name, "code": refusal.code}
-            self.failures.log(logger, logging.WARNING, "session.refused", **told)
+            reported = {"session": connection.name, "code": refusal.code}
+            self.failures.log(logger, logging.WARNING, "session.refused", **reported)
 
     def _refuse_waiting(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         while True:

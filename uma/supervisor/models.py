@@ -517,7 +517,7 @@ class LoadedModels(Models):
                     await self._measure(Held(model, client))
                     loaded_at = model.used_at = trio.current_time()
                     model.stays_until = 2 * loaded_at - began
-                    model.card, model.client, model.load = self._told(client.info), client, None
+                    model.card, model.client, model.load = self._with_own_limits(client.info), client, None
                     model.failures.why = ""
                     load.ended.set()
                     ms = round(1000 * (loaded_at - began))
@@ -545,7 +545,7 @@ class LoadedModels(Models):
             self.changed()
             log(_log, logging.WARNING if why else logging.INFO, "model.ended", model=name, why=why)
 
-    def _told(self, info: ServerInfo) -> ServerInfo:
+    def _with_own_limits(self, info: ServerInfo) -> ServerInfo:
         """A process's card, with the bounds that clients meet here."""
         ours = {name: getattr(self.config, name) for name in ("max_frame_bytes", "max_sessions")}
         return attrs.evolve(info, limits=attrs.evolve(info.limits, **ours))

@@ -35,7 +35,7 @@ class Answers:
     _jobs: dict[str, list[Job]] = attrs.field(factory=dict, init=False)
     """Running requests by Dynamo's id, the oldest first: a migration can bring one back before its first ends."""
     _ids: count[int] = attrs.field(factory=lambda: count(1), init=False)
-    _told: set[str] = attrs.field(factory=set, init=False)
+    _named: set[str] = attrs.field(factory=set, init=False)
     """Fields that were told of as ignored."""
 
     async def generate(self, fields: dict[str, Any], id: str) -> AsyncGenerator[dict[str, Any], None]:
@@ -106,6 +106,6 @@ class Answers:
         return {"token_ids": [], "index": 0, "finish_reason": "length", "completion_usage": usage}
 
     def _tell_ignored(self, ignored: tuple[str, ...]) -> None:
-        for path in set(ignored) - self._told:
-            self._told.add(path)
+        for path in set(ignored) - self._named:
+            self._named.add(path)
             log(_log, logging.WARNING, "dynamo.ignored_field", field=path)

@@ -304,10 +304,10 @@ class Chunks:
 
     def _prompt_logprobs(self) -> dict[str, Any]:
         """Of the frontend's prompt tokens, as Dynamo has them: by position and token id."""
-        told = None if self._prompt is None else self._prompt.logprobs
-        if told is None:
+        reported = None if self._prompt is None else self._prompt.logprobs
+        if reported is None:
             return {}
-        return {"prompt_logprobs": [each and _position(each) for each in told[self.asked.added_tokens :]]}
+        return {"prompt_logprobs": [each and _position(each) for each in reported[self.asked.added_tokens :]]}
 
 
 def chunks_for(asked: Asked, info: ServerInfo) -> Chunks:

@@ -20,7 +20,7 @@ class RouterView:
     _known: dict[int, None] = attrs.field(factory=dict, init=False)
     """Names of blocks, each after its parent."""
 
-    def told_by(self, missed: CatchUp) -> Iterator[BlockStored | BlockRemoved]:
+    def events_for(self, missed: CatchUp) -> Iterator[BlockStored | BlockRemoved]:
         """What brings the router to where `missed` leads. To be told in this order."""
         events: Iterable[KvEvent] = missed.events
         if missed.is_snapshot:

@@ -283,7 +283,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         while True:
             missed = await feed.changes(sequence)
             sequence = missed.sequence
-            for event in router.told_by(missed):
+            for event in router.events_for(missed):
                 self._publish_event(event)
 
     def _publish_event(self, event: BlockStored | BlockRemoved) -> None:

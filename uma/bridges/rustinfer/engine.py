@@ -25,7 +25,7 @@ from uma.bridges.rustinfer.socket import Envelope, PeerGoneError, PeerStalledErr
 from uma.contracts.load import RequestTimes, cache_stats_of, engine_stats_of
 from uma.contracts.response import BackendOutput, CompletionUsage, OutputChecker
 from uma.errors import ContractViolation, IdleTimeout
-from uma.net.faults import told_of
+from uma.net.faults import as_uma_error
 from uma.net.logfmt import log
 from uma.types import Finished, Request, RequestMetrics, SamplingParams, Source, Token
 
@@ -169,7 +169,7 @@ class RustInferEngine:
         except (PeerGoneError, PeerStalledError):
             raise
         except Exception as fault:  # noqa: BLE001  (whatever it is, it is this request's alone)
-            error = told_of(fault, _log, "rustinfer.crashed", request=request.request_id)
+            error = as_uma_error(fault, _log, "rustinfer.crashed", request=request.request_id)
             if isinstance(error, ContractViolation):
                 self.violations += 1
                 log(

@@ -15,7 +15,7 @@ import trio
 
 from uma import json_text
 from uma.chat.families import GENERIC, family_of, thinking_of
-from uma.chat.generic import plain, told
+from uma.chat.generic import plain, with_tools
 from uma.chat.grammar import calls_grammar
 from uma.chat.harmony import TO_ANSWER, TO_CALL, TO_NEXT, HarmonyParser
 from uma.chat.lark import Rules, Specials
@@ -84,7 +84,7 @@ class ChatAbilities:
         elif not tools:
             return request
         goes_on = request.continued is not None  # a message with calls has become one without
-        messages = told(messages, tools, family)
+        messages = with_tools(messages, tools, family)
         return attrs.evolve(request, messages=messages, tools=(), continue_final_message=goes_on)
 
     def warnings(self, request: Request) -> tuple[str, ...]:

@@ -267,7 +267,7 @@ class Scheduler:
         most = min(self.targets.solo_tokens, free_tokens)
         prompts = _ending_together(prompts, most)
         wanted = sum(each.left for each in prompts)
-        if self._is_late_crowd(prompts, wanted, streams, state):
+        if self._are_read_at_once(prompts, wanted, streams, state):
             most = min(most, wanted)
         elif self.cost.knows_prefill:
             most = min(most, self._longest(prompts, min(wanted, most), state, share))
@@ -287,7 +287,7 @@ class Scheduler:
         longest_ms = TUNING.held_ms if row.lane < 0 else TUNING.piece_share * self.targets.slo_ttft_ms
         return now_ms - row.last_token_ms < longest_ms
 
-    def _is_late_crowd(self, prompts: list[Prompt], wanted: int, streams: Streams, state: State) -> bool:
+    def _are_read_at_once(self, prompts: list[Prompt], wanted: int, streams: Streams, state: State) -> bool:
         """Whether prompts that came together are read at once, because those that were read first could not decode in
         time beside the others.
         """

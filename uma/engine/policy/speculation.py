@@ -40,7 +40,7 @@ HOPELESS = 1.5
 class Candidate:
     """A row and its draft, as far as the policy is concerned."""
 
-    chances: Sequence[float]
+    likelihoods: Sequence[float]
     """Of each drafted token, the chance that it and all before it hold; falling. Empty: there is no draft."""
     target_tbt_ms: float
 
@@ -60,11 +60,11 @@ class Drafting:
 class DraftPolicy:
     """Chooses draft lengths from what the cost model has learnt, and sees to it that it learns."""
 
-    __slots__ = ("_chances", "_cost")
+    __slots__ = ("_cost", "_likelihoods")
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
-        self._chances = 0
+        self._likelihoods = 0
 
     def can_pay(self, rows: int, cells: int, target_tbt_ms: float) -> bool:
         """Whether drafts would be verified for `rows` decode rows if all of them were certain."""
@@ -85,9 +85,9 @@ class DraftPolicy:
         to guess one more token for each row.
         """
         found = self._choose(rows, cells, free_cells, step_ms=step_ms)
-        if found is None and any(row.chances for row in rows):
-            self._chances += 1
-            if self._chances % TRY_EVERY == 0:
+        if found is None and any(row.likelihoods for row in rows):
+            self._likelihoods += 1
+            if self._likelihoods % TRY_EVERY == 0:
                 worth = 1 / TRY_WITHIN
                 return self._choose(rows, cells, free_cells, step_ms=step_ms, worth=worth)
         return found
@@ -116,7 +116,7 @@ class DraftPolicy:
             limit_ms = HOPELESS * plain_ms
         # Best chances first. The tokens of one row keep their order, because their chances fall.
         ranked = sorted(
-            ((chance, -index, row) for row, each in enumerate(rows) for index, chance in enumerate(each.chances)),
+            ((chance, -index, row) for row, each in enumerate(rows) for index, chance in enumerate(each.likelihoods)),
             reverse=True,
         )[: min(free_cells, MAX_TOKENS - count)]
         best: Drafting | None = None

@@ -102,9 +102,9 @@ class Output:
 
     def _tell_prompt(self, sequence: Sequence, report: PromptReport) -> None:
         """Give the reader what it asked about its prompt, once all of that is known."""
-        if report.is_told or report.unread(sequence.prompt_tokens):
+        if report.is_reported or report.unread(sequence.prompt_tokens):
             return
-        report.is_told = True
+        report.is_reported = True
         if sequence.request.stream:
             self._outbox.add(sequence.stream, self._prompt(sequence, report))
             sequence.credits -= 1
@@ -134,7 +134,7 @@ class Output:
             logprobs=tuple(sequence.logprobs) if sequence.wants_logprobs and not is_streamed else None,
             stop_string=sequence.text.stopped_by if reason == "stop" else None,
             prompt=self._prompt(sequence, report)
-            if report is not None and report.is_told and not is_streamed
+            if report is not None and report.is_reported and not is_streamed
             else None,
         )
 

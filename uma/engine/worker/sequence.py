@@ -39,7 +39,7 @@ class PromptReport:
     text: str
     count: int | None
     """Likeliest tokens reported with each; None: no log probabilities."""
-    is_told: bool = False
+    is_reported: bool = False
     _known: list[Logprobs | None] = attrs.field(init=False, factory=lambda: [None])
 
     def unread(self, prompt_tokens: int) -> int:

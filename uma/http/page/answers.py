@@ -19,8 +19,8 @@ import trio
 
 from uma.errors import BadRequest, Overloaded, ShuttingDown, UmaError
 from uma.http.gateway import Gateway, running
-from uma.http.page.chances import Chances, TokenChance
 from uma.http.page.growing import GrowingText
+from uma.http.page.likelihoods import Likelihoods, TokenLikelihood
 from uma.http.page.renderer import Renderer
 from uma.http.problem import NotFound
 from uma.net.client import CLIENT
@@ -78,7 +78,7 @@ class Answer:
     """As far as it has been rendered; of one that is continued, from its first beginning on."""
     thinking: str = attrs.field(default="", init=False)
     """The model's thinking. It is shown as it is, at the pace of the text."""
-    tokens: list[TokenChance] = attrs.field(factory=list, init=False)
+    tokens: list[TokenLikelihood] = attrs.field(factory=list, init=False)
     """The text's tokens, where log probabilities were asked for."""
     blocks: list[str] = attrs.field(factory=list, init=False)
     version: int = attrs.field(default=0, init=False)
@@ -90,7 +90,7 @@ class Answer:
     """Text since the last rendering."""
     _thought: list[str] = attrs.field(factory=list, init=False)
     """Thinking since then."""
-    _chances: Chances = attrs.field(factory=Chances, init=False)
+    _likelihoods: Likelihoods = attrs.field(factory=Likelihoods, init=False)
     """Tokens since then, where log probabilities were asked for."""
     _lengths: list[tuple[int, int, int]] = attrs.field(factory=lambda: [(0, 0, 0)], init=False)
     """By version, the characters of text and of thinking, and the tokens."""
@@ -162,9 +162,9 @@ class Answer:
     def changes(self, seen: int) -> dict[str, Any]:
         """What is new since version `seen`: text, thinking and tokens to append, and the blocks that changed."""
         text_chars, thinking_chars, tokens = self._lengths[seen]
-        told = {"tokens": self.tokens[tokens:]} if len(self.tokens) > tokens else {}
+        reported = {"tokens": self.tokens[tokens:]} if len(self.tokens) > tokens else {}
         return {
-            **told,
+            **reported,
             "text": self.text[text_chars:],
             "thinking": self.thinking[thinking_chars:],
             "blocks": {index: self.blocks[index] for index, at in enumerate(self._changed) if at > seen},
@@ -199,10 +199,10 @@ class Answer:
                 async for event in stream:
                     if isinstance(event, Token):
                         self._arrived.append(event.text)
-                        self._chances.take(event)
+                        self._likelihoods.take(event)
                     elif isinstance(event, ReasoningDelta):
                         self._thought.append(event.text)
-                        self._chances.aside()
+                        self._likelihoods.aside()
                     elif isinstance(event, Finished):
                         self.finished = event
                         meter.usage = event.usage
@@ -239,7 +239,7 @@ class Answer:
     def _publish(self, text: str, thinking: str, blocks: list[str], is_end: bool) -> None:
         self.version += 1
         self.text, self.thinking = text, thinking
-        self.tokens += self._chances.drain()
+        self.tokens += self._likelihoods.drain()
         self._lengths.append((len(text), len(thinking), len(self.tokens)))
         for index, html in enumerate(blocks):
             if index == len(self._changed):

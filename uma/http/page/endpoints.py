@@ -130,7 +130,7 @@ class Page:
             every = choices(own_models(models, http))
             chosen = await _chosen(models, http, every)
             source_info, called = card_of(models, chosen), chosen.name
-            more["models"] = [_told(each) for each in every]
+            more["models"] = [_model_entry(each) for each in every]
         info = unstructure(source_info)
         info["model"]["called"] = called
         del info["model"]["path"]
@@ -216,13 +216,13 @@ class Page:
         """
         await http.start(200, EVENT_STREAM, [NO_CACHE])
         async with _while_connected(http):
-            told: list[str] = []
+            reported: list[str] = []
             user = await user_of(http)
             frame = await self.live.frame()
             while True:
                 own = [*self.gateway.requests_of(http.owner), *self.gateway.on_socket(user)]
-                if own != told:
-                    told = own
+                if own != reported:
+                    reported = own
                     await http.write(event("own", {"ids": own}))
                 await http.write(frame)
                 frame = await self.live.next_frame()
@@ -315,7 +315,7 @@ def card_of(models: Models, model: ListedModel) -> ServerInfo:
         return model.info
     general, n_ctx = models.info, model.context_length
     able = attrs.evolve(general.capabilities, vision=model.vision)
-    told = attrs.evolve(
+    reported = attrs.evolve(
         general.model,
         name=model.name,
         path=model.path,
@@ -326,10 +326,10 @@ def card_of(models: Models, model: ListedModel) -> ServerInfo:
         is_builtin=False,
     )
     limits = attrs.evolve(general.limits, n_ctx=n_ctx or general.limits.n_ctx)
-    return attrs.evolve(general, model=told, limits=limits, capabilities=able)
+    return attrs.evolve(general, model=reported, limits=limits, capabilities=able)
 
 
-def _told(model: ListedModel) -> dict[str, Any]:
+def _model_entry(model: ListedModel) -> dict[str, Any]:
     """What the page's picker shows of a model."""
     names = ("name", "size_bytes", "state", "loading_percent", "fits", "vision")
     return {name: getattr(model, name) for name in names}
@@ -362,8 +362,8 @@ def progress_of(id: str, activity: Activity | None) -> dict[str, Any]:
         return {}
     for each in activity.running:
         if each.id == id:
-            told = {"prompt_tokens": each.prompt_tokens, "computed_tokens": each.computed_tokens}
-            return told | _waits(each, activity)
+            reported = {"prompt_tokens": each.prompt_tokens, "computed_tokens": each.computed_tokens}
+            return reported | _waits(each, activity)
     for ahead, each in enumerate(activity.waiting):
         if each.id == id:
             return {"ahead": ahead} | _waits(each, activity)

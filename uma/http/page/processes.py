@@ -45,7 +45,7 @@ class Processes:
         pids = {id: self._known.get(ends) for id, ends in connections.items()}
         nameless = {id for id, http in exchanges.items() if http is not None and not http.header(b"user-agent")}
         running, waiting = (
-            tuple(_told(each, pids.get(each.id), is_nameless=each.id in nameless) for each in part)
+            tuple(_with_pid(each, pids.get(each.id), is_nameless=each.id in nameless) for each in part)
             for part in (activity.running, activity.waiting)
         )
         return attrs.evolve(activity, running=running, waiting=waiting)
@@ -61,7 +61,7 @@ class Processes:
         return None if found is None else found.exchange
 
 
-def _told(request: RunningRequest, pid: int | None, *, is_nameless: bool) -> RunningRequest:
+def _with_pid(request: RunningRequest, pid: int | None, *, is_nameless: bool) -> RunningRequest:
     """With its process in its `origin`, and the program's name where it gives itself none."""
     if pid is None:
         return request

@@ -1,6 +1,6 @@
 """The one cleaner of what reaches a terminal: names from files, paths, errors, a model's text.
 
-No character of `uma.net.harmful` gets through. Cheap to import, since the answer to a mistyped option goes through it
+No character of `uma.net.controls` gets through. Cheap to import, since the answer to a mistyped option goes through it
 too.
 """
 
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from uma.net.harmful import TABLE, json_escape
+from uma.net.controls import TABLE, json_escape
 
 
-def harmless(text: str) -> str:
+def sanitize(text: str) -> str:
     """`text` with nothing that a terminal would obey, or that is not what it looks like; newlines and tabs stay."""
     return text.translate(TABLE)
 
 
-def harmless_line(text: str) -> str:
-    """`harmless`, on one line: for a cell of a table, or a name within a sentence."""
-    return harmless(text).replace("\n", " ").replace("\t", " ")
+def sanitize_line(text: str) -> str:
+    """`sanitize`, on one line: for a cell of a table, or a name within a sentence."""
+    return sanitize(text).replace("\n", " ").replace("\t", " ")
 
 
 def json_text(value: Any, **how: Any) -> str:
@@ -44,4 +44,4 @@ def _toml_escape(char: str) -> str:
 
 def lines(text: str) -> Iterable[str]:
     """The lines of `text`, harmless; only a newline ends one."""
-    return harmless(text).removesuffix("\n").split("\n")
+    return sanitize(text).removesuffix("\n").split("\n")

@@ -9,13 +9,13 @@ import attrs
 from uma.http.logprobs import PendingLogprobs
 from uma.types import Logprobs, Token
 
-TokenChance = tuple[str, float, list[tuple[str, float]]]
+TokenLikelihood = tuple[str, float, list[tuple[str, float]]]
 """A token's text, its log probability, and the likeliest tokens for its place with theirs. Tokens that are parts of one
 character are one, as likely as all of them together."""
 
 
 @attrs.define
-class Chances:
+class Likelihoods:
     """Those of a stream that have not been taken yet."""
 
     _pending: PendingLogprobs = attrs.field(factory=PendingLogprobs, init=False)
@@ -24,7 +24,7 @@ class Chances:
     )
     _begun: float = attrs.field(default=0.0, init=False)
     """Of the parts of a character that is not whole."""
-    _ready: list[TokenChance] = attrs.field(factory=list, init=False)
+    _ready: list[TokenLikelihood] = attrs.field(factory=list, init=False)
 
     def take(self, token: Token) -> None:
         """The next token; nothing where it has no log probability."""
@@ -35,7 +35,7 @@ class Chances:
         """A piece of thinking has come, whose tokens are no text."""
         self._pending.aside()
 
-    def drain(self) -> list[TokenChance]:
+    def drain(self) -> list[TokenLikelihood]:
         """All that have come since the last time."""
         ready, self._ready = self._ready, []
         return ready

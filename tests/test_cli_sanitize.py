@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from harness import clean_environ, run_to_end, running_server, uma_command
 from models import write_model
-from uma.cli.harmless import harmless, harmless_line, json_text, toml_text
+from uma.cli.sanitize import json_text, sanitize, sanitize_line, toml_text
 from uma.errors import BadRequest
 from uma.llm.batch import warn_of_failures
 from uma.llm.results import failed
-from uma.net.harmful import TABLE
+from uma.net.controls import TABLE
 from uma.net.logfmt import logfmt
 
 EVIL = "a\x1b]0;owned\x07b\x9b31mc\u202ed\u200be\u2028f\U000e0041g"
@@ -31,18 +31,18 @@ def is_clean(text: str) -> bool:
 
 @given(TEXT)
 def test_no_text_gets_through_with_a_harmful_character_and_the_rest_stays(text: str) -> None:
-    assert is_clean(harmless(text))
-    assert harmless(harmless(text)) == harmless(text)
+    assert is_clean(sanitize(text))
+    assert sanitize(sanitize(text)) == sanitize(text)
     innocent = "".join(char for char in text if ord(char) not in TABLE)
-    assert harmless(innocent) == innocent
-    assert len(harmless_line(text).splitlines()) <= 1
+    assert sanitize(innocent) == innocent
+    assert len(sanitize_line(text).splitlines()) <= 1
 
 
 def test_what_stands_for_each_kind() -> None:
-    assert harmless("\x1b[2J\r\x7f") == "␛[2J␍␡"
-    assert harmless("\x9b\u202e\u2066\u2028\u061c") == "\ufffd" * 5
-    assert harmless("a\u200b\u200d\ufeff\u00ad\U000e0020b") == "ab"
-    assert harmless("tab\tline\nä 漢 👍🏽 é") == "tab\tline\nä 漢 👍🏽 é"
+    assert sanitize("\x1b[2J\r\x7f") == "␛[2J␍␡"
+    assert sanitize("\x9b\u202e\u2066\u2028\u061c") == "\ufffd" * 5
+    assert sanitize("a\u200b\u200d\ufeff\u00ad\U000e0020b") == "ab"
+    assert sanitize("tab\tline\nä 漢 👍🏽 é") == "tab\tline\nä 漢 👍🏽 é"
 
 
 @given(TEXT)
