@@ -213,7 +213,7 @@ async def test_drafts_beside_others_that_are_preempted_and_cancelled_change_noth
     config = config_for(model, **COLD, kv_unified="on", n_ctx=1_024)
     async with open_engine(config) as engine:
         expected = await alone(engine, asked)
-    crowded = attrs.evolve(config, speculate="always", n_ctx=448, cache_ram_mb=snapshots, n_batch=128, n_ubatch=128)
+    crowded = attrs.evolve(config, speculate="always", n_ctx=352, cache_ram_mb=snapshots, n_batch=128, n_ubatch=128)
     got: list[Answer] = []
     twice = [*asked, *(attrs.evolve(each, id=f"{each.id} again") for each in asked)]
     async with open_engine(crowded) as engine:

@@ -37,7 +37,7 @@ def lengths(policy: DraftPolicy, *rows: list[float], target_ms: float = 80.0, fr
 
 
 @pytest.mark.parametrize(
-    ("took_ms", "chances", "fewest", "most"),
+    ("took_ms", "likelihoods", "fewest", "most"),
     [
         (CHEAP, CERTAIN, 15, 15),
         (CHEAP, USUAL, 3, 11),

@@ -246,7 +246,7 @@ def test_a_client_that_sends_a_whole_frame_that_is_too_large_still_reads_why(ser
 
 
 @pytest.mark.parametrize(
-    "payload", [b"\xff\xfe{}", b"{", b"[]", b"null", b"[" * 100_000, b'{"a":' * 100_000, b'{"id":"a","prompt":NaN}']
+    "payload", [b"\xff\xfe{}", b"{", b"[]", b"null", b"[" * 60_000, b'{"a":' * 60_000, b'{"id":"a","prompt":NaN}']
 )
 def test_a_payload_that_is_no_json_object_closes_the_session(server: ServerProcess, payload: bytes) -> None:
     with server.connect() as raw:
@@ -254,6 +254,20 @@ def test_a_payload_that_is_no_json_object_closes_the_session(server: ServerProce
         raw.send(payload)
         (event,) = raw.rest()
     assert event["code"] == "E_PROTO_INVALID_JSON"
+
+
+@pytest.mark.parametrize("payload", [b"[" * 100_000, b'{"a":' * 100_000])
+def test_a_payload_of_more_lists_than_any_request_needs_is_refused_and_the_session_goes_on(
+    server: ServerProcess, payload: bytes
+) -> None:
+    with server.connect() as raw:
+        raw.hello()
+        raw.send(payload)
+        refused = raw.next()
+        raw.send(ask("a", max_tokens=1))
+        last = raw.last_of("a")
+    assert refused["code"] == "E_PROTO_BAD_REQUEST" and "lists and objects" in refused["message"]
+    assert last["event"] == "eos"
 
 
 def test_every_wrong_field_is_named_and_a_plain_session_closes(server: ServerProcess) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from models import CHATML
 from uma import Request, SamplingParams, open_engine
 from uma.chat.families import Thinking
 from uma.chat.parser import Parser
-from uma.engine.worker.runner import ModelRunner
+from uma.engine.worker.runner import Decoding, ModelRunner, Outcome, Step
 from uma.engine.worker.thinking import MAX_COMPLETING, ThinkingBound
 from uma.types import Event, Finished, Grammar, Message, ReasoningDelta, Token, Tool
 
@@ -185,11 +185,15 @@ async def test_a_stride_of_many_steps_ends_at_the_bound(
     lengths: list[int] = []
     decode = ModelRunner.decode
 
-    def watched(*args: Any) -> Iterator[Any]:
+    def counted(decoding: Decoding) -> Generator[Step, None, Outcome]:
         lengths.append(0)
-        for step in decode(*args):
+        for step in decoding:
             lengths[-1] += 1
             yield step
+        return decoding.outcome
+
+    def watched(*args: Any) -> Decoding:
+        return Decoding(counted(decode(*args)))
 
     monkeypatch.setattr(ModelRunner, "decode", watched)
     request = attrs.evolve(asked(50, stream=False), slo=PATIENT)

@@ -212,8 +212,9 @@ def test_there_is_a_claim_for_each_capability(server: ServerProcess) -> None:
         changed = attrs.evolve(info, capabilities=attrs.evolve(info.capabilities, **declared))
         return [(each.name, each.declared) for each in claims_of(changed)]
 
-    # What a template and a file say of themselves is told as it is read: no answer could prove it.
-    read = {"suggested_sampling", "template_variables", "reasoning_efforts"}
+    # What a template and a file say of themselves, and what memory is laid out, is told as it is read: no answer could
+    # prove it.
+    read = {"suggested_sampling", "template_variables", "reasoning_efforts", "memory"}
     for name, value in attrs.asdict(info.capabilities, recurse=False).items():
         if name in read:
             continue
