@@ -209,7 +209,7 @@ async def test_drafts_beside_others_that_are_preempted_and_cancelled_change_noth
     tmp_path: Path, name: str, snapshots: int
 ) -> None:
     model = model_of(tmp_path, name)
-    asked = requests(lanes=(-1, 0, 1))
+    asked = requests(lanes=(0, 0, 0))
     config = config_for(model, **COLD, kv_unified="on", n_ctx=1_024)
     async with open_engine(config) as engine:
         expected = await alone(engine, asked)
