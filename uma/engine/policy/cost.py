@@ -178,13 +178,13 @@ class _Learnt:
     added: dict[tuple[int, int], tuple[float, int]] = attrs.field(factory=dict)
     """By slots of rows and of all tokens: what decode rows add to the batch of a piece, as a share of what they take
     alone, and how many mixed batches there could have been until then."""
-    likelihoods: int = 0
+    considered: int = 0
     """How often a mixed batch was considered."""
     drift: float = 1.0
 
     def scaled(self, factor: float) -> _Learnt:
         tables = (self.rows.scaled(factor), self.pieces.scaled(factor), self.verify.scaled(factor))
-        return _Learnt(*tables, dict(self.added), self.likelihoods, self.drift)
+        return _Learnt(*tables, dict(self.added), self.considered, self.drift)
 
 
 class CostModel:
@@ -236,7 +236,7 @@ class CostModel:
     def mixed_ms(self, rows: int, cells: int, tokens: int, position: float) -> float | None:
         """A batch of decode rows and of `tokens` tokens of prompts together; None while nothing is known of such."""
         learnt, (row_slot, size_slot) = self._learnt, _slots(rows, rows + tokens)
-        fresh = {at: share for at, (share, seen) in learnt.added.items() if learnt.likelihoods - seen <= FORGET_AFTER}
+        fresh = {at: share for at, (share, seen) in learnt.added.items() if learnt.considered - seen <= FORGET_AFTER}
         at = min(fresh, key=lambda each: (abs(each[0] - row_slot), abs(each[1] - size_slot)), default=None)
         if at is None:
             return None
@@ -316,11 +316,11 @@ class CostModel:
             self._follow(ms, expected)
         share = min(max((ms - piece_ms) / alone_ms, -DRIFT_LIMIT), DRIFT_LIMIT)
         before = learnt.added.get(at, (share, 0))[0]
-        learnt.added[at] = before + (share - before) * LEARN, learnt.likelihoods
+        learnt.added[at] = before + (share - before) * LEARN, learnt.considered
 
     def considered_mixed(self) -> None:
         """A mixed batch was possible: where it was slower once, it is forgotten some time, and tried again."""
-        self._learnt.likelihoods += 1
+        self._learnt.considered += 1
 
     def observe_verify(self, tokens: int, cells: int, ms: float) -> None:
         """Learn from a batch with drafts that really ran. The first of a size allocates, and shows nothing else."""

@@ -60,11 +60,11 @@ class Drafting:
 class DraftPolicy:
     """Chooses draft lengths from what the cost model has learnt, and sees to it that it learns."""
 
-    __slots__ = ("_cost", "_likelihoods")
+    __slots__ = ("_cost", "_without")
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
-        self._likelihoods = 0
+        self._without = 0
 
     def can_pay(self, rows: int, cells: int, target_tbt_ms: float) -> bool:
         """Whether drafts would be verified for `rows` decode rows if all of them were certain."""
@@ -86,8 +86,8 @@ class DraftPolicy:
         """
         found = self._choose(rows, cells, free_cells, step_ms=step_ms)
         if found is None and any(row.likelihoods for row in rows):
-            self._likelihoods += 1
-            if self._likelihoods % TRY_EVERY == 0:
+            self._without += 1
+            if self._without % TRY_EVERY == 0:
                 worth = 1 / TRY_WITHIN
                 return self._choose(rows, cells, free_cells, step_ms=step_ms, worth=worth)
         return found
