@@ -126,7 +126,7 @@ class Fetcher:
                 response, body = await self._get(parts, field, left)
             except (OSError, ValueError, trio.BrokenResourceError, h11.ProtocolError) as error:
                 # A certificate's fault is one of these.
-                raise BadRequest(f"{field}: cannot be fetched from {parts.hostname}: {_told(error)}") from None
+                raise BadRequest(f"{field}: cannot be fetched from {parts.hostname}: {_reason(error)}") from None
             if response.status_code not in _REDIRECTS:
                 if response.status_code != 200:
                     raise BadRequest(f"{field}: {parts.hostname} answers with status {response.status_code}")
@@ -233,6 +233,6 @@ def _refused(parts: SplitResult, field: str) -> BadRequest:
     return BadRequest(f"{field}: {parts.hostname} is an address of this machine or a private network's")
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     error = error.__cause__ if isinstance(error.__cause__, Exception) else error  # of TLS
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__)[:200]
