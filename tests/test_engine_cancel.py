@@ -38,6 +38,8 @@ class HaltingContext(Context):
         self.may_go_on = threading.Event()
         self.codes: list[int] = []
         """What llama.cpp answered to each batch."""
+        self.sizes: list[int] = []
+        """Tokens of each of these."""
 
     def begin(self, batch: Batch) -> int:
         if self.halts_at_rows and batch.n_tokens == self.halts_at_rows[0]:
@@ -46,9 +48,11 @@ class HaltingContext(Context):
                 self.halt_at = batch.pos[0]
         if self.halt_at in batch.pos[: batch.n_tokens]:
             self.halt_at = -1
+            self.may_go_on.clear()
             self.is_there.set()
             assert self.may_go_on.wait(PATIENCE_SEC)
         self.codes.append(super().begin(batch))
+        self.sizes.append(batch.n_tokens)
         return self.codes[-1]
 
     async def halted(self) -> None:
@@ -244,3 +248,28 @@ async def test_a_background_batch_gives_way_to_a_request_that_comes_and_its_text
             await read_on(stream)
         assert context.codes.count(ABORTED) == 1
     assert [each.token_ids for each in found] == [expected.token_ids]
+
+
+async def test_no_other_background_batch_begins_before_a_request_that_has_come(
+    tmp_path: Path, contexts: list[HaltingContext]
+) -> None:
+    config = config_for(write_model(tmp_path / "tiny.gguf", context_length=2_048), n_ctx=8_192, max_sequences=4)
+    decoding, read = (attrs.evolve(each, priority=-1) for each in (ask(PROMPT[:100], 40), ask(PROMPT[100:600], 2)))
+    async with open_engine(config) as engine, trio.open_nursery() as nursery:
+        (context,) = contexts
+        context.halt_at = 110
+        nursery.start_soon(answer, engine, decoding)
+        await context.halted()
+        async with engine.generate(attrs.evolve(read, id="read")) as other:
+            nursery.start_soon(read_on, other)
+            # The next tick computes a token of the first, then a piece of the second's prompt.
+            context.is_there.clear()
+            context.halt_at = 111
+            context.may_go_on.set()
+            await context.halted()
+            async with engine.generate(attrs.evolve(ask(PROMPT[600:650], 4), id="now")) as stream:
+                context.may_go_on.set()
+                await read_on(stream)
+            nursery.cancel_scope.cancel()
+    is_aborted = context.codes.index(ABORTED)
+    assert context.sizes[is_aborted + 1] == 50

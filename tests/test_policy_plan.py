@@ -475,6 +475,16 @@ def test_a_pace_by_default_is_given_up_beside_a_busy_program_and_one_that_is_nam
     assert plan.prefill
 
 
+def test_no_pace_is_given_up_beside_a_busy_program_for_prompts_of_lower_lanes() -> None:
+    scheduler = Scheduler(Targets(80.0, 2048, 64))
+    for _ in range(20):
+        scheduler.cost.observe_decode(1, 0, 20.0)
+        scheduler.cost.observe_prefill(64, 0, 300.0)
+    prompt = make_row(2, lane=-1, remaining=500, prompt_tokens=500)
+    state = state_of([make_row(1, last_token_ms=NOW), prompt], 100_000)
+    assert scheduler.plan(attrs.evolve(state, neighbour_load=1.0), NOW).pace_ms == pytest.approx(72.0)
+
+
 def test_on_a_machine_as_measured_no_piece_reads_at_half_the_rate_for_a_few_milliseconds() -> None:
     scheduler = Scheduler(Targets(80.0, 2_048, 64))
     for _ in range(5):

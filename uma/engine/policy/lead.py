@@ -61,7 +61,7 @@ def choose_pacing(
         used = 0.0 if named or usual else step_ms / aimed_ms
         share = _decode_share(streams, prompts, max(used, step_ms / aimed_ms))
         least_ms = step_ms / share
-        if neighbour_load >= NEIGHBOUR_LOAD:
+        if neighbour_load >= NEIGHBOUR_LOAD and not _are_lower(prompts, streams):
             neighbour_ms = min(step_ms / (1 - TUNING.neighbour_prompt_share), TUNING.neighbour_pace_ms)
             least_ms = max(least_ms, neighbour_ms)
         pace = max(pace_ms(aimed_ms), least_ms)
@@ -78,16 +78,22 @@ def is_kept(target_ms: float, step_ms: float) -> bool:
 
 def _decode_share(streams: Sequence[Row], prompts: Sequence[Row], used: float) -> float:
     """Maximum share of the time for decoding at default targets, of which a decode step takes the share `used`."""
-    lane = min((row.lane for row in streams), default=0)
-    beside = sum(row.lane >= lane for row in prompts)
-    if streams and prompts and not beside:
+    if streams and _are_lower(prompts, streams):
         return 1 - TUNING.lower_prompt_share
     usual = 1 - TUNING.prompt_share
+    lane = min((row.lane for row in streams), default=0)
+    beside = sum(row.lane >= lane for row in prompts)
     if not beside:
         return usual
     least = TUNING.late_decode_share
     late = max(least, min(2 * least, len(streams) / (len(streams) + beside)))
     return usual + min(1.0, max(0.0, (used - NEARLY_LATE) / (1 - NEARLY_LATE))) * (late - usual)
+
+
+def _are_lower(prompts: Sequence[Row], streams: Sequence[Row]) -> bool:
+    """Whether there are prompts, and all of lower lanes than every stream."""
+    lane = min((row.lane for row in streams), default=0)
+    return bool(prompts) and all(row.lane < lane for row in prompts)
 
 
 def pace_ms(target_ms: float) -> float:

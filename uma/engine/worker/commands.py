@@ -62,9 +62,7 @@ class Commands:
         on_cancel: Callable[[Sequence], None] = lambda _: None,
         on_submit: Callable[[Sequence], None] = lambda _: None,
     ) -> None:
-        """`on_cancel` is called, by the thread that cancels, before the command is there, and `on_submit` once the
-        command is.
-        """
+        """Each is called by the thread that cancels or submits, before the command is there."""
         self._commands: deque[Command] = deque()
         self._on_cancel, self._on_submit = on_cancel, on_submit
         self._wakeup = threading.Event()
@@ -84,8 +82,8 @@ class Commands:
 
     def submit(self, sequence: Sequence) -> None:
         """Hand over a sequence, without waking the thread: call `wake` once for all that come in one burst."""
-        self._commands.append(Submit(sequence))
         self._on_submit(sequence)
+        self._commands.append(Submit(sequence))
 
     def credit(self, sequence: Sequence, events: int) -> None:
         """Hand over credit. It ends a stride only where it brings a parked sequence back: a running one has as much

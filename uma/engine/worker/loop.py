@@ -102,7 +102,7 @@ class DecodeWorker:
         """What its time went to. Any thread can read it."""
         self._trace = Trace(settings.trace)
         instruments = Instruments(metrics, self.totals, self._trace)
-        self.commands = Commands(self._withdraw, self._came)
+        self.commands = Commands(self._withdraw, self._coming)
         self._outbox = Outbox(deliver, waits=not context.returns_early)
         self._output = Output(vocab, metrics, self._outbox)
         waiting = WaitingRoom(pool, settings.max_active, scheduler.cost)
@@ -153,8 +153,8 @@ class DecodeWorker:
         else:
             self._runner.withdrawn.add(sequence)
 
-    def _came(self, sequence: Sequence) -> None:
-        self._runner.withdrawn.came(sequence)
+    def _coming(self, sequence: Sequence) -> None:
+        self._runner.withdrawn.coming(sequence)
 
     def use_apart(self, context: Context) -> None:
         """Compute requests that are to be reproducible in this context; call it before the first is submitted."""
@@ -432,6 +432,7 @@ class DecodeWorker:
     def _obey(self, command: Command) -> None:
         match command:
             case Submit(sequence):
+                self._runner.withdrawn.discard(sequence)
                 self._submit(sequence)
             case Cancel(sequence):
                 self._runner.withdrawn.discard(sequence)

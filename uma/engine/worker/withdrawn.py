@@ -4,8 +4,8 @@ A cancel is a command, and the decode thread takes commands up between two batch
 large model on few cores, and where nothing that it computes is wanted any more, all other requests would wait for it.
 So the thread that cancels has llama.cpp abort it. A batch with one request that is still wanted goes on.
 
-In the same way a background batch gives way to a request that somebody waits for, and is computed after it; but not
-again and again.
+In the same way a background batch gives way to a request that somebody waits for, and is computed after it. One that
+has not begun always does; one that runs is not aborted again and again.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ from uma.llama.context import Context
 
 
 class Withdrawn:
-    """Sequences that are cancelled, and the batch that runs. `add` and `came` can be called from any thread; the other
-    methods belong to the decode thread.
+    """Sequences that are cancelled, those that come, and the batch that runs. `add` and `coming` can be called from any
+    thread; the other methods belong to the decode thread.
     """
 
     def __init__(self, context: Context, *, gives_way: bool = False) -> None:
-        """With `gives_way` background batches are aborted: where what they have left in memory can be cut off."""
+        """With `gives_way` background batches that run are aborted: where what they have left in memory can be cut
+        off.
+        """
         self._context = context
         self._gives_way = gives_way
         self._gave_way_ms = -TUNING.held_ms
         self._cancelled: set[Sequence] = set()
         """Those whose command has not been taken up."""
+        self._coming: set[Sequence] = set()
+        """The same of those that are handed over, but for background ones."""
         self._running: Collection[Sequence] = ()
         self._lock = threading.Lock()
         """Held while a batch is aborted, and while it ends: an abort is never meant for the batch after it."""
@@ -40,31 +44,33 @@ class Withdrawn:
         """A sequence is cancelled; its command follows."""
         with self._lock:
             self._cancelled.add(sequence)
-            if self._is_unwanted(self._running):
+            if self._are_cancelled(self._running):
                 self._is_aborted = True
                 self._context.request_retry()
 
-    def came(self, sequence: Sequence) -> None:
-        """A sequence is handed over; its command is there."""
-        if sequence.lane < 0 or not self._gives_way:
+    def coming(self, sequence: Sequence) -> None:
+        """A sequence is handed over; its command follows."""
+        if sequence.lane < 0:
             return
         with self._lock:
-            is_background = bool(self._running) and all(each.lane < 0 for each in self._running)
-            if is_background and now_ms() - self._gave_way_ms >= TUNING.held_ms:
+            self._coming.add(sequence)
+            is_again = now_ms() - self._gave_way_ms < TUNING.held_ms
+            if self._gives_way and not is_again and self._give_way(self._running):
                 self._gave_way_ms = now_ms()
                 self._is_aborted = True
                 self._context.request_retry()
 
     def discard(self, sequence: Sequence) -> None:
-        """The command was taken up: the sequence is in no further batch."""
+        """The command was taken up: a sequence is in no further batch, or can be in the next."""
         with self._lock:
             self._cancelled.discard(sequence)
+            self._coming.discard(sequence)
 
     def begin(self, sequences: Collection[Sequence]) -> bool:
-        """A batch of these goes to llama.cpp; False where all of them are cancelled: then it must not."""
+        """A batch of these goes to llama.cpp; False where none of it is wanted now: then it must not."""
         # Set before reading what was cancelled: a cancel that comes between the two sees the batch, and aborts it.
         self._running = sequences
-        if self._cancelled and self._is_unwanted(sequences):
+        if self._are_cancelled(sequences) or self._give_way(sequences):
             self._is_aborted = True
         return not self._is_aborted
 
@@ -76,5 +82,8 @@ class Withdrawn:
             self._running, is_aborted, self._is_aborted = (), self._is_aborted, False
         return is_aborted
 
-    def _is_unwanted(self, sequences: Collection[Sequence]) -> bool:
-        return bool(sequences) and self._cancelled.issuperset(sequences)
+    def _are_cancelled(self, sequences: Collection[Sequence]) -> bool:
+        return bool(self._cancelled and sequences) and self._cancelled.issuperset(sequences)
+
+    def _give_way(self, sequences: Collection[Sequence]) -> bool:
+        return bool(self._coming and sequences) and all(each.lane < 0 for each in sequences)
