@@ -14,11 +14,13 @@ WINDOW_MS = 120.0
 
 @attrs.define
 class Cores:
-    """A machine whose scheduler gives every runnable thread the same share."""
+    """A machine whose scheduler gives every runnable thread the same share, but for those of programs that yield."""
 
     cores: float = 2.0
     most: int = 2
     load: float = 0.0
+    yields: bool = False
+    """The load is of the lowest priority: it has what other threads leave of the cores."""
     stolen: float = 0.0
     """Share of each busy core's time that the host of this virtual machine takes."""
     tells_idle: bool = True
@@ -26,7 +28,7 @@ class Cores:
     """CPUs that nothing uses beyond `cores`, which then are what a quota pays for, for this process and the load."""
 
     def sample(self, threads: int, wall_ms: float = WINDOW_MS) -> CpuSample:
-        share = min(1.0, self.cores / max(self.cores, threads + self.load))
+        share = min(1.0, self.cores / max(self.cores, threads + (0.0 if self.yields else self.load)))
         idle = (self.idle_cpus + max(0.0, self.cores - threads - self.load)) * wall_ms
         waiting = threads * (1 - share) * wall_ms
         running = threads * share * wall_ms * (1 - self.stolen)
@@ -57,9 +59,21 @@ def test_beside_one_busy_program_one_of_two_threads_computes_from_the_first_samp
     assert run(ThreadPolicy(2), Cores(load=1.0, tells_idle=False)) == [1]
 
 
-def test_a_neighbour_that_stays_keeps_its_core() -> None:
-    assert set(run(ThreadPolicy(2), Cores(load=1.0), 20_000)) == {1}
-    assert set(run(ThreadPolicy(2), Cores(load=4.0), 20_000)) == {1}
+@pytest.mark.parametrize("load", [1.0, 4.0])
+def test_a_neighbour_that_stays_keeps_its_core_but_for_a_sample_now_and_then(load: float) -> None:
+    policy, machine = ThreadPolicy(2), Cores(load=load)
+    first, then = run(policy, machine, 60_000), run(policy, machine, 300_000)
+    assert set(first) == {1, 2}
+    assert first.count(2) <= 4
+    assert 1 <= then.count(2) <= 4
+
+
+def test_beside_a_program_that_yields_all_threads_compute_also_where_it_once_had_a_core() -> None:
+    policy = ThreadPolicy(2)
+    assert run(policy, Cores(load=1.0)) == [1]
+    seen = run(policy, Cores(load=1.0, yields=True), 20_000)
+    assert seen[-1] == 2
+    assert seen.count(1) <= 50
 
 
 def test_when_the_neighbour_has_left_every_core_computes_again_within_a_second() -> None:
@@ -94,7 +108,7 @@ def test_beside_a_program_that_went_on_after_a_rest_threads_that_wait_give_way_b
     assert policy.would_yield(rest)
     assert policy.observe_waits(machine.sample(2, 20)) == 1
     assert not policy.would_yield(rest), "nothing more to give"
-    assert set(run(policy, machine, 5_000)) == {1}
+    assert set(run(policy, machine, 4_000)) == {1}
 
 
 def test_threads_that_gave_way_to_what_was_over_soon_compute_again_from_the_first_sample_on() -> None:
@@ -141,7 +155,7 @@ def test_how_many_threads_others_have_follows_from_what_ours_wait(cores: int, lo
 @pytest.mark.parametrize("tells_idle", [True, False])
 def test_a_program_that_shares_the_quota_is_a_neighbour_while_other_cpus_are_idle(tells_idle: bool) -> None:
     policy, machine = ThreadPolicy(2), Cores(load=1.0, idle_cpus=6.0, tells_idle=tells_idle)
-    assert set(run(policy, machine, 5_000)) == {1}
+    assert set(run(policy, machine, 4_000)) == {1}
     machine.load = 0.0
     assert run(policy, machine, 1_000)[-1] == 2
 
@@ -152,7 +166,7 @@ def test_a_neighbour_that_comes_and_goes_is_not_followed_at_every_turn() -> None
     for turn in range(100):
         machine.load = 1.0 if turn % 2 else 0.0
         seen += run(policy, machine, HOLD_MS / 2)
-    assert set(seen[10:]) == {1}
+    assert seen[10:].count(2) <= 0.1 * len(seen)
 
 
 def test_what_the_host_of_a_virtual_machine_takes_is_no_reason_to_leave_a_core_unused() -> None:

@@ -28,6 +28,11 @@ WORTH = 1.15
 uncertain."""
 HOLD_MS = 500.0
 """Window over which the highest load counts: fewer threads at once, more only when the neighbour stays away."""
+TRY_ALL_MS = 5_000.0
+"""Computing time with fewer threads after which all are tried for one sample, twice as much after each try in vain.
+Only beside all of them does it show whether a program yields, by its priority or by its group's weight."""
+LONGEST_TRY_MS = 80_000.0
+"""Longest such time: beside a program that does not yield, a try makes a stream wait a tenth of a second or two."""
 SETTLED_MS = 100.0
 """Minimum length of a sample: the kernel counts idle time in steps of 10 ms."""
 
@@ -109,7 +114,7 @@ class _Seen(NamedTuple):
 class ThreadPolicy:
     """Chooses the number of compute threads from what each sample shows. Pure: it never looks at a clock."""
 
-    __slots__ = ("_recent", "load", "stolen", "threads")
+    __slots__ = ("_fewer_ms", "_recent", "_try_after_ms", "load", "stolen", "threads")
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -119,6 +124,9 @@ class ThreadPolicy:
         self.stolen = 0.0
         """Share of a busy core's time that the host takes, as the last choice assumed."""
         self._recent: deque[_Seen] = deque()
+        self._fewer_ms = 0.0
+        """Computing time with fewer threads than all, until now."""
+        self._try_after_ms = TRY_ALL_MS
 
     def observe(self, sample: CpuSample) -> int:
         """Take in a sample; returns the number of threads to compute with from now on, 1 to `sample.most`."""
@@ -130,8 +138,22 @@ class ThreadPolicy:
         self.load = max(seen.load for seen in self._recent)
         # The host takes its time in large pieces: the mean says more of the next batch than the worst sample does.
         self.stolen = sum(seen.stolen for seen in self._recent) / len(self._recent)
-        self.threads = self._best(sample, self.load)
+        before, self.threads = self.threads, self._best(sample, self.load)
+        self._try_all(sample, before)
         return self.threads
+
+    def _try_all(self, sample: CpuSample, before: int) -> None:
+        """All threads, where there have been fewer for long; `before` had computed until this sample."""
+        if self.threads >= sample.most:
+            self._fewer_ms = 0.0
+            self._try_after_ms = TRY_ALL_MS if before >= sample.most else self._try_after_ms
+            return
+        self._fewer_ms += sample.wall_ms
+        if self._fewer_ms >= self._try_after_ms:
+            self.threads, self._fewer_ms = sample.most, 0.0
+            self._try_after_ms = min(2 * self._try_after_ms, LONGEST_TRY_MS)
+            # What was seen beside fewer threads is not to decide on the next sample.
+            self._recent.clear()
 
     def observe_rest(self, sample: CpuSample) -> int:
         """Take in a sample that ends with a rest, a time in which nothing was computed: as `observe`, and alone, where

@@ -7,7 +7,9 @@ core that this process has left to them, which decides when its threads come bac
 
 After a rest in which other programs used the cores, all threads begin nevertheless: a program that yields by its
 priority, or that works on other cores, looks like a neighbour until threads wait for it. But where something
-else is still runnable, the batches until the first full sample are watched closely.
+else is still runnable, the batches until the first full sample are watched closely. From time to time all threads are
+tried between two rests too, and then for a full sample: at first the kernel has two of them on one core, some tens of
+milliseconds long.
 
 `StallWatch` aborts. llama.cpp's compute threads meet at hundreds of barriers for each token: where other programs
 suddenly want the cores, a batch that began with all threads can take a hundred times as long as it should. So a thread
