@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policy_world import make_row
 
 from uma.engine.policy import PlainRow, Plan, Scheduler, State, Targets
-from uma.engine.policy.cost import SIZES, TILE_TOKENS, CostModel
+from uma.engine.policy.cost import ROWS, SIZES, TILE_TOKENS, CostModel
 from uma.engine.policy.lead import can_be_covered, is_kept
 from uma.engine.policy.order import gives_way
 from uma.engine.policy.tuning import TUNING
@@ -677,6 +677,25 @@ def test_first_tokens_wait_for_no_more_of_a_lower_lane_than_fills_a_tile(
     lower = sum(count for key, count in plan.prefill if known[key].lane < lane)
     others = sum(count for _, count in plan.prefill) - lower
     assert not lower or others + lower <= TILE_TOKENS
+
+
+def test_a_question_s_first_token_waits_only_for_those_background_rows_that_have_waited_long() -> None:
+    scheduler = Scheduler(Targets(80.0, 2_048, 64))
+    for size in ROWS[:12]:
+        scheduler.cost.observe_decode(size, 0, 10.0 * size)
+    scheduler.cost.observe_prefill(64, 0, 200.0)
+    question = make_row(100, lane=1, remaining=64, prompt_tokens=64, arrived_ms=NOW)
+
+    def first(late: int) -> list[int]:
+        waits_ms = [TUNING.held_ms + key if key <= late else 300.0 for key in range(1, 41)]
+        jobs = [make_row(key, lane=-1, last_token_ms=NOW - wait) for key, wait in enumerate(waits_ms, start=1)]
+        plan = scheduler.plan(state_of([*jobs, question], 10_000), NOW)
+        assert plan.prefill == ((100, 64),)
+        return [*plan.decode] if plan.steps else []
+
+    assert first(0) == []
+    assert first(2) == [2, 1], "that which has waited longest first"
+    assert first(40) == [40, 39, 38, 37, 36, 35, 34, 33], "as many as a tick has time for"
 
 
 def test_a_question_s_first_token_waits_for_no_background_prompt_but_for_what_fills_its_tile() -> None:

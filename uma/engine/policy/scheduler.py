@@ -273,19 +273,24 @@ class Scheduler:
             most = min(most, self._longest(prompts, min(wanted, most), state, share))
         else:
             most = min(most, self.targets.start_tokens)
-        # A first token comes before the next tokens of lower lanes, where none of them has been without for long.
+        # A first token comes before the next tokens of lower lanes, but for rows that have been without for long.
         head = prompts[0]
-        can_wait = all(row.lane < head.row.lane and self._can_wait(row, now_ms) for row in streams.rows)
-        if streams.rows and can_wait and head.left <= most:
-            return attrs.evolve(plan, prefill=self._allocated(prompts, most), steps=0)
+        if streams.rows and head.left <= most and all(row.lane < head.row.lane for row in streams.rows):
+            late = self._late(streams.rows, state, now_ms)
+            decode = tuple(row.key for row in late) or plan.decode
+            return attrs.evolve(plan, decode=decode, prefill=self._allocated(prompts, most), steps=min(1, len(late)))
         return self._mixed(plan, prompts, most, streams, state, free_tokens) or attrs.evolve(
             plan, prefill=self._allocated(prompts, most)
         )
 
-    def _can_wait(self, row: Row, now_ms: float) -> bool:
-        """Whether a row of a lower lane has not been without a token for long."""
-        longest_ms = TUNING.held_ms if row.lane < 0 else TUNING.piece_share * self.targets.slo_ttft_ms
-        return now_ms - row.last_token_ms < longest_ms
+    def _late(self, rows: Sequence[Row], state: State, now_ms: float) -> list[Row]:
+        """Those of a lower lane that have been without a token for long: as many as decode within a tick's budget, or
+        the one that has waited longest.
+        """
+        normal_ms = TUNING.piece_share * self.targets.slo_ttft_ms
+        late = [row for row in rows if now_ms - row.last_token_ms >= (TUNING.held_ms if row.lane < 0 else normal_ms)]
+        late.sort(key=lambda row: row.last_token_ms)
+        return late[: max(1, self._fitting(0, len(late), self.targets.tick_budget_ms, state))]
 
     def _are_read_at_once(self, prompts: list[Prompt], wanted: int, streams: Streams, state: State) -> bool:
         """Whether prompts that came together are read at once, because those that were read first could not decode in
