@@ -116,7 +116,7 @@ def test_ollamas_client_pulls_lists_shows_generates_with_two_models_and_deletes(
         until(lambda: status(server, "Tiny-8B-Q4_K_M"), lambda now: now == "unloaded")
         assert client.delete(PULLED).status == "success"
         assert {each.model for each in client.list().models} == before
-        with pytest.raises(ollama.ResponseError, match="is not here"):
+        with pytest.raises(ollama.ResponseError, match="no model of this name is here"):
             client.generate(PULLED, "Once")
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from models import write_model, write_split_model
-from uma.errors import ModelError
+from uma.errors import ModelError, UnknownModel
 from uma.llama.builtin import builtin_path
 from uma.llama.model import Model
 from uma.models.catalog import available, resolve
+from uma.models.names import one_meant
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_capitals_do_not_matter_and_a_beginning_is_taken(folder: Path, name: str
 def test_a_beginning_of_several_names_is_refused_with_all_of_them(folder: Path) -> None:
     (folder / "tiny-2.gguf").touch()
     try:
-        with pytest.raises(ModelError, match=r"^ti: 2 models have that name or begin so: tiny, tiny-2$"):
+        with pytest.raises(ModelError, match=r"^ti: 2 models have this name or begin so: tiny, tiny-2$"):
             resolve("ti", {"UMA_MODELS": str(folder)})
         assert resolve("Tiny", {"UMA_MODELS": str(folder)}).path == folder / "tiny.gguf"
     finally:
@@ -90,6 +91,23 @@ def test_an_unknown_name_is_answered_with_the_nearest(folder: Path) -> None:
     for environ in ({}, {"UMA_MODELS": "/nowhere"}):
         with pytest.raises(ModelError, match=r"^tiny: no such file, and no model .* `uma models` tells what is here"):
             resolve("tiny", environ)
+
+
+@pytest.mark.parametrize(
+    ("asked", "near"),
+    [
+        ("bultin", "; did you mean builtin?"),
+        ("smolm2", "; did you mean SmolLM2-135M-Instruct.Q4_1?"),
+        ("QWNE3-8b", "; did you mean bartowski/Qwen3-8B-Q4_K_M?"),
+        ("bartowsky/qwen3", "; did you mean bartowski/Qwen3-8B-Q4_K_M?"),
+        ("omega", "; there are builtin, SmolLM2-135M-Instruct.Q4_1, bartowski/Qwen3-8B-Q4_K_M"),
+    ],
+)
+def test_a_server_s_models_are_near_by_their_beginnings_too(asked: str, near: str) -> None:
+    names = ("builtin", "SmolLM2-135M-Instruct.Q4_1", "bartowski/Qwen3-8B-Q4_K_M")
+    with pytest.raises(UnknownModel) as told:
+        one_meant(asked, {each: [each] for each in names})
+    assert told.value.message == f"model: {asked!r}: no model of this name is here{near}"
 
 
 def test_each_model_is_described_from_its_header(folder: Path) -> None:

@@ -17,8 +17,9 @@ import pytest
 from hub_server import COMMIT, TOKEN, Hub, running_hub
 from huggingface_hub import close_session
 from projectors import write_projector
+from pty_screen import Terminal
 
-from harness import RunInProcessText
+from harness import RunInProcessText, clean_environ, uma_command
 from models import write_model, write_split_model
 from uma.errors import ModelError
 from uma.models.catalog import available
@@ -120,7 +121,7 @@ def test_a_model_comes_into_the_cache_as_others_see_it_and_is_loaded_by_its_name
     folder = home / "hub" / "models--someone--Tiny-8B-GGUF"
     path = folder / "snapshots" / COMMIT / "Tiny-8B-Q4_K_M.gguf"
     assert done.stdout == f"{path}\n"
-    assert "taking Q4_K_M" in done.stderr and "uma chat Tiny-8B-Q4_K_M" in done.stderr
+    assert "uma chat Tiny-8B-Q4_K_M" in done.stderr
     assert "100 %" in done.stderr and "\x1b" not in done.stderr
     assert path.read_bytes() == data
     assert path.resolve() == folder / "blobs" / sha256(data).hexdigest()
@@ -281,15 +282,57 @@ def test_a_token_opens_what_is_gated(uma: Run) -> None:
 def test_the_list_shows_each_model_with_its_size_and_nothing_else(uma: Run, hub: Hub, home: Path) -> None:
     done = uma("pull", REPOSITORY, "--list")
     assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines()[1:]]
-    assert {row[0]: (row[-2], row[-1]) for row in rows} == {
-        "Q4_K_M": ("1", "Tiny-8B-Q4_K_M"),
-        "Q8_0": ("1", "Tiny-8B-Q8_0"),
-        "F32": ("3", "F32/Tiny-8B-F32"),
-    }
+    assert rows_of(done.stdout) == OFFERS
+    assert "* comes where none is named: Q4_K_M" in done.stderr
     assert not left(home)
     seeing = uma("pull", SEEING, "--list")
     assert "projector: mmproj-F16.gguf" in seeing.stdout + seeing.stderr
+
+
+OFFERS = {
+    "Q4_K_M": ["*", "yes", "1", "Tiny-8B-Q4_K_M"],
+    "Q8_0": ["yes", "1", "Tiny-8B-Q8_0"],
+    "F32": ["yes", "3", "F32/Tiny-8B-F32"],
+}
+"""By quantization: whether it is the one that is taken, whether it fits, its files, and its name."""
+
+
+def rows_of(text: str) -> dict[str, list[str]]:
+    """What a table of a repository's models says of each, but for its size."""
+    found = {}
+    for line in text.splitlines():
+        cells = line.split()
+        mark = cells[: cells[:1].count("*")]
+        if len(cells) == len(mark) + 6 and cells[-3] in ("yes", "no"):
+            found[cells[len(mark)]] = [*mark, *cells[-3:]]
+    return found
+
+
+def test_without_a_quantization_all_are_shown_with_the_one_that_is_taken_and_why(
+    uma: Run, hub: Hub, home: Path
+) -> None:
+    done = uma("pull", REPOSITORY)
+    assert rows_of(done.stderr) == OFFERS
+    assert f"which most take: small, with little loss; for another: uma pull {REPOSITORY}:QUANT" in done.stderr
+    assert rows_of(uma("pull", f"{REPOSITORY}:Q8_0").stderr) == {}
+    environ = clean_environ(HF_ENDPOINT=hub.url, HF_HOME=str(home), HOME=str(home))
+    with Terminal(uma_command("pull", REPOSITORY), environ, columns=100) as terminal:
+        terminal.wait_for("Tiny-8B-Q4_K_M.gguf")  # the path, which comes last
+        assert rows_of(terminal.text) == OFFERS
+
+
+@pytest.mark.parametrize(
+    ("free", "told"),
+    [(10_000, "it may not fit\n"), (1_200_000, "it may not fit; F32 does\n")],
+)
+def test_what_does_not_fit_is_told_with_what_does(
+    uma: Run, monkeypatch: pytest.MonkeyPatch, free: int, told: str
+) -> None:
+    monkeypatch.setattr("uma.cli.pull.memory_bytes", lambda: free)
+    done = uma("pull", REPOSITORY)
+    assert done.returncode == 0 and told in done.stderr
+    assert rows_of(done.stderr)["Q4_K_M"] == ["*", "no", "1", "Tiny-8B-Q4_K_M"]
+    assert done.stdout.endswith("Tiny-8B-Q4_K_M.gguf\n")
 
 
 def test_a_url_of_a_file_and_another_revision_are_taken(uma: Run, hub: Hub, home: Path) -> None:

@@ -78,9 +78,13 @@ def test_names_of_tables_are_models_that_are_here_and_an_alias_is_one_models(tmp
     for name in ("alpha", "beta"):
         write_model(tmp_path / f"{name}.gguf")
     environ = {"UMA_MODELS": str(tmp_path)}
-    with pytest.raises(ModelError, match=r"^models\.alpa .*: alpa: no such file, .* is here; did you mean alpha"):
-        Shelf("all", environ, tables={"alpa": ModelSettings()}).read()
+    with pytest.raises(ModelError, match=r"^uma\.toml: .*: alpa: no such file, .* is here; did you mean alpha"):
+        Shelf("alpha,alpa", environ, tables={"alpa": ModelSettings(where='uma.toml: [models."alpa"]')}).read()
+    with pytest.raises(ModelError, match=r"^alpa: no such file, and no model of this name"):
+        Shelf("alpa", environ).read()
     twice = {"alpha": ModelSettings(("quick",)), "beta": ModelSettings(("Quick",))}
+    with pytest.raises(ModelError, match=r"^uma\.toml: .*: alpa:"):
+        Shelf("all", environ, tables={"alpa": ModelSettings(where='uma.toml: [models."alpa"]')}).read()
     with pytest.raises(ModelError, match="alias: Quick: is given to alpha and to beta"):
         Shelf("all", environ, tables=twice).read()
     shelf = Shelf("all", environ, tables={"alpha": ModelSettings(("quick",))})

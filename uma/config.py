@@ -438,6 +438,8 @@ class ModelSettings:
     """Of settings among `OF_MODEL`, by their names."""
     pin: bool = False
     """It is loaded at the start, and stays."""
+    where: str = attrs.field(default="", eq=False)
+    """The file, and its table there, for messages."""
 
 
 @attrs.frozen
@@ -572,7 +574,7 @@ def _model_settings(path: Path, name: str, table: Any, known: Mapping[str, Setti
             raise ConfigError(f"{where}: {key}: no such setting of a model{nearest(key, {*OF_MODEL, 'alias', 'pin'})}")
         if wrong:
             raise ConfigError("\n".join(wrong))
-    return ModelSettings(tuple(table.get("alias", ())), values, table.get("pin", False))
+    return ModelSettings(tuple(table.get("alias", ())), values, table.get("pin", False), where)
 
 
 def read_toml(path: Path, where: str) -> dict[str, Any]:

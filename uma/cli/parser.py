@@ -382,7 +382,7 @@ def _describe_pull(parser: argparse.ArgumentParser) -> None:
         help="OWNER/NAME on the Hugging Face hub, :Q4_K_M or :FILE behind it, @REVISION; or a URL of it",
     )
     parser.add_argument(
-        "--list", action="store_true", help="show the models of the repository instead, with their sizes (default: off)"
+        "--list", action="store_true", help="show the models of the repository and pull none (default: off)"
     )
     parser.add_argument(
         "--no-mmproj",
@@ -621,8 +621,9 @@ COMMANDS: tuple[Command, ...] = (
         "get a model from the Hugging Face hub",
         _describe_pull,
         "Load a GGUF model into the Hugging Face cache, which llama.cpp, vLLM and others share: all parts of it, with "
-        "their checksums verified. What was cut goes on where it was. Without a quantization Q4_K_M is taken, else the "
-        "nearest that there is; where the repository has a projector (mmproj) for it, that comes too. The file's path "
+        "their checksums verified. What was cut goes on where it was. Without a quantization all are shown with their "
+        "sizes, and which fit the memory that is free, and Q4_K_M is taken, else the nearest that there is. Where the "
+        "repository has a projector (mmproj) for it, that comes too. The file's path "
         "is written to standard output, all else to standard error.\n\n"
         "HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE are as for every program of Hugging Face.",
         " REPO[:QUANT]",

@@ -6,7 +6,8 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TextIO
 
 from uma.cli import say, words
 from uma.cli.memory import fits, memory_bytes
@@ -18,6 +19,9 @@ from uma.models.pull import Pull
 
 LINES = 10
 """Of progress, where there is no terminal."""
+COLUMNS = ("", "quantization", "size", "fits", "files", "name")
+CHOSEN = "*"
+"""Marks the one that is pulled."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -30,20 +34,20 @@ def main(options: argparse.Namespace) -> int:
     if hub.is_offline(os.environ):
         return _offline(options.reference)
     listing = hub.listing(reference, endpoint)
+    memory = memory_bytes()
     if options.list:
-        _print(listing)
+        _list(listing, memory)
         return 0
-    offer, memory = listing.choose(), memory_bytes()
-    if not reference.what and len(listing.offers) > 1:
-        taken = f"{offer.quantization or offer.name} ({words.size(offer.size_bytes)})"
-        say.note(f"taking {taken}; uma pull {reference.repository} --list has all")
+    offer = listing.choose() if reference.what else _choose(listing, memory)
     if not options.no_mmproj and (projector := listing.projector_of(offer)) is not None:
         offer = offer.beside(projector)
         reported = f"{projector.path} ({words.size(projector.size_bytes)})"
         say.note(f"with its projector for pictures or sound, {reported}; --no-mmproj leaves it out")
     size = words.size(offer.size_bytes)
     if not fits(offer.size_bytes, memory):
-        say.warn(f"{offer.name} has {size}, and {words.size(memory)} of memory are free here: it may not fit")
+        smaller = _largest_that_fits(listing, memory)
+        does = "" if smaller is None else f"; {smaller.quantization or smaller.name} does"
+        say.warn(f"{offer.name} has {size}, and {words.size(memory)} of memory are free here: it may not fit{does}")
     with _progress(offer.name.rpartition("/")[2], offer.size_bytes) as on_progress:
         path = Pull(listing, offer, cache, endpoint, on_progress).run()
     say.note(f"{size} are here: uma chat {catalog.short_name(path, os.environ)}")
@@ -60,10 +64,35 @@ def _offline(name: str) -> int:
     return 0
 
 
-def _print(listing: hub.Listing) -> None:
-    memory = memory_bytes()
+def _choose(listing: hub.Listing, memory: int) -> hub.Offer:
+    """What is taken where nothing is asked for, told among all that there is. Raises as `Listing.choose`."""
+    if len(listing.offers) < 2:
+        return listing.choose()
+    try:
+        chosen = listing.choose()
+    except ModelError:
+        _print(listing, None, memory, sys.stderr)  # standard output has the path
+        raise
+    _print(listing, chosen, memory, sys.stderr)
+    say.note(f"taking {_why(chosen)}; for another: uma pull {listing.reference.repository}:QUANTIZATION")
+    return chosen
+
+
+def _list(listing: hub.Listing, memory: int) -> None:
+    chosen: hub.Offer | None = None
+    with suppress(ModelError):  # none is, or several are
+        chosen = listing.choose()
+    _print(listing, chosen, memory, sys.stdout)
+    for each in listing.projectors:
+        say.plain(f"projector: {each.path} ({words.size(each.size_bytes)})")
+    if chosen is not None and not listing.reference.what:
+        say.plain(f"{CHOSEN} comes where none is named: {_why(chosen)}")
+
+
+def _print(listing: hub.Listing, chosen: hub.Offer | None, memory: int, file: TextIO) -> None:
     rows = [
         (
+            CHOSEN if each == chosen else "",
             each.quantization,
             words.size(each.size_bytes),
             "yes" if fits(each.size_bytes, memory) else "no",
@@ -72,9 +101,19 @@ def _print(listing: hub.Listing) -> None:
         )
         for each in sorted(listing.offers, key=lambda each: each.size_bytes)
     ]
-    print_table(("quantization", "size", "fits", "files", "name"), rows)
-    for each in listing.projectors:
-        say.plain(f"projector: {each.path} ({words.size(each.size_bytes)})")
+    print_table(COLUMNS, rows, file)
+
+
+def _why(chosen: hub.Offer) -> str:
+    """What is taken where nothing is asked for, and why."""
+    usual, found = hub.PREFERRED[0], chosen.quantization
+    why = "which most take: small, with little loss" if found == usual else f"the nearest to {usual} that there is"
+    return f"{found or chosen.name} ({words.size(chosen.size_bytes)}), {why}"
+
+
+def _largest_that_fits(listing: hub.Listing, memory: int) -> hub.Offer | None:
+    fitting = [each for each in listing.offers if fits(each.size_bytes, memory)]
+    return max(fitting, key=lambda each: each.size_bytes, default=None)
 
 
 @contextmanager

@@ -158,7 +158,8 @@ def _meant_of(models: Sequence[ListedModel], loaded: Loaded, bound_to: ModelInfo
         called = meant(asked, {each.name: (each.name, *each.aliases) for each in models})
         if len(called) == 1:
             return called[0]
-    path = catalog.resolve(asked, os.environ).path
+    names = [name for each in models for name in (each.name, *each.aliases)]
+    path = catalog.resolve(asked, os.environ, names).path
     return next((each.name for each in models if _is_same(Path(each.path), path)), None)
 
 

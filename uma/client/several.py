@@ -19,19 +19,12 @@ from uma.errors import BadRequest, UmaError, UnknownModel
 from uma.models.names import one_meant
 from uma.types import (
     Activity,
-    Embeddings,
-    EmbedRequest,
-    EventStream,
     Explained,
     Health,
     ListedModel,
     Models,
-    Ranking,
-    Request,
-    RerankRequest,
     ServerInfo,
     Source,
-    Tokenized,
 )
 
 LOOK_SEC = 0.5
@@ -184,27 +177,6 @@ class ModelsThere(Models):
         """See `types.Models`."""
         found = next((each for each in self._listed if each.name == self._name(model)), None)
         return None if found is None or found.state == "loaded" else found.loading_percent or 0
-
-    @asynccontextmanager
-    async def generate(self, request: Request) -> AsyncIterator[EventStream]:
-        """See `Source`."""
-        async with self.using(request.model) as source, source.generate(request) as stream:
-            yield stream
-
-    async def embed(self, request: EmbedRequest) -> Embeddings:
-        """See `Source`."""
-        async with self.using(request.model) as source:
-            return await source.embed(request)
-
-    async def rerank(self, request: RerankRequest) -> Ranking:
-        """See `Source`."""
-        async with self.using(request.model) as source:
-            return await source.rerank(request)
-
-    async def tokenize(self, request: Request) -> Tokenized:
-        """See `Source`."""
-        async with self.using(request.model) as source:
-            return await source.tokenize(request)
 
     async def health(self, *, probe: bool = True) -> Health:
         """See `Source`."""

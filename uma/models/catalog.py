@@ -9,13 +9,12 @@ from typing import Any
 
 import attrs
 
-from uma.config import nearest
 from uma.errors import ModelError
 from uma.llama import header
 from uma.llama.builtin import builtin_path
 from uma.llama.header import Header, file_type_name
 from uma.models.glance import Glance, glance
-from uma.models.names import meant
+from uma.models.names import NONE_HERE, meant, nearest_model, several_words
 from uma.models.places import OLLAMA, UMA_MODELS, Found, find, quantization_of
 from uma.models.projectors import Projectors, sees
 from uma.types import EMBEDDINGS, RERANKER
@@ -59,11 +58,12 @@ class ModelFile:
     """Whether it sees pictures, by its projector."""
 
 
-def resolve(model: str, environ: Mapping[str, str]) -> ResolvedModel:
+def resolve(model: str, environ: Mapping[str, str], others: Iterable[str] = ()) -> ResolvedModel:
     """The file for `builtin`, a path, or a name of any place, with or without `.gguf`, in any case, with or without
     what stands before a `/`, or as much of its beginning as tells it from the others.
 
-    A path that exists wins over a name, a whole name over a beginning. Raises `ModelError` naming what was looked for.
+    A path that exists wins over a name, a whole name over a beginning. Raises `ModelError` naming what was looked for,
+    and what is near it: a server's models count as `others`.
     """
     if not model.strip():
         raise ModelError("the model's name is empty; name a GGUF file, a model that `uma models` lists, or builtin")
@@ -72,10 +72,10 @@ def resolve(model: str, environ: Mapping[str, str]) -> ResolvedModel:
     path = Path(model).expanduser()
     if path.exists():
         return ResolvedModel(path, is_builtin=False)
-    return ResolvedModel(named(model, environ).path, is_builtin=False)
+    return ResolvedModel(named(model, environ, others).path, is_builtin=False)
 
 
-def named(model: str, environ: Mapping[str, str]) -> Found:
+def named(model: str, environ: Mapping[str, str], others: Iterable[str] = ()) -> Found:
     """The one file that a name stands for, as `resolve`. Raises `ModelError` where there is none, or several."""
     found = find(environ)
     matching = _distinct(meant(model, {each: (each.name, *each.also) for each in found}))
@@ -83,11 +83,10 @@ def named(model: str, environ: Mapping[str, str]) -> Found:
         return matching[0]
     shown = _short_names(found)
     if matching:
-        names = ", ".join(sorted(shown[each] for each in matching))
-        raise ModelError(f"{model}: {len(matching)} models have that name or begin so: {names}")
-    near = nearest(model, [*shown.values(), *(each.name for each in found), BUILTIN])
+        raise ModelError(f"{model}: {several_words(sorted(shown[each] for each in matching))}")
+    near = nearest_model(model, [*shown.values(), *(each.name for each in found), BUILTIN, *others])
     hint = near or "; `uma models` tells what is here, `uma pull` gets others"
-    raise ModelError(f"{model}: no such file, and no model of this name is here{hint}")
+    raise ModelError(f"{model}: no such file, and {NONE_HERE}{hint}")
 
 
 def short_name(path: Path, environ: Mapping[str, str]) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import TypeVar
 
-from uma.config import nearest
 from uma.errors import UnknownModel
 
 T = TypeVar("T")
@@ -14,6 +14,10 @@ HOSTS = ("huggingface.co", "hf.co", "www.huggingface.co")
 """The names of the Hugging Face hub."""
 MOST_NAMED = 20
 """Maximum of names in one message."""
+MOST_SHOWN = 200
+"""Maximum of characters of a name that was asked for in a message."""
+NEAR, NEAR_BEGINNING = 0.6, 0.75
+"""Likeness (`difflib`) from which a name is near, and from which its beginning is: short ones are alike by chance."""
 
 
 def meant(asked: str, names: Mapping[T, Iterable[str]]) -> list[T]:
@@ -39,9 +43,38 @@ def one_meant(asked: str, names: Mapping[str, Iterable[str]]) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise UnknownModel(f"model: {asked[:200]!r}: {len(found)} models begin so: {', '.join(found)}")
-    near = nearest(asked, names) or f"; there are {', '.join(list(names)[:MOST_NAMED])}"
-    raise UnknownModel(f"model: {asked[:200]!r} is not here{near}")
+        raise UnknownModel(f"model: {asked[:MOST_SHOWN]!r}: {several_words(found)}")
+    near = nearest_model(asked, [*names, *(each for every in names.values() for each in every)])
+    there = near or f"; there are {', '.join(islice(names, MOST_NAMED))}"
+    raise UnknownModel(f"model: {asked[:MOST_SHOWN]!r}: {NONE_HERE}{there}")
+
+
+NONE_HERE = "no model of this name is here"
+"""What is said of a name that means none; behind it comes what to name instead."""
+
+
+def several_words(found: Collection[str]) -> str:
+    """What is said of a name that means several."""
+    return f"{len(found)} models have this name or begin so: {', '.join(found)}"
+
+
+def nearest_model(asked: str, names: Iterable[str]) -> str:
+    """`; did you mean X?`, or nothing where no name is near. A name is near by its beginning, too, since that is enough
+    to name a model by, and in any capitals.
+    """
+    from difflib import get_close_matches  # noqa: PLC0415  (only a typo needs it)
+
+    wanted = _plain(asked[:MOST_SHOWN])
+    whole, begun = dict[str, str](), dict[str, str]()
+    for name in names:
+        for way in _ways(name):
+            whole.setdefault(way, name)
+            for length in range(len(wanted) - 1, len(wanted) + 2):  # a letter more or less
+                begun.setdefault(way[:length], name)
+    for known, cutoff in ((whole, NEAR), (begun, NEAR_BEGINNING)):
+        if close := get_close_matches(wanted, known, n=1, cutoff=cutoff):
+            return f"; did you mean {known[close[0]]}?"
+    return ""
 
 
 def _ways(name: str) -> Iterator[str]:

@@ -40,7 +40,7 @@ class Shelf:
             sound = sorted((each for each in found if each.problem is None), key=self._rank)
         else:
             names = [each.strip() for each in self.chosen.split(",") if each.strip()]
-            sound = [self._file(name, found) for name in names]
+            sound = [self._of_table(name, found) for name in names]
         if self.default != BUILTIN:
             sound.insert(0, self._file(self.default, found))
         settings = {self._of_table(name, found).name: each for name, each in self.tables.items() if name != ALL_MODELS}
@@ -56,10 +56,13 @@ class Shelf:
         return self._settings.get(file.name, _NOTHING)
 
     def _of_table(self, name: str, found: Sequence[ModelFile]) -> ModelFile:
+        """The model that was chosen by this name, by a table of the configuration where it has one."""
         try:
             return self._file(name, found)
         except ModelError as error:
-            raise ModelError(f"models.{name} (a table of the configuration): {error.message}") from error
+            if name not in self.tables:
+                raise
+            raise ModelError(f"{self.tables[name].where or name}: {error.message}") from error
 
     def _file(self, name: str, found: Sequence[ModelFile]) -> ModelFile:
         wanted = catalog.resolve(name, self.environ)

@@ -34,9 +34,6 @@ from uma.types import (
     DEFAULT_MAX_TOKENS,
     Activity,
     Capabilities,
-    Embeddings,
-    EmbedRequest,
-    EventStream,
     Explained,
     Health,
     Limits,
@@ -44,12 +41,8 @@ from uma.types import (
     LoadProgress,
     ModelInfo,
     Models,
-    Ranking,
-    Request,
-    RerankRequest,
     ServerInfo,
     Source,
-    Tokenized,
 )
 from uma.version import __version__
 
@@ -220,30 +213,6 @@ class LoadedModels(Models):
         return model
 
     # As a source of its own.
-
-    @asynccontextmanager
-    async def generate(self, request: Request) -> AsyncIterator[EventStream]:
-        """See `Source`."""
-        async with self.using(request.model) as held:
-            entering = held.generate(request)
-            del request  # with its files
-            async with entering as stream:
-                yield stream
-
-    async def embed(self, request: EmbedRequest) -> Embeddings:
-        """See `Source`."""
-        async with self.using(request.model) as held:
-            return await held.embed(request)
-
-    async def rerank(self, request: RerankRequest) -> Ranking:
-        """See `Source`."""
-        async with self.using(request.model) as held:
-            return await held.rerank(request)
-
-    async def tokenize(self, request: Request) -> Tokenized:
-        """See `Source`."""
-        async with self.using(request.model) as held:
-            return await held.tokenize(request)
 
     async def health(self, *, probe: bool = True) -> Health:
         """Whether requests are taken; with a probe, whether the models that are loaded generate."""

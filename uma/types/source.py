@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, runtime_checkable
 
 from uma.types.embedding import Embeddings, EmbedRequest, Ranking, RerankRequest
@@ -137,6 +137,30 @@ class Models(Source):
         last one, also where that fails or is cancelled; infinite: as if pinned. None: as it was said last, at first as
         the server is configured.
         """
+
+    @asynccontextmanager
+    async def generate(self, request: Request) -> AsyncIterator[EventStream]:
+        """See `Source`."""
+        async with self.using(request.model) as source:
+            entering = source.generate(request)
+            del request  # with its files
+            async with entering as stream:
+                yield stream
+
+    async def embed(self, request: EmbedRequest) -> Embeddings:
+        """See `Source`."""
+        async with self.using(request.model) as source:
+            return await source.embed(request)
+
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        """See `Source`."""
+        async with self.using(request.model) as source:
+            return await source.rerank(request)
+
+    async def tokenize(self, request: Request) -> Tokenized:
+        """See `Source`."""
+        async with self.using(request.model) as source:
+            return await source.tokenize(request)
 
     @abstractmethod
     async def load(self, model: str | None, keep_sec: float | None = None) -> ListedModel:
