@@ -276,9 +276,9 @@ def test_ps_tells_each_model_what_it_takes_and_when_it_leaves(server: HttpServer
     (told,) = json.loads(uma_told("ps", "--json", *socket).stdout)
     models = {each["name"]: each for each in told["models"]}
     assert models["beta.v1"]["state"] == "loaded"
-    assert models["beta.v1"]["memory_bytes"] > 2**20
+    assert 2**20 < models["beta.v1"]["taken_bytes"] <= models["beta.v1"]["memory_bytes"]
     assert 0 < models["beta.v1"]["leaves_in_sec"] <= 3_000
-    assert (models["builtin"]["state"], models["builtin"]["running"]) == ("unloaded", 0)
+    assert [models["builtin"][each] for each in ("state", "running", "taken_bytes")] == ["unloaded", 0, 0]
     table = uma_told("ps", *socket).stdout
     (line,) = [each for each in table.splitlines() if each.startswith("beta.v1")]
     assert "loaded" in line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -50,8 +51,8 @@ def statuses(server: HttpServer) -> dict[str, str]:
 
 
 def greeted(raw: Raw, **fields: Any) -> dict[str, Any]:
-    """The answer to a hello of version 1.1, once the model is loaded."""
-    raw.send({"type": "hello", "versions": ["1.1"], **fields})
+    """The answer to a hello of version 1.2, once the model is loaded."""
+    raw.send({"type": "hello", "versions": ["1.2"], **fields})
     while (event := raw.next())["event"] == "loading":
         pass
     assert event["event"] == "hello", event
@@ -233,7 +234,7 @@ def test_a_client_waits_until_its_model_is_loaded_and_is_told_so(folder: Path, t
 def test_one_server_of_one_model_refuses_the_name_of_another(folder: Path) -> None:
     one = ("--model", str(folder / "alpha.gguf"))
     with short_directory() as place, running_http(place, *one) as server, server.process.connect() as raw:
-        assert raw.hello(versions=["1.1"]).get("models") is None
+        assert raw.hello(versions=["1.2"]).get("models") is None
         raw.send(ask("a", model="beta"), ask("b", model="Alpha"))
         assert raw.last_of("a")["code"] == "E_PROTO_BAD_REQUEST"
         assert raw.last_of("b")["event"] == "eos"
@@ -310,13 +311,23 @@ def test_models_that_do_not_fit_together_take_turns_and_no_request_is_lost(
         server.process.log.wait_for("event=model.ended")
 
 
-def test_a_model_that_can_never_fit_is_refused_with_what_it_takes(folder: Path) -> None:
-    flags = ("--models", ",".join(NAMES), "--memory", "64")
-    with short_directory() as place, running_http(place, *flags, UMA_MODELS=str(folder)) as server:
-        answer = complete(server, "beta")
-        assert answer.status == 500
-        assert "beta takes about 0.07 GiB" in answer.json["error"]["message"]
-        assert "--memory" in answer.json["error"]["message"]
+def test_a_model_that_can_never_fit_is_told_at_the_start_and_refused_with_what_it_takes(folder: Path) -> None:
+    with short_directory() as place:
+        large = write_model(place / "large.gguf", feed_forward=40_000)
+        flags = ("--models", f"alpha,{large}", "--memory", "100", "--n-ctx", "512")
+        with running_http(place, *flags, UMA_MODELS=str(folder)) as server:
+            server.process.log.wait_for('event=model.too_large reason="large takes about 1')
+            answer = complete(server, "large")
+            assert answer.status == 500
+            told = r"large takes about 1\d\d MiB, and all models together can have 100 MiB \(--memory\)"
+            assert re.search(told, answer.json["error"]["message"])
+
+
+def test_a_budget_into_which_no_model_fits_is_refused_at_the_start(folder: Path) -> None:
+    environ = clean_environ(UMA_MODELS=str(folder))
+    done = run_to_end(*uma_command("run", "--models", "all", "--memory", "10", *ONE_THREAD), environ=environ)
+    assert done.returncode == 2
+    assert re.search(r"memory: all models together can have 10 MiB, and \w+ alone, the smallest, takes", done.stderr)
 
 
 def test_an_idle_model_leaves_and_is_loaded_again_for_the_next_request(folder: Path, texts: Mapping[str, str]) -> None:

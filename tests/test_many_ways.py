@@ -46,7 +46,7 @@ def states(server: ServerProcess) -> dict[str, str]:
 
 def test_without_a_model_all_that_are_here_are_served_and_a_session_need_not_load_one(server: ServerProcess) -> None:
     with server.connect() as raw:
-        hello = raw.hello(versions=["1.1"], loads=False)
+        hello = raw.hello(versions=["1.2"], loads=False)
         assert hello["models"] == [*NAMES, "builtin"]
         raw.send({"type": "models", "id": "m"})
         assert {each["state"] for each in raw.expect("models")["models"]} == {"unloaded"}
@@ -57,7 +57,7 @@ def test_the_built_in_model_is_served_by_one_process_where_there_is_no_other(soc
     none = only(socket_dir, socket_dir)
     with running_server(socket_dir / "s", "--config", str(socket_dir / "uma.toml"), **none) as server:
         with server.connect() as raw:
-            hello = raw.hello(versions=["1.1"], loads=False)
+            hello = raw.hello(versions=["1.2"], loads=False)
         assert (hello["model"]["is_builtin"], "models" in hello) == (True, False)
 
 

@@ -102,6 +102,32 @@ async def test_a_pinned_model_stays_whatever_needs_its_memory(
         assert models.find("alpha").state != "loaded"
 
 
+async def test_a_pinned_model_whose_process_has_ended_is_loaded_again_by_itself(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    others = children(os.getpid())
+
+    def new() -> set[int]:
+        return children(os.getpid()) - others if models.find("alpha").state == "loaded" else set()
+
+    async with opened(folder, monkeypatch, cache_ram_mb=0) as models:
+        await models.pin("alpha")
+        (first,) = new()
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: new() - {first})
+        budget_bytes = models.budget_bytes
+        monkeypatch.setattr(models, "budget_bytes", 1)  # nothing fits, and what has failed twice waits
+        os.kill(new().pop(), signal.SIGKILL)
+        await until(lambda: models.find("alpha").retry_in_sec == 2)
+        mock_clock.jump(2)
+        await until(lambda: "all models together can have 0 MiB" in models.find("alpha").failure)
+        assert models.find("alpha").retry_in_sec == 4
+        monkeypatch.setattr(models, "budget_bytes", budget_bytes)
+        mock_clock.jump(4)
+        await until(new)
+        assert models.find("alpha").is_pinned
+
+
 async def test_a_model_that_fails_at_each_load_waits_longer_each_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch, texts: Mapping[str, str], mock_clock: trio.testing.MockClock
 ) -> None:
@@ -181,21 +207,26 @@ async def test_a_file_that_was_replaced_is_loaded_for_the_next_request_and_a_del
             await until(lambda: children(os.getpid()) <= others)
 
 
-async def test_a_model_counts_with_what_it_comes_to_take_as_it_is_used(
+async def test_a_model_counts_with_what_was_planned_until_a_whole_batch_shows_what_it_takes(
     folder: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
 ) -> None:
     others = children(os.getpid())
-    async with opened(folder, monkeypatch, cache_ram_mb=0) as models:
-        loaded = (await models.load("alpha")).memory_bytes
+    async with opened(folder, monkeypatch, cache_ram_mb=0, n_ubatch=128) as models:
+        loaded = await models.load("alpha")
         (pid,) = children(os.getpid()) - others
-        assert abs(taken_bytes(pid) - loaded) < ROUNDING_BYTES
+        assert abs(taken_bytes(pid) - loaded.taken_bytes) < ROUNDING_BYTES
+        assert loaded.memory_bytes > loaded.taken_bytes + ROUNDING_BYTES
         async with models.using("alpha") as source:
+            assert await text(source)  # shorter than a batch
+            mock_clock.jump(MEASURE_SEC)
+            await until(lambda: models.find("alpha").taken_bytes > loaded.taken_bytes)
+            assert models.find("alpha").memory_bytes == loaded.memory_bytes
             long = Request("long", prompt=PROMPT * 20, sampling=SamplingParams(max_tokens=1), stream=False)
             async with source.generate(long) as stream:
                 assert [event async for event in stream]
             mock_clock.jump(MEASURE_SEC)
-            await until(lambda: models.find("alpha").memory_bytes > loaded)
-        assert models.find("alpha").memory_bytes >= taken_bytes(pid) - ROUNDING_BYTES
+            await until(lambda: models.find("alpha").memory_bytes != loaded.memory_bytes)
+        assert abs(models.find("alpha").memory_bytes - taken_bytes(pid)) < ROUNDING_BYTES
 
 
 async def test_a_model_that_the_configuration_pins_is_loaded_at_the_start_and_stays(

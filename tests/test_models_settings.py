@@ -9,7 +9,7 @@ import pytest
 
 from harness import RunInProcessText
 from models import write_encoder, write_model
-from uma.config import ModelSettings, load
+from uma.config import ModelSettings, RuntimeConfig, load
 from uma.errors import ConfigError, ModelError
 from uma.llama.builtin import builtin_path
 from uma.models.shelf import Shelf
@@ -87,6 +87,8 @@ def test_names_of_tables_are_models_that_are_here_and_an_alias_is_one_models(tmp
         Shelf("all", environ, tables={"alpa": ModelSettings(where='uma.toml: [models."alpa"]')}).read()
     with pytest.raises(ModelError, match="alias: Quick: is given to alpha and to beta"):
         Shelf("all", environ, tables=twice).read()
+    with pytest.raises(ConfigError, match="models: expected names with commas between them, or all, not ' , '"):
+        RuntimeConfig(models=" , ")
     shelf = Shelf("all", environ, tables={"alpha": ModelSettings(("quick",))})
     shelf.read()
     assert shelf.named("QUICK").name == "alpha"

@@ -25,7 +25,7 @@ from uma.errors import (
     TooManySessions,
     UmaError,
 )
-from uma.protocol.codec import encode_message, parse_event
+from uma.protocol.codec import encode_event, encode_message, parse_event
 from uma.protocol.frames import HEADER_BYTES, FrameDecoder, encode_frame
 from uma.protocol.messages import (
     ActivityQuery,
@@ -39,6 +39,8 @@ from uma.protocol.messages import (
     HealthQuery,
     Hello,
     HelloEvent,
+    LoadingEvent,
+    LoadQuery,
     MetricsEvent,
     MetricsQuery,
     RerankQuery,
@@ -311,6 +313,30 @@ def test_a_session_of_version_1_1_has_its_fields() -> None:
     (asked,) = give(session, {"id": "a", "prompt": "x", "n": 3, "grammar": {"regex": "a+"}})
     assert isinstance(asked, Generate)
     assert asked.request.sampling == SamplingParams(n=3, grammar=Grammar(regex="a+"))
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_session_of_an_older_version_has_nothing_of_several_models(version: str) -> None:
+    session, several = ServerSession(), attrs.evolve(INFO, models=("a", "b"))
+    give(session, HELLO | {"versions": [version]})
+    assert "models" not in json.loads(session.welcome(several)[HEADER_BYTES:])
+    (asked,) = give(session, {"id": "a", "prompt": "x", "model": "b"})
+    assert isinstance(asked, Generate)
+    assert (asked.request.model, asked.warnings) == (None, ("model: unknown field, ignored",))
+    refused = refusal(session, {"type": "load", "id": "l", "model": "b"})
+    assert "load" in refused.event.message and "load" not in refused.event.message.partition(", not ")[0]
+    assert json.loads(encode_event(LoadingEvent(5, "a"), version)[HEADER_BYTES:]) == {"event": "loading", "percent": 5}
+
+
+def test_a_session_of_version_1_2_has_several_models() -> None:
+    session, several = ServerSession(), attrs.evolve(INFO, models=("a", "b"))
+    give(session, HELLO | {"versions": ["1.2"]})
+    assert json.loads(session.welcome(several)[HEADER_BYTES:])["models"] == ["a", "b"]
+    (asked,) = give(session, {"id": "a", "prompt": "x", "model": "b"})
+    assert isinstance(asked, Generate)
+    assert asked.request.model == "b"
+    (query,) = give(session, {"type": "load", "id": "l", "model": "b"})
+    assert isinstance(query, LoadQuery)
 
 
 def test_the_answer_to_hello_tells_which_server_answers_and_its_version() -> None:
@@ -768,7 +794,7 @@ def test_a_client_and_a_server_understand_each_other() -> None:
     client, server = ClientSession(client="test/1"), ServerSession()
     server.receive(client.hello(strict=True))
     assert [type(each) for each in talk(client, server)] == [HelloEvent]
-    assert (client.info, client.version) == (INFO, "1.1")
+    assert (client.info, client.version) == (INFO, "1.2")
     server.receive(client.send(Generate(Request("a", prompt="x", sampling=SamplingParams(seed=3)))))
     assert talk(client, server) == [TokenEvent("a", "x", 1)]
     server.receive(client.send(Cancel("a")))

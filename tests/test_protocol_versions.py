@@ -11,20 +11,21 @@ from uma.protocol import versions
 from uma.protocol.versions import SUPPORTED, negotiate
 
 
-@pytest.mark.parametrize("client", [["1.1"], ["1.7"], ["0.9", "1.0", "1.1", "2.0"], ["x", "1.2"]])
+@pytest.mark.parametrize("client", [["1.2"], ["1.7"], ["0.9", "1.0", "1.2", "2.0"], ["x", "1.3"]])
 def test_a_common_major_is_enough(client: list[str]) -> None:
-    assert negotiate(client) == "1.1"
+    assert negotiate(client) == "1.2"
 
 
 def test_a_client_of_an_older_minor_gets_that() -> None:
     assert negotiate(["1.0"]) == "1.0"
+    assert negotiate(["1.0", "1.1"]) == "1.1"
 
 
 @pytest.mark.parametrize("client", [["2.0"], ["0.1"], ["10.0"], ["1"], ["1.0.0"], ["v1.0"], ["1.0 "], ["\u0661.0"], []])
 def test_without_a_common_major_both_sides_are_named(client: list[str]) -> None:
     with pytest.raises(VersionMismatch) as caught:
         negotiate(client)
-    assert "this server speaks 1.0, 1.1" in caught.value.message
+    assert "this server speaks 1.0, 1.1, 1.2" in caught.value.message
     assert all(version in caught.value.message for version in client)
 
 

@@ -319,7 +319,7 @@ def test_generate_waits_for_a_server_that_loads(socket_dir: Path, model: Path) -
         command = uma_command("generate", "--socket", str(server.socket), "--max-tokens", "4", "Once")
         asking = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environ())
         said = Log(asking.stderr)
-        said.wait_for("waiting for the server: the model is still being loaded")
+        said.wait_for("waiting for the server to load the model")
         server.go_on()
         assert asking.wait(PATIENCE_SEC) == 0, said.join()
         assert asking.stdout is not None
@@ -343,7 +343,7 @@ def gateway(socket: Path) -> Iterator[ServerProcess]:
     command = uma_command("gateway", "--socket", str(socket), "--http", "127.0.0.1:0")
     process = ServerProcess(subprocess.Popen(command, stderr=subprocess.PIPE, env=clean_environ()), socket)
     try:
-        process.log.wait_for("waiting for the server: the model is still being loaded")
+        process.log.wait_for("waiting for the server to load the model")
         yield process
     finally:
         process.stop()

@@ -269,6 +269,8 @@ class RuntimeConfig:
             wrong.append(f"n_ubatch: {self.n_ubatch} must not be over n_batch, {self.n_batch}")
         if self.draft and self.speculate == "off":
             wrong.append("draft: --speculate is off, so nothing is drafted; add --speculate auto, or leave --draft out")
+        if self.models and not self.models.strip(", "):
+            wrong.append(f"models: expected names with commas between them, or {ALL_MODELS}, not {self.models!r}")
         if self.models and self.protocol == "newline":
             wrong.append("protocol: newline has no word for a model's name; leave --models out, or use --protocol json")
         if self.models and self.mmproj not in ("", "off"):

@@ -27,7 +27,7 @@ from uma.types import ListedModel
 ANSWER_SEC = 10.0
 """Maximum wait for one server's answer: one that hangs must not hide the others."""
 COLUMNS = ("pid", "model", "sessions", "since", "socket")
-MODEL_COLUMNS = ("model", "state", "memory, at most", "requests", "leaves")
+MODEL_COLUMNS = ("model", "state", "memory", "at most", "requests", "leaves")
 """Of each model of a server that has several."""
 
 
@@ -145,10 +145,11 @@ def _as_json(server: Running) -> dict[str, Any]:
 
 def _model_row(model: ListedModel) -> tuple[str, ...]:
     percent = "" if model.loading_percent is None else f", {model.loading_percent} %"
-    memory = words.size(model.memory_bytes) if model.state != "unloaded" else ""
+    memory = words.size(model.taken_bytes) if model.taken_bytes else ""
+    most = words.size(model.memory_bytes) if model.state != "unloaded" else ""
     waiting = f", {model.waiting} waiting" if model.waiting else ""
     requests = f"{model.running}{waiting}" if model.running or model.waiting else ""
-    return model.name, f"{model.state}{percent}", memory, requests, _leaves(model)
+    return model.name, f"{model.state}{percent}", memory, most, requests, _leaves(model)
 
 
 def _leaves(model: ListedModel) -> str:
@@ -164,6 +165,16 @@ def _leaves(model: ListedModel) -> str:
 
 def _model_json(model: ListedModel) -> dict[str, Any]:
     """Every field that tells of the model as it is now; sizes in bytes, times in seconds."""
-    names = ("name", "path", "size_bytes", "state", "loading_percent", "memory_bytes", "running", "waiting")
+    names = (
+        "name",
+        "path",
+        "size_bytes",
+        "state",
+        "loading_percent",
+        "taken_bytes",
+        "memory_bytes",
+        "running",
+        "waiting",
+    )
     times = ("is_pinned", "leaves_in_sec", "failure", "retry_in_sec")
     return {name: getattr(model, name) for name in (*names, *times)}

@@ -182,7 +182,7 @@ async def connected(
     def tell(percent: int) -> None:
         nonlocal has_said
         if not has_said:
-            say(f"waiting for the server: the model is still being loaded ({percent} %)")
+            say(f"waiting for the server to load the model ({percent} %)")
             has_said = True
 
     return await stack.enter_async_context(connect(socket, model=model, loads=loads, on_loading=tell))

@@ -536,7 +536,7 @@ def _running(info: ServerInfo | None) -> dict[str, Any]:
 
 def _resident(model: ListedModel) -> dict[str, Any]:
     """What is told of one of several models beside `_listed`: what it takes, and when it leaves if no request comes."""
-    reported = _running(model.info) | {"size": model.memory_bytes}
+    reported = _running(model.info) | {"size": model.taken_bytes or model.memory_bytes}
     if model.leaves_in_sec is not None:
         reported["expires_at"] = _as_time(datetime.now(UTC) + timedelta(seconds=model.leaves_in_sec))
     return reported

@@ -46,14 +46,12 @@ from uma.protocol.messages import (
 )
 from uma.protocol.wire import (
     COMMANDS,
-    COMMANDS_SINCE_1_1,
     EVENTS,
     FIELDS_OF_1_0,
-    KINDS_SINCE_1_1,
     REQUESTS,
     SAMPLING_FIELDS,
-    SINCE_1_1,
     TOKENIZE_FIELDS,
+    unknown_to,
 )
 from uma.types import (
     PROMPT_FIELDS,
@@ -116,11 +114,12 @@ def message_of(
     if "type" not in fields and "event" in fields:
         return _parse_command(fields, strict, version)
     kind = fields.pop("type", "generate")
-    known = [each for each in REQUESTS if version != "1.0" or each not in KINDS_SINCE_1_1]
+    later = unknown_to(version)
+    known = [each for each in REQUESTS if each not in later.requests]
     if not isinstance(kind, str) or kind not in known:
         raise BadRequest(f"type: expected one of {', '.join(known)}, not {show(kind)} ({_HELP})")
     cls = REQUESTS[kind]
-    newer = list(_without_newer(fields, kind)) if version == "1.0" else []
+    newer = list(_without_newer(fields, kind, later.fields))
     flat = structure(fields, cls, lambda: _rules(fields, kind, strict, n_vocab, newer))
     warnings = _warnings(fields, cls, newer)
     if kind == "generate":
@@ -180,6 +179,8 @@ def encode_event(event: ServerEvent, version: str | None = None) -> bytes:
     if isinstance(event, UnknownEvent):
         return _frame({"event": event.event, **_if_any(id=event.id)})
     name, fields = _EVENT_NAMES[type(event)], unstructure(event)
+    for each in unknown_to(version).event_fields.get(name, ()):
+        fields.pop(each, None)
     return _frame({"event": name, **(_as_of_1_0(name, fields) if version == "1.0" else fields)})
 
 
@@ -193,7 +194,8 @@ def _as_of_1_0(path: str, fields: dict[str, Any]) -> dict[str, Any]:
         if isinstance(each, dict):
             kept[name] = _as_of_1_0(f"{path}.{name}", each)
     if "sampling_params" in kept:
-        kept["sampling_params"] = [each for each in kept["sampling_params"] if each not in SINCE_1_1["generate"]]
+        later = unknown_to("1.0").fields["generate"]
+        kept["sampling_params"] = [each for each in kept["sampling_params"] if each not in later]
     return kept
 
 
@@ -249,7 +251,7 @@ def _frame(fields: Mapping[str, Any]) -> bytes:
 
 def _parse_command(fields: dict[str, Any], strict: bool, version: str | None) -> ClientMessage:
     name = fields.pop("event")
-    known = [each for each in COMMANDS if version != "1.0" or each not in COMMANDS_SINCE_1_1]
+    known = [each for each in COMMANDS if each not in unknown_to(version).commands]
     if name not in known:
         raise BadRequest(f"event: expected {' or '.join(map(repr, known))}, not {show(name)}")
     message, flat = COMMANDS[name]
@@ -272,15 +274,16 @@ def _rules(
         yield from (f"{path}: unknown field, and the session is strict" for path in unknown)
 
 
-def _without_newer(fields: dict[str, Any], kind: str) -> Iterator[str]:
-    """Remove what version 1.0 does not have, and name the paths of it."""
-    for name in SINCE_1_1.get(kind, ()) & fields.keys():
+def _without_newer(fields: dict[str, Any], kind: str, later: Mapping[str, frozenset[str]]) -> Iterator[str]:
+    """Remove what later versions have, and name the paths of it."""
+    for name in later.get(kind, frozenset()) & fields.keys():
         del fields[name]
         yield name
-    messages = fields.get("messages")
+    of_message = later.get("messages", frozenset())
+    messages = fields.get("messages") if of_message else None
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
         if isinstance(message, dict):
-            for name in SINCE_1_1["messages"] & message.keys():
+            for name in of_message & message.keys():
                 del message[name]
                 yield f"messages[{index}].{name}"
 

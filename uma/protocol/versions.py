@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from uma.errors import VersionMismatch
 
-SUPPORTED = ("1.0", "1.1")
+SUPPORTED = ("1.0", "1.1", "1.2")
 """Spoken here, the oldest first."""
 
 _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})", re.ASCII)

@@ -6,7 +6,8 @@ belong to three classes. The flat classes made here serve the parser and the JSO
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -50,32 +51,73 @@ from uma.protocol.messages import (
     TraceQuery,
     UnloadQuery,
 )
+from uma.protocol.versions import SUPPORTED
 from uma.types import MAX_TEXTS, PROMPT_FIELDS, EmbedRequest, Request, RerankRequest, SamplingParams
 
 SAMPLING_FIELDS = tuple(hints_of(SamplingParams))
 
-KINDS_SINCE_1_1 = frozenset(("embed", "rerank", "end", "explain", "trace", "models", "load", "unload", "pin"))
-"""Requests that a session of version 1.0 does not have."""
-SINCE_1_1: Mapping[str, frozenset[str]] = MappingProxyType(
+
+@attrs.frozen
+class Additions:
+    """What sessions of some versions do not have."""
+
+    requests: frozenset[str] = frozenset()
+    """Types of requests."""
+    commands: frozenset[str] = frozenset()
+    fields: Mapping[str, frozenset[str]] = MappingProxyType({})
+    """Of requests by their type, and of `messages`: they are ignored."""
+    event_fields: Mapping[str, frozenset[str]] = MappingProxyType({})
+    """Of events by their name: they are not sent."""
+
+
+def _names(**by_kind: str) -> Mapping[str, frozenset[str]]:
+    return MappingProxyType({kind: frozenset(names.split()) for kind, names in by_kind.items()})
+
+
+ADDED: Mapping[str, Additions] = MappingProxyType(
     {
-        "generate": frozenset(
-            """
-            grammar logprobs prompt_logprobs logit_bias n best_of echo penalty_window penalize_prompt typical_p
-            top_n_sigma xtc_probability xtc_threshold dynatemp_range dynatemp_exponent mirostat mirostat_tau
-            mirostat_eta dry_multiplier dry_base dry_allowed_length dry_window dry_sequence_breakers
-            tools tool_choice parallel_tool_calls reasoning parse_special chat_template_kwargs
-            continue_final_message cache_prompt reproducible max_reasoning_tokens sender media
-            """.split()  # noqa: SIM905  (a name a line would be a page)
+        "1.1": Additions(
+            requests=frozenset(("embed", "rerank", "end", "explain", "trace")),
+            commands=frozenset(("answer",)),
+            fields=_names(
+                generate="grammar logprobs prompt_logprobs logit_bias n best_of echo penalty_window penalize_prompt "
+                "typical_p top_n_sigma xtc_probability xtc_threshold dynatemp_range dynatemp_exponent mirostat "
+                "mirostat_tau mirostat_eta dry_multiplier dry_base dry_allowed_length dry_window dry_sequence_breakers "
+                "tools tool_choice parallel_tool_calls reasoning parse_special chat_template_kwargs "
+                "continue_final_message cache_prompt reproducible max_reasoning_tokens sender media",
+                tokenize="tools tool_choice reasoning parse_special chat_template_kwargs continue_final_message media",
+                messages="tool_calls tool_call_id name reasoning media",
+            ),
         ),
-        "tokenize": frozenset(
-            """
-            tools tool_choice reasoning parse_special chat_template_kwargs continue_final_message media
-            """.split()  # noqa: SIM905
+        "1.2": Additions(
+            requests=frozenset(("models", "load", "unload", "pin")),
+            fields=_names(generate="model", tokenize="model", embed="model", rerank="model"),
+            event_fields=_names(hello="models", loading="id"),
         ),
-        "messages": frozenset(("tool_calls", "tool_call_id", "name", "reasoning", "media")),
     }
 )
-"""Fields of a request and its messages that a session of version 1.0 does not have: it ignores them."""
+"""What a version has that the one before it has not. Of events, version 1.0 has `FIELDS_OF_1_0`."""
+
+
+@cache
+def unknown_to(version: str | None) -> Additions:
+    """What a session of this version does not have; None: the newest, which has all."""
+    later = SUPPORTED[SUPPORTED.index(version) + 1 :] if version is not None else ()
+    added = [ADDED[each] for each in later]
+
+    def together(tables: Iterable[Mapping[str, frozenset[str]]]) -> Mapping[str, frozenset[str]]:
+        found: dict[str, frozenset[str]] = {}
+        for table in tables:
+            found |= {kind: names | found.get(kind, frozenset()) for kind, names in table.items()}
+        return found
+
+    return Additions(
+        frozenset().union(*(each.requests for each in added)),
+        frozenset().union(*(each.commands for each in added)),
+        together(each.fields for each in added),
+        together(each.event_fields for each in added),
+    )
+
 
 FIELDS_OF_1_0: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -155,8 +197,6 @@ COMMANDS: dict[str, tuple[type, type[Any]]] = {
     "answer": (EndThinking, _flat("Answer", EndThinking)),
 }
 """What a client says of a running request, by `event`: the message and its flat class."""
-COMMANDS_SINCE_1_1 = frozenset(("answer",))
-"""Those that a session of version 1.0 does not have."""
 
 EVENTS: dict[str, type[Any]] = {
     "hello": HelloEvent,

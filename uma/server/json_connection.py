@@ -192,7 +192,7 @@ class JsonConnection(Connection):
 
     def _tell_loading(self, percent: int, id: str | None = None) -> None:
         if self._knows_loading and not self.link.unsent_bytes and not self._session.is_closing:
-            self.link.post(encode_event(LoadingEvent(percent, id)))
+            self.link.post(encode_event(LoadingEvent(percent, id), self._session.version))
 
     async def _parse(self, payload: bytes) -> Parsed:
         """What a frame says; a large one is read in another thread, while the session's next ones wait."""

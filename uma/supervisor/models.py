@@ -105,6 +105,7 @@ class LoadedModels(Models):
             loading_percent=None if model.load is None else model.load.percent,
             state=model.state,
             memory_bytes=model.needs_bytes,
+            taken_bytes=model.taken_bytes,
             fits=model.needs_bytes <= self.budget_bytes,
             vision=file.vision and not is_blind if model.card is None else model.card.capabilities.vision,
             running=model.running,
@@ -336,6 +337,7 @@ class LoadedModels(Models):
                     both.start_soon(self._at_changes, self._let_idle_go)
                     both.start_soon(self._measure_used)
                     both.start_soon(self._load_pinned)
+                    both.start_soon(self._at_changes, self._bring_back)
                     await self._at_changes(partial(self._load_asked, nursery))
 
     async def _at_changes(self, look: Callable[[], Awaitable[float]]) -> None:
@@ -365,6 +367,29 @@ class LoadedModels(Models):
             self._asked.remove(model)
             await nursery.start(self._serve, model)
 
+    async def check_room(self) -> None:
+        """Raise `ConfigError` where not one model fits into what all can have. Those that were chosen by name and do
+        not fit are told in the log.
+        """
+        smallest, least_bytes, too_large = "", math.inf, list[str]()
+        for file in sorted(self.shelf.files, key=lambda each: each.size_bytes):
+            needed_bytes = await self._planned_bytes(self._model_of(file))
+            if needed_bytes <= self.budget_bytes and self.config.models == ALL_MODELS:
+                return
+            if needed_bytes > self.budget_bytes:
+                too_large.append(f"{file.name} takes about {_mib(needed_bytes)}")
+            if needed_bytes < least_bytes:
+                smallest, least_bytes = file.name, needed_bytes
+        most = f"all models together can have {_mib(self.budget_bytes)}"
+        if least_bytes > self.budget_bytes:
+            own = "" if self.config.memory else f", {100 * FREE_SHARE:g} % of what is free"
+            raise ConfigError(
+                f"memory: {most}{own}, and {smallest} alone, the smallest, takes about {_mib(int(least_bytes))}; "
+                "--memory gives them more, a smaller --n-ctx takes less"
+            )
+        for each in too_large:
+            log(_log, logging.WARNING, "model.too_large", reason=f"{each}, and {most} (--memory)")
+
     async def _planned_bytes(self, model: Model) -> int:
         config = self._child_config(model)
         planned = await trio.to_thread.run_sync(planned_bytes, model.file.path, config)
@@ -387,7 +412,7 @@ class LoadedModels(Models):
         for model in list(self._asked):
             name, size = model.file.name, model.needs_bytes
             if size > self.budget_bytes:
-                self._refuse(model, f"and all models together can have {_gib(self.budget_bytes)} (--memory)")
+                self._refuse(model, f"and all models together can have {_mib(self.budget_bytes)} (--memory)")
                 continue
             residents = [each.as_resident() for each in self._known.values() if each.pid is not None]
             if ahead_bytes:
@@ -400,7 +425,7 @@ class LoadedModels(Models):
                 if step.pinned:
                     left = self.budget_bytes - sum(self._known[each].needs_bytes for each in step.pinned)
                     names = ", ".join(step.pinned)
-                    self._refuse(model, f"and beside {names}, which stay, there are {_gib(max(0, left))}; unpin one")
+                    self._refuse(model, f"and beside {names}, which stay, there are {_mib(max(0, left))}; unpin one")
                     continue
                 for each in step.leave:
                     self._known[each].leave()
@@ -412,9 +437,12 @@ class LoadedModels(Models):
         """Tell all that wait for a model that it cannot be loaded."""
         assert model.load is not None
         self._asked.remove(model)
-        model.load.failure = f"{model.file.name} takes about {_gib(model.needs_bytes)}, {why}"
+        model.load.failure = f"{model.file.name} takes about {_mib(model.needs_bytes)}, {why}"
         model.load.ended.set()
+        if model.stays:  # it is tried again by itself, and not at once
+            model.failures.note(model.load.failure, trio.current_time(), None)
         model.load = None
+        self.changed()
 
     async def _measure_used(self) -> None:
         """Measure again what is used: a process takes more as it computes larger batches and its file's pages come."""
@@ -429,11 +457,14 @@ class LoadedModels(Models):
         """Take note of what a model's process takes, and of the prefixes that it can still come to keep."""
         model = held.model
         model.measured_at = trio.current_time()
-        kept_bytes = (await held.client.metrics())["cache_ram_bytes"]
+        metrics, config = await held.client.metrics(), self._child_config(model)
         taken = await trio.to_thread.run_sync(taken_bytes, model.pid)
         if taken is not None:
-            most_bytes = self._child_config(model).cache_ram_mb * 2**20
-            model.size_bytes = max(model.size_bytes, taken + max(0, most_bytes - kept_bytes))
+            model.taken_bytes = taken
+            most_bytes = config.cache_ram_mb * 2**20
+            model.size_bytes = max(model.size_bytes, taken + max(0, most_bytes - metrics["cache_ram_bytes"]))
+            computed = metrics["prefill_tokens_total"] + metrics["embed_tokens_total"]
+            model.is_settled = model.is_settled or computed >= config.n_ubatch
             self.changed()
 
     async def _load_pinned(self) -> None:
@@ -444,6 +475,17 @@ class LoadedModels(Models):
                     await self.pin(file.name)
                 except UmaError as error:
                     log(_log, logging.WARNING, "model.not_pinned", model=file.name, reason=error.message)
+
+    async def _bring_back(self) -> float:
+        """Load again what is to stay and whose process has ended, unless its file is gone. When one can be tried."""
+        if self._is_draining:
+            return math.inf
+        ended = [each for each in self._known.values() if each.stays and each.client is None and each.load is None]
+        gone = [each for each in ended if state_of(each.file.path) is not None]
+        for model in gone:
+            if model.retry_after_ms is None:
+                self.ask_for(model)
+        return min((each.failures.retry_at for each in gone if each.load is None), default=math.inf)
 
     async def _let_idle_go(self) -> float:
         """End what nothing has used for as long as it is kept, and what is idle where a model has taken more than was
@@ -501,8 +543,9 @@ class LoadedModels(Models):
         finally:
             name = model.file.name
             model.client, model.pid, model.stay, model.is_leaving = None, None, trio.CancelScope(), False
+            model.taken_bytes = 0
             if model.file_state is None:  # another one by now
-                model.size_bytes = model.planned_bytes = 0
+                model.size_bytes, model.planned_bytes, model.is_settled = 0, 0, False
             if why is not None:
                 model.failures.note(f"{name}: {why.message}", trio.current_time(), loaded_at)
             elif loaded_at is not None:
@@ -532,13 +575,15 @@ async def open_models(
     """The models of `config.models`, with what the configuration's `tables` have for single ones, until the block is
     left. None is loaded before a request needs it.
 
-    Raises `ModelError` where one of them is not here, and `ConfigError` where `--cache-dir` cannot be written.
+    Raises `ModelError` where one of them is not here, and `ConfigError` where `--cache-dir` cannot be written, or none
+    of them fits into `--memory`.
     """
     config = await trio.to_thread.run_sync(_with_prefixes, config)
     budget = config.memory * 2**20 or int(FREE_SHARE * free_memory_bytes())
     shelf = Shelf(config.models, os.environ, config.model, tables or {}, budget)
     await trio.to_thread.run_sync(shelf.read)
     models = LoadedModels(config, shelf, budget)
+    await models.check_room()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(models.run)
         yield models
@@ -560,5 +605,5 @@ def _with_prefixes(config: RuntimeConfig) -> RuntimeConfig:
     return config
 
 
-def _gib(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:.2f} GiB"
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:,.0f} MiB"

@@ -217,6 +217,9 @@ class ListedModel:
     state: ModelState = "unloaded"
     memory_bytes: int = 0
     """The most that it has taken, with what its cache can still come to take, or is expected to once it is loaded."""
+    taken_bytes: int = 0
+    """What its process took when it was measured last, of what it shares its part; 0: it is not loaded, or the system
+    does not tell."""
     fits: bool = True
     """Whether it takes no more than all of them together can have."""
     aliases: tuple[str, ...] = ()

@@ -174,8 +174,8 @@ class Models(Source):
 
     @abstractmethod
     async def pin(self, model: str | None, *, is_pinned: bool = True) -> ListedModel:
-        """Have a model loaded, and wait for that; it stays, whatever needs its memory, until this is taken back. Raises
-        as `using`; then it is not pinned.
+        """Have a model loaded, and wait for that; it stays, whatever needs its memory, until this is taken back, and
+        is loaded again where its process ends. Raises as `using`; then it is not pinned.
         """
 
     @abstractmethod
