@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -29,7 +30,7 @@ from harness import (
     until,
 )
 from uma.cli.batch_view import Speed
-from uma.jobs import Tally
+from uma.jobs import Progress, Tally
 
 URL = "/v1/chat/completions"
 SHORT = {"max_tokens": 6, "temperature": 0}
@@ -108,6 +109,7 @@ def test_each_row_has_a_line_as_openai_s_batches_have_it(
     other = {"custom_id": "other", "url": URL, "body": {"model": "llama-9", "messages": [{"role": "user"}]}}
     done = batch(str(rows([*lines(20), bad, "not json", {"id": "plain", "prompt": "Hi", **SHORT}, other])))
     assert done.returncode == 1
+    assert re.search(r"done: 24 rows in .* tokens/s, 3 failed", done.stderr)
     assert "3 rows failed, the first of them because: messages: " in done.stderr
     found = results(tmp_path / "out.jsonl")
     assert [each["custom_id"] for each in found] == [
@@ -137,10 +139,14 @@ def test_other_endpoints_columns_and_pipes(
     asked = [
         {"url": "/v1/completions", "body": {"prompt": "Once", **SHORT}},
         {"url": "/v1/responses", "body": {"input": "Hi", "max_output_tokens": 5}},
+        {"url": "/score", "body": {"text_1": "a fox", "text_2": ["a fox", "the sea"]}},
     ]
     packed = gzip.compress("".join(json.dumps(each) + "\n" for each in asked).encode())
     assert batch("-", stdin=packed).returncode == 0
-    assert [each["response"]["body"]["object"] for each in results(out)] == ["text_completion", "response"]
+    assert [each["response"]["body"]["object"] for each in results(out)] == ["text_completion", "response", "list"]
+    near, far = (each["score"] for each in results(out)[2]["response"]["body"]["data"])
+    assert near == pytest.approx(1)
+    assert far < near
     table = rows(["id,text", "a,the sea", "b,a fox"], "in.csv")
     schema = rows([{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}], "schema.json")
     options = ("--template", "Tell me of {text}", "--max-tokens", "40", "--schema", str(schema), "--restart")
@@ -235,6 +241,29 @@ def test_ctrl_c_lets_rows_end_and_says_how_to_go_on(
     assert {each["response"]["status_code"] for each in results(out)} == {200}
 
 
+def test_a_first_wave_is_told_of_and_whatever_ends_it_says_how_to_go_on(
+    server: ServerProcess, rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    out, file = tmp_path / "out.jsonl", rows(lines(16, max_tokens=3_000, ignore_eos=True))
+    with started(server.socket, file, out, "--json") as job:
+        assert job.stdout is not None
+        seen = iter(map(json.loads, iter(job.stdout.readline, b"")))
+        told = next(each for each in seen if each["completion_tokens"])
+        assert (told["event"], told["rows"], told["total_rows"], told["running"]) == ("progress", 0, 16, 16)
+        assert told["tokens_per_second"] > 0
+        assert told["prompt_tokens"] > 0
+        job.send_signal(signal.SIGTERM)
+        assert job.stderr is not None
+        assert b"16 rows run to their ends" in job.stderr.readline()
+        job.send_signal(signal.SIGTERM)
+        _, said = job.communicate(timeout=PATIENCE_SEC)
+    assert job.returncode == 128 + signal.SIGTERM
+    assert b"the same command goes on" in said
+    with started(server.socket, file, out) as job:
+        assert job.stderr is not None
+        assert b"was begun before, and no row had come to its end" in job.stderr.readline()
+
+
 def test_rows_that_come_through_a_pipe_are_answered_as_they_come(server: ServerProcess, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with started(server.socket, Path("-"), out) as job:
@@ -269,9 +298,26 @@ def test_a_full_disk_ends_it_and_with_space_it_goes_on(
 
 
 def test_before_a_row_has_ended_it_is_told_how_many_run() -> None:
-    tally = Tally()
-    tally.begin()
-    assert Speed(tally, 1_000).line() == "0 rows · 1 running"
+    tally = Tally(total_bytes=1_000)
+    tally.begin(100)
+    assert Speed(tally).line() == "0 rows · 1 running"
+    tally.total_rows = 20
+    tally.note({"a": Progress(prompt_tokens=1_200)})
+    assert Speed(tally).line() == "0 of about 20 rows · 1 running · 1,200 prompt tokens read"
+    tally.is_counted, tally.rows, tally.failed = True, 5, 1
+    tally.note({"a": Progress(prompt_tokens=1_200, completion_tokens=9)})
+    assert re.fullmatch(r"5 of 20 rows \(25 ?%\) · 1 running · [0-9,.]+ tokens/s · 1 failed", Speed(tally).line())
+
+
+def test_rows_that_all_fail_alike_say_so_once(
+    batch: Callable[..., Any], rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    file = rows([{"text": "a"}, {"text": "b"}])
+    done = batch(str(file), "--template", "Say: {txt}")
+    assert done.returncode == 1
+    assert "all 2 rows failed, because: --template: there is no column 'txt'" in done.stderr
+    missing = batch(str(tmp_path / "nothing.jsonl"))
+    assert (missing.returncode, "nothing.jsonl: No such file" in missing.stderr) == (2, True)
 
 
 def test_a_model_must_be_named_to_fill_a_file(uma_told: RunInProcessText, rows: Callable[..., Path]) -> None:

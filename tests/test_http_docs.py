@@ -26,7 +26,7 @@ from uma.types import SamplingParams
 
 PAGE = (Path(__file__).parents[1] / "docs" / "http.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^curl (?:.*\\\n)*.*$", PAGE, re.MULTILINE)
-RANKING = [line for line in LINES if "rerank" in line]
+RANKING = [line for line in LINES if "rerank" in line or "/v1/score" in line]
 """Lines for a model that ranks."""
 FILLING = [line for line in LINES if "/infill" in line]
 """Lines for a model with tokens for filling in the middle."""

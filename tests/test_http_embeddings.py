@@ -170,6 +170,49 @@ def test_documents_are_ranked_in_jina_s_form_and_in_tei_s(reranker: HttpServer) 
     assert (other.status, other.headers["x-uma-ignored"]) == (200, "return_text")
 
 
+def test_pairs_are_scored_as_vllm_does(http_server: HttpServer, reranker: HttpServer) -> None:
+    ranked = reranker.ask("POST", "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS}).json
+    by_index = {each["index"]: each["relevance_score"] for each in ranked["results"]}
+    told = reranker.ask("POST", "/score", {"text_1": QUERY, "text_2": DOCUMENTS})
+    assert told.status == 200
+    assert told.json.keys() == {"id", "object", "created", "model", "data", "usage"}
+    assert [(each["index"], each["object"]) for each in told.json["data"]] == [
+        (index, "score") for index in range(len(DOCUMENTS))
+    ]
+    scores = [each["score"] for each in told.json["data"]]
+    assert np.allclose(scores, [by_index[index] for index in range(len(DOCUMENTS))], atol=2e-3)
+    assert told.json["usage"]["prompt_tokens"] == ranked["usage"]["prompt_tokens"]
+    for one, other in (("queries", "documents"), ("queries", "items"), ("data_1", "data_2")):
+        pairs = reranker.ask("POST", "/v1/score", {one: [QUERY] * len(DOCUMENTS), other: DOCUMENTS}).json
+        assert np.allclose([each["score"] for each in pairs["data"]], scores, atol=2e-3)
+
+    embedded = http_server.ask("POST", "/v1/embeddings", {"input": TEXTS}).json
+    vectors = [each["embedding"] for each in embedded["data"]]
+    compared = http_server.ask("POST", "/score", {"text_1": TEXTS[0], "text_2": TEXTS}).json
+    assert np.allclose([each["score"] for each in compared["data"]], np.array(vectors) @ vectors[0], atol=1e-4)
+    (single,) = http_server.ask("POST", "/score", {"text_1": TEXTS[0], "text_2": TEXTS[1]}).json["data"]
+    assert np.isclose(single["score"], compared["data"][1]["score"], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({"text_1": "a"}, "text_1: expected two sides"),
+        ({"text_1": "a", "documents": ["b"]}, "text_1: expected two sides"),
+        ({"text_1": ["a", "b"], "text_2": ["c"]}, "text_1: 2 texts cannot be compared with 1"),
+        ({"text_1": "a", "text_2": []}, "text_2: expected a text or a list of texts"),
+        ({"text_1": "a", "text_2": ["b", 3]}, "text_2: expected a text or a list of texts"),
+        ({"queries": "a", "documents": ["x", "x " * 20_000]}, "documents[1]: prompt too large"),
+        ({"text_1": ["x " * 20_000, "a"], "text_2": ["x", "y"]}, "text_1[0]: prompt too large"),
+    ],
+)
+def test_pairs_that_cannot_be_scored_are_refused_by_their_own_names(
+    http_server: HttpServer, body: dict[str, Any], why: str
+) -> None:
+    refused = http_server.ask("POST", "/v1/score", body)
+    assert (refused.status, refused.json["error"]["message"].startswith(why)) == (400, True), refused.body
+
+
 def test_what_a_model_cannot_do_is_refused_in_the_dialect_s_own_body(
     http_server: HttpServer, reranker: HttpServer
 ) -> None:

@@ -123,6 +123,12 @@ def test_openai_s_transcriptions_are_what_the_model_writes_down(seeing: HttpServ
         assert done.text == heard
         french = ask(model="any", file=file, prompt="What?", language="fr", temperature=0, extra_body=more)
         assert french.text == said_of(reference, f"What? (language: fr){MARKER}", SOUND)
+        url = "data:audio/wav;base64," + base64.b64encode(SOUND).decode()
+        in_json = seeing.ask("POST", "/v1/audio/transcriptions", {"file_url": url, **more})
+        assert in_json.json["text"] == heard
+        for wrong_url, told in ((url[:60], "file_url: cannot be decoded"), ("a.wav", "file_url: expected a data URL")):
+            refused = seeing.ask("POST", "/v1/audio/transcriptions", {"file_url": wrong_url})
+            assert (refused.status, refused.json["error"]["message"].startswith(told)) == (400, True)
         for wrong, told in (
             ({"response_format": "srt"}, "response_format: 'srt' has times"),
             ({"extra_body": {"response_format": "foo"}}, "response_format: expected json or text, not 'foo'"),

@@ -304,13 +304,15 @@ NO_MODEL |= {"/api/pull", "/api/copy", "/models/load", "/models/unload"}
 """Endpoints that are about the loaded model, whatever it is, about a request that runs, or about models of a server of
 several."""
 CONVERSATION, TEXTS, RANKED = GENERATING[CHAT], {"content": "a"}, {"query": "a", "documents": ["b"]}
+SCORED = {"text_1": "a", "text_2": "b"}
 ELSE: dict[str, dict[str, Any]] = {
     **{"/v1/messages/count_tokens": CONVERSATION, "/apply-template": CONVERSATION, "/api/show": {}},
     **{"/v1/chat/completions/input_tokens": CONVERSATION, "/v1/responses/input_tokens": {"input": "a"}},
     **{"/completions": {"prompt": "a"}, "/infill": {"input_prefix": "a", "input_suffix": "b"}},
     **{"/v1/embeddings": {"input": "a"}, "/api/embed": {"input": "a"}, "/api/embeddings": {"prompt": "a"}},
     **{"/tokenize": TEXTS, "/detokenize": {"tokens": [300]}, "/embedding": TEXTS, "/embeddings": TEXTS},
-    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), RANKED),
+    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/v2/rerank"), RANKED),
+    **dict.fromkeys(("/score", "/v1/score"), SCORED),
 }
 
 

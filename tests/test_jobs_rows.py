@@ -46,14 +46,14 @@ def test_options_fill_in_what_a_body_that_generates_leaves_open() -> None:
     turn = {"messages": [{"role": "user", "content": "a"}]}
     assert asked({"url": "/v1/messages", "body": turn}, **options)[1] == {**turn, "max_tokens": 9, "temperature": 0}
     lane = {"defaults": {"max_tokens": 9, "priority": 0, "model": "m"}}
-    for path in ("/v1/embeddings", "/v1/rerank"):
+    for path in ("/v1/embeddings", "/v1/rerank", "/v1/score"):
         assert asked({"url": path, "body": {"input": "a"}}, **lane)[1] == {"input": "a", "priority": 0, "model": "m"}
 
 
-@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"])
 def test_vllm_s_names_of_rankings_are_one_endpoint(path: str) -> None:
     body = {"query": "a", "documents": ["b"]}
-    assert asked({"url": path, "body": body})[:2] == ("/v1/rerank", body)
+    assert asked({"url": path, "body": body})[:2] == (f"/v1/{path.rpartition('/')[2]}", body)
 
 
 @pytest.mark.parametrize("is_csv", [False, True])
@@ -103,8 +103,9 @@ def test_a_template_takes_columns_and_nothing_else_of_the_row() -> None:
         (b'{"prompt": "\xff"}\n', "not JSON"),
         (b'{"prompt": ' + 2_000 * b"[" + b"\n", "the row is nested too deep: over 1,024 lists"),
         ({"question": "?"}, "the row has question"),
-        ({"prompt": 7}, "expected a prompt"),
+        ({"prompt": 7}, "prompt: expected a text, not 7"),
         ({"url": "/v1/files", "body": {}}, "url: expected one of"),
+        ({"url": "/v1/audio/translations", "body": {}}, 'transcriptions, .*not "/v1/audio/translations"'),
         ({"url": CHAT, "body": []}, "body: expected a JSON object"),
         ({"url": CHAT, "method": "GET", "body": {}}, "method: expected POST"),
         ({"url": CHAT, "body": {"stream": True}}, "stream:"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from contextlib import closing
@@ -19,7 +20,7 @@ from uma.cli import say, words
 from uma.cli.answer_options import json_object
 from uma.cli.batch_models import NamedModels
 from uma.cli.batch_view import Events, Lines, OneLine, Speed, keep_showing
-from uma.cli.generate import INTERRUPTED, quiet
+from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.sanitize import sanitize_line
 from uma.cli.source import open_source
@@ -28,7 +29,7 @@ from uma.client import Client, connect
 from uma.config import Loaded
 from uma.errors import ConfigError
 from uma.http.jobs import ask_of
-from uma.jobs import Ask, Form, Results, ReturningServer, Runner, in_flight, model_of, read_rows
+from uma.jobs import Ask, Form, Results, ReturningServer, Runner, Tally, count_rows, in_flight, model_of, read_rows
 from uma.types import Priority, Source
 
 PROGRAM = "uma batch"
@@ -64,7 +65,10 @@ def _defaults(options: argparse.Namespace, loaded: Loaded) -> Mapping[str, Any]:
 
 def _opened(name: str) -> IO[bytes]:
     # Standard input gets a reader of its own: the interpreter's end would wait for a thread that still reads the usual.
-    return open(sys.stdin.fileno(), "rb", closefd=False) if name == "-" else Path(name).open("rb")
+    try:
+        return open(sys.stdin.fileno(), "rb", closefd=False) if name == "-" else Path(name).open("rb")
+    except OSError as error:
+        raise ConfigError(f"{name}: {error.strerror}; name the file that has the rows, or - for a pipe") from None
 
 
 async def _batch(
@@ -80,16 +84,22 @@ async def _batch(
         header = {"version": 1, "model": model_of(source), **_settings(form, options)}
         results = Results.open(options.output, header, restart=options.restart, only_failed=options.only_failed)
         with closing(results):
+            is_csv = options.csv or options.input.lower().endswith(CSV)
             runner = Runner(
                 _ask(source, loaded, nursery),
-                read_rows(file, is_csv=options.csv or options.input.lower().endswith(CSV)),
+                read_rows(file, is_csv=is_csv),
                 form,
                 results,
                 in_flight(source, has_others=opened.is_server),
                 in_order=not options.unordered,
                 is_live=not file.seekable(),
+                prefix=f"{os.getpid()}-",
             )
-            code = await _shown(runner, options, 0 if runner.is_live else os.fstat(file.fileno()).st_size, interrupts)
+            if not runner.is_live:
+                runner.tally.total_bytes = os.fstat(file.fileno()).st_size
+            if not is_csv:
+                runner.tally.total_rows, runner.tally.is_counted = count_rows(file)
+            code = await _shown(runner, options, interrupts)
         nursery.cancel_scope.cancel()
     return code
 
@@ -122,31 +132,42 @@ def _ask(source: Source, loaded: Loaded, nursery: trio.Nursery) -> Ask:
     return NamedModels(server, lambda name: connect(socket, model=name), of_model, say.note, nursery)
 
 
-async def _shown(runner: Runner, options: argparse.Namespace, input_bytes: int, interrupts: Interrupts) -> int:
+async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interrupts) -> int:
     """Run the job and tell how far it is; the exit code."""
-    begun = runner.results.rows
-    if begun:
-        say.note(f"{options.output} has {begun:,} results; going on behind them")
+    results = runner.results
+    if results.rows:
+        say.note(f"{options.output} has {results.rows:,} results; going on behind them")
+    elif not results.is_new:
+        say.note(f"{options.output} was begun before, and no row had come to its end: all run again")
     view = Events() if options.json else OneLine() if sys.stderr.isatty() else Lines()
-    speed = Speed(runner.tally, input_bytes)
+    speed = Speed(runner.tally)
     async with trio.open_nursery() as showing:
-        showing.start_soon(keep_showing, view, speed)
+        showing.start_soon(keep_showing, view, speed, runner.look)
 
         def stop() -> None:
             view.tell(f"{runner.tally.running:,} rows run to their ends, and then it stops; Ctrl-C again: at once")
             runner.stop()
 
         is_done = False
-        with interrupts.stopping(stop, grace_sec=math.inf):
+        with interrupts.stopping(stop, grace_sec=math.inf, signals=(signal.SIGINT, signal.SIGTERM)) as stopped:
             is_done = await runner.run()
         showing.cancel_scope.cancel()
     tally = runner.tally
     view.end(speed, is_done=is_done)
     if not is_done:
         view.tell(f"stopped with {tally.rows:,} results in {options.output}; the same command goes on behind them")
-        return INTERRUPTED
+        return 128 + (stopped.stopped_by or signal.SIGINT)
     if tally.failed:
-        why = f", the first of them because: {sanitize_line(tally.why_failed)}" if tally.why_failed else ""
-        view.tell(f"{tally.failed:,} rows failed{why}")
+        view.tell(_failed(tally, results.failed))
         view.tell(f"their lines in {options.output} say why; --only-failed tries them again, once that is mended")
     return 1 if tally.failed else 0
+
+
+def _failed(tally: Tally, before: int) -> str:
+    """How many rows failed, so many of them before this run, and why."""
+    of_all = "all" if tally.failed == tally.rows > 1 else ""
+    count = f"{of_all} {tally.failed:,} rows failed".strip()
+    if not tally.why_failed:
+        return count
+    alike = tally.fail_alike and not before and tally.failed > 1
+    return f"{count}{', ' if alike else ', the first of them '}because: {sanitize_line(tally.why_failed)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 
 import attrs
@@ -15,7 +15,7 @@ from uma.errors import UmaError
 from uma.http.dialect import dumps
 from uma.http.openai import ERRORS
 from uma.http.problem import Problem
-from uma.jobs import Answer, Ask, ReturningServer
+from uma.jobs import Answer, Ask, Progress, ReturningServer
 from uma.types import Source
 
 
@@ -47,6 +47,13 @@ class NamedModels:
             problem = Problem.of(error)
             return Answer(problem.status, dumps(ERRORS.error(problem, id)), retry_after_ms=problem.retry_after_ms)
         return await ask(path, body, id)
+
+    async def progress(self) -> Mapping[str, Progress]:
+        """See `Ask`."""
+        found: dict[str, Progress] = {}
+        for ask in (self.default, *self._asks.values()):
+            found |= await ask.progress()
+        return found
 
     async def _ask(self, name: str) -> Ask:
         """That of the model's session, which the first row that names it opens."""

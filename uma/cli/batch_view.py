@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import attrs
@@ -15,6 +16,10 @@ from uma.jobs import Tally
 
 LINE_SEC, LINES_SEC = 0.5, 10.0
 """Time between two looks, where the line is replaced, and where each look stays."""
+FIRST_SEC = 0.5
+"""Time until the first."""
+LOOK_SEC = 1.0
+"""Maximum time that the source is waited for to tell how far the rows are that run."""
 
 
 @attrs.define(eq=False)
@@ -22,8 +27,6 @@ class Speed:
     """A job's figures, and what follows from them and the time."""
 
     tally: Tally
-    total_bytes: int
-    """Of the input; 0: not known."""
     _began_sec: float = attrs.field(factory=time.monotonic, init=False)
 
     @property
@@ -39,28 +42,31 @@ class Speed:
     @property
     def seconds_left(self) -> float | None:
         """What the rest of the input takes; None where that is not known."""
-        return self.tally.seconds_left(self._began_sec, self.total_bytes)
-
-    @property
-    def share(self) -> float | None:
-        """How much of the input has results; None where that is not known."""
-        return min(1.0, self.tally.input_bytes / self.total_bytes) if self.total_bytes else None
+        return self.tally.seconds_left(self._began_sec)
 
     def line(self) -> str:
-        """`1,024 rows (51 %) · 40 running · 210 tokens/s · 2 min left · 3 failed`."""
+        """`1,024 of 2,000 rows (51 %) · 40 running · 210 tokens/s · 2 min left · 3 failed`."""
         running = self.tally.running - self.tally.waiting
-        tally, share, left = self.tally, self.share, self.seconds_left
-        rows = f"{tally.rows:,} rows" + ("" if share is None or not tally.input_bytes else f" ({share:.0%})")
+        tally, left, tokens = self.tally, self.seconds_left, self.tally.completion_tokens
+        rate = f"{words.figure(self.tokens_per_sec)} tokens/s" if tokens else ""
+        if tally.prompt_tokens and not tokens:
+            rate = f"{tally.prompt_tokens:,} prompt tokens read"
         return " · ".join(
             [
-                rows,
+                self._rows(),
                 *([f"{running:,} running"] if running else []),
-                *([f"{words.figure(self.tokens_per_sec)} tokens/s"] if tally.completion_tokens else []),
+                *([rate] if rate else []),
                 *([] if left is None else [f"{words.time_span(left)} left"]),
                 *([f"{tally.failed:,} failed"] if tally.failed else []),
                 *([f"{tally.waiting:,} wait to be asked again"] if tally.waiting else []),
             ]
         )
+
+    def _rows(self) -> str:
+        tally = self.tally
+        about = "" if tally.is_counted else "about "
+        rows = f"{tally.rows:,} of {about}{tally.total_rows:,} rows" if tally.total_rows else f"{tally.rows:,} rows"
+        return f"{rows} ({tally.share:.0%})" if tally.rows and tally.share is not None else rows
 
 
 class View(Protocol):
@@ -94,10 +100,11 @@ class Lines:
     def end(self, speed: Speed, *, is_done: bool) -> None:
         """See `View`."""
         tally, tokens = speed.tally, speed.tally.completion_tokens
-        new = tally.rows - tally.begun_rows
-        took = f"{new:,} of them now, in {words.time_span(speed.elapsed_sec)}"
+        now = f", {tally.rows - tally.begun_rows:,} of them now" if tally.begun_rows else ""
+        took = f"{now} in {words.time_span(speed.elapsed_sec)}"
         rate = f", {tokens:,} tokens, {words.figure(speed.tokens_per_sec)} tokens/s" if tokens else ""
-        say.note(f"{'done: ' if is_done else ''}{tally.rows:,} rows have results, {took}{rate}")
+        failed = f", {tally.failed:,} failed" if tally.failed else ""
+        say.note(f"{'done: ' if is_done else ''}{tally.rows:,} rows{took}{rate}{failed}")
 
 
 class OneLine(Lines):
@@ -143,11 +150,13 @@ class Events:
             "rows": tally.rows,
             "failed": tally.failed,
             "rows_before": tally.begun_rows,
+            "total_rows": tally.total_rows or None,
+            "running": tally.running - tally.waiting,
             "waiting": tally.waiting,
             "prompt_tokens": tally.prompt_tokens,
             "completion_tokens": tally.completion_tokens,
             "tokens_per_second": round(speed.tokens_per_sec, 1),
-            "share": speed.share,
+            "share": tally.share,
             "seconds": round(speed.elapsed_sec, 1),
             "seconds_left": None if left is None else round(left, 1),
         }
@@ -156,8 +165,11 @@ class Events:
         print(json.dumps({"event": event, **fields}), file=sys.stdout, flush=True)
 
 
-async def keep_showing(view: View, speed: Speed) -> None:
-    """Tell how far a job is, again and again; to be cancelled."""
+async def keep_showing(view: View, speed: Speed, look: Callable[[], Awaitable[None]]) -> None:
+    """Tell how far a job is, again and again; to be cancelled. `look` has the tally know of the rows that run."""
+    await trio.sleep(FIRST_SEC)
     while True:
-        await trio.sleep(view.period_sec)
+        with trio.move_on_after(LOOK_SEC):
+            await look()
         view.look(speed)
+        await trio.sleep(view.period_sec)

@@ -40,7 +40,7 @@ def main(options: argparse.Namespace) -> int:
 def read_texts(arguments: Sequence[str], file: Path | None) -> list[str]:
     """The arguments, each a text, else the lines of the file or of standard input.
 
-    Raises `ConfigError` where there is no text, or one is not UTF-8, and `OSError` for a file that cannot be read.
+    Raises `ConfigError` where there is no text, one is not UTF-8, or the file cannot be read.
     """
     if arguments and file is not None:
         raise ConfigError(f"--file {file}: texts came as arguments too; give either")
@@ -53,7 +53,10 @@ def read_texts(arguments: Sequence[str], file: Path | None) -> list[str]:
 def _lines(file: Path | None) -> list[str]:
     if file is None and sys.stdin.isatty():
         say.note("reading texts from the keyboard, a line each; Ctrl-D on a line of its own ends them")
-    data = sys.stdin.buffer.read() if file is None else file.read_bytes()
+    try:
+        data = sys.stdin.buffer.read() if file is None else file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--file {file}: {error.strerror}" if file is not None else str(error)) from None
     try:
         lines = data.decode().split("\n")
     except UnicodeDecodeError as error:

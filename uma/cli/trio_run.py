@@ -1,8 +1,8 @@
 """Trio under a command: what signals mean, and one error out of the groups that nurseries make.
 
-Ctrl-C cancels whatever the command says it should at that moment, and else the whole command. SIGTERM and a terminal
-that goes away always cancel the whole command, so that it frees all it holds. Pressing Ctrl-C again ends
-it at once.
+Ctrl-C cancels whatever the command says it should at that moment, and else the whole command. SIGTERM, where the
+command does not say otherwise, and a terminal that goes away cancel the whole command, so that it frees all it holds.
+Pressing Ctrl-C again ends it at once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
@@ -35,11 +35,16 @@ class Stop:
     """Makes the work end by itself soon; None: there is no such way."""
     grace_sec: float = GRACE_SEC
     """How long it can take to end by itself."""
+    signals: Collection[int] = (signal.SIGINT,)
+    """Those that stop it and not the whole command."""
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     n_calls: int = 0
+    stopped_by: int | None = None
+    """The signal that it was stopped by first."""
 
-    def __call__(self) -> None:
+    def __call__(self, number: int) -> None:
         self.n_calls += 1
+        self.stopped_by = self.stopped_by or number
         if self.politely is None or self.n_calls > 1:
             self.scope.cancel()
         else:
@@ -58,14 +63,20 @@ class Interrupts:
 
     _everything: Stop
     _innermost: Stop | None = None
-    stopped_by: int | None = None
-    """The signal that ended the whole command."""
     _is_abrupt: bool = False
 
     @contextmanager
-    def stopping(self, politely: Callable[[], None] | None = None, *, grace_sec: float = GRACE_SEC) -> Iterator[Stop]:
-        """A block that Ctrl-C stops instead of the whole command; it goes on after the block."""
-        before, self._innermost = self._innermost, Stop(politely, grace_sec)
+    def stopping(
+        self,
+        politely: Callable[[], None] | None = None,
+        *,
+        grace_sec: float = GRACE_SEC,
+        signals: Collection[int] = (signal.SIGINT,),
+    ) -> Iterator[Stop]:
+        """A block that Ctrl-C, or another of these `signals`, stops instead of the whole command; it goes on after the
+        block.
+        """
+        before, self._innermost = self._innermost, Stop(politely, grace_sec, signals)
         try:
             with self._innermost.scope:
                 yield self._innermost
@@ -85,12 +96,11 @@ class Interrupts:
         """Act on a signal."""
         if self._is_abrupt:
             _leave_now(number)
-        stop = self._everything if self._innermost is None or number != signal.SIGINT else self._innermost
+        is_inner = self._innermost is not None and number in self._innermost.signals
+        stop = self._innermost if self._innermost is not None and is_inner else self._everything
         if stop.is_in_vain:
             _leave_now(number)
-        if stop is self._everything:
-            self.stopped_by = number
-        stop()
+        stop(number)
 
 
 def run(work: Callable[[Interrupts], Awaitable[int]]) -> int:
@@ -123,7 +133,7 @@ async def _supervised(work: Callable[[Interrupts], Awaitable[int]]) -> int:
             with everything.scope:
                 code = await work(interrupts)
             nursery.cancel_scope.cancel()
-    return code if interrupts.stopped_by is None else 128 + interrupts.stopped_by
+    return code if everything.stopped_by is None else 128 + everything.stopped_by
 
 
 def _leave_now(number: int) -> NoReturn:

@@ -37,6 +37,7 @@ from uma.http import (
     openai_transcriptions,
     router,
     running,
+    vllm_scores,
     waiting,
 )
 from uma.http.access import AccessRules
@@ -124,6 +125,9 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("POST", "/reranking", llama_server_embeddings.rerank),
     ("POST", "/v1/rerank", llama_server_embeddings.rerank),
     ("POST", "/v1/reranking", llama_server_embeddings.rerank),
+    ("POST", "/v2/rerank", llama_server_embeddings.rerank),
+    ("POST", "/score", vllm_scores.score),
+    ("POST", "/v1/score", vllm_scores.score),
 )
 
 _MODULES = frozenset(each.__name__ for each in (model_list, running, files, batches, ollama_models, router))
@@ -196,7 +200,7 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         http: Exchange = scope[EXCHANGE]
         http.scope = scope  # with the path's parameters
-        http.takes_form = self.handle is openai_transcriptions.transcriptions
+        http.takes_form = self.handle is openai_transcriptions.transcriptions and not http.is_json
         try:
             async with self._gateway(http) as gateway:
                 await self.handle(gateway, http)

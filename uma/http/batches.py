@@ -179,7 +179,7 @@ async def _run(gateway: Gateway, store: Store, batch: Batch) -> None:
         elif batch.status == "in_progress":
             with store.path(batch.input_file_id).open("rb") as rows:
                 runner = Runner(
-                    InMemory(gateway.app, "batch", account),
+                    InMemory(gateway.app, "batch", gateway.source, account),
                     read_rows(rows),
                     Form(endpoint=batch.endpoint, defaults={} if gateway.models is None else {"model": batch.model}),
                     results,

@@ -145,6 +145,11 @@ class Exchange:
         return next((value.decode("latin-1") for key, value in self.scope["headers"] if key == name), None)
 
     @property
+    def is_json(self) -> bool:
+        """Whether the body is said to be JSON."""
+        return (self.header(b"content-type") or "").partition(";")[0].strip().lower() == "application/json"
+
+    @property
     def query(self) -> dict[str, str]:
         """The first value of each parameter."""
         return {name: each[0] for name, each in parse_qs(self.scope["query_string"].decode("latin-1")).items()}

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import trio
 from starlette.types import ASGIApp, Message
 
+from uma.errors import UmaError
 from uma.http.exchange import ACCOUNT, ID, LINES
-from uma.jobs import Answer
+from uma.jobs import Answer, Progress
 from uma.net.quota import Account
 from uma.net.throttle import ClientLines, Throttle
+from uma.types import Source
 
 BACKGROUND = b"-1"
 """The lane of a request that asks for none itself."""
@@ -28,6 +31,8 @@ class InMemory:
     app: ASGIApp
     program: str
     """What its requests are listed under."""
+    source: Source
+    """That of the application."""
     account: Account | None = None
     """Whose bounds hold for them."""
 
@@ -79,6 +84,20 @@ class InMemory:
             headers.get(b"x-request-id", b"").decode(),
             None if wait is None else int(wait),
         )
+
+    async def progress(self) -> Mapping[str, Progress]:
+        """See `Ask`."""
+        try:
+            activity = await self.source.activity()
+        except UmaError:  # a server of an older protocol, or none any more
+            return {}
+        found: dict[str, Progress] = {}
+        for each in activity.running:  # of several answers to one prompt each is listed
+            known = found.get(each.id, Progress())
+            found[each.id] = Progress(
+                max(known.prompt_tokens, each.computed_tokens), known.completion_tokens + each.generated_tokens
+            )
+        return found
 
 
 class _Unsaid(ClientLines):

@@ -15,4 +15,4 @@ from uma.types import Source
 def ask_of(source: Source, config: RuntimeConfig, program: str) -> Ask:
     """Asks `source` under the rules of HTTP; `program` is what its requests are listed under."""
     inside = attrs.evolve(config, http="", http_keys="", http_tls_cert="", http_tls_key="", http_jobs="")
-    return InMemory(build_app(Gateway.of(source, inside)), program)
+    return InMemory(build_app(Gateway.of(source, inside)), program, source)

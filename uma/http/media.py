@@ -54,7 +54,7 @@ class MediaReader:
             value, field = value.get("url"), f"{field}.url"
         if not isinstance(value, str):
             raise BadRequest(f"{field}: expected a data URL, not {show(value)}")
-        return self._of_url(value, field)
+        return self.of_url(value, field)
 
     def take(self, data: str, place: str) -> Media:
         """A file as base64, and where the body has it. Raises `BadRequest` for one too many, and for nothing."""
@@ -68,7 +68,8 @@ class MediaReader:
         self._places.append((made, place))
         return made
 
-    def _of_url(self, url: str, field: str) -> Media:
+    def of_url(self, url: str, field: str) -> Media:
+        """The file at a URL that `field` has. Raises as `read`."""
         scheme, _, rest = url.partition(":")
         if scheme.lower() in ("http", "https"):
             if not self.able.media_urls:
@@ -91,7 +92,7 @@ class MediaReader:
         if not isinstance(source, dict):
             raise BadRequest(f"{field}: expected an object of type base64, not {show(source)}")
         if source.get("type") == "url" and isinstance(source.get("url"), str):
-            return self._of_url(source["url"], f"{field}.url")
+            return self.of_url(source["url"], f"{field}.url")
         if source.get("type") != "base64":
             raise Unsupported(
                 f"{field}.type: {show(source.get('type'))} cannot be read; send the picture itself as base64"

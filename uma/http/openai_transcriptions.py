@@ -18,14 +18,15 @@ from uma.http.dialect import Body, SseJob, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import DRAWN, Common, MaxTokens, all_tokens, of_output, read, sampling, tokens_wanted, urgency
 from uma.http.gateway import Gateway
+from uma.http.media import MediaReader
 from uma.http.openai import ERRORS
 from uma.http.problem import Problem, Unsupported
 from uma.http.usage import Total
-from uma.types import Finished, Media, Message, Request, Temperature, Token, joined
+from uma.types import Capabilities, Finished, Media, Message, Request, Temperature, Token, joined
 
 ASKED = "Transcribe audio to text"
 """What the model is asked, where the form has no prompt: llama-server's words."""
-_WORDS = ("model", "prompt", "language", "response_format")
+_WORDS = ("model", "file_url", "prompt", "language", "response_format")
 """Fields that are texts. A form has nothing else; of the others it means JSON's numbers and words."""
 
 _TIMED = ("srt", "vtt", "verbose_json", "diarized_json")
@@ -37,6 +38,8 @@ class TranscriptionBody(Common):
     """The fields that do something; the rest is named in `X-UMA-Ignored`."""
 
     file: Any = None
+    file_url: Annotated[str, Text()] | None = None
+    """In JSON in place of a form's file, as vLLM's batches have it: a data URL, or where to fetch it."""
     model: str | None = None
     prompt: Annotated[str, Text()] | None = None
     """What to ask the model instead, as at llama-server."""
@@ -63,8 +66,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Transcript
     gateway.names.check(body.model, http)
     able = gateway.source.info.capabilities
     abilities.hearing(able)
-    if not isinstance(body.file, bytes) or not body.file:
-        raise BadRequest("file: is missing; send a sound's file in the form")
+    sound, place = _sound(body, able)
     form = body.response_format or "json"
     if form in _TIMED:
         raise Unsupported(f"response_format: {form!r} has times, which this model does not tell; ask for json or text")
@@ -73,8 +75,8 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Transcript
     asked = body.prompt or ASKED
     if body.language:
         asked += f" (language: {body.language})"
-    text, media = joined([asked, Media(base64.b64encode(body.file).decode())])
-    http.names["messages[0].media[0].data"] = "file"
+    text, media = joined([asked, sound])
+    http.names["messages[0].media[0].data"] = http.names["messages[0].media[0].url"] = place
     params = sampling(
         gateway,
         body,
@@ -92,6 +94,15 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Transcript
         **urgency(body, http),
     )
     return TranscriptionJob([request], bool(body.stream), form, http.id)
+
+
+def _sound(body: TranscriptionBody, able: Capabilities) -> tuple[Media, str]:
+    """What is to be heard, and where the body has it."""
+    if body.file_url is not None and body.file is None:
+        return MediaReader(able).of_url(body.file_url, "file_url"), "file_url"
+    if not isinstance(body.file, bytes) or not body.file or body.file_url is not None:
+        raise BadRequest("file: expected a sound's file in a form, or file_url in JSON, which is its data URL")
+    return Media(base64.b64encode(body.file).decode()), "file"
 
 
 def _value(name: str, value: Any) -> Any:

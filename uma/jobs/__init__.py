@@ -4,9 +4,9 @@ A job knows neither engine nor socket nor HTTP: it is given an `Ask`, which answ
 over HTTP is one (`uma.http.in_memory`), so the rules of every dialect hold for rows as they hold for clients.
 """
 
-from uma.jobs.ask import Answer, Ask
+from uma.jobs.ask import Answer, Ask, Progress
 from uma.jobs.journal import Ended, Finished, JobChanged, Results
-from uma.jobs.rows import BadInput, BadRow, Form, Row, read_rows
+from uma.jobs.rows import BadInput, BadRow, Form, Row, count_rows, read_rows
 from uma.jobs.runner import Runner, in_flight
 from uma.jobs.server import ReturningServer, model_of
 from uma.jobs.tally import Tally
@@ -20,11 +20,13 @@ __all__ = [
     "Finished",
     "Form",
     "JobChanged",
+    "Progress",
     "Results",
     "ReturningServer",
     "Row",
     "Runner",
     "Tally",
+    "count_rows",
     "in_flight",
     "model_of",
     "read_rows",

@@ -1,7 +1,8 @@
-"""What answers a row: one request's body in, one answer's status and body out."""
+"""What answers a row: one request's body in, one answer's status and body out, and meanwhile how far it is."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import attrs
@@ -19,8 +20,22 @@ class Answer:
     """Where the same works later: after about how long."""
 
 
+@attrs.frozen
+class Progress:
+    """How far a request is that runs."""
+
+    prompt_tokens: int = 0
+    """Of its prompt, those that have been read."""
+    completion_tokens: int = 0
+
+
 class Ask(Protocol):
     """Answers requests; any number at once."""
 
     async def __call__(self, path: str, body: bytes, id: str) -> Answer:
         """The answer to a POST of `body` to `path`. `id` is that of no other request that runs."""
+
+    async def progress(self) -> Mapping[str, Progress]:
+        """How far requests are that run just now, by their ids; those of others can be among them. Of several prompts
+        of one body each is by itself, with a number behind the id. Empty where it is not told.
+        """

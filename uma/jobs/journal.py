@@ -150,6 +150,8 @@ class Results:
     """Rows that had ended when it was opened."""
     failed: int
     """Of these, those that failed."""
+    is_new: bool
+    """Nothing of the job was on the disk."""
     finished: Finished
     """Of these rows."""
     reusable: Finished | None
@@ -177,7 +179,8 @@ class Results:
             if only_failed and not _before(path).exists() and _walk(path).rows:
                 journal = _set_aside(path, journal)
             walk = _walk(path)
-            if walk.header is None:
+            is_new = walk.header is None
+            if is_new:
                 _check_new(path)
             if walk.rows:
                 _check_same(path, walk.header or {}, header)
@@ -196,7 +199,7 @@ class Results:
         os.ftruncate(journal, walk.journal_bytes)
         _sync_folder(path)
         sizes = walk.out_bytes, walk.journal_bytes, walk.rows, walk.failed
-        return cls(path, out, journal, *sizes, _finished(path, walk), reusable)
+        return cls(path, out, journal, *sizes, is_new, _finished(path, walk), reusable)
 
     def append(self, ended: Sequence[Ended]) -> None:
         """Write results, each whole: where the disk is full, as many as there is space for. Raises `CannotWrite`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -26,13 +27,13 @@ MAX_ROW_BYTES = 16_777_216
 """Maximum length of a row. A longer one is bad: twice the longest body that a server takes by default."""
 PIECE_BYTES = 1_024
 """Maximum bytes of a compressed input that are read ahead of the row that is read: the time left follows from them."""
-PATHS = frozenset(
-    f"/v1/{each}" for each in ("chat/completions", "completions", "responses", "embeddings", "messages", "rerank")
-)
-"""Endpoints that a row's `url` can name."""
+PIECES, PIECE_OF_LINES_BYTES = 64, 65_536
+"""Pieces of a long input in which lines are counted, to know how many rows it has."""
 _CHAT, _COMPLETIONS, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-_GENERATING = (_CHAT, _COMPLETIONS, _RESPONSES, "/v1/messages")
-_ALIASES = {"/rerank": "/v1/rerank", "/v2/rerank": "/v1/rerank"}
+_GENERATING = (_CHAT, _COMPLETIONS, _RESPONSES, "/v1/messages", "/v1/audio/transcriptions")
+PATHS = frozenset((*_GENERATING, "/v1/embeddings", "/v1/rerank", "/v1/score"))
+"""Endpoints that a row's `url` can name."""
+_ALIASES = {"/rerank": "/v1/rerank", "/v2/rerank": "/v1/rerank", "/score": "/v1/score"}
 """Other names of endpoints, which vLLM's `run-batch` takes."""
 _OF_ALL = ("model", "priority")
 """Defaults that rows have which generate nothing, too."""
@@ -145,7 +146,9 @@ class Form:
             if self.system is not None and isinstance(messages, list):
                 messages = [{"role": "system", "content": self.system}, *messages]
             return _CHAT, {"messages": messages, **self._schema(), **rest}
-        if not isinstance(fields.get("prompt"), str):
+        if "prompt" in fields and not isinstance(fields["prompt"], str):
+            raise BadRow(f"prompt: expected a text, not {_shown(fields['prompt'])}")
+        if "prompt" not in fields:
             raise BadRow(
                 "expected a prompt, messages, or url and body; the row has "
                 f"{', '.join(sorted(map(str, fields)))[:200] or 'nothing'} (--template makes a prompt of columns)"
@@ -204,6 +207,24 @@ def read_rows(file: IO[bytes], *, is_csv: bool = False) -> Iterator[Row]:
         raise BadInput(f"the input is not CSV: {error}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadInput(f"the input's compression is damaged: {error}") from None
+
+
+def count_rows(file: IO[bytes]) -> tuple[int, bool]:
+    """How many rows a file of lines has, which stays at its place, and whether that is exact: of a long one, pieces are
+    counted that lie all over it. 0 where lines tell nothing: it is compressed, or cannot be read out of order.
+    """
+    if not file.seekable() or (size := os.fstat(file.fileno()).st_size) == 0:
+        return 0, False
+    fd = file.fileno()
+    if os.pread(fd, 2, 0) == _GZIP:
+        return 0, False
+    if size <= PIECES * PIECE_OF_LINES_BYTES:
+        return sum(1 for line in os.pread(fd, size, 0).split(b"\n") if line.strip()), True
+    counted = sum(
+        os.pread(fd, PIECE_OF_LINES_BYTES, index * (size - PIECE_OF_LINES_BYTES) // (PIECES - 1)).count(b"\n")
+        for index in range(PIECES)
+    )
+    return round(counted * size / (PIECES * PIECE_OF_LINES_BYTES)), False
 
 
 def _lines(file: Any, position: Callable[[], int] | None) -> Iterator[Row]:

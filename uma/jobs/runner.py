@@ -17,10 +17,10 @@ import orjson
 import trio
 
 from uma import json_bytes
-from uma.jobs.ask import Answer, Ask
+from uma.jobs.ask import Answer, Ask, Progress
 from uma.jobs.journal import WINDOW, Ended, Entry, JobChanged, Results
 from uma.jobs.rows import Asked, BadRow, Form, Row
-from uma.jobs.tally import Tally
+from uma.jobs.tally import Begun, Tally
 from uma.types import Source
 
 IN_FLIGHT_PER_SEQUENCE = 2
@@ -61,6 +61,8 @@ class Work:
     row: Row
     asked: Asked | None
     ended: Ended | None = None
+    size_bytes: int = 0
+    """Of the row, as it lies on disk."""
 
 
 @attrs.define(eq=False)
@@ -81,6 +83,8 @@ class Runner:
     prefix: str = ""
     """What the ids of its requests begin with, where other jobs ask the same source."""
     tally: Tally = attrs.field(factory=Tally)
+    _asked: set[str] = attrs.field(factory=set, init=False)
+    """Ids of the requests that run."""
     _ready: deque[Work] = attrs.field(factory=deque, init=False)
     _open: deque[Row] = attrs.field(factory=deque, init=False)
     """Rows that were read, from the first on that has not ended."""
@@ -104,7 +108,7 @@ class Runner:
                 keeping.start_soon(self._sync_regularly)
                 async with trio.open_nursery() as nursery:
                     while (work := await self._next()) is not None:
-                        nursery.start_soon(self._finish, work, self.tally.begin())
+                        nursery.start_soon(self._finish, work, self.tally.begin(work.size_bytes))
                 keeping.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
@@ -123,6 +127,18 @@ class Runner:
         self._stopping.set()
         self._reading.cancel()
         self._note_move()
+
+    async def look(self) -> None:
+        """Have the tally know how far the rows are that run, for whoever shows it."""
+        found: dict[str, Progress] = {}
+        for id, each in (await self.ask.progress()).items():
+            own = id if id in self._asked else id.rpartition("-")[0]  # one of several prompts
+            if own in self._asked:
+                known = found.get(own, Progress())
+                found[own] = Progress(
+                    known.prompt_tokens + each.prompt_tokens, known.completion_tokens + each.completion_tokens
+                )
+        self.tally.note(found)
 
     async def _next(self) -> Work | None:
         """The next row, once there is space for it; None: there is none, or the run is to stop."""
@@ -153,17 +169,19 @@ class Runner:
         block: list[Work] = []
         n_bytes = 0
         for row in self.rows:
+            size_bytes = row.end_bytes - self.tally.passed_bytes
             known = self.results.finished.find(row.number)
             if known is not None:
                 self._check_row(row, known)
-                self.tally.begun_bytes = self.tally.read_bytes = row.end_bytes
+                self.tally.passed(size_bytes, is_new=False, is_asked=False)
                 continue
-            block.append(self._work(row))
-            self.tally.read_rows += 1
-            self.tally.read_bytes = row.end_bytes
+            block.append(work := self._work(row, size_bytes))
+            self.tally.passed(size_bytes, is_new=True, is_asked=work.asked is not None)
             n_bytes += len(row.data)
             if len(block) == (1 if self.is_live else BLOCK_ROWS) or n_bytes >= BLOCK_BYTES:
                 break
+        else:
+            self.tally.passed_all()
         return block
 
     def _check_row(self, row: Row, known: Entry) -> None:
@@ -173,15 +191,16 @@ class Runner:
                 "written; --only-failed runs such rows again and keeps the others' results, --restart begins anew"
             )
 
-    def _work(self, row: Row) -> Work:
+    def _work(self, row: Row, size_bytes: int) -> Work:
         if (before := self.results.reusable) is not None:
             known = before.find(row.number)
             if known is not None and known.digest == row.digest and not known.is_failed:
                 return Work(row, None, Ended(row.number, row.digest, before.line(known), is_failed=False))
-        return work_of(row, self.form)
+        return work_of(row, self.form, size_bytes)
 
-    async def _finish(self, work: Work, began: float) -> None:
+    async def _finish(self, work: Work, begun: Begun) -> None:
         ended = work.ended
+        answer: Answer | None = None
         try:
             if work.asked is not None:
                 answer = await self._answer(work.row, work.asked)
@@ -189,17 +208,22 @@ class Runner:
                     return
                 ended = self._end_of(work.row, work.asked, answer)
         finally:
-            self.tally.end(began)
+            self.tally.end(begun, is_answered=answer is not None)
             self._note_move()
         assert ended is not None
         self._note_end(ended)
 
     async def _answer(self, row: Row, asked: Asked) -> Answer | None:
         """The answer to a row, asked again as often as that can help; None where the run stops meanwhile."""
-        body = json_bytes.dumps(asked.body)
+        body, id = json_bytes.dumps(asked.body), f"{self.prefix}row-{row.number + 1}"
         wait_sec, tries = FIRST_WAIT_SEC, 0
         while True:
-            answer = await self.ask(asked.path, body, f"{self.prefix}row-{row.number + 1}")
+            self._asked.add(id)
+            try:
+                answer = await self.ask(asked.path, body, id)
+            finally:
+                self._asked.remove(id)
+                self.tally.forget(id)
             tries += 1
             if answer.status not in PASSING and (answer.status != FAULT or tries >= FAULT_TRIES):
                 return answer
@@ -214,17 +238,18 @@ class Runner:
             wait_sec = min(2 * wait_sec, MAX_WAIT_SEC)
 
     def _end_of(self, row: Row, asked: Asked, answer: Answer) -> Ended:
-        try:
-            usage = orjson.loads(answer.body).get("usage") or {}
-        except (orjson.JSONDecodeError, AttributeError):
-            usage = {}
-        self.tally.prompt_tokens += usage.get("prompt_tokens", usage.get("input_tokens", 0))
-        self.tally.completion_tokens += usage.get("completion_tokens", usage.get("output_tokens", 0))
-        response = {
-            "status_code": answer.status,
-            "request_id": answer.request_id,
-            "body": json_bytes.verbatim(answer.body.decode()),
-        }
+        text, usage = answer.body.decode(), {}
+        body: Any = json_bytes.verbatim(text)
+        with suppress(AttributeError):
+            try:
+                usage = orjson.loads(answer.body).get("usage") or {}
+            except orjson.JSONDecodeError:  # a transcript as a text
+                body = text
+        self.tally.used(
+            usage.get("prompt_tokens", usage.get("input_tokens", 0)),
+            usage.get("completion_tokens", usage.get("output_tokens", 0)),
+        )
+        response = {"status_code": answer.status, "request_id": answer.request_id, "body": body}
         return _ended(row, _line(row, asked.custom_id, response, None), is_failed=answer.status >= 400)
 
     def _note_end(self, ended: Ended) -> None:
@@ -239,10 +264,9 @@ class Runner:
         if due:
             self.results.append(due)
             self.tally.rows += len(due)
-            failed = [each for each in due if each.is_failed]
-            self.tally.failed += len(failed)
-            if failed and not self.tally.why_failed:
-                self.tally.why_failed = _why(failed[0].line)
+            for each in due:
+                if each.is_failed:
+                    self.tally.fails(_why(each.line))
         self._note_move()
 
     def _note_move(self) -> None:
@@ -255,10 +279,10 @@ class Runner:
             await self.results.sync()
 
 
-def work_of(row: Row, form: Form) -> Work:
+def work_of(row: Row, form: Form, size_bytes: int = 0) -> Work:
     """What is to be done for a row; of a bad one nothing is."""
     try:
-        return Work(row, form.asked(row))
+        return Work(row, form.asked(row), size_bytes=size_bytes)
     except BadRow as error:
         shown = {"code": "invalid_row", "message": str(error)}
         return Work(row, None, _ended(row, _line(row, error.custom_id, None, shown)))

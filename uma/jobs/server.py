@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from uma.errors import ConnectionLost, Overloaded, TooManySessions, UmaError
-from uma.jobs.ask import Answer, Ask
+from uma.jobs.ask import Answer, Ask, Progress
 from uma.jobs.journal import JobChanged
 from uma.types import Source
 
@@ -41,6 +41,10 @@ class ReturningServer:
         if self._ask is None:
             return Answer(503, _GONE, retry_after_ms=int(1000 * RETRY_SEC))
         return await self._ask(path, body, id)
+
+    async def progress(self) -> Mapping[str, Progress]:
+        """See `Ask`."""
+        return {} if self._ask is None else await self._ask.progress()
 
     async def keep(self, client: Session) -> None:
         """Stay with `client`, and with whatever follows when it is lost; to be cancelled. Raises `JobChanged` where a

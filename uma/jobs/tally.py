@@ -3,13 +3,75 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import attrs
+
+from uma.jobs.ask import Progress
 
 LIKENESS = 9.0
 """How fast the time that a row is expected to take moves, as rows' times differ, from the mean of those that have ended
 towards what it would be if they came to their ends by chance: rows of one length end together, and until the first have
 ended nothing else tells how far they are; of rows that differ the short ones end first, and say too little."""
+SURENESS = 4.0
+"""How many standard errors the growth of rows' times with their bytes must be from nothing to be believed."""
+
+
+@attrs.frozen
+class Begun:
+    """A row that is asked."""
+
+    at_sec: float
+    size_bytes: int
+
+
+@attrs.define
+class Line:
+    """The straight line through points, by least squares."""
+
+    n: int = 0
+    x: float = 0.0
+    """Sum of these; so are the next."""
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+    yy: float = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        """Another point."""
+        self.n += 1
+        self.x += x
+        self.y += y
+        self.xx += x * x
+        self.xy += x * y
+        self.yy += y * y
+
+    @property
+    def likeness(self) -> float:
+        """How much of y's spread the line explains, from 0 to 1; 0 where that might be by chance."""
+        spreads = self._spread(self.xx, self.x, self.x) * self._spread(self.yy, self.y, self.y)
+        if self.n < 3 or spreads <= 0:
+            return 0.0
+        both = max(0.0, self._spread(self.xy, self.x, self.y)) ** 2 / spreads
+        return min(both, 1.0) if both * (self.n - 2) >= SURENESS**2 * (1 - both) else 0.0
+
+    @property
+    def growth(self) -> float:
+        """Its slope at the mean x, in parts of the mean y for each part of that x, from 0 (y is the same for all x, or
+        might be) to 1 (it grows as x does).
+        """
+        if not self.likeness:
+            return 0.0
+        slope = self._spread(self.xy, self.x, self.y) / self._spread(self.xx, self.x, self.x)
+        return min(slope * self.x / self.y, 1.0)
+
+    @property
+    def scatter(self) -> float:
+        """Variance of y beside the line, in parts of the squared mean y."""
+        return (1 - self.likeness) * max(0.0, self._spread(self.yy, self.y, self.y)) / self.y**2
+
+    def _spread(self, product: float, one: float, other: float) -> float:
+        return self.n * product - one * other
 
 
 @attrs.define
@@ -22,59 +84,125 @@ class Tally:
     """Of these."""
     why_failed: str = ""
     """Why the first of them failed in this run."""
+    fail_alike: bool = True
+    """All that failed in this run failed for that reason."""
     begun_rows: int = 0
     """Rows that had a result before this run."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    """Of this run."""
     waiting: int = 0
     """Rows that wait to be asked again."""
     running: int = 0
     """Rows that are asked just now."""
-    read_rows: int = 0
-    """Rows that this run has read, to ask them."""
-    read_bytes: int = 0
-    """Of the input, up to the last of these."""
+    total_bytes: int = 0
+    """Of the input; 0: not known."""
+    total_rows: int = 0
+    """Of the input, about; 0: not known."""
+    is_counted: bool = False
+    """These are counted, and no estimate."""
     input_bytes: int = 0
     """Of the input, up to the last row before which all have ended."""
-    begun_bytes: int = 0
-    """The same when this run's first row began."""
-    _ended: int = 0
-    _ended_sec: float = 0.0
-    """Time that the rows which have ended took, all together; the next has the squares of it."""
-    _ended_squares: float = 0.0
+    passed_rows: int = 0
+    """Of the input, up to the last row that was read."""
+    passed_bytes: int = 0
+    new_rows: int = 0
+    """Of these, those that had no result before this run; so are the bytes."""
+    new_bytes: int = 0
+    asked_rows: int = 0
+    """Of these, those that have to be asked: the others are bad, or their results taken over; so are the bytes."""
+    asked_bytes: int = 0
+    _ended_prompt_tokens: int = 0
+    _ended_completion_tokens: int = 0
+    _progress: dict[str, Progress] = attrs.field(factory=dict)
+    """Of rows that run, by their requests' ids, when it was asked for last."""
+    _times: Line = attrs.field(factory=Line)
+    """The time that each row took which has ended, over its bytes."""
     _began_sum: float = 0.0
     """Of those that run: when they began, summed up."""
 
-    def begin(self, now: float | None = None) -> float:
-        """A row is asked; when that was, for `end`."""
-        now = time.monotonic() if now is None else now
+    def passed(self, size_bytes: int, *, is_new: bool, is_asked: bool) -> None:
+        """A row was read."""
+        self.passed_rows += 1
+        self.passed_bytes += size_bytes
+        self.new_rows += is_new
+        self.new_bytes += is_new * size_bytes
+        self.asked_rows += is_asked
+        self.asked_bytes += is_asked * size_bytes
+
+    def begin(self, size_bytes: int, now: float | None = None) -> Begun:
+        """A row is asked."""
+        begun = Begun(time.monotonic() if now is None else now, size_bytes)
         self.running += 1
-        self._began_sum += now
-        return now
+        self._began_sum += begun.at_sec
+        return begun
 
-    def end(self, began: float, now: float | None = None) -> None:
-        """That row has ended."""
-        took = (time.monotonic() if now is None else now) - began
+    def end(self, begun: Begun, now: float | None = None, *, is_answered: bool = True) -> None:
+        """It has ended, or is given up."""
         self.running -= 1
-        self._began_sum -= began
-        self._ended += 1
-        self._ended_sec += took
-        self._ended_squares += took * took
+        self._began_sum -= begun.at_sec
+        if is_answered:
+            self._times.add(begun.size_bytes, (time.monotonic() if now is None else now) - begun.at_sec)
 
-    def seconds_left(self, began: float, total_bytes: int, now: float | None = None) -> float | None:
-        """What the rest of an input of `total_bytes` takes, if it goes on as since `began`, when the first row could
-        begin; None where that is not known.
+    def used(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """An answer has come."""
+        self._ended_prompt_tokens += prompt_tokens
+        self._ended_completion_tokens += completion_tokens
+
+    def note(self, progress: Mapping[str, Progress]) -> None:
+        """How far the rows are that run, by their requests' ids."""
+        self._progress = dict(progress)
+
+    def forget(self, id: str) -> None:
+        """This request has ended."""
+        self._progress.pop(id, None)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Read in this run."""
+        return self._ended_prompt_tokens + sum(each.prompt_tokens for each in self._progress.values())
+
+    @property
+    def completion_tokens(self) -> int:
+        """Written in this run."""
+        return self._ended_completion_tokens + sum(each.completion_tokens for each in self._progress.values())
+
+    def passed_all(self) -> None:
+        """The input has been read to its end."""
+        self.total_rows, self.is_counted = self.passed_rows, True
+
+    @property
+    def share(self) -> float | None:
+        """How much of the input has results; None where that is not known."""
+        if self.is_counted:
+            return min(1.0, self.rows / self.total_rows) if self.total_rows else 1.0
+        return min(1.0, self.input_bytes / self.total_bytes) if self.total_bytes else None
+
+    def fails(self, why: str) -> None:
+        """A row failed in this run."""
+        self.failed += 1
+        self.why_failed = self.why_failed or why
+        self.fail_alike = self.fail_alike and why == self.why_failed
+
+    def seconds_left(self, began: float, now: float | None = None) -> float | None:
+        """What the rest takes, if it goes on as since `began`, when the first row could begin; None where that is not
+        known.
         """
-        if not self._ended or not total_bytes or self.read_bytes <= self.begun_bytes:
+        ended = self._times
+        if not ended.n or not ended.y or not self.total_bytes or not self.asked_rows:
             return None
         now = time.monotonic() if now is None else now
         running_sec = self.running * now - self._began_sum
-        mean = self._ended_sec / self._ended
-        spread = max(0.0, self._ended_squares / self._ended / mean**2 - 1) if mean else 1.0
-        by_chance = min(1.0, LIKENESS * spread)
-        expected = mean + by_chance * running_sec / self._ended
-        done = (self._ended_sec + running_sec) / expected if expected else self._ended
-        done = min(max(done, self._ended), self._ended + self.running)
-        unread = (total_bytes - self.read_bytes) * self.read_rows / (self.read_bytes - self.begun_bytes)
-        return max(0.0, (now - began) * (unread + self.read_rows - done) / done)
+        by_chance = min(1.0, LIKENESS * ended.scatter)
+        # In rows such as those that have ended: what is done, of those that run too, and what there is to do.
+        done = ended.n * (ended.y + running_sec) / (ended.y + by_chance * running_sec)
+        rows, n_bytes = self._unread()
+        rows, n_bytes = rows + self.asked_rows, n_bytes + self.asked_bytes
+        growth = ended.growth
+        every = (1 - growth) * rows + growth * (n_bytes * ended.n / ended.x if ended.x else rows)
+        return (now - began) * max(0.0, every / min(done, every) - 1)
+
+    def _unread(self) -> tuple[float, float]:
+        """Rows of the input that have not been read and will be asked, about, and their bytes."""
+        n_bytes, rows = max(0.0, self.total_bytes - self.passed_bytes), max(0.0, self.total_rows - self.passed_rows)
+        if not self.total_rows:
+            rows = n_bytes * self.new_rows / self.new_bytes if self.new_bytes else 0.0
+        asked = self.asked_rows / self.new_rows
+        return rows * asked, n_bytes * asked

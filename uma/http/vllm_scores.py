@@ -1,0 +1,213 @@
+"""vLLM's scores: `POST /score`, how well texts go together in pairs. A reranker's are those of its classifier, as in
+`/rerank`; of a model that embeds they are the cosines of its embeddings.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import attrs
+import trio
+
+from uma.constraints import show
+from uma.errors import BadRequest, PromptTooLarge, UmaError
+from uma.http import abilities
+from uma.http.exchange import Exchange
+from uma.http.fields import lane_alone, read
+from uma.http.gateway import Gateway
+from uma.http.generation import MAX_AT_ONCE
+from uma.http.openai_embeddings import usage
+from uma.net.quota import Lane
+from uma.protocol.codec import MAX_INLINE_FIGURES
+from uma.types import Embeddings, EmbedRequest, Ranking, RerankRequest
+
+PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+"""Names that vLLM has for the two sides."""
+_PLACE = re.compile(r"^(texts|query|documents)(?:\[(\d+)\])?", re.MULTILINE)
+"""How the engine names a text."""
+
+
+@attrs.frozen(kw_only=True)
+class ScoreBody:
+    """The fields that do something; the rest is named in `X-UMA-Ignored`. One of `PAIRS` is given."""
+
+    text_1: Any = None
+    text_2: Any = None
+    queries: Any = None
+    documents: Any = None
+    items: Any = None
+    data_1: Any = None
+    data_2: Any = None
+    model: str | None = None
+    priority: Lane | None = None
+
+
+@attrs.frozen
+class Side:
+    """One of the two that are compared."""
+
+    field: str
+    is_single: bool
+    """One text by itself, not in a list."""
+    texts: tuple[str, ...]
+
+    @classmethod
+    def of(cls, field: str, value: Any) -> Side:
+        """Raises `BadRequest` for what is neither a text nor a list of some."""
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
+            raise BadRequest(f"{field}: expected a text or a list of texts, not {show(value)}")
+        return cls(field, isinstance(value, str), tuple(texts))
+
+    @property
+    def places(self) -> list[str]:
+        """What the body calls each text."""
+        return [self.field] if self.is_single else [f"{self.field}[{index}]" for index in range(len(self.texts))]
+
+
+@attrs.frozen
+class Pairs:
+    """What is asked: the only text of the first side with each of the second, or each with that of its place."""
+
+    first: Side
+    second: Side
+    model: str
+    priority: int
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Of the two texts of each pair."""
+        count = len(self.second.texts)
+        return [(0 if len(self.first.texts) == 1 else index, index) for index in range(count)]
+
+
+@attrs.frozen
+class Scored:
+    """A score for each pair."""
+
+    scores: Sequence[float]
+    prompt_tokens: int
+
+
+async def score(gateway: Gateway, http: Exchange) -> None:
+    """`POST /score`."""
+    asked = await http.built(partial(_asked, gateway, http))
+    is_ranker = gateway.source.info.capabilities.rerank
+    scored = await (_ranked(gateway, http, asked) if is_ranker else _compared(gateway, http, asked))
+    await http.answer_json(
+        {
+            "id": f"score-{http.id}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": asked.model,
+            "data": [{"index": index, "object": "score", "score": each} for index, each in enumerate(scored.scores)],
+            "usage": usage(scored.prompt_tokens),
+        }
+    )
+
+
+def _asked(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Pairs:
+    body = read(fields, ScoreBody, http)
+    model = gateway.names.check(body.model, http)
+    able = gateway.source.info.capabilities
+    if not able.rerank:
+        abilities.embeddings(able)
+    given = {name for names in PAIRS for name in names if getattr(body, name) is not None}
+    names = next((pair for pair in PAIRS if set(pair) == given), None)
+    if names is None:
+        every = ", ".join(" and ".join(pair) for pair in PAIRS)
+        raise BadRequest(f"text_1: expected two sides to compare, by one of these pairs of names: {every}")
+    first, second = (Side.of(name, getattr(body, name)) for name in names)
+    if len(first.texts) not in (1, len(second.texts)):
+        raise BadRequest(
+            f"{first.field}: {len(first.texts):,} texts cannot be compared with {len(second.texts):,}: give one, or as "
+            f"many as {second.field} has"
+        )
+    return Pairs(first, second, model, lane_alone(body.priority, http))
+
+
+async def _compared(gateway: Gateway, http: Exchange, asked: Pairs) -> Scored:
+    """By their embeddings."""
+    n_first = len(asked.first.texts)
+    with _named({"texts": asked.first.places + asked.second.places}):
+        texts = asked.first.texts + asked.second.texts
+        request = EmbedRequest(http.id, texts=texts, fail_on_empty=True, priority=asked.priority)
+        found = await gateway.compute(http, request, gateway.source.embed, lambda found: sum(found.prompt_tokens))
+    places = [(at, n_first + other) for at, other in asked.places]
+    if found.n_figures <= MAX_INLINE_FIGURES:
+        scores = _cosines(found, places)
+    else:
+        scores = await trio.to_thread.run_sync(_cosines, found, places, limiter=gateway.writers)
+    return Scored(scores, sum(found.prompt_tokens))
+
+
+def _cosines(found: Embeddings, places: Sequence[tuple[int, int]]) -> list[float]:
+    """Of embeddings of length 1."""
+    import numpy as np  # noqa: PLC0415  (a gateway to a socket starts without it)
+
+    rows = [np.frombuffer(each, np.float32) for each in found.vectors if each is not None]
+    return [float(rows[at] @ rows[other]) for at, other in places]
+
+
+async def _ranked(gateway: Gateway, http: Exchange, asked: Pairs) -> Scored:
+    """By a reranker's scores: a request for each query, with all that it is compared with."""
+    of_query: defaultdict[int, list[int]] = defaultdict(list)
+    for at, other in asked.places:
+        of_query[at].append(other)
+    scores, used = [0.0] * len(asked.places), [0] * len(of_query)
+    failures: list[UmaError] = []
+    turns = trio.CapacityLimiter(MAX_AT_ONCE)
+
+    async def one(number: int, request: RerankRequest, others: list[int], scope: trio.CancelScope) -> None:
+        own = {"query": [asked.first.places[number]], "documents": [asked.second.places[at] for at in others]}
+        try:
+            async with turns:
+                with _named(own):
+                    found = await gateway.source.rerank(request)
+        except UmaError as error:
+            failures.append(error)
+            scope.cancel()
+            return
+        used[number] = found.prompt_tokens
+        for each in found.results:
+            scores[others[each.index]] = each.score
+
+    async def every(whole: RerankRequest) -> Ranking:
+        async with trio.open_nursery() as nursery:
+            for number, others in of_query.items():
+                texts = tuple(asked.second.texts[at] for at in others)
+                request = attrs.evolve(
+                    whole, id=f"{http.id}-{number}", query=asked.first.texts[number], documents=texts
+                )
+                nursery.start_soon(one, number, request, others, nursery.cancel_scope)
+        if failures:
+            raise failures[0]
+        return Ranking(http.id, (), sum(used))
+
+    with _named({"query": asked.first.places, "documents": asked.second.places}):
+        whole = RerankRequest(http.id, max(asked.first.texts), asked.second.texts, priority=asked.priority)
+    ranking = await gateway.compute(http, whole, every, lambda ranking: ranking.prompt_tokens)
+    return Scored(scores, ranking.prompt_tokens)
+
+
+@contextmanager
+def _named(places: Mapping[str, Sequence[str]]) -> Iterator[None]:
+    """A block whose errors name texts as the body does: `places` has its names of an engine's field's texts."""
+
+    def place(found: re.Match[str]) -> str:
+        own = places.get(found[1], ())
+        at = int(found[2] or 0)
+        return own[at] if at < len(own) else found[0]
+
+    try:
+        yield
+    except PromptTooLarge as error:
+        raise error.at(_PLACE.sub(place, error.message)) from None
+    except (BadRequest, ValueError) as error:
+        raise BadRequest(_PLACE.sub(place, str(error))) from None
