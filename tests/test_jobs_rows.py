@@ -6,11 +6,12 @@ import gzip
 import io
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from uma.jobs import BadInput, BadRow, Form, Row, read_rows
+from uma.jobs import BadInput, BadRow, Form, Row, count_rows, read_rows
 from uma.jobs.rows import MAX_ROW_BYTES, PATHS, filled
 from uma.jobs.runner import together, work_of
 
@@ -66,6 +67,24 @@ def test_of_a_compressed_input_it_is_known_how_far_it_was_read(is_csv: bool) -> 
     for share in (0.05, 0.25, 0.5, 0.75):
         assert rows[int(share * count) - 1].end_bytes / len(packed) == pytest.approx(share, abs=0.02)
     assert rows[-1].end_bytes == len(packed)
+
+
+def test_rows_are_counted_and_in_a_long_file_estimated_whatever_their_order(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'{"prompt": "a"}\n\n  \n' * 999 + b'{"prompt": "b"}')
+    with path.open("rb") as file:
+        assert count_rows(file) == (1_000, True)
+        assert len(list(read_rows(file))) == 1_000, "it stays at its place"
+    sizes = range(50, 5_000)
+    for ordered in (sizes, reversed(sizes)):
+        path.write_bytes(b"".join(b"x" * size + b"\n" for size in ordered))
+        with path.open("rb") as file:
+            rows, is_exact = count_rows(file)
+        assert not is_exact
+        assert rows == pytest.approx(len(sizes), rel=0.1)
+    path.write_bytes(gzip.compress(b"a\n" * 9))
+    with path.open("rb") as file:
+        assert count_rows(file) == (0, False)
 
 
 def test_a_plain_prompt_is_a_user_s_message_and_raw_it_is_continued() -> None:

@@ -137,7 +137,7 @@ async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interr
     results = runner.results
     if results.rows:
         say.note(f"{options.output} has {results.rows:,} results; going on behind them")
-    elif not results.is_new:
+    elif not results.is_new and results.reusable is None:
         say.note(f"{options.output} was begun before, and no row had come to its end: all run again")
     view = Events() if options.json else OneLine() if sys.stderr.isatty() else Lines()
     speed = Speed(runner.tally)

@@ -579,7 +579,8 @@ COMMANDS: tuple[Command, ...] = (
         "Run every row of a file through the model and append a line for each to OUT, as OpenAI's batches have it. "
         "Ended in whatever way, the same command goes on where it was. A row is a line of JSON: OpenAI's (custom_id, "
         'url, body) or plain ({"prompt": ...}, {"messages": [...]}), or with --template any line of JSON or CSV. '
-        "Ctrl-C lets the rows that run end. The exit code is 1 where rows failed; their lines say why.\n\n" + PLACE,
+        "Ctrl-C and SIGTERM let the rows that run end. The exit code is 1 where rows failed; their lines say why.\n\n"
+        + PLACE,
         " INPUT -o OUT",
     ),
     Command(
