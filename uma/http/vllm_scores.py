@@ -78,7 +78,7 @@ class Pairs:
     first: Side
     second: Side
     model: str
-    priority: int
+    priority: Lane
 
     @property
     def places(self) -> list[tuple[int, int]]:

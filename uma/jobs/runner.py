@@ -238,7 +238,7 @@ class Runner:
             wait_sec = min(2 * wait_sec, MAX_WAIT_SEC)
 
     def _end_of(self, row: Row, asked: Asked, answer: Answer) -> Ended:
-        text, usage = answer.body.decode(), {}
+        text, usage = answer.body.decode(), dict[str, int]()
         body: Any = json_bytes.verbatim(text)
         with suppress(AttributeError):
             try:
