@@ -18,7 +18,7 @@ from uma.models import catalog
 from uma.models.catalog import available, named, resolve
 from uma.models.glance import BLOCK_BYTES, glance
 from uma.models.places import HUGGING_FACE, LM_STUDIO, OLLAMA
-from uma.models.projectors import best
+from uma.models.projectors import beside, best
 
 
 @pytest.fixture
@@ -231,6 +231,19 @@ def test_a_projector_is_for_models_of_its_name_and_its_size_and_make_say_nothing
     model: str, projectors: list[str], place: str, chosen: int | None
 ) -> None:
     assert best(model, projectors, place) == (None if chosen is None else projectors[chosen])
+
+
+def test_a_model_of_ollama_s_has_the_projector_that_its_manifest_names(tmp_path: Path) -> None:
+    models = [write_model(tmp_path / f"{seed}.gguf", seed=seed) for seed in range(2)]
+    projector = write_projector(tmp_path / "any.gguf")
+    folder = tmp_path / "ollama"
+    in_ollama(folder, "registry.ollama.ai/library/llava/7b", models[0], projector)
+    in_ollama(folder, "registry.ollama.ai/library/llama/7b", models[1])
+    found = {each.name: each for each in available({"OLLAMA_MODELS": str(folder)})}
+    assert (found["llava:7b"].vision, found["llama:7b"].vision) == (True, False)
+    seen = beside(found["llava:7b"].path)
+    assert seen is not None and seen.read_bytes() == projector.read_bytes()
+    assert beside(found["llama:7b"].path) is None
 
 
 def test_each_model_of_a_folder_has_the_projector_that_fits_it(tmp_path: Path) -> None:

@@ -127,23 +127,31 @@ def _of_ollama(folder: Path) -> Iterator[Found]:
     manifests = folder / "manifests"
     for file in _files(manifests):
         *owner, model, tag = file.relative_to(manifests).parts
-        digest = _model_digest(file)
-        blob = folder / "blobs" / digest.replace(":", "-")
-        if digest and owner and blob.is_file():
+        blob = _blob(folder, file, "model")
+        if blob is not None and owner:
             own = [part for part in owner if part not in ("registry.ollama.ai", "library")]
             name = "/".join((*own, model))
             plain = (name,) if tag == "latest" else ()
             yield Found(f"{name}:{tag}", blob, OLLAMA, also=(f"{name}-{tag}", *plain))
 
 
-def _model_digest(manifest: Path) -> str:
-    """The digest of the layer that has the weights; empty where there is none, or where it names no blob."""
+def ollama_projectors(blobs: Path) -> dict[Path, Path]:
+    """What Ollama's manifests name as projectors, by the models' files; all lie in the folder `blobs`."""
+    folder = blobs.parent
+    pairs = ((_blob(folder, file, "model"), _blob(folder, file, "projector")) for file in _files(folder / "manifests"))
+    return {model: projector for model, projector in pairs if model is not None and projector is not None}
+
+
+def _blob(folder: Path, manifest: Path, kind: str) -> Path | None:
+    """The blob of a manifest's layer of this kind; None where there is none, or where the layer names no blob."""
     try:
         layers = json.loads(_text(manifest))["layers"]
-        digests = [each["digest"] for each in layers if each["mediaType"] == "application/vnd.ollama.image.model"]
+        digests = [each["digest"] for each in layers if each["mediaType"] == f"application/vnd.ollama.image.{kind}"]
     except (ValueError, LookupError, TypeError):
-        return ""
-    return next((each for each in digests if re.fullmatch(r"sha256:[0-9a-f]{64}", str(each))), "")
+        return None
+    named = (str(each) for each in digests if re.fullmatch(r"sha256:[0-9a-f]{64}", str(each)))
+    blobs = (folder / "blobs" / each.replace(":", "-") for each in named)
+    return next((each for each in blobs if each.is_file()), None)
 
 
 def _files(folder: Path) -> list[Path]:

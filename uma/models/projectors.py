@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from uma.models.glance import Glance, glance
-from uma.models.places import is_projector
+from uma.models.places import is_projector, ollama_projectors
 
 _PREFERRED = ("q8_0", "f16", "bf16", "f32")
 """Of several of one model the first of these: they differ in precision alone."""
@@ -75,11 +75,17 @@ class Projectors:
     """Looks for the projectors of many models: in each folder once. Any thread, one at a time."""
 
     _by_folder: dict[Path, dict[Path, Glance | None]] = attrs.field(factory=dict, init=False)
+    _of_ollama: dict[Path, dict[Path, Path]] = attrs.field(factory=dict, init=False)
 
     def of(self, model: Path, metadata: Mapping[str, Any]) -> Path | None:
         """The projector of the model with this file and header; None where none fits it, or lies beside it: in its
-        folder, or in the Hugging Face cache anywhere above it in its repository.
+        folder, or in the Hugging Face cache anywhere above it in its repository. Of a model of Ollama's, the one that
+        its manifest names.
         """
+        if model.parent.name == "blobs":
+            if model.parent not in self._of_ollama:
+                self._of_ollama[model.parent] = ollama_projectors(model.parent)
+            return self._of_ollama[model.parent].get(model)
         if is_projector(model.name):
             return None
         width = metadata.get(f"{metadata.get('general.architecture')}.embedding_length")
