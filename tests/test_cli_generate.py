@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from projectors import png, write_projector, write_seeing_model
 from pty_screen import Terminal
 
 from harness import (
@@ -265,6 +266,24 @@ def test_the_prompt_goes_through_the_chat_template_unless_it_is_raw(usage: Calla
     raw = usage("--raw", "hello")
     instructed = usage("--system", "Be kind.", "hello")
     assert raw < templated < instructed
+
+
+def test_a_picture_goes_with_the_prompt(generate_here: RunInProcess, at: tuple[str, str], tmp_path: Path) -> None:
+    model = write_seeing_model(tmp_path / "model.gguf", "llava")
+    write_projector(tmp_path / "mmproj.gguf")
+    (tmp_path / "a.png").write_bytes(png(40, 30))
+    picture, missing = ("--image", str(tmp_path / "a.png")), ("--image", str(tmp_path / "b.png"))
+    here = ("--model", str(model), "--local", *ONE_THREAD, "--n-ctx", "512", "--json", "--max-tokens", "1")
+    read = [
+        json.loads(generate_here("What?", *here, *pictures).stdout.splitlines()[-1])["usage"]["prompt_tokens"]
+        for pictures in ((), picture, (*picture, *picture))
+    ]
+    assert read[2] - read[1] == read[1] - read[0] == 16
+    refused = [generate_here("What?", *place, *given) for place, given in ((at, picture), (here, missing))]
+    assert [each.returncode for each in refused] == [2, 2]
+    assert b"--image: this model sees no pictures; one that has a projector" in refused[0].stderr
+    assert b"b.png: cannot be read" in refused[1].stderr
+    assert generate_here("What?", *here, "--raw", *picture).returncode == 2
 
 
 def test_a_raw_prompt_keeps_its_last_newline(usage: Callable[..., int]) -> None:

@@ -99,10 +99,11 @@ def test_what_is_no_prompt_is_refused_by_name(server: Server, prompt: Any) -> No
     assert (refused.status, refused.json["error"]["message"][:6]) == (400, "prompt")
 
 
-def test_an_image_in_a_prompt_is_refused_by_name(server: Server) -> None:
-    prompt = {"prompt_string": "What is <__media__>?", "multimodal_data": ["AAAA"]}
-    refused = server.ask("POST", "/completion", {"prompt": prompt})
-    assert (refused.status, "multimodal_data" in refused.json["error"]["message"]) == (400, True)
+@pytest.mark.parametrize(("text", "files"), [("What is <__media__>?", ["AAAA"]), ("What is it?", [])])
+def test_an_image_in_a_prompt_is_refused_by_name(server: Server, text: str, files: list[str]) -> None:
+    refused = server.ask("POST", "/completion", {"prompt": {"prompt_string": text, "multimodal_data": files}})
+    message = refused.json["error"]["message"]
+    assert (refused.status, "this model cannot see pictures or hear sounds (multimodal_data)" in message) == (400, True)
 
 
 def test_the_last_object_says_how_it_was_sampled(server: Server) -> None:

@@ -455,6 +455,7 @@ def test_llm_takes_a_path_or_bytes_or_a_picture_of_pillow_s(
             content = [{"type": "image", "image": image}, {"type": "text", "text": QUESTION}]
             (said,) = llm.chat([{"role": "user", "content": content}], {"max_tokens": LENGTH, **PLAIN})
             assert said.outputs[0].text == expected
+            assert DATA not in repr(said)
         content = [{"type": "audio", "audio": SOUND}, {"type": "text", "text": QUESTION}]
         (heard,) = llm.chat([{"role": "user", "content": content}], {"max_tokens": LENGTH, **PLAIN})
         assert heard.outputs[0].text == said_of(reference, f"{MARKER}{QUESTION}", SOUND)

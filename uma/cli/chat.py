@@ -175,7 +175,7 @@ class Chat:
     def add_picture(self, path: Path) -> None:
         """See `Talk.add_picture`."""
         if self.info is not None and not self.info.capabilities.vision:
-            raise BadRequest("this model sees no pictures; one that has a projector beside it (--mmproj) does")
+            raise BadRequest(words.BLIND)
         picture = ChatPicture.read(path)
         self._check_frame([*self.pictures, picture])
         self.pictures.append(picture)

@@ -18,11 +18,12 @@ import trio
 from uma.cli import say, words
 from uma.cli.answer_options import with_answer
 from uma.cli.options import load_settings, sampling_of
+from uma.cli.pictures import ChatPicture
 from uma.cli.source import Opened, open_source
 from uma.cli.terminal import Output
 from uma.cli.trio_run import Interrupts, run
 from uma.config import Loaded
-from uma.errors import ConfigError, UmaError
+from uma.errors import BadRequest, ConfigError, UmaError
 from uma.types import (
     CHAT_SAMPLING,
     Capabilities,
@@ -54,10 +55,16 @@ class Task:
     raw: bool
     sampling: SamplingParams
     priority: Priority
+    pictures: tuple[ChatPicture, ...] = ()
+    """They stand before the prompt's text."""
 
     def request(self, capabilities: Capabilities) -> Request:
-        """The request for a source of these `capabilities`. Raises `ConfigError` for a prompt that no model takes."""
-        templated = not self.raw and (capabilities.chat or self.system is not None)
+        """The request for a source of these `capabilities`. Raises `ConfigError` for a prompt that no model takes, and
+        for a picture where this one sees none.
+        """
+        if self.pictures and not capabilities.vision:
+            raise ConfigError(f"--image: {words.BLIND}")
+        templated = not self.raw and (capabilities.chat or self.system is not None or bool(self.pictures))
         try:
             return Request(
                 id=REQUEST_ID,
@@ -72,7 +79,7 @@ class Task:
 
     def _messages(self) -> tuple[Message, ...]:
         system = (Message("system", self.system),) if self.system is not None else ()
-        return (*system, Message("user", self.prompt))
+        return (*system, Message("user", self.prompt, media=tuple(each.as_sent() for each in self.pictures)))
 
 
 def main(options: argparse.Namespace) -> int:
@@ -80,12 +87,19 @@ def main(options: argparse.Namespace) -> int:
     loaded = quiet(load_settings(options))
     if options.raw and options.system is not None:
         raise ConfigError("--system needs the chat template that --raw leaves out; put it into the prompt instead")
+    if options.raw and options.image:
+        raise ConfigError("--image needs the chat template that --raw leaves out; leave out either")
+    try:
+        pictures = tuple(map(ChatPicture.read, options.image))
+    except BadRequest as error:
+        raise ConfigError(f"--image: {error.message}") from None
     task = Task(
         prompt=read_prompt(options.prompt, is_literal=options.raw),
         system=options.system,
         raw=options.raw,
         sampling=with_answer(sampling_of(options, loaded), options),
         priority=Priority[options.priority.upper()],
+        pictures=pictures,
     )
     return run(partial(_generate, options, loaded, task))
 

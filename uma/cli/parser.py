@@ -165,6 +165,14 @@ def _describe_generate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--system", metavar="TEXT", help="instructions, ahead of the prompt (default: none)")
     parser.add_argument(
+        "--image",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        default=[],
+        help="a picture that the prompt is about; several times for several (default: none)",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="the protocol's events as JSON lines instead of text (default: off)"
     )
     parser.add_argument(

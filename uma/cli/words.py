@@ -8,6 +8,7 @@ from uma.config import RuntimeConfig
 from uma.types import Finished, Logprobs, MemoryPlan, ModelInfo, ServerInfo
 
 DEMONSTRATION = "This is the small built-in demonstration model; to load a real one: {command} --model FILE.gguf"
+BLIND = "this model sees no pictures; one that has a projector beside it (--mmproj) does"
 
 MOST_NAMED = 8
 """Maximum of models that one line names."""

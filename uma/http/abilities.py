@@ -169,9 +169,21 @@ def echo(value: bool | None, able: Capabilities) -> bool:
     return bool(value)
 
 
+_SEES, _HEARS = "this model cannot see pictures", "this model cannot hear sounds"
+_UNABLE = {
+    **dict.fromkeys(("image_url", "input_image", "image", "images"), _SEES),
+    **dict.fromkeys(("input_audio", "audio_url"), _HEARS),
+    "multimodal_data": f"{_SEES} or hear sounds",
+}
+
+
 def media(kind: str, path: str) -> None:
     """An image, a sound, a file: what the engine does not take there."""
-    raise Unsupported(f"{path}: {kind} cannot be read; this server's model does not take it")
+    if kind in _UNABLE:
+        raise Unsupported(
+            f"{path}: {_UNABLE[kind]} ({kind}); leave it out, or ask a model with a projector for that (an mmproj file)"
+        )
+    raise Unsupported(f"{path}: {kind} is not taken here; leave it out")
 
 
 def generation(able: Capabilities) -> None:

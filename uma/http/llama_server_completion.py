@@ -29,7 +29,7 @@ from uma.http.gateway import Gateway
 from uma.http.llama_server import ERRORS, UNBOUNDED, settings
 from uma.http.logprobs import Unshown, shown
 from uma.http.media import MediaReader
-from uma.http.problem import Problem
+from uma.http.problem import Problem, Unsupported
 from uma.http.prompts import PROMPTS, built_with_ids, is_one_prompt, prompts
 from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.telemetry import Telemetry, TelemetryFields
@@ -114,7 +114,9 @@ def _completion(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Com
 def _job(gateway: Gateway, http: Exchange, body: CompletionBody) -> CompletionJob:
     model = gateway.names.check(body.model, http)
     if body.image_data:
-        abilities.media("image_data", "image_data")
+        raise Unsupported(
+            "image_data: is not read; give prompt_string and multimodal_data in prompt to a model that sees"
+        )
     asked = first(
         http,
         ("n_predict", body.n_predict),

@@ -288,8 +288,10 @@ def _generate_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> O
     body = read(_with_options(fields), GenerateBody, http)
     model = gateway.names.check(body.model, http)
     able, is_plain = gateway.source.info.capabilities, bool(body.raw or body.suffix)
-    if body.images and (is_plain or not (able.vision or able.audio)):
+    if body.images and not (able.vision or able.audio):
         abilities.media("images", "images")
+    if body.images and is_plain:
+        raise Unsupported("images: cannot stand beside raw or suffix, which have no place for them; leave either out")
     if body.template or body.context:
         raise BadRequest("template, context: are not supported; the model's own template is used, or none with raw")
     if not body.prompt:

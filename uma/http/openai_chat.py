@@ -35,6 +35,7 @@ from uma.http.logprobs import PendingLogprobs, chat_form, spelling
 from uma.http.media import MediaReader
 from uma.http.openai import Role, StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
+from uma.http.problem import Unsupported
 from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.telemetry import Telemetry, TelemetryFields
 from uma.http.thinking import BudgetFields, ReasoningBody, Wish, max_reasoning_tokens, thinking
@@ -147,7 +148,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ChatJob:
     body = read(fields, ChatBody, http)
     model = gateway.names.check(body.model, http)
     if body.audio is not None or (body.modalities and set(body.modalities) != {"text"}):
-        abilities.media("audio", "modalities")
+        raise Unsupported("modalities: answers are text alone; leave out modalities and audio")
     request = _request(gateway, body, http)
     usage_wanted = body.stream_options is not None and bool(body.stream_options.include_usage)
     is_unbounded = (body.max_completion_tokens or body.max_tokens) in (None, -1)

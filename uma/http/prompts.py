@@ -187,7 +187,7 @@ def _marked(value: dict[str, Any], field: str, media: MediaReader) -> tuple[str,
 
 def _text_of(value: dict[str, Any], field: str) -> tuple[str, str]:
     """The text of llama-server's objects, and where it stands. Raises `Unsupported` for images and sounds."""
-    if value.get("multimodal_data"):
+    if value.get("multimodal_data") is not None:
         abilities.media("multimodal_data", field)
     if isinstance(text := value.get("prompt_string"), str):
         return text, f"{field}.prompt_string"

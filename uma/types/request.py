@@ -45,7 +45,9 @@ class Media:
     `path`.
     """
 
-    data: Annotated[str, Length(0, MAX_MEDIA_CHARS)] = ""
+    data: Annotated[str, Length(0, MAX_MEDIA_CHARS)] = attrs.field(
+        default="", repr=lambda data: f"<{len(data):,} characters>"
+    )
     """Its file (PNG, JPEG, GIF or BMP; WAV, MP3 or FLAC) as base64."""
     at: Annotated[int, Range(0)] = 0
     """How many characters of the message's content, or of the prompt, come before it."""
