@@ -188,7 +188,7 @@ async def test_what_pictures_exclude_is_refused_by_name(world: World) -> None:
 async def test_a_model_without_a_projector_refuses_pictures_by_name(tiny: Path) -> None:
     async with open_engine(config_for(tiny)) as engine:
         assert not engine.info.capabilities.vision
-        with pytest.raises(BadRequest, match=r"messages\[0\]\.media: .*--mmproj"):
+        with pytest.raises(BadRequest, match=r"messages\[0\]: this model cannot see pictures .* \(an mmproj file\)"):
             await answer(engine, about(f"{MARKER}What?", png(9, 9)))
 
 

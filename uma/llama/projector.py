@@ -13,7 +13,7 @@ import logging
 import os
 import secrets
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ import attrs
 import llama_cpp.mtmd_cpp as lib
 import numpy as np
 import numpy.typing as npt
-from llama_cpp.llama_cpp import llama_model_n_embd_inp
+from llama_cpp.llama_cpp import ggml_backend_sched_eval_callback, llama_model_n_embd_inp
 from numpy import ctypeslib
 
 from uma.errors import BadRequest, ModelError
@@ -41,6 +41,9 @@ Embedding = npt.NDArray[np.float32]
 
 MARKER_BYTES = 16
 """Length of the secret in a marker: what stands for a picture in a prompt's text is nothing that a user can write."""
+CUT_NODES = 4
+"""Nodes of a projector's graph that are computed without a break: a large matrix product of it takes a fraction of a
+second on few cores, and all the others nearly nothing."""
 IDENTITY_BYTES = 2**20
 """Of a projector's file so much is read at its beginning and its end to tell it from others."""
 
@@ -122,6 +125,13 @@ class Projector:
         params.print_timings = False
         params.n_threads = threads or backend.core_count()
         params.media_marker = self.marker.encode()
+        self.is_cut = not (uses_gpu and backend.has_gpu())
+        """Whether `encode` has breaks. A GPU encodes without: there each would cost more than the nodes between two."""
+        self._between: Callable[[], bool] = _go_on
+        self._nodes, self._is_whole = 0, True
+        self._callback = ggml_backend_sched_eval_callback(self._has_come_to)
+        if self.is_cut:
+            params.cb_eval = self._callback
         params.warmup = (
             True  # memory for computing is laid out, before a context takes what is free; nothing is computed
         )
@@ -162,11 +172,21 @@ class Projector:
                 raise BadRequest("a picture or a sound of this request cannot be prepared for this model")
             return [_piece(lib.mtmd_input_chunks_get(chunks, at)) for at in range(lib.mtmd_input_chunks_size(chunks))]
 
-    def encode(self, picture: Picture) -> None:
+    def encode(self, picture: Picture, between: Callable[[], bool] | None = None) -> bool:
         """Make a picture's embedding; its pixels go. Takes a projector's whole pass, without the GIL. Raises
         `BadRequest`, also where it is no numbers: these would spoil the answers of all who share the KV.
+
+        Where it `is_cut`, `between` is called every `CUT_NODES` nodes, in this thread, which can compute something else
+        there. It must not raise. Once it is False, the rest is left out; returns whether the picture is encoded.
         """
-        if lib.mtmd_encode_chunk(self.handle, picture.handle):
+        self._between, self._nodes, self._is_whole = between or _go_on, 0, True
+        try:
+            failed = lib.mtmd_encode_chunk(self.handle, picture.handle)
+        finally:
+            self._between = _go_on
+        if not self._is_whole:
+            return False
+        if failed:
             raise BadRequest("a picture or a sound of this request cannot be encoded by this projector")
         width = int(llama_model_n_embd_inp(self.model.handle))
         shape = (picture.n_tokens, width)
@@ -175,6 +195,15 @@ class Projector:
             raise BadRequest("what this projector makes of a picture or a sound of this request is no numbers")
         picture.embedding = embedding
         picture.forget_pixels()
+        return True
+
+    def _has_come_to(self, _node: int, is_asked: bool, _data: int) -> bool:
+        """Of each node llama.cpp asks whether there is to be a break behind it, and in a break whether to go on."""
+        if is_asked:
+            self._nodes += 1
+            return self._nodes % CUT_NODES == 0
+        self._is_whole = self._is_whole and self._between()
+        return self._is_whole
 
     def attends_both_ways(self, picture: Picture) -> bool:
         """Whether its tokens attend to later ones too: then one ubatch must hold all of them."""
@@ -231,6 +260,10 @@ class Projector:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _go_on() -> bool:
+    return True
 
 
 @contextmanager

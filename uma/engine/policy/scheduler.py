@@ -121,11 +121,17 @@ class Scheduler:
         plan = Plan(tuple(row.key for row in decode), preempt=tuple(row.key for row in preempted), held=held)
         if pause_ms:
             return self._before_pause(plan, streams, free, pause_ms)
-        if waiting and not (embeds is not None and self.embeds.has_turn(embeds, waiting)):
-            plan = self._with_prefill(plan, waiting, streams, state, free - len(decode), now_ms)
+        readable = [row for row in waiting if row.key not in state.unreadable]
+        if readable and not (embeds is not None and self.embeds.has_turn(embeds, readable)):
+            plan = self._with_prefill(plan, readable, streams, state, free - len(decode), now_ms)
         if embeds is not None and not plan.prefill:
             plan = attrs.evolve(plan, embed_tokens=self.embeds.tokens(embeds, decode, streams.step_ms, now_ms))
         return plan
+
+    @property
+    def encode_ms(self) -> float:
+        """Time of a piece of a picture's encoding beside streams. Where a decode step is longer, both have the same."""
+        return max(TUNING.encode_ms, self.cost.decode_ms(1, 0))
 
     # What decodes
 

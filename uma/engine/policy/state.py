@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import attrs
@@ -161,3 +161,5 @@ class State:
     """When the last answer with a reader, of any lane but background, ended for that reader."""
     queued: Row | None = None
     """The prompt that begins next, as soon as there is a slot for it."""
+    unreadable: Collection[int] = ()
+    """Keys of those of `prefilling` that cannot be read now: a picture comes next in them that is not encoded."""

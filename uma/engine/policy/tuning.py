@@ -65,6 +65,10 @@ class Tuning:
     piece_steps: float = 4.0
     """Minimum time of a piece beside streams that are late anyway, in decode steps of one row."""
 
+    encode_ms: float = 60.0
+    """Time (ms) of a piece of a picture's encoding, between two ticks: a few tokens computed ahead cover it, and a
+    request that comes meanwhile waits no longer."""
+
     # Late streams
 
     late: float = 1.5

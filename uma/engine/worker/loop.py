@@ -110,7 +110,7 @@ class DecodeWorker:
         self._runner = ModelRunner(
             context, pool, scheduler.cost, self._outbox, self.commands, instruments, settings.projector
         )
-        self._encoder = Encoder(settings.projector, self._residency)
+        self._encoder = Encoder(settings.projector, self._residency, self._trace)
         self._executor = Executor(context, pool, self._runner, self._residency, metrics)
         self._model_drafter = settings.draft and ModelDrafter(settings.draft, vocab, self._runner.threads, metrics)
         drafters: list[Drafter] = [LookupDrafter(pool, vocab)]
@@ -124,6 +124,8 @@ class DecodeWorker:
         self._reproducer = Reproducer(self._residency, metrics, self.totals)
         self._steady: Tick | None = None
         """The last tick, where the next can be the same."""
+        self._is_ahead = False
+        """In the last tick streams decoded ahead of what is computed beside them."""
         self._planned_at = 0
         """Batches computed before the plan that is in force."""
         self._is_stopping = False
@@ -257,15 +259,11 @@ class DecodeWorker:
 
     def _tick_until_stopped(self) -> None:
         while not self._is_stopping:
-            for command in self.commands.take():
-                self._obey(command)
+            self._obey_all()
             if self._is_stopping:
                 return
-            had_work = self._tick()
-            had_work = self._reproduce() or had_work
+            had_work = self._turn()
             had_work = self._encode() or had_work
-            if self._probes.waiting and not self._residency.is_decoding:
-                self._probes.run()
             if had_work and (self._residency.all or self._embedder):
                 continue
             # Flush also where the last sequence has ended and others arrive: a burst's first waits for these events.
@@ -274,10 +272,24 @@ class DecodeWorker:
             self._rest()
             self._runner.has_rested(now_ms() - began)
 
-    def _tick(self) -> bool:
-        """Compute what the policy says; False if there was nothing to compute."""
+    def _obey_all(self) -> None:
+        for command in self.commands.take():
+            self._obey(command)
+
+    def _turn(self) -> bool:
+        """A tick, and all else that is computed between two ticks but pictures; False if there was nothing."""
+        had_work = self._tick()
+        had_work = self._reproduce() or had_work
+        if self._probes.waiting and not self._residency.is_decoding:
+            self._probes.run()
+        return had_work
+
+    def _tick(self, *, is_before_piece: bool = False) -> bool:
+        """Compute what the policy says; False if there was nothing to compute. Before a piece of a picture nothing is
+        read.
+        """
         began, computing_ms = now_ms(), self._computing_ms
-        tick, has_preempted = self._next_tick(began)
+        tick, has_preempted = self._next_tick(began, self._encode_ms if is_before_piece else 0.0)
         if tick.is_empty:
             return has_preempted
         for results in self._executor.run(tick):
@@ -316,12 +328,29 @@ class DecodeWorker:
         return bool(step)
 
     def _encode(self) -> bool:
-        """Encode a picture that a prompt has come to; False if there is none."""
-        began = now_ms()
-        has_encoded = self._encoder.step()
-        if has_encoded and (recorder := self._trace.recorder) is not None:
-            recorder.span(DECODE, "picture", began, now_ms())
-        return has_encoded
+        """Encode a picture that a prompt has come to, in turn with all else; False if there is none."""
+        if self._encoder.next() is None:
+            return False
+        self._prepare_piece()
+        return self._encoder.step(self._is_piece_over, self._between_pieces)
+
+    def _is_piece_over(self, began_ms: float) -> bool:
+        return self.commands.is_called or now_ms() - began_ms >= self._scheduler.encode_ms
+
+    def _between_pieces(self) -> bool:
+        """What the loop does in a turn, in the middle of a picture; False once the engine stops."""
+        self._obey_all()
+        if self._is_stopping:
+            return False
+        self._turn()
+        self._prepare_piece()
+        return True
+
+    def _prepare_piece(self) -> None:
+        """Have streams decode ahead of a piece of a picture, where the last tick has not done so for it alone."""
+        if self._is_beside_others or not self._is_ahead:
+            self._tick(is_before_piece=True)
+        self._outbox.flush()  # a piece takes longer than any token can wait
 
     def _give(self, result: Result) -> None:
         """Give a step's tokens to their readers. A fault in one row's sampling or text ends that sequence alone."""
@@ -338,14 +367,15 @@ class DecodeWorker:
         if self._probes.waiting and any(isinstance(given, tuple) for given in result.given):
             self._probes.answer(is_alive=True)
 
-    def _next_tick(self, now: float) -> tuple[Tick, bool]:
+    def _next_tick(self, now: float, pause_ms: float) -> tuple[Tick, bool]:
         """What to compute, and whether a sequence was preempted for it."""
-        tick, has_preempted = self._planned_tick(now)
+        tick, has_preempted = self._planned_tick(now, pause_ms)
         steady = tick.decode if tick.is_steady else []
         tick.drafts = self._speculator.draft(steady)
         return tick, has_preempted
 
-    def _planned_tick(self, now: float) -> tuple[Tick, bool]:
+    def _planned_tick(self, now: float, pause_ms: float) -> tuple[Tick, bool]:
+        self._is_ahead = False
         batches = self._metrics.batch_calls_total
         is_due = batches - self._planned_at >= REPLAN_BATCHES
         if is_due:
@@ -353,7 +383,7 @@ class DecodeWorker:
         elif self._steady is not None and self._is_steady(self._steady):
             self._steady.learns = False
             return self._steady, False
-        plan = self._plan(now)
+        plan = self._plan(now, pause_ms)
         active = self._residency.active
         tick = Tick(
             decode=[active[key] for key in plan.decode],
@@ -386,13 +416,17 @@ class DecodeWorker:
             return False
         return len(rows) <= self._pool.free_cells and not any(sequence.is_paused for sequence in rows)
 
-    def _plan(self, now: float) -> Plan:
-        """Admit what can start, ask the policy, and preempt as it says."""
+    def _plan(self, now: float, pause_ms: float) -> Plan:
+        """Admit what can start, ask the policy, and preempt as it says. Streams decode ahead of `pause_ms`, or of what
+        is computed beside them.
+        """
         residency = self._residency
         residency.admit(now)
         state = residency.state(now)
         state.neighbour_load = self._runner.neighbour_load
-        plan = self._scheduler.plan(state, now, self._embedder.demand(), pause_ms=self._pause_beside_ms)
+        pause_ms = pause_ms or self._pause_beside_ms
+        self._is_ahead = pause_ms > 0
+        plan = self._scheduler.plan(state, now, self._embedder.demand(), pause_ms=pause_ms)
         if self._trace.is_on:
             budget_ms = self._scheduler.targets.tick_budget_ms
             self._trace.planned(plan, state, residency.active, len(residency.waiting), self._scheduler.cost, budget_ms)
@@ -402,13 +436,25 @@ class DecodeWorker:
 
     @property
     def _pause_beside_ms(self) -> float:
-        """For how long streams wait after this tick because a prompt is read in a context of its own: they decode ahead
-        of that, unless a prompt of theirs is to be read in this tick; or because a picture is encoded.
+        """For how long streams wait after this tick because a prompt is read in a context of its own, or a piece of a
+        picture is encoded: they decode ahead of that, unless a prompt of theirs is to be read in this tick.
         """
-        if picture_ms := self._encoder.pause_ms:
-            return picture_ms
+        if (encode_ms := self._encode_ms) and not self._is_beside_others:
+            return encode_ms
         has_prompts = any(each.status is Status.PREFILLING for each in self._residency.active.values())
         return 0.0 if has_prompts else self._reproducer.pause_ms
+
+    @property
+    def _encode_ms(self) -> float:
+        """Expected time of the next piece of a picture; 0 where there is none."""
+        return self._encoder.pause_ms(self._scheduler.encode_ms)
+
+    @property
+    def _is_beside_others(self) -> bool:
+        """Whether something else than pictures is to be read or embedded, which a tick before a piece leaves out."""
+        active = self._residency.active.values()
+        reads = any(each.status is Status.PREFILLING and not each.awaits_encoding for each in active)
+        return reads or bool(self._embedder) or self._reproducer.running > 0
 
     def _rest(self) -> None:
         """Wait for a command; when none comes for a while, use the time to take snapshots."""

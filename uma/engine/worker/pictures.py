@@ -1,61 +1,98 @@
-"""Pictures on the decode thread: each is encoded once, between two ticks, while readers have tokens in hand.
+"""Pictures on the decode thread: each is encoded once, in pieces, between which everything else goes on.
 
-To encode one takes as long as the projector's whole pass, and nothing else is computed meanwhile. So before it the
-policy lets streams decode ahead, by the time that the last one took (`Scheduler.plan`, `pause_ms`).
+A projector's pass takes from a fraction of a second to a minute. llama.cpp calls back between the nodes of its graph,
+and there, on the same thread, the loop turns until the readers of streams have tokens in hand for the next piece
+(`Scheduler.plan`, `pause_ms`). So no time of a picture has to be known before it is encoded. A GPU encodes a picture as
+one piece; how long that takes is learnt from the last one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from uma.engine.clock import now_ms
+from uma.engine.recorder import DECODE
 from uma.engine.worker.residency import Residency
 from uma.engine.worker.sequence import Sequence
-from uma.engine.worker.status import Status
-from uma.llama.projector import Projector
+from uma.engine.worker.trace import Trace
+from uma.llama.projector import Picture, Projector
 
 
 class Encoder:
     """Encodes the pictures that prompts have come to. Belongs to the decode thread."""
 
-    def __init__(self, projector: Projector | None, residency: Residency) -> None:
+    def __init__(self, projector: Projector | None, residency: Residency, trace: Trace) -> None:
         self._projector = projector
         self._residency = residency
+        self._trace = trace
         self._token_ms: dict[bool, float] = {}
         """What the last picture took for each of its tokens, and the last sound; by whether it was one."""
+        self._began_ms = 0.0
+        """When the piece began that is computed."""
 
     def next(self) -> Sequence | None:
         """The first sequence, by its deadline, that has come to a picture which is not encoded."""
         if self._projector is None:
             return None
-        ready = [
-            each
-            for each in self._residency.active.values()
-            if each.status is Status.PREFILLING and (at := each.picture) is not None and at.picture.embedding is None
-        ]
+        ready = [each for each in self._residency.active.values() if each.awaits_encoding]
         return min(ready, key=lambda each: (-each.lane, each.due_ms), default=None)
 
-    @property
-    def pause_ms(self) -> float:
-        """Expected time of the next picture; 0 where there is none, and as long as none of its kind was encoded."""
-        sequence = self.next() if self._token_ms else None
-        if sequence is None or sequence.picture is None:
+    def pause_ms(self, piece_ms: float) -> float:
+        """For how long streams wait for the next piece, where one is to take `piece_ms`; 0 where there is nothing to
+        encode.
+        """
+        sequence = self.next()
+        if sequence is None or sequence.picture is None or self._projector is None:
             return 0.0
+        if self._projector.is_cut:
+            return piece_ms
         picture = sequence.picture.picture
-        return self._token_ms.get(picture.is_sound, 0.0) * picture.n_tokens
+        return max(piece_ms, self._token_ms.get(picture.is_sound, 0.0) * picture.n_tokens)
 
-    def step(self) -> bool:
+    def step(self, is_over: Callable[[float], bool], between: Callable[[], bool]) -> bool:
         """Encode one picture, or a piece of a sound; False where there is none. What cannot be encoded ends its
         request.
+
+        A piece goes on until `is_over`, which is given when it began. Then `between` is called; False: the engine
+        stops. Raises what `between` raises.
         """
         sequence = self.next()
         if sequence is None or self._projector is None or sequence.picture is None:
             return False
-        picture, began = sequence.picture.picture, now_ms()
+        picture, fault = sequence.picture.picture, list[BaseException]()
+        self._began_ms = now_ms()
+
+        def go_on() -> bool:
+            if not is_over(self._began_ms):
+                return True
+            self._ends_piece(sequence)
+            try:
+                goes_on = between()
+            except BaseException as error:  # noqa: BLE001  (raised again below, behind llama.cpp's frames)
+                fault.append(error)
+                return False
+            self._began_ms = now_ms()
+            return goes_on and self._is_wanted(picture)
+
         try:
-            self._projector.encode(picture)
+            is_whole = self._projector.encode(picture, go_on)
         except Exception as error:  # noqa: BLE001  (whatever it is, it is this request's alone)
             self._residency.fail(sequence, error)
             return True
-        took_ms = now_ms() - began
-        self._token_ms[picture.is_sound] = took_ms / picture.n_tokens
-        sequence.account.own_ms += took_ms
+        if fault:
+            raise fault[0]
+        if is_whole:
+            self._ends_piece(sequence)
+            self._token_ms[picture.is_sound] = (now_ms() - self._began_ms) / picture.n_tokens
         return True
+
+    def _ends_piece(self, sequence: Sequence) -> None:
+        ended = now_ms()
+        sequence.account.own_ms += ended - self._began_ms
+        if (recorder := self._trace.recorder) is not None:
+            recorder.span(DECODE, "picture", self._began_ms, ended)
+
+    def _is_wanted(self, picture: Picture) -> bool:
+        """Whether a sequence still waits for it: its requests can have been cancelled meanwhile."""
+        placed = (each.picture for each in self._residency.active.values())
+        return any(each is not None and each.picture is picture for each in placed)

@@ -112,8 +112,11 @@ class Residency:
         """What the policy plans with."""
         decoding: list[Row] = []
         prefilling: list[Row] = []
+        unreadable: list[int] = []
         for sequence in self.active.values():
             (prefilling if sequence.status is Status.PREFILLING else decoding).append(sequence)
+            if sequence.awaits_encoding:
+                unreadable.append(sequence.key)
         free = self._pool.free_cells
         if free < len(decoding) + len(prefilling):
             # Only now can a preemption be needed, and only then does it matter how many cells each would free.
@@ -126,6 +129,7 @@ class Residency:
             self._pool.used_cells,
             answered_ms=self._answered_ms,
             queued=self.waiting.head(self.active, now) if prefilling and not self.waiting.is_empty else None,
+            unreadable=unreadable,
         )
 
     def preempt(self, sequence: Sequence, now: float) -> None:

@@ -243,6 +243,12 @@ class Sequence:
         return self.pictures[at] if at < len(self.pictures) and not self.to_picture else None
 
     @property
+    def awaits_encoding(self) -> bool:
+        """Whether what it computes next is a picture that is not encoded."""
+        placed = self.picture if self.pictures and self.status is Status.PREFILLING else None
+        return placed is not None and placed.picture.embedding is None
+
+    @property
     def to_picture(self) -> int:
         """Its next tokens that are text before the next picture; all of them where there is none."""
         at = self._next_picture
