@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +14,12 @@ import numpy.typing as npt
 class File:
     """A file in the making; the same random weights every time."""
 
-    def __init__(self, path: Path, architecture: str) -> None:
+    def __init__(self, path: Path, architecture: str, most_gain: float = math.inf) -> None:
+        """`most_gain`: what asks for more than that in `matrix` or `full` gets that."""
         self._writer = gguf.GGUFWriter(path, architecture)
         self._architecture = architecture
         self._rng = np.random.default_rng(0)
+        self._most_gain = most_gain
 
     def header(self, **fields: bool | int | float | list[int] | list[float]) -> None:
         """Fields of the architecture; `__` in a name stands for a dot."""
@@ -39,12 +42,13 @@ class File:
 
     def matrix(self, name: str, *shape: int, gain: float = 1) -> None:
         """Random weights with a deviation of `gain` over the root of the columns. Vocabularies are F16, others F32."""
+        gain = min(gain, self._most_gain)
         weights = self._rng.standard_normal(shape, dtype=np.float32) * np.float32(gain / shape[-1] ** 0.5)
         self.add(name, weights.astype(np.float16) if shape[0] > 10_000 else weights)
 
     def full(self, name: str, shape: int | tuple[int, ...], value: float = 1) -> None:
         """The same value everywhere."""
-        self.add(name, np.full(shape, value, np.float32))
+        self.add(name, np.full(shape, min(value, self._most_gain), np.float32))
 
     def uniform(self, name: str, shape: int | tuple[int, ...], low: float, high: float) -> None:
         """Random values between two."""

@@ -7,6 +7,7 @@ wrong state another text follows. What matters of them is which tokens a server 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -88,9 +89,11 @@ def _written(path: Path, write: Callable[[Path], None]) -> Path:
     return path
 
 
-def write_kind(path: Path, kind: Kind, vocabulary: Path, *, is_large: bool = False) -> None:
-    """Write the file of a kind, with the vocabulary of another file."""
-    file = File(path, kind)
+def write_kind(
+    path: Path, kind: Kind, vocabulary: Path, *, is_large: bool = False, most_gain: float = math.inf
+) -> None:
+    """Write the file of a kind, with the vocabulary of another file. With a `most_gain` of 1 it is not loud."""
+    file = File(path, kind, most_gain)
     plan, state = PLANS[kind], _state(kind, is_large=is_large)
     n_vocab = file.copy_fields(vocabulary, lambda name: name.startswith("tokenizer."), TEMPLATE)
     file.header(vocab_size=n_vocab, context_length=CONTEXT, embedding_length=WIDTH, block_count=len(plan))

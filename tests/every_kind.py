@@ -7,6 +7,7 @@ every second one, and mixtures of experts.
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import get_args
@@ -28,21 +29,27 @@ WINDOWED = ("sliding-window", "gemma3", "gpt-oss")
 """It has windows, and all cells of these layers."""
 
 
+def is_all() -> bool:
+    """Whether all are asked for."""
+    return os.environ.get("TEST_KINDS") == "all"
+
+
 def kinds(*few: str) -> tuple[str, ...]:
     """These by default, and all others too with `TEST_KINDS=all`."""
-    is_all = os.environ.get("TEST_KINDS") == "all"
-    return (*few, *(name for name in ALL if name not in few)) if is_all else few
+    return (*few, *(name for name in ALL if name not in few)) if is_all() else few
 
 
-def write_named(folder: Path, name: str, context_length: int = 2_048) -> Path:
-    """Write the model of this name into a folder. Its file has the name: `config_for` knows `SMALL_WINDOWS` by it."""
+def write_named(folder: Path, name: str, context_length: int = 2_048, most_gain: float = math.inf) -> Path:
+    """Write the model of this name into a folder. Its file has the name: `config_for` knows `SMALL_WINDOWS` by it.
+    `most_gain` is for `OTHERS`, which are loud.
+    """
     path = folder / f"{name}.gguf"
     for hybrid in get_args(Hybrid):
         if name == hybrid:
             return write_hybrid(path, hybrid, context_length=context_length)
     for shape in OTHERS:
         if name == shape:
-            write_kind(path, shape, write_model(folder / "vocabulary.gguf"))
+            write_kind(path, shape, write_model(folder / "vocabulary.gguf"), most_gain=most_gain)
             return path
     for kind in get_args(Kind):
         if name in (kind, SMALL_WINDOWS if kind == "sliding-window" else kind):

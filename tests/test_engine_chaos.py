@@ -1,6 +1,8 @@
 """Everything at once: more requests than there is memory for, shared prefixes, lanes, slow readers, cancels, snapshots.
 
-Whatever is read to its end must be what the same request gives alone, and in the end nothing may be held.
+Whatever is read to its end must be what the same request gives alone, and in the end nothing may be held. Models are
+not loud here: in loud ones of eight and more layers the order of cells moves logits by 4e-3, and what a request draws
+that is alone in its context depends on it, where the number drawn lies between two unlikely tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 import trio
 from engine_world import alone, ask, config_for, settled, tokens_for
-from every_kind import OTHERS, kinds, write_named
+from every_kind import kinds, write_named
 
 from harness import PATIENCE_SEC
 from uma import Request, open_engine
@@ -67,7 +69,6 @@ CASES = [
     *(
         (kind, name, 3)
         for kind in kinds("sliding-window", "recurrent", "hybrid")
-        if kind not in OTHERS  # so loud that the order of cells decides which of the unlikeliest tokens is drawn
         for name in ("no second tier", "snapshots")
     ),
     ("sliding-window", "split", 3),
@@ -94,7 +95,7 @@ async def given_alone(model: Path, requests: Sequence[Request]) -> list[tuple[in
 async def test_whatever_happens_to_others_a_reader_gets_what_it_would_get_alone(
     kind: str, name: str, seed: int, tmp_path: Path, known: dict[tuple[str, int], list[tuple[int, ...]]]
 ) -> None:
-    model = write_named(tmp_path, kind, 1_024)
+    model = write_named(tmp_path, kind, 1_024, most_gain=1)
     rng = random.Random(seed)
     requests = some_requests(rng, 60)
     found: dict[int, tuple[int, ...] | None] = {}

@@ -192,6 +192,36 @@ async def test_a_model_whose_one_state_does_not_fit_is_refused(tmp_path: Path, m
             pass
 
 
+@pytest.mark.parametrize(
+    ("name", "free_gib", "tokens"),
+    [
+        ("Llama 3.2 1B", 32, 131_072),  # of 32 KiB a token: one context is more than an eighth
+        ("Llama 3.2 1B", 48, 196_608),
+        ("Llama 3.2 1B", 64, 262_144),
+        ("Llama 3.2 1B", 256, 262_144),
+        ("Mistral 7B", 256, 32_768),  # its own context is short
+    ],
+)
+def test_several_requests_of_a_long_context_have_up_to_two_of_it_where_that_is_little_of_the_memory(
+    shapes: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str, free_gib: int, tokens: int
+) -> None:
+    with Model.load(shapes[name]) as model:
+        monkeypatch.setattr(sizing, "free_memory_bytes", lambda: free_gib * GIB + model.info.size_bytes)
+        assert sizing.context_params(model, RuntimeConfig()).n_ctx == tokens
+
+
+def test_two_long_contexts_leave_windows_as_one_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 256 * GIB)
+    path = write_model(tmp_path / "model.gguf", kind="sliding-window", context_length=131_072)
+    config = RuntimeConfig()
+    with Model.load(path) as model:
+        window_bytes = model.window_bytes_per_token(config.cache_type_k, config.cache_type_v)
+        for spare, tokens in ((1.0, 131_072), (1.5, 196_608), (3.0, 262_144)):
+            monkeypatch.setattr(sizing, "LEAST_STATES_BYTES", int(spare * 131_072 * window_bytes))
+            params = sizing.context_params(model, config)
+            assert (params.swa_full, params.n_ctx) == (True, tokens)
+
+
 def container(root: Path, memory_bytes: int) -> Path:
     """A `/proc` and a `/sys` as they look in a container with so much memory that nothing uses yet."""
     files = {

@@ -1,96 +1,155 @@
-"""The part of a sequence's memory that cannot be cut: with it others go on from the middle of a sequence, to the last
-bit as if they had read it themselves.
+"""Whoever begins in the middle of a sequence computes what it would have computed had it read everything itself, to the
+last bit, in equal batches: by shared cells, by the part of memory that cannot be cut, and by a snapshot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 import pytest
 from engine_world import tokens_for
-from hybrids import Hybrid, write_hybrid
+from every_kind import OTHERS, is_all, write_named
+from hybrids import Hybrid
+from reference import real_model
 
-from models import Kind, write_model
+from models import WINDOW, Kind
+from uma.engine.kv.cells import SequenceCells
 from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
 
-WRITERS: dict[str, Callable[[Path], Path]] = {
-    **{kind: partial(write_model, kind=kind) for kind in get_args(Kind) if kind != "attention"},
-    **{kind: partial(write_hybrid, kind=kind) for kind in get_args(Hybrid)},
-}
-LENGTH, BORDERS = 90, (30, 61, 90)
+GEMMA = "gemma-3-270m"
+"""The real one; with `TEST_KINDS=all`."""
+NAMES = (*get_args(Kind), *get_args(Hybrid), *OTHERS, *((GEMMA,) if is_all() else ()))
+Way = Literal["cells", "checkpoint", "snapshot"]
+BORDERS, FURTHER, OWN = (40, 71, 90), 40, 11
+"""Tokens at which batches end and others begin; those with which the sequence goes on; and those of each other."""
+SEQUENCES, BATCH = 4, 64
+"""So many that small windows are never laid out in another order: that alone changes the last bits."""
 
 
-@pytest.fixture(scope="module", params=WRITERS)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """A model of each kind of memory that cannot be cut anywhere."""
-    path = WRITERS[request.param](tmp_path_factory.mktemp("parts") / f"{request.param}.gguf")
-    return Model.load(path, n_gpu_layers=0)
+@pytest.fixture(scope="module", params=NAMES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    """A model of each kind of memory."""
+    name = request.param
+    path = real_model("gemma3") if name == GEMMA else write_named(tmp_path_factory.mktemp("parts"), name)
+    with Model.load(path, n_gpu_layers=0) as loaded:
+        yield loaded
 
 
-def context_of(model: Model, *, kv_unified: bool, swa_full: bool) -> Context:
+@attrs.frozen
+class World:
+    """A context, and what sequences in it hold."""
+
+    context: Context
+    cells: SequenceCells
+    scale: int
+    """So many times as long is everything, for windows that are so many times as long."""
+
+    def read(self, tokens: Sequence[int], first: int, seq: int) -> npt.NDArray[np.float32]:
+        """The logits of the last token, read in one batch."""
+        batch = Batch(BATCH * self.scale)
+        batch.add(list(tokens), first, seq, last_logits=True)
+        assert self.context.decode(batch) == DONE
+        self.cells.batch_done()
+        self.cells.grown(seq, first + len(tokens))
+        return np.array(self.context.logits(1)[0])
+
+    def read_all(self, tokens: Sequence[int], seq: int, at_border: Callable[[int], object] = bool) -> None:
+        """Read in batches that end at the borders."""
+        for start, end in zip((0, *self.borders), self.borders, strict=False):
+            if end <= len(tokens):
+                self.read(tokens[start:end], start, seq)
+                at_border(end)
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        return tuple(border * self.scale for border in BORDERS)
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        return tokens_for(1, self.borders[-1])
+
+
+def world(model: Model, *, kv_unified: bool = True, swa_full: bool = True, has_guards: bool = False) -> World:
+    """An empty context."""
+    scale = max(1, model.window_tokens // (4 * WINDOW))
     params = ContextParams(
-        n_ctx=1_024, n_seq_max=4, n_batch=64, n_ubatch=64, n_threads=1, n_threads_batch=1, kv_unified=kv_unified,
-        flash_attn="on", swa_full=swa_full,
+        n_ctx=1_024 * scale, n_seq_max=SEQUENCES * (1 + has_guards), n_batch=BATCH * scale, n_ubatch=BATCH * scale,
+        n_threads=1, n_threads_batch=1, kv_unified=kv_unified, flash_attn="on", swa_full=swa_full,
+        guards_window=has_guards,
     )  # fmt: skip
-    return Context(model, params)
+    context = Context(model, params)
+    return World(context, SequenceCells(context), scale)
 
 
-def read(context: Context, tokens: Sequence[int], first: int, seq: int) -> npt.NDArray[np.float32]:
-    """The logits of the last token, read in one batch."""
-    batch = Batch(64)
-    batch.add(list(tokens), first, seq, last_logits=True)
-    assert context.decode(batch) == DONE
-    return np.array(context.logits(1)[0])
+def worlds(model: Model, way: Way) -> Iterator[Callable[[], World]]:
+    """Contexts of each layout in which others begin so."""
+    has_windows = model.memory == "sliding-window"
+    if way == "cells":
+        if not model.has_states:
+            yield partial(world, model, has_guards=has_windows)
+        if model.memory == "attention":
+            yield partial(world, model, kv_unified=False)
+        return
+    if way == "snapshot" or model.memory != "attention":
+        yield partial(world, model)
+        if has_windows:
+            yield partial(world, model, swa_full=False)
+        if way == "snapshot" or not has_windows:  # whose part would lie in cells that are copied with the next batch
+            yield partial(world, model, kv_unified=False)
+    if way == "snapshot" and has_windows:
+        yield partial(world, model, has_guards=True)
 
 
-def read_all(context: Context, tokens: Sequence[int], seq: int, at_border: Callable[[int], object] = bool) -> None:
-    """Read in batches that end at the borders."""
-    for start, end in zip((0, *BORDERS), BORDERS, strict=False):
-        if end <= len(tokens):
-            read(context, tokens[start:end], start, seq)
-            at_border(end)
+@pytest.mark.parametrize("way", get_args(Way))
+def test_another_sequence_goes_on_from_the_middle_of_one(model: Model, way: Way) -> None:
+    for new_world in worlds(model, way):
+        here = new_world()
+        with here.context:
+            check_others(here, way, new_world)
 
 
-@pytest.mark.parametrize("swa_full", [True, False], ids=["full", "small"])
-@pytest.mark.parametrize("kv_unified", [True, False], ids=["unified", "split"])
-def test_another_sequence_goes_on_from_the_middle_of_one(model: Model, kv_unified: bool, swa_full: bool) -> None:
-    if model.memory == "sliding-window" and not kv_unified:
-        pytest.skip("the part would lie in cells that llama.cpp copies with the next batch")
-    if model.memory != "sliding-window" and not swa_full:
-        pytest.skip("it has no window")
-    tokens, parts = tokens_for(1, LENGTH), dict[int, bytes]()
-    with context_of(model, kv_unified=kv_unified, swa_full=swa_full) as context:
-        read_all(context, tokens, 0, lambda border: parts.setdefault(border, context.part_get(0)))
-        read(context, tokens_for(2, 40), LENGTH, 0)  # the sequence goes on, and its state is another now
-        for border in BORDERS:
-            for seq in (1, 2):  # two that begin there before anything is computed
-                if kv_unified:
-                    context.seq_cp(0, seq, 0, border)
-                    assert context.part_set(seq, parts[border])
-                else:
-                    context.seq_cp(0, seq)
-                    assert context.part_set(seq, parts[border])
-                    assert context.seq_rm(seq, border, -1)
-            for seq in (1, 2):
-                tail = tokens_for(seq + border, 11)
-                found = read(context, tail, border, seq)
-                with context_of(model, kv_unified=kv_unified, swa_full=swa_full) as other:
-                    read_all(other, tokens[:border], 3)
-                    expected = read(other, tail, border, 3)
-                assert float(np.abs(found - expected).max()) == 0.0
-            assert context.seq_rm(1) and context.seq_rm(2)
+def check_others(here: World, way: Way, new_world: Callable[[], World]) -> None:
+    """Others begin at each border of a sequence that has gone on."""
+    kept = dict[int, tuple[bytes, ...]]()
+
+    def keep(border: int) -> None:
+        kept[border] = here.cells.states(first) if way == "snapshot" else (here.cells.checkpoint(first),)
+
+    first = here.cells.take_id()
+    here.read_all(here.text, first, keep)
+    here.read(tokens_for(2, FURTHER * here.scale), here.borders[-1], first)  # its end is another now
+    for border in here.borders:
+        others = here.cells.take_id(), here.cells.take_id()  # both begin before anything is computed
+        spare = here.cells.take_id()
+        for seq in others:
+            if way == "snapshot":
+                assert here.cells.load(seq, kept[border], spare)
+            else:
+                here.cells.copy(first, seq, border, kept[border][0] if way == "checkpoint" else None)
+        own, there = tokens_for(border, OWN), new_world()
+        with there.context:
+            there.read_all(here.text[:border], 0)
+            expected = there.read(own, border, 0)
+        for seq in others:
+            off = float(np.abs(here.read(own, border, seq) - expected).max())
+            assert off == 0.0, (border, here.context.params)
+        for seq in (*others, spare):
+            here.cells.trim(seq, 0)
 
 
 def test_a_part_has_nothing_of_cells_that_can_be_cut(model: Model) -> None:
-    with context_of(model, kv_unified=True, swa_full=True) as context:
-        sizes = list[int]()
-        read_all(context, tokens_for(1, LENGTH), 0, lambda _: sizes.append(context.part_size(0)))
-        assert len(set(sizes)) == 1
-        assert sizes[-1] < context.state_size(0) or model.memory == "recurrent"
+    if model.memory == "attention":
+        return  # all can be cut
+    here, sizes = world(model), list[int]()
+    with here.context:
+        here.read_all(here.text, 0, lambda _: sizes.append(here.cells.checkpoint_size(0)))
+        whole = {size for border, size in zip(here.borders, sizes, strict=True) if border >= model.window_tokens}
+        assert len(whole) == 1
+        assert sizes[-1] < here.cells.state_size(0) or model.memory == "recurrent"

@@ -34,6 +34,9 @@ POOL_SEQUENCES = 8
 LEAST_POOL_TOKENS, MOST_POOL_TOKENS = 8_192, 32_768
 """Minimum and maximum size of that pool, where neither more sequences nor one request of the model's full context need
 more."""
+LONG_CONTEXTS, LONG_SHARE = 2, 8
+"""Full contexts that the pool has of a model whose own is longer than that maximum, as far as the free memory divided
+by the second holds them: the cells are written at the start, so what is beyond one context has to be cheap."""
 MOST_SEQUENCE_TOKENS = 512
 """The maximum for each sequence that can run, where that is more: it decides beyond 64 sequences."""
 MOST_STREAM_TOKENS = 4_096
@@ -210,7 +213,7 @@ def _streams(model: Model, config: RuntimeConfig) -> int:
         )
     if not config.max_sequences:
         states = 1 + LEAST_ROLLED_BACK if _wants_rolled_back(model, config) else 1
-        wanted = min(wanted, max(LEAST_STATES, _bytes_of_states(model) // (states * model.state_bytes)))
+        wanted = min(wanted, max(LEAST_STATES, _modest_bytes(model) // (states * model.state_bytes)))
     if affordable < min(most, wanted):
         _log.warning(
             "--max-sequences is %s, and not %s: a sequence's state takes %.1f MiB, and beside the weights %s MiB of "
@@ -220,8 +223,8 @@ def _streams(model: Model, config: RuntimeConfig) -> int:
     return min(wanted, affordable)
 
 
-def _bytes_of_states(model: Model) -> int:
-    """What states take at most where no number of sequences is asked for."""
+def _modest_bytes(model: Model) -> int:
+    """What states take at most where no number of sequences is asked for, and windows of full size."""
     return max(model.info.size_bytes // STATES_SHARE, LEAST_STATES_BYTES)
 
 
@@ -237,7 +240,7 @@ def _rolled_back(model: Model, config: RuntimeConfig, streams: int) -> int:
         return 0
     most_bytes = _bytes_beside_weights(model, config) // MEMORY_SHARE
     if not config.max_sequences:
-        most_bytes = min(most_bytes, _bytes_of_states(model))
+        most_bytes = min(most_bytes, _modest_bytes(model))
     most = min(MAX_DRAFT, most_bytes // (streams * model.state_bytes) - 1)
     return most if most >= LEAST_ROLLED_BACK else 0
 
@@ -268,7 +271,7 @@ def _with_small_windows(model: Model, config: RuntimeConfig, streams: int, *, is
     if config.swa_full == "off" or not is_unified:
         return small
     window_bytes = tokens * model.window_bytes_per_token(config.cache_type_k, config.cache_type_v)
-    if tokens == wanted and window_bytes <= max(model.info.size_bytes // STATES_SHARE, LEAST_STATES_BYTES):
+    if tokens == wanted and window_bytes <= _modest_bytes(model):
         return 0
     return small if small <= most else 0
 
@@ -367,7 +370,14 @@ def _wanted_tokens(model: Model, config: RuntimeConfig, streams: int, *, is_unif
 
 
 def _affordable_tokens(
-    model: Model, config: RuntimeConfig, streams: int, wanted: int, *, is_unified: bool, swa_full: bool = True
+    model: Model,
+    config: RuntimeConfig,
+    streams: int,
+    wanted: int,
+    *,
+    is_unified: bool,
+    swa_full: bool = True,
+    share: int = MEMORY_SHARE,
 ) -> int:
     states = streams * (1 + _rolled_back(model, config, streams))
     free_bytes = _bytes_beside_weights(model, config) - states * model.state_bytes
@@ -376,7 +386,7 @@ def _affordable_tokens(
         window_tokens = streams * model.window_tokens + config.n_ubatch * (1 if is_unified else streams)
         window_bytes = window_tokens * model.window_bytes_per_token(config.cache_type_k, config.cache_type_v)
     cell_bytes = _cell_bytes(model, config, swa_full=swa_full)
-    affordable = (free_bytes // MEMORY_SHARE - window_bytes) // cell_bytes
+    affordable = (free_bytes // share - window_bytes) // cell_bytes
     least = _least_tokens(model, wanted)
     if affordable < least:
         affordable = min(least, (int(MOST_MEMORY_SHARE * free_bytes) - window_bytes) // cell_bytes)
@@ -397,7 +407,10 @@ def _pool_tokens(model: Model, config: RuntimeConfig, streams: int, *, is_unifie
             f"n_ctx: beside the weights there is memory for {affordable} tokens only ({cell_bytes:,} bytes each); "
             "use a smaller model, a smaller --cache-type-k and --cache-type-v, or set --n-ctx yourself"
         )
-    tokens = int(min(wanted, affordable)) // 256 * 256
+    tokens = int(min(wanted, affordable))
+    if is_unified and tokens >= model.n_ctx_train > MOST_POOL_TOKENS:
+        tokens = max(tokens, _long_tokens(model, config, streams, swa_full=swa_full))
+    tokens = tokens // 256 * 256
     if tokens < least // 256 * 256:
         _log.warning(
             "the context has %s tokens, less than %d conversations of %s: beside the weights %s MiB of memory are free "
@@ -406,6 +419,16 @@ def _pool_tokens(model: Model, config: RuntimeConfig, streams: int, *, is_unifie
             f"{_bytes_beside_weights(model, config) // 2**20:,}", f"{cell_bytes:,}",
         )  # fmt: skip
     return tokens
+
+
+def _long_tokens(model: Model, config: RuntimeConfig, streams: int, *, swa_full: bool) -> int:
+    """Tokens of several long conversations at once, as far as they are cheap."""
+    wanted = LONG_CONTEXTS * model.n_ctx_train
+    cheap = _affordable_tokens(model, config, streams, wanted, is_unified=True, swa_full=swa_full, share=LONG_SHARE)
+    window_bytes = model.window_bytes_per_token(config.cache_type_k, config.cache_type_v)
+    if swa_full and window_bytes:
+        cheap = min(cheap, _modest_bytes(model) // window_bytes)
+    return min(wanted, cheap)
 
 
 def map_above_bytes(config: RuntimeConfig) -> float:

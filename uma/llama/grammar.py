@@ -332,11 +332,11 @@ class _VocabTokenizer:
 
     def __init__(self, vocab: Vocab, longest_pieces: WeakMethod[Callable[[str], list[int]]]) -> None:
         self._vocab = vocab
+        self.tokens = vocab.pieces()  # reads what is special too
         self._special = frozenset(vocab.special_ids)
         self.eos_token_id = int(vocab.eog_ids[0])
         self.bos_token_id = vocab.bos if vocab.bos >= 0 else None
         self.special_token_ids = list(vocab.special_ids)
-        self.tokens = vocab.pieces()
         for token in vocab.special_ids:
             self.tokens[token] = vocab.text_of(token).encode()
         self._longest_pieces = longest_pieces

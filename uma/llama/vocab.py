@@ -76,8 +76,9 @@ class Vocab:
         self._recurses = (
             lib.llama_vocab_type(self._handle) == lib.LLAMA_VOCAB_TYPE_BPE and pre_tokenizer not in _ITERATIVE
         )
-        self._pieces: list[bytes | None] = [None] * self.n_tokens
-        self._shown: list[tuple[str, tuple[int, ...]] | None] = [None] * self.n_tokens
+        self._pieces: dict[int, bytes] = {}
+        self._shown: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self._special_ids: tuple[int, ...] | None = None
 
     @contextmanager
     def opened(self) -> Iterator[int]:
@@ -198,24 +199,29 @@ class Vocab:
         """A token's bytes, perhaps half a character; none for control and unknown tokens, and pictures (below 0)."""
         if token < 0:
             return b""
-        piece = self._pieces[token]
+        piece = self._pieces.get(token)
         if piece is None:
             piece = self._pieces[token] = self._read_piece(token)
         return piece
 
     def pieces(self) -> list[bytes]:
-        """Every token's bytes, as `piece` gives them: a sixth of a second for 128,000 tokens."""
+        """Every token's bytes, as `piece` gives them: a sixth of a second for 128,000 tokens. They are not kept here:
+        most tokens are never seen, and 262,000 take 13 MiB.
+        """
         size = 64
         buffer, read = ctypes.create_string_buffer(size), lib.llama_token_to_piece
+        pieces: list[bytes] = []
         with self.opened() as handle:
             for token in range(self.n_tokens):
-                if self._pieces[token] is None and (length := read(handle, token, buffer, size, 0, False)) >= 0:
-                    self._pieces[token] = buffer.raw[:length]
-        return [self.piece(token) for token in range(self.n_tokens)]
+                length = read(handle, token, buffer, size, 0, False)
+                pieces.append(buffer.raw[:length] if length >= 0 else self.piece(token))
+        if self._special_ids is None:
+            self._special_ids = tuple(token for token, piece in enumerate(pieces) if self._is_special(token, piece))
+        return pieces
 
     def shown(self, token: int) -> tuple[str, tuple[int, ...]]:
         """A token alone, as text and as bytes: special ones by their spelling, parts of characters as U+FFFD."""
-        shown = self._shown[token]
+        shown = self._shown.get(token)
         if shown is None:
             data = self.piece(token) or self.text_of(token).encode()
             shown = self._shown[token] = (data.decode("utf-8", "replace"), tuple(data))
@@ -244,10 +250,14 @@ class Vocab:
         with self.opened() as handle:
             return bool(lib.llama_vocab_get_attr(handle, token) & lib.LLAMA_TOKEN_ATTR_USER_DEFINED)
 
-    @cached_property
+    @property
     def special_ids(self) -> tuple[int, ...]:
-        """Tokens that are no part of a text: control tokens, and user-defined ones that look like them."""
-        return tuple(token for token, piece in enumerate(self.pieces()) if self._is_special(token, piece))
+        """Tokens that are no part of a text: control tokens, and user-defined ones that look like them. The first time
+        it takes as long as `pieces`, unless these were read.
+        """
+        if self._special_ids is None:
+            self.pieces()
+        return self._special_ids or ()
 
     def _is_special(self, token: int, piece: bytes) -> bool:
         return not piece or (piece.startswith(b"<") and piece.endswith(b">") and self.is_user_defined(token))

@@ -27,7 +27,8 @@ BORDER_TOKENS = 2_048
 """Maximum tokens of a long prompt between two checkpoints."""
 FIRST_BORDER_TOKENS = 256
 """Tokens of a prompt to the first of its regular checkpoints; the next are twice as far, up to `BORDER_TOKENS`. So of
-what two prompts have in common, though no message ends there, the second reads less than half, and the third nothing.
+more tokens than these that two prompts have in common, though no message ends there, the second reads about half at
+most, and the third nothing.
 """
 LAST_TOKENS = 2
 """Tokens of the last batch of a prompt that is read alone: the fewest for which llama.cpp's attention does not depend
