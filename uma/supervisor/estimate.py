@@ -12,6 +12,9 @@ from uma.models import projectors
 
 PROCESS_BYTES = 64 * 2**20
 """What a process takes beside weights and context: Python, llama.cpp, its buffers for computing."""
+VOCABULARY_BYTES = 900
+"""What a token of the vocabulary takes: some 600 in the tables of llama.cpp and of grammars, and a logit in each row of
+a large batch."""
 ROUGH_SHARE = 4
 """Divisor of the weights for the context, where that is not known."""
 
@@ -29,6 +32,7 @@ def planned_bytes(path: Path, config: RuntimeConfig) -> int:
             projectors.chosen(config.mmproj, path)
         )
         plan = planned(parts, config)
+        beside_bytes = PROCESS_BYTES + VOCABULARY_BYTES * int(parts[0].metadata.get("tokenizer.ggml.tokens", 0))
     except (UmaError, OSError):  # loading it says what is wrong
         return rough_bytes(path.stat().st_size if path.exists() else 0)
-    return size_bytes + plan.kv_bytes + plan.state_bytes + PROCESS_BYTES if plan else rough_bytes(size_bytes)
+    return size_bytes + plan.kv_bytes + plan.state_bytes + beside_bytes if plan else rough_bytes(size_bytes)
