@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -13,7 +16,9 @@ from engine_world import answers, ask, config_for, settled, tokens_for
 
 from harness import PATIENCE_SEC, running_server, short_directory
 from uma.client import connect
-from uma.engine import open_engine
+from uma.engine import Engine, open_engine
+from uma.llama.batch import Batch
+from uma.llama.context import Context
 from uma.net.client import origin
 from uma.net.peer import program_of
 from uma.types import Activity, Source
@@ -71,6 +76,36 @@ async def test_a_prompt_behind_another_one_waits_for_it_and_says_so(heavy: Path)
         (waiting,) = (each for each in activity.running if each.waits_for)
         assert seen[waiting.behind] == ""
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="there it moves with each batch")
+@pytest.mark.parametrize("is_reproducible", [False, True])
+async def test_the_count_of_a_prompt_moves_also_while_a_batch_of_it_is_computed(
+    heavy: Path, is_reproducible: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    begin, begun = Context.begin, list[int]()
+
+    def noted(context: Context, batch: Batch) -> int:
+        begun.append(int(batch.pos[0]))
+        return begin(context, batch)
+
+    async def watch(engine: Engine) -> None:
+        while True:
+            seen.extend(each.computed_tokens for each in (await engine.activity()).running)
+
+    monkeypatch.setattr(Context, "begin", noted)
+    async with open_engine(config_for(heavy, n_ctx=4_096)) as engine:
+        await answers(engine, [ask(tokens_for(1, 1_500), 1, reproducible=is_reproducible)])
+        begun.clear()  # how many nodes a batch has is known from the second of its size on
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch, engine)
+            await answers(engine, [ask(tokens_for(2, 1_500), 1, reproducible=is_reproducible)])
+            nursery.cancel_scope.cancel()
+    assert seen == sorted(seen)
+    assert max(seen) <= 1_500
+    inside = Counter(bisect_right(begun, count) for count in set(seen) - {*begun, 1_500})
+    assert max(inside.values()) > 1
 
 
 async def test_a_request_that_has_lost_its_cells_is_told_of_as_preempted(tiny: Path) -> None:

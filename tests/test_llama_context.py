@@ -272,6 +272,39 @@ def test_an_abort_from_another_thread_ends_a_running_decode(llama: Model) -> Non
         assert context.decode(batch) == ABORTED, "an abort is for good"
 
 
+def test_how_far_a_running_decode_is_can_be_seen_from_another_thread(llama: Model) -> None:
+    with Context(llama, ContextParams(n_ctx=4_096, n_batch=4_096, n_ubatch=64)) as context:
+        batch = Batch(4_096)
+        batch.add([1] * 4_096, 0, 0, last_logits=True)
+        assert context.decode(batch) == DONE
+        assert context.computed_share == 0
+        context.clear()
+        thread = threading.Thread(target=context.decode, args=(batch,))
+        thread.start()
+        seen = []
+        while thread.is_alive():
+            seen.append(context.computed_share)
+        begun = seen[: max(at for at, share in enumerate(seen) if share) + 1]
+        assert begun == sorted(begun)
+        assert len(set(begun)) > 10
+        assert context.computed_share == 0
+
+
+def test_an_abort_while_none_runs_and_one_that_is_taken_back_are_as_good(llama: Model) -> None:
+    with Context(llama, ContextParams(n_ctx=256)) as context:
+        batch = Batch(64)
+        batch.add([1] * 64, 0, 0, last_logits=True)
+        context.request_retry()
+        assert context.decode(batch) == ABORTED
+        assert context.decode(batch) == ABORTED
+        context.resume()
+        context.clear()
+        assert context.decode(batch) == DONE
+        context.request_abort()
+        context.resume()
+        assert context.decode(batch) == ABORTED, "an abort is for good"
+
+
 @pytest.mark.parametrize("flash_attn", ["auto", "on", "off"])
 def test_flash_attention_changes_speed_and_not_results(llama: Model, flash_attn: str) -> None:
     tokens = tokens_for(0, 50)

@@ -30,7 +30,10 @@ def loads(data: bytes) -> Any:
 def fault(error: ValueError) -> str:
     """What is wrong with a text that `loads` has refused, to be said behind what the text is."""
     if isinstance(error, orjson.JSONDecodeError) and "limit" in error.msg:  # "depth limit exceeded"
-        return f"is nested too deep: over {MAX_DEPTH:,} lists and objects in one another at character {error.pos:,}"
+        return (
+            f"is nested too deep: over {MAX_DEPTH:,} lists and objects in one another at character {error.pos:,}; "
+            "send one with fewer"
+        )
     return f"is not JSON: {error}"
 
 

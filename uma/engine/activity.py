@@ -97,7 +97,7 @@ def _described(sequence: Sequence, first: Sequence | None, missing: str, now_ms:
         priority=sequence.lane,
         prompt_tokens=sequence.prompt_tokens,
         cached_tokens=sequence.cached_tokens,
-        computed_tokens=min(sequence.computed, sequence.prompt_tokens),
+        computed_tokens=min(sequence.computed_so_far, sequence.prompt_tokens),
         generated_tokens=sequence.generated,
         age_ms=round(now_ms - sequence.arrived_ms, 1),
         is_preempted=sequence.started_ms > 0 and sequence.holding is None and not sequence.is_reproducible,

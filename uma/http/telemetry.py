@@ -13,9 +13,8 @@ import attrs
 POLL_SEC = 0.1
 """Between two looks at how far a prompt has been read."""
 AGAIN_SEC = 0.4
-"""Time after which the same progress is told again, with the next look: that is within half a second. On a slow CPU a
-tile of a large model takes up to half of `slo_ttft_ms`. In two halves it would take 8 % longer at a prompt's beginning,
-and 28 % behind 1,024 tokens (measured with 1.5 B parameters), which is too much for a count that moves more often."""
+"""Time after which the same progress is told again, with the next look: that is within half a second. The count moves
+with the layers of a batch that are done (`RunningRequest.computed_tokens`): it is the same while the prompt waits."""
 
 
 @attrs.frozen(kw_only=True, slots=False)  # beside another base with slots
@@ -34,7 +33,7 @@ class PromptState:
     cached: int
     """Those that did not have to be computed."""
     processed: int
-    """Those whose KV is there, cached ones included."""
+    """Those that are computed, cached ones included (`RunningRequest.computed_tokens`)."""
 
 
 @attrs.define

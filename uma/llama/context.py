@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import math
 import time
+from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Literal
 
@@ -21,6 +23,7 @@ from numpy import ctypeslib
 from uma.errors import ConfigError, ModelError
 from uma.llama import backend
 from uma.llama.batch import Batch, EmbeddingBatch
+from uma.llama.graph import RunningGraph
 from uma.llama.header import quoted
 from uma.llama.log import LOG
 from uma.llama.model import Model
@@ -163,9 +166,10 @@ class Context:
         """
         if model.vocab_only:
             raise ValueError(f"{model.path}: was loaded with vocab_only, without what computes")
-        self._abort_flag = ctypes.create_string_buffer(2)
         self.is_ended = False
         """`request_abort` was called: nothing is computed any more."""
+        self._is_retried = False
+        """`request_retry` was called, and not `resume` since."""
         self._threads = 0
         """What `set_threads` was told last."""
         self.model = model
@@ -175,6 +179,7 @@ class Context:
         self._logits_views: dict[int, npt.NDArray[np.float32]] = {}
         self._is_queued = backend.has_gpu()
         """A GPU computes after `llama_decode` has returned, until a result is asked for."""
+        self._graph = RunningGraph(is_counted=not self._is_queued)
         self.returns_early = self._is_queued and model.is_on_gpu
         """Whether this thread is free between `begin` and `wait`, as a rule."""
         self.computes_on_cpu = not (model.is_all_on_gpu and params.offload_kqv)
@@ -193,10 +198,8 @@ class Context:
     def _open(self, params: ContextParams) -> None:
         mark, model = LOG.mark, self.model
         struct = params.struct()
-        # The C library's `strlen` as abort callback: it finds 0 for an empty string, 1 where a byte is set. Called
-        # for each node of the graph, from compute threads, a Python function here would need the GIL each time.
-        struct.abort_callback = ctypes.cast(_STRLEN, lib.ggml_abort_callback)
-        struct.abort_callback_data = ctypes.addressof(self._abort_flag)
+        struct.abort_callback = ctypes.cast(self._graph.callback, lib.ggml_abort_callback)
+        struct.abort_callback_data = self._graph.address
         handle = lib.llama_init_from_model(model.handle, struct)
         if not handle:
             cells = params.n_ctx or model.n_ctx_train
@@ -252,14 +255,27 @@ class Context:
         not there, and the last batch's are gone. Sequences can be changed meanwhile, as if it were computed.
         """
         batch.struct.n_tokens = batch.n_tokens
-        return int(lib.llama_decode(self.handle, batch.struct))
+        return self.computing(batch.n_tokens, partial(lib.llama_decode, self.handle, batch.struct))
 
     def decode_embeddings(self, batch: EmbeddingBatch) -> int:
         """`decode`, of what is no tokens."""
         batch.struct.n_tokens = batch.n_tokens
-        code = int(lib.llama_decode(self.handle, batch.struct))
+        code = self.computing(batch.n_tokens, partial(lib.llama_decode, self.handle, batch.struct))
         self.wait()
         return code
+
+    def computing(self, n_tokens: int, compute: Callable[[], int]) -> int:
+        """What `compute` returns, which calls llama.cpp to compute so many tokens, and 0 for a success."""
+        self._start()
+        return int(self._graph.compute(n_tokens, compute))
+
+    @property
+    def computed_share(self) -> float:
+        """Which part of the running `decode` is done, from 0 to 1, by the nodes of its graph. Any thread.
+
+        0 where none runs, for the first one of its size, beside a GPU, and where a system cannot count (`llama.graph`).
+        """
+        return self._graph.share
 
     def wait(self) -> None:
         """Wait until the batch that was begun is computed, without the GIL."""
@@ -375,18 +391,22 @@ class Context:
     def request_abort(self) -> None:
         """Make a running `decode` return `ABORTED` within one graph node, and every later one at once. Any thread."""
         self.is_ended = True
-        self._abort_flag[0] = b"\1"
+        self._graph.stop()
 
     def request_retry(self) -> None:
         """Make a running `decode` return `ABORTED` within one graph node; after `resume` others compute. Any thread."""
-        self._abort_flag[0] = b"\1"
+        self._is_retried = True
+        self._graph.stop()
 
     def resume(self) -> None:
         """Compute again after `request_retry`; what `request_abort` has ended stays ended."""
-        self._abort_flag[0] = b"\0"
-        # Read after the flag is cleared: an abort that comes meanwhile sets it again, or is seen here.
-        if self.is_ended:
-            self._abort_flag[0] = b"\1"
+        self._is_retried = False
+
+    def _start(self) -> None:
+        self._graph.start()
+        # Read after the start: an abort that comes meanwhile stops it again, or is seen here.
+        if self._is_retried or self.is_ended:
+            self._graph.stop()
 
     def _checked_memory(self, seq: int) -> int | None:
         if not 0 <= seq < self.n_seq_max:
@@ -423,7 +443,6 @@ def _rounded(tokens: int) -> int:
 
 
 _PART = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-_STRLEN = ctypes.CDLL(None).strlen
 _get_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("llama_get_logits", lib._lib))
 """The binding's own makes a pointer object, of which only the number is wanted, once for each tick."""
 

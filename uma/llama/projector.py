@@ -231,19 +231,12 @@ class Projector:
         after = ctypes.c_int32(0)
         pointer = picture.embedding.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         nothing = lib.mtmd_helper_post_decode_callback()
-        return int(
-            lib.mtmd_helper_decode_image_chunk(
-                self.handle,
-                context.handle,
-                picture.handle,
-                pointer,
-                position,
-                seq_id,
-                context.n_batch,
-                ctypes.byref(after),
-                nothing,
-                None,
-            )
+        arguments = position, seq_id, context.n_batch, ctypes.byref(after), nothing, None
+        return context.computing(
+            len(part),
+            lambda: lib.mtmd_helper_decode_image_chunk(
+                self.handle, context.handle, picture.handle, pointer, *arguments
+            ),
         )
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from uma.engine.policy.tuning import TUNING
 from uma.engine.worker.account import Totals
 from uma.engine.worker.residency import Residency
 from uma.engine.worker.sampling import Given, Sampling
-from uma.engine.worker.sequence import Sequence
+from uma.engine.worker.sequence import Sequence, being_computed
 from uma.engine.worker.status import Change, Status
 from uma.engine.worker.withdrawn import Withdrawn
 from uma.errors import DecodeFailed
@@ -103,11 +103,13 @@ class Reproducer:
         """Compute one batch. What it gave its request, True where that is nothing yet, and False where there is nothing
         to compute.
         """
-        sequence = self._take_turn()
-        if sequence is None:
+        sequence, context = self._take_turn(), self._context
+        if sequence is None or context is None:
             return False
+        count = min(sequence.missing, context.n_batch - sequence.computed % context.n_batch)
         try:
-            return self._compute(sequence)
+            with being_computed([(sequence, count)], context):
+                return self._compute(sequence, count)
         except Exception as fault:  # noqa: BLE001  (whatever it is, it is this request's alone)
             self._residency.fail(sequence, fault)
             return True
@@ -152,14 +154,13 @@ class Reproducer:
         if kept is not None:
             self._context.state_set(0, kept)
 
-    def _compute(self, sequence: Sequence) -> Reproduced | bool:
+    def _compute(self, sequence: Sequence, count: int) -> Reproduced | bool:
         context, batch, metrics, withdrawn = self._context, self._batch, self._metrics, self._withdrawn
         assert context is not None
         assert withdrawn is not None
         if sequence.status is Status.WAITING:
             self._residency.start_apart(sequence, now_ms())
         first = sequence.computed
-        count = min(sequence.missing, context.n_batch - first % context.n_batch)
         is_whole = first + count == len(sequence.tokens)
         batch.clear()
         index = batch.add(sequence.tokens[first : first + count], first, 0, last_logits=is_whole)

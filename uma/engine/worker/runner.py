@@ -25,7 +25,7 @@ from uma.engine.worker.commands import Commands
 from uma.engine.worker.cores.watch import Neighbours, StallWatch
 from uma.engine.worker.drafts.speculator import Drafts
 from uma.engine.worker.sampling import Given, Sampling
-from uma.engine.worker.sequence import PlacedPicture, Sequence
+from uma.engine.worker.sequence import PlacedPicture, Sequence, being_computed
 from uma.engine.worker.status import Change, Status
 from uma.engine.worker.trace import Instruments
 from uma.engine.worker.withdrawn import Withdrawn
@@ -247,7 +247,8 @@ class ModelRunner:
         tokens = sum(count for _, count in work)
         position = self._position(work, tokens)
         expected_ms = self._cost.prefill_ms(tokens, position) or math.inf
-        outcome = self._extend(work, tokens, expected_ms)
+        with being_computed(work, self._context):
+            outcome = self._extend(work, tokens, expected_ms)
         if outcome.is_done:
             self._metrics.prefill_tokens_total += tokens
             if not is_read:
@@ -272,11 +273,13 @@ class ModelRunner:
         self._pool.make_room(tokens)
         self._outbox.flush()  # a batch of many tokens takes longer than any token can wait
         decode = partial(self._projector.decode, self._context, placed.picture, part, position, seq_id)
-        outcome = self._compute([sequence], [], decode=decode)
+        with being_computed([(sequence, tokens)], self._context):
+            outcome = self._compute([sequence], [], decode=decode)
+            if outcome.is_done:
+                self._account([(sequence, tokens)], outcome.took_ms)
+                self._pool.extend(sequence.holding, sequence.tokens[start:end])
+                sequence.computed = end
         if outcome.is_done:
-            self._account([(sequence, tokens)], outcome.took_ms)
-            self._pool.extend(sequence.holding, sequence.tokens[start:end])
-            sequence.computed = end
             sequence.share.was_read(tokens)
             sequence.was_in_batch(1)
             self._metrics.prefill_tokens_total += tokens
@@ -303,7 +306,8 @@ class ModelRunner:
             position = mixed_position(position, tokens, [sequence.computed for sequence in rows])
         expected_ms = self._cost.mixed_ms(size, self._pool.used_cells, tokens, position) or math.inf
         work = [*((sequence, 1) for sequence in rows), *prefill]
-        outcome = self._extend(work, size + tokens, expected_ms)
+        with being_computed(prefill, self._context):
+            outcome = self._extend(work, size + tokens, expected_ms)
         if outcome.is_done:
             cells = self._pool.used_cells
             self._metrics.prefill_tokens_total += tokens

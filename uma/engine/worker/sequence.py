@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -20,6 +21,7 @@ from uma.engine.policy.shares import Share
 from uma.engine.worker.account import Account
 from uma.engine.worker.status import TRANSITIONS, Change, IllegalTransitionError, Status
 from uma.engine.worker.thinking import ThinkingBound
+from uma.llama.context import Context
 from uma.llama.grammar import GrammarState
 from uma.llama.projector import Picture
 from uma.llama.sampler import Sampler
@@ -72,6 +74,20 @@ class PlacedPicture:
 
 def _start_of(placed: PlacedPicture) -> int:
     return placed.run.start
+
+
+@attrs.frozen
+class Piece:
+    """Tokens of a sequence that are in the batch that is being computed."""
+
+    first: int
+    count: int
+    context: Context
+
+    @property
+    def computed(self) -> int:
+        """The tokens before it, and of its own as many as the layers that are done are worth: never all of them."""
+        return self.first + min(int(self.count * self.context.computed_share), self.count - 1)
 
 
 @attrs.define(slots=True, eq=False)
@@ -163,6 +179,8 @@ class Sequence:
     """When its reader fell behind."""
     computed: int = 0
     """Tokens whose KV it holds."""
+    piece: Piece | None = None
+    """What is being computed of its prompt."""
     cached_tokens: int = 0
     generated: int = 0
     """Tokens the reader was or will be given."""
@@ -230,6 +248,14 @@ class Sequence:
         while self.borders and self.borders[-1] <= self.computed:
             is_there = self.borders.pop() == self.computed or is_there
         return is_there
+
+    @property
+    def computed_so_far(self) -> int:
+        """Tokens that are computed, and what a piece that is being computed has come to. Any thread."""
+        # The piece first: it is taken away once its tokens are among the computed ones.
+        piece = self.piece
+        begun = 0 if piece is None else piece.computed
+        return max(begun, self.computed)
 
     @property
     def missing(self) -> int:
@@ -356,3 +382,16 @@ class Sequence:
             decode_iterations=self.iterations,
             speculation=self._speculation(),
         )
+
+
+@contextmanager
+def being_computed(work: Iterable[tuple[Sequence, int]], context: Context) -> Iterator[None]:
+    """Tell others of these pieces, which a batch in `context` computes, until they are booked or have failed."""
+    work = list(work)
+    for sequence, count in work:
+        sequence.piece = Piece(sequence.computed, count, context)
+    try:
+        yield
+    finally:
+        for sequence, _ in work:
+            sequence.piece = None
