@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,8 @@ async def test_the_count_of_a_prompt_moves_also_while_a_batch_of_it_is_computed(
             nursery.start_soon(watch, engine)
             await answers(engine, [ask(tokens_for(2, 1_500), 1, reproducible=is_reproducible)])
             nursery.cancel_scope.cancel()
-    assert seen == sorted(seen)
+    back = {after for before, after in pairwise(seen) if after < before}
+    assert back <= set(begun), "only where some are computed again"
     assert max(seen) <= 1_500
     inside = Counter(bisect_right(begun, count) for count in set(seen) - {*begun, 1_500})
     assert max(inside.values()) > 1

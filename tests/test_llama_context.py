@@ -300,6 +300,7 @@ def test_an_abort_while_none_runs_and_one_that_is_taken_back_are_as_good(llama: 
         context.resume()
         context.clear()
         assert context.decode(batch) == DONE
+        context.clear()
         context.request_abort()
         context.resume()
         assert context.decode(batch) == ABORTED, "an abort is for good"
