@@ -9,12 +9,13 @@ from collections.abc import Iterable
 
 import attrs
 
+from benchmarks.simulation.rows import PlainRow
 from uma.engine.delivery.pacing import reader_ms
-from uma.engine.policy import PlainRow, Plan, Scheduler, State, Targets
+from uma.engine.policy import Plan, Scheduler, State, Targets
 from uma.engine.policy.lead import lead_ms, steps_lacking
 from uma.engine.policy.order import due_ms
 from uma.engine.policy.scheduler import mixed_position
-from uma.engine.policy.shares import Shares
+from uma.engine.policy.state import Shares
 
 ONE_CLIENT = Shares().came("one")
 GAP_MS = 0.2

@@ -13,8 +13,7 @@ from test_engine_speculation import COLD, requests, said
 
 from models import Kind, write_model
 from uma import LLM, RuntimeConfig, open_engine
-from uma.engine.policy.cost import CostModel
-from uma.engine.policy.speculation import TRIES
+from uma.engine.policy.cost import SURE_SEEN, CostModel
 from uma.errors import ConfigError
 from uma.types import Grammar
 
@@ -92,7 +91,7 @@ class TwoSteps(CostModel):
         return 20.0
 
     def times_verified(self, tokens: int) -> int:
-        return TRIES
+        return SURE_SEEN
 
 
 class Clock:

@@ -16,8 +16,8 @@ from harness import PATIENCE_SEC
 from uma import open_engine
 from uma.engine import Engine
 from uma.engine.delivery.pacing import CREDITS
+from uma.engine.intake.overload import full_queue_retry_ms
 from uma.engine.kv.pool import KvPool
-from uma.engine.policy.overload import full_queue_retry_ms
 from uma.errors import Overloaded, ShuttingDown
 from uma.llama.backend import MAX_SEQUENCES
 from uma.types import Finished, Slo, Token

@@ -24,10 +24,10 @@ from harness import PATIENCE_SEC, run_to_end
 from uma import cgroup
 from uma.engine import Engine, open_engine
 from uma.engine.clock import now_ms
-from uma.engine.policy.threads import CpuSample
 from uma.engine.worker.cores import counters
 from uma.engine.worker.cores import watch as cores
 from uma.engine.worker.cores.counters import TICK_MS, Counters, runnable_threads, scheduled_ms, unused_ms
+from uma.engine.worker.cores.threads import CpuSample
 from uma.engine.worker.cores.watch import Neighbours, StallWatch, is_starved
 from uma.llama import backend
 from uma.llama.batch import Batch

@@ -17,8 +17,7 @@ from hybrids import Hybrid, write_hybrid
 from models import Kind, write_encoder, write_model
 from uma import Request, RuntimeConfig, open_engine
 from uma.engine import sizing
-from uma.engine.policy.speculation import MAX_DRAFT
-from uma.engine.sizing import LEAST_ROLLED_BACK
+from uma.engine.sizing import LEAST_ROLLED_BACK, MAX_DRAFT
 from uma.engine.worker.runner import ModelRunner
 from uma.llama.model import Model
 from uma.protocol.codec import encode_event

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_world import Machine, make_row
 
+from uma.engine.intake.overload import LEAST_RETRY_MS, Load, retry_after_ms, wait_ms
 from uma.engine.policy.cost import CostModel
 from uma.engine.policy.order import LEAST_DUE_MS, due_ms
-from uma.engine.policy.overload import LEAST_RETRY_MS, Load, retry_after_ms, wait_ms
 from uma.engine.policy.tuning import TUNING
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uma.engine.policy.overload import LEAST_RETRY_MS, full_queue_retry_ms
+from uma.engine.intake.overload import LEAST_RETRY_MS, full_queue_retry_ms
 
 
 @pytest.mark.parametrize(("waiting", "service_ms"), [(8_170, 500.0), (8_170, 0.0), (1_024, 2_000.0)])

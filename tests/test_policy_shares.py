@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from policy_world import Machine, World, make_row
 
 from uma.engine.policy.order import in_order
-from uma.engine.policy.shares import Shares
+from uma.engine.policy.state import Shares
 
 BATCH = 512
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uma.engine.policy.cost import CostModel
-from uma.engine.policy.speculation import HOPELESS, MAX_TOKENS, SLOWER, STEP_MS, Candidate, DraftPolicy
+from uma.engine.worker.drafts.policy import HOPELESS, MAX_TOKENS, SLOWER, STEP_MS, Candidate, DraftPolicy
 
 CHEAP = {1: 10.0, 2: 10.5, 3: 11.0, 4: 11.5, 6: 12.0, 8: 13.0, 12: 15.0, 16: 17.0}
 """Milliseconds by tokens of a batch, where weights are read once for all of them."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma.engine.policy.threads import HOLD_MS, SETTLED_MS, CpuSample, ThreadPolicy
+from uma.engine.worker.cores.threads import HOLD_MS, SETTLED_MS, CpuSample, ThreadPolicy
 
 WINDOW_MS = 120.0
 

@@ -19,7 +19,7 @@ from test_server_faults import last_of, serving
 from harness import PATIENCE_SEC, Raw, ServerProcess, ask, frame, running_server
 from uma.client import connect
 from uma.engine import Engine
-from uma.engine.policy.overload import full_queue_retry_ms
+from uma.engine.intake.overload import full_queue_retry_ms
 from uma.net.inline import PLAIN_BYTES, is_quick
 from uma.net.throttle import LINES_OF_ONE, LINES_OF_ONE_PER_SEC
 from uma.protocol.session import Parsed, ServerSession

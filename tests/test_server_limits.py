@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness import BULKY, EXACT, HELLO, Raw, ServerProcess, ask, running_server, short_directory, until
-from uma.engine.policy.overload import full_queue_retry_ms
+from uma.engine.intake.overload import full_queue_retry_ms
 from uma.server.json_connection import MAX_STARTING
 
 

@@ -7,8 +7,8 @@ import random
 import attrs
 
 from benchmarks.simulation.machines import Machine
+from benchmarks.simulation.rows import PlainRow
 from uma.engine.delivery.pacing import Experience
-from uma.engine.policy import PlainRow
 
 TARGET_TTFT_MS = {1: 2_000.0, 0: None, -1: None}
 """By lane, what a request asks for its first token."""

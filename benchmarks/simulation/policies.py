@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.simulation.machines import READ_TOKENS
-from uma.engine.policy import CostModel, PlainRow, Plan, Scheduler, State, Targets
+from benchmarks.simulation.rows import PlainRow
+from uma.engine.policy import CostModel, Plan, Scheduler, State, Targets
 from uma.engine.policy.order import admission_key
 
 

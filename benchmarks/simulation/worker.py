@@ -15,13 +15,14 @@ from typing import Protocol
 from benchmarks.simulation.load import Session
 from benchmarks.simulation.machines import Machine
 from benchmarks.simulation.policies import Policy
+from benchmarks.simulation.rows import PlainRow
 from uma.engine.delivery.pacing import reader_ms
-from uma.engine.policy import PlainRow, Plan, State
+from uma.engine.intake.overload import BEYOND_REPAIR, Load, wait_ms
+from uma.engine.policy import Plan, State
 from uma.engine.policy.lead import lead_ms, steps_lacking
 from uma.engine.policy.order import admission_key, due_ms, gives_way, may_begin
-from uma.engine.policy.overload import BEYOND_REPAIR, Load, wait_ms
 from uma.engine.policy.scheduler import mixed_position
-from uma.engine.policy.shares import Shares
+from uma.engine.policy.state import Shares
 from uma.engine.worker.loop import REPLAN_BATCHES
 
 MAX_QUEUE = 1_024

@@ -16,9 +16,9 @@ import trio
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.delivery.mailbox import Answer
+from uma.engine.intake.overload import full_queue_retry_ms
 from uma.engine.intake.prompt import LANE_SHARE, PromptReader
 from uma.engine.intake.texts import TextReader
-from uma.engine.policy.overload import full_queue_retry_ms
 from uma.engine.worker.embedding import EmbedJob
 from uma.engine.worker.loop import DecodeWorker
 from uma.errors import BadRequest, Overloaded, UmaError

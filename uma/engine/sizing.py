@@ -15,7 +15,6 @@ import attrs
 from uma import cgroup
 from uma.config import RuntimeConfig, Speculate
 from uma.engine.policy.cost import SIZES
-from uma.engine.policy.speculation import MAX_DRAFT
 from uma.errors import ConfigError
 from uma.llama import backend, devices, hugepages, trust
 from uma.llama.context import ROLLED_BACK, ROUNDED_TOKENS, Context, ContextParams
@@ -52,6 +51,8 @@ STATES_SHARE, LEAST_STATES_BYTES, LEAST_STATES = 2, 48 * 2**20, 8
 """Recurrent states are there from the start, for all that can run at once. Without `--max-sequences` they take at most
 the weights' size divided by the first, or the second where that is more; but the third are there as far as a quarter
 of the free memory holds them. Full-size windows are made as long as they take no more than that."""
+MAX_DRAFT = 15
+"""Maximum drafted tokens of a row: with the one before them a batch of 16."""
 LEAST_ROLLED_BACK = 3
 """Minimum tokens of a draft for which a sequence has further states. Shorter drafts are hardly worth that memory."""
 SMALL_WINDOWS_SHARE = 4

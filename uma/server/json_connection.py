@@ -13,7 +13,7 @@ from time import perf_counter
 import attrs
 import trio
 
-from uma.engine.policy.overload import full_queue_retry_ms
+from uma.engine.intake.overload import full_queue_retry_ms
 from uma.errors import BadRequest, Overloaded, UmaError, VersionMismatch
 from uma.net.arrivals import arrivals
 from uma.net.inline import is_quick

@@ -12,8 +12,8 @@ from collections.abc import Collection
 
 from uma.config import RuntimeConfig
 from uma.engine.clock import now_ms
+from uma.engine.intake.overload import BEYOND_REPAIR, Load, full_queue_retry_ms, retry_after_ms, wait_ms
 from uma.engine.policy import CostModel
-from uma.engine.policy.overload import BEYOND_REPAIR, Load, full_queue_retry_ms, retry_after_ms, wait_ms
 from uma.engine.policy.tuning import TUNING
 from uma.engine.worker.loop import DecodeWorker
 from uma.engine.worker.sequence import Sequence

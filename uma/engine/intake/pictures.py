@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 import attrs
 
+from uma.engine.intake.overload import UNKNOWN_SERVICE_MS
 from uma.engine.intake.rendering import rendered
 from uma.engine.kv.pictures import LEAST_TOKENS, MAX_TOKENS, ids_of, runs_in
 from uma.engine.worker.sequence import PlacedPicture
@@ -35,7 +36,6 @@ context. Until then each token holds its pixels, resized, or its part of a spect
 Of decoded files each tokenizer thread has one at a time."""
 PART_TOKENS = 32
 """Maximum tokens of a part of a picture, where one can be cut. Fewer would take a batch little less time on a CPU."""
-RETRY_AFTER_MS = 1_000
 
 
 @attrs.frozen(eq=False)
@@ -161,7 +161,7 @@ class PictureReader:
         if (waiting := self._waiting_tokens(own)) >= MAX_PREPARED_TOKENS:
             raise Overloaded(
                 f"too many pictures and sounds wait to be encoded: {waiting:,} tokens of them; ask again",
-                retry_after_ms=RETRY_AFTER_MS,
+                retry_after_ms=UNKNOWN_SERVICE_MS,
             )
 
     def _waiting_tokens(self, own: Sequence[_Seen]) -> int:

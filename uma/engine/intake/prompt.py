@@ -15,6 +15,7 @@ from uma import json_text
 from uma.config import RuntimeConfig
 from uma.engine.clock import now_ms
 from uma.engine.intake.lanes import LaneLimiter
+from uma.engine.intake.overload import LEAST_RETRY_MS, UNKNOWN_SERVICE_MS
 from uma.engine.intake.rendering import message_ends, rendered
 from uma.engine.kv.prefix_tree import common_length
 from uma.engine.recorder import TRIO, Recorder
@@ -36,7 +37,6 @@ MAX_PREPARING_BYTES = 32 * 2**20
 as a frame, as a string and as tokens, so the memory this bounds is several times as much."""
 LANE_SHARE = {1: 1.0, 0: 0.75, -1: 0.5}
 """Maximum share of `MAX_PREPARING_BYTES` by lane: a flood in one lane leaves space for those above it."""
-LEAST_RETRY_MS = 50
 PIECE_CHARS, TEXT_CHARS = 65_536, 64
 """Maximum characters of many texts tokenized in one turn, some 20 ms, and what each text counts beside its own."""
 
@@ -184,7 +184,9 @@ class PromptReader:
         if (ahead and ahead + size_bytes > limit) or (mine and mine + size_bytes > limit - ahead):
             raise Overloaded(
                 f"too many prompts are being prepared: {ahead:,} bytes of text wait to be tokenized",
-                retry_after_ms=max(LEAST_RETRY_MS, round(ahead / self._bytes_per_ms)) if self._bytes_per_ms else 1_000,
+                retry_after_ms=max(LEAST_RETRY_MS, round(ahead / self._bytes_per_ms))
+                if self._bytes_per_ms
+                else UNKNOWN_SERVICE_MS,
             )
 
     def _check_bound(self, text: str) -> None:

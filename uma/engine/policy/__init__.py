@@ -5,13 +5,12 @@
 - `order`     whose turn it is: lanes, fair shares among clients, deadlines, preemption
 - `cost`      how long a batch takes on this machine, learnt from those that ran
 - `tuning`    every number of these
-- `state`     their input: rows, cells, targets
+- `state`     their input: rows, cells, targets, and what clients have had
 - `embed`     when texts to embed have their turn, and which request's come first
-- `overload`  when a request is refused, and when to try again
 """
 
 from uma.engine.policy.cost import CostModel
 from uma.engine.policy.scheduler import Plan, Scheduler
-from uma.engine.policy.state import PlainRow, Row, State, Targets
+from uma.engine.policy.state import Row, State, Targets
 
-__all__ = ["CostModel", "PlainRow", "Plan", "Row", "Scheduler", "State", "Targets"]
+__all__ = ["CostModel", "Plan", "Row", "Scheduler", "State", "Targets"]

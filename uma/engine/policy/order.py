@@ -1,7 +1,7 @@
 """Whose turn it is: the order in which prompts begin and are read, and in which sequences lose their place.
 
 Lanes come first, each ahead of the next lower one by a stated time. Within a lane clients have equal shares of what is
-computed (`shares`), and the prompts of one client come by their deadlines, so that short ones overtake long ones.
+computed (`state.Shares`), and the prompts of one client come by their deadlines, so that short ones overtake long ones.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from uma.engine.policy.cost import CostModel
-from uma.engine.policy.shares import Share
-from uma.engine.policy.state import Row
+from uma.engine.policy.state import Row, Share
 from uma.engine.policy.tuning import TUNING
 
 R = TypeVar("R", bound=Row)

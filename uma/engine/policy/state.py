@@ -1,18 +1,39 @@
-"""The policy's input: rows, cells and targets, all plain numbers."""
+"""The policy's input: rows, cells, targets, and what each client has had, all plain numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Protocol
 
 import attrs
 
-from uma.engine.policy.shares import Share, Shares
+
+class Share:
+    """What one client has had: tokens computed for it, of prompts and of answers. Cached ones cost nothing."""
+
+    __slots__ = ("_shares", "client", "level", "rows")
+
+    def __init__(self, shares: Shares, client: Hashable) -> None:
+        self._shares = shares
+        self.client = client
+        self.level = 0.0
+        """Tokens that it has had, or was put level with."""
+        self.rows = 0
+        """Its rows that wait or run."""
+
+    def was_read(self, tokens: int) -> None:
+        """So many tokens of its prompts were computed."""
+        self.level += tokens
+        self._shares.clock = max(self._shares.clock, self.level)
+
+    def was_given(self, tokens: int) -> None:
+        """So many tokens were computed that its answers end in."""
+        self.level += tokens
 
 
 class Row(Protocol):
-    """One sequence as the policy sees it: it only reads. The engine's `Sequence` is one, and so is `PlainRow`."""
+    """One sequence as the policy sees it: it only reads. The engine's `Sequence` is one."""
 
     @property
     def key(self) -> int:
@@ -64,7 +85,7 @@ class Row(Protocol):
 
     @property
     def share(self) -> Share:
-        """What its client has had (`order.Shares`)."""
+        """What its client has had."""
 
     @property
     def generated(self) -> int:
@@ -85,40 +106,6 @@ class Row(Protocol):
     @property
     def is_paused(self) -> bool:
         """Its reader is behind; it takes no part until the reader has caught up."""
-
-
-@attrs.define(slots=True)
-class PlainRow:
-    """A `Row` that is numbers and nothing else: what simulations and tests plan with."""
-
-    key: int
-    lane: int
-    arrived_ms: float
-    prompt_tokens: int
-    remaining: int
-    target_ttft_ms: float | None
-    target_tbt_ms: float
-    due_ms: float = 0.0
-    last_token_ms: float = 0.0
-    last_gap_ms: float = 0.0
-    cells: int = 0
-    is_paused: bool = False
-    has_own_target: bool = False
-    has_reader: bool = True
-    branch: int = 0
-    generated: int = 0
-    share: Share = attrs.field(factory=lambda: Shares().came(None), repr=False)
-
-    @property
-    def position(self) -> int:
-        """See `Row.position`."""
-        return self.prompt_tokens - self.remaining
-
-    def had_token(self, now_ms: float) -> None:
-        """Note that its next token was sampled."""
-        self.generated += 1
-        self.last_gap_ms = max(0.0, now_ms - self.last_token_ms) if self.last_token_ms else 0.0
-        self.last_token_ms = now_ms
 
 
 @attrs.frozen
@@ -163,3 +150,39 @@ class State:
     """The prompt that begins next, as soon as there is a slot for it."""
     unreadable: Collection[int] = ()
     """Keys of those of `prefilling` that cannot be read now: a picture comes next in them that is not encoded."""
+
+
+class Shares:
+    """Fair shares of what is computed, among clients that have rows.
+
+    It is self-clocked fair queueing (Golestani 1994) of prompts, by counters of tokens (as in VTC, arXiv 2401.00588) to
+    which the prefix cache is free (as in DLPM, arXiv 2501.14312). `order.in_order` puts prompts in order by it.
+
+    Of two clients that always have prompts waiting, neither has had more than the other by more than one prompt and one
+    batch. A client that comes anew is put level with those that are read: it does not catch up on what it did not ask
+    for.
+    """
+
+    def __init__(self) -> None:
+        self.clock = 0.0
+        """The level at which prompts are read. A client that comes begins there."""
+        self._shares: dict[Hashable, Share] = {}
+
+    def came(self, client: Hashable) -> Share:
+        """A row of this client has come."""
+        share = self._shares.get(client)
+        if share is None:
+            share = self._shares[client] = Share(self, client)
+        if not share.rows:
+            share.level = max(share.level, self.clock)
+        share.rows += 1
+        return share
+
+    def left(self, share: Share) -> None:
+        """A row of it has ended."""
+        share.rows -= 1
+        if not share.rows and share.level <= self.clock:
+            del self._shares[share.client]
+        if not any(each.rows for each in self._shares.values()):
+            self._shares.clear()  # nobody waits: all begin anew
+            self.clock = 0.0

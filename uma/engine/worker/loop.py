@@ -23,13 +23,13 @@ from uma.engine.kv.events import KvListener
 from uma.engine.kv.pool import KvPool
 from uma.engine.kv.snapshots import Snapshot
 from uma.engine.policy import Plan, Scheduler
-from uma.engine.policy.speculation import DraftPolicy
 from uma.engine.recorder import DECODE, Recorder
 from uma.engine.worker.account import Totals
 from uma.engine.worker.commands import Call, Cancel, Command, Commands, Credit, Submit
 from uma.engine.worker.drafts.drafter import Drafter
 from uma.engine.worker.drafts.lookup import LookupDrafter
 from uma.engine.worker.drafts.model_drafter import ModelDrafter
+from uma.engine.worker.drafts.policy import DraftPolicy
 from uma.engine.worker.drafts.speculator import Speculator
 from uma.engine.worker.embedding import Embedder, EmbedJob
 from uma.engine.worker.executor import Executor, Result, Tick

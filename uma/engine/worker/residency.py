@@ -13,8 +13,7 @@ from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Outbox
 from uma.engine.kv.pool import LAST_TOKENS, LEAST_SHARED_TOKENS, KvPool
 from uma.engine.policy.order import gives_way
-from uma.engine.policy.shares import Shares
-from uma.engine.policy.state import Row, State
+from uma.engine.policy.state import Row, Shares, State
 from uma.engine.policy.tuning import TUNING
 from uma.engine.worker.output import Output
 from uma.engine.worker.sequence import Sequence

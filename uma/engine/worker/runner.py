@@ -19,10 +19,10 @@ from uma.engine.delivery.pacing import Stride
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import CostModel
 from uma.engine.policy.scheduler import mixed_position
-from uma.engine.policy.speculation import saved_ms
 from uma.engine.recorder import DECODE, Recorder
 from uma.engine.worker.commands import Commands
 from uma.engine.worker.cores.watch import Neighbours, StallWatch
+from uma.engine.worker.drafts.policy import saved_ms
 from uma.engine.worker.drafts.speculator import Drafts
 from uma.engine.worker.sampling import Given, Sampling
 from uma.engine.worker.sequence import PlacedPicture, Sequence, being_computed

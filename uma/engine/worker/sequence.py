@@ -17,7 +17,7 @@ from uma.engine.delivery.pacing import Experience, hold_ms
 from uma.engine.kv.pictures import PictureRun, position_of
 from uma.engine.kv.pool import Holding
 from uma.engine.kv.snapshots import Snapshot
-from uma.engine.policy.shares import Share
+from uma.engine.policy.state import Share
 from uma.engine.worker.account import Account
 from uma.engine.worker.status import TRANSITIONS, Change, IllegalTransitionError, Status
 from uma.engine.worker.thinking import ThinkingBound

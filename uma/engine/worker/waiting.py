@@ -14,7 +14,7 @@ from uma.engine.kv.pool import KvPool
 from uma.engine.kv.prefix_tree import common_length
 from uma.engine.policy.cost import CostModel
 from uma.engine.policy.order import due_ms, may_begin, rank
-from uma.engine.policy.shares import Share
+from uma.engine.policy.state import Share
 from uma.engine.policy.tuning import TUNING
 from uma.engine.worker.sequence import Sequence
 from uma.engine.worker.status import Change, Status

@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 
 from uma import cgroup
-from uma.engine.policy.threads import CpuSample
+from uma.engine.worker.cores.threads import CpuSample
 from uma.llama import backend
 
 PROC = Path("/proc")

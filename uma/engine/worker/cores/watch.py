@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from uma.engine.clock import now_ms
-from uma.engine.policy.threads import CpuSample, ThreadPolicy
 from uma.engine.worker.cores.counters import PROC, Counters, runnable_threads
+from uma.engine.worker.cores.threads import CpuSample, ThreadPolicy
 from uma.llama import backend
 from uma.llama.context import Context
 from uma.metrics import EngineMetrics

@@ -13,14 +13,13 @@ from typing import NamedTuple
 from uma.config import Speculate
 from uma.engine.clock import now_ms
 from uma.engine.kv.pool import KvPool
-from uma.engine.policy.speculation import MAX_DRAFT, Candidate, Drafting, DraftPolicy
+from uma.engine.sizing import MAX_DRAFT
 from uma.engine.worker.drafts.drafter import NOTHING, Drafter, Guess
+from uma.engine.worker.drafts.policy import MAX_TOKENS, Candidate, Drafting, DraftPolicy
 from uma.engine.worker.sequence import Sequence
 from uma.llama.context import Context
 from uma.metrics import EngineMetrics
 
-LEAST_FREE_CELLS = 64
-"""Minimum free cells for each row to draft: what a draft takes could make another row wait."""
 READ_SHARE = 0.5
 """Share of the time that a batch leaves between two tokens in which a drafter can read texts."""
 
@@ -106,7 +105,8 @@ class Speculator:
         # With a buffer of KV for each sequence llama.cpp computes only rows of equal length together.
         if not rows or (self._pool.is_split and len(rows) > 1):
             return False
-        if self._pool.free_cells < LEAST_FREE_CELLS * len(rows):
+        # What a draft takes could make another row wait.
+        if self._pool.free_cells < MAX_TOKENS * len(rows):
             return False
         return all(sequence.missing == 1 and not sequence.forced for sequence in rows)
 

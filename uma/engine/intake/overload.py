@@ -5,15 +5,16 @@ from __future__ import annotations
 import attrs
 
 from uma.engine.policy.cost import CostModel
+from uma.engine.policy.tuning import TUNING
 
 BEYOND_REPAIR = 1.5
 """Predicted wait, as a multiple of the target, above which a request is refused. Predictions err: a shorter one is
 worth a try."""
 TYPICAL_CHUNK_TOKENS = 256
-LEAST_PREFILL_SHARE = 0.1
-"""Minimum share of a tick's time for prefill, however much decodes (the guard's bound ensures it)."""
+"""Tokens of the piece by whose speed the reading of prompts is predicted."""
 LEAST_RETRY_MS = 50
-UNKNOWN_SERVICE_MS = 1000.0
+"""Minimum hint of when to try again."""
+UNKNOWN_SERVICE_MS = 1_000
 """Assumed time from a request's begin to its end, until one has ended."""
 
 
@@ -43,7 +44,7 @@ def wait_ms(load: Load, prompt_tokens: int, cost: CostModel) -> float:
     tokens = load.ahead_tokens + prompt_tokens
     per_token_ms = cost.prefill_ms(TYPICAL_CHUNK_TOKENS, prompt_tokens / 2) / TYPICAL_CHUNK_TOKENS
     decode_ms = cost.decode_ms(load.decoding, load.used_cells)
-    share = max(LEAST_PREFILL_SHARE, 1 - decode_ms / load.tick_budget_ms) if load.decoding else 1.0
+    share = max(TUNING.least_prompt_share, 1 - decode_ms / load.tick_budget_ms) if load.decoding else 1.0
     reading_ms = tokens * per_token_ms / share
     short = load.running + load.ahead_waiting + 1 - load.max_running
     place_ms = short * load.service_ms / load.max_running if short > 0 else 0.0

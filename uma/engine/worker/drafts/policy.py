@@ -13,10 +13,9 @@ from collections.abc import Sequence
 
 import attrs
 
-from uma.engine.policy.cost import ROWS, CostModel
+from uma.engine.policy.cost import FORGET_AFTER, ROWS, SURE_SEEN, CostModel
+from uma.engine.sizing import MAX_DRAFT
 
-MAX_DRAFT = 15
-"""Maximum drafted tokens of a row: with the one before them a batch of 16."""
 MAX_TOKENS = 64
 """Maximum tokens of a batch that holds drafts."""
 STEP_MS = 0.3
@@ -24,12 +23,9 @@ STEP_MS = 0.3
 drafts run as a stride, and pay a fraction of that."""
 WORTH = 1.08
 """Minimum expected gain, as a factor, for which tokens are drafted: estimates are this uncertain."""
-TRIES = 3
-"""Minimum observations for a size to be believed: its first batches also allocate."""
-TRY_EVERY = 256
-"""Interval, in chances, at which a size that was slow is tried again."""
 TRY_WITHIN = 1.3
-"""Maximum predicted time a token of such a trial, as a multiple of the time without drafts."""
+"""Maximum predicted time a token at which a size that was slow is tried again, once in `FORGET_AFTER` chances, as a
+multiple of the time without drafts."""
 SLOWER = 1.1
 """Maximum wait of a row for its token, as a multiple of that without drafts."""
 HOPELESS = 1.5
@@ -87,7 +83,7 @@ class DraftPolicy:
         found = self._choose(rows, cells, free_cells, step_ms=step_ms)
         if found is None and any(row.likelihoods for row in rows):
             self._without += 1
-            if self._without % TRY_EVERY == 0:
+            if self._without % FORGET_AFTER == 0:
                 worth = 1 / TRY_WITHIN
                 return self._choose(rows, cells, free_cells, step_ms=step_ms, worth=worth)
         return found
@@ -132,7 +128,7 @@ class DraftPolicy:
             batch_ms = cost.verify_ms(size, cells, count)
             if guess_ms + batch_ms > limit_ms:
                 continue
-            is_known = cost.times_verified(size) >= TRIES
+            is_known = cost.times_verified(size) >= SURE_SEEN
             believed_ms = guess_ms + (batch_ms if is_known else cost.least_verify_ms(size, cells, count))
             rate = sum(gained) / (believed_ms + STEP_MS)
             if rate > most and min(gained) * SLOWER * plain_ms >= believed_ms:
