@@ -1,9 +1,4 @@
-"""The live view: what its frames, four a second, take of the server's time while streams run.
-
-The server's I/O thread makes them; the decode thread is never asked, but can wait for the interpreter meanwhile. So
-both count: CPU time of the first, and time of the second outside `llama_decode`, each with a viewer over that without.
-Throughput would tell nothing: it differs from second to second by ten times as much.
-"""
+"""The live view: what its frames, four a second, take of the server's time while streams run."""
 
 from __future__ import annotations
 
@@ -18,17 +13,14 @@ import attrs
 import trio
 
 from benchmarks.http_stream import HOST
-from benchmarks.load import beside, warm_up
-from benchmarks.measure import Measures, thread_cpu_s
-from benchmarks.samples import Ask
-from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary
+from benchmarks.load import warm_up
+from benchmarks.measure import Measures
+from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, rotated
 from benchmarks.targets.contenders import DEFAULTS
-from benchmarks.targets.uma import Uma, uma_both
+from benchmarks.targets.uma import uma_both
+from benchmarks.windows import CASE, DECODE_THREAD, IO_THREAD, STREAMS, WINDOW_S, streams_running, thread_costs, window
 
-STREAMS, PROMPT, GENERATED = 8, 16, 256
-WINDOW_S, WINDOWS = 4.0, 6
-"""Of each kind, in turn: one without a viewer, one with, and the other way round."""
-CASE = f"{STREAMS} streams"
+GENERATED, WINDOWS = 256, 6
 WITHOUT, WITH = "no viewer", "a viewer"
 
 
@@ -49,41 +41,22 @@ class Viewer:
 
 
 async def measure(bench: Bench, index: int, emit: Emit) -> None:
-    """Windows in turn while the streams run, each followed by another."""
+    """Windows in turn while the streams run."""
     rng = Random(f"live view {index}")
     found: dict[str, list[Measures]] = {WITHOUT: [], WITH: []}
     async with uma_both(bench.model, {}, threads=bench.default_threads, label=DEFAULTS) as (by_socket, by_http):
         await warm_up(by_socket, bench.model)
-
-        def another() -> Ask:
-            return Ask(bench.model.prompt(rng, PROMPT), GENERATED)
-
-        async with beside(by_socket, another, streams=STREAMS) as running:
-            while len(running) < STREAMS:
-                await trio.lowlevel.checkpoint()
-            for sample in running:
-                await sample.reached(4)
+        async with streams_running(by_socket, bench, rng, generated=GENERATED, begun=4):
             for number in range(bench.pick(WINDOWS, 1)):
-                for kind in (WITHOUT, WITH) if number % 2 == 0 else (WITH, WITHOUT):
-                    found[kind].append(await _window(by_socket, by_http.port, bench, is_watched=kind == WITH))
+                for kind in rotated([WITHOUT, WITH], number):
+                    async with _watching(by_http.port) if kind == WITH else _unwatched() as viewer:
+                        frames, began = viewer.frames, time.perf_counter()
+                        async with window(by_socket) as measures:
+                            await trio.sleep(bench.pick(WINDOW_S, 1.0))
+                        measures["frames_per_s"] = (viewer.frames - frames) / (time.perf_counter() - began)
+                    found[kind].append(measures)
     for kind, windows in found.items():
         emit(CASE, kind, {name: median(each[name] for each in windows) for name in windows[0]})
-
-
-async def _window(uma: Uma, port: int, bench: Bench, *, is_watched: bool) -> Measures:
-    async with _watching(port) if is_watched else _unwatched() as viewer:
-        frames, began = viewer.frames, time.perf_counter()
-        io_s, before = thread_cpu_s(uma.pid)[uma.pid], await uma.metrics()
-        await trio.sleep(bench.pick(WINDOW_S, 1.0))
-        after, io_s = await uma.metrics(), thread_cpu_s(uma.pid)[uma.pid] - io_s
-        wall_s = time.perf_counter() - began
-        outside_s = (after["outside_decode_ms_total"] - before["outside_decode_ms_total"]) / 1000
-        return {
-            "io_thread_percent": 100 * io_s / wall_s,
-            "decode_thread_percent": 100 * outside_s / wall_s,
-            "frames_per_s": (viewer.frames - frames) / wall_s,
-            "tokens_per_s": (after["tokens_generated_total"] - before["tokens_generated_total"]) / wall_s,
-        }
 
 
 @asynccontextmanager
@@ -103,8 +76,7 @@ async def _unwatched() -> AsyncIterator[Viewer]:
 
 def checks(summary: Summary) -> list[Check]:
     """A viewer costs next to nothing."""
-    names = ("io_thread_percent", "decode_thread_percent")
-    io, decode = (summary.get(CASE, WITH, name) - summary.get(CASE, WITHOUT, name) for name in names)
+    io, decode = thread_costs(summary, WITH, WITHOUT)
     cost = (
         math.nan if math.isnan(io + decode) else max(0.0, io) + max(0.0, decode)
     )  # chance on one makes up for nothing
@@ -120,7 +92,7 @@ SCENARIO = Scenario(
     name="live_view",
     about=f"{STREAMS} streams run, with and without a viewer of the live view, in turn: CPU time of the server's I/O "
     "thread and the decode thread's time outside `llama_decode`, in per cent of the wall clock.",
-    columns=("io_thread_percent", "decode_thread_percent", "frames_per_s", "tokens_per_s"),
+    columns=(IO_THREAD, DECODE_THREAD, "frames_per_s", "tokens_per_s"),
     measure=measure,
     checks=checks,
     round_limit_s=120,

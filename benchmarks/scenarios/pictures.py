@@ -9,17 +9,16 @@ from random import Random
 import trio
 
 from benchmarks.load import start, warm_up
-from benchmarks.measure import CpuMeter, Measures
+from benchmarks.measure import Measures
 from benchmarks.projector import TOKENS, picture, projector
 from benchmarks.samples import Ask
 from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, rotated
-from benchmarks.scenarios.storm import gaps
+from benchmarks.scenarios.storm import N_CTX, SLOTS, storm_of
 from benchmarks.targets.base import Target
 from benchmarks.targets.llama_server import llama_server
 from benchmarks.targets.uma import uma_server
 
-PICTURES, ANSWER, STREAM_TOKENS = 4, 8, 1_900
-N_CTX, SLOTS = 16_384, 8
+PICTURES, ANSWER = 4, 8
 UMA, PEER = "UMA defaults", "llama-server unified"
 CASE = f"{PICTURES} pictures"
 
@@ -43,27 +42,10 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
 
 
 async def storm(target: Target, bench: Bench, rng: Random) -> Measures:
-    """One storm; the stream's worst gap from the questions' arrival until shortly after the last picture was read."""
+    """One storm of questions about pictures."""
     await warm_up(target, bench.model)
     asks = [Ask((), ANSWER, picture=picture(rng)) for _ in range(PICTURES)]
-    meter = CpuMeter(target.pid)
-    async with trio.open_nursery() as nursery:
-        stream = start(nursery, target, Ask(bench.model.prompt(rng, 64), STREAM_TOKENS, priority=1))
-        await stream.reached(60)
-        meter.start()
-        began = len(stream.token_s)
-        readers = [start(nursery, target, ask) for ask in asks]
-        for reader in readers:
-            await reader.reached(1)
-        await stream.reached(len(stream.token_s) + 30)
-        cpu = meter.stop(0)
-        nursery.cancel_scope.cancel()
-    there = [reader.token_s[0] for reader in readers if reader.token_s]
-    read: Measures = {"failed": len(readers) - len(there)}
-    if not read["failed"]:
-        read_s = max(there) - readers[0].sent_s
-        read |= {"all_read_s": read_s, "prompt_tokens_per_s": PICTURES * TOKENS / read_s}
-    return {**gaps(stream, began), **read, **cpu}
+    return await storm_of(asks, PICTURES * TOKENS, target, bench, rng)
 
 
 def checks(summary: Summary) -> list[Check]:

@@ -67,8 +67,17 @@ async def by_raw(bench: Bench, rng: Random, layout: str, labels: Sequence[str], 
 
 
 async def storm(target: Target, bench: Bench, rng: Random, *, stream_tokens: int = STREAM_TOKENS) -> Measures:
-    """One storm; the stream's worst gap from the prompts' arrival until shortly after the last was read."""
+    """One storm of long prompts."""
     prompts = [Ask(bench.model.prompt(rng, PROMPT_TOKENS), ANSWER) for _ in range(PROMPTS)]
+    return await storm_of(prompts, PROMPTS * PROMPT_TOKENS, target, bench, rng, stream_tokens=stream_tokens)
+
+
+async def storm_of(
+    asks: Sequence[Ask], tokens: int, target: Target, bench: Bench, rng: Random, *, stream_tokens: int = STREAM_TOKENS
+) -> Measures:
+    """One stream, and while it is read all of `asks`, whose prompts have `tokens` tokens together. The stream's worst
+    gap counts from their arrival until shortly after the last was read.
+    """
     stream_ask = Ask(bench.model.prompt(rng, 64), stream_tokens, priority=1)
     meter = CpuMeter(target.pid)
     async with trio.open_nursery() as nursery:
@@ -76,17 +85,16 @@ async def storm(target: Target, bench: Bench, rng: Random, *, stream_tokens: int
         await stream.reached(60)
         meter.start()
         storm_began = len(stream.token_s)
-        readers = [start(nursery, target, ask) for ask in prompts]
+        readers = [start(nursery, target, ask) for ask in asks]
         for reader in readers:
             await reader.reached(1)
-        tokens_then = len(stream.token_s)
-        await stream.reached(tokens_then + 30)
+        await stream.reached(len(stream.token_s) + 30)
         cpu = meter.stop(0)
         nursery.cancel_scope.cancel()
-    return {**gaps(stream, storm_began), **_reading(readers), **cpu, "stream_qoe": qoe([stream])[0]}
+    return {**_gaps(stream, storm_began), **_reading(readers, tokens), **cpu, "stream_qoe": qoe([stream])[0]}
 
 
-def gaps(stream: Sample, storm_began: int) -> Measures:
+def _gaps(stream: Sample, storm_began: int) -> Measures:
     """The stream's gaps before and after its token number `storm_began`."""
     calm = stream.gaps_ms[: storm_began - 1]
     during = sorted(stream.gaps_ms[storm_began - 1 :])
@@ -99,14 +107,14 @@ def gaps(stream: Sample, storm_began: int) -> Measures:
     }
 
 
-def _reading(readers: list[Sample]) -> Measures:
+def _reading(readers: list[Sample], tokens: int) -> Measures:
     first = [reader.token_s[0] for reader in readers if reader.token_s]
     if len(first) < len(readers):
         return {"failed": len(readers) - len(first)}
     read_s = max(first) - readers[0].sent_s
     return {
         "all_read_s": read_s,
-        "prompt_tokens_per_s": PROMPTS * PROMPT_TOKENS / read_s,
+        "prompt_tokens_per_s": tokens / read_s,
         "first_read_s": min(first) - readers[0].sent_s,
         "failed": 0,
     }
