@@ -15,7 +15,7 @@ import trio.testing
 from harness import PATIENCE_SEC
 from uma.engine.clock import now_ms
 from uma.engine.delivery.bell import Bell, PipeBell, TimerBell
-from uma.engine.delivery.mailbox import Mailbox
+from uma.engine.delivery.mailbox import Answer, Mailbox
 from uma.engine.delivery.stream import RequestStream
 from uma.types import Token
 
@@ -170,3 +170,25 @@ async def test_what_is_posted_while_the_task_is_awake_is_seen_though_its_ring_is
             await has_last.wait()
             nursery.cancel_scope.cancel()
     assert given == [0, 1]
+
+
+async def test_a_function_is_called_behind_the_events_that_were_posted_before_it(bell: Bell) -> None:
+    mailbox = Mailbox(bell)
+    stream = RequestStream(Control(), lambda: None, lambda _: None)
+    given: list[int] = []
+    stream.tap = lambda token: given.append(token.token_id) is None
+    found = Answer[list[int]](mailbox, [])
+
+    def post() -> None:
+        mailbox.post([(stream, Token("r", "", 0), 0.0)], None)
+        mailbox.call(lambda: given.append(-1))
+        found.give(given)
+        mailbox.post([(stream, Token("r", "", 1), now_ms() + 1e6)], None)
+
+    with trio.fail_after(PATIENCE_SEC):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mailbox.run)
+            await trio.testing.wait_all_tasks_blocked()
+            await trio.to_thread.run_sync(post)
+            assert await found.wait() == [0, -1]
+            nursery.cancel_scope.cancel()

@@ -86,7 +86,7 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
         n_ctx=STREAMS * CELLS_A_STREAM, max_sequences=STREAMS,
     )  # fmt: skip
     async with open_engine(config) as engine, trio.open_nursery() as nursery:
-        feed = KvFeed(trio.lowlevel.current_trio_token())
+        feed = KvFeed(engine.mailbox.call)
         timed = Timed(BlockLedger(BLOCK_SIZE, "xxh3", feed.post))
         engine.listen_to_kv(timed)
         engine.worker.commands.call(feed.begin)

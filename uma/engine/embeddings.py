@@ -177,7 +177,7 @@ class EmbedService:
         """Have the decode thread compute a job. Leaving early gives it up: the batch that runs is its last."""
         size_bytes += sum(4 * len(text) for text in texts)
         self._check_load(size_bytes, lane)  # others came meanwhile
-        done = Answer(None)
+        done = Answer(self._worker.mailbox, None)
         key, self._next_key = self._next_key, self._next_key + 1
         job = EmbedJob(
             key,

@@ -38,7 +38,7 @@ from uma.engine.kv.archive import Archive
 from uma.engine.kv.events import KvListener
 from uma.engine.kv.feed import BlockLedger, KvFeed
 from uma.engine.kv.pool import KvPool
-from uma.engine.kv.snapshots import SnapshotStore
+from uma.engine.kv.snapshots import Snapshot, SnapshotStore
 from uma.engine.policy import Scheduler, Targets
 from uma.engine.recorder import Recorder, Turns
 from uma.engine.reproducible import ReproducibleContext
@@ -98,7 +98,7 @@ class Engine:
         self._fault: BaseException | None = None
         """What has ended the engine."""
         self._drained = trio.Event()
-        self._pool = _make_pool(config, context, archive)
+        self._pool = _make_pool(config, context, None if archive is None else self._write_soon)
         # Behind all that can raise: its file descriptors would stay open.
         self.mailbox = Mailbox()
         scheduler = Scheduler(_targets(config, context))
@@ -108,7 +108,7 @@ class Engine:
             self._pool,
             scheduler,
             self._metrics,
-            self.mailbox.post,
+            self.mailbox,
             WorkerSettings(
                 max_active=max_active,
                 saves_at_end=archive is not None,
@@ -289,7 +289,7 @@ class Engine:
             return Health(self.status, 0.0, 0)
         began, asked = now_ms(), self._probe
         if asked is None or asked.is_given.is_set():
-            asked = self._probe = Answer(False)
+            asked = self._probe = Answer(self.mailbox, False)
             self.worker.probe(asked.give)
         with trio.move_on_after(PROBE_TIMEOUT_SEC):
             await asked.wait()
@@ -391,7 +391,7 @@ class Engine:
         The first `skip` tokens of each sequence count for no block. Each call makes a feed of its own, which lasts as
         long as the engine: keep it, and ask it for `changes`.
         """
-        feed = KvFeed(trio.lowlevel.current_trio_token())
+        feed = KvFeed(self.mailbox.call)
         self.listen_to_kv(BlockLedger(block_size, algorithm, feed.post, skip=skip))
         self.worker.commands.call(feed.begin)
         return feed
@@ -448,7 +448,12 @@ class Engine:
         if self._pictures is not None:
             self._pictures.close()
 
-    # To the decode thread
+    # To the decode thread, and from it
+
+    def _write_soon(self, snapshot: Snapshot) -> None:
+        """On the decode thread: have a snapshot written to disk."""
+        assert self.archive is not None
+        self.mailbox.call(partial(self.archive.enqueue, snapshot))
 
     async def _fetch_from_disk(self, tokens: array[int]) -> None:
         if self.archive is None:
@@ -460,7 +465,7 @@ class Engine:
     async def _count_known(self, tokens: array[int]) -> int:
         """How many of `tokens` cells or memory hold already: the decode thread says so between two ticks."""
         self._check_open()  # a thread that was stopped answers no more
-        known = Answer(0)
+        known = Answer(self.mailbox, 0)
         self.worker.count_known(tokens, known.give)
         return await known.wait()
 
@@ -474,8 +479,8 @@ class Engine:
         return ParsedStream(stream, request, lambda: self._chat.parser(request, prompt), self._chat.piece)
 
 
-def _make_pool(config: RuntimeConfig, context: Context, archive: Archive | None) -> KvPool:
-    store = SnapshotStore(sizing.cache_ram_bytes(config), on_added=None if archive is None else archive.write_soon)
+def _make_pool(config: RuntimeConfig, context: Context, on_added: Callable[[Snapshot], None] | None) -> KvPool:
+    store = SnapshotStore(sizing.cache_ram_bytes(config), on_added=on_added)
     return KvPool(
         context,
         store,

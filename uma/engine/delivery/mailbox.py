@@ -1,5 +1,5 @@
-"""From the decode thread to the Trio thread: events by the batch, and a bell (`bell`) that rings for those that are due
-and at the time of the first that is early.
+"""From the decode thread to the Trio thread, by one bell (`bell`): events by the batch, and functions to call there. It
+rings for what is due, and at the time of the first event that is early.
 
 Trio's own way, `TrioToken.run_sync_soon`, gives up the GIL while it writes to a socket, and the decode thread waits for
 it. This bell is rung with the GIL held: the Trio thread gets it when `llama_decode` begins, and works during the batch.
@@ -12,6 +12,7 @@ import logging
 import math
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import trio
@@ -30,12 +31,12 @@ _log = logging.getLogger("uma.engine")
 
 
 class Mailbox:
-    """`post` belongs to the decode thread, everything else to the Trio thread."""
+    """`post` and `call` belong to the decode thread, everything else to the Trio thread."""
 
     def __init__(self, bell: Bell | None = None) -> None:
         self.recorder: Recorder | None = None
         """Told of each delivery, where there is one."""
-        self._mail: deque[tuple[list[Delivery], threading.Event | None]] = deque()
+        self._mail: deque[tuple[list[Delivery], threading.Event | None] | Callable[[], object]] = deque()
         self._bell = bell or new_bell()
         self._early: dict[float, list[RequestStream]] = {}
         """The streams that have to release an event, by time: with one pace for all, one time is that of many."""
@@ -56,6 +57,17 @@ class Mailbox:
         self._mail.append((deliveries, taken))
         is_urgent = taken is not None
         due_ms = 0.0 if is_urgent else min(not_before_ms for *_, not_before_ms in deliveries)
+        self._wake(due_ms, is_urgent=is_urgent)
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Have a function called soon, behind all that was posted before. A fault in it ends the engine.
+
+        The Trio thread can use it, too: once the decode thread has ended.
+        """
+        self._mail.append(function)
+        self._wake(0.0, is_urgent=False)
+
+    def _wake(self, due_ms: float, *, is_urgent: bool) -> None:
         with self._looking:
             if due_ms >= self._looks_ms and not is_urgent:
                 return
@@ -95,7 +107,11 @@ class Mailbox:
         """Deliver what is here; returns the events to be set for it. A fault in one stream ends that stream alone."""
         waiting = []
         while self._mail:
-            deliveries, taken = self._mail.popleft()
+            mail = self._mail.popleft()
+            if not isinstance(mail, tuple):
+                mail()
+                continue
+            deliveries, taken = mail
             now = now_ms()
             for stream, event, not_before_ms in deliveries:
                 try:
@@ -126,18 +142,18 @@ class Mailbox:
 
 
 class Answer(Generic[T]):
-    """One answer of the decode thread to tasks, where answers are too rare to have a bell. Made on the Trio thread."""
+    """One answer of the decode thread to tasks."""
 
-    def __init__(self, value: T) -> None:
+    def __init__(self, mailbox: Mailbox, value: T) -> None:
         """`value` stands until there is an answer."""
         self.value = value
         self.is_given = trio.Event()
-        self._trio_token = trio.lowlevel.current_trio_token()
+        self._mailbox = mailbox
 
     def give(self, value: T) -> None:
         """On the decode thread: the answer."""
         self.value = value
-        self._trio_token.run_sync_soon(self.is_given.set)
+        self._mailbox.call(self.is_given.set)
 
     async def wait(self) -> T:
         """The answer, once it is there."""

@@ -10,8 +10,6 @@ from array import array
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-import trio
-
 from uma.engine.kv.disk import DiskTier
 from uma.engine.kv.events import KvListener
 from uma.engine.kv.snapshots import Snapshot
@@ -25,7 +23,7 @@ smaller, its size is the bound."""
 
 
 class Archive:
-    """A disk tier with a queue of snapshots to write. Belongs to the Trio thread, except `write_soon`.
+    """A disk tier with a queue of snapshots to write. Belongs to the Trio thread.
 
     Where the disk is slower than snapshots come, those that wait longest are dropped, and counted: the newer ones are
     of conversations that are more likely to go on. One snapshot can wait however large it is.
@@ -40,11 +38,6 @@ class Archive:
         """Snapshots that were never written."""
         self._has_work = Wakeup()
         self._is_closed = False
-        self._trio_token = trio.lowlevel.current_trio_token()
-
-    def write_soon(self, snapshot: Snapshot) -> None:
-        """On the decode thread: queue a snapshot to be written."""
-        self._trio_token.run_sync_soon(self.enqueue, snapshot)
 
     def enqueue(self, snapshot: Snapshot) -> None:
         """Queue a snapshot to be written; the oldest are dropped until the rest is within the bound."""
@@ -82,10 +75,7 @@ class Archive:
             await self._has_work.wait()
 
     def close(self) -> None:
-        """Once the decode thread has ended: take what it queued last, and no more."""
-        self._trio_token.run_sync_soon(self._close)
-
-    def _close(self) -> None:
+        """Once the decode thread has ended: `run` ends as soon as all that was queued is written."""
         self._is_closed = True
         self._has_work.ring()
 

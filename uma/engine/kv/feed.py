@@ -131,8 +131,9 @@ class KvFeed:
     the decode thread.
     """
 
-    def __init__(self, trio_token: trio.lowlevel.TrioToken) -> None:
-        self._trio_token = trio_token
+    def __init__(self, call: Callable[[Callable[[], object]], None]) -> None:
+        """`call` has the Trio thread call a function soon: `Mailbox.call`."""
+        self._call = call
         self._posted: deque[KvEvent | Callable[[], None]] = deque()
         self._has_begun = False
         self._arrived = trio.lowlevel.ParkingLot()
@@ -145,7 +146,7 @@ class KvFeed:
     def begin(self) -> None:
         """All that is held was reported: from here on events reach the log."""
         self._has_begun = True
-        self._trio_token.run_sync_soon(self._take, idempotent=True)
+        self._call(self._take)
 
     def mark(self, reached: Callable[[], None]) -> None:
         """Call `reached`, on the Trio thread, when the log has every event that was posted before, and none after."""
@@ -154,7 +155,7 @@ class KvFeed:
     def _hand_over(self, item: KvEvent | Callable[[], None]) -> None:
         self._posted.append(item)
         if self._has_begun:
-            self._trio_token.run_sync_soon(self._take, idempotent=True)
+            self._call(self._take)
 
     def _take(self) -> None:
         events: list[KvEvent] = []

@@ -18,7 +18,8 @@ import attrs
 
 from uma.config import Speculate
 from uma.engine.clock import now_ms
-from uma.engine.delivery.outbox import Deliver, Outbox
+from uma.engine.delivery.mailbox import Mailbox
+from uma.engine.delivery.outbox import Outbox
 from uma.engine.kv.events import KvListener
 from uma.engine.kv.pool import KvPool
 from uma.engine.kv.snapshots import Snapshot
@@ -89,12 +90,14 @@ class DecodeWorker:
         pool: KvPool,
         scheduler: Scheduler,
         metrics: EngineMetrics,
-        deliver: Deliver,
+        mailbox: Mailbox,
         settings: WorkerSettings,
     ) -> None:
         self._context = context
         self._pool = pool
         self._scheduler = scheduler
+        self.mailbox = mailbox
+        """The way to the Trio thread."""
         self._metrics = metrics
         self._saves_at_end = settings.saves_at_end
         vocab = context.model.vocab
@@ -103,7 +106,7 @@ class DecodeWorker:
         self._trace = Trace(settings.trace)
         instruments = Instruments(metrics, self.totals, self._trace)
         self.commands = Commands(self._withdraw, self._coming)
-        self._outbox = Outbox(deliver, waits=not context.returns_early)
+        self._outbox = Outbox(mailbox.post, waits=not context.returns_early)
         self._output = Output(vocab, metrics, self._outbox)
         waiting = WaitingRoom(pool, settings.max_active, scheduler.cost)
         self._residency = Residency(vocab, pool, waiting, self._output, self._outbox, instruments)
