@@ -66,7 +66,7 @@ class Embedded:
 
 
 class EmbedService:
-    """Takes requests for embeddings and rankings. `on_idle` is called where the last one has ended."""
+    """Takes requests for embeddings and rankings."""
 
     def __init__(
         self,
@@ -75,13 +75,11 @@ class EmbedService:
         prompts: PromptReader,
         worker: DecodeWorker,
         metrics: EngineMetrics,
-        on_idle: Callable[[], None],
     ) -> None:
         self._config = config
         self._model = context.model
         self._worker = worker
         self._metrics = metrics
-        self._on_idle = on_idle
         self._texts = TextReader(context.model, prompts)
         self._pooling = sizing.pooling(context.model, config)
         self._max_request_tokens = sizing.max_request_tokens(context)
@@ -96,10 +94,6 @@ class EmbedService:
         self._next_key = 1
         self._open: dict[EmbedJob, int] = {}
         """Jobs that have not ended, each with the bytes of its tokens and its answer."""
-
-    def __len__(self) -> int:
-        """Requests that have not ended."""
-        return len(self._open)
 
     def close(self) -> None:
         """Free the context, once the decode thread has ended."""
@@ -196,8 +190,6 @@ class EmbedService:
             del self._open[job]
             if not done.is_given.is_set():
                 self._worker.end_embedding(job)
-            if not self._open:
-                self._on_idle()
         if job.error is not None:
             raise job.error
         return job

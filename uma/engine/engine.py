@@ -97,7 +97,6 @@ class Engine:
         self._is_draining = False
         self._fault: BaseException | None = None
         """What has ended the engine."""
-        self._drained = trio.Event()
         self._pool = _make_pool(config, context, None if archive is None else self._write_soon)
         # Behind all that can raise: its file descriptors would stay open.
         self.mailbox = Mailbox()
@@ -118,7 +117,7 @@ class Engine:
                 trace=_trace_log.debug if _trace_log.isEnabledFor(logging.DEBUG) else None,
             ),
         )
-        self._requests = Submission(config, self.worker.commands, self._metrics, self.worker.totals, self._note_drained)
+        self._requests = Submission(config, self.worker.commands, self._metrics, self.worker.totals)
         self._apart = ReproducibleContext(
             config, context.model, self.info.limits.max_reproducible_tokens, self.worker.use_apart
         )
@@ -126,7 +125,7 @@ class Engine:
         self._pictures = None if projector is None else PictureReader(context, projector)
         self._fetcher = Fetcher()
         self._constraints = Constraints(context.model.vocab, grammars, sizing.grammars_at_once(context.params))
-        self._embeddings = EmbedService(config, context, self._prompts, self.worker, self._metrics, self._note_drained)
+        self._embeddings = EmbedService(config, context, self._prompts, self.worker, self._metrics)
         self._probe: Answer[bool] | None = None
         """The last health probe: one is on its way at a time, however many tasks ask."""
         self._gate = Gate(
@@ -413,20 +412,11 @@ class Engine:
     def begin_drain(self) -> None:
         """Take no more requests; those running go on."""
         self._is_draining = True
-        self._note_drained()
 
     def has_failed(self, fault: BaseException) -> None:
         """A part of the engine has ended with this fault: refuse every request from now on."""
         self._fault = fault
         self.begin_drain()
-
-    async def drained(self) -> None:
-        """Wait, after `begin_drain`, until no request is left."""
-        await self._drained.wait()
-
-    def _note_drained(self) -> None:
-        if self._is_draining and not self._requests.open and not self._embeddings:
-            self._drained.set()
 
     def _check_open(self) -> None:
         if self._fault is not None:

@@ -104,10 +104,7 @@ class Over:
 
 
 class Submission:
-    """Makes sequences, hands them to the decode thread, and knows them until their last event is read.
-
-    `on_end` is called whenever a request has ended.
-    """
+    """Makes sequences, hands them to the decode thread, and knows them until their last event is read."""
 
     def __init__(
         self,
@@ -115,13 +112,11 @@ class Submission:
         commands: Commands,
         metrics: EngineMetrics,
         totals: Totals,
-        on_end: Callable[[], None],
     ) -> None:
         self._config = config
         self._commands = commands
         self._metrics = metrics
         self._totals = totals
-        self._on_end = on_end
         self._next_key = 1
         self._seeds = random.Random()
         self._open: dict[Sequence, None] = {}
@@ -264,10 +259,10 @@ class Submission:
         controls = [SequenceControl(self._commands, sequence) for sequence in sequences]
         if len(sequences) == 1:
             (sequence,) = sequences
-            over = partial(self._over, sequences, self._warnings(request))
+            over = partial(self._over, sequences, self._span(request))
             sequence.stream = stream = RequestStream(controls[0], over, self._count_dropped, self._lateness(sequence))
             return stream
-        over = partial(self._over, sequences, self._warnings(request))
+        over = partial(self._over, sequences, self._span(request))
         group = AnswerGroup(request, controls, over, self._count_dropped)
         for index, each in enumerate(sequences):
             each.stream = AnswerPort(group, index, partial(self._forget, each), self._lateness(each))
@@ -282,7 +277,7 @@ class Submission:
     def _count_dropped(self, tokens: int) -> None:
         self._metrics.tokens_dropped_total += tokens
 
-    def _warnings(self, request: Request) -> list[str]:
+    def _span(self, request: Request) -> list[str]:
         """The span that a request's end is reported to; empty where no listener asks for ends."""
         return [] if self.on_over is None else [span_of(request.metadata)]
 
@@ -295,7 +290,6 @@ class Submission:
     def _forget(self, *sequences: Sequence) -> None:
         for sequence in sequences:
             self._open.pop(sequence, None)
-        self._on_end()
 
 
 def _over(sequences: list[Sequence], traceparent: str) -> Over:

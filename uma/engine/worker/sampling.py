@@ -288,8 +288,8 @@ class Sampling:
         if not step.chosen:
             return
         order = {row: place for place, row in enumerate(step.asking)}
-        reported = self._logprobs.of([order[row] for row in step.chosen], list(step.chosen.values()))
-        known = dict(zip(step.chosen, reported, strict=True))
+        logprobs = self._logprobs.of([order[row] for row in step.chosen], list(step.chosen.values()))
+        known = dict(zip(step.chosen, logprobs, strict=True))
         for index, (first, sequence, _) in enumerate(places):
             row = given[index]
             if sequence.wants_logprobs and isinstance(row, tuple):
