@@ -179,7 +179,7 @@ class Chat:
         picture = ChatPicture.read(path)
         self._check_frame([*self.pictures, picture])
         self.pictures.append(picture)
-        self.view.tell(f"{picture.reported()} goes with the next question; /image - takes it away.")
+        self.view.tell(f"{picture.label()} goes with the next question; /image - takes it away.")
 
     def _check_frame(self, pictures: Sequence[ChatPicture]) -> None:
         """Raise `BadRequest` for more than the server takes at once: all pictures of a conversation go with each."""
@@ -189,7 +189,7 @@ class Chat:
         size, most = sum(len(each.base64) for each in every), self.info.limits.max_frame_bytes
         if size >= most:
             raise BadRequest(
-                f"{pictures[-1].reported()}: the pictures of this chat would take {size:,} bytes, and the server takes "
+                f"{pictures[-1].label()}: the pictures of this chat would take {size:,} bytes, and the server takes "
                 f"{most:,} (--max-frame-bytes); send a smaller one, or /reset"
             )
 

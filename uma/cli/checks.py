@@ -194,8 +194,8 @@ def _context(config: RuntimeConfig) -> Iterator[Check]:
     except ConfigError as error:
         yield Check("context", "there is no memory for it", error.message)
         return
-    reported = f"{plan.kind}: {words.memory_line(plan)}" if plan else "an encoder keeps nothing of a text"
-    yield Check("context", "; ".join([reported, *said]))
+    memory = f"{plan.kind}: {words.memory_line(plan)}" if plan else "an encoder keeps nothing of a text"
+    yield Check("context", "; ".join([memory, *said]))
 
 
 @contextmanager

@@ -154,8 +154,8 @@ class LiveMarkdown:
             return ""
         self._is_thought_shown, self._is_first_block = True, False
         n_words = len(self._thought.split())
-        reported = Text(f"(thought for {n_words:,} word{'' if n_words == 1 else 's'})", style="dim")
-        return "".join(f"{line}{ERASE_TO_LINE_END}\r\n" for line in _laid_out(reported, width, self._console))
+        line = Text(f"(thought for {n_words:,} word{'' if n_words == 1 else 's'})", style="dim")
+        return "".join(f"{row}{ERASE_TO_LINE_END}\r\n" for row in _laid_out(line, width, self._console))
 
     def _for_good(self, end: int, width: int) -> str:
         lines = rendered(self._text[self._n_printed : end], width, self._console)

@@ -40,7 +40,7 @@ class ChatPicture:
         check_file(data, str(path), sees=True, hears=False)
         return cls(path.name, data)
 
-    def reported(self) -> str:
+    def label(self) -> str:
         """`cat.png (640 x 480, 120 kB)`."""
         width, height = size_of(self.data) or (0, 0)
         return f"{self.name} ({width:,} x {height:,}, {words.size(len(self.data))})"

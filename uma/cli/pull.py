@@ -41,8 +41,8 @@ def main(options: argparse.Namespace) -> int:
     offer = listing.choose() if reference.what else _choose(listing, memory)
     if not options.no_mmproj and (projector := listing.projector_of(offer)) is not None:
         offer = offer.beside(projector)
-        reported = f"{projector.path} ({words.size(projector.size_bytes)})"
-        say.note(f"with its projector for pictures or sound, {reported}; --no-mmproj leaves it out")
+        about = f"{projector.path} ({words.size(projector.size_bytes)})"
+        say.note(f"with its projector for pictures or sound, {about}; --no-mmproj leaves it out")
     size = words.size(offer.size_bytes)
     if not fits(offer.size_bytes, memory):
         smaller = _largest_that_fits(listing, memory)

@@ -125,7 +125,7 @@ def _image(chat: Talk, name: str) -> None:
     elif name:
         chat.add_picture(path_of(name))
         return
-    with_it = ", ".join(each.reported() for each in chat.pictures)
+    with_it = ", ".join(each.label() for each in chat.pictures)
     chat.view.tell(f"With the next question: {with_it}" if with_it else "No picture goes with the next question.")
 
 

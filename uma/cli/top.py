@@ -145,11 +145,11 @@ def _is_enough(state: State) -> bool:
 
 
 def _as_json(state: State) -> list[dict[str, Any]]:
-    reported = []
+    servers = []
     for where, server in state.servers.items():
         frame = server.newest or Frame(where, 0.0, "", 0, {})
         rows = [row for row in state.rows() if row.where == where]
-        reported.append(
+        servers.append(
             {
                 "where": where,
                 "model": frame.model or None,
@@ -174,7 +174,7 @@ def _as_json(state: State) -> list[dict[str, Any]]:
                 ],
             }
         )
-    return reported
+    return servers
 
 
 async def _live(top: Top, _: Interrupts) -> int:

@@ -141,9 +141,9 @@ class HttpFeed:
                 raise ConnectionLost(f"{self.where}: {error}") from error
         raise ConnectionLost(f"{self.where}: the server went away")
 
-    def _frame(self, model: str, most: int, own: frozenset[str], reported: dict[str, Any]) -> Frame:
-        activity = None if reported["activity"] is None else structure(reported["activity"], Activity)
-        return Frame(self.where, reported["at_ms"] / 1000, model, most, reported["metrics"], activity, own)
+    def _frame(self, model: str, most: int, own: frozenset[str], values: dict[str, Any]) -> Frame:
+        activity = None if values["activity"] is None else structure(values["activity"], Activity)
+        return Frame(self.where, values["at_ms"] / 1000, model, most, values["metrics"], activity, own)
 
     async def end(self, number: int, id: str) -> bool:
         """See `Feed`."""

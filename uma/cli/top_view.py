@@ -206,9 +206,9 @@ def _programs(state: State, columns: int) -> list[Text]:
     total = sum(work.values())
     if not total:
         return []
-    reported = [each for each in work.most_common(MAX_PROGRAMS) if each[1] >= total / 200]
-    parts = [_plain(f"{name} {100 * tokens / total:.0f} %") for name, tokens in reported]
-    rest = total - sum(tokens for _, tokens in reported)
+    shown = [each for each in work.most_common(MAX_PROGRAMS) if each[1] >= total / 200]
+    parts = [_plain(f"{name} {100 * tokens / total:.0f} %") for name, tokens in shown]
+    rest = total - sum(tokens for _, tokens in shown)
     if rest >= total / 200:
         parts.append(_plain(f"others {100 * rest / total:.0f} %"))
     return [Text(), *_flow([_plain(f"tokens of {WINDOW_SEC} s by program:", "bold"), *parts], columns)]

@@ -185,16 +185,16 @@ class Client:
     async def embed(self, request: EmbedRequest) -> Embeddings:
         """As `Source.embed`. Raises `BadRequest` where the server is too old to know the question."""
         id = self._fresh_id()
-        reported = attrs.evolve(request, id=id, metadata=with_span(request.metadata))
-        answer = await self._ask_whole(id, EmbedQuery(reported, "base64", self._sender()))
+        sent = attrs.evolve(request, id=id, metadata=with_span(request.metadata))
+        answer = await self._ask_whole(id, EmbedQuery(sent, "base64", self._sender()))
         assert isinstance(answer, EmbedEvent)
         return attrs.evolve(answer.result, id=request.id)
 
     async def rerank(self, request: RerankRequest) -> Ranking:
         """As `Source.rerank`. Raises `BadRequest` where the server is too old to know the question."""
         id = self._fresh_id()
-        reported = attrs.evolve(request, id=id, metadata=with_span(request.metadata))
-        answer = await self._ask_whole(id, RerankQuery(reported, self._sender()))
+        sent = attrs.evolve(request, id=id, metadata=with_span(request.metadata))
+        answer = await self._ask_whole(id, RerankQuery(sent, self._sender()))
         assert isinstance(answer, RerankEvent)
         return attrs.evolve(answer.result, id=request.id)
 
@@ -320,8 +320,8 @@ class Client:
             await known.ended()  # left, but the server holds the id until it has answered the cancel
         self._raise_if_lost()
         await trio.lowlevel.checkpoint_if_cancelled()
-        reported = attrs.evolve(request, metadata=with_span(request.metadata))
-        self._link.post(self._session.send(Generate(reported, sender=self._sender())))
+        sent = attrs.evolve(request, metadata=with_span(request.metadata))
+        self._link.post(self._session.send(Generate(sent, sender=self._sender())))
         self._streams[stream.id] = stream
 
     def _cancel(self, stream: Stream) -> None:

@@ -74,13 +74,13 @@ def _thinks(wanted: dict[str, Any]) -> Proof:
 
 def _switches_off(wanted: dict[str, Any]) -> Proof:
     """Asked to, the model answers without thinking, because its template then makes another prompt."""
-    reported = answered((yield Question({**wanted, "max_tokens": 1})), ignoring="reasoning").last["usage"]
+    usage_on = answered((yield Question({**wanted, "max_tokens": 1})), ignoring="reasoning").last["usage"]
     reply = answered((yield Question({**wanted, "reasoning": "off"})), ignoring="reasoning")
     demand(not _thinking_of(reply), f"thinking {_thinking_of(reply)!r}, which was switched off")
     usage = reply.last["usage"]
     counted = usage.get("reasoning_tokens", 0)
     demand(not counted, f"{counted} tokens of thinking counted, which was switched off")
-    tokens, tokens_off = reported["prompt_tokens"], usage["prompt_tokens"]
+    tokens, tokens_off = usage_on["prompt_tokens"], usage["prompt_tokens"]
     return NOT_SHOWN if tokens == tokens_off else f"a prompt of {tokens_off} tokens, and not of {tokens}"
 
 

@@ -15,9 +15,9 @@ REPEATED_TOKENS = 64
 
 def about_speculation(info: ServerInfo) -> Iterator[Claim]:
     """The claim of drafts, where the server knows of them at all."""
-    reported = declared(info.capabilities, "speculation", "")
-    if reported:
-        kind, _, reason = reported.partition(": ")
+    claimed = declared(info.capabilities, "speculation", "")
+    if claimed:
+        kind, _, reason = claimed.partition(": ")
         yield Claim("speculation", kind, partial(_none, reason) if kind == "none" else _drafts)
 
 

@@ -45,7 +45,7 @@ class Job(Protocol):
     def begin(self) -> bytes:
         """What a stream opens with."""
 
-    def progress(self, index: int, reported: Mapping[str, Any]) -> bytes:
+    def progress(self, index: int, fields: Mapping[str, Any]) -> bytes:
         """How far a prompt is, with these members; only where there is `telemetry`."""
 
     def prompt(self, index: int, prompt: Prompt) -> bytes:
@@ -125,7 +125,7 @@ class SseJob:
     stream: bool
     telemetry: Telemetry | None = attrs.field(default=None, init=False)
 
-    def progress(self, index: int, reported: Mapping[str, Any]) -> bytes:
+    def progress(self, index: int, fields: Mapping[str, Any]) -> bytes:
         """See `Job`. Few dialects have it."""
         return b""
 

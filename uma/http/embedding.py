@@ -48,7 +48,7 @@ def _renamed(message: str, field: str, *, is_single: bool) -> str:
     return _PLACE.sub(lambda found: field if is_single or found[1] is None else f"{field}[{found[1]}]", message)
 
 
-def reported(found: Embeddings) -> dict[str, Any]:
+def warnings_of(found: Embeddings) -> dict[str, Any]:
     """`warnings`, where there are any."""
     return {"warnings": found.warnings} if found.warnings else {}
 
@@ -115,8 +115,8 @@ async def embed(gateway: Gateway, http: Exchange, asked: Asked) -> Embeddings:
     given = asked.given
     with given.named():
         found = await gateway.compute(http, asked.request, gateway.source.embed, lambda found: sum(found.prompt_tokens))
-    reported = tuple(_renamed(each, given.field, is_single=given.is_single) for each in found.warnings)
-    return attrs.evolve(found, warnings=reported)
+    warnings = tuple(_renamed(each, given.field, is_single=given.is_single) for each in found.warnings)
+    return attrs.evolve(found, warnings=warnings)
 
 
 async def answer_vectors(

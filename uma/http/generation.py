@@ -244,8 +244,8 @@ class _Streamed:
             if state is not None:
                 now = attrs.evolve(state, processed=state.total) if events else state
                 self._open()
-                for reported in telemetry.looked(index, now):
-                    self._push(self.job.progress(index, reported))
+                for fields in telemetry.looked(index, now):
+                    self._push(self.job.progress(index, fields))
         return events
 
     async def _state(self, source: Source, index: int) -> PromptState | None:

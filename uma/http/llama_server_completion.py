@@ -222,9 +222,9 @@ class CompletionJob(SseJob):
             + (b',"tokens":[%d],"stop":false,"tokens_predicted":%d}\n\n' % (token.token_id, self._n[index]))
         )
 
-    def progress(self, index: int, reported: Mapping[str, Any]) -> bytes:
+    def progress(self, index: int, fields: Mapping[str, Any]) -> bytes:
         """See `Job`."""
-        return sse({"index": index, "content": "", "tokens": [], "stop": False, "tokens_predicted": 0, **reported})
+        return sse({"index": index, "content": "", "tokens": [], "stop": False, "tokens_predicted": 0, **fields})
 
     def _piece(self, index: int, token: Token) -> dict[str, Any]:
         return {

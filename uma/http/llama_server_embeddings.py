@@ -11,7 +11,7 @@ import attrs
 from uma.constraints import Length, Range, Text
 from uma.errors import BadRequest
 from uma.http import abilities
-from uma.http.embedding import Asked, Input, answer_vectors, asked, embed, named, reported
+from uma.http.embedding import Asked, Input, answer_vectors, asked, embed, named, warnings_of
 from uma.http.exchange import Exchange
 from uma.http.fields import first, lane_alone, read
 from uma.http.gateway import Gateway
@@ -51,7 +51,7 @@ async def embedding(gateway: Gateway, http: Exchange) -> None:
     def form(vectors: Sequence[Any]) -> list[dict[str, Any]]:
         items = [{"index": index, "embedding": None if each is None else [each]} for index, each in enumerate(vectors)]
         if found.warnings:
-            next(item for item in items if item["embedding"] is None).update(reported(found))
+            next(item for item in items if item["embedding"] is None).update(warnings_of(found))
         return items
 
     await answer_vectors(gateway, http, found, form)
@@ -120,7 +120,7 @@ def _rerank(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> tuple[R
 
 
 def _as_jina(found: Ranking, model: str, body: RerankBody) -> dict[str, Any]:
-    reported = body.documents if body.return_documents else None
+    documents = body.documents if body.return_documents else None
     return {
         "model": model,
         "object": "list",
@@ -129,7 +129,7 @@ def _as_jina(found: Ranking, model: str, body: RerankBody) -> dict[str, Any]:
             {
                 "index": each.index,
                 "relevance_score": each.score,
-                **({} if reported is None else {"document": {"text": reported[each.index]}}),
+                **({} if documents is None else {"document": {"text": documents[each.index]}}),
             }
             for each in found.results
         ],
@@ -137,8 +137,8 @@ def _as_jina(found: Ranking, model: str, body: RerankBody) -> dict[str, Any]:
 
 
 def _as_tei(found: Ranking, body: RerankBody) -> list[dict[str, Any]]:
-    reported = body.texts if body.return_text else None
+    texts = body.texts if body.return_text else None
     return [
-        {"index": each.index, "score": each.score, **({} if reported is None else {"text": reported[each.index]})}
+        {"index": each.index, "score": each.score, **({} if texts is None else {"text": texts[each.index]})}
         for each in found.results
     ]

@@ -66,17 +66,17 @@ class PendingLogprobs:
         return self._take(token.text.encode()) if token.text and self._positions else ()
 
     def _take(self, text: bytes) -> Sequence[Logprobs]:
-        positions, reported = self._positions, min(1, self._sent_bytes)
+        positions, sent = self._positions, min(1, self._sent_bytes)
         start = b"".join(bytes(each.chosen.bytes) for each in positions).find(text, self._sent_bytes)
         if start < 0:  # such as after a character that is broken
             self._positions, self._sent_bytes = [], 0
-            return positions[reported:]
+            return positions[sent:]
         ends, stop = list(accumulate(len(each.chosen.bytes) for each in positions)), start + len(text)
         last = bisect_left(ends, stop)
         is_whole = ends[last] == stop
         self._positions = positions[last + is_whole :]
         self._sent_bytes = 0 if is_whole else stop - (ends[last - 1] if last else 0)
-        return positions[max(reported, bisect_right(ends, start)) : last + 1]
+        return positions[max(sent, bisect_right(ends, start)) : last + 1]
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:
@@ -114,10 +114,10 @@ class Unshown:
             self._waiting.append((self._place.chars, token.logprobs))
             self._place.pass_by(bytes(token.logprobs.chosen.bytes))
         self._shown_chars += len(token.text)
-        reported = []
+        shown = []
         while self._waiting and self._waiting[0][0] < self._shown_chars:
-            reported.append(self._waiting.popleft()[1])
-        return reported
+            shown.append(self._waiting.popleft()[1])
+        return shown
 
     def rest(self, ended: Finished | Answer) -> list[Logprobs]:
         """Those without a text that are left at the end, unless a stop string has cut them away."""

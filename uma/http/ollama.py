@@ -428,7 +428,7 @@ class OllamaJob:
     def telemetry(self) -> None:
         """See `Job`."""
 
-    def progress(self, index: int, reported: Mapping[str, Any]) -> bytes:
+    def progress(self, index: int, fields: Mapping[str, Any]) -> bytes:
         """See `Job`."""
         return b""
 
@@ -447,8 +447,8 @@ class OllamaJob:
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
-        reported = self._pending.take(token)
-        return self._line({**self.piece(token.text), **_logprobs(reported)}) if token.text else b""
+        positions = self._pending.take(token)
+        return self._line({**self.piece(token.text), **_logprobs(positions)}) if token.text else b""
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
         """See `Job`. Ollama tells a call when it is whole, and one that never is as text."""
@@ -480,10 +480,10 @@ class OllamaJob:
         """See `Job`."""
         result = results[0]
         text, thinking = result.text or "", result.reasoning or ""
-        reported = _logprobs(spelling(result.logprobs or (), text, thinking))
+        logprobs = _logprobs(spelling(result.logprobs or (), text, thinking))
         if result.cut_call is not None:
             text += result.cut_call.text
-        return self._last(result, {**self.piece(text, thinking, result.tool_calls), **reported})
+        return self._last(result, {**self.piece(text, thinking, result.tool_calls), **logprobs})
 
     def _last(self, result: Finished, piece: dict[str, Any]) -> dict[str, Any]:
         usage, metrics = result.usage, result.metrics
@@ -538,10 +538,10 @@ def _running(info: ServerInfo | None) -> dict[str, Any]:
 
 def _resident(model: ListedModel) -> dict[str, Any]:
     """What is told of one of several models beside `_listed`: what it takes, and when it leaves if no request comes."""
-    reported = _running(model.info) | {"size": model.taken_bytes or model.memory_bytes}
+    entry = _running(model.info) | {"size": model.taken_bytes or model.memory_bytes}
     if model.leaves_in_sec is not None:
-        reported["expires_at"] = _as_time(datetime.now(UTC) + timedelta(seconds=model.leaves_in_sec))
-    return reported
+        entry["expires_at"] = _as_time(datetime.now(UTC) + timedelta(seconds=model.leaves_in_sec))
+    return entry
 
 
 def _listed(gateway: Gateway, model: ListedModel) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import trio
 from uma.constraints import Range, Text, show
 from uma.errors import BadRequest
 from uma.http.content import checked_text
-from uma.http.embedding import Asked, Input, answer_vectors, asked, embed, reported
+from uma.http.embedding import Asked, Input, answer_vectors, asked, embed, warnings_of
 from uma.http.exchange import Exchange
 from uma.http.fields import read
 from uma.http.gateway import Gateway
@@ -80,7 +80,7 @@ async def embed_texts(gateway: Gateway, http: Exchange) -> None:
             "total_duration": total_ns,
             "load_duration": 0,
             "prompt_eval_count": sum(found.prompt_tokens),
-            **reported(found),
+            **warnings_of(found),
         }
 
     total_ns = round((trio.current_time() - began) * _NS_PER_SEC)
@@ -133,6 +133,6 @@ async def embed_prompt(gateway: Gateway, http: Exchange) -> None:
     found = await embed(gateway, http, wanted)
 
     def form(vectors: Sequence[Any]) -> dict[str, Any]:
-        return {"embedding": [] if vectors[0] is None else vectors[0], **reported(found)}
+        return {"embedding": [] if vectors[0] is None else vectors[0], **warnings_of(found)}
 
     await answer_vectors(gateway, http, found, form)

@@ -83,10 +83,10 @@ async def _answer_stream(http: Exchange, models: Models, download: Download) -> 
 
 
 async def _tell(http: Exchange, download: Download) -> None:
-    reported: dict[str, Any] = {}
+    sent: dict[str, Any] = {}
     while True:
-        if (line := _line(download)) != reported:
-            reported = line
+        if (line := _line(download)) != sent:
+            sent = line
             await http.write(_written(line))
         await trio.sleep(TELL_SEC)
 

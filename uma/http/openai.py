@@ -121,9 +121,9 @@ def _media(able: Capabilities) -> list[str]:
 
 def _status(model: ListedModel) -> dict[str, Any]:
     """As llama-server's router has it; one that leaves takes no more requests."""
-    reported: dict[str, Any] = {"value": "unloaded" if model.state == "leaving" else model.state}
+    status: dict[str, Any] = {"value": "unloaded" if model.state == "leaving" else model.state}
     if model.loading_percent is not None:
-        reported["progress"] = model.loading_percent / 100
+        status["progress"] = model.loading_percent / 100
     if model.failure:
-        reported |= {"failed": True, "message": model.failure}
-    return reported
+        status |= {"failed": True, "message": model.failure}
+    return status

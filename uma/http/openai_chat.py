@@ -294,10 +294,10 @@ class ChatJob(ChoicesJob):
         more = self.timed(index)
         if self.requests[0].sampling.logprobs is None:
             return self.piece(token.index, token.text, more) if token.text else b""
-        reported = self._pending[token.index].take(token)
+        positions = self._pending[token.index].take(token)
         if not token.text:
             return b""
-        return self.chunk([_choice(token.index, {"content": token.text}, logprobs=chat_form(reported))], **more)
+        return self.chunk([_choice(token.index, {"content": token.text}, logprobs=chat_form(positions))], **more)
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
         """See `Job`."""

@@ -82,7 +82,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Completion
 
 def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Request]:
     able = gateway.source.info.capabilities
-    reported = abilities.logprobs(body.logprobs, "logprobs", able)
+    top = abilities.logprobs(body.logprobs, "logprobs", able)
     echo = abilities.echo(body.echo, able)
     answers = max(body.n or 1, body.best_of or 1)
     asked = tokens_wanted(gateway, http, body.max_tokens, "max_tokens", answers)
@@ -98,8 +98,8 @@ def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Re
         n=None if body.n == 1 else abilities.answers(body.n, "n", able),
         best_of=None if body.best_of == (body.n or 1) else abilities.answers(body.best_of, "best_of", able),
         echo=echo or None,
-        logprobs=reported,
-        prompt_logprobs=reported if echo else None,
+        logprobs=top,
+        prompt_logprobs=top if echo else None,
         logit_bias=abilities.logit_bias(body.logit_bias, able),
         grammar=grammar_of(body, able, http, ("response_format", form)),
     )

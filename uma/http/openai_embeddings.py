@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import attrs
 
 from uma.constraints import Range
-from uma.http.embedding import Asked, Encoding, Input, answer_vectors, asked, embed, reported
+from uma.http.embedding import Asked, Encoding, Input, answer_vectors, asked, embed, warnings_of
 from uma.http.exchange import Exchange
 from uma.http.fields import read
 from uma.http.gateway import Gateway
@@ -55,7 +55,7 @@ async def embeddings(gateway: Gateway, http: Exchange) -> None:
             "data": [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(vectors)],
             "model": model,
             "usage": usage(sum(found.prompt_tokens)),
-            **reported(found),
+            **warnings_of(found),
         }
 
     await answer_vectors(gateway, http, found, form, body.encoding_format or "float")

@@ -51,14 +51,14 @@ class ChoicesJob(SseJob, ABC):
         """The number among all choices of an answer to the prompt `index`."""
         return index * self.requests[0].sampling.n + answer
 
-    def progress(self, index: int, reported: Mapping[str, Any]) -> bytes:
+    def progress(self, index: int, fields: Mapping[str, Any]) -> bytes:
         """See `Job`."""
-        return self.chunk([self.delta(self.place(index, 0))], **reported)
+        return self.chunk([self.delta(self.place(index, 0))], **fields)
 
-    def piece(self, place: int, text: str, reported: Mapping[str, Any]) -> bytes:
-        """A chunk with nothing but a piece of text, and `told`."""
-        if reported:
-            return self.chunk([self.delta(place, text)], **reported)
+    def piece(self, place: int, text: str, fields: Mapping[str, Any]) -> bytes:
+        """A chunk with nothing but a piece of text, and `fields`."""
+        if fields:
+            return self.chunk([self.delta(place, text)], **fields)
         before, after = self._frames.get(place) or self._frame(place)
         return before + orjson.dumps(text) + after
 
@@ -104,5 +104,5 @@ class ChoicesJob(SseJob, ABC):
 
     def account(self, results: Sequence[Finished]) -> dict[str, Any]:
         """What the whole answer ends with."""
-        reported = warnings(results, is_unbounded=self.is_unbounded)
-        return {**self.verbose, "usage": Total.of(results).openai(), "timings": timings(results[0]), **reported}
+        notes = warnings(results, is_unbounded=self.is_unbounded)
+        return {**self.verbose, "usage": Total.of(results).openai(), "timings": timings(results[0]), **notes}

@@ -201,12 +201,12 @@ class ResponsesJob(SseJob):
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
-        reported, more = self._pending.take(token), self.timed(index)
-        return self._grown("message", token.text, logprobs=entries(reported), reported=more) if token.text else b""
+        positions, more = self._pending.take(token), self.timed(index)
+        return self._grown("message", token.text, logprobs=entries(positions), fields=more) if token.text else b""
 
-    def progress(self, index: int, reported: Mapping[str, Any]) -> bytes:
+    def progress(self, index: int, fields: Mapping[str, Any]) -> bytes:
         """See `Job`."""
-        return self._event("response.in_progress", response=self._response("in_progress", [], None), **reported)
+        return self._event("response.in_progress", response=self._response("in_progress", [], None), **fields)
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
         """See `Job`."""
@@ -221,8 +221,8 @@ class ResponsesJob(SseJob):
         closed = self._close(_status(finished))
         kind = "response.completed" if _status(finished) == "completed" else "response.incomplete"
         response = {**self._response(_status(finished), self._output(finished), finished), **self._notes(finished)}
-        reported = {} if self.telemetry is None else {"timings": timings(finished)}
-        return empty + closed + self._event(kind, response=response, **reported)
+        times = {} if self.telemetry is None else {"timings": timings(finished)}
+        return empty + closed + self._event(kind, response=response, **times)
 
     def end(self, results: Sequence[Finished]) -> bytes:
         """See `Job`."""
@@ -272,9 +272,9 @@ class ResponsesJob(SseJob):
         text: str,
         call: ToolCall | None = None,
         logprobs: Sequence[dict[str, Any]] = (),
-        reported: Mapping[str, Any] | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> bytes:
-        """The next piece of an item's text, with `told`, behind what opens the item where it is none that is open."""
+        """The next piece of an item's text, with further `fields`. Where no such item is open, one is opened first."""
         last = self._items[-1] if self._is_open else None
         opened = b""
         if last is None or last.kind != kind or (call is not None and last.call_id != call.id):
@@ -288,7 +288,7 @@ class ResponsesJob(SseJob):
         if not text or kind == "custom_tool_call":  # its input is known at its end
             return opened
         more: dict[str, Any] = {"logprobs": logprobs} if kind == "message" else {}
-        return opened + self._part_event(f"response.{last.event}.delta", delta=text, **more, **(reported or {}))
+        return opened + self._part_event(f"response.{last.event}.delta", delta=text, **more, **(fields or {}))
 
     def _close(self, status: str) -> bytes:
         if not self._is_open:
@@ -352,8 +352,8 @@ class ResponsesJob(SseJob):
 
     def _notes(self, result: Finished) -> dict[str, Any]:
         """What a whole response tells besides OpenAI's fields, streamed or not."""
-        reported = warnings([result], is_unbounded=self.body.max_output_tokens is None)
-        return {"timings": timings(result), **reported}
+        notes = warnings([result], is_unbounded=self.body.max_output_tokens is None)
+        return {"timings": timings(result), **notes}
 
 
 def _tool(body: dict[str, Any]) -> dict[str, Any]:

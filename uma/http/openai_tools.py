@@ -48,7 +48,7 @@ class CustomBody:
 
     def tool(self, name: str, path: str, ignored: list[str]) -> Tool:
         """The tool as a function called `name`. Its grammar is named as ignored where it is no regular expression."""
-        reported = [self.description] if self.description else []
+        about = [self.description] if self.description else []
         text = {"type": "string"}
         form = self.format or {}
         if form.get("type") == "grammar":
@@ -58,9 +58,9 @@ class CustomBody:
             except NoPatternError:
                 ignored.append(f"{path}.format")
             if "pattern" not in text or syntax == "lark":  # a model has read more of Lark than of what is made of it
-                reported += [f"{INPUT} must follow this {syntax} grammar:\n{definition}"] if definition else []
+                about += [f"{INPUT} must follow this {syntax} grammar:\n{definition}"] if definition else []
         schema = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
-        return Tool(name, "\n\n".join(reported), schema)
+        return Tool(name, "\n\n".join(about), schema)
 
 
 def _pattern(syntax: Any, definition: Any) -> str:
@@ -144,8 +144,8 @@ def _tools(
             space = read_part(body, NamespaceBody, path, ignored)
             about = f"Of all {full_name('…', space.name)}: {space.description}" if space.description else ""
             for place, called, tool in _tools(space.tools, f"{path}.tools", space.name, ignored):
-                reported = "\n\n".join(filter(None, (about, tool.description)))
-                yield place, called, attrs.evolve(tool, description=reported)
+                description = "\n\n".join(filter(None, (about, tool.description)))
+                yield place, called, attrs.evolve(tool, description=description)
                 about = ""
         elif isinstance(kind, str):
             ignored.append(path)

@@ -39,11 +39,11 @@ async def list_requests(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/requests`: the owner's requests that run or wait, each with what the engine tells of it."""
     own = [*gateway.requests_of(http.owner), *gateway.on_socket(await user_of(http))]
     known = {each.id: each for each in await _activity(gateway)}
-    reported = []
+    entries = []
     for id in own:
         parts = [each for each in known.values() if id in (each.id, _key_of(each.id))]
-        reported += [_entry(each.id, unstructure(each)) for each in parts] or [_entry(id, {})]
-    await http.answer_json({"object": "list", "data": reported})
+        entries += [_entry(each.id, unstructure(each)) for each in parts] or [_entry(id, {})]
+    await http.answer_json({"object": "list", "data": entries})
 
 
 async def explain(gateway: Gateway, http: Exchange) -> None:

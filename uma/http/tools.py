@@ -193,11 +193,11 @@ def legacy(value: Any, field: str) -> None:
 def with_names(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The conversation, in which each result names its tool, by the calls before it."""
     names: dict[str, str] = {}
-    reported = []
+    named = []
     for message in messages:
         names |= {call.id: call.name for call in message.tool_calls}
         if message.role == "tool" and message.name is None and message.tool_call_id in names:
-            reported.append(attrs.evolve(message, name=names[message.tool_call_id]))
+            named.append(attrs.evolve(message, name=names[message.tool_call_id]))
         else:
-            reported.append(message)
-    return tuple(reported)
+            named.append(message)
+    return tuple(named)

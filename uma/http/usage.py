@@ -116,5 +116,5 @@ def warnings(results: Sequence[Finished], *, is_unbounded: bool = False, before:
     """
     every = (line for each in results for line in each.warnings)
     kept = (line for line in every if not (is_unbounded and line.startswith("max_tokens: ")))
-    reported = list(dict.fromkeys([*before, *kept]))
-    return {"warnings": reported} if reported else {}
+    lines = list(dict.fromkeys([*before, *kept]))
+    return {"warnings": lines} if lines else {}

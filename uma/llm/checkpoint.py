@@ -40,15 +40,15 @@ def results_with(loop: SourceThread, rows: Sequence[Row], path: Path) -> Generat
         try:
             with closing(results_of(loop, rest, in_order=True)) as ended:
                 for out in ended:
-                    row, reported = rows[begun + out.index], attrs.evolve(out, index=begun + out.index)
+                    row, placed = rows[begun + out.index], attrs.evolve(out, index=begun + out.index)
                     keeps = keeps and not isinstance(out.error, PASSING)
                     if keeps:
-                        line = json.dumps(reported.to_dict(), ensure_ascii=False).encode() + b"\n"
+                        line = json.dumps(placed.to_dict(), ensure_ascii=False).encode() + b"\n"
                         results.append([Ended(row.index, _digest(row), line, out.error is not None)])
                     if time.monotonic() - synced_sec > SYNC_SEC:
                         loop.call(results.sync)
                         synced_sec = time.monotonic()
-                    yield reported
+                    yield placed
         finally:
             if not loop.is_closed:
                 loop.call(results.sync)

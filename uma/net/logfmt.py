@@ -56,5 +56,5 @@ class LogEvent:
 def log(logger: logging.Logger, level: int, event: str, *, fault: BaseException | None = None, **fields: Any) -> None:
     """Log `event` with `fields`, and the traceback of `fault`; costs next to nothing where the level is off."""
     if logger.isEnabledFor(level):
-        reported = {name: value for name, value in fields.items() if value is not None}
-        logger.log(level, LogEvent({"event": event, **reported}), exc_info=fault)
+        present = {name: value for name, value in fields.items() if value is not None}
+        logger.log(level, LogEvent({"event": event, **present}), exc_info=fault)

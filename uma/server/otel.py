@@ -158,12 +158,12 @@ class Telemetry:
         common = self._common("rerank" if isinstance(request, RerankRequest) else "embeddings", over.origin)
         common |= {} if tokens is not None else {"error.type": over.error or UNKNOWN}
         self._duration.record(max(0.0, over.ended_at - over.began_at), common)
-        reported: dict[str, Any] = {"uma.priority": request.priority, "uma.origin": over.origin}
+        attributes: dict[str, Any] = {"uma.priority": request.priority, "uma.origin": over.origin}
         if tokens is not None:
-            reported["gen_ai.usage.input_tokens"] = tokens
+            attributes["gen_ai.usage.input_tokens"] = tokens
         if isinstance(request, EmbedRequest) and request.dimensions is not None:
-            reported["gen_ai.embeddings.dimension.count"] = request.dimensions
-        self._span(common | reported, over)
+            attributes["gen_ai.embeddings.dimension.count"] = request.dimensions
+        self._span(common | attributes, over)
 
     def close(self) -> None:
         """Send what has not been sent. Blocks."""

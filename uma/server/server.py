@@ -226,8 +226,8 @@ class Server:
             log(logger, logging.DEBUG, "session.opened", session=connection.name)
         else:
             self.sessions_refused_total += 1
-            reported = {"session": connection.name, "code": refusal.code}
-            self.failures.log(logger, logging.WARNING, "session.refused", **reported)
+            fields = {"session": connection.name, "code": refusal.code}
+            self.failures.log(logger, logging.WARNING, "session.refused", **fields)
 
     def _refuse_waiting(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         while True:

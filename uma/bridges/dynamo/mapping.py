@@ -304,10 +304,10 @@ class Chunks:
 
     def _prompt_logprobs(self) -> dict[str, Any]:
         """Of the frontend's prompt tokens, as Dynamo has them: by position and token id."""
-        reported = None if self._prompt is None else self._prompt.logprobs
-        if reported is None:
+        positions = None if self._prompt is None else self._prompt.logprobs
+        if positions is None:
             return {}
-        return {"prompt_logprobs": [each and _position(each) for each in reported[self.asked.added_tokens :]]}
+        return {"prompt_logprobs": [each and _position(each) for each in positions[self.asked.added_tokens :]]}
 
 
 def chunks_for(asked: Asked, info: ServerInfo) -> Chunks:

@@ -162,9 +162,9 @@ class Answer:
     def changes(self, seen: int) -> dict[str, Any]:
         """What is new since version `seen`: text, thinking and tokens to append, and the blocks that changed."""
         text_chars, thinking_chars, tokens = self._lengths[seen]
-        reported = {"tokens": self.tokens[tokens:]} if len(self.tokens) > tokens else {}
+        new = {"tokens": self.tokens[tokens:]} if len(self.tokens) > tokens else {}
         return {
-            **reported,
+            **new,
             "text": self.text[text_chars:],
             "thinking": self.thinking[thinking_chars:],
             "blocks": {index: self.blocks[index] for index, at in enumerate(self._changed) if at > seen},

@@ -216,13 +216,13 @@ class Page:
         """
         await http.start(200, EVENT_STREAM, [NO_CACHE])
         async with _while_connected(http):
-            reported: list[str] = []
+            sent: list[str] = []
             user = await user_of(http)
             frame = await self.live.frame()
             while True:
                 own = [*self.gateway.requests_of(http.owner), *self.gateway.on_socket(user)]
-                if own != reported:
-                    reported = own
+                if own != sent:
+                    sent = own
                     await http.write(event("own", {"ids": own}))
                 await http.write(frame)
                 frame = await self.live.next_frame()
@@ -315,7 +315,7 @@ def card_of(models: Models, model: ListedModel) -> ServerInfo:
         return model.info
     general, n_ctx = models.info, model.context_length
     able = attrs.evolve(general.capabilities, vision=model.vision)
-    reported = attrs.evolve(
+    model_info = attrs.evolve(
         general.model,
         name=model.name,
         path=model.path,
@@ -326,7 +326,7 @@ def card_of(models: Models, model: ListedModel) -> ServerInfo:
         is_builtin=False,
     )
     limits = attrs.evolve(general.limits, n_ctx=n_ctx or general.limits.n_ctx)
-    return attrs.evolve(general, model=reported, limits=limits, capabilities=able)
+    return attrs.evolve(general, model=model_info, limits=limits, capabilities=able)
 
 
 def _model_entry(model: ListedModel) -> dict[str, Any]:
@@ -362,8 +362,8 @@ def progress_of(id: str, activity: Activity | None) -> dict[str, Any]:
         return {}
     for each in activity.running:
         if each.id == id:
-            reported = {"prompt_tokens": each.prompt_tokens, "computed_tokens": each.computed_tokens}
-            return reported | _waits(each, activity)
+            read = {"prompt_tokens": each.prompt_tokens, "computed_tokens": each.computed_tokens}
+            return read | _waits(each, activity)
     for ahead, each in enumerate(activity.waiting):
         if each.id == id:
             return {"ahead": ahead} | _waits(each, activity)
