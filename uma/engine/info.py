@@ -32,14 +32,14 @@ def server_info(
     draft: Context | None = None,
     projector: Projector | None = None,
 ) -> ServerInfo:
-    """The answer to `info` and `hello`."""
+    """What a server answers to `info` and `hello`."""
     model = context.model
     return ServerInfo(
         server=f"uma/{__version__}",
         model=model.info,
-        capabilities=_generating(context, config, chat, draft, projector)
+        capabilities=_of_generator(context, config, chat, draft, projector)
         if model.is_causal
-        else _embedding(context, config),
+        else _of_encoder(context, config),
         limits=Limits(
             n_ctx=sizing.max_request_tokens(context),
             max_tokens=config.max_tokens or sizing.max_request_tokens(context),
@@ -60,11 +60,11 @@ def _shown_template(model: Model) -> str:
     return source if len(source) <= MAX_TEMPLATE_CHARS else ""
 
 
-def _generating(
+def _of_generator(
     context: Context, config: RuntimeConfig, chat: ChatAbilities, draft: Context | None, projector: Projector | None
 ) -> Capabilities:
     return attrs.evolve(
-        _embedding(context, config),
+        _of_encoder(context, config),
         streaming=True,
         chat=context.model.info.has_chat_template,
         prefix_sharing=_prefix_sharing(context, config),
@@ -90,8 +90,8 @@ def _generating(
     )
 
 
-def _embedding(context: Context, config: RuntimeConfig) -> Capabilities:
-    """What an encoder has: of what concerns generation, nothing."""
+def _of_encoder(context: Context, config: RuntimeConfig) -> Capabilities:
+    """Capabilities of an encoder, which generates nothing. A generator has these unless it says otherwise."""
     pooling = sizing.pooling(context.model, config)
     return Capabilities(
         streaming=False,

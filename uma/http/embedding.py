@@ -32,7 +32,7 @@ _PLACE = re.compile(r"^(?:texts|token_ids|documents)(?:\[(\d+)\])?", re.MULTILIN
 
 
 @contextmanager
-def named(field: str, *, is_single: bool = False) -> Iterator[None]:
+def errors_naming(field: str, *, is_single: bool = False) -> Iterator[None]:
     """A block whose errors name a text as the body does: by its place in `field`, or `field` alone for a single one."""
     try:
         yield
@@ -72,20 +72,20 @@ class Input:
             raise BadRequest(f"{field}: some are strings and some token ids; send each kind in a request of its own")
         return cls(field, is_single, texts or None, token_ids or None)
 
-    def named(self) -> AbstractContextManager[None]:
-        """See `named`."""
-        return named(self.field, is_single=self.is_single)
+    def errors_naming(self) -> AbstractContextManager[None]:
+        """See `errors_naming`."""
+        return errors_naming(self.field, is_single=self.is_single)
 
 
 @attrs.frozen
-class Asked:
+class InputRequest:
     """Texts to embed, and the request for them."""
 
     given: Input
     request: EmbedRequest
 
 
-def asked(
+def request_of(
     gateway: Gateway,
     http: Exchange,
     given: Input,
@@ -94,10 +94,10 @@ def asked(
     dimensions: int | None = None,
     normalize: bool = True,
     fail_on_empty: bool | None = None,
-) -> Asked:
+) -> InputRequest:
     """The request for the embeddings of `given`. Any thread. Raises `BadRequest` with the body's names."""
     abilities.embeddings(gateway.source.info.capabilities)
-    with given.named():
+    with given.errors_naming():
         request = EmbedRequest(
             http.id,
             texts=given.texts,
@@ -107,13 +107,13 @@ def asked(
             fail_on_empty=bool(fail_on_empty),
             priority=lane_alone(priority, http),
         )
-    return Asked(given, request)
+    return InputRequest(given, request)
 
 
-async def embed(gateway: Gateway, http: Exchange, asked: Asked) -> Embeddings:
+async def embed(gateway: Gateway, http: Exchange, asked: InputRequest) -> Embeddings:
     """The embeddings asked for. Raises what `Source.embed` does; that and the warnings have the body's names."""
     given = asked.given
-    with given.named():
+    with given.errors_naming():
         found = await gateway.compute(http, asked.request, gateway.source.embed, lambda found: sum(found.prompt_tokens))
     warnings = tuple(_renamed(each, given.field, is_single=given.is_single) for each in found.warnings)
     return attrs.evolve(found, warnings=warnings)

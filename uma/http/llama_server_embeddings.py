@@ -11,7 +11,7 @@ import attrs
 from uma.constraints import Length, Range, Text
 from uma.errors import BadRequest
 from uma.http import abilities
-from uma.http.embedding import Asked, Input, answer_vectors, asked, embed, named, warnings_of
+from uma.http.embedding import Input, InputRequest, answer_vectors, embed, errors_naming, request_of, warnings_of
 from uma.http.exchange import Exchange
 from uma.http.fields import first, lane_alone, read
 from uma.http.gateway import Gateway
@@ -57,7 +57,7 @@ async def embedding(gateway: Gateway, http: Exchange) -> None:
     await answer_vectors(gateway, http, found, form)
 
 
-def _embedding(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Asked:
+def _embedding(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> InputRequest:
     body = read(fields, EmbeddingBody, http)
     gateway.names.check(body.model, http)
     if body.embd_normalize not in (None, AS_IT_IS, EUCLIDEAN):
@@ -67,7 +67,7 @@ def _embedding(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Aske
     if value is None:
         raise BadRequest("content: is required (a string, token ids, or a list of either)")
     given = Input.of(prompts(gateway, value, field), field, is_single=is_one_prompt(value))
-    return asked(
+    return request_of(
         gateway,
         http,
         given,
@@ -99,7 +99,7 @@ class RerankBody:
 async def rerank(gateway: Gateway, http: Exchange) -> None:
     """`POST /rerank`: the documents, best first."""
     body, model, request = await http.built(partial(_rerank, gateway, http))
-    with named("documents" if body.texts is None else "texts"):
+    with errors_naming("documents" if body.texts is None else "texts"):
         found = await gateway.compute(http, request, gateway.source.rerank, lambda ranking: ranking.prompt_tokens)
     await http.answer_json(_as_jina(found, model, body) if body.texts is None else _as_tei(found, body))
 

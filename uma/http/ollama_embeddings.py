@@ -16,7 +16,7 @@ import trio
 from uma.constraints import Range, Text, show
 from uma.errors import BadRequest
 from uma.http.content import checked_text
-from uma.http.embedding import Asked, Input, answer_vectors, asked, embed, warnings_of
+from uma.http.embedding import Input, InputRequest, answer_vectors, embed, request_of, warnings_of
 from uma.http.exchange import Exchange
 from uma.http.fields import read
 from uma.http.gateway import Gateway
@@ -87,14 +87,14 @@ async def embed_texts(gateway: Gateway, http: Exchange) -> None:
     await answer_vectors(gateway, http, found, form)
 
 
-def _asked(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> tuple[str, Asked | None]:
+def _asked(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> tuple[str, InputRequest | None]:
     """The model, and what to embed; None: nothing."""
     body = read(fields, EmbedBody, http)
     model, texts = gateway.names.check(body.model, http), _texts(body.input)
     if not texts:
         return model, None
     given = Input("input", isinstance(body.input, str), texts, None)
-    wanted = asked(
+    wanted = request_of(
         gateway,
         http,
         given,
@@ -118,13 +118,13 @@ def _texts(given: Any) -> tuple[str, ...]:
 async def embed_prompt(gateway: Gateway, http: Exchange) -> None:
     """`POST /api/embeddings`: one text, whose embedding is not normalised."""
 
-    def read_body(fields: dict[str, Any]) -> Asked | None:
+    def read_body(fields: dict[str, Any]) -> InputRequest | None:
         body = read(fields, EmbeddingsBody, http)
         gateway.names.check(body.model, http)
         if not body.prompt:
             return None
         given = Input("prompt", True, (body.prompt,), None)
-        return asked(gateway, http, given, priority=body.lane, normalize=False)
+        return request_of(gateway, http, given, priority=body.lane, normalize=False)
 
     wanted = await http.built(read_body)
     if wanted is None:

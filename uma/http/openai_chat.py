@@ -229,7 +229,7 @@ def _wish(body: Conversation, http: Exchange) -> Wish:
     asked = ReasoningBody()
     if isinstance(body.reasoning, dict):
         asked = read_part(body.reasoning, ReasoningBody, "reasoning", http.ignored)
-        asked.name_what_is_not_done(http.ignored)
+        asked.note_ignored(http.ignored)
     elif body.reasoning is not None:
         http.ignored.append("reasoning")
     effort: Effort | None = first(http, ("reasoning_effort", body.reasoning_effort), ("reasoning.effort", asked.effort))

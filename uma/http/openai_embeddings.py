@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import attrs
 
 from uma.constraints import Range
-from uma.http.embedding import Asked, Encoding, Input, answer_vectors, asked, embed, warnings_of
+from uma.http.embedding import Encoding, Input, InputRequest, answer_vectors, embed, request_of, warnings_of
 from uma.http.exchange import Exchange
 from uma.http.fields import read
 from uma.http.gateway import Gateway
@@ -32,11 +32,11 @@ class EmbeddingsBody:
 async def embeddings(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/embeddings`."""
 
-    def read_body(fields: dict[str, Any]) -> tuple[EmbeddingsBody, str, Asked]:
+    def read_body(fields: dict[str, Any]) -> tuple[EmbeddingsBody, str, InputRequest]:
         body = read(fields, EmbeddingsBody, http)
         model = gateway.names.check(body.model, http)
         given = Input.of(prompts(gateway, body.input, "input"), "input", is_single=is_one_prompt(body.input))
-        wanted = asked(
+        wanted = request_of(
             gateway,
             http,
             given,

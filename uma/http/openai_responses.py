@@ -107,7 +107,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJ
     body = read(fields, ResponsesBody, http)
     model = gateway.names.check(body.model, http)
     _refuse(body)
-    _name_what_is_not_done(body, http.ignored)
+    _note_ignored(body, http.ignored)
     form = None if body.text is None else body.text.format
     able = gateway.source.info.capabilities
     tools = offered(body.tools or (), http)
@@ -161,11 +161,11 @@ def _refuse(body: ResponsesBody) -> None:
             raise Unsupported(f"{name}: responses are not stored here; send the whole conversation as input")
 
 
-def _name_what_is_not_done(body: ResponsesBody, ignored: list[str]) -> None:
+def _note_ignored(body: ResponsesBody, ignored: list[str]) -> None:
     if body.text is not None and body.text.verbosity is not None:
         ignored.append("text.verbosity")
     if body.reasoning is not None:
-        body.reasoning.name_what_is_not_done(ignored)
+        body.reasoning.note_ignored(ignored)
     ignored += [f"include.{each}" for each in body.include or () if each != LOGPROBS]
 
 
@@ -182,8 +182,8 @@ class ResponsesJob(SseJob):
     id: str
     model: str
     body: ResponsesBody
-    held: SamplerSettings
-    """The figures that its tokens are drawn with."""
+    settings: SamplerSettings
+    """What its tokens are sampled with, as the answer repeats it."""
     tools: Offered
     created: int = attrs.field(factory=lambda: int(time.time()), init=False)
     _number: int = attrs.field(default=-1, init=False)
@@ -339,12 +339,12 @@ class ResponsesJob(SseJob):
             "previous_response_id": None,
             "reasoning": {"effort": "none" if is_off else None, "summary": None},
             "store": False,
-            "temperature": self.held.temperature,
+            "temperature": self.settings.temperature,
             "text": {"format": form or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
             "tools": [_tool(each) for each in body.tools or ()],
             "top_logprobs": self.requests[0].sampling.logprobs or 0,
-            "top_p": self.held.top_p,
+            "top_p": self.settings.top_p,
             "truncation": "disabled",
             "usage": None if result is None else _usage(result),
             "metadata": body.metadata or {},

@@ -32,7 +32,7 @@ class ReasoningBody:
         """Whether there is to be thinking: a bound says so too."""
         return True if self.enabled is None and (self.max_tokens or 0) > 0 else self.enabled
 
-    def name_what_is_not_done(self, ignored: list[str]) -> None:
+    def note_ignored(self, ignored: list[str]) -> None:
         """Add to `ignored` what has no effect here."""
         ignored += [f"reasoning.{name}" for name in ("summary", "exclude") if getattr(self, name)]
 

@@ -82,8 +82,8 @@ def _one_call_each(messages: tuple[Message, ...]) -> tuple[Message, ...]:
                 single.append(each)
             continue
         for at, call in enumerate(each.tool_calls):
-            said = attrs.evolve(each, tool_calls=(call,))
-            single.append(said if at == 0 else attrs.evolve(said, content="", reasoning=None))
+            message = attrs.evolve(each, tool_calls=(call,))
+            single.append(message if at == 0 else attrs.evolve(message, content="", reasoning=None))
             if call.id in results:
                 single.append(results[call.id])
                 taken.add(call.id)
@@ -93,10 +93,10 @@ def _one_call_each(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 _STEPS = (one_system, _alternating, _after_results, without_system, _one_call_each)
 
 
-def _merged(messages: Sequence[Message], belong: Callable[[Message, Message], bool]) -> tuple[Message, ...]:
+def _merged(messages: Sequence[Message], belong_together: Callable[[Message, Message], bool]) -> tuple[Message, ...]:
     merged: list[Message] = []
     for each in messages:
-        if merged and belong(merged[-1], each):
+        if merged and belong_together(merged[-1], each):
             merged[-1] = _joined(merged[-1], each)
         else:
             merged.append(each)

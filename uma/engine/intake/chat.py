@@ -45,7 +45,10 @@ class ChatAbilities:
 
     def __init__(self, model: Model) -> None:
         self._vocab = model.vocab
-        self._family = family_of(model.chat_template.source)
+        family = family_of(model.chat_template.source)
+        self._family = None if isinstance(family, str) else family
+        """How the model writes calls; None: in a form that is not parsed, whose name is `_unknown_form`."""
+        self._unknown_form = family if isinstance(family, str) else ""
         self._thinking = thinking_of(model.chat_template.source)
         self._template = model.chat_template
         self._specials: Specials | None = None
@@ -56,7 +59,7 @@ class ChatAbilities:
     @property
     def tool_choices(self) -> tuple[str, ...]:
         """For `Capabilities.tools`."""
-        return CHOICES if not isinstance(self._family, str) and self._vocab.eog else ()
+        return CHOICES if self._family is not None and self._vocab.eog else ()
 
     @property
     def has_thinking(self) -> bool:
@@ -76,7 +79,7 @@ class ChatAbilities:
         if request.messages is not None and not self._template.is_own and len(stop) < MAX_STOPS:
             request = attrs.evolve(request, sampling=attrs.evolve(request.sampling, stop=(*stop, PLAIN_TURN)))
         messages, family = request.messages, self._family
-        if messages is None or isinstance(family, str) or family.knows_tools:
+        if messages is None or family is None or family.knows_tools:
             return request
         tools = request.tools if request.tool_choice != "none" else ()
         if family is GENERIC and any(message.tool_calls or message.role == "tool" for message in messages):
@@ -109,7 +112,7 @@ class ChatAbilities:
 
     def parser(self, request: Request, prompt: array[int]) -> Parser | HarmonyParser:
         """A parser for one answer of a request that `is_parsed`."""
-        family = None if isinstance(self._family, str) or not _can_call(request) else self._family
+        family = self._family if _can_call(request) else None
         schemas = {tool.name: schema_of(tool) for tool in _tools(request)} if family is not None else {}
         splits, thinks_first = request.reasoning is not None, self._thinks_first(request)
         if self._has_channels:
@@ -150,7 +153,7 @@ class ChatAbilities:
 
     @property
     def _has_channels(self) -> bool:
-        return not isinstance(self._family, str) and self._family.has_channels
+        return self._family is not None and self._family.has_channels
 
     def _thinks_first(self, request: Request) -> bool:
         """Whether the request's own grammar begins behind the model's thinking: the text is what the grammar holds
@@ -171,7 +174,7 @@ class ChatAbilities:
         """How to sample the answer: with tools, so that what the model writes are calls of these or no calls at all."""
         if not _can_call(request):
             return request.sampling
-        assert not isinstance(self._family, str)
+        assert self._family is not None
         specials = await self._known_specials()
         grammar = partial(self._grammar, request, specials, begins_thinking=self._begins_thinking(request, prompt))
         async with self._lanes.slot(request.priority):
@@ -180,7 +183,7 @@ class ChatAbilities:
 
     def _grammar(self, request: Request, specials: Specials, *, begins_thinking: bool) -> str:
         """Any thread. Raises `BadRequest` for a schema that this family's form of calls cannot keep to."""
-        assert not isinstance(self._family, str)
+        assert self._family is not None
         must_call, answer = request.tool_choice != "auto", _answer(request)
         if answer is not None and (found := problem(answer)) is not None:
             raise BadRequest(f"grammar.json_schema{found[0]}: {found[1]}")
@@ -209,12 +212,12 @@ class ChatAbilities:
 
     async def loosened(self, request: Request, serves: Callable[[Grammar], bool]) -> Loose:
         """The same once that was found out."""
-        if not can_be_loose(request) or isinstance(self._family, str):
+        if not can_be_loose(request) or self._family is None:
             return Loose(request)
         specials = await self._known_specials()
 
         def fits(tool: Tool) -> bool:
-            assert not isinstance(self._family, str)
+            assert self._family is not None
             try:
                 source = calls_grammar(
                     self._family, [tool], specials, None, must_call=True, is_parallel=False, begins_thinking=False
@@ -248,7 +251,7 @@ class ChatAbilities:
         return self._specials
 
     def _read_specials(self) -> Specials:
-        names = [] if isinstance(self._family, str) else list(self._family.marks)
+        names = [] if self._family is None else list(self._family.marks)
         if self._thinking is not None:
             names += [self._thinking.open, self._thinking.close]
         special = set(self._vocab.special_ids)
@@ -270,7 +273,7 @@ class ChatAbilities:
     @cached_property
     def _control_marks(self) -> dict[int, bytes]:
         marks = [self._thinking.open, self._thinking.close] if self._thinking is not None else []
-        if not isinstance(self._family, str):
+        if self._family is not None:
             marks += self._family.marks
         ids = {mark: self._vocab.tokenize(mark, add_special=False, parse_special=True).tolist() for mark in marks}
         return {
@@ -291,8 +294,8 @@ class ChatAbilities:
             yield from self._unable(request)
 
     def _unable(self, request: Request) -> Iterator[str]:
-        if isinstance(self._family, str):
-            yield f"tools: not available; the form of this model's calls is not parsed: {self._family}"
+        if self._family is None:
+            yield f"tools: not available; the form of this model's calls is not parsed: {self._unknown_form}"
         elif not self._vocab.eog:
             yield "tools: not available; this model's vocabulary has no token that ends a text"
         if request.messages is None:
@@ -306,7 +309,7 @@ class ChatAbilities:
             yield f"grammar: with tool_choice {request.tool_choice} there are calls and no text; leave one of them out"
         elif _answer(request) is None:
             yield "grammar: beside tools it is json_schema or json_object; leave it out, or give tool_choice none"
-        elif not isinstance(self._family, str) and self._family.is_bare:
+        elif self._family is not None and self._family.is_bare:
             yield (
                 "grammar: this model's calls are JSON without a mark, so that no answer in JSON can be told from them; "
                 "leave it out, or give tool_choice none"
