@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 import trio
 
 from harness import PATIENCE_SEC
@@ -29,6 +30,16 @@ class EarlyContext(Context):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.returns_early = True
+
+
+def compute_with(monkeypatch: pytest.MonkeyPatch, make: Callable[..., Context]) -> None:
+    """Engines that are opened from now on compute in contexts of this class, or that this makes."""
+    monkeypatch.setattr("uma.engine.open.Context", make)
+
+
+def break_decode_thread(engine: Engine) -> None:
+    """End the engine with a `ZeroDivisionError` of its decode thread, as soon as the batch that runs is done."""
+    engine.worker.commands.call(lambda: 1 // 0)
 
 
 SMALL_WINDOWS = "small-windows"

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 import pytest
-from engine_world import config_for
+from engine_world import break_decode_thread, config_for
 from test_dynamo_answers import PROBE, wanted
 
 from harness import PATIENCE_SEC
@@ -124,15 +124,12 @@ def test_a_worker_whose_engine_failed_ends_itself_and_its_requests_go_elsewhere(
 ) -> None:
     from dynamo.llm.exceptions import EngineShutdown
 
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError("a fault")
-
     async def body(backend: Any) -> None:
         told: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
         monkeypatch.setattr(os, "kill", lambda *arguments: told.put_nowait(arguments))
         running = backend.generate(wanted(), context=Context())
         await anext(running)
-        monkeypatch.setattr(backend._host.engine.worker, "_tick", fail)
+        break_decode_thread(backend._host.engine)
         with pytest.raises(EngineShutdown):
             while True:
                 await anext(running)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from engine_world import ask, config_for
+from engine_world import ask, break_decode_thread, config_for
 
 from harness import PATIENCE_SEC
 from models import write_model
@@ -81,11 +81,8 @@ def test_a_drain_lets_answers_be_read_to_their_end(tmp_path: Path) -> None:
 
 
 def test_a_fault_of_the_engine_is_told_and_cuts_answers_off_as_the_worker_s_end_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError("a fault")
-
     async def main() -> None:
         told = asyncio.Event()
         path = write_model(tmp_path / "tiny.gguf", context_length=8_192)
@@ -93,7 +90,7 @@ def test_a_fault_of_the_engine_is_told_and_cuts_answers_off_as_the_worker_s_end_
         engine = await host.start()
         job = host.submit(ask(max_tokens=8_000, ignore_eos=True))
         await job.next()
-        monkeypatch.setattr(engine.worker, "_tick", fail)
+        break_decode_thread(engine)
         with pytest.raises(ShuttingDown):
             await to_the_end(job)
         await told.wait()

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import attrs
 import pytest
 import trio
-from engine_world import Answer, alone, answer, ask, config_for, settled, tokens_for
+from engine_world import Answer, alone, answer, ask, compute_with, config_for, settled, tokens_for
 
 from harness import PATIENCE_SEC
 from models import Kind, write_model
@@ -75,7 +75,7 @@ def contexts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[HaltingContext]]:
         found.append(HaltingContext(*args))
         return found[-1]
 
-    monkeypatch.setattr("uma.engine.open.Context", make)
+    compute_with(monkeypatch, make)
     yield found
     for context in found:
         context.may_go_on.set()

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 import trio
-from engine_world import Answer, alone, answer, answers, ask, config_for, settled, tokens_for
+from engine_world import Answer, alone, answer, answers, ask, compute_with, config_for, settled, tokens_for
 
 from harness import PATIENCE_SEC
 from models import IM_START, Kind, write_model
@@ -41,7 +41,7 @@ class FaultyContext(Context):
 
 @pytest.fixture(autouse=True)
 def _faulty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uma.engine.open.Context", FaultyContext)
+    compute_with(monkeypatch, FaultyContext)
 
 
 @pytest.fixture(scope="module", params=get_args(Kind))

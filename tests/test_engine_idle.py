@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from engine_world import answer, ask, config_for, tokens_for
+from engine_world import answer, ask, compute_with, config_for, tokens_for
 
 from harness import PATIENCE_SEC
 from uma import open_engine
@@ -42,7 +42,7 @@ async def test_a_large_cache_is_copied_in_parts_and_a_request_that_comes_meanwhi
             steps.append("batch")
             return super().begin(batch)
 
-    monkeypatch.setattr("uma.engine.open.Context", WatchedContext)
+    compute_with(monkeypatch, WatchedContext)
     long = ask(tokens_for(1, 600), 8)
     config = config_for(tiny, n_ctx=1_024, kv_unified="on", cache_ram_mb=64, cache_tokens=1_024)
     async with open_engine(config) as engine:

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from engine_world import EarlyContext, answer, answers, ask, config_for, settled, tokens_for
+from engine_world import EarlyContext, answer, answers, ask, compute_with, config_for, settled, tokens_for
 
 from harness import PATIENCE_SEC
 from uma import Request, open_engine
@@ -72,7 +72,7 @@ def fail_in_text(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_fault_in_sampling_or_text_ends_one_request_and_is_logged_with_its_traceback(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, break_it: Any, context: type[Context]
 ) -> None:
-    monkeypatch.setattr("uma.engine.open.Context", context)
+    compute_with(monkeypatch, context)
     async with open_engine(config_for(tiny)) as engine:
         expected = [each.token_ids for each in await answers(engine, good_requests())]
         break_it(monkeypatch)
@@ -96,7 +96,7 @@ async def test_a_fault_in_sampling_or_text_ends_one_request_and_is_logged_with_i
 async def test_a_fault_and_a_batch_that_is_aborted_in_one_stride_end_one_request(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, context: type[Context]
 ) -> None:
-    monkeypatch.setattr("uma.engine.open.Context", context)
+    compute_with(monkeypatch, context)
     patient = Slo(target_tbt_ms=3_600_000.0)
     good, bad = (attrs.evolve(ask(tokens_for(seed, 12), 30, id=id), slo=patient) for seed, id in ((1, "a"), (9, "bad")))
     async with open_engine(config_for(tiny)) as engine:
@@ -138,7 +138,7 @@ async def test_a_fault_of_the_whole_thread_is_told_logged_raised_and_saves_nothi
         def begin(self, batch: Batch) -> int:
             return fail() if self.breaks else super().begin(batch)
 
-    monkeypatch.setattr("uma.engine.open.Context", BreakingContext)
+    compute_with(monkeypatch, BreakingContext)
     with pytest.raises(ZeroDivisionError, match="on purpose"), trio.fail_after(PATIENCE_SEC):
         async with open_engine(config) as engine:
             await answer(engine, ask(tokens_for(1, 600), 2))
@@ -175,7 +175,7 @@ async def test_after_a_fault_of_the_whole_thread_every_request_is_refused_at_onc
         await run(archive)
         await is_written.wait()
 
-    monkeypatch.setattr("uma.engine.open.Context", BreakingContext)
+    compute_with(monkeypatch, BreakingContext)
     monkeypatch.setattr(DecodeWorker, "count_known", watched)
     monkeypatch.setattr(Archive, "run", run_slowly)
     told: list[InternalError] = []

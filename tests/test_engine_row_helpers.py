@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from engine_world import Answer, EarlyContext, answers, ask, config_for, tokens_for
+from engine_world import Answer, EarlyContext, answers, ask, compute_with, config_for, tokens_for
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,7 +61,7 @@ async def test_readers_are_given_the_same_and_no_thread_is_left(tiny: Path, monk
         return draw(sampling, *args)  # type: ignore[arg-type]
 
     async def asked(context: type[Context]) -> list[Answer]:
-        monkeypatch.setattr("uma.engine.open.Context", context)
+        compute_with(monkeypatch, context)
         async with open_engine(config_for(tiny)) as engine:
             return await answers(engine, requests)
 

@@ -12,7 +12,18 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from engine_world import Answer, EarlyContext, alone, answer, answers, ask, config_for, settled, tokens_for
+from engine_world import (
+    Answer,
+    EarlyContext,
+    alone,
+    answer,
+    answers,
+    ask,
+    compute_with,
+    config_for,
+    settled,
+    tokens_for,
+)
 
 from harness import PATIENCE_SEC
 from uma import Request, RuntimeConfig, open_engine
@@ -57,7 +68,7 @@ def strides(monkeypatch: pytest.MonkeyPatch) -> list[list[Step]]:
 @pytest.fixture(params=[Context, EarlyContext])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines that are opened from now on book a stride at its end, or step by step."""
-    monkeypatch.setattr("uma.engine.open.Context", request.param)
+    compute_with(monkeypatch, request.param)
 
 
 # The same as token by token
@@ -196,7 +207,7 @@ def contexts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[StoppableContext]
         found.append(StoppableContext(*args))
         return found[-1]
 
-    monkeypatch.setattr("uma.engine.open.Context", make)
+    compute_with(monkeypatch, make)
     yield found
     for context in found:
         context.may_go_on.set()
@@ -282,7 +293,7 @@ async def test_each_step_is_handed_over_while_the_next_is_computed_where_the_thr
 
         return Outbox(record, waits=waits)
 
-    monkeypatch.setattr("uma.engine.open.Context", LoggedContext)
+    compute_with(monkeypatch, LoggedContext)
     monkeypatch.setattr("uma.engine.worker.loop.Outbox", watched)
     at_once = Slo(target_tbt_ms=1e-3)
     async with open_engine(BUILT_IN) as engine:
@@ -319,7 +330,7 @@ async def test_no_batch_is_begun_that_would_end_after_a_reader_minds(
 
         return Outbox(record, waits=waits)
 
-    monkeypatch.setattr("uma.engine.open.Context", UnsteadyContext)
+    compute_with(monkeypatch, UnsteadyContext)
     monkeypatch.setattr("uma.engine.worker.loop.Outbox", watched)
     monkeypatch.setattr("uma.engine.worker.runner.now_ms", lambda: now_ms)
     target_ms = 80.0

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 from chat_templates import TEMPLATES
-from engine_world import EarlyContext, config_for
+from engine_world import EarlyContext, compute_with, config_for
 from script_model import write_script_model
 from test_engine_stride import PATIENT
 
@@ -181,7 +181,7 @@ async def test_a_stride_of_many_steps_ends_at_the_bound(
     model: Path, is_early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_early:
-        monkeypatch.setattr("uma.engine.open.Context", EarlyContext)
+        compute_with(monkeypatch, EarlyContext)
     lengths: list[int] = []
     decode = ModelRunner.decode
 
