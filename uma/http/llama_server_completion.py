@@ -28,9 +28,8 @@ from uma.http.fields import (
 from uma.http.gateway import Gateway
 from uma.http.llama_server import ERRORS, UNBOUNDED, settings
 from uma.http.logprobs import Unshown, shown
-from uma.http.media import MediaReader
 from uma.http.problem import Problem, Unsupported
-from uma.http.prompts import PROMPTS, built_with_ids, is_one_prompt, prompts
+from uma.http.prompts import PROMPTS, built_with_ids, is_one_prompt, requests_for
 from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.telemetry import Telemetry, TelemetryFields
 from uma.http.usage import timings, warnings
@@ -125,19 +124,7 @@ def _job(gateway: Gateway, http: Exchange, body: CompletionBody) -> CompletionJo
     )
     n_predict = UNBOUNDED if asked is None else asked
     params = _sampling(gateway, http, body, n_predict)
-    how, media = urgency(body, http), MediaReader(gateway.source.info.capabilities)
-    requests = [
-        Request(
-            f"{http.id}-{index}" if index else http.id,
-            sampling=params,
-            stream=bool(body.stream),
-            parse_special=True,
-            **how,
-            **prompt,
-        )
-        for index, prompt in enumerate(prompts(gateway, body.prompt, "prompt", media))
-    ]
-    media.name_in_prompts(http.names, requests)
+    requests = requests_for(gateway, http, body.prompt, params, stream=bool(body.stream), **urgency(body, http))
     job = CompletionJob(
         requests,
         bool(body.stream),

@@ -17,10 +17,9 @@ from uma.http.exchange import Exchange
 from uma.http.fields import DRAWN, Common, all_tokens, of_output, read, sampling, tokens_wanted, urgency
 from uma.http.gateway import Gateway
 from uma.http.logprobs import Place, Unshown, completion_form, shown
-from uma.http.media import MediaReader
 from uma.http.openai import StreamOptions
 from uma.http.openai_job import Choice, ChoicesJob
-from uma.http.prompts import PROMPTS, built_with_ids, prompts
+from uma.http.prompts import PROMPTS, built_with_ids, requests_for
 from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.telemetry import Telemetry, TelemetryFields
 from uma.http.usage import finish_reason, numbered, stop_reason
@@ -103,20 +102,7 @@ def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Re
         logit_bias=abilities.logit_bias(body.logit_bias, able),
         grammar=grammar_of(body, able, http, ("response_format", form)),
     )
-    how, media = urgency(body, http), MediaReader(gateway.source.info.capabilities)
-    requests = [
-        Request(
-            f"{http.id}-{index}" if index else http.id,
-            sampling=params,
-            stream=bool(body.stream),
-            parse_special=True,
-            **how,
-            **prompt,
-        )
-        for index, prompt in enumerate(prompts(gateway, body.prompt, "prompt", media))
-    ]
-    media.name_in_prompts(http.names, requests)
-    return requests
+    return requests_for(gateway, http, body.prompt, params, stream=bool(body.stream), **urgency(body, http))
 
 
 @attrs.define

@@ -18,7 +18,7 @@ from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
 from uma.http.media import MediaReader
-from uma.types import Media, Request, Tokenized, joined
+from uma.types import Media, Request, SamplingParams, Tokenized, joined
 
 T = TypeVar("T")
 
@@ -126,6 +126,26 @@ class _Reader:
 
     async def _tokenized(self, text: str) -> Tokenized:
         return await self.gateway.source.tokenize(Request(self.http.id, prompt=text, parse_special=True))
+
+
+def requests_for(
+    gateway: Gateway, http: Exchange, value: Any, params: SamplingParams, *, stream: bool, **how: Any
+) -> list[Request]:
+    """A request for each prompt of the field `prompt`, with `how` as further fields. Raises as `prompts`."""
+    media = MediaReader(gateway.source.info.capabilities)
+    requests = [
+        Request(
+            f"{http.id}-{index}" if index else http.id,
+            sampling=params,
+            stream=stream,
+            parse_special=True,
+            **how,
+            **prompt,
+        )
+        for index, prompt in enumerate(prompts(gateway, value, "prompt", media))
+    ]
+    media.name_in_prompts(http.names, requests)
+    return requests
 
 
 def prompts(gateway: Gateway, value: Any, field: str, media: MediaReader | None = None) -> list[dict[str, Any]]:

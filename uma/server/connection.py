@@ -379,13 +379,9 @@ class Connection(ABC):
 
         Raises `Overloaded` where it can be let in later, and `BadRequest` for a field that its user must not use so.
         """
-        if self.account is not None:
-            self.server.users.look()
-        request = self.check_model(request)
+        request = self._checked(request)
         if self.account is None:
             return request
-        if (excess := self.account.objection(1, trio.current_time())) is not None:
-            raise Overloaded(excess.message, retry_after_ms=excess.retry_after_ms)
         # On the wire a priority of 0 is that of a request that says nothing.
         default = self.engine.info.limits.default_max_tokens
         fitted = self.account.fit(request, has_priority=request.priority > 0, default_max_tokens=default)
@@ -396,18 +392,23 @@ class Connection(ABC):
 
     def enter_whole(self, request: W) -> W:
         """The same for a request that is answered in one piece."""
-        if self.account is not None:
-            self.server.users.look()
-        request = self.check_model(request)
+        request = self._checked(request)
         if self.account is None:
             return request
-        if (excess := self.account.objection(1, trio.current_time())) is not None:
-            raise Overloaded(excess.message, retry_after_ms=excess.retry_after_ms)
         lane = self.account.lane(request.priority, has_priority=request.priority > 0)
         if isinstance(lane, Excess):
             raise BadRequest(lane.message)
         self.account.begin(1)
         return attrs.evolve(request, priority=lane)
+
+    def _checked(self, request: A) -> A:
+        """The request with the model that it gets, if its user may have one more now."""
+        if self.account is not None:
+            self.server.users.look()
+        request = self.check_model(request)
+        if self.account is not None and (excess := self.account.objection(1, trio.current_time())) is not None:
+            raise Overloaded(excess.message, retry_after_ms=excess.retry_after_ms)
+        return request
 
     def leave(self) -> None:
         """A request that was let in has ended."""
