@@ -24,7 +24,7 @@ from uma.http.anthropic_turns import (
     turns_of,
 )
 from uma.http.content import text_of
-from uma.http.dialect import Body, SseJob, comment, sse
+from uma.http.dialect import BaseJob, Body, comment, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import DRAWN, MAX_MESSAGES, Common, allowed_tokens, first, of_output, read, sampling, urgency
 from uma.http.gateway import Gateway
@@ -201,7 +201,7 @@ def _is_billing(part: Any) -> bool:
 
 
 @attrs.define
-class MessagesJob(SseJob):
+class MessagesJob(BaseJob):
     """One message."""
 
     id: str
@@ -269,10 +269,6 @@ class MessagesJob(SseJob):
         last = {"type": "message_delta", "delta": delta, "usage": _usage(finished), **warnings([finished])}
         end = {"type": "message_stop"}
         return opened + self._left() + sse(last, "message_delta") + sse(end, "message_stop")
-
-    def end(self, results: Sequence[Finished]) -> bytes:
-        """See `Job`."""
-        return b""
 
     def failed(self, problem: Problem) -> bytes:
         """See `Job`."""

@@ -118,8 +118,8 @@ class StreamForm:
 
 
 @attrs.define
-class SseJob:
-    """What jobs with server-sent events have in common."""
+class BaseJob:
+    """What most jobs have in common. Their streams are server-sent events, unless they say otherwise."""
 
     requests: Sequence[Request]
     stream: bool
@@ -148,6 +148,10 @@ class SseJob:
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
         """See `Job`. Endpoints of plain text ask for neither."""
+        return b""
+
+    def end(self, results: Sequence[Finished]) -> bytes:
+        """See `Job`."""
         return b""
 
     def heartbeat(self, progress: str) -> bytes:

@@ -12,7 +12,7 @@ import orjson
 
 from uma.constraints import Length, Range, Text
 from uma.http import abilities, fill_in
-from uma.http.dialect import Body, SseJob, sse
+from uma.http.dialect import BaseJob, Body, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import (
     DRAWN,
@@ -171,7 +171,7 @@ def _window(gateway: Gateway, asked: int | None) -> int | None:
 
 
 @attrs.define(kw_only=True)
-class CompletionJob(SseJob):
+class CompletionJob(BaseJob):
     """Native completions: of each prompt an object for each token, and one at the end with `stop: true`."""
 
     requests: Sequence[Request] = attrs.field(kw_only=False)

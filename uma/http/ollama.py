@@ -16,7 +16,7 @@ from uma.constraints import Json, Length, Range, Text
 from uma.errors import BadRequest
 from uma.http import abilities, fill_in, waiting
 from uma.http.content import question_start, stand_in
-from uma.http.dialect import NDJSON, Body, dumps
+from uma.http.dialect import NDJSON, BaseJob, Body, dumps
 from uma.http.exchange import Exchange
 from uma.http.fields import (
     MAX_MESSAGES,
@@ -50,7 +50,6 @@ from uma.types import (
     Message,
     ModelInfo,
     Penalty,
-    Prompt,
     ReasoningDelta,
     RepetitionPenalty,
     Request,
@@ -411,11 +410,9 @@ def _logprobs(positions: Sequence[Logprobs]) -> dict[str, Any]:
 
 
 @attrs.define
-class OllamaJob:
+class OllamaJob(BaseJob):
     """A line for each token, and one at the end with counts and durations in nanoseconds."""
 
-    requests: Sequence[Request]
-    stream: bool
     model: str
     piece: _Piece
     is_unbounded: bool
@@ -425,25 +422,9 @@ class OllamaJob:
     _pending: PendingLogprobs = attrs.field(factory=PendingLogprobs, init=False)
 
     @property
-    def telemetry(self) -> None:
-        """See `Job`."""
-
-    def progress(self, index: int, fields: Mapping[str, Any]) -> bytes:
-        """See `Job`."""
-        return b""
-
-    @property
     def media_type(self) -> bytes:
         """See `Job`."""
         return NDJSON
-
-    def begin(self) -> bytes:
-        """See `Job`."""
-        return b""
-
-    def prompt(self, index: int, prompt: Prompt) -> bytes:
-        """See `Job`."""
-        return b""
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Job`."""
@@ -463,10 +444,6 @@ class OllamaJob:
 
     def _line(self, piece: dict[str, Any]) -> bytes:
         return dumps({"model": self.model, "created_at": _now(), **piece, "done": False}) + b"\n"
-
-    def end(self, results: Sequence[Finished]) -> bytes:
-        """See `Job`."""
-        return b""
 
     def failed(self, problem: Problem) -> bytes:
         """See `Job`."""

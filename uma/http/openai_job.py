@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import attrs
 import orjson
 
-from uma.http.dialect import SseJob, dumps, sse
+from uma.http.dialect import BaseJob, dumps, sse
 from uma.http.openai import ERRORS
 from uma.http.problem import Problem
 from uma.http.usage import Total, finish_reason, stop_reason, timings, warnings
@@ -24,7 +24,7 @@ FINGERPRINT = f"build-uma-{__version__}"
 
 
 @attrs.define
-class ChoicesJob(SseJob, ABC):
+class ChoicesJob(BaseJob, ABC):
     """One or more prompts, each with as many choices as it has answers. The choices of one prompt are neighbours."""
 
     kind: ClassVar[str]

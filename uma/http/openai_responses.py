@@ -11,7 +11,7 @@ import attrs
 
 from uma.constraints import Length, Range, Text
 from uma.http import abilities
-from uma.http.dialect import Body, SseJob, sse
+from uma.http.dialect import BaseJob, Body, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import DRAWN, Common, all_tokens, allowed_tokens, of_output, read, sampling, urgency
 from uma.http.gateway import Gateway
@@ -176,7 +176,7 @@ def _logprobs(body: ResponsesBody, able: Capabilities) -> int | None:
 
 
 @attrs.define
-class ResponsesJob(SseJob):
+class ResponsesJob(BaseJob):
     """One response: thinking, a message and calls, each an item of its own."""
 
     id: str
@@ -223,10 +223,6 @@ class ResponsesJob(SseJob):
         response = {**self._response(_status(finished), self._output(finished), finished), **self._notes(finished)}
         times = {} if self.telemetry is None else {"timings": timings(finished)}
         return empty + closed + self._event(kind, response=response, **times)
-
-    def end(self, results: Sequence[Finished]) -> bytes:
-        """See `Job`."""
-        return b""
 
     def failed(self, problem: Problem) -> bytes:
         """See `Job`."""

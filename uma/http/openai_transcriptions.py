@@ -14,7 +14,7 @@ from uma import json_text
 from uma.constraints import Text
 from uma.errors import BadRequest
 from uma.http import abilities
-from uma.http.dialect import Body, SseJob, sse
+from uma.http.dialect import BaseJob, Body, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import DRAWN, Common, MaxTokens, all_tokens, of_output, read, sampling, tokens_wanted, urgency
 from uma.http.gateway import Gateway
@@ -113,7 +113,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 @attrs.define
-class TranscriptionJob(SseJob):
+class TranscriptionJob(BaseJob):
     """One transcript."""
 
     form: str

@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 from typing import Literal
 
 import attrs
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy import ctypeslib
 
+from uma.closing import Closing
 from uma.errors import ConfigError, ModelError
 from uma.llama import backend
 from uma.llama.batch import Batch, EmbeddingBatch
@@ -155,7 +155,7 @@ class ContextParams:
         return struct
 
 
-class Context:
+class Context(Closing):
     """Owner of a llama context. Keeps its model's weights alive until it is closed."""
 
     def __init__(self, model: Model, params: ContextParams) -> None:
@@ -428,14 +428,6 @@ class Context:
         self._logits_views.clear()
         if handle:
             lib.llama_free(handle)
-
-    def __enter__(self) -> Context:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _rounded(tokens: int) -> int:

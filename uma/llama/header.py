@@ -13,7 +13,6 @@ import stat
 from collections.abc import Callable, Iterator
 from itertools import repeat
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import attrs
@@ -338,9 +337,7 @@ class _Reader:
     def __enter__(self) -> _Reader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _free(self._handle)
         self._handle = None
 

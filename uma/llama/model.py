@@ -13,11 +13,11 @@ import threading
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import llama_cpp.llama_cpp as lib
 
+from uma.closing import Closing
 from uma.config import Toggle
 from uma.errors import ModelError
 from uma.llama import backend, header, trust
@@ -46,7 +46,7 @@ COPIED_WHOLE = "deepseek4"
 """An architecture that keeps keys and values of groups of tokens, so that llama.cpp can only copy whole sequences."""
 
 
-class Model:
+class Model(Closing):
     """Owner of a loaded model. Any number of contexts, of any threads, can use it; close it after they are closed."""
 
     def __init__(
@@ -270,14 +270,6 @@ class Model:
         if handle is not None:
             lib.llama_model_free(handle)
             self.chat_template.close()
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class LoadStopped(Exception):

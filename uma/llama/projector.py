@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 import attrs
 import llama_cpp.mtmd_cpp as lib
@@ -25,6 +24,7 @@ import numpy.typing as npt
 from llama_cpp.llama_cpp import ggml_backend_sched_eval_callback, llama_model_n_embd_inp
 from numpy import ctypeslib
 
+from uma.closing import Closing
 from uma.errors import BadRequest, ModelError
 from uma.llama import backend
 from uma.llama.batch import EmbeddingBatch
@@ -104,7 +104,7 @@ class Picture:
         old()
 
 
-class Projector:
+class Projector(Closing):
     """Owner of a context of libmtmd. `prepare` is safe in any thread; `encode` and `decode` belong to one at a time.
 
     Close it before the model.
@@ -245,14 +245,6 @@ class Projector:
         if handle:
             lib.mtmd_free(handle)
             self.model.release()
-
-    def __enter__(self) -> Projector:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _go_on() -> bool:

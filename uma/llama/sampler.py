@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 
 import llama_cpp.llama_cpp as lib
 
+from uma.closing import Closing
 from uma.llama.context import Context
 from uma.llama.vocab import Vocab
 from uma.types import SamplerSettings, SamplingParams
@@ -28,7 +28,7 @@ MIN_DIVISOR = 1e-6
 likeliest token wins by any margin that those logits can hold; a smaller one would overflow to infinity, then NaN."""
 
 
-class Sampler:
+class Sampler(Closing):
     """Owner of one sequence's sampler chain. Its state (random numbers, penalty window) goes on from token to token.
 
     The same parameters, seed, prompt and logits give the same tokens. Belongs to one thread at a time.
@@ -69,14 +69,6 @@ class Sampler:
         if self._handle is not None:
             handle, self._handle = self._handle, None
             lib.llama_sampler_free(handle)
-
-    def __enter__(self) -> Sampler:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _window(params: SamplingParams) -> int:

@@ -9,12 +9,12 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from uma.closing import Closing
 from uma.llm.arguments import (
     Conversation,
     Sampling,
@@ -48,7 +48,7 @@ from uma.types import (
 )
 
 
-class LLM:
+class LLM(Closing):
     """A model, loaded, ready to answer prompts. Safe to use from several threads; close it or use it in a `with` block.
 
         with LLM("model.gguf", n_ctx=8192) as llm:
@@ -263,14 +263,6 @@ class LLM:
     def close(self) -> None:
         """Free the model. Harmless when repeated."""
         self._finalizer()
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _drawn(self, params: SamplingParams) -> SamplingParams:
         return params.with_suggested({**CHAT_SAMPLING, **self.info.capabilities.suggested_sampling})

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from types import TracebackType
 
 import trio
 
+from uma.closing import Closing
 from uma.errors import UmaError
 from uma.llm.thread import SourceThread
 from uma.types import Event, Finished, Prompt, Request, Token
@@ -16,7 +16,7 @@ AHEAD_EVENTS = 64
 """Maximum events of an `LLMStream` that wait for its reader; then the engine's own bound applies."""
 
 
-class LLMStream:
+class LLMStream(Closing):
     """An answer on its way: an iterator of its pieces of text. Made by `LLM.stream`; belongs to one thread at a time.
 
     The engine runs a bounded number of tokens ahead of the loop that takes them.
@@ -59,14 +59,6 @@ class LLMStream:
     def close(self) -> None:
         """Cancel what is not generated yet. Harmless when repeated."""
         self._finalizer()
-
-    def __enter__(self) -> LLMStream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 async def _produce(

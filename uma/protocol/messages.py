@@ -418,47 +418,17 @@ class EosEvent:
         cls, finished: Finished, *, metadata: dict[str, Any] | None = None, warnings: tuple[str, ...] = ()
     ) -> EosEvent:
         """The wire's form of `finished`; `warnings` go before its own."""
-        return cls(
-            finished.id,
-            finished.reason,
-            finished.usage,
-            finished.metrics,
-            finished.seed,
-            finished.text,
-            finished.token_ids,
-            (*warnings, *finished.warnings),
-            finished.logprobs,
-            finished.answers,
-            finished.prompt,
-            finished.tool_calls,
-            finished.reasoning,
-            finished.stop_string,
-            finished.cut_call,
-            finished.call_offsets,
-            metadata,
-        )
+        fields = {name: getattr(finished, name) for name in _FINISHED}
+        return cls(**fields | {"warnings": (*warnings, *finished.warnings)}, metadata=metadata)
 
     @property
     def finished(self) -> Finished:
         """The event as `uma.types` has it."""
-        return Finished(
-            self.id,
-            self.reason,
-            self.usage,
-            self.metrics,
-            self.seed,
-            self.text,
-            self.token_ids,
-            self.warnings,
-            self.logprobs,
-            self.answers,
-            self.prompt,
-            self.tool_calls,
-            self.reasoning,
-            self.stop_string,
-            self.cut_call,
-            self.call_offsets,
-        )
+        return Finished(**{name: getattr(self, name) for name in _FINISHED})
+
+
+_FINISHED = [field.name for field in attrs.fields(Finished)]
+"""The fields that both have."""
 
 
 @attrs.frozen
