@@ -43,13 +43,14 @@ from uma.protocol.messages import (
     LoadQuery,
     MetricsEvent,
     MetricsQuery,
+    Query,
     RerankQuery,
     ServerEvent,
     TokenEvent,
     TokenizeEvent,
     TokenizeQuery,
 )
-from uma.protocol.session import ClientSession, Incoming, Query, QueryResult, Refused, ServerSession
+from uma.protocol.session import ClientSession, Incoming, QueryResult, Refused, ServerSession
 from uma.protocol.states import (
     AFTER_ERROR,
     PHASES,

@@ -47,6 +47,8 @@ from uma.protocol.messages import (
     ModelsQuery,
     PinQuery,
     PromptEvent,
+    Query,
+    QueryAnswer,
     ReasoningEvent,
     RerankEvent,
     RerankQuery,
@@ -79,34 +81,6 @@ from uma.types import (
 
 _log = logging.getLogger("uma.client")
 
-Answer = (
-    MetricsEvent
-    | ActivityEvent
-    | ExplainEvent
-    | TraceEvent
-    | EndEvent
-    | ModelsEvent
-    | HealthEvent
-    | TokenizeEvent
-    | EmbedEvent
-    | RerankEvent
-)
-Query = (
-    MetricsQuery
-    | ActivityQuery
-    | ExplainQuery
-    | TraceQuery
-    | EndQuery
-    | ModelsQuery
-    | LoadQuery
-    | UnloadQuery
-    | PinQuery
-    | HealthQuery
-    | TokenizeQuery
-    | EmbedQuery
-    | RerankQuery
-)
-
 
 @attrs.define(eq=False)
 class Question:
@@ -115,9 +89,9 @@ class Question:
     on_loading: Callable[[int], None] = lambda _: None
     """Given how much of its model is loaded, in percent, where it waits for that."""
     answered: trio.Event = attrs.field(factory=trio.Event)
-    answer: Answer | UmaError | None = None
+    answer: QueryAnswer | UmaError | None = None
 
-    def resolve(self, answer: Answer | UmaError) -> None:
+    def resolve(self, answer: QueryAnswer | UmaError) -> None:
         """Hand over the answer, or why there is none. The first one counts: a plain session ends with its answer."""
         if not self.answered.is_set():
             self.answer = answer
@@ -198,7 +172,7 @@ class Client:
         assert isinstance(answer, RerankEvent)
         return attrs.evolve(answer.result, id=request.id)
 
-    async def _ask_whole(self, id: str, query: EmbedQuery | RerankQuery) -> Answer:
+    async def _ask_whole(self, id: str, query: EmbedQuery | RerankQuery) -> QueryAnswer:
         """Ask, and cancel where the caller leaves before the answer."""
         try:
             return await self._ask(id, query)
@@ -332,7 +306,7 @@ class Client:
         if "max_reasoning_tokens" in self.info.capabilities.sampling_params:
             self._link.post(self._session.send(EndThinking(stream.id)))
 
-    async def _ask(self, id: str, query: Query, on_loading: Callable[[int], None] = lambda _: None) -> Answer:
+    async def _ask(self, id: str, query: Query, on_loading: Callable[[int], None] = lambda _: None) -> QueryAnswer:
         await self._link.room()
         self._raise_if_lost()
         self._link.post(self._session.send(query))
@@ -413,7 +387,7 @@ class Client:
             elif event.id is None:
                 self._loading_percent = event.percent
                 self._greeted.set()
-        elif isinstance(event, Answer) and event.id in self._questions:
+        elif isinstance(event, QueryAnswer) and event.id in self._questions:
             self._questions[event.id].resolve(event)
 
     def _give(self, stream: Stream, event: Event) -> None:

@@ -252,12 +252,8 @@ class RerankQuery:
     warnings: tuple[str, ...] = ()
 
 
-ClientMessage = (
-    Hello
-    | Generate
-    | Cancel
-    | EndThinking
-    | MetricsQuery
+Query = (
+    MetricsQuery
     | ActivityQuery
     | ExplainQuery
     | TraceQuery
@@ -271,6 +267,9 @@ ClientMessage = (
     | EmbedQuery
     | RerankQuery
 )
+"""What a client asks besides a generation. Each has one answer."""
+
+ClientMessage = Hello | Generate | Cancel | EndThinking | Query
 
 # What a server answers.
 
@@ -630,6 +629,19 @@ class UnknownEvent:
     id: str | None = None
 
 
+QueryAnswer = (
+    MetricsEvent
+    | ActivityEvent
+    | ExplainEvent
+    | TraceEvent
+    | EndEvent
+    | ModelsEvent
+    | HealthEvent
+    | TokenizeEvent
+    | EmbedEvent
+    | RerankEvent
+)
+
 ServerEvent = (
     HelloEvent
     | PromptEvent
@@ -638,16 +650,7 @@ ServerEvent = (
     | ToolCallEvent
     | EosEvent
     | ErrorEvent
-    | MetricsEvent
-    | ActivityEvent
-    | ExplainEvent
-    | TraceEvent
-    | EndEvent
-    | ModelsEvent
-    | HealthEvent
     | LoadingEvent
-    | TokenizeEvent
-    | EmbedEvent
-    | RerankEvent
+    | QueryAnswer
     | UnknownEvent
 )

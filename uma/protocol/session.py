@@ -103,6 +103,7 @@ from uma.protocol.messages import (
     ModelsQuery,
     PinQuery,
     PromptEvent,
+    Query,
     ReasoningEvent,
     RerankEvent,
     RerankQuery,
@@ -132,21 +133,6 @@ from uma.types import (
     ToolCallDelta,
 )
 
-Query = (
-    MetricsQuery
-    | ActivityQuery
-    | ExplainQuery
-    | TraceQuery
-    | EndQuery
-    | ModelsQuery
-    | LoadQuery
-    | UnloadQuery
-    | PinQuery
-    | HealthQuery
-    | TokenizeQuery
-    | EmbedQuery
-    | RerankQuery
-)
 QueryResult = (
     Mapping[str, Any]
     | Activity
