@@ -54,7 +54,7 @@ class Group:
             return math.inf
 
     def cpu_used_ms(self) -> float | None:
-        """CPU time that this group's processes have had so far; None where that is not told.
+        """CPU time that this group's processes have had so far; None where it is unknown.
 
         Version 1 tells it in the hierarchy of the controller `cpuacct`, which is often the one of `cpu`.
         """
@@ -122,7 +122,9 @@ def cpu_quota(root: Path = ROOT) -> float:
 
 
 def quota_use(root: Path = ROOT) -> QuotaUse | None:
-    """What all processes under the tightest quota on this one have used of it; None without a quota, or untold."""
+    """What all processes under the tightest quota on this one have used of it; None without a quota, or where it is
+    unknown.
+    """
     bounding = min(groups(root, "cpu"), key=Group.cpu_quota, default=None)
     if bounding is None or bounding.cpu_quota() == math.inf:
         return None

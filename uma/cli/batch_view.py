@@ -70,7 +70,7 @@ class Speed:
 
 
 class View(Protocol):
-    """Where the progress is told."""
+    """Where progress is written."""
 
     period_sec: float
 

@@ -111,6 +111,6 @@ def _drawn(what: RenderableType, columns: int, lines: int) -> str:
 
 @asynccontextmanager
 async def resizes() -> AsyncIterator[AsyncIterator[int]]:
-    """A block in which the window's changes of size are told."""
+    """A block in which changes of the window's size are noticed."""
     with trio.open_signal_receiver(signal.SIGWINCH) as arrivals:
         yield arrivals

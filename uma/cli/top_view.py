@@ -27,7 +27,7 @@ LANES = {1: "interactive", 0: "normal", -1: "background"}
 GAP = 2
 """Columns between two of the table's."""
 MAX_PROGRAMS = 5
-"""Programs whose share is told one by one."""
+"""Maximum programs whose share is shown by itself."""
 MAX_SPARK = 30
 """Columns of a line of the last minute."""
 

@@ -1,4 +1,4 @@
-"""KV events: which blocks a worker holds, told as changes, in order, each with a sequence number.
+"""KV events: which blocks a worker holds, as changes, in order, each with a sequence number.
 
 A subscriber that applies them knows exactly what the worker's prefix tree holds. Parents are stored before their
 children and removed after them.

@@ -72,7 +72,7 @@ class StopConditions:
 
 @attrs.frozen
 class OutputOptions:
-    """What is told beside the tokens."""
+    """What is reported beside the tokens."""
 
     logprobs: Annotated[int, Range(0)] | None = None
     prompt_logprobs: Annotated[int, Range(0)] | None = None

@@ -216,7 +216,7 @@ class MessagesJob(BaseJob):
     """A delta of the open block up to its text."""
 
     def begin(self) -> bytes:
-        """See `Job`. How many of the prompt's tokens came from the cache is told at the end."""
+        """See `Job`. The number of cached tokens comes at the end."""
         message: dict[str, Any] = {
             "id": self.id,
             "type": "message",

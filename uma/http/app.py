@@ -181,7 +181,7 @@ _NATIVE = frozenset(path for _, path, handler in ENDPOINTS if handler.__module__
 
 
 def dialect_of(http: Exchange) -> Dialect:
-    """The dialect in whose form an error of this request is told."""
+    """The dialect in whose form errors of this request are written."""
     path = http.path
     if path.startswith("/api/"):
         return ollama.ERRORS

@@ -92,7 +92,7 @@ class Call(ABC):
         self.status = 0
         """Of the answer; 0 while it has not begun."""
         self.is_over = False
-        """The answer is whole, or nobody waits for it: what the application sends is dropped."""
+        """The answer is whole, or no client waits for it: what the application sends is dropped."""
         self._parts: deque[bytes] = deque()
         self._is_whole = False
         """The body has come to its end."""

@@ -21,7 +21,7 @@ JSON = b"application/json"
 
 
 class Job(Protocol):
-    """One HTTP request that generates: its `Request`s, and how their events are told.
+    """One HTTP request that generates: its `Request`s, and how their events are written.
 
     The methods return bytes for the stream, empty where there is nothing to say. `index` is that of the request in
     `requests`. They neither wait nor raise, and are called in the order of events.
@@ -40,7 +40,7 @@ class Job(Protocol):
 
     @property
     def telemetry(self) -> Telemetry | None:
-        """What is told of the stream's speed, where the body asks for that."""
+        """Members about the stream's speed, where the body asks for them."""
 
     def begin(self) -> bytes:
         """What a stream opens with."""
@@ -75,7 +75,7 @@ class Job(Protocol):
 
 @runtime_checkable
 class CountingJob(Protocol):
-    """A job whose stream opens with the tokens of its one prompt: nothing is told before these are known."""
+    """A job whose stream opens with the tokens of its one prompt: nothing is sent before they are known."""
 
     prompt_tokens: int | None
     """None: not known yet."""
@@ -130,7 +130,7 @@ class BaseJob:
         return b""
 
     def timed(self, index: int) -> dict[str, Any]:
-        """What the next token of a request is told with, where the body asks for that."""
+        """Further members of a request's next token, where the body asks for them."""
         return {} if self.telemetry is None else self.telemetry.token(index)
 
     @property

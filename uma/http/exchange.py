@@ -104,7 +104,7 @@ class Exchange:
     ignored: list[str] = attrs.field(factory=list)
     """Fields of the body that are not known or not done: `X-UMA-Ignored` names the first `MAX_NAMED`."""
     names: dict[str, str] = attrs.field(factory=dict, init=False)
-    """The body's names for fields that the engine calls otherwise; errors are told with them."""
+    """The body's names for fields that the engine calls otherwise; errors use them."""
     account: Account | None = None
     """The account of the key that came with it; None where no keys are asked for."""
     owner: Hashable = None
@@ -116,7 +116,7 @@ class Exchange:
     takes_form: bool = attrs.field(default=False, init=False)
     """Whether its body is a form with a file, and not JSON."""
     form: StreamForm | None = attrs.field(default=None, init=False)
-    """Where the answer has begun before its model was loaded: how an error is told in it."""
+    """Where the answer has begun before its model was loaded: how an error is written into it."""
     _streams: list[EventStream] = attrs.field(factory=list, init=False)
     """What generates its answer just now."""
     _ends_thinking: bool = attrs.field(default=False, init=False)

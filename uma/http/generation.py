@@ -45,7 +45,7 @@ NO_BUFFERING = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 async def stream(source: Source, http: Exchange, job: Job) -> None:
     """Answer `http` with what `job` generates as it comes, and charge the account of its key.
 
-    Raises the `UmaError` of a request that fails before the answer has begun; later ones are told in the stream.
+    Raises the `UmaError` of a request that fails before the answer has begun; later errors are part of the stream.
     """
     await while_connected(http, partial(_Streamed(http, job).run, source))
 
@@ -169,7 +169,7 @@ class _Streamed:
             raise self._failure
 
     async def _break_off(self, error: UmaError) -> None:
-        """End an answer that has begun, behind what its requests have told."""
+        """End an answer that has begun, behind the events of its requests."""
         self._unsent.append(self.job.failed(self.http.problem(error)))
         await self._write_unsent()
         await self.http.write(b"", is_last=True)

@@ -100,7 +100,7 @@ def _line(download: Download) -> dict[str, Any]:
 
 
 def _end(download: Download) -> Iterator[dict[str, Any]]:
-    """What is told once all is here: it was checked as it came."""
+    """The last lines of a download, which was checked as it came."""
     yield _line(download)
     for status in ("verifying sha256 digest", "writing manifest", "success"):
         yield {"status": status}

@@ -114,7 +114,7 @@ class CompletionJob(ChoicesJob):
     suffix: str = attrs.field(default="", init=False)
     """What comes behind each answer, where it fills in the middle."""
     _places: defaultdict[int, Place] = attrs.field(factory=lambda: defaultdict(Place), init=False)
-    """How far each choice is told."""
+    """Where each choice's next text begins."""
     _unshown: defaultdict[int, Unshown] = attrs.field(factory=lambda: defaultdict(Unshown), init=False)
     """By choice."""
 

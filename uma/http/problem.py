@@ -77,7 +77,7 @@ class WrongMethod(UmaError):
 
 
 class BodyTooLarge(UmaError):
-    """The body is over `max_http_body_bytes`; told before it is read."""
+    """The body is over `max_http_body_bytes`; raised before it is read."""
 
     code = "E_HTTP_BODY_TOO_LARGE"
 

@@ -42,7 +42,7 @@ HELP = {
     "qoe": "Quality of experience of streamed answers, 0 to 1 (arXiv 2404.16283).",
     "batch_size": "Tokens of one llama_decode call.",
 }
-"""What the figures that people watch mean; the others are told by their names."""
+"""Help texts of the figures that people watch; the names of the others say enough."""
 
 
 def exposition(snapshot: Mapping[str, Any], gateway: Gateway) -> str:

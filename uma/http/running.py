@@ -60,7 +60,7 @@ async def explain(gateway: Gateway, http: Exchange) -> None:
 
 
 async def end(gateway: Gateway, http: Exchange) -> None:
-    """`DELETE /v1/requests/{id}`: end a request. Its client is told so; the page's answers keep what is written."""
+    """`DELETE /v1/requests/{id}`: end a request. Its client gets an error; the page's answers keep what is written."""
     id = http.scope["path_params"]["id"]
     (await _find(gateway, http, id)).stop()
     await http.answer_json({"id": id, "object": "request.deleted", "deleted": True})

@@ -19,7 +19,7 @@ from uma.types import Capabilities, Message, Tool, ToolCall
 from uma.types.fields import MAX_MEMBERS
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""How much a model is asked to think. `none`: not at all. A template is told the nearest that it knows."""
+"""How much a model is asked to think. `none`: not at all. A template gets the nearest value that it knows."""
 MAX_NAME = 128
 """Maximum characters of a tool's name."""
 Name = Annotated[str, Length(1, MAX_NAME), Text()]

@@ -91,7 +91,7 @@ class Transport:
             self._written.set()
 
     async def aclose(self, *, lingers: bool) -> None:
-        """Send what is posted, say that there is no more, and close. Nobody receives any more.
+        """Send what is posted, say that there is no more, and close. Nothing is received any more.
 
         `lingers`: wait for the peer's end for a moment, since it can have something on its way.
         """

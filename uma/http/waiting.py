@@ -1,4 +1,4 @@
-"""A stream whose model has yet to be loaded: it begins before that, and its client is told how far it is."""
+"""A stream whose model has yet to be loaded: it begins before that, with reports of the load's progress."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class Context(Closing):
         self._is_retried = False
         """`request_retry` was called, and not `resume` since."""
         self._threads = 0
-        """What `set_threads` was told last."""
+        """The last arguments of `set_threads`."""
         self.model = model
         self._handle: int | None = None
         self._n_vocab = model.vocab.n_tokens

@@ -14,7 +14,7 @@ it."""
 ORIGIN: ContextVar[str] = ContextVar("ORIGIN", default="")
 """The same in words for people: the program, the key, the endpoint or the socket. Empty: this very process."""
 TRACEPARENT: ContextVar[str] = ContextVar("TRACEPARENT", default="")
-"""The span that a request belongs to, in the form of W3C's Trace Context; empty: none is told."""
+"""The span that a request belongs to, in the form of W3C's Trace Context; empty: unknown."""
 TRACEPARENT_MEMBER = "traceparent"
 """What has the same in a request's metadata."""
 USER: ContextVar[int | None] = ContextVar("USER", default=None)
@@ -74,6 +74,6 @@ def with_span(metadata: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def span_of(metadata: dict[str, Any] | None) -> str:
-    """The span that a request with this metadata belongs to; empty: none is told."""
+    """The span that a request with this metadata belongs to; empty: unknown."""
     named = (metadata or {}).get(TRACEPARENT_MEMBER)
     return TRACEPARENT.get() or (named if isinstance(named, str) else "")

@@ -1,4 +1,4 @@
-"""What a client is told of a fault: that there was one. The log has what it was."""
+"""A client learns that there was a fault. What it was is in the log."""
 
 from __future__ import annotations
 

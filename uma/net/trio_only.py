@@ -1,4 +1,4 @@
-"""UMA's async interface is Trio's. A program that runs another event loop is told so, and what to do instead."""
+"""UMA's async interface is Trio's. A program under another event loop gets an error that says what to do instead."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from uma.errors import Overloaded
 MAX_UNREAD_BYTES = 256 * 2**20
 """Maximum size of large answers that wait to be read, over which no further one is begun."""
 RETRY_MS = 1_000
-"""Time (ms) after which a refused client is told to ask again."""
+"""Hint (ms) for a refused client when to ask again."""
 
 
 @attrs.define

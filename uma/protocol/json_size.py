@@ -30,7 +30,7 @@ class Bounds:
 
 
 def check_size(data: bytes, bounds: Bounds = Bounds()) -> None:
-    """Raise `BadRequest` where a JSON text holds more than `bounds`. What is no JSON is not told as such."""
+    """Raise `BadRequest` where a JSON text holds more than `bounds`. It does not check that the text is JSON."""
     containers = members = commas = 0
     for block in _outside_strings(data):
         containers += block.count(b"[") + block.count(b"{")

@@ -94,7 +94,7 @@ class Generate:
     """A plain session stays open after this request's `eos`."""
     sender: Sender | None = None
     warnings: tuple[str, ...] = ()
-    """What was ignored or cut; told in the `eos`."""
+    """What was ignored or cut. The `eos` repeats it."""
 
 
 @attrs.frozen

@@ -9,7 +9,7 @@ METRICS_LINE = "/metrics"
 
 
 class LineDecoder:
-    """Bytes in, lines out. A line over the cap is told as soon as the cap is passed, not when its end comes."""
+    """Bytes in, lines out. A line over the cap is an error as soon as the cap is passed, not when its end comes."""
 
     def __init__(self, max_line_bytes: int) -> None:
         self._max_line_bytes = max_line_bytes

@@ -241,7 +241,7 @@ class Connection(ABC):
             OWNER.set(sender.owner or None)
 
     def abort(self, error: UmaError) -> None:
-        """End everything that runs here with `error`; the session ends when that is told."""
+        """End everything that runs here with `error`; the session ends once the error is sent."""
         for work in self.work.values():
             work.abort(error)
 

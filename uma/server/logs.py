@@ -26,7 +26,7 @@ __all__ = ["LineHandler", "json_line", "log", "logfmt", "logging_to", "text_line
 STDERR = 2
 
 MakeLine = Callable[[logging.LogRecord, Mapping[str, Any]], str]
-"""One line of a record, without its end, and of what else is to be told."""
+"""One line of a record, without its end, and of what else is logged."""
 
 
 def text_line(record: logging.LogRecord, more: Mapping[str, Any]) -> str:

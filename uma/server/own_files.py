@@ -118,5 +118,5 @@ def _check_own(state: os.stat_result, user: int | None) -> None:
 
 
 def _refused(field: str) -> BadRequest:
-    """One answer for all: whether another's file is there is not told."""
+    """One answer for all, so that nobody learns whether another user's file exists."""
     return BadRequest(f"{field}: is no file of this client's user that this server can read; send data instead")

@@ -149,7 +149,7 @@ class Server:
                 task_status.started()
                 with self._accepting:
                     await accept_forever(file.sock, lambda sock: self._admit(sock, nursery), self._note_shortage)
-                # New connections are refused by the system from here on; those in the backlog are told.
+                # New connections are refused by the system from here on; those in the backlog get an error.
                 file.remove()
                 self._refuse_waiting(file.sock, nursery)
                 await self._drain()

@@ -124,5 +124,5 @@ class Explained:
     beside: tuple[Beside, ...] = ()
     """Other prompts that were read while it had a slot, the longest first; a few of them."""
     answers: int = 1
-    """Answers that it asked for; what is told is the first one's."""
+    """Answers that it asked for; the other fields are the first one's."""
     text: RecordedText | None = None

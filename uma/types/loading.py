@@ -10,7 +10,7 @@ import attrs
 from uma.errors import Loading
 
 LEAST_RETRY_MS, MOST_RETRY_MS = 100, 5_000
-"""Bounds of what a client is told to wait: an estimate from the first few percent can be far off."""
+"""Bounds (ms) of the hint when to try again: an estimate from the first few percent can be far off."""
 
 
 @attrs.define(eq=False)

@@ -115,7 +115,7 @@ class Capabilities:
     grammars: tuple[str, ...] = ()
     """Fields of `Grammar` that are honoured."""
     max_logprobs: int = -1
-    """Maximum number of likeliest tokens told with each; -1: no log probabilities."""
+    """Maximum number of likeliest tokens reported with each; -1: no log probabilities."""
     max_answers: int = 1
     """Maximum answers (`n`, `best_of`) of one request."""
     echo: bool = False

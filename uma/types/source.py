@@ -203,7 +203,7 @@ class Models(Source):
 
     @abstractmethod
     async def card(self, model: str | None, *, loads: bool = True) -> ServerInfo:
-        """What a model is. Where it never was loaded it is for that; without `loads` little is told of it."""
+        """What a model is. A model that was never loaded is loaded for that; without `loads` the card says little."""
 
     @abstractmethod
     def loading_percent(self, model: str | None) -> int | None:

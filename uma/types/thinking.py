@@ -1,4 +1,4 @@
-"""The names and values by which chat templates are told whether to think, and how much."""
+"""The variables of chat templates that say whether to think, and how much, with their values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THINKING_SWITCHES: Mapping[str, tuple[Any, Any]] = MappingProxyType(
 """Names by which templates are asked for thinking or for none, and the values for it: most by the first, DeepSeek's
 and Granite's by `thinking`, Cohere's by `reasoning`, MiniMax's by the last."""
 THINKING_BUDGET = "thinking_budget"
-"""By which Seed-OSS is told for how many tokens to think; 0 asks for no thinking."""
+"""Seed-OSS' variable for the number of tokens to think; 0 asks for no thinking."""
 EFFORT_NAMES = ("reasoning_effort", "reasoning_strength", "thinking_effort")
 """Names by which templates are told how much to think: most by the first, Muse's and Kimi K3's by the others."""
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")

@@ -36,7 +36,7 @@ class Answers:
     """Running requests by Dynamo's id, the oldest first: a migration can bring one back before its first ends."""
     _ids: count[int] = attrs.field(factory=lambda: count(1), init=False)
     _named: set[str] = attrs.field(factory=set, init=False)
-    """Fields that were told of as ignored."""
+    """Fields that were named as ignored."""
 
     async def generate(self, fields: dict[str, Any], id: str) -> AsyncGenerator[dict[str, Any], None]:
         """Answer one request, in chunks of all tokens that are ready. Raises `UmaError`; the frontend's probe is

@@ -21,7 +21,7 @@ class RouterView:
     """Names of blocks, each after its parent."""
 
     def events_for(self, missed: CatchUp) -> Iterator[BlockStored | BlockRemoved]:
-        """What brings the router to where `missed` leads. To be told in this order."""
+        """Events that bring the router to where `missed` leads, in this order."""
         events: Iterable[KvEvent] = missed.events
         if missed.is_snapshot:
             held = {name for event in events if isinstance(event, BlockStored) for name in event.block_hashes}

@@ -159,8 +159,7 @@ class Shares:
     which the prefix cache is free (as in DLPM, arXiv 2501.14312). `order.in_order` puts prompts in order by it.
 
     Of two clients that always have prompts waiting, neither has had more than the other by more than one prompt and one
-    batch. A client that comes anew is put level with those that are read: it does not catch up on what it did not ask
-    for.
+    batch. A client that returns is put level with those that are read: it does not catch up on what it did not ask for.
     """
 
     def __init__(self) -> None:
@@ -184,5 +183,5 @@ class Shares:
         if not share.rows and share.level <= self.clock:
             del self._shares[share.client]
         if not any(each.rows for each in self._shares.values()):
-            self._shares.clear()  # nobody waits: all begin anew
+            self._shares.clear()  # no client waits: all begin at 0 again
             self.clock = 0.0

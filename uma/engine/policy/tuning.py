@@ -20,7 +20,7 @@ class Tuning:
     longest_pace_ms: float = 250.0
     """Longest such time (ms). A longer target asks for throughput, not for slower reading."""
     prompt_share: float = 0.4
-    """Minimum share of the time for prompts beside streams with default targets: nobody asked for those, so on a slow
+    """Minimum share of the time for prompts beside streams with default targets. No request names those, so on a slow
     machine they give way."""
     lower_prompt_share: float = 0.2
     """The same where all prompts are of lower lanes than the streams."""

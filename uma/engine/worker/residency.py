@@ -94,7 +94,7 @@ class Residency:
             if sequence is not None:
                 self._start(sequence, now)
                 continue
-            # (Mostly nobody can give way. Then it does not matter for whom.)
+            # Usually no row can give way, and then the order does not matter.
             can_give_way = any(each.is_paused or each.lane < 0 for each in self.active.values())
             head = self.waiting.head(self.active, now) if can_give_way else None
             victims = [] if head is None else self._find_victims(head, now)

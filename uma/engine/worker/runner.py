@@ -239,7 +239,7 @@ class ModelRunner:
         """Pieces of prompts, computed and booked. Those read to their ends have logits.
 
         A piece of a prompt whose logits are read (`split_unread`) comes alone, and so does a picture. The cost model is
-        told nothing of them.
+        not told of them.
         """
         if (placed := work[0][0].picture) is not None:
             return self._read_picture(*work[0], placed)
@@ -319,7 +319,7 @@ class ModelRunner:
     def decode_several(self, work: Work) -> Outcome:
         """Decode rows that have more than one token to compute: those that were given several in one step.
 
-        Computed and booked like `prefill`, but no prompt is counted, and the cost model is told nothing: rows of
+        Computed and booked like `prefill`, but no prompt is counted, and the cost model does not learn: rows of
         unequal length say nothing about the usual ones.
         """
         tokens = sum(count for _, count in work)

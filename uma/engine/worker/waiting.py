@@ -97,7 +97,7 @@ class WaitingRoom:
     def next(self, active: Mapping[int, Sequence], now: float) -> Sequence | None:
         """Take the sequence that starts now out of the queue; None if none can. Ask again after starting it."""
         self._release_followers(active)
-        # A crowd with one prefix is sorted out over several ticks, so that no stream waits for that.
+        # Many sequences with one prefix are sorted over several ticks, so that no stream waits for it.
         for _ in range(MOST_EXAMINED):
             if len(active) >= self.max_active or not self._pool.has_id():
                 return None
@@ -138,7 +138,7 @@ class WaitingRoom:
         if most >= len(tokens) - 1:
             return None
         for other in active.values():
-            # A crowd is compared in pairs, nearly all of which this tells apart.
+            # Many sequences are compared in pairs. This tells nearly all pairs apart.
             if len(other.tokens) <= most or other.tokens[most] != tokens[most]:
                 continue
             if not other.remaining or other.lane < sequence.lane or other.is_paused:

@@ -4,7 +4,7 @@ A cancel is a command, and the decode thread takes commands up between two batch
 large model on few cores, and where nothing that it computes is wanted any more, all other requests would wait for it.
 So the thread that cancels has llama.cpp abort it. A batch with one request that is still wanted goes on.
 
-In the same way a background batch gives way to a request that somebody waits for, and is computed after it. One that
+In the same way a background batch gives way to a request with a waiting reader, and is computed after it. One that
 has not begun always does; one that runs is not aborted again and again.
 """
 

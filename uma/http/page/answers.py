@@ -137,7 +137,7 @@ class Answer:
             self._arrival.unpark_all()
 
     def give_up(self, error: UmaError) -> None:
-        """Nothing will come any more, not even what has been generated: its readers are told `error`."""
+        """Nothing comes any more, not even what has been generated. Its readers get `error`."""
         self.error = error
         self.is_over = True
         self._rendered.unpark_all()

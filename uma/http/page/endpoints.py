@@ -45,7 +45,7 @@ from uma.types import (
 )
 
 PROGRESS_SEC = 0.25
-"""Interval at which a reader is told how far its prompt is, while it waits or is read."""
+"""Interval between two reports of a prompt's progress to its reader."""
 HEARTBEAT_SEC = 10.0
 """Maximum silence of a stream: a proxy would hang up."""
 NO_CACHE = (b"cache-control", b"no-store")
@@ -212,7 +212,7 @@ class Page:
 
     async def watch(self, http: Exchange) -> None:
         """The live view's frames, until the viewer goes; before a frame the viewer's own requests, where they are not
-        those that were told last.
+        those that were sent last.
         """
         await http.start(200, EVENT_STREAM, [NO_CACHE])
         async with _while_connected(http):

@@ -29,7 +29,7 @@ class Processes:
 
     gateway: Gateway
     _known: dict[Ends, int | None] = attrs.field(factory=dict, init=False)
-    """The process at each connection; None: not told."""
+    """The process at each connection; None: unknown."""
     _rests_until: float = attrs.field(default=0.0, init=False)
 
     def named(self, activity: Activity) -> Activity:

@@ -55,7 +55,8 @@ class CpuSample:
     stolen_ms: float = 0.0
     """Time for which these cores had something to run and the host of a virtual machine did not let them, added up."""
     quota_used_ms: float | None = None
-    """CPU time of all processes that share this one's quota, this one included; None without a quota, or untold."""
+    """CPU time of all processes that share this one's quota, this one included; None without a quota, or where it is
+    unknown."""
     cpus: int | None = None
     """CPUs that `idle_ms` and `stolen_ms` are of: more than `cores` under a quota. None: as many."""
 
