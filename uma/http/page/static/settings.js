@@ -318,6 +318,24 @@ function presets(draft, info, load) {
   );
 }
 
+/**
+ * A control with its label above and its help below, which names it as `aria-describedby`.
+ *
+ * @param {string} id
+ * @param {string} label
+ * @param {string} help
+ * @param {...HTMLElement} controls
+ */
+function labelled(id, label, help, ...controls) {
+  return h(
+    "div",
+    { class: "field" },
+    h("label", { for: id }, label),
+    ...controls,
+    h("p", { class: "help", id: `${id}-help` }, help),
+  );
+}
+
 /** @param {Settings} draft @param {() => void} changed */
 function schema(draft, changed) {
   const area = h("textarea", {
@@ -345,13 +363,12 @@ function schema(draft, changed) {
     fault.textContent = isWrong ? "Not set: it is no JSON object." : "";
     changed();
   });
-  return h(
-    "div",
-    { class: "field" },
-    h("label", { for: "set-json_schema" }, "JSON Schema"),
+  return labelled(
+    "set-json_schema",
+    "JSON Schema",
+    "The answer is JSON that follows this schema. Empty: any text.",
     area,
     fault,
-    h("p", { class: "help", id: "set-json_schema-help" }, "The answer is JSON that follows this schema. Empty: any text."),
   );
 }
 
@@ -371,12 +388,11 @@ function numberOfAnswers(draft, changed) {
     draft.answers = input.value && input.validity.valid && Number(input.value) > 1 ? Number(input.value) : undefined;
     changed();
   });
-  return h(
-    "div",
-    { class: "field" },
-    h("label", { for: "set-answers" }, "Answers at once"),
+  return labelled(
+    "set-answers",
+    "Answers at once",
+    `Up to ${MAX_ANSWERS} versions of each answer, written side by side.`,
     input,
-    h("p", { class: "help", id: "set-answers-help" }, `Up to ${MAX_ANSWERS} versions of each answer, written side by side.`),
   );
 }
 
@@ -394,16 +410,11 @@ function instructions(draft, changed) {
     draft.system = area.value;
     changed();
   });
-  return h(
-    "div",
-    { class: "field" },
-    h("label", { for: "system" }, "Instructions (system prompt)"),
+  return labelled(
+    "system",
+    "Instructions (system prompt)",
+    "For this conversation alone. They stand before all of it; many models keep to them, small ones often do not.",
     area,
-    h(
-      "p",
-      { class: "help", id: "system-help" },
-      "For this conversation alone. They stand before all of it; many models keep to them, small ones often do not.",
-    ),
   );
 }
 
@@ -485,14 +496,7 @@ function numberField(field, draft, info, changed) {
     else draft.sampling[field.name] = Number(input.value);
     changed();
   });
-  return h(
-    "div",
-    { class: "field" },
-    h("label", { for: id }, field.label),
-    input,
-    fault,
-    h("p", { class: "help", id: `${id}-help` }, field.help),
-  );
+  return labelled(id, field.label, field.help, input, fault);
 }
 
 /** @param {Settings} draft @param {() => void} changed */
@@ -517,16 +521,5 @@ function stops(draft, changed) {
     else delete draft.sampling.stop;
     changed();
   });
-  return h(
-    "div",
-    { class: "field" },
-    h("label", { for: "set-stop" }, "Stop strings"),
-    area,
-    fault,
-    h(
-      "p",
-      { class: "help", id: "set-stop-help" },
-      "One a line, 16 at most. The answer ends before any of them.",
-    ),
-  );
+  return labelled("set-stop", "Stop strings", "One a line, 16 at most. The answer ends before any of them.", area, fault);
 }
