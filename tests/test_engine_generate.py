@@ -14,7 +14,7 @@ from uma import Message, Request, SamplingParams, open_engine
 from uma.engine.delivery.pacing import STRIDE_STEPS
 from uma.engine.kv.pool import LAST_TOKENS
 from uma.engine.policy import Plan, Scheduler, State
-from uma.engine.policy.embed import EmbedDemand
+from uma.engine.policy.scheduler import EmbedDemand
 from uma.engine.worker.loop import REPLAN_BATCHES
 from uma.errors import BadRequest, ModelError, PromptTooLarge, TemplateError
 from uma.types import Finished, Token

@@ -138,6 +138,7 @@ class Mailbox:
     def close(self) -> None:
         """Give out what is early, once no thread posts or runs it any more."""
         self._release(math.inf)
+        self._looks_ms = 0.0  # so that no later post rings a bell that is closed
         self._bell.close()
 
 

@@ -1,12 +1,12 @@
 """What the next batch holds: pure functions and small pure objects over plain data.
 
-- `scheduler` one tick: decode rows, how far ahead of their readers, and which piece of which prompts is read
+- `scheduler` one tick: decode rows, how far ahead of their readers, and which piece of which prompts is read; turns of
+              texts to embed
 - `lead`      the pace of streams beside prompts, and the arithmetic of decoding ahead
 - `order`     whose turn it is: lanes, fair shares among clients, deadlines, preemption
 - `cost`      how long a batch takes on this machine, learnt from those that ran
 - `tuning`    every number of these
 - `state`     their input: rows, cells, targets, and what clients have had
-- `embed`     when texts to embed have their turn, and which request's come first
 """
 
 from uma.engine.policy.cost import CostModel

@@ -11,13 +11,12 @@ same code.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, takewhile
 
 import attrs
 
 from uma.engine.policy.cost import ROWS, SIZES, TILE_TOKENS, CostModel
-from uma.engine.policy.embed import EmbedDemand, EmbedTurns
 from uma.engine.policy.lead import (
     Pacing,
     can_be_covered,
@@ -40,6 +39,11 @@ MOST_SUSPENDED = 3
 prompts."""
 FAST_AGAIN = 0.5
 """Time of a tile, as a share of the longest, below which a lone prompt is read in tiles again."""
+EMBED_LEAST_SHARE = 0.5
+"""Minimum time for texts to embed after a decode step, as a share of the step, where streams miss their targets
+anyway."""
+EMBED_TURNS = {1: 0.75, 0: 0.5, -1: 0.25}
+"""Share of turns that embedding has beside prompts, by whether its lane is higher than theirs, the same, or lower."""
 
 
 @attrs.frozen
@@ -89,6 +93,61 @@ class Prompt:
 
     row: Row
     left: int
+
+
+@attrs.frozen
+class EmbedDemand:
+    """The texts that wait to be embedded, as the policy sees them."""
+
+    tokens: int
+    """Tokens that one batch can hold of them."""
+    least_tokens: int
+    """Fewest tokens that can be computed: a whole text, where the model cannot read one in pieces."""
+    lane: int
+    """The highest of their lanes."""
+    position: float
+    """Cells in use, which a batch attends over."""
+
+
+class EmbedTurns:
+    """Says when texts to embed have their turn, and how many tokens of them. It learns in `cost`.
+
+    Embedding takes turns with the reading of prompts, within the same budget of time. So a stream's gap is no longer
+    with a thousand texts waiting than with a long prompt.
+    """
+
+    def __init__(self, targets: Targets, prompts: CostModel) -> None:
+        """`prompts`: what the same model's prompts take, by which the first batch of texts is judged."""
+        self._targets = targets
+        self._prompts = prompts
+        self.cost = CostModel()
+        self._credit = 0.0
+
+    def has_turn(self, demand: EmbedDemand, waiting: Sequence[Row]) -> bool:
+        """Whether this tick embeds, and leaves the prompts of `waiting` to the next."""
+        if not waiting:
+            return True
+        lane = max(row.lane for row in waiting)
+        self._credit += EMBED_TURNS[(demand.lane > lane) - (demand.lane < lane)]
+        if self._credit < 1.0:
+            return False
+        self._credit -= 1.0
+        return True
+
+    def tokens(self, demand: EmbedDemand, decode: Iterable[Row], step_ms: float, now_ms: float) -> int:
+        """Tokens of one batch, after a decode step of `step_ms`; 0 where a stream is late."""
+        rows = [row for row in decode if row.lane >= 0 and row.has_reader]
+        if lateness(rows, now_ms, step_ms) > TUNING.late:
+            return 0
+        least = max(demand.least_tokens, min(SIZES[0], demand.tokens))
+        cost = self.cost if self.cost.knows_prefill else self._prompts
+        if not cost.knows_prefill:
+            return max(least, min(self._targets.start_tokens, demand.tokens))
+        longest_ms = TUNING.piece_share * self._targets.slo_ttft_ms
+        if rows:
+            target_ms = min(self._targets.tick_budget_ms, *(row.target_tbt_ms for row in rows))
+            longest_ms = max(target_ms - step_ms, EMBED_LEAST_SHARE * step_ms)
+        return max(least, cost.best_size(demand.tokens, lambda _tokens: demand.position, longest_ms))
 
 
 class Scheduler:

@@ -7,6 +7,7 @@ to is put together. A model that looks at the whole text at once reads it in one
 
 from __future__ import annotations
 
+import heapq
 import logging
 from array import array
 from collections.abc import Callable
@@ -17,13 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from uma.engine.clock import now_ms
-from uma.engine.policy.embed import EmbedDemand, EmbedTurns, FairQueue
+from uma.engine.policy.scheduler import EmbedDemand, EmbedTurns
 from uma.errors import DecodeFailed, InternalError, UmaError
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, Context
 from uma.metrics import EngineMetrics
 
 _log = logging.getLogger("uma.engine")
+
+WEIGHTS = {1: 16.0, 0: 4.0, -1: 1.0}
+"""Tokens of a lane's request that count as much as one of a background request's."""
 
 
 @attrs.define(eq=False, slots=True)
@@ -289,3 +293,40 @@ def _shaped(pooled: npt.NDArray[np.float32], dimensions: int | None, *, normaliz
     kept = pooled[:dimensions]
     length = float(np.sqrt(np.square(kept, dtype=np.float64).sum())) if normalize else 0.0
     return kept if length == 0.0 else (kept / length).astype(np.float32)
+
+
+class FairQueue:
+    """Requests, by their own keys, in the order in which they are served: the one furthest behind first.
+
+    It is start-time fair queueing (Goyal, Vin, Cheng 1996): each has a virtual clock that its tokens move on.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int]] = []
+        self._weights: dict[int, float] = {}
+        self._clock = 0.0
+
+    def add(self, key: int, lane: int) -> None:
+        """A request that comes now starts level with those that are served now: it neither waits for what they had
+        before, nor catches up on it.
+        """
+        self._weights[key] = WEIGHTS[lane]
+        heapq.heappush(self._heap, (self._clock, key))
+
+    def discard(self, key: int) -> None:
+        """Forget a request."""
+        self._weights.pop(key, None)
+
+    def take(self) -> tuple[float, int] | None:
+        """The next request and its clock, out of the queue until `put`; None where none is left."""
+        while self._heap:
+            at, key = heapq.heappop(self._heap)
+            if key in self._weights:
+                self._clock = max(self._clock, at)
+                return at, key
+        return None
+
+    def put(self, at: float, key: int, tokens: int) -> None:
+        """Back into the queue, served so many tokens."""
+        if key in self._weights:
+            heapq.heappush(self._heap, (at + tokens / self._weights[key], key))
