@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+import attrs
+
 from uma.config import RuntimeConfig
 from uma.engine.clock import now_ms
 from uma.engine.intake.overload import BEYOND_REPAIR, Load, full_queue_retry_ms, retry_after_ms, wait_ms
@@ -25,24 +27,17 @@ MAX_PROMPT_LOGPROBS = 131_072
 """Maximum log probabilities reported of one prompt: they are one event, of about a hundred bytes for each."""
 
 
+@attrs.frozen(eq=False)
 class Gate:
-    """Refuses requests with `Overloaded`. `sequences` are all that were submitted and have not ended."""
+    """Refuses requests with `Overloaded`."""
 
-    def __init__(
-        self,
-        config: RuntimeConfig,
-        sequences: Collection[Sequence],
-        worker: DecodeWorker,
-        max_active: int,
-        cost: CostModel,
-        metrics: EngineMetrics,
-    ) -> None:
-        self._config = config
-        self._sequences = sequences
-        self._worker = worker
-        self._max_active = max_active
-        self._cost = cost
-        self._metrics = metrics
+    _config: RuntimeConfig
+    _sequences: Collection[Sequence]
+    """All that were submitted and have not ended."""
+    _worker: DecodeWorker
+    _max_active: int
+    _cost: CostModel
+    _metrics: EngineMetrics
 
     def check_queue(self, lane: int) -> None:
         """Refuse a request that finds the queue full. For a background request the queue is twice as long."""

@@ -29,30 +29,20 @@ class _Copy:
     """Tokens in the parts."""
 
 
+@attrs.define(eq=False)
 class SnapshotCopies:
-    """Copies cached sequences that have no snapshot and are worth one.
+    """Copies cached sequences that have no snapshot and are worth one."""
 
-    `is_worth_saving` says which; `spare_id` gives an empty id other than those that a node needs, or None.
-    """
-
-    def __init__(
-        self,
-        cells: SequenceCells,
-        tree: PrefixTree,
-        store: SnapshotStore,
-        checkpoints: Checkpoints,
-        is_worth_saving: Callable[[Node], bool],
-        spare_id: Callable[[Node], int | None],
-    ) -> None:
-        self._cells = cells
-        self._tree = tree
-        self._store = store
-        self._checkpoints = checkpoints
-        self._is_worth_saving = is_worth_saving
-        self._spare_id = spare_id
-        self._copy: _Copy | None = None
-        self._in_vain: set[int] = set()
-        """Ids of cached sequences whose snapshot found no place in the end, since the last sequence began."""
+    _cells: SequenceCells
+    _tree: PrefixTree
+    _store: SnapshotStore
+    _checkpoints: Checkpoints
+    _is_worth_saving: Callable[[Node], bool]
+    _spare_id: Callable[[Node], int | None]
+    """An empty id other than those that a node needs, or None."""
+    _copy: _Copy | None = attrs.field(default=None, init=False)
+    _in_vain: set[int] = attrs.field(factory=set, init=False)
+    """Ids of cached sequences whose snapshot found no place in the end, since the last sequence began."""
 
     def try_all_again(self) -> None:
         """A sequence begins, so what found no place before can find one."""

@@ -74,22 +74,15 @@ Results = Iterable[Result]
 """The steps of one batch or stride. Each must be given to its readers before the next is taken."""
 
 
+@attrs.frozen(eq=False)
 class Executor:
     """Computes ticks. Belongs to the decode thread."""
 
-    def __init__(
-        self,
-        context: Context,
-        pool: KvPool,
-        runner: ModelRunner,
-        residency: Residency,
-        metrics: EngineMetrics,
-    ) -> None:
-        self._context = context
-        self._pool = pool
-        self._runner = runner
-        self._residency = residency
-        self._metrics = metrics
+    _context: Context
+    _pool: KvPool
+    _runner: ModelRunner
+    _residency: Residency
+    _metrics: EngineMetrics
 
     def run(self, tick: Tick) -> Iterator[Results]:
         """Compute a tick, batch by batch: the caller gives each batch's results before it asks for the next."""
