@@ -31,19 +31,12 @@ def negotiate(client: Sequence[str]) -> str:
     sides' versions where no major is common.
     """
     minors: dict[int, int] = {}
-    for word in client:
-        if match := _VERSION.fullmatch(word):
-            major, minor = int(match[1]), int(match[2])
-            minors[major] = max(minor, minors.get(major, 0))
-    common = [(major, minor) for major, minor in map(_numbers, SUPPORTED) if major in minors]
+    for major, minor in filter(None, map(parse_version, client)):
+        minors[major] = max(minor, minors.get(major, 0))
+    common = [each for each in filter(None, map(parse_version, SUPPORTED)) if each[0] in minors]
     if not common:
         raise VersionMismatch(
             f"versions: this server speaks {', '.join(SUPPORTED)}, the client {', '.join(client)[:200] or 'none'}"
         )
     known = [each for each in common if each[1] <= minors[each[0]]]
     return "{}.{}".format(*max(known, default=min(common)))
-
-
-def _numbers(version: str) -> tuple[int, int]:
-    major, _, minor = version.partition(".")
-    return int(major), int(minor)
