@@ -176,7 +176,12 @@ async def test_a_function_is_called_behind_the_events_that_were_posted_before_it
     mailbox = Mailbox(bell)
     stream = RequestStream(Control(), lambda: None, lambda _: None)
     given: list[int] = []
-    stream.tap = lambda token: given.append(token.token_id) is None
+
+    def take(token: Token) -> bool:
+        given.append(token.token_id)
+        return True
+
+    stream.tap = take
     found = Answer[list[int]](mailbox, [])
 
     def post() -> None:
