@@ -6,9 +6,7 @@ from __future__ import annotations
 
 from random import Random
 
-import trio
-
-from benchmarks.load import start, warm_up
+from benchmarks.load import warm_up
 from benchmarks.measure import Measures
 from benchmarks.projector import TOKENS, picture, projector
 from benchmarks.samples import Ask
