@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from harness import RunInProcessText
-from models import write_encoder, write_model
+from models import write_encoder, write_large_cells, write_model
 from uma.config import ModelSettings, RuntimeConfig, load
 from uma.errors import ConfigError, ModelError
 from uma.llama.builtin import builtin_path
 from uma.models.shelf import Shelf
+from uma.supervisor.child import child_config
+from uma.supervisor.estimate import planned_bytes
 
 FILE = """
 n_ctx = 1024
@@ -101,3 +103,14 @@ def test_of_all_models_the_first_that_generates_and_fits_is_the_default(tmp_path
     shelf = Shelf("all", {"UMA_MODELS": str(tmp_path), "HOME": str(tmp_path)}, most_bytes=builtin_path().stat().st_size)
     shelf.read()
     assert [each.name for each in shelf.files] == ["c-small", "builtin", "b-large", "a-encoder"]
+
+
+@pytest.mark.parametrize("memory_mib", [150, 300, 700])
+def test_a_model_s_context_is_planned_as_large_as_all_models_can_have(
+    tmp_path: Path, memory_mib: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_large_cells(tmp_path / "large.gguf", layers=32, kv_heads=8)
+    config = child_config(RuntimeConfig(memory=memory_mib), str(path), memory_mib * 2**20)
+    planned_mib = planned_bytes(path, config) / 2**20 + config.cache_ram_mb
+    assert memory_mib / 2 < planned_mib <= memory_mib
+    assert not caplog.records  # the process that makes the context warns of it

@@ -76,6 +76,11 @@ EXACT_BATCH_TOKENS = 2_048
 """Maximum batch that is computed without flash attention: of an encoder, memory grows with its square."""
 EMBED_SEQUENCES = 64
 """Maximum texts of one batch; `LEAST_STATES` where each has a state of its own."""
+PROCESS_BYTES = 64 * 2**20
+"""What a process takes beside weights and context: Python, llama.cpp, its buffers for computing."""
+VOCABULARY_BYTES = 900
+"""What a token of the vocabulary takes: some 600 in the tables of llama.cpp and of grammars, and a logit in each row of
+a large batch."""
 DEFAULT_UBATCH_TOKENS = RuntimeConfig().n_ubatch
 """What computing an ubatch takes in memory is not asked of a machine up to this size."""
 FLOAT_BYTES = 4
@@ -118,6 +123,11 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
     if config.n_ctx or config.n_ubatch > DEFAULT_UBATCH_TOKENS:
         _check_fits(model, config, params)
     return params
+
+
+def process_bytes(n_tokens: int) -> int:
+    """What a process takes beside weights, context and cache, with so many tokens in its vocabulary."""
+    return PROCESS_BYTES + VOCABULARY_BYTES * n_tokens
 
 
 def placed(config: RuntimeConfig, parts: list[Header], gpus: Sequence[Device], beside_bytes: int) -> RuntimeConfig:
@@ -253,7 +263,8 @@ def _bytes_beside_weights(model: Model, config: RuntimeConfig) -> int:
         # Mapped weights count as free to Linux, which can drop them; a server that computes with them needs them there.
         free_bytes = max(0, free_bytes - model.info.size_bytes)
     if config.memory:
-        free_bytes = min(free_bytes, max(0, config.memory * 2**20 - model.info.size_bytes))
+        taken_bytes = model.info.size_bytes + process_bytes(model.vocab.n_tokens) + cache_ram_bytes(config)
+        free_bytes = min(free_bytes, max(0, config.memory * 2**20 - taken_bytes))
     return free_bytes
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from uma.config import RuntimeConfig
 from uma.engine.planned import planned
+from uma.engine.sizing import PROCESS_BYTES, process_bytes
 from uma.errors import UmaError
 from uma.llama import header
 from uma.models import projectors
 
-PROCESS_BYTES = 64 * 2**20
-"""What a process takes beside weights and context: Python, llama.cpp, its buffers for computing."""
-VOCABULARY_BYTES = 900
-"""What a token of the vocabulary takes: some 600 in the tables of llama.cpp and of grammars, and a logit in each row of
-a large batch."""
 ROUGH_SHARE = 4
 """Divisor of the weights for the context, where that is not known."""
 
@@ -31,8 +31,24 @@ def planned_bytes(path: Path, config: RuntimeConfig) -> int:
         size_bytes = sum(part.size_bytes for part in parts) + projectors.size_bytes(
             projectors.chosen(config.mmproj, path)
         )
-        plan = planned(parts, config)
-        beside_bytes = PROCESS_BYTES + VOCABULARY_BYTES * int(parts[0].metadata.get("tokenizer.ggml.tokens", 0))
+        with _unsaid():
+            plan = planned(parts, config)
+        beside_bytes = process_bytes(int(parts[0].metadata.get("tokenizer.ggml.tokens", 0)))
     except (UmaError, OSError):  # loading it says what is wrong
         return rough_bytes(path.stat().st_size if path.exists() else 0)
     return size_bytes + plan.kv_bytes + plan.state_bytes + beside_bytes if plan else rough_bytes(size_bytes)
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """A block of this thread whose warnings are not logged: the process that does what is planned here says them."""
+    thread, logger = threading.get_ident(), logging.getLogger("uma.engine")
+
+    def is_another_s(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    logger.addFilter(is_another_s)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_another_s)
