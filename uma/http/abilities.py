@@ -183,7 +183,7 @@ def media(kind: str, path: str) -> None:
         raise Unsupported(
             f"{path}: {_UNABLE[kind]} ({kind}); leave it out, or ask a model with a projector for that (an mmproj file)"
         )
-    raise Unsupported(f"{path}: {kind} is not taken here; leave it out")
+    raise Unsupported(f"{path}: {kind} cannot be read here; leave it out, or send its text")
 
 
 def generation(able: Capabilities) -> None:

@@ -280,6 +280,8 @@ class ModelRunner:
                 self._pool.extend(sequence.holding, sequence.tokens[start:end])
                 sequence.computed = end
         if outcome.is_done:
+            if (recorder := self._trace.recorder) is not None:
+                self._record(recorder, "batch", outcome.took_ms, [f"{sequence.request.id}: {tokens} at {start}"])
             sequence.share.was_read(tokens)
             sequence.was_in_batch(1)
             self._metrics.prefill_tokens_total += tokens
