@@ -29,8 +29,8 @@ NAMES = (*get_args(Kind), *get_args(Hybrid), *OTHERS, *((GEMMA,) if is_all() els
 Way = Literal["cells", "checkpoint", "snapshot"]
 BORDERS, FURTHER, OWN = (40, 71, 90), 40, 11
 """Tokens at which batches end and others begin; those with which the sequence goes on; and those of each other."""
-SEQUENCES, BATCH = 4, 64
-"""So many that small windows are never laid out in another order: that alone changes the last bits."""
+SEQUENCES, BATCH = 8, 64
+"""So many that small windows have cells in which each sequence lies in order: another order changes the last bits."""
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -80,7 +80,8 @@ def world(model: Model, *, kv_unified: bool = True, swa_full: bool = True, has_g
     """An empty context."""
     scale = max(1, model.window_tokens // (4 * WINDOW))
     params = ContextParams(
-        n_ctx=1_024 * scale, n_seq_max=SEQUENCES * (1 + has_guards), n_batch=BATCH * scale, n_ubatch=BATCH * scale,
+        n_ctx=SEQUENCES * (BORDERS[-1] + FURTHER + 6) * scale, n_seq_max=SEQUENCES * (1 + has_guards),
+        n_batch=BATCH * scale, n_ubatch=BATCH * scale,
         n_threads=1, n_threads_batch=1, kv_unified=kv_unified, flash_attn="on", swa_full=swa_full,
         guards_window=has_guards,
     )  # fmt: skip
