@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import random
 import re
 import resource
@@ -320,9 +319,3 @@ def test_rows_that_all_fail_alike_say_so_once(
     assert "all 2 rows failed, because: --template: there is no column 'txt'" in done.stderr
     missing = batch(str(tmp_path / "nothing.jsonl"))
     assert (missing.returncode, "nothing.jsonl: No such file" in missing.stderr) == (2, True)
-
-
-def test_a_model_must_be_named_to_fill_a_file(uma_told: RunInProcessText, rows: Callable[..., Path]) -> None:
-    done = uma_told("batch", "--local", str(rows(lines(1))), "-o", os.devnull + "-not")
-    assert done.returncode == 2
-    assert "no model was named" in done.stderr

@@ -487,6 +487,17 @@ def test_a_question_that_is_asked_again_in_vain_keeps_its_answer(socket_dir: Pat
     assert Conversation.load(home / "so-far.json").turns[0].answer
 
 
+def test_lines_that_are_typed_before_there_is_a_prompt_are_lines_of_their_own(
+    server: ServerProcess, home: Path
+) -> None:
+    command = uma_command("chat", "--socket", str(server.socket))
+    with Terminal(command, environ_of(home), cwd=str(home)) as terminal:
+        terminal.type("/stats\r/undo\r/und")
+        terminal.wait_for("There is no answer yet.")
+        terminal.wait_for("There is nothing to take back.")
+        terminal.wait_for("> /und")
+
+
 def test_sampling_is_shown_and_set(server: ServerProcess, home: Path) -> None:
     with chat(server, home, *LONG) as terminal:
         tell(terminal, "/set max_tokens 3", "max_tokens  3")
@@ -495,7 +506,8 @@ def test_sampling_is_shown_and_set(server: ServerProcess, home: Path) -> None:
         tell(terminal, "/set temperature hot", "/set temperature: expected a number")
         tell(terminal, "/set top_p 7", "/set top_p: ")
         tell(terminal, "/set nothing 1", "/set: nothing is none of temperature, ")
-        tell(terminal, "/set max_tokens -", "left to the model")
+        tell(terminal, "/set max_tokens -", "(default)")
+        tell(terminal, "/set temperature -", "0.7 (default)")
         tell(terminal, "/set", "seed")
 
 

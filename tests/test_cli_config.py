@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from models import write_model, write_vocabulary
 from uma.cli import main
 from uma.cli.config import as_toml
+from uma.cli.default_model import with_all
 from uma.config import Loaded, RuntimeConfig, load, settings
 
 PATHS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=40)
@@ -96,6 +97,27 @@ def test_how_tokens_are_drawn_where_nothing_says_so_is_told(
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     for name, (value, origin) in (("temperature", temperature), ("top_p", top_p)):
         assert (lines[name].split()[1], lines[name].endswith(origin)) == (value, True)
+
+
+def test_the_model_that_is_taken_where_none_is_named_is_told(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "--json"]) == 0
+    model = json.loads(capsys.readouterr().out)["model"]
+    assert (model["value"], model["from"], model["taken"]) == ("builtin", "default", "more/other")
+    assert main(["config"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["model", "more/other"]
+    assert main(["config", "--json", "--model", "tiny"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"]["taken"] == "tiny"
+
+
+def test_a_file_of_the_settings_serves_the_same_models(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--toml"]) == 0
+    file = folder / "uma.toml"
+    file.write_text(capsys.readouterr().out, encoding="utf-8")
+    assert (
+        with_all(load(environ={})).config.models == with_all(load(environ={}, config_file=file)).config.models == "all"
+    )
 
 
 def test_the_toml_is_a_file_that_config_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

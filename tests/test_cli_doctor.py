@@ -45,6 +45,7 @@ def sound_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(hugepages, "available", lambda: True)
     monkeypatch.setattr(checks, "BUILD_FLAGS", {})
     monkeypatch.setattr(checks, "GPU_TRACES", {})
+    monkeypatch.setattr(checks, "PRESSURE", tmp_path / "none")
 
 
 async def too_slow(_: RuntimeConfig) -> Check:
@@ -79,6 +80,26 @@ def test_people_get_a_table_and_what_to_do_below_it(
     *_, last = capsys.readouterr().out.splitlines()
     assert last.startswith("models: ")
     assert "broken.gguf" in last
+
+
+def test_a_machine_whose_threads_wait_for_each_other_is_marked_and_told_what_to_do(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(checks, "PRESSURE", tmp_path / "pressure")
+    checks.PRESSURE.write_text("some avg10=96.00 avg60=96.20 avg300=8.00 total=1\n")
+    assert main(["doctor"]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"^\+ +threads .* 96 % of the last minute$", told, re.MULTILINE)
+    assert "To be faster: threads: more threads want the CPUs than there are" in told
+    assert "Nothing needs doing." not in told
+
+
+def test_the_model_is_the_one_that_uma_run_would_have(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch, tiny: Path
+) -> None:
+    monkeypatch.setenv("UMA_MODELS", str(tiny.parent))
+    assert str(tiny) in run(capsys)[1]["model"]["finding"]
+    assert "story" in run(capsys, "--model", "builtin")[1]["model"]["finding"]
 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",)])

@@ -92,7 +92,7 @@ def test_the_text_alone_is_on_standard_output(at: tuple[str, str]) -> None:
     assert len(done.stdout.decode().split()) > 5
     assert done.stdout.endswith(b"\n")
     assert NOTICE in done.stderr.decode()
-    assert "uma run --model" in done.stderr.decode()
+    assert "uma pull" in done.stderr.decode()
     assert done.stderr.splitlines()[1:] == [b"uma: warning: the answer was cut at 20 tokens: the limit of --max-tokens"]
 
 
@@ -152,29 +152,54 @@ def test_without_a_server_in_the_usual_place_the_model_is_loaded_here_and_that_i
     assert done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (("generate",), "none listens on "),
-        (("generate", "--local"), "of --local"),
-        (("embed",), "none listens on "),
-        (("chat", "--n-ctx", "512"), "of --n-ctx"),
-    ],
-)
-def test_a_file_is_not_filled_by_a_model_that_was_not_named(
-    arguments: tuple[str, ...], why: str, socket_dir: Path, uma_here: RunInProcess
+@pytest.fixture
+def alone(socket_dir: Path) -> dict[str, str]:
+    """Variables of a user without a server and without a model but the built-in one."""
+    return {"XDG_RUNTIME_DIR": str(socket_dir), "HOME": str(socket_dir), "XDG_CACHE_HOME": str(socket_dir)}
+
+
+@pytest.mark.parametrize("command", ["generate", "embed", "chat", "batch"])
+@pytest.mark.parametrize("has_model", [True, False])
+def test_without_a_server_and_without_a_name_it_is_the_model_that_uma_run_would_have(
+    command: str, has_model: bool, alone: dict[str, str], tiny: Path, tmp_path: Path, uma_here: RunInProcess
 ) -> None:
-    done = uma_here(*arguments, stdin=b"hello\n", XDG_RUNTIME_DIR=str(socket_dir))
-    assert (done.returncode, done.stdout) == (2, b"")
-    (line,) = done.stderr.decode().splitlines()
-    assert line.startswith(f"uma: error: no model was named, and no server is used, because {why}")
-    assert line.endswith(" out, so that a server answers" if why.startswith("of ") else "start a server with `uma run`")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    arguments: dict[str, tuple[str, ...]] = {
+        "batch": (str(tmp_path / "rows.jsonl"), "-o", str(tmp_path / "out.jsonl"), "--max-tokens", "2")
+    }
+    if command in ("generate", "chat"):
+        arguments[command] = ("--max-tokens", "2")
+    models = {"UMA_MODELS": str(tiny.parent)} if has_model else {}
+    done = uma_here(command, *arguments.get(command, ()), stdin=b"hello\n", **alone, **models)
+    said = done.stderr.decode()
+    assert done.returncode == 0, said
+    name = "tiny" if has_model else "the built-in model"
+    assert f": loading {name} here, as `uma run` would\n" in said
+    assert (NOTICE in said) != has_model
 
 
-def test_a_terminal_is_shown_the_demonstration_without_a_name(socket_dir: Path) -> None:
-    environ = clean_environ(XDG_RUNTIME_DIR=str(socket_dir))
-    with Terminal(uma_command("generate", "hello", "--max-tokens", "4", *ONE_THREAD[:2]), environ) as terminal:
+def test_a_terminal_is_told_the_same(alone: dict[str, str]) -> None:
+    environ = clean_environ(**alone)
+    with Terminal(
+        uma_command("generate", "hello", "--max-tokens", "4", *ONE_THREAD[:2]), environ, columns=200
+    ) as terminal:
+        terminal.wait_for("loading the built-in model here, as `uma run` would")
         terminal.wait_for(NOTICE)
+
+
+@pytest.mark.parametrize("option", [("--n-ctx", "512"), ("--local",)])
+@pytest.mark.parametrize("served", [("--model",), ("--models",)])
+def test_beside_a_server_it_is_the_servers_model_that_is_loaded_with_other_settings(
+    served: tuple[str], option: tuple[str, ...], socket_dir: Path, tiny: Path, generate_here: RunInProcess
+) -> None:
+    with running_server(socket_dir / "s", *served, str(tiny)) as server:
+        at_it = ("hello", "--socket", str(server.socket), "--max-tokens", "2")
+        done = generate_here(*at_it, *option, UMA_MODELS=str(socket_dir))
+        assert server.metrics()["tokens_generated_total"] == 0
+    assert (done.returncode, bool(done.stdout)) == (0, True), done.stderr
+    why = f"loading tiny here, which the server has, and not asking the server, because of {option[0]}"
+    assert done.stderr.decode().splitlines()[0] == f"uma: {why}"
+    assert NOTICE not in done.stderr.decode()
 
 
 @pytest.mark.parametrize("named", ["option", "variable", "file"])
@@ -427,8 +452,9 @@ def test_a_closed_standard_output_is_an_error(command: str, at: tuple[str, str])
 def test_a_context_of_another_size_than_was_asked_for_is_told(tiny: Path) -> None:
     to_tiny = ("hello", "--local", "--model", str(tiny), "--max-tokens", "2", *ONE_THREAD)
     done = generate(*to_tiny, "--n-ctx", "10")
-    assert (done.returncode, b"event=context.rounded n_ctx=256 asked=10" in done.stderr) == (0, True)
-    assert b"context.rounded" not in generate(*to_tiny, "--n-ctx", "1024").stderr
+    assert (done.returncode, b"the context has 256 tokens, and not 10 (n_ctx)" in done.stderr) == (0, True)
+    assert b"event=" not in done.stderr, "a command has no lines of a log"
+    assert b"n_ctx" not in generate(*to_tiny, "--n-ctx", "1024").stderr
 
 
 def test_output_goes_to_a_file(at: tuple[str, str], tmp_path: Path) -> None:

@@ -209,7 +209,9 @@ def imported_by(*arguments: str) -> set[str]:
     return {name.partition(".")[0] for name in re.findall(r"^import time:.*\|\s+(\S+)$", done.stderr, re.MULTILINE)}
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("generate", "--help"), ("--version",), ("genrate",), ("config",)])
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("generate", "--help"), ("--version",), ("genrate",), ("config", "--toml")]
+)
 def test_what_needs_no_model_imports_nothing_heavy(arguments: tuple[str, ...]) -> None:
     found = imported_by(*arguments)
     assert "uma" in found

@@ -11,7 +11,7 @@ import pytest
 from harness import ServerProcess, run_to_end, uma_command
 from uma.cli import words
 from uma.cli.run import banner
-from uma.config import RuntimeConfig
+from uma.config import RuntimeConfig, load
 from uma.types import Capabilities, Limits, MemoryPlan, ModelInfo, ServerInfo
 
 INFO = ServerInfo(
@@ -26,7 +26,7 @@ def test_a_running_server_has_said_what_it_serves_and_how_to_reach_it(server: Se
     said = server.log.text
     for line in ("model   builtin", "Q8_0", f"socket  {server.socket}", f"try     uma chat --socket {server.socket}"):
         assert line in said
-    assert "This is the small built-in demonstration model; to load a real one: uma run --model FILE.gguf" in said
+    assert words.DEMONSTRATION not in said, "it was named"
 
 
 def test_the_banner_names_model_parameters_quantization_size_context_and_socket() -> None:
@@ -62,8 +62,13 @@ def test_commands_to_try_can_be_pasted_as_they_are() -> None:
 
 
 def test_only_the_built_in_model_is_called_a_demonstration() -> None:
-    assert words.demonstration(INFO.model, "uma run") is None
-    assert words.demonstration(attrs.evolve(INFO.model, is_builtin=True), "uma run") is not None
+    assert words.demonstration(INFO.model, load(environ={})) is None
+    assert words.demonstration(attrs.evolve(INFO.model, is_builtin=True), load(environ={})) is not None
+
+
+def test_a_user_who_has_named_it_is_not_told_what_it_is() -> None:
+    named = load({"model": "builtin"}, environ={})
+    assert words.demonstration(attrs.evolve(INFO.model, is_builtin=True), named) is None
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,8 @@ def test_a_live_server_s_socket_is_refused_and_it_goes_on_serving(
     server: ServerProcess, refusal: Callable[..., str]
 ) -> None:
     refused = refusal(server.socket)
-    assert f"a server listens there already; `uma stop --socket {server.socket}` ends it" in refused
+    assert "a server listens there already, which every program can use (uma chat)" in refused
+    assert f"`uma stop --socket {server.socket}` ends it" in refused
     assert serves(server.socket)
 
 

@@ -428,6 +428,8 @@ OF_MODEL = (frozenset(settings()) - SERVER_ONLY - LOG - {"model", "socket"}) | {
 """Settings that one of several models can have for itself."""
 ALL_MODELS = "all"
 """The word for all models that are here."""
+BUILTIN = "builtin"
+"""The name of the model that is a part of UMA."""
 
 
 @attrs.frozen

@@ -75,11 +75,11 @@ async def _batch(
     options: argparse.Namespace, loaded: Loaded, form: Form, file: IO[bytes], interrupts: Interrupts
 ) -> int:
     async with (
-        open_source(loaded, interrupts, local=options.local, say=say.note, fills_file=True) as opened,
+        open_source(loaded, interrupts, local=options.local, say=say.note) as opened,
         trio.open_nursery() as nursery,
     ):
         source = opened.source
-        if line := words.demonstration(source.info.model, "uma run" if opened.is_server else PROGRAM):
+        if line := words.demonstration(source.info.model, loaded):
             say.note(line)
         header = {"version": 1, "model": model_of(source), **_settings(form, options)}
         results = Results.open(options.output, header, restart=options.restart, only_failed=options.only_failed)

@@ -43,7 +43,7 @@ def main(options: argparse.Namespace) -> int:
     conversation = Conversation.load(file) if file is not None else Conversation()
     if options.system is not None:
         conversation.system = options.system
-    chat = partial(Chat, conversation=conversation, sampling=sampling, last_file=file)
+    chat = partial(Chat, conversation=conversation, sampling=sampling, loaded=loaded, last_file=file)
     return run(partial(_chat, options, loaded, chat))
 
 
@@ -89,6 +89,7 @@ class Chat:
     view: View
     conversation: Conversation
     sampling: SamplingParams
+    loaded: Loaded
     interrupts: Interrupts
     opened: Opened | None = None
     """None once the server is gone."""
@@ -120,7 +121,8 @@ class Chat:
         """Take a source into use, and introduce its model unless it is the same as before."""
         is_known = self.is_hung_up_on and opened.source.info == self.info
         self.opened, self.info = opened, opened.source.info
-        self.bond, self.is_local = Bond(self.info.model) if opened.is_server else None, not opened.is_server
+        self.bond = Bond(self.info.model, bool(self.info.models)) if opened.is_server else None
+        self.is_local = not opened.is_server
         if not is_known:
             self._introduce(opened)
 
@@ -132,7 +134,7 @@ class Chat:
         self.view.tell(f"{words.context_line(self.info)} · {place}")
         if not self.info.capabilities.chat:
             self.view.tell("This model has no chat template of its own; a plain one is used.")
-        if notice := words.demonstration(model, "uma run" if opened.is_server else "uma chat"):
+        if notice := words.demonstration(model, self.loaded):
             self.view.tell(notice)
         if self.is_interactive:
             pictures = " /image FILE shows it a picture." if self.info.capabilities.vision else ""
@@ -327,7 +329,10 @@ class Chat:
     def switch(self) -> None:
         """From the next question on, whatever model the server has is welcome."""
         if self.bond is None:
-            self.view.complain("the model of this chat is loaded in this process; there is no other to go on with")
+            self.view.complain(
+                "the model of this chat is loaded in this process, and stays; `uma chat NAME` begins one with another "
+                "(`uma models` tells which are here)"
+            )
         else:
             self.bond = Bond(None)
             self.view.tell("The next question goes to whatever model the server has.")

@@ -40,6 +40,10 @@ GPU_TRACES = {
 """Where Linux shows a GPU, and the option that builds llama.cpp for it."""
 PRESSURE = Path("/proc/pressure/cpu")
 """Linux: for which part of the time some thread of the machine waited for a CPU."""
+BUSY_PERCENT = 50.0
+"""For which part of the last minute threads can wait for a CPU before it is told as what makes answers slow. UMA's own
+threads wait a little where there are as many as CPUs.
+"""
 SERVER_TIMEOUT_SEC = 15.0
 
 
@@ -140,16 +144,27 @@ def _threads(config: RuntimeConfig) -> Check:
     todo = ""
     if most > cpus:
         todo = f"{most} threads compute on {cpus} CPUs and wait for each other: leave threads and threads_batch at 0"
-    return Check("threads", f"{used} for decode, on {cpus} of {os.cpu_count()} CPUs{quota}{_pressure()}", todo)
+    finding = f"{used} for decode, on {cpus} of {os.cpu_count()} CPUs{quota}"
+    waited = _waited_percent()
+    if waited is not None:
+        finding += f"; threads waited for a CPU during {waited:.0f} % of the last minute"
+    is_busy = waited is not None and waited >= BUSY_PERCENT
+    return Check("threads", finding, todo, _BUSY if is_busy else "")
 
 
-def _pressure() -> str:
-    """How busy the machine is with programs that compete for CPUs; empty where the system does not tell."""
+_BUSY = (
+    "more threads want the CPUs than there are, so answers are slower than they could be: `top` shows whose they are; "
+    "end those programs, or let them run at another time"
+)
+
+
+def _waited_percent() -> float | None:
+    """For which part of the last minute some thread of the machine waited for a CPU; None where it is not told."""
     try:
         found = re.search(r"^some .*avg60=([\d.]+)", PRESSURE.read_text(encoding="ascii"), re.MULTILINE)
     except OSError:
-        return ""
-    return f"; threads waited for a CPU during {float(found[1]):.0f} % of the last minute" if found else ""
+        return None
+    return float(found[1]) if found else None
 
 
 def _huge_pages(config: RuntimeConfig) -> Check:
@@ -274,7 +289,7 @@ def models(config: RuntimeConfig) -> Iterator[Check]:
     try:
         path = catalog.resolve(config.model, os.environ).path
         header.read_parts(path)
-        yield Check("model", f"{config.model}: {path}")
+        yield Check("model", str(path) if str(path) == config.model else f"{config.model}: {path}")
     except ModelError as error:
         yield Check("model", f"{config.model}: cannot be loaded", error.message)
     found = catalog.available(os.environ, (places.UMA_MODELS,), is_thorough=True)

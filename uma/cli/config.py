@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
+from uma.cli.default_model import Taken, default_model
 from uma.cli.options import load_settings
 from uma.cli.sanitize import json_text, toml_text
 from uma.cli.table import print_table
-from uma.config import ALL_MODELS, Loaded, ModelSettings, Setting, settings
+from uma.config import ALL_MODELS, BUILTIN, Loaded, ModelSettings, Setting, settings
 from uma.errors import ModelError
 from uma.types import CHAT_SAMPLING, SAMPLER_FIELDS
 
@@ -21,28 +23,38 @@ OF_FILE = "the file"
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     loaded = load_settings(options)
-    drawn = _drawn(loaded)
-    if options.json:
-        print(as_json(loaded, drawn))
-    elif options.toml:
+    if options.toml:
         print(as_toml(loaded), end="")
+        return 0
+    taken = _taken(loaded)
+    drawn, name = _drawn(loaded, taken.setting), taken.name
+    if options.json:
+        print(as_json(loaded, drawn, name))
     else:
-        rows = [_row(each, loaded, drawn) for each in settings().values()]
+        rows = [_row(each, loaded, drawn, name) for each in settings().values()]
         rows += [(name, each.show(value), each.unit, OF_FILE) for name, each, value in _of_models(loaded)]
         print_table(("setting", "value", "unit", "from"), rows)
     return 0
 
 
-def _drawn(loaded: Loaded) -> dict[str, tuple[float, str]]:
-    """The figures that `chat`, `generate` and `LLM` take where the setting is unset, and whence."""
-    own = {} if loaded.origins["model"] == "default" else _of_the_model(loaded.config.model)
+def _taken(loaded: Loaded) -> Taken:
+    """The model that is used."""
+    if loaded.origins["model"] == "default":
+        with suppress(ModelError):  # of those that the file serves one is not here: they are told as they stand
+            return default_model(loaded)
+    return Taken(loaded.config.model, loaded.config.model)
+
+
+def _drawn(loaded: Loaded, model: str) -> dict[str, tuple[float, str]]:
+    """The figures that `chat`, `generate` and `LLM` take with this model where the setting is unset, and whence."""
+    own = {} if model == BUILTIN else _of_the_model(model)
     figures = {name: (value, "default") for name, value in CHAT_SAMPLING.items()}
     figures |= {name: (value, "the model's own") for name, value in own.items()}
     return {name: figures[name] for name in SAMPLER_FIELDS if name in figures and getattr(loaded.config, name) is None}
 
 
 def _of_the_model(name: str) -> dict[str, float]:
-    # Slow to import, and not needed where no model is named.
+    # Slow to import, and not needed for the built-in model.
     from uma.llama import header  # noqa: PLC0415
     from uma.llama.suggested import suggested_sampling  # noqa: PLC0415
     from uma.models import catalog  # noqa: PLC0415
@@ -53,15 +65,16 @@ def _of_the_model(name: str) -> dict[str, float]:
         return {}
 
 
-def as_json(loaded: Loaded, drawn: Mapping[str, tuple[float, str]]) -> str:
+def as_json(loaded: Loaded, drawn: Mapping[str, tuple[float, str]], taken: str) -> str:
     """An object of settings, each with `value`, `unit` and `from`; `in_chat` is the figure that `chat`, `generate` and
-    `LLM` take where the setting is unset.
+    `LLM` take where the setting is unset, `taken` the model that is used.
     """
     table = {
         name: {"value": getattr(loaded.config, name), "unit": each.unit or None, "from": loaded.origins[name]}
         | ({"in_chat": drawn[name][0]} if name in drawn else {})
         for name, each in settings().items()
     }
+    table["model"]["taken"] = taken
     for name, each, value in _of_models(loaded):
         table[name] = {"value": value, "unit": each.unit or None, "from": OF_FILE}
     return json_text(table, indent=2)
@@ -95,8 +108,12 @@ def _of_models(loaded: Loaded) -> Iterator[tuple[str, Setting, Any]]:
             yield f"models.{toml_text(model)}.{name}", known[name], value
 
 
-def _row(each: Setting, loaded: Loaded, drawn: Mapping[str, tuple[float, str]]) -> tuple[str, str, str, str]:
+def _row(
+    each: Setting, loaded: Loaded, drawn: Mapping[str, tuple[float, str]], taken: str
+) -> tuple[str, str, str, str]:
     value, origin = getattr(loaded.config, each.name), loaded.origins[each.name]
+    if each.name == "model" and taken != value:
+        return each.name, taken, each.unit, f"{origin}; the first that is here, generates and fits (uma models)"
     if each.name in drawn:
         origin = f"{origin}; chat, generate and LLM: {drawn[each.name][0]:g} ({drawn[each.name][1]})"
     return each.name, "unset" if value is None else each.show(value) or '""', each.unit, origin
@@ -104,7 +121,7 @@ def _row(each: Setting, loaded: Loaded, drawn: Mapping[str, tuple[float, str]]) 
 
 def _toml_line(each: Setting, loaded: Loaded) -> str:
     value, remark = getattr(loaded.config, each.name), _remark(each, loaded)
-    if value is None:
+    if value is None or (each.name == "model" and loaded.origins["model"] == "default"):
         return f"# {each.name} is unset  # {remark}\n"
     return f"{each.name} = {_toml_value(each, value)}  # {remark}\n"
 

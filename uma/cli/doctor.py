@@ -13,17 +13,25 @@ import attrs
 
 from uma.cli import checks
 from uma.cli.checks import Check
+from uma.cli.default_model import with_default
 from uma.cli.options import load_settings
 from uma.cli.sanitize import json_text, sanitize_line
 from uma.cli.table import print_table
 from uma.config import RuntimeConfig
+from uma.errors import ModelError
 
 NEEDS_DOING = 1
 
 
 def main(options: argparse.Namespace) -> int:
     """The command; exit code 1 where something needs doing. What would only be faster leaves it 0."""
-    found = examine(load_settings(options).config)
+    loaded = load_settings(options)
+    missing = []
+    try:
+        loaded = with_default(loaded)
+    except ModelError as error:
+        missing = [Check("served models", "not all of those that the settings name are here", error.message)]
+    found = [*examine(loaded.config), *missing]
     needs_doing = any(check.todo for check in found)
     if options.json:
         print(json_text({"ok": not needs_doing, "checks": [attrs.asdict(each) for each in found]}, indent=2))
@@ -55,7 +63,7 @@ def _print(found: Sequence[Check]) -> None:
         if each.todo:
             print(f"{each.name}: {sanitize_line(each.todo)}")
     if not any(each.todo for each in found):
-        print("Nothing needs doing.")
+        print("Nothing is in the way." if any(each.faster for each in found) else "Nothing needs doing.")
     for each in found:
         if each.faster:
             print(f"To be faster: {each.name}: {sanitize_line(each.faster)}")

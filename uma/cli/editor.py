@@ -7,6 +7,7 @@ thread does not outlive the wait: cancelling it ends the editor, which gives the
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,10 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion, Path
 from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import ANSI
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.input.typeahead import store_typeahead
+from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.key_binding.key_processor import KeyPress
 from prompt_toolkit.shortcuts import CompleteStyle
 
 from uma.cli.view import DROPPED, PROMPT
@@ -27,6 +31,8 @@ MAX_HISTORY_BYTES = 262_144
 """Maximum size of the history file as a chat begins; a longer one loses its older half."""
 OF_FILES = frozenset({"/image", "/load", "/save"})
 """Commands of the chat that a file's name follows."""
+CTRL_D = b"\x04"
+"""What the end of the input, which a terminal makes of it, is typed with."""
 MAX_ENTRY_CHARS = 8_192
 """Maximum length of a line that is kept: a pasted document is no line that anyone looks for again."""
 
@@ -72,7 +78,25 @@ class Editor:
         if isinstance(history, LastingHistory):
             history.forget()
 
+    def _take_typed_ahead(self) -> None:
+        """Give the editor the lines that were typed while nothing read them. The terminal has made newlines of Enter,
+        with which the editor begins another line of the same message.
+        """
+        given, typed = self._session.app.input, b""
+        with suppress(OSError):  # the terminal has gone away, which the editor finds out
+            while select.select([given.fileno()], [], [], 0)[0]:
+                data = os.read(given.fileno(), MAX_ENTRY_CHARS) or CTRL_D
+                typed += data
+                if data == CTRL_D:
+                    break
+        keys: list[KeyPress] = []
+        parser = Vt100Parser(keys.append)
+        parser.feed(typed.decode(errors="surrogateescape").replace("\n", "\r"))
+        parser.flush()
+        store_typeahead(given, keys)
+
     def _ask(self) -> str | None:
+        self._take_typed_ahead()
         prompt = PROMPT if os.environ.get("NO_COLOR") else ANSI(f"\x1b[1;36m{PROMPT}\x1b[0m")
         try:
             return self._session.prompt(

@@ -44,10 +44,19 @@ def read_texts(arguments: Sequence[str], file: Path | None) -> list[str]:
     """
     if arguments and file is not None:
         raise ConfigError(f"--file {file}: texts came as arguments too; give either")
+    for each in filter(_is_file, arguments):
+        say.note(f"{each}: the name of the file is the text; --file {each} reads what is in it")
     texts = list(arguments) or _lines(file)
     if not texts:
         raise ConfigError('there is no text; give some as arguments (uma embed "a fox" "a forest"), or a line each')
     return texts
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # no name of a file: too long, or with a NUL
+        return False
 
 
 def _lines(file: Path | None) -> list[str]:
@@ -67,8 +76,11 @@ def _lines(file: Path | None) -> list[str]:
 
 async def _embed_all(options: argparse.Namespace, loaded: Loaded, texts: list[str], interrupts: Interrupts) -> int:
     async with open_source(loaded, interrupts, local=options.local, say=say.note) as opened:
-        if line := words.demonstration(opened.source.info.model, "uma run" if opened.is_server else "uma embed"):
+        if line := words.demonstration(opened.source.info.model, loaded):
             say.note(line)
+        if opened.source.info.capabilities.generate:
+            name = opened.source.info.model.called
+            say.note(f"{name} is made to generate; a model made for embeddings tells texts apart better (uma models)")
         output = Output.standard("utf-8")
         written = _in_base64 if options.base64 else _as_numbers
         first = 0

@@ -8,17 +8,19 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from uma.cli import say, words
+from uma.cli.default_model import with_default
 from uma.cli.options import load_settings
 from uma.cli.run import announce, shown_progress
 from uma.cli.sanitize import sanitize_line
-from uma.config import RuntimeConfig
+from uma.config import Loaded, RuntimeConfig
 from uma.errors import ConfigError
 from uma.types import ServerInfo, Source
 
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
-    config = load_settings(options).config
+    loaded = with_default(load_settings(options))
+    config = loaded.config
     check_endpoint(options.bind, is_insecure=options.insecure)
     try:
         from uma.bridges.rustinfer.engine import OVERSIZE_FACTOR, RustInferEngine  # noqa: PLC0415
@@ -43,7 +45,7 @@ def main(options: argparse.Namespace) -> int:
             config.drain_timeout_sec,
         )
 
-    on_ready = partial(_announce, config, socket.endpoint)
+    on_ready = partial(_announce, loaded, socket.endpoint)
     return run_server(config, on_ready, beside=[engine], progress=shown_progress(config.model))
 
 
@@ -66,7 +68,7 @@ def check_endpoint(endpoint: str, *, is_insecure: bool) -> None:
         )
 
 
-def _announce(config: RuntimeConfig, endpoint: str, info: ServerInfo) -> None:
-    announce(config, info)
-    if not words.is_json_log(config):
+def _announce(loaded: Loaded, endpoint: str, info: ServerInfo) -> None:
+    announce(loaded, info)
+    if not words.is_json_log(loaded.config):
         say.plain(sanitize_line(f"zmq     {endpoint}"))

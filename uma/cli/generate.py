@@ -154,8 +154,7 @@ def _from_standard_input() -> str:
 
 async def _generate(options: argparse.Namespace, loaded: Loaded, task: Task, interrupts: Interrupts) -> int:
     async with open_source(loaded, interrupts, local=options.local, say=say.note) as opened:
-        command = "uma run" if opened.is_server else "uma generate"
-        if line := words.demonstration(opened.source.info.model, command):
+        if line := words.demonstration(opened.source.info.model, loaded):
             say.note(line)
         output, n_ctx = Output.standard("utf-8" if options.json else None), opened.source.info.limits.n_ctx
         try:

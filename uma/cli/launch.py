@@ -26,6 +26,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 from uma.cli import say
 from uma.cli.agents import AGENTS, Agent, Place
 from uma.cli.config import as_toml
+from uma.cli.default_model import with_default
 from uma.cli.options import load_settings
 from uma.config import Loaded
 from uma.errors import ConfigError, UmaError
@@ -112,13 +113,14 @@ def _server(loaded: Loaded, folder: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     settings = folder / "uma.toml"
-    settings.write_text(as_toml(loaded))
     command = [sys.executable, "-m", "uma"]
     if _listens(loaded.config.socket):
         command += ["gateway", "--socket", loaded.config.socket]
     else:
-        say.note(f"no server listens on {loaded.config.socket}: starting one")
-        command += ["run", "--config", str(settings), "--socket", str(folder / "uma.sock")]
+        settings.write_text(as_toml(loaded))
+        model = with_default(loaded).config.model
+        say.note(f"no server listens on {loaded.config.socket}: starting one with {model}")
+        command += ["run", "--config", str(settings), "--model", model, "--socket", str(folder / "uma.sock")]
     log = folder / "server.log"
     with log.open("wb") as file:
         # In a session of its own: Ctrl-C in the terminal is the agent's.

@@ -41,6 +41,11 @@ def plane_variable(name: str) -> str:
 SHORT: Mapping[str, str] = types.MappingProxyType({"model": "-m", "n_ctx": "-c", "threads": "-t"})
 """Short forms of options, as llama.cpp's own programs have them."""
 
+OTHER_DEFAULTS: Mapping[str, str] = types.MappingProxyType(
+    {"model": "the first that is here, generates and fits; else builtin"}
+)
+"""What commands take where a setting is left at its default, and that is not the default itself."""
+
 LISTS = frozenset({"alias", "models", "http_cors", "http_hosts"})
 """Settings that are words with commas between: their options can also be given several times."""
 
@@ -99,7 +104,8 @@ def add_settings(parser: argparse.ArgumentParser, *, leave_out: frozenset[str] =
 
 def _add_setting(group: argparse._ArgumentGroup, each: Setting, default: str = "none") -> None:
     what = ", ".join(each.choices) if each.choices else each.unit
-    notes = "; ".join(filter(None, [what, f"default: {each.show(each.default) or default}"]))
+    default = OTHER_DEFAULTS.get(each.name) or each.show(each.default) or default
+    notes = "; ".join(filter(None, [what, f"default: {default}"]))
     text = _escape(f"{each.help} ({notes})")
     dest = f"setting_{each.name}"
     flags = [each.flag, *filter(None, [SHORT.get(each.name)])]

@@ -129,7 +129,8 @@ class Parser(argparse.ArgumentParser):
             .replace("expected one argument", "expected a value")
         )
         say.complain(message)
-        say.plain(f"Try `{self.prog} --help`.")
+        usage = f" ({self.usage})" if self.usage else ""
+        say.plain(f"Try `{self.prog} --help`{usage}.")
         self.exit(USAGE_ERROR)
 
 
@@ -487,6 +488,8 @@ The model: a server that listens on --socket answers, where there is one; it kee
 begins sooner. Where none listens on the usual socket the model is loaded in this process, and that is said; on a
 socket that was named (--socket, UMA_SOCKET, the file) it is an error. The model is also loaded here with --local,
 where --model names another one than the server has, and where an option says how to load it (--n-ctx, --threads, …).
+Where none is named it is the server's; without a server the one that uma run would have: the first that is here,
+generates and fits into memory, or where there is none the built-in demonstration.
 """
 
 COMMANDS: tuple[Command, ...] = (
@@ -698,7 +701,8 @@ def build_parser() -> Parser:
     """The whole grammar. The result of parsing names its command in `command`."""
     parser = Parser(
         prog="uma",
-        description="Load a language model once and let every program on the machine share it.",
+        description="Load a language model once and let every program on the machine share it. To begin: `uma pull "
+        "OWNER/NAME` gets a model, `uma chat` talks with it, `uma run` serves it.",
         epilog=EPILOG,
     )
     parser.add_argument("-V", "--version", action="version", version=f"uma {__version__}")

@@ -8,6 +8,7 @@ import sys
 
 from uma.cli import say, words
 from uma.cli.sanitize import sanitize_line
+from uma.config import BUILTIN
 from uma.errors import ConfigError, ModelError
 from uma.models import catalog
 from uma.models.remove import removal
@@ -17,7 +18,7 @@ FAILED = 1
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
-    if options.name == catalog.BUILTIN:
+    if options.name == BUILTIN:
         raise ModelError("builtin: is a part of UMA, and 4 MB")
     found = catalog.named(options.name, os.environ)
     removed = removal(found)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import signal
 from functools import partial
 from pathlib import Path
 
-import attrs
-
 from uma.cli import say, words
+from uma.cli.default_model import with_all
 from uma.cli.options import load_settings
 from uma.cli.sanitize import sanitize_line
-from uma.config import ALL_MODELS, Loaded, RuntimeConfig, default_socket
-from uma.models import places
+from uma.config import Loaded, RuntimeConfig, default_socket
 from uma.server import run_server
 from uma.supervisor import open_models
 from uma.types import LoadProgress, ServerInfo
@@ -23,7 +20,7 @@ from uma.types import LoadProgress, ServerInfo
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
-    loaded = _with_all(load_settings(options))
+    loaded = with_all(load_settings(options))
     try:
         code = _serve(loaded)
     finally:
@@ -33,23 +30,12 @@ def main(options: argparse.Namespace) -> int:
     return code
 
 
-ABOUT_ONE = ("model", "models", "alias", "mmproj", "draft", "protocol")
-"""Settings that say which model is served, or that there is one."""
-
-
-def _with_all(loaded: Loaded) -> Loaded:
-    """The settings, with all models that are here where none was chosen, and there is one beside the built-in one."""
-    if any(loaded.origins[name] != "default" for name in ABOUT_ONE) or not places.find(os.environ):
-        return loaded
-    return attrs.evolve(loaded, config=attrs.evolve(loaded.config, models=ALL_MODELS))
-
-
 def _serve(loaded: Loaded) -> int:
     config = loaded.config
     opened = partial(open_models, tables=loaded.models) if config.models else None
     progress = LoadProgress() if config.models else shown_progress(config.model)
     if not config.http:
-        return run_server(config, on_ready=partial(announce, config), progress=progress, opened=opened)
+        return run_server(config, on_ready=partial(announce, loaded), progress=progress, opened=opened)
     # Slow to import, and not needed without HTTP.
     from uma.http.serve import HttpService, check  # noqa: PLC0415
 
@@ -62,7 +48,7 @@ def _serve(loaded: Loaded) -> int:
 
     return run_server(
         config,
-        on_ready=lambda info: announce(config, info, made[-1].url),
+        on_ready=lambda info: announce(loaded, info, made[-1].url),
         early=[http],
         progress=progress,
         opened=opened,
@@ -74,17 +60,23 @@ def shown_progress(model: str) -> LoadProgress:
     return LoadProgress(lambda percent: say.passing(f"loading {model}: {percent} %"))
 
 
-def announce(config: RuntimeConfig, info: ServerInfo, url: str = "") -> None:
+def announce(loaded: Loaded, info: ServerInfo, url: str = "") -> None:
     """Say on standard error which model runs, where, and how to talk to it; nothing where that is a log of JSON."""
     say.passing()
-    if not words.is_json_log(config):
-        say.plain("\n".join(map(sanitize_line, banner(config, info, url))))
+    if not words.is_json_log(loaded.config):
+        notice = None if info.models else words.demonstration(info.model, loaded)
+        lines = [*banner(loaded.config, info, url), *filter(None, [notice])]
+        say.plain("\n".join(map(sanitize_line, lines)))
 
 
 def _several(config: RuntimeConfig, info: ServerInfo) -> list[str]:
     folder = config.prefix_folder
     kept = f"cache   {folder}, {config.cache_disk_mb:,} MiB at most; --cache-dir '' keeps none"
-    return [f"models  {words.names(info.models)}", *([kept] if folder and Path(folder).is_dir() else [])]
+    first, *others = info.models
+    return [
+        f"models  {words.names([f'{first} (default)', *others])}",
+        *([kept] if folder and Path(folder).is_dir() else []),
+    ]
 
 
 def banner(config: RuntimeConfig, info: ServerInfo, url: str = "") -> list[str]:
@@ -102,5 +94,4 @@ def banner(config: RuntimeConfig, info: ServerInfo, url: str = "") -> list[str]:
         lines += [f"try     uma chat{at}", f'        uma generate{at} "Tell me a story about a fox"']
     else:
         lines += [f"try     nc -U {shlex.quote(config.socket)}"]
-    notice = None if info.models else words.demonstration(info.model, "uma run")
-    return [*lines, notice] if notice else lines
+    return lines

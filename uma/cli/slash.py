@@ -15,7 +15,7 @@ from uma.cli.pictures import ChatPicture, path_of
 from uma.cli.view import View
 from uma.config import settings
 from uma.errors import UmaError
-from uma.types import SAMPLER_FIELDS, Finished, SamplingParams, ServerInfo
+from uma.types import CHAT_SAMPLING, SAMPLER_FIELDS, Finished, SamplerSettings, SamplingParams, ServerInfo
 
 SET = (*SAMPLER_FIELDS, "max_tokens", "seed")
 """Fields of `SamplingParams` that `/set` changes."""
@@ -135,11 +135,11 @@ def _set(chat: Talk, text: str) -> None:
     if name and name not in SET:
         chat.view.complain(f"/set: {name} is none of {', '.join(SET)}")
     elif name and not value:
-        chat.view.complain(f"/set {name}: which value? `-` leaves it to the model")
+        chat.view.complain(f"/set {name}: which value? `-` takes yours back")
     else:
         if name:
             chat.sampling = with_value(chat.sampling, name, value)
-        chat.view.listing([(each, _value_words(chat.sampling, each)) for each in ((name,) if name else SET)])
+        chat.view.listing([(each, _value_words(chat, each)) for each in ((name,) if name else SET)])
 
 
 def with_value(sampling: SamplingParams, name: str, text: str) -> SamplingParams:
@@ -153,9 +153,20 @@ def with_value(sampling: SamplingParams, name: str, text: str) -> SamplingParams
         raise UmaError(f"/set {name}: {error}") from None
 
 
-def _value_words(sampling: SamplingParams, name: str) -> str:
-    value = getattr(sampling, name)
-    return "left to the model" if value is None else str(value)
+def _value_words(chat: Talk, name: str) -> str:
+    """What holds for the next answer, and whence where nothing was set here."""
+    if (value := getattr(chat.sampling, name)) is not None:
+        return str(value)
+    if name == "seed":
+        return "drawn for each answer"
+    if chat.info is None:
+        return "unset"
+    if name == "max_tokens":
+        return f"{chat.info.limits.default_max_tokens} (default)"
+    suggested = chat.info.capabilities.suggested_sampling
+    if name in suggested:
+        return f"{suggested[name]:g} (the model's own, or the server's)"
+    return f"{CHAT_SAMPLING.get(name, getattr(SamplerSettings(), name)):g} (default)"
 
 
 def _model(chat: Talk, _: str) -> None:

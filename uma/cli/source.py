@@ -1,7 +1,8 @@
 """The source of `uma chat` and `uma generate`: the server that listens on the socket, or an engine in this process.
 
 A server is preferred, since its model is loaded already and shared; but never one with another model than was asked
-for, and never where an option says how to load a model.
+for, and never where an option says how to load a model. Where none is named, an engine here has the model that the
+server has, or would have.
 """
 
 from __future__ import annotations
@@ -9,19 +10,20 @@ from __future__ import annotations
 import errno
 import os
 import shlex
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import attrs
+import trio
 
 from uma.cli import words
+from uma.cli.default_model import default_model
 from uma.cli.options import SAMPLING
 from uma.cli.trio_run import Interrupts
 from uma.client import Client, connect
-from uma.config import LOG, SERVER_ONLY, Loaded, RuntimeConfig, settings
-from uma.errors import ConfigError, ConnectionLost, UmaError
+from uma.config import BUILTIN, LOG, SERVER_ONLY, Loaded, RuntimeConfig, settings
+from uma.errors import ConnectionLost, UmaError
 from uma.types import ListedModel, ModelInfo, ServerInfo, Source
 
 NOT_LISTENING = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
@@ -44,6 +46,8 @@ class Bond:
 
     model: ModelInfo | None
     """None: whatever the server has now."""
+    is_one_of_several: bool = False
+    """The server had others, too."""
 
 
 @asynccontextmanager
@@ -54,24 +58,23 @@ async def open_source(
     local: bool,
     say: Callable[[str], None],
     bond: Bond | None = None,
-    fills_file: bool = False,
 ) -> AsyncIterator[Opened]:
     """A source for `loaded`; `say` gets a line where a choice was made that the caller does not expect.
 
-    With `local` no server is looked for; with a `bond` nothing but a server with that model will do. A socket that was
-    named must have a server; only the usual place falls back to loading the model here, which for anything but a
-    terminal must have been named (`fills_file`: answers go to a file). A server that is loading its model is waited
-    for. While a model is being loaded here, a signal ends the process at once. Raises `ConnectionLost` where a server
-    is missing or cannot be used, `OtherModel` where the bond's model is gone from it, `ModelError` where loading fails,
-    `ConfigError` where a model must be named.
+    With `local` no server answers; with a `bond` nothing but a server with that model will do. A socket that was
+    named must have a server; only the usual place falls back to loading the model here. Where none is named that is
+    the one that the server has, or without a server the one that `uma run` would have. A server that is loading its
+    model is waited for. While a model is being loaded here, a signal ends the process at once. Raises `ConnectionLost`
+    where a server is missing or cannot be used, `OtherModel` where the bond's model is gone from it, `ModelError`
+    where loading fails.
     """
     async with AsyncExitStack() as stack:
-        server = await _server(stack, loaded, say, local=local, bond=bond, fills_file=fills_file)
-        if server is not None:
-            yield Opened(server, is_server=True)
+        found = await _found(stack, loaded, say, local=local, bond=bond)
+        if not isinstance(found, RuntimeConfig):
+            yield Opened(found, is_server=True)
             return
         with interrupts.abruptly():
-            engine = await _engine(stack, loaded.config, say)
+            engine = await _engine(stack, found, say)
         yield Opened(engine, is_server=False)
 
 
@@ -81,27 +84,19 @@ class OtherModel(UmaError):
     code = "E_OTHER_MODEL"
 
 
-async def _server(
-    stack: AsyncExitStack,
-    loaded: Loaded,
-    say: Callable[[str], None],
-    *,
-    local: bool,
-    bond: Bond | None,
-    fills_file: bool,
-) -> Source | None:
+async def _found(
+    stack: AsyncExitStack, loaded: Loaded, say: Callable[[str], None], *, local: bool, bond: Bond | None
+) -> Source | RuntimeConfig:
+    """The server's session, or what is to be loaded here."""
     socket = loaded.config.socket
-    if bond is None and (local or _asks_for_its_own(loaded)):
-        own = ["--local"] if local else _asks_for_its_own(loaded)
-        _check_named(loaded, f"of {', '.join(own)}", own, fills_file=fills_file)
-        if not local:
-            _say_why(loaded, say)
-        return None
+    own = ["--local"] if local else _asks_for_its_own(loaded)
+    if bond is None and own:
+        return await _beside_server(loaded, say, own)
     async with AsyncExitStack() as attempt:
         try:
             client, is_meant = await _session(attempt, loaded, bond, say)
         except ConnectionLost as error:
-            if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in NOT_LISTENING):
+            if not _is_none_there(error):
                 raise
             if bond is not None:
                 raise ConnectionLost(f"{socket}: no server listens there; {_how_to_start(loaded, bond)}") from error
@@ -110,9 +105,7 @@ async def _server(
                 raise ConnectionLost(
                     f"{socket}: no server listens there; {start}, or load the model here with --local"
                 ) from error
-            _check_named(loaded, f"none listens on {socket}", fills_file=fills_file)
-            say(f"no server listens on {socket}: loading {_model_words(loaded)} here")
-            return None
+            return await _without_server(loaded, say)
         if bond is not None and bond.model not in (None, client.info.model):
             assert bond.model is not None
             raise OtherModel(
@@ -123,7 +116,55 @@ async def _server(
             await stack.enter_async_context(attempt.pop_all())
             return client
         say(f"the server has {_has(client.info)}, not {loaded.config.model}: loading that here")
-    return None
+    return loaded.config
+
+
+def _is_none_there(error: ConnectionLost) -> bool:
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in NOT_LISTENING
+
+
+async def _without_server(loaded: Loaded, say: Callable[[str], None]) -> RuntimeConfig:
+    """What is loaded where no server listens."""
+    none = f"no server listens on {loaded.config.socket}"
+    if loaded.origins["model"] != "default":
+        say(f"{none}: loading {_words(loaded.config.model)} here")
+        return loaded.config
+    taken = await trio.to_thread.run_sync(default_model, loaded)
+    say(f"{none}: loading {_words(taken.name)} here, as `uma run` would")
+    return attrs.evolve(loaded.config, model=taken.setting)
+
+
+async def _beside_server(loaded: Loaded, say: Callable[[str], None], own: Sequence[str]) -> RuntimeConfig:
+    """What is loaded because of `own` options, whether a server listens or not."""
+    because = f"not asking the server, because of {', '.join(own)}"
+    if loaded.origins["model"] != "default":
+        if own != ["--local"] and _can_be_there(loaded):
+            say(f"loading {_words(loaded.config.model)} here, {because}")
+        return loaded.config
+    try:
+        name, model = await _servers_default(loaded.config.socket, say)
+    except ConnectionLost as error:
+        if not _is_none_there(error):
+            raise ConnectionLost(f"{error.message}; to load a model beside it, name one with --model") from error
+        return await _without_server(loaded, say)
+    say(f"loading {_words(name)} here, which the server has, and {because}")
+    return attrs.evolve(loaded.config, model=model)
+
+
+def _can_be_there(loaded: Loaded) -> bool:
+    """Whether a server was named, or has made its socket."""
+    return loaded.origins["socket"] != "default" or Path(loaded.config.socket).exists()
+
+
+async def _servers_default(socket: str, say: Callable[[str], None]) -> tuple[str, str]:
+    """The name of the model that answers where none is named, and what the setting `model` is for it."""
+    async with AsyncExitStack() as stack:
+        client = await connected(stack, socket, say, loads=False)
+        if client.info.models:
+            first = (await client.models())[0]
+            return first.name, first.name if first.name == BUILTIN else first.path
+        model = client.info.model
+        return model.called, BUILTIN if model.is_builtin else model.path
 
 
 async def _session(
@@ -193,34 +234,15 @@ def _asks_for_its_own(loaded: Loaded) -> list[str]:
     return sorted(loaded.origins[name] for name in ABOUT_LOADING if loaded.origins[name].startswith("--"))
 
 
-def _say_why(loaded: Loaded, say: Callable[[str], None]) -> None:
-    if loaded.origins["socket"] != "default" or Path(loaded.config.socket).exists():
-        why = ", ".join(_asks_for_its_own(loaded))
-        say(f"loading {_model_words(loaded)} here, not asking the server, because of {why}")
-
-
-def _check_named(loaded: Loaded, why: str, own: Sequence[str] = (), *, fills_file: bool) -> None:
-    """Raise `ConfigError` where the demonstration model would answer a program or fill a file, and was not named.
-
-    `why` no server is used; because of `own` options, where there are any.
-    """
-    if loaded.origins["model"] == "default" and (fills_file or not sys.stdout.isatty()):
-        server = f"leave {', '.join(own)} out, so that a server answers" if own else "start a server with `uma run`"
-        raise ConfigError(
-            f"no model was named, and no server is used, because {why}: name one with --model (`uma models` tells "
-            f"which are here; builtin is the small demonstration, shown unasked on a terminal alone), or {server}"
-        )
-
-
 def _how_to_start(loaded: Loaded, bond: Bond | None) -> str:
     where = "" if loaded.origins["socket"] == "default" else f" --socket {shlex.quote(loaded.config.socket)}"
-    had = None if bond is None else bond.model
+    had = None if bond is None or bond.is_one_of_several else bond.model
     model = "" if had is None or had.is_builtin else f" --model {shlex.quote(had.path)}"
     return f"start {'one' if bond is None else 'it again'} with `uma run{where}{model}`"
 
 
-def _model_words(loaded: Loaded) -> str:
-    return "the built-in model" if loaded.config.model == "builtin" else loaded.config.model
+def _words(model: str) -> str:
+    return "the built-in model" if model == BUILTIN else model
 
 
 def _has_the_model(info: ServerInfo, loaded: Loaded) -> bool:
@@ -242,4 +264,8 @@ async def _engine(stack: AsyncExitStack, config: RuntimeConfig, say: Callable[[s
     if wanted.path.is_file() and (n_bytes := wanted.path.stat().st_size) > SLOW_TO_LOAD_BYTES:
         say(f"loading {wanted.path.name} ({words.size(n_bytes)})")
     stack.enter_context(logging_to(config))
-    return await stack.enter_async_context(open_engine(config))
+    engine = await stack.enter_async_context(open_engine(config))
+    plan = engine.info.capabilities.memory
+    if config.n_ctx and plan is not None and plan.cells != config.n_ctx:
+        say(f"the context has {plan.cells:,} tokens, and not {config.n_ctx:,} (n_ctx): it takes multiples of 256")
+    return engine

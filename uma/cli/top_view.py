@@ -35,6 +35,8 @@ HELP = (
     ("↑ ↓ or k j", "choose a request"),
     ("s, r", "order: start, speed, first token, worst gap, prompt, program; reversed"),
     ("/", "show requests whose program, id or model has this; Esc: all"),
+    ("read, starts", "how much of the prompt is read; when one that waits is expected to start"),
+    ("first, gap", "the wait for the first token; the longest one between two"),
     ("space or p", "hold what is shown; the figures go on behind it"),
     ("x", "end the chosen request, after asking"),
     ("q or Ctrl-C", "leave"),
@@ -50,6 +52,12 @@ class Column:
     from_columns: int
     show: Callable[[Row], str]
     justify: Literal["left", "right"] = "right"
+    whole_width: int = 0
+    """Of its longest words, which it has from `WHOLE_FROM_COLUMNS` on; 0: `width`."""
+
+    def width_of(self, columns: int) -> int:
+        """Its width on a screen of so many columns."""
+        return self.whole_width if self.whole_width and columns >= WHOLE_FROM_COLUMNS else self.width
 
 
 def _lane(row: Row) -> str:
@@ -60,10 +68,12 @@ def _ms(value: float | None) -> str:
     return "" if not value else words.duration(value)
 
 
+WHOLE_FROM_COLUMNS = 100
+"""Narrowest screen on which no word of UMA's own is cut."""
 PID_FROM_COLUMNS = 120
 """Narrowest screen with a column for processes."""
 COLUMNS = (
-    Column("lane", 6, 60, lambda row: _lane(row)[:6], "left"),
+    Column("lane", 6, 60, _lane, "left", max(map(len, LANES.values()))),
     Column("state", 13, 60, lambda row: row.state, "left"),
     Column("read", 5, 60, lambda row: f"{math.floor(100 * row.read_share)} %"),
     Column("tok/s", 5, 60, lambda row: words.figure(row.tokens_per_sec) if row.tokens_per_sec else ""),
@@ -71,12 +81,12 @@ COLUMNS = (
     Column("gap", 6, 80, lambda row: _ms(row.request.worst_gap_ms)),
     Column("starts", 7, 80, lambda row: "" if row.starts_in_ms is None else f"~{words.duration(row.starts_in_ms)}"),
     Column("prompt", 8, 120, lambda row: f"{row.request.prompt_tokens:,}"),
-    Column("cached", 8, 120, lambda row: f"{row.request.cached_tokens:,}"),
+    Column("cached", 8, 140, lambda row: f"{row.request.cached_tokens:,}"),
     Column("written", 8, 120, lambda row: f"{row.request.generated_tokens:,}"),
     Column("age", 7, 120, lambda row: words.duration(row.request.age_ms)),
     Column("pid", 8, PID_FROM_COLUMNS, lambda row: pid_of(row.request.origin)),
-    Column("id", 30, 160, lambda row: row.request.id, "left"),
     Column("model", 20, 160, lambda row: row.model, "left"),
+    Column("id", 30, 200, lambda row: row.request.id, "left"),
 )
 
 
@@ -232,11 +242,12 @@ def _requests(state: State, rows: Sequence[Row], columns: int, left: int | None)
         said = "no request has this" if state.filter else "nothing runs"
         return [Text(said, style="dim")]
     shown = [each for each in COLUMNS if columns >= each.from_columns]
-    rest = columns - sum(each.width + GAP for each in shown)
+    rest = columns - sum(each.width_of(columns) + GAP for each in shown)
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), width=columns, header_style="bold")
     table.add_column("program", width=max(8, rest - GAP), no_wrap=True, overflow="ellipsis")
     for each in shown:
-        table.add_column(each.title, width=each.width, no_wrap=True, overflow="ellipsis", justify=each.justify)
+        width = each.width_of(columns)
+        table.add_column(each.title, width=width, no_wrap=True, overflow="ellipsis", justify=each.justify)
     first = _first_shown(state, rows, left)
     some = rows[first : len(rows) if left is None else first + left]
     for row in some:

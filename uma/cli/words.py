@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from uma.config import RuntimeConfig
+from uma.config import Loaded, RuntimeConfig
 from uma.types import Finished, Logprobs, MemoryPlan, ModelInfo, ServerInfo
 
-DEMONSTRATION = "This is the small built-in demonstration model; to load a real one: {command} --model FILE.gguf"
+DEMONSTRATION = (
+    "This is the small built-in demonstration model; `uma pull OWNER/NAME` gets a real one, --model FILE.gguf names one"
+)
 BLIND = "this model sees no pictures; one that has a projector beside it (--mmproj) does"
 
 MOST_NAMED = 8
@@ -74,9 +76,11 @@ def http_lines(config: RuntimeConfig, url: str) -> list[str]:
     return lines
 
 
-def demonstration(info: ModelInfo, command: str) -> str | None:
-    """The one line that says what the built-in model is; None for a model of the user's own."""
-    return DEMONSTRATION.format(command=command) if info.is_builtin else None
+def demonstration(info: ModelInfo, loaded: Loaded) -> str | None:
+    """The one line that says what the built-in model is; None for a model of the user's own, and where these settings
+    name one.
+    """
+    return DEMONSTRATION if info.is_builtin and loaded.origins["model"] == "default" else None
 
 
 def speed(finished: Finished) -> str:

@@ -8,6 +8,7 @@ import socket
 from ipaddress import ip_address
 
 from uma.cli import say
+from uma.cli.default_model import with_default
 from uma.cli.options import DYNAMO_PLANES, load_settings, plane_variable
 from uma.errors import ConfigError
 
@@ -17,7 +18,7 @@ MAX_SYSTEM_PORT = 32_767
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
-    config = load_settings(options).config
+    config = with_default(load_settings(options)).config
     if options.block_size < 1:
         raise ConfigError(f"--block-size: {options.block_size} must be 1 or more")
     _check_system_port(os.environ.get("DYN_SYSTEM_PORT"))

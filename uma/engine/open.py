@@ -152,7 +152,7 @@ def _make_context(model: Model, config: RuntimeConfig, beside: Callable[[], None
         give_back_outputs(context)
     trim_heap()
     if config.n_ctx and context.n_ctx != config.n_ctx:
-        log(_log, logging.WARNING, "context.rounded", n_ctx=context.n_ctx, asked=config.n_ctx)
+        log(_log, logging.INFO, "context.rounded", n_ctx=context.n_ctx, asked=config.n_ctx)
     return context
 
 

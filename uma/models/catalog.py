@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from uma.config import BUILTIN
 from uma.errors import ModelError
 from uma.llama import header
 from uma.llama.builtin import builtin_path
@@ -19,7 +20,6 @@ from uma.models.places import OLLAMA, UMA_MODELS, Found, find, quantization_of
 from uma.models.projectors import Projectors, sees
 from uma.types import EMBEDDINGS, RERANKER
 
-BUILTIN = "builtin"
 WHOLE_TOKENS = 1_000_000
 """Maximum length of all vocabularies together with which the files' whole headers are read: half a second or less."""
 

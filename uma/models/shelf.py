@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from uma.config import ALL_MODELS, ModelSettings
+from uma.config import ALL_MODELS, BUILTIN, ModelSettings
 from uma.errors import ModelError
 from uma.models import catalog
-from uma.models.catalog import BUILTIN, ModelFile
+from uma.models.catalog import ModelFile
 from uma.models.names import one_meant
 from uma.types import EMBEDDINGS, RERANKER
 

@@ -122,8 +122,8 @@ def _is_stale(path: Path) -> bool:
         raise ConfigError(f"socket: {path}: is there already and is no socket; remove it or choose another --socket")
     if _is_alive(path):
         raise ConfigError(
-            f"socket: {path}: a server listens there already; `uma stop --socket {shlex.quote(str(path))}` ends it, or "
-            "choose another --socket"
+            f"socket: {path}: a server listens there already, which every program can use (uma chat); `uma stop "
+            f"--socket {shlex.quote(str(path))}` ends it, or choose another --socket"
         )
     return True
 

@@ -15,12 +15,12 @@ from typing import Any
 import attrs
 import trio
 
-from uma.config import ALL_MODELS, ModelSettings, RuntimeConfig
+from uma.config import ALL_MODELS, BUILTIN, ModelSettings, RuntimeConfig
 from uma.engine.kv.disk import made_folder
 from uma.engine.sizing import free_memory_bytes
 from uma.errors import BadRequest, ConfigError, InternalError, ModelError, ShuttingDown, UmaError, UnknownModel
 from uma.metrics import EngineMetrics
-from uma.models.catalog import BUILTIN, ModelFile
+from uma.models.catalog import ModelFile
 from uma.models.shelf import Shelf
 from uma.net.file_watch import state_of
 from uma.net.logfmt import log
@@ -579,7 +579,7 @@ async def open_models(
     of them fits into `--memory`.
     """
     config = await trio.to_thread.run_sync(_with_prefixes, config)
-    budget = config.memory * 2**20 or int(FREE_SHARE * free_memory_bytes())
+    budget = budget_of(config)
     shelf = Shelf(config.models, os.environ, config.model, tables or {}, budget)
     await trio.to_thread.run_sync(shelf.read)
     models = LoadedModels(config, shelf, budget)
@@ -588,6 +588,11 @@ async def open_models(
         nursery.start_soon(models.run)
         yield models
         models.close()
+
+
+def budget_of(config: RuntimeConfig) -> int:
+    """Bytes that the models of a server that started now could take together. Any thread."""
+    return config.memory * 2**20 or int(FREE_SHARE * free_memory_bytes())
 
 
 def _with_prefixes(config: RuntimeConfig) -> RuntimeConfig:
