@@ -179,7 +179,7 @@ class Context(Closing):
         self._logits_views: dict[int, npt.NDArray[np.float32]] = {}
         self._is_queued = backend.has_gpu()
         """A GPU computes after `llama_decode` has returned, until a result is asked for."""
-        self._graph = RunningGraph(is_counted=not self._is_queued)
+        self._graph = RunningGraph(model.n_layers, is_counted=not self._is_queued)
         self.returns_early = self._is_queued and model.is_on_gpu
         """Whether this thread is free between `begin` and `wait`, as a rule."""
         self.computes_on_cpu = not (model.is_all_on_gpu and params.offload_kqv)
@@ -273,7 +273,7 @@ class Context(Closing):
     def computed_share(self) -> float:
         """Which part of the running `decode` is done, from 0 to 1, by the nodes of its graph. Any thread.
 
-        0 where none runs, for the first one of its size, beside a GPU, and where a system cannot count (`llama.graph`).
+        0 where none runs, beside a GPU, and where a system cannot count; less for the first of its size: `llama.graph`.
         """
         return self._graph.share
 

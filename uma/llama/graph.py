@@ -19,21 +19,25 @@ _STATE_BYTES = 64
 ALIKE_TOKENS = 64
 """Batches with as many of these, the last one begun, have graphs of as many nodes: the chunks of linear attention."""
 
+NODES_PER_LAYER = 64
+"""More than graphs have (plain attention 17, sliding windows 22, linear attention 35): for a size that is new."""
+
 _LIBC = ctypes.PyDLL(None)  # keeps the GIL: each of these calls takes less time than giving it up
 
 
 class RunningGraph:
     """Begins and ends with each batch; `stop` and `share` can be called from any thread."""
 
-    def __init__(self, *, is_counted: bool) -> None:
+    def __init__(self, n_layers: int, *, is_counted: bool) -> None:
         """Without `is_counted` the share stays 0: a GPU does not ask."""
         self._state = ctypes.create_string_buffer(_STATE_BYTES)
         self.is_counted = is_counted and not _LIBC.sem_init(self._state, 0, _MOST)
         """Whether there is a share."""
+        self._n_layers = n_layers
         self._nodes: dict[int, int] = {}
         """The most that batches of so many `ALIKE_TOKENS` had; 0: of one token."""
         self._expected = 0
-        """How many the batch that is computed will have; 0: not known, or none is computed."""
+        """How many the batch that is computed will have, or more; 0: none is computed."""
 
     @property
     def callback(self) -> Any:
@@ -64,7 +68,7 @@ class RunningGraph:
         if not self.is_counted:
             return compute()
         alike = 0 if n_tokens == 1 else -(-n_tokens // ALIKE_TOKENS)
-        self._expected = self._nodes.get(alike, 0)
+        self._expected = self._nodes.get(alike, NODES_PER_LAYER * self._n_layers * max(1, alike))
         code = compute()
         # Before another batch begins, whose share would be all of it until it is counted from 0.
         self._expected = 0
@@ -74,8 +78,8 @@ class RunningGraph:
 
     @property
     def share(self) -> float:
-        """Which part of the batch's nodes is done, from 0 to 1: 0 for the first batch of its size, and where none is
-        computed.
+        """Which part of the batch's nodes is done, from 0 to 1; of the first batch of its size a smaller one. 0 where
+        none is computed.
         """
         expected = self._expected
         return min(1.0, self._count() / expected) if expected else 0.0

@@ -264,8 +264,8 @@ class RunningRequest:
     """The part of the prompt that did not have to be computed."""
     computed_tokens: int
     """The part of the prompt that is computed, cached tokens included; 0 while it is preempted. Of tokens that are
-    being computed as many as the layers that are done are worth; beside a GPU, on macOS, and in the first batch of its
-    size none of them. Where a batch is broken off they are computed again."""
+    being computed as many as the layers that are done are worth, in the first batch of its size fewer; beside a GPU
+    and on macOS none of them. Where a batch is broken off they are computed again."""
     generated_tokens: int
     age_ms: float
     """Since its arrival."""
