@@ -96,11 +96,10 @@ async def test_the_count_of_a_prompt_moves_also_while_a_batch_of_it_is_computed(
             seen.extend(each.computed_tokens for each in (await engine.activity()).running)
 
     monkeypatch.setattr(Context, "begin", noted)
-    async with open_engine(config_for(heavy, n_ctx=4_096)) as engine:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch, engine)
-            await answers(engine, [ask(tokens_for(1, 1_500), 1, reproducible=is_reproducible)])
-            nursery.cancel_scope.cancel()
+    async with open_engine(config_for(heavy, n_ctx=4_096)) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(watch, engine)
+        await answers(engine, [ask(tokens_for(1, 1_500), 1, reproducible=is_reproducible)])
+        nursery.cancel_scope.cancel()
     back = {after for before, after in pairwise(seen) if after < before}
     assert back <= set(begun), "only where some are computed again"
     assert max(seen) <= 1_500
