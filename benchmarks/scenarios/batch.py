@@ -28,12 +28,15 @@ from benchmarks.targets.batch import batch_job, chat_row
 from benchmarks.targets.contenders import DEFAULTS
 from benchmarks.targets.uma import Uma, uma_server
 from uma import Request, SamplingParams
+from uma.jobs import in_flight
 from uma.types import Finished, Message
 
 ROWS, WORDS, ANSWER, TURNS = 448, 24, 48, 2
 """So many rows are whole waves of either way: 8 of the job's 56, and 14 of `AT_ONCE`."""
 AT_ONCE = 32
 SPEED, BATCH, SOCKET = "rows", "uma batch", f"the socket, {AT_ONCE} in flight"
+ALIKE = "the socket, as many in flight as uma batch"
+"""Tells what the job itself takes from what comes of how many rows it has in flight."""
 CHATS, QUESTION, CHAT_ANSWER = 40, 64, 48
 BESIDE_ROWS = 20_000
 """Of the job beside chats: more than it gets done meanwhile."""
@@ -49,17 +52,21 @@ PLAIN_TOKENS = range(1_000, 40_000)
 
 
 async def measure(bench: Bench, index: int, emit: Emit) -> None:
-    """Turns of both ways, then chats alone and beside a job."""
+    """Turns of each way, then chats alone and beside a job."""
     model = attrs.evolve(bench.model, path=fetch_model("smollm2"))
     chance = Random(f"batch {index}")
     with tempfile.TemporaryDirectory(prefix="uma-bench-") as folder:
         async with uma_server(model, bench.pick({}, FEW), threads=bench.default_threads, label=DEFAULTS) as uma:
             await warm_up(uma, bench.model)
             for turn in range(TURNS):
-                for way in rotated([BATCH, SOCKET], index + turn):
+                for way in rotated([BATCH, SOCKET, ALIKE], index + turn):
                     texts = _texts(chance, bench.pick(ROWS, 10))
                     place = Path(folder) / f"{turn}"
-                    emit(SPEED, way, await (_by_batch(uma, texts, place) if way == BATCH else _by_socket(uma, texts)))
+                    emit(
+                        SPEED,
+                        way,
+                        await (_by_batch(uma, texts, place) if way == BATCH else _by_socket(uma, texts, way)),
+                    )
             await until_quiet()
             emit(CHAT, ALONE, await _chats(uma, chance, bench))
             emit(CHAT, BESIDE, await _chats_beside(uma, chance, bench, Path(folder) / "beside"))
@@ -100,7 +107,7 @@ def _left_errors(events: Sequence[dict[str, Any]]) -> Iterator[float]:
             yield abs(each["seconds_left"] - left) / left
 
 
-async def _by_socket(uma: Uma, texts: Sequence[str]) -> Measures:
+async def _by_socket(uma: Uma, texts: Sequence[str], way: str) -> Measures:
     """The same requests by one client, the next one whenever one has ended."""
     (client,) = uma.clients
     sampling = SamplingParams(max_tokens=ANSWER, temperature=0, ignore_eos=True)
@@ -120,7 +127,7 @@ async def _by_socket(uma: Uma, texts: Sequence[str]) -> Measures:
 
     began = time.perf_counter()
     async with trio.open_nursery() as nursery:
-        for _ in range(AT_ONCE):
+        for _ in range(AT_ONCE if way == SOCKET else in_flight(client, has_others=True)):
             nursery.start_soon(ask_on)
     wall_s = time.perf_counter() - began
     return {"tokens_per_s": tokens / wall_s, "tokens": tokens, "wall_s": wall_s}
