@@ -1,8 +1,8 @@
 """Everything at once: more requests than there is memory for, shared prefixes, lanes, slow readers, cancels, snapshots.
 
 Whatever is read to its end must be what the same request gives alone, and in the end nothing may be held. Models are
-not loud here: in loud ones of eight and more layers the order of cells moves logits by 4e-3, and what a request draws
-that is alone in its context depends on it, where the number drawn lies between two unlikely tokens.
+not loud here: in loud ones the order of cells moves logits by up to 4e-3, and what a request draws that is alone in its
+context depends on it, where the number drawn lies between two unlikely tokens.
 """
 
 from __future__ import annotations
