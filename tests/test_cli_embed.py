@@ -59,6 +59,17 @@ def test_arguments_lines_and_a_file_are_the_same_texts(
     assert np.allclose(np.linalg.norm(rows(given), axis=1), 1, atol=1e-5)
 
 
+def test_a_file_that_is_named_as_a_text_and_a_model_for_other_work_are_told(
+    at: tuple[str, str], tmp_path: Path, embed: RunInProcess
+) -> None:
+    (tmp_path / "notes.txt").write_text("a fox\n")
+    done = embed(str(tmp_path / "notes.txt"), *at)
+    assert len(rows(done)) == 1
+    assert f"--file {tmp_path / 'notes.txt'} reads what is in it" in done.stderr.decode()
+    assert "builtin is made to generate" in done.stderr.decode()
+    assert b"--file" not in embed("a fox", *at).stderr
+
+
 def test_base64_has_the_same_figures(at: tuple[str, str], embed: RunInProcess) -> None:
     numbers = rows(embed(*TEXTS, *at, "--dimensions", "8"))
     packed = embed(*TEXTS, *at, "--dimensions", "8", "--base64").stdout.splitlines()

@@ -197,7 +197,7 @@ def test_beside_a_server_it_is_the_servers_model_that_is_loaded_with_other_setti
         done = generate_here(*at_it, *option, UMA_MODELS=str(socket_dir))
         assert server.metrics()["tokens_generated_total"] == 0
     assert (done.returncode, bool(done.stdout)) == (0, True), done.stderr
-    why = f"loading tiny here, which the server has, and not asking the server, because of {option[0]}"
+    why = f"loading tiny here, as the server has it, because of {option[0]}"
     assert done.stderr.decode().splitlines()[0] == f"uma: {why}"
     assert NOTICE not in done.stderr.decode()
 

@@ -136,10 +136,10 @@ async def _without_server(loaded: Loaded, say: Callable[[str], None]) -> Runtime
 
 async def _beside_server(loaded: Loaded, say: Callable[[str], None], own: Sequence[str]) -> RuntimeConfig:
     """What is loaded because of `own` options, whether a server listens or not."""
-    because = f"not asking the server, because of {', '.join(own)}"
+    because = f"because of {', '.join(own)}"
     if loaded.origins["model"] != "default":
         if own != ["--local"] and _can_be_there(loaded):
-            say(f"loading {_words(loaded.config.model)} here, {because}")
+            say(f"loading {_words(loaded.config.model)} here, not asking the server, {because}")
         return loaded.config
     try:
         name, model = await _servers_default(loaded.config.socket, say)
@@ -147,7 +147,7 @@ async def _beside_server(loaded: Loaded, say: Callable[[str], None], own: Sequen
         if not _is_none_there(error):
             raise ConnectionLost(f"{error.message}; to load a model beside it, name one with --model") from error
         return await _without_server(loaded, say)
-    say(f"loading {_words(name)} here, which the server has, and {because}")
+    say(f"loading {_words(name)} here, as the server has it, {because}")
     return attrs.evolve(loaded.config, model=model)
 
 
