@@ -152,6 +152,15 @@ def test_without_a_server_in_the_usual_place_the_model_is_loaded_here_and_that_i
     assert done.stdout
 
 
+@pytest.mark.parametrize("options", [(), ("--n-ctx", "512")])
+def test_a_name_that_is_wrong_is_told_before_anything_is_said_of_loading_it(
+    options: tuple[str, ...], alone: dict[str, str], uma_here: RunInProcess
+) -> None:
+    done = uma_here("generate", "hello", "-m", "bultin", *options, **alone)
+    told = b"uma: error: bultin: no such file, and no model of this name is here; did you mean builtin?\n"
+    assert (done.returncode, done.stderr) == (2, told)
+
+
 @pytest.fixture
 def alone(socket_dir: Path) -> dict[str, str]:
     """Variables of a user without a server and without a model but the built-in one."""

@@ -43,10 +43,9 @@ def default_model(loaded: Loaded) -> Taken:
     if not config.models:
         return Taken(BUILTIN, BUILTIN)
     # Slow to import, and not needed with a server.
-    from uma.models.shelf import Shelf  # noqa: PLC0415
-    from uma.supervisor import budget_of  # noqa: PLC0415
+    from uma.supervisor import shelf_of  # noqa: PLC0415
 
-    shelf = Shelf(config.models, os.environ, config.model, loaded.models, budget_of(config))
+    shelf = shelf_of(config, loaded.models)
     shelf.read()
     first = shelf.files[0]
     return Taken(first.name, BUILTIN if first.name == BUILTIN else str(first.path))

@@ -127,7 +127,7 @@ async def _without_server(loaded: Loaded, say: Callable[[str], None]) -> Runtime
     """What is loaded where no server listens."""
     none = f"no server listens on {loaded.config.socket}"
     if loaded.origins["model"] != "default":
-        say(f"{none}: loading {_words(loaded.config.model)} here")
+        say(f"{none}: loading {_named(loaded)} here")
         return loaded.config
     taken = await trio.to_thread.run_sync(default_model, loaded)
     say(f"{none}: loading {_words(taken.name)} here, as `uma run` would")
@@ -139,7 +139,7 @@ async def _beside_server(loaded: Loaded, say: Callable[[str], None], own: Sequen
     because = f"because of {', '.join(own)}"
     if loaded.origins["model"] != "default":
         if own != ["--local"] and _can_be_there(loaded):
-            say(f"loading {_words(loaded.config.model)} here, not asking the server, {because}")
+            say(f"loading {_named(loaded)} here, not asking the server, {because}")
         return loaded.config
     try:
         name, model = await _servers_default(loaded.config.socket, say)
@@ -239,6 +239,16 @@ def _how_to_start(loaded: Loaded, bond: Bond | None) -> str:
     had = None if bond is None or bond.is_one_of_several else bond.model
     model = "" if had is None or had.is_builtin else f" --model {shlex.quote(had.path)}"
     return f"start {'one' if bond is None else 'it again'} with `uma run{where}{model}`"
+
+
+def _named(loaded: Loaded) -> str:
+    """The model that is named, in words. Raises `ModelError` where there is none of that name, before it is said that
+    it is loaded.
+    """
+    from uma.models import catalog  # noqa: PLC0415  (slow to import, and seldom needed with a server)
+
+    catalog.resolve(loaded.config.model, os.environ)
+    return _words(loaded.config.model)
 
 
 def _words(model: str) -> str:

@@ -24,6 +24,11 @@ def rough_bytes(size_bytes: int) -> int:
     return size_bytes + size_bytes // ROUGH_SHARE + PROCESS_BYTES
 
 
+def most_weights_bytes(budget_bytes: int) -> int:
+    """The largest weights of which `rough_bytes` are within a budget."""
+    return max(0, budget_bytes - PROCESS_BYTES) * ROUGH_SHARE // (ROUGH_SHARE + 1)
+
+
 def planned_bytes(path: Path, config: RuntimeConfig) -> int:
     """The memory of a process with these settings and the model of this file. Any thread."""
     try:

@@ -26,7 +26,7 @@ from uma.net.file_watch import state_of
 from uma.net.logfmt import log
 from uma.supervisor.backoff import Failures
 from uma.supervisor.child import child_config, running, taken_bytes
-from uma.supervisor.estimate import planned_bytes
+from uma.supervisor.estimate import most_weights_bytes, planned_bytes
 from uma.supervisor.files import Download, removal_of, remove
 from uma.supervisor.model import MOST_MODELS, STANDSTILL_SEC, Held, Load, Model
 from uma.supervisor.residency import passes, plan
@@ -579,15 +579,19 @@ async def open_models(
     of them fits into `--memory`.
     """
     config = await trio.to_thread.run_sync(_with_prefixes, config)
-    budget = budget_of(config)
-    shelf = Shelf(config.models, os.environ, config.model, tables or {}, budget)
+    shelf = shelf_of(config, tables or {})
     await trio.to_thread.run_sync(shelf.read)
-    models = LoadedModels(config, shelf, budget)
+    models = LoadedModels(config, shelf, budget_of(config))
     await models.check_room()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(models.run)
         yield models
         models.close()
+
+
+def shelf_of(config: RuntimeConfig, tables: Mapping[str, ModelSettings]) -> Shelf:
+    """The models of these settings, which are yet to be read. Any thread."""
+    return Shelf(config.models, os.environ, config.model, tables, most_weights_bytes(budget_of(config)))
 
 
 def budget_of(config: RuntimeConfig) -> int:
