@@ -137,6 +137,15 @@ def test_without_a_count_of_the_rows_it_follows_from_their_bytes() -> None:
     assert right(Job(rows, is_counted=False)) >= 0.95
 
 
+def test_a_row_that_ends_at_once_does_not_end_the_job() -> None:
+    tally = Tally(total_bytes=700)
+    for _ in range(7):
+        tally.passed(100, is_new=True, is_asked=True)
+    first, *_ = [tally.begin(100, 0.0) for _ in range(7)]
+    tally.end(first, 0.1)
+    assert tally.seconds_left(0.0, 100.0) == pytest.approx(600)
+
+
 def test_nothing_is_said_before_a_row_has_ended_or_of_a_pipe() -> None:
     for total_bytes in (2_000, 0):
         tally = Tally(total_bytes=total_bytes)

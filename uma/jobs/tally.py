@@ -13,6 +13,8 @@ LIKENESS = 9.0
 """How fast the time that a row is expected to take moves, as rows' times differ, from the mean of those that have ended
 towards what it would be if they came to their ends by chance: rows of one length end together, and until the first have
 ended nothing else tells how far they are; of rows that differ the short ones end first, and say too little."""
+OVERDUE = 1.25
+"""How many times as long as those that have ended rows must have run so far, on average, to be of other lengths."""
 SURENESS = 4.0
 """How many standard errors the growth of rows' times with their bytes must be from nothing to be believed."""
 
@@ -190,7 +192,8 @@ class Tally:
             return None
         now = time.monotonic() if now is None else now
         running_sec = self.running * now - self._began_sum
-        by_chance = min(1.0, LIKENESS * ended.scatter)
+        is_overdue = running_sec > OVERDUE * self.running * ended.y / ended.n
+        by_chance = 1.0 if is_overdue else min(1.0, LIKENESS * ended.scatter)
         # In rows such as those that have ended: what is done, of those that run too, and what there is to do.
         done = ended.n * (ended.y + running_sec) / (ended.y + by_chance * running_sec)
         rows, n_bytes = self._unread()
