@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -521,5 +522,9 @@ def test_a_question_that_waits_says_what_for_and_the_live_view_can_end_that(brow
         page.route("**/ui/api/answers/*", hold)
         page.get_by_role("button", name="Stop the answer").click()
         expect(page.locator(".status")).to_have_text("Stopping …")  # at once: the server has not been told
+        began = time.monotonic()
+        while not held:  # what the browser asks comes here during calls
+            assert time.monotonic() - began < PATIENCE_SEC
+            page.evaluate("null")
         held.pop().continue_()
         expect(page.locator(".note")).to_contain_text("Stopped.")

@@ -203,5 +203,5 @@ SCENARIO = Scenario(
     ),
     measure=measure,
     checks=checks,
-    round_limit_s=1_200,
+    round_limit_s=2_400,
 )
