@@ -10,7 +10,7 @@ from typing import Any, get_args
 import attrs
 import pytest
 import trio
-from engine_world import Answer, alone, answer, ask, compute_with, config_for, settled, tokens_for
+from engine_world import Answer, alone, answer, ask, compute_with, config_for, sequence_for, settled, tokens_for
 
 from harness import PATIENCE_SEC
 from models import Kind, write_model
@@ -18,8 +18,10 @@ from uma import Request, open_engine
 from uma.engine import Engine
 from uma.engine.delivery.pacing import CREDITS
 from uma.engine.kv.pool import LAST_TOKENS
+from uma.engine.worker.withdrawn import Withdrawn
 from uma.llama.batch import Batch
-from uma.llama.context import ABORTED, DONE, Context
+from uma.llama.context import ABORTED, DONE, Context, ContextParams
+from uma.llama.model import Model
 from uma.types import Finished, Token
 from uma.types.source import EventStream
 
@@ -273,3 +275,15 @@ async def test_no_other_background_batch_begins_before_a_request_that_has_come(
             nursery.cancel_scope.cancel()
     is_aborted = context.codes.index(ABORTED)
     assert context.sizes[is_aborted + 1] == 50
+
+
+def test_a_request_that_is_cancelled_before_it_is_taken_up_is_in_no_batch(tiny: Path) -> None:
+    """The command that cancels it follows the mark; in between the one that hands it over can be taken up."""
+    sequence = sequence_for(ask(), PROMPT[:4])
+    with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256)) as context:
+        withdrawn = Withdrawn(context)
+        withdrawn.coming(sequence)
+        withdrawn.add(sequence)
+        withdrawn.arrived(sequence)
+        assert not withdrawn.begin([sequence])
+        assert withdrawn.end()

@@ -481,7 +481,7 @@ class DecodeWorker:
     def _obey(self, command: Command) -> None:
         match command:
             case Submit(sequence):
-                self._runner.withdrawn.discard(sequence)
+                self._runner.withdrawn.arrived(sequence)
                 self._submit(sequence)
             case Cancel(sequence):
                 self._runner.withdrawn.discard(sequence)

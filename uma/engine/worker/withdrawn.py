@@ -4,8 +4,8 @@ A cancel is a command, and the decode thread takes commands up between two batch
 large model on few cores, and where nothing that it computes is wanted any more, all other requests would wait for it.
 So the thread that cancels has llama.cpp abort it. A batch with one request that is still wanted goes on.
 
-In the same way a background batch gives way to a request with a waiting reader, and is computed after it. One that
-has not begun always does; one that runs is not aborted again and again.
+In the same way a background batch gives way to a request of a higher lane, and is computed after it. One that has not
+begun always does; one that runs is not aborted again and again.
 """
 
 from __future__ import annotations
@@ -60,11 +60,15 @@ class Withdrawn:
                 self._is_aborted = True
                 self._context.request_retry()
 
+    def arrived(self, sequence: Sequence) -> None:
+        """The command that hands it over was taken up: it can be in the next batch."""
+        with self._lock:
+            self._coming.discard(sequence)
+
     def discard(self, sequence: Sequence) -> None:
-        """The command was taken up: a sequence is in no further batch, or can be in the next."""
+        """The command that cancels it was taken up: it is in no further batch."""
         with self._lock:
             self._cancelled.discard(sequence)
-            self._coming.discard(sequence)
 
     def begin(self, sequences: Collection[Sequence]) -> bool:
         """A batch of these goes to llama.cpp; False where none of it is wanted now: then it must not."""
