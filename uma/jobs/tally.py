@@ -9,10 +9,10 @@ import attrs
 
 from uma.jobs.ask import Progress
 
-LIKENESS = 9.0
-"""How fast the time that a row is expected to take moves, as rows' times differ, from the mean of those that have ended
-towards what it would be if they came to their ends by chance: rows of one length end together, and until the first have
-ended nothing else tells how far they are; of rows that differ the short ones end first, and say too little."""
+CHANCE_WEIGHT = 9.0
+"""How much of a running row's end is taken to be chance, for each unit of the scatter of rows' times, up to all of it.
+Rows of one length end together, so one that runs has done the part of their mean time that it has run. Of rows that
+differ the short ones end first, and their mean says too little of those that still run."""
 OVERDUE = 1.25
 """How many times as long as those that have ended rows must have run so far, on average, to be of other lengths."""
 SURENESS = 4.0
@@ -49,8 +49,10 @@ class Line:
         self.yy += y * y
 
     @property
-    def likeness(self) -> float:
-        """How much of y's spread the line explains, from 0 to 1; 0 where that might be by chance."""
+    def r_squared(self) -> float:
+        """The coefficient of determination: how much of y's spread the line explains, 0 to 1; 0 where that might be by
+        chance.
+        """
         spreads = self._spread(self.xx, self.x, self.x) * self._spread(self.yy, self.y, self.y)
         if self.n < 3 or spreads <= 0:
             return 0.0
@@ -62,7 +64,7 @@ class Line:
         """Its slope at the mean x, in parts of the mean y for each part of that x, from 0 (y is the same for all x, or
         might be) to 1 (it grows as x does).
         """
-        if not self.likeness:
+        if not self.r_squared:
             return 0.0
         slope = self._spread(self.xy, self.x, self.y) / self._spread(self.xx, self.x, self.x)
         return min(slope * self.x / self.y, 1.0)
@@ -70,7 +72,7 @@ class Line:
     @property
     def scatter(self) -> float:
         """Variance of y beside the line, in parts of the squared mean y."""
-        return (1 - self.likeness) * max(0.0, self._spread(self.yy, self.y, self.y)) / self.y**2
+        return (1 - self.r_squared) * max(0.0, self._spread(self.yy, self.y, self.y)) / self.y**2
 
     def _spread(self, product: float, one: float, other: float) -> float:
         return self.n * product - one * other
@@ -193,7 +195,7 @@ class Tally:
         now = time.monotonic() if now is None else now
         running_sec = self.running * now - self._began_sum
         is_overdue = running_sec > OVERDUE * self.running * ended.y / ended.n
-        by_chance = 1.0 if is_overdue else min(1.0, LIKENESS * ended.scatter)
+        by_chance = 1.0 if is_overdue else min(1.0, CHANCE_WEIGHT * ended.scatter)
         # In rows such as those that have ended: what is done, of those that run too, and what there is to do.
         done = ended.n * (ended.y + running_sec) / (ended.y + by_chance * running_sec)
         rows, n_bytes = self._unread()

@@ -481,11 +481,11 @@ class LoadedModels(Models):
         if self._is_draining:
             return math.inf
         ended = [each for each in self._known.values() if each.stays and each.client is None and each.load is None]
-        gone = [each for each in ended if state_of(each.file.path) is not None]
-        for model in gone:
+        missing = [each for each in ended if state_of(each.file.path) is not None]
+        for model in missing:
             if model.retry_after_ms is None:
                 self.ask_for(model)
-        return min((each.failures.retry_at for each in gone if each.load is None), default=math.inf)
+        return min((each.failures.retry_at for each in missing if each.load is None), default=math.inf)
 
     async def _let_idle_go(self) -> float:
         """End what nothing has used for as long as it is kept, and what is idle where a model has taken more than was

@@ -26,7 +26,8 @@ class Encoder:
         self._residency = residency
         self._trace = trace
         self._token_ms: dict[bool, float] = {}
-        """What the last picture took for each of its tokens, and the last sound; by whether it was one."""
+        """What the last picture took for each of its tokens, and the last sound; by whether it was one. Of a projector
+        that encodes them as one piece."""
         self._began_ms = 0.0
         """When the piece began that is computed."""
 
@@ -83,7 +84,8 @@ class Encoder:
             raise fault[0]
         if is_whole:
             self._ends_piece(sequence)
-            self._token_ms[picture.is_sound] = (now_ms() - self._began_ms) / picture.n_tokens
+            if not self._projector.is_cut:
+                self._token_ms[picture.is_sound] = (now_ms() - self._began_ms) / picture.n_tokens
         return True
 
     def _ends_piece(self, sequence: Sequence) -> None:
