@@ -12,9 +12,12 @@ import attrs
 import pytest
 
 from uma.jobs import Tally
+from uma.jobs.ask import Progress
 from uma.jobs.tally import Begun
 
 ROWS, AT_ONCE, BLOCK = 4_000, 56, 256
+PROMPT, ANSWER = 50, 50
+"""Tokens of a prompt, and of an answer for each unit of its row's time."""
 FROM, UP_TO = 0.05, 0.9
 """Of the rows: at the end single slow ones decide."""
 Rows = Sequence[tuple[int, float]]
@@ -32,6 +35,10 @@ class Job:
     """Whether a row has to be asked; else its result is taken over."""
     is_counted: bool = True
     """The number of rows is known."""
+    is_told: bool = False
+    """The tokens of rows that run are known."""
+    is_staggered: bool = False
+    """The first rows begin together, and each waits until the prompts of those before it are read."""
     now: float = 0.0
     _tally: Tally = attrs.field(init=False)
     _ready: deque[tuple[int, float]] = attrs.field(factory=deque)
@@ -51,17 +58,24 @@ class Job:
         heapq.heapify(running)
         told: list[tuple[float, float]] = []
         for ended in range(1, todo + 1):
-            end, _, begun = heapq.heappop(running)
+            end, number, begun = heapq.heappop(running)
             self.now += (end - work) * (len(running) + 1) / AT_ONCE
             work = end
-            self._tally.end(begun, self.now)
+            self._tally.end(begun, self._progress(number, 0.0), self.now)
             if ended + len(running) < todo:
                 heapq.heappush(running, self._begin(work))
+            if self.is_told:
+                self._tally.note({f"{number}": self._progress(number, end - work) for end, number, _ in running})
             if FROM * todo <= ended <= UP_TO * todo:
                 left = self._tally.seconds_left(0.0, self.now)
                 assert left is not None
                 told.append((left, self.now))
         return [(left, self.now - at) for left, at in told]
+
+    def _progress(self, number: int, rest: float) -> Progress:
+        """A row's prompt is soon read; the rest of its time is its answer's."""
+        took = self.rows[self.before + number][1]
+        return Progress(PROMPT, round(ANSWER * max(0.0, took - rest)))
 
     def _begin(self, work: float) -> tuple[float, int, Begun]:
         while not self._ready:
@@ -71,7 +85,10 @@ class Job:
             self._ready += [self.rows[index] for index in block if self.is_asked(index)]
             self._next = block.stop
         size_bytes, took = self._ready.popleft()
-        return work + took, next(self._number), self._tally.begin(size_bytes, self.now)
+        number = next(self._number)
+        if self.is_staggered and number < AT_ONCE:
+            took *= 0.8 + 0.8 * number / AT_ONCE
+        return work + took, number, self._tally.begin(size_bytes, self.now)
 
 
 def right(job: Job) -> float:
@@ -92,10 +109,13 @@ KINDS: dict[str, Callable[[random.Random], float]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("begun", [0, ROWS // 2], ids=["anew", "gone on with"])
-def test_the_time_left_is_right_within_a_fifth_after_a_twentieth_of_the_rows(kind: str, begun: int) -> None:
+@pytest.mark.parametrize("is_told", [False, True], ids=["by time", "by tokens too"])
+def test_the_time_left_is_right_within_a_fifth_after_a_twentieth_of_the_rows(
+    kind: str, begun: int, is_told: bool
+) -> None:
     chance = random.Random(3)
     rows = [(chance.randrange(80, 120), KINDS[kind](chance)) for _ in range(begun + ROWS)]
-    assert right(Job(rows, before=begun)) >= 0.95
+    assert right(Job(rows, before=begun, is_told=is_told)) >= 0.95
 
 
 COSTS: dict[str, Callable[[int], float]] = {
@@ -137,12 +157,17 @@ def test_without_a_count_of_the_rows_it_follows_from_their_bytes() -> None:
     assert right(Job(rows, is_counted=False)) >= 0.95
 
 
+def test_rows_alike_that_began_together_are_no_surprise() -> None:
+    rows = [(100, 1.0)] * (8 * AT_ONCE)
+    assert right(Job(rows, is_staggered=True, is_told=True)) >= 0.95
+
+
 def test_a_row_that_ends_at_once_does_not_end_the_job() -> None:
     tally = Tally(total_bytes=700)
     for _ in range(7):
         tally.passed(100, is_new=True, is_asked=True)
     first, *_ = [tally.begin(100, 0.0) for _ in range(7)]
-    tally.end(first, 0.1)
+    tally.end(first, Progress(), 0.1)
     assert tally.seconds_left(0.0, 100.0) == pytest.approx(600)
 
 
@@ -153,5 +178,5 @@ def test_nothing_is_said_before_a_row_has_ended_or_of_a_pipe() -> None:
             tally.passed(100, is_new=True, is_asked=True)
         begun = tally.begin(100, 0.0)
         assert tally.seconds_left(0.0, 1.0) is None
-        tally.end(begun, 1.0)
+        tally.end(begun, Progress(), 1.0)
         assert tally.seconds_left(0.0, 1.0) == (19.0 if total_bytes else None)

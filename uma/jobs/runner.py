@@ -200,15 +200,15 @@ class Runner:
 
     async def _finish(self, work: Work, begun: Begun) -> None:
         ended = work.ended
-        answer: Answer | None = None
+        used: Progress | None = None
         try:
             if work.asked is not None:
                 answer = await self._answer(work.row, work.asked)
                 if answer is None:
                     return
-                ended = self._end_of(work.row, work.asked, answer)
+                ended, used = _end_of(work.row, work.asked, answer)
         finally:
-            self.tally.end(begun, is_answered=answer is not None)
+            self.tally.end(begun, used)
             self._note_move()
         assert ended is not None
         self._note_end(ended)
@@ -236,21 +236,6 @@ class Runner:
             if self._stopping.is_set():
                 return None
             wait_sec = min(2 * wait_sec, MAX_WAIT_SEC)
-
-    def _end_of(self, row: Row, asked: Asked, answer: Answer) -> Ended:
-        text, usage = answer.body.decode(), dict[str, int]()
-        body: Any = json_bytes.verbatim(text)
-        with suppress(AttributeError):
-            try:
-                usage = orjson.loads(answer.body).get("usage") or {}
-            except orjson.JSONDecodeError:  # a transcript as a text
-                body = text
-        self.tally.used(
-            usage.get("prompt_tokens", usage.get("input_tokens", 0)),
-            usage.get("completion_tokens", usage.get("output_tokens", 0)),
-        )
-        response = {"status_code": answer.status, "request_id": answer.request_id, "body": body}
-        return _ended(row, _line(row, asked.custom_id, response, None), is_failed=answer.status >= 400)
 
     def _note_end(self, ended: Ended) -> None:
         """Write what can be written: the result, or all whose turn it is now."""
@@ -301,6 +286,23 @@ def together(block: Sequence[Work]) -> list[Work]:
     for each, begin in zip(block, begins, strict=True):
         groups.setdefault(begin[shared : shared + ALIKE_BYTES], []).append(each)
     return [each for group in groups.values() for each in group]
+
+
+def _end_of(row: Row, asked: Asked, answer: Answer) -> tuple[Ended, Progress]:
+    """A row's result, and what it took."""
+    text, usage = answer.body.decode(), dict[str, int]()
+    body: Any = json_bytes.verbatim(text)
+    with suppress(AttributeError):
+        try:
+            usage = orjson.loads(answer.body).get("usage") or {}
+        except orjson.JSONDecodeError:  # a transcript as a text
+            body = text
+    used = Progress(
+        usage.get("prompt_tokens", usage.get("input_tokens", 0)),
+        usage.get("completion_tokens", usage.get("output_tokens", 0)),
+    )
+    response = {"status_code": answer.status, "request_id": answer.request_id, "body": body}
+    return _ended(row, _line(row, asked.custom_id, response, None), is_failed=answer.status >= 400), used
 
 
 def _ended(row: Row, line: bytes, *, is_failed: bool = True) -> Ended:

@@ -10,9 +10,9 @@ import attrs
 from uma.jobs.ask import Progress
 
 CHANCE_WEIGHT = 9.0
-"""How much of a running row's end is taken to be chance, for each unit of the scatter of rows' times, up to all of it.
-Rows of one length end together, so one that runs has done the part of their mean time that it has run. Of rows that
-differ the short ones end first, and their mean says too little of those that still run."""
+"""How much of a running row's end is taken to be chance, for each unit of the scatter of rows' times or tokens, up to
+all of it. Rows of one length end together, so one that runs has done the part of their mean time that it has run. Of
+rows that differ the short ones end first, and their mean says too little of those that still run."""
 OVERDUE = 1.25
 """How many times as long as those that have ended rows must have run so far, on average, to be of other lengths."""
 SURENESS = 4.0
@@ -119,6 +119,8 @@ class Tally:
     """Of rows that run, by their requests' ids, when it was asked for last."""
     _times: Line = attrs.field(factory=Line)
     """The time that each row took which has ended, over its bytes."""
+    _lengths: Line = attrs.field(factory=Line)
+    """The tokens of each, read and written, over its bytes."""
     _began_sum: float = 0.0
     """Of those that run: when they began, summed up."""
 
@@ -138,17 +140,15 @@ class Tally:
         self._began_sum += begun.at_sec
         return begun
 
-    def end(self, begun: Begun, now: float | None = None, *, is_answered: bool = True) -> None:
-        """It has ended, or is given up."""
+    def end(self, begun: Begun, used: Progress | None, now: float | None = None) -> None:
+        """It has ended and took so many tokens, or is given up (None)."""
         self.running -= 1
         self._began_sum -= begun.at_sec
-        if is_answered:
+        if used is not None:
             self._times.add(begun.size_bytes, (time.monotonic() if now is None else now) - begun.at_sec)
-
-    def used(self, prompt_tokens: int, completion_tokens: int) -> None:
-        """An answer has come."""
-        self._ended_prompt_tokens += prompt_tokens
-        self._ended_completion_tokens += completion_tokens
+            self._lengths.add(begun.size_bytes, used.prompt_tokens + used.completion_tokens)
+            self._ended_prompt_tokens += used.prompt_tokens
+            self._ended_completion_tokens += used.completion_tokens
 
     def note(self, progress: Mapping[str, Progress]) -> None:
         """How far the rows are that run, by their requests' ids."""
@@ -193,16 +193,31 @@ class Tally:
         if not ended.n or not ended.y or not self.total_bytes or not self.asked_rows:
             return None
         now = time.monotonic() if now is None else now
-        running_sec = self.running * now - self._began_sum
-        is_overdue = running_sec > OVERDUE * self.running * ended.y / ended.n
-        by_chance = 1.0 if is_overdue else min(1.0, CHANCE_WEIGHT * ended.scatter)
-        # In rows such as those that have ended: what is done, of those that run too, and what there is to do.
-        done = ended.n * (ended.y + running_sec) / (ended.y + by_chance * running_sec)
         rows, n_bytes = self._unread()
         rows, n_bytes = rows + self.asked_rows, n_bytes + self.asked_bytes
         growth = ended.growth
         every = (1 - growth) * rows + growth * (n_bytes * ended.n / ended.x if ended.x else rows)
-        return (now - began) * max(0.0, every / min(done, every) - 1)
+        return (now - began) * max(0.0, every / min(self._done(now), every) - 1)
+
+    def _done(self, now: float) -> float:
+        """What is done, of the rows that run too, in rows such as those that have ended.
+
+        How far the running ones are is guessed by their time, and where their tokens are told by those too. Their time
+        says too little while the first rows wait for each other's prompts; their tokens say too much where a prompt's
+        are soon read. The truth is between.
+        """
+        by_time = self._done_by(self._times, self.running * now - self._began_sum)
+        if not self._progress or not self._lengths.y:
+            return by_time
+        tokens = sum(each.prompt_tokens + each.completion_tokens for each in self._progress.values())
+        return (by_time + self._done_by(self._lengths, tokens)) / 2
+
+    def _done_by(self, ended: Line, of_running: float) -> float:
+        """The same by times or by tokens: of those that have ended, and of all that run."""
+        is_overdue = of_running > OVERDUE * self.running * ended.y / ended.n
+        scatter = min(self._times.scatter, self._lengths.scatter) if self._lengths.y else self._times.scatter
+        by_chance = 1.0 if is_overdue else min(1.0, CHANCE_WEIGHT * scatter)
+        return ended.n * (ended.y + of_running) / (ended.y + by_chance * of_running)
 
     def _unread(self) -> tuple[float, float]:
         """Rows of the input that have not been read and will be asked, about, and their bytes."""
