@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion
+from pty_screen import Terminal
 
 from harness import (
     EXACT,
@@ -29,6 +30,7 @@ from harness import (
     until,
 )
 from uma.cli.batch_view import Speed
+from uma.cli.say import ERASE_LINE
 from uma.jobs import Progress, Tally
 
 URL = "/v1/chat/completions"
@@ -308,6 +310,10 @@ def test_before_a_row_has_ended_it_is_told_how_many_run() -> None:
     tally.is_counted, tally.rows, tally.failed = True, 5, 1
     tally.note({"a": Progress(prompt_tokens=1_200, completion_tokens=9)})
     assert re.fullmatch(r"5 of 20 rows \(25 ?%\) · 1 running · [0-9,.]+ tokens/s · 1 failed", Speed(tally).line())
+    assert Speed(tally).line(45).startswith("5 of 20 rows"), "what matters least makes way"
+    assert "running" not in Speed(tally).line(45)
+    assert Speed(tally).line(30) == Speed(tally).line(1)
+    assert Speed(tally).line(30).endswith("%) · 1 failed")
 
 
 def test_rows_that_all_fail_alike_say_so_once(
@@ -319,3 +325,39 @@ def test_rows_that_all_fail_alike_say_so_once(
     assert "all 2 rows failed, because: --template: there is no column 'txt'" in done.stderr
     missing = batch(str(tmp_path / "nothing.jsonl"))
     assert (missing.returncode, "nothing.jsonl: No such file" in missing.stderr) == (2, True)
+
+
+def test_a_narrow_terminal_has_one_line_that_whatever_is_said_replaces(
+    socket_dir: Path, rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    place, file, columns = socket_dir / "uma.sock", rows(lines(90, max_tokens=3_000, ignore_eos=True)), 36
+    command = uma_command("batch", "--socket", str(place), str(file), "-o", str(tmp_path / "out.jsonl"))
+    with running_server(place, *EXACT) as server, Terminal(command, clean_environ(), columns=columns) as terminal:
+        terminal.wait_for("of 90 rows")
+        terminal.wait_until(lambda: terminal.raw.count(b"of 90 rows") > 4, "more looks")
+        server.process.kill()
+        server.wait()
+        terminal.wait_until(lambda: b"wait until a server is back" in terminal.raw, "the server's end")
+        assert all(line.startswith("uma: ") for line in terminal.screen if "socket" in line), terminal.screen
+        looks = [each.partition("\r")[0] for each in terminal.raw.decode().split(ERASE_LINE) if "of 90" in each]
+        assert max(map(len, looks)) < columns
+
+
+@pytest.mark.parametrize("name", ["in.csv", "in.jsonl.gz"])
+def test_an_input_that_cannot_be_read_to_its_end_costs_the_rows_before_nothing(
+    batch: Callable[..., Any], tmp_path: Path, name: str
+) -> None:
+    file, out = tmp_path / name, tmp_path / "out.jsonl"
+    whole = b'prompt\na\nb\n"c"\nd\n'
+    if name.endswith(".gz"):
+        whole = gzip.compress(b"".join(b'{"prompt": "%s"}\n' % each for each in (b"a", b"b", b"c", b"d")))
+    file.write_bytes(whole[:-8] if name.endswith(".gz") else whole.replace(b'"c"', b'"c'))
+    cut = batch(str(file), "--max-tokens", "5")
+    assert cut.returncode == 1
+    assert re.search(rf"{name}: the input.* the rows before have results in .*the same command goes on", cut.stderr)
+    kept = out.read_bytes()
+    assert len(results(out)) >= 2
+    file.write_bytes(whole)
+    assert batch(str(file), "--max-tokens", "5").returncode == 0
+    assert out.read_bytes().startswith(kept)
+    assert len(results(out)) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import sqlite3
@@ -126,6 +127,19 @@ def test_a_batch_is_cancelled_and_keeps_what_was_done(client: openai.OpenAI) -> 
     assert batch.id in [each.id for each in client.batches.list(limit=1)]
     with pytest.raises(openai.BadRequestError, match="cancelled already"):
         client.batches.cancel(batch.id)
+
+
+def test_a_batch_whose_file_cannot_be_read_to_its_end_fails_and_says_why(client: openai.OpenAI) -> None:
+    whole = gzip.compress(data([line(number) for number in range(600)]))
+    file = client.files.create(file=("rows.jsonl.gz", whole[:-100]), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    done = ended(client, batch)
+    assert done.status == "failed"
+    assert done.errors is not None
+    assert done.errors.data is not None
+    assert "compression is damaged" in str(done.errors.data[0].message)
+    assert done.request_counts is not None
+    assert done.request_counts.completed == len(lines_of(client, done.output_file_id))
 
 
 def test_what_cannot_be_a_batch_is_refused(client: openai.OpenAI) -> None:

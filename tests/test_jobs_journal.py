@@ -28,6 +28,18 @@ def opened(path: Path, header: dict[str, Any] = HEADER, **how: bool) -> Iterator
         results.close()
 
 
+@contextmanager
+def no_file_over(n_bytes: int) -> Iterator[None]:
+    """A disk that is full, as far as writing files is concerned."""
+    before, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+
+
 def ended(number: int, line: bytes = b"", *, is_failed: bool = False) -> Ended:
     return Ended(number, 100 + number, line or LINES[number], is_failed)
 
@@ -62,15 +74,8 @@ def test_a_crash_at_any_byte_costs_the_torn_row_alone(tmp_path: Path) -> None:
 def test_of_results_that_come_together_a_full_disk_takes_as_many_as_there_is_space_for(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     lines = [b'{"row": %d, "text": "%s"}\n' % (number, b"x" * 400) for number in range(5)]
-    before, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
-    with opened(out) as results:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limits[1]))
-        try:
-            with pytest.raises(CannotWrite, match="what is in it is kept"):
-                results.append([ended(number, line) for number, line in enumerate(lines)])
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            signal.signal(signal.SIGXFSZ, before)
+    with opened(out) as results, no_file_over(1_000), pytest.raises(CannotWrite, match="what is in it is kept"):
+        results.append([ended(number, line) for number, line in enumerate(lines)])
     with opened(out) as results:
         assert done_in(results) == [0, 1]
         assert out.read_bytes() == b"".join(lines[:2])
@@ -134,7 +139,26 @@ def test_a_file_that_is_no_job_s_is_left_alone(tmp_path: Path) -> None:
     out.write_bytes(b"my thesis\n")
     with pytest.raises(JobChanged, match="no journal"), opened(out):
         pass
+    assert list(tmp_path.iterdir()) == [out]
     assert out.read_bytes() == b"my thesis\n"
+
+
+def test_what_cannot_be_written_is_named_with_what_results_need(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nothing" / "out.jsonl"
+    with pytest.raises(CannotWrite, match=rf"{nowhere}.journal: No such file.*a folder that exists"), opened(nowhere):
+        pass
+    with pytest.raises(JobChanged, match=r"is no file.*name one"), opened(tmp_path):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_at_the_start_is_told_with_its_place(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with no_file_over(10), pytest.raises(CannotWrite, match=r"out.jsonl: File too large.*has space"), opened(out):
+        pass
+    with opened(out) as results:
+        results.append([ended(0)])
+    assert out.read_bytes() == LINES[0]
 
 
 def test_two_processes_cannot_write_to_one_file(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_blank_lines_are_none_and_a_long_row_costs_the_next_nothing() -> None:
     lines = [b'{"prompt": "a"}\r\n', b"\n", b"  \n", b"x" * (2 * MAX_ROW_BYTES + 5) + b"\n", b'{"prompt": "b"}']
     rows = list(read_rows(io.BytesIO(b"".join(lines))))
     assert [each.number for each in rows] == [0, 1, 2]
-    assert [each.is_too_long for each in rows] == [False, True, False]
+    assert [bool(each.fault) for each in rows] == [False, True, False]
     assert rows[-1].end_bytes == sum(map(len, lines))
     assert rows[0].digest == row(b'{"prompt": "a"}').digest, "a newline is no part of the row"
 
@@ -166,6 +166,30 @@ def test_csv_and_gzip() -> None:
     packed = io.BufferedReader(io.BytesIO(gzip.compress(b'{"prompt": "a"}\n' * 1000)[:-20]))
     with pytest.raises(BadInput, match="compression is damaged"):
         list(read_rows(packed))
+
+
+def test_a_text_as_windows_writes_it_has_its_first_row() -> None:
+    assert next(iter(read_rows(io.BytesIO(b'\xef\xbb\xbf{"prompt": "a"}\r\n')))).data == b'{"prompt": "a"}\r\n'
+
+
+def test_a_row_of_csv_with_a_comma_too_many_is_bad_and_not_cut_off() -> None:
+    text = b'id,text\n1,"a, b"\n2,It rains, says the owl\n3,a,\n'
+    one, two, three = read_rows(io.BytesIO(text), is_csv=True)
+    for each in (one, three):  # a comma at the end is none too many
+        assert Form(template="{text}").asked(each).custom_id == each.data["id"]  # type: ignore[call-overload]
+    with pytest.raises(BadRow, match=r"the row has 3 values, and the first line 2 names: .*quotes") as caught:
+        Form(template="{text}").asked(two)
+    assert caught.value.custom_id == "2"
+
+
+def test_a_quote_that_is_never_closed_is_an_error_that_says_where() -> None:
+    text = b'id,text\n1,"two\nlines"\n2,"It rains\n' + b"".join(b"%d,more\n" % number for number in range(3, 9))
+    rows = read_rows(io.BytesIO(text), is_csv=True)
+    assert next(rows).data == {"id": "1", "text": "two\nlines"}
+    with pytest.raises(BadInput, match="a quote in the row of line 4 is never closed"):
+        next(rows)
+    whole = list(read_rows(io.BytesIO(b'id,text\n1,"a"'), is_csv=True))
+    assert [each.data for each in whole] == [{"id": "1", "text": "a"}], "the last line needs no newline"
 
 
 def test_rows_that_begin_alike_come_together_and_what_all_share_does_not_count() -> None:

@@ -29,7 +29,19 @@ from uma.client import Client, connect
 from uma.config import Loaded
 from uma.errors import ConfigError
 from uma.http.jobs import ask_of
-from uma.jobs import Ask, Form, Results, ReturningServer, Runner, Tally, count_rows, in_flight, model_of, read_rows
+from uma.jobs import (
+    Ask,
+    BadInput,
+    Form,
+    Results,
+    ReturningServer,
+    Runner,
+    Tally,
+    count_rows,
+    in_flight,
+    model_of,
+    read_rows,
+)
 from uma.types import Priority, Source
 
 PROGRAM = "uma batch"
@@ -150,7 +162,14 @@ async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interr
 
         is_done = False
         with interrupts.stopping(stop, grace_sec=math.inf, signals=(signal.SIGINT, signal.SIGTERM)) as stopped:
-            is_done = await runner.run()
+            try:
+                is_done = await runner.run()
+            except BadInput as error:
+                view.end(speed, is_done=False)
+                raise BadInput(
+                    f"{options.input}: {error.message}; the rows before have results in {options.output}, and once "
+                    "it is mended the same command goes on behind them"
+                ) from None
         showing.cancel_scope.cancel()
     tally = runner.tally
     view.end(speed, is_done=is_done)

@@ -44,29 +44,37 @@ class Speed:
         """What the rest of the input takes; None where that is not known."""
         return self.tally.seconds_left(self._began_sec)
 
-    def line(self) -> str:
-        """`1,024 of 2,000 rows (51 %) · 40 running · 210 tokens/s · 2 min left · 3 failed`."""
+    def line(self, columns: int | None = None) -> str:
+        """`1,024 of 2,000 rows (51 %) · 40 running · 210 tokens/s · 2 min left · 3 failed`; where that is no less than
+        so many `columns`, without how many run, and then without the speed.
+        """
         running = self.tally.running - self.tally.waiting
         tally, left, tokens = self.tally, self.seconds_left, self.tally.completion_tokens
         rate = f"{words.figure(self.tokens_per_sec)} tokens/s" if tokens else ""
         if tally.prompt_tokens and not tokens:
             rate = f"{tally.prompt_tokens:,} prompt tokens read"
-        return " · ".join(
-            [
-                self._rows(),
-                *([f"{running:,} running"] if running else []),
-                *([rate] if rate else []),
-                *([] if left is None else [f"{words.time_span(left)} left"]),
-                *([f"{tally.failed:,} failed"] if tally.failed else []),
-                *([f"{tally.waiting:,} wait to be asked again"] if tally.waiting else []),
-            ]
-        )
+        parts = [
+            self._rows(),
+            f"{running:,} running" if running else "",
+            rate,
+            "" if left is None else f"{words.time_span(left)} left",
+            f"{tally.failed:,} failed" if tally.failed else "",
+            f"{tally.waiting:,} wait to be asked again" if tally.waiting else "",
+        ]
+        for least_needed in (1, 2):
+            if columns is not None and len(_joined(parts)) >= columns:
+                parts[least_needed] = ""
+        return _joined(parts)
 
     def _rows(self) -> str:
         tally = self.tally
         about = "" if tally.is_counted else "about "
         rows = f"{tally.rows:,} of {about}{tally.total_rows:,} rows" if tally.total_rows else f"{tally.rows:,} rows"
         return f"{rows} ({tally.share:.0%})" if tally.rows and tally.share is not None else rows
+
+
+def _joined(parts: list[str]) -> str:
+    return " · ".join(filter(None, parts))
 
 
 class View(Protocol):
@@ -114,17 +122,7 @@ class OneLine(Lines):
 
     def look(self, speed: Speed) -> None:
         """See `View`."""
-        say.passing(speed.line())
-
-    def tell(self, text: str) -> None:
-        """See `View`."""
-        say.passing()
-        super().tell(text)
-
-    def end(self, speed: Speed, *, is_done: bool) -> None:
-        """See `View`."""
-        say.passing()
-        super().end(speed, is_done=is_done)
+        say.passing(speed.line(say.columns()))
 
 
 class Events:

@@ -5,12 +5,20 @@ Saying something is never what a command is called for: where standard error is 
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import suppress
 
 from uma.cli.sanitize import lines, sanitize_line
 
 ERASE_LINE = "\r\x1b[2K"
+
+
+class _Screen:
+    """What standard error's terminal shows."""
+
+    has_passing = False
+    """Its last line is to be replaced by whatever is said next."""
 
 
 def note(text: str) -> None:
@@ -34,11 +42,26 @@ def plain(text: str) -> None:
 
 
 def passing(text: str = "") -> None:
-    """`text` on a terminal, in a line that the next one replaces; without `text` it is empty."""
+    """`text` on a terminal, in a line that whatever is said next replaces, and cut where the terminal is too narrow;
+    without `text` it is empty.
+    """
     with suppress(OSError, ValueError):
         if sys.stderr.isatty():
-            print(f"{ERASE_LINE}{sanitize_line(text)}", end="", file=sys.stderr, flush=True)
+            shown, most = sanitize_line(text), columns()
+            if most is not None and len(shown) >= most:  # of a line that wraps only the end would be replaced
+                shown = f"{shown[: most - 2]}…"
+            print(f"{ERASE_LINE}{shown}", end="", file=sys.stderr, flush=True)
+            _Screen.has_passing = bool(shown)
+
+
+def columns() -> int | None:
+    """The width of the terminal that standard error goes to; None where there is none, or it does not tell."""
+    with suppress(OSError, ValueError):
+        return os.get_terminal_size(sys.stderr.fileno()).columns or None
+    return None
 
 
 def _say(prefix: str, text: str) -> None:
+    if _Screen.has_passing:
+        passing()
     print("\n".join(prefix + line for line in lines(text)), file=sys.stderr, flush=True)

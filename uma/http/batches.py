@@ -20,7 +20,7 @@ from uma.http.fields import read
 from uma.http.gateway import Gateway
 from uma.http.in_memory import InMemory
 from uma.http.problem import NotFound, RateLimited
-from uma.jobs import Form, Results, Runner, in_flight, model_of, read_rows
+from uma.jobs import BadInput, Form, Results, Runner, in_flight, model_of, read_rows
 from uma.jobs.journal import journal_of
 from uma.jobs.rows import PATHS
 from uma.jobs.store import MAX_UNFINISHED, OVER, Batch, Status, Store, StoredFile
@@ -186,7 +186,10 @@ async def _run(gateway: Gateway, store: Store, batch: Batch) -> None:
                     in_flight(gateway.source, has_others=True),
                     prefix=f"{batch.id}-",
                 )
-                is_done = await gateway.batches.run(batch.id, runner)
+                try:
+                    is_done = await gateway.batches.run(batch.id, runner)
+                except BadInput as error:
+                    why, is_done = error.message, True  # it is no better the next time
             tally = runner.tally
             batch = attrs.evolve(
                 store.batch(batch.id, None) or batch, completed=tally.rows - tally.failed, failed=tally.failed

@@ -26,6 +26,8 @@ WINDOW = 1024
 """Maximum rows that one which has not ended is behind the furthest that has: results come about in order of the rows,
 so that finding one again, and waiting for its turn, takes bounded memory."""
 _MARK = b"="
+BY_OPTIONS = "begin anew with --restart, which overwrites it"
+"""What can be done about an OUT that a job cannot go on with."""
 
 
 class CannotWrite(UmaError):
@@ -160,14 +162,34 @@ class Results:
 
     @classmethod
     def open(
-        cls, path: Path, header: Mapping[str, Any], *, restart: bool = False, only_failed: bool = False
+        cls,
+        path: Path,
+        header: Mapping[str, Any],
+        *,
+        restart: bool = False,
+        only_failed: bool = False,
+        anew: str = BY_OPTIONS,
     ) -> Results:
         """OUT at `path`, for the job that `header` tells of, as plain data by word; new, or as far as it had come.
 
-        `restart` begins anew; `only_failed` too, but takes over results that are good. Raises `JobChanged` where the
-        job on the disk is another one, and `OSError`.
+        `restart` begins anew; `only_failed` too, but takes over results that are good. `anew` is what errors tell to
+        do. Raises `JobChanged` where the job on the disk is another one, and `CannotWrite`.
         """
+        try:
+            return cls._opened(path, header, restart, only_failed, anew)
+        except OSError as error:
+            raise CannotWrite(
+                f"{error.filename or path}: {error.strerror}; results need a folder that exists, can be written to and "
+                "has space"
+            ) from None
+
+    @classmethod
+    def _opened(cls, path: Path, header: Mapping[str, Any], restart: bool, only_failed: bool, anew: str) -> Results:
         header, journal_path = orjson.loads(orjson.dumps(header)), journal_of(path)
+        if path.exists() and not path.is_file():
+            raise JobChanged(f"{path}: is no file, and results are kept in one; name one")
+        if not restart and not journal_path.exists():
+            _check_new(path, anew)
         journal = os.open(journal_path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             _lock(journal, path)
@@ -176,21 +198,21 @@ class Results:
                     each.unlink(missing_ok=True)
                 os.ftruncate(journal, 0)
             _finish_renaming(path)
-            if only_failed and not _before(path).exists() and _walk(path).rows:
+            if only_failed and not _before(path).exists() and _walk(path, anew).rows:
                 journal = _set_aside(path, journal)
-            walk = _walk(path)
+            walk = _walk(path, anew)
             is_new = walk.header is None
             if is_new:
-                _check_new(path)
+                _check_new(path, anew)
             if walk.rows:
-                _check_same(path, walk.header or {}, header)
+                _check_same(path, walk.header or {}, header, anew)
             else:
                 written = orjson.dumps(header) + b"\n"
                 os.ftruncate(journal, 0)
                 _write(journal, written, 0)
                 walk = _Walk(dict(header), 0, len(written))
             before = _before(path)
-            reusable = _finished(before, _walk(before)) if before.exists() else None
+            reusable = _finished(before, _walk(before, anew)) if before.exists() else None
             out = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except BaseException:
             os.close(journal)
@@ -219,23 +241,32 @@ class Results:
                 for each in ended:
                     self.append([each])
                 return
-            raise CannotWrite(
-                f"{self.path}: {error.strerror}; what is in it is kept, and the same command goes on from there"
-            ) from None
+            raise self._cannot_write(error) from None
         self._out_bytes += len(lines)
         self._journal_bytes += len(entries)
 
     async def sync(self) -> None:
-        """Return once what was appended before is on the disk."""
+        """Return once what was appended before is on the disk. Raises `CannotWrite`."""
         if (size := self._out_bytes) == self._marked_bytes:
             return
-        await trio.to_thread.run_sync(os.fsync, self._out)
+        await self._flush(self._out)
         mark = b"%s %d\n" % (_MARK, size)
         with suppress(OSError):  # a disk that is full: the next result says so
             _write(self._journal, mark, self._journal_bytes)
             self._journal_bytes += len(mark)
             self._marked_bytes = size
-        await trio.to_thread.run_sync(os.fsync, self._journal)
+        await self._flush(self._journal)
+
+    async def _flush(self, file: int) -> None:
+        try:
+            await trio.to_thread.run_sync(os.fsync, file)
+        except OSError as error:
+            raise self._cannot_write(error) from None
+
+    def _cannot_write(self, error: OSError) -> CannotWrite:
+        return CannotWrite(
+            f"{self.path}: {error.strerror}; what is in it is kept, and the same command goes on from there"
+        )
 
     def finish(self) -> None:
         """All rows have ended: drop what was kept of an earlier job."""
@@ -284,21 +315,21 @@ def _finish_renaming(path: Path) -> None:
         path.rename(before)
 
 
-def _check_new(path: Path) -> None:
+def _check_new(path: Path, anew: str) -> None:
     if path.exists() and path.stat().st_size:
         raise JobChanged(
-            f"{path}: exists, and has no journal ({journal_of(path).name}), so it is no batch that could go on; name "
-            "another file, or begin anew with --restart, which overwrites it"
+            f"{path}: exists, and has no journal ({journal_of(path).name}), so it is no job that could go on; name "
+            f"another file, or {anew}"
         )
 
 
-def _check_same(path: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _check_same(path: Path, was: Mapping[str, Any], now: Mapping[str, Any], anew: str) -> None:
     names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
     if names:
         shown = "; ".join(f"{name} was {_shown(was.get(name))} and is {_shown(now.get(name))} now" for name in names)
+        keep = ", keep the good results there are with --only-failed" if anew == BY_OPTIONS else ""
         raise JobChanged(
-            f"{path}: was begun otherwise: {shown}. Ask as before to go on, or name another file; --only-failed keeps "
-            "the good results there are, and --restart begins anew"
+            f"{path}: was begun otherwise: {shown}. Ask as before to go on, name another file{keep}, or {anew}"
         )
 
 
@@ -313,7 +344,7 @@ def _finished(path: Path, walk: _Walk) -> Finished:
     return Finished(journal, path.open("rb"), walk.journal_bytes)
 
 
-def _walk(path: Path) -> _Walk:
+def _walk(path: Path, anew: str) -> _Walk:
     """Compare OUT with its journal, entry by entry. Raises `JobChanged` where OUT was changed by something else.
 
     An OUT that was removed has no results.
@@ -325,12 +356,12 @@ def _walk(path: Path) -> _Walk:
             if header is None or not path.exists():
                 return _Walk(header, 0, len(first))
             with path.open("rb") as out:
-                return _compare(path, _Walk(header, 0, len(first)), journal, out)
+                return _compare(path, _Walk(header, 0, len(first)), journal, out, anew)
     except FileNotFoundError:
         return _Walk(None)
 
 
-def _compare(path: Path, walk: _Walk, lines: Iterable[bytes], out: IO[bytes]) -> _Walk:
+def _compare(path: Path, walk: _Walk, lines: Iterable[bytes], out: IO[bytes], anew: str) -> _Walk:
     at_bytes, is_whole, marked_bytes = walk.journal_bytes, True, 0
     for line in lines:
         at_bytes += len(line)
@@ -346,7 +377,7 @@ def _compare(path: Path, walk: _Walk, lines: Iterable[bytes], out: IO[bytes]) ->
     if walk.out_bytes < marked_bytes:
         raise JobChanged(
             f"{path}: was changed after byte {walk.out_bytes:,} ({walk.rows:,} results), so it is not known which rows "
-            "it has; name another file, or begin anew with --restart"
+            f"it has; name another file, or {anew}"
         )
     return walk
 

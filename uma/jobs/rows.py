@@ -6,14 +6,16 @@ whatever columns a template names. Reading takes memory for one row at a time, h
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from typing import IO, Any
 
 import attrs
@@ -25,6 +27,7 @@ from uma.errors import UmaError
 
 MAX_ROW_BYTES = 16_777_216
 """Maximum length of a row. A longer one is bad: twice the longest body that a server takes by default."""
+TOO_LONG = f"the row is over {MAX_ROW_BYTES:,} bytes"
 PIECE_BYTES = 1_024
 """Maximum bytes of a compressed input that are read ahead of the row that is read: the time left follows from them."""
 PIECES, PIECE_OF_LINES_BYTES = 64, 65_536
@@ -66,7 +69,8 @@ class Row:
     """Of its bytes."""
     end_bytes: int
     """Bytes of the input, as they lie on disk, up to its end."""
-    is_too_long: bool = False
+    fault: str = ""
+    """Why it can be no request, where that is seen as it is read."""
 
 
 @attrs.frozen
@@ -103,9 +107,7 @@ class Form:
 
     def asked(self, row: Row) -> Asked:
         """The request that `row` is. Raises `BadRow`."""
-        if row.is_too_long:
-            raise BadRow(f"the row is over {MAX_ROW_BYTES:,} bytes")
-        fields = _object(row.data)
+        fields = _object(row.data) if row.data else {}
         try:
             return self._of(fields, row)
         except BadRow as error:
@@ -114,6 +116,8 @@ class Form:
             raise
 
     def _of(self, fields: Mapping[str, Any], row: Row) -> Asked:
+        if row.fault:
+            raise BadRow(row.fault)
         is_ready = self.endpoint is not None or "body" in fields or "url" in fields
         if self.template is None and is_ready:
             return self._ready(fields, row)
@@ -203,8 +207,6 @@ def read_rows(file: IO[bytes], *, is_csv: bool = False) -> Iterator[Row]:
     position = file.tell if is_compressed and file.seekable() else None
     try:
         yield from _csv_rows(inner, position) if is_csv else _lines(inner, position)
-    except csv.Error as error:
-        raise BadInput(f"the input is not CSV: {error}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadInput(f"the input's compression is damaged: {error}") from None
 
@@ -230,8 +232,10 @@ def count_rows(file: IO[bytes]) -> tuple[int, bool]:
 def _lines(file: Any, position: Callable[[], int] | None) -> Iterator[Row]:
     number = done_bytes = 0
     while line := file.readline(MAX_ROW_BYTES):
-        digest, is_too_long = xxhash.xxh3_64(line), False
         done_bytes += len(line)
+        if number == 0:
+            line = line.removeprefix(codecs.BOM_UTF8)  # as programs of Windows begin a text
+        digest, is_too_long = xxhash.xxh3_64(line), False
         rest = line
         while not rest.endswith(b"\n") and (rest := file.readline(MAX_ROW_BYTES)):
             digest.update(rest)
@@ -241,7 +245,9 @@ def _lines(file: Any, position: Callable[[], int] | None) -> Iterator[Row]:
             continue
         if not is_too_long:
             digest = xxhash.xxh3_64(line.rstrip(b"\r\n"))  # the last line can get its newline later
-        yield Row(number, line, digest.intdigest(), position() if position else done_bytes, is_too_long)
+        yield Row(
+            number, line, digest.intdigest(), position() if position else done_bytes, TOO_LONG if is_too_long else ""
+        )
         number += 1
 
 
@@ -260,15 +266,39 @@ def _csv_rows(file: Any, position: Callable[[], int] | None) -> Iterator[Row]:
     csv.field_size_limit(MAX_ROW_BYTES)
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     counted = _Counted(text)
+    table = csv.reader(counted)
+    names: list[str] | None = None
+    number, line = 0, 1
     try:
-        for number, fields in enumerate(csv.DictReader(counted, restkey="", restval="")):
-            named = {name: value for name, value in fields.items() if name}
-            written = "\x1f".join(f"{name}\x1e{value}" for name, value in named.items())
-            digest = xxhash.xxh3_64_intdigest(written.encode("utf-8", "surrogateescape"))
-            yield Row(number, named, digest, position() if position else counted.done_bytes)
+        for values in table:
+            if counted.is_over:  # each other row is there before the reader asks for a line behind it
+                raise BadInput(f"the input is not CSV: a quote in the row of line {line:,} is never closed; close it")
+            if values and names is None:
+                names = values
+            elif values and names is not None:
+                yield _csv_row(number, names, values, position() if position else counted.done_bytes)
+                number += 1
+            line = table.line_num + 1
+    except csv.Error as error:
+        raise BadInput(f"the input is not CSV: {error} (line {table.line_num:,})") from None
     finally:
         with suppress(ValueError):  # where the file is closed already
             text.detach()
+
+
+def _csv_row(number: int, names: Sequence[str], values: Sequence[str], end_bytes: int) -> Row:
+    """A row with a value for each name: where some are missing they are empty, and where there are more it is bad."""
+    fields = {name: value for name, value in zip_longest(names, values[: len(names)], fillvalue="") if name}
+    more, fault = values[len(names) :], ""
+    written = "\x1f".join(f"{name}\x1e{value}" for name, value in fields.items())
+    if any(more):
+        written = "\x1f".join([written, *more])
+        fault = (
+            f"the row has {len(values):,} values, and the first line {len(names):,} names: a comma within a value "
+            'needs quotes around it ("a, b")'
+        )
+    digest = xxhash.xxh3_64_intdigest(written.encode("utf-8", "surrogateescape"))
+    return Row(number, fields, digest, end_bytes, fault)
 
 
 class _Counted:
@@ -277,11 +307,14 @@ class _Counted:
     def __init__(self, text: io.TextIOWrapper) -> None:
         self._text = text
         self.done_bytes = 0
+        self.is_over = False
+        """There is no other line."""
 
     def __iter__(self) -> Iterator[str]:
         for line in self._text:
             self.done_bytes += len(line.encode("utf-8", "surrogateescape"))
             yield line
+        self.is_over = True
 
 
 def _object(data: bytes | Mapping[str, Any]) -> Mapping[str, Any]:

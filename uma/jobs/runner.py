@@ -19,7 +19,7 @@ import trio
 from uma import json_bytes
 from uma.jobs.ask import Answer, Ask, Progress
 from uma.jobs.journal import WINDOW, Ended, Entry, JobChanged, Results
-from uma.jobs.rows import Asked, BadRow, Form, Row
+from uma.jobs.rows import Asked, BadInput, BadRow, Form, Row
 from uma.jobs.tally import Begun, Tally
 from uma.types import Source
 
@@ -94,12 +94,14 @@ class Runner:
     _reading: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     _moved: trio.Event = attrs.field(factory=trio.Event, init=False)
     """Set, and replaced, when a row has ended."""
+    _bad_input: BadInput | None = attrs.field(default=None, init=False)
+    """Why the input cannot be read on, which is raised once the rows before it have ended."""
 
     async def run(self) -> bool:
         """Run all rows that have no result yet; whether all have one now, which is false after `stop`.
 
         Leaving by an exception loses what runs, and nothing that has ended. Raises `JobChanged` where a row that has a
-        result is another one now, `BadInput`, `CannotWrite`, and `OSError`.
+        result is another one now, `CannotWrite`, `OSError`, and `BadInput` once the rows before it have ended.
         """
         self.tally.rows = self.tally.begun_rows = self.results.rows
         self.tally.failed = self.results.failed
@@ -115,6 +117,8 @@ class Runner:
                 await self.results.sync()
         if self._stopping.is_set():
             return False
+        if self._bad_input is not None:
+            raise self._bad_input
         if self.results.finished.left():
             raise JobChanged(
                 f"{self.results.path}: has results of more rows than the input has now; --restart begins anew"
@@ -168,7 +172,7 @@ class Runner:
         """The next rows without a result, in their order. Runs in a thread."""
         block: list[Work] = []
         n_bytes = 0
-        for row in self.rows:
+        while (row := self._row()) is not None:
             size_bytes = row.end_bytes - self.tally.passed_bytes
             known = self.results.finished.find(row.number)
             if known is not None:
@@ -183,6 +187,14 @@ class Runner:
         else:
             self.tally.passed_all()
         return block
+
+    def _row(self) -> Row | None:
+        """The next row; None behind the last that can be read."""
+        try:
+            return next(self.rows, None)
+        except BadInput as error:
+            self._bad_input = error
+            return None
 
     def _check_row(self, row: Row, known: Entry) -> None:
         if known.digest != row.digest:

@@ -23,6 +23,7 @@ from uma.types import Message
 
 PASSING = (ConnectionLost, InternalError, ShuttingDown)
 """Errors that are no prompt's own: neither they nor what follows is kept."""
+ANEW = "remove it and its journal to begin anew"
 
 
 def results_with(loop: SourceThread, rows: Sequence[Row], path: Path) -> Generator[RequestOutput, None, None]:
@@ -31,9 +32,12 @@ def results_with(loop: SourceThread, rows: Sequence[Row], path: Path) -> Generat
     Raises `JobChanged` where the file has results of other rows, parameters or another model.
     """
     header = {"version": 1, "made by": "LLM.generate", "model": model_of(loop.source)}
-    with closing(Results.open(path, header)) as results:
+    with closing(Results.open(path, header, anew=ANEW)) as results:
         if results.rows > len(rows):
-            raise JobChanged(f"{path}: has results of {results.rows:,} prompts, and these are {len(rows):,}")
+            raise JobChanged(
+                f"{path}: has results of {results.rows:,} prompts, and these are {len(rows):,}; ask with all of them, "
+                f"name another file, or {ANEW}"
+            )
         yield from [_kept(results, row) for row in rows[: results.rows]]  # all are checked before one is taken
         begun, synced_sec, keeps = results.rows, time.monotonic(), True
         rest = (attrs.evolve(row, index=row.index - begun) for row in rows[begun:])
@@ -59,7 +63,7 @@ def _kept(results: Results, row: Row) -> RequestOutput:
     if found is None or found.digest != _digest(row):
         raise JobChanged(
             f"{results.path}: prompt {row.index:,} or its parameters are others than when its result was written; name "
-            "another file, or remove this one and its journal"
+            f"another file, or {ANEW}"
         )
     return _converter().structure(json.loads(results.finished.line(found)), RequestOutput)
 
