@@ -223,6 +223,7 @@ def test_each_mode_fits(columns: int) -> None:
         shown = text(press(chosen, *keys), columns, 24)
         assert max(map(cell_len, shown.splitlines())) <= columns
         assert word in shown
+    assert "worst gap, prompt, program; reversed" in " ".join(text(press(chosen, "?"), columns, 20).split())
     assert "PAUSED" in text(press(chosen, " "), columns, 24)
     assert "ended id-1" in text(after(Note("ended id-1"), state=chosen), columns, 24)
     assert "not heard of" in text(full(lost=True), columns, 24)

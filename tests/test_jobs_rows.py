@@ -125,6 +125,8 @@ def test_a_template_takes_columns_and_nothing_else_of_the_row() -> None:
         ({"prompt": 7}, "prompt: expected a text, not 7"),
         ({"url": "/v1/files", "body": {}}, "url: expected one of"),
         ({"url": "/v1/audio/translations", "body": {}}, 'transcriptions, .*not "/v1/audio/translations"'),
+        ({"body": {}}, "url: expected .* not null$"),
+        ({"prompt": "a", "url": "https://a.b"}, 'not "https://a.b" .--template makes a prompt of columns'),
         ({"url": CHAT, "body": []}, "body: expected a JSON object"),
         ({"url": CHAT, "method": "GET", "body": {}}, "method: expected POST"),
         ({"url": CHAT, "body": {"stream": True}}, "stream:"),
@@ -177,6 +179,8 @@ def test_a_row_of_csv_with_a_comma_too_many_is_bad_and_not_cut_off() -> None:
     one, two, three = read_rows(io.BytesIO(text), is_csv=True)
     for each in (one, three):  # a comma at the end is none too many
         assert Form(template="{text}").asked(each).custom_id == each.data["id"]  # type: ignore[call-overload]
+    with pytest.raises(BadRow, match="not UTF-8; write the file in that encoding"):
+        Form(template="{text}").asked(next(read_rows(io.BytesIO(b"text\ncaf\xe9\n"), is_csv=True)))
     with pytest.raises(BadRow, match=r"the row has 3 values, and the first line 2 names: .*quotes") as caught:
         Form(template="{text}").asked(two)
     assert caught.value.custom_id == "2"

@@ -6,6 +6,7 @@ Names come from other programs, so each text goes through `sanitize_line`, and n
 from __future__ import annotations
 
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -28,6 +29,8 @@ GAP = 2
 """Columns between two of the table's."""
 MAX_PROGRAMS = 5
 """Maximum programs whose share is shown by itself."""
+KEYS_COLUMNS = 14
+"""Of the help, those of the keys."""
 MAX_SPARK = 30
 """Columns of a line of the last minute."""
 
@@ -100,7 +103,8 @@ def draw(state: State, columns: int, lines: int | None = None) -> RenderableType
     head += _programs(state, columns)
     foot = [] if lines is None else _foot(state, columns)
     if state.mode == "help":
-        return Group(*_cut(head, lines), Text(), *(_help_line(*each) for each in HELP), *foot)
+        told = [line for each in HELP for line in _help_lines(*each, columns)]
+        return Group(*_cut(head, lines, len(told)), Text(), *told, *foot)
     rows = state.rows()
     if lines is not None:
         head = head[: max(1, lines - len(foot) - 4)]
@@ -109,12 +113,16 @@ def draw(state: State, columns: int, lines: int | None = None) -> RenderableType
     return Group(*head, Text(), *_requests(state, rows, columns, left), *foot)
 
 
-def _cut(head: list[Text], lines: int | None) -> list[Text]:
-    return head if lines is None else head[: max(1, lines - len(HELP) - 3)]
+def _cut(head: list[Text], lines: int | None, rest: int) -> list[Text]:
+    return head if lines is None else head[: max(1, lines - rest - 3)]
 
 
-def _help_line(keys: str, what: str) -> Text:
-    return Text.assemble((f"  {keys:<12}", "bold"), what, no_wrap=True, overflow="ellipsis")
+def _help_lines(keys: str, what: str, columns: int) -> list[Text]:
+    parts = textwrap.wrap(what, max(columns - KEYS_COLUMNS - 2, 20))
+    return [
+        Text.assemble((f"  {'' if at else keys:<{KEYS_COLUMNS}}", "bold"), part, no_wrap=True, overflow="ellipsis")
+        for at, part in enumerate(parts)
+    ]
 
 
 def _plain(text: str, style: str = "") -> Text:

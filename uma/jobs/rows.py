@@ -127,11 +127,12 @@ class Form:
 
     def _ready(self, fields: Mapping[str, Any], row: Row) -> Asked:
         """OpenAI's batch line."""
-        path, body = str(fields.get("url")), fields.get("body")
-        path = _ALIASES.get(path, path)
+        given, body = fields.get("url"), fields.get("body")
+        path = _ALIASES.get(str(given), str(given))
         if path not in (allowed := PATHS if self.endpoint is None else {self.endpoint}):
             words = ("one of " if self.endpoint is None else "") + ", ".join(sorted(allowed))
-            raise BadRow(f"url: expected {words}, not {_shown(path)}")
+            hint = "" if "body" in fields else " (--template makes a prompt of columns)"
+            raise BadRow(f"url: expected {words}, not {_shown(given)}{hint}")
         if not isinstance(body, dict):
             raise BadRow(f"body: expected a JSON object, not {_shown(body)}")
         if fields.get("method", "POST") != "POST":
@@ -320,7 +321,7 @@ class _Counted:
 def _object(data: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(data, bytes):
         if any(not isinstance(each, str) or not _is_text(each) for each in data.values()):
-            raise BadRow("the row is not UTF-8")
+            raise BadRow("the row is not UTF-8; write the file in that encoding")
         return data
     try:
         value = json_bytes.loads(data)

@@ -57,7 +57,10 @@ class ReturningServer:
             try:
                 async with self.connect() as fresh:
                     if (now := model_of(fresh)) != model:
-                        raise JobChanged(f"the server is back with {now['name']}, and this job has {model['name']}")
+                        raise JobChanged(
+                            f"the server is back with {now['name']}, and this job has {model['name']}; the same "
+                            "command goes on with a server that has it"
+                        )
                     self.say("the server is back")
                     await self._stay(fresh)
             except (ConnectionLost, TooManySessions, Overloaded):
