@@ -361,3 +361,25 @@ def test_an_input_that_cannot_be_read_to_its_end_costs_the_rows_before_nothing(
     assert batch(str(file), "--max-tokens", "5").returncode == 0
     assert out.read_bytes().startswith(kept)
     assert len(results(out)) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--raw", "--system", "Be brief."), "--system: instructions need the chat template"),
+        (("--template", "Summarise: {{text}}"), "names no column, so that all rows would ask the same; write"),
+        (("--schema", "/nowhere.json"), "/nowhere.json: cannot be read: No such file or directory\n"),
+    ],
+)
+def test_an_option_that_no_row_could_follow_is_refused_before_any_runs(
+    batch: Callable[..., Any], rows: Callable[..., Path], tmp_path: Path, options: Sequence[str], why: str
+) -> None:
+    refused = batch(str(rows([{"prompt": "a", "text": "b"}])), *options)
+    assert refused.returncode == 2
+    assert why in refused.stderr
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_one_row_that_failed_is_told_as_one(batch: Callable[..., Any], rows: Callable[..., Path]) -> None:
+    assert "done: 1 row in" in (told := batch(str(rows([{"a": 1}]))).stderr)
+    assert "1 row failed, because: expected a prompt" in told

@@ -110,7 +110,8 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read: {why}") from None
 
 
 def _bias(text: str) -> tuple[str, float]:

@@ -38,6 +38,7 @@ from uma.jobs import (
     Runner,
     Tally,
     count_rows,
+    has_columns,
     in_flight,
     model_of,
     read_rows,
@@ -54,6 +55,7 @@ def main(options: argparse.Namespace) -> int:
     loaded = quiet(load_settings(options))
     if options.any_model:
         loaded = attrs.evolve(loaded, config=attrs.evolve(loaded.config, http_any_model=True))
+    _check(options)
     form = Form(
         template=options.template,
         system=options.system,
@@ -65,6 +67,19 @@ def main(options: argparse.Namespace) -> int:
         if options.output.exists() and os.path.samestat(os.fstat(file.fileno()), options.output.stat()):
             raise ConfigError(f"-o: {options.output} is the input, which results would overwrite; name another file")
         return run(partial(_batch, options, loaded, form, file))
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raises `ConfigError` for what would be ignored in every row."""
+    if options.raw and options.system is not None:
+        raise ConfigError(
+            "--system: instructions need the chat template that --raw leaves out; write them into the prompts"
+        )
+    if options.template is not None and not has_columns(options.template):
+        raise ConfigError(
+            f"--template: {options.template[:100]!r} names no column, so that all rows would ask the same; write a "
+            "column's name in braces, as in 'Summarise: {text}'"
+        )
 
 
 def _defaults(options: argparse.Namespace, loaded: Loaded) -> Mapping[str, Any]:
@@ -185,8 +200,8 @@ async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interr
 def _failed(tally: Tally, before: int) -> str:
     """How many rows failed, so many of them before this run, and why."""
     of_all = "all" if tally.failed == tally.rows > 1 else ""
-    count = f"{of_all} {tally.failed:,} rows failed".strip()
+    count = f"{of_all} {words.rows(tally.failed)} failed".strip()
     if not tally.why_failed:
         return count
-    alike = tally.fail_alike and not before and tally.failed > 1
+    alike = tally.fail_alike and not before
     return f"{count}{', ' if alike else ', the first of them '}because: {sanitize_line(tally.why_failed)}"

@@ -112,7 +112,7 @@ class Lines:
         took = f"{now} in {words.time_span(speed.elapsed_sec)}"
         rate = f", {tokens:,} tokens, {words.figure(speed.tokens_per_sec)} tokens/s" if tokens else ""
         failed = f", {tally.failed:,} failed" if tally.failed else ""
-        say.note(f"{'done: ' if is_done else ''}{tally.rows:,} rows{took}{rate}{failed}")
+        say.note(f"{'done: ' if is_done else ''}{words.rows(tally.rows)}{took}{rate}{failed}")
 
 
 class OneLine(Lines):

@@ -97,6 +97,11 @@ def duration(milliseconds: float) -> str:
     return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
 
 
+def rows(number: int) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{number:,} row{'s' * (number != 1)}"
+
+
 def time_span(seconds: float) -> str:
     """`40 s`, `12 min`, `3 h 20 min`."""
     if seconds < 99.5:

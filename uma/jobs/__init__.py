@@ -6,7 +6,7 @@ over HTTP is one (`uma.http.in_memory`), so the rules of every dialect hold for 
 
 from uma.jobs.ask import Answer, Ask, Progress
 from uma.jobs.journal import Ended, Finished, JobChanged, Results
-from uma.jobs.rows import BadInput, BadRow, Form, Row, count_rows, read_rows
+from uma.jobs.rows import BadInput, BadRow, Form, Row, count_rows, has_columns, read_rows
 from uma.jobs.runner import Runner, in_flight
 from uma.jobs.server import ReturningServer, model_of
 from uma.jobs.tally import Tally
@@ -27,6 +27,7 @@ __all__ = [
     "Runner",
     "Tally",
     "count_rows",
+    "has_columns",
     "in_flight",
     "model_of",
     "read_rows",

@@ -28,6 +28,7 @@ from uma.errors import UmaError
 MAX_ROW_BYTES = 16_777_216
 """Maximum length of a row. A longer one is bad: twice the longest body that a server takes by default."""
 TOO_LONG = f"the row is over {MAX_ROW_BYTES:,} bytes"
+NOT_UTF8 = "the row is not UTF-8; write the file in that encoding"
 PIECE_BYTES = 1_024
 """Maximum bytes of a compressed input that are read ahead of the row that is read: the time left follows from them."""
 PIECES, PIECE_OF_LINES_BYTES = 64, 65_536
@@ -201,6 +202,11 @@ def filled(template: str, fields: Mapping[str, Any]) -> str:
     return _HOLE.sub(value, template)
 
 
+def has_columns(template: str) -> bool:
+    """Whether `template` takes anything of a row."""
+    return any(found[1] is not None for found in _HOLE.finditer(template))
+
+
 def read_rows(file: IO[bytes], *, is_csv: bool = False) -> Iterator[Row]:
     """The rows of `file`, compressed by gzip or not. Blocks where the file does. Raises `BadInput` and `OSError`."""
     is_compressed = file.peek(2)[:2] == _GZIP if isinstance(file, io.BufferedReader) else False
@@ -321,15 +327,27 @@ class _Counted:
 def _object(data: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(data, bytes):
         if any(not isinstance(each, str) or not _is_text(each) for each in data.values()):
-            raise BadRow("the row is not UTF-8; write the file in that encoding")
+            raise BadRow(NOT_UTF8)
         return data
     try:
         value = json_bytes.loads(data)
     except ValueError as error:
-        raise BadRow(f"the row {json_bytes.fault(error)}") from None
+        if not _is_utf8(data):
+            raise BadRow(NOT_UTF8) from None
+        fault = json_bytes.fault(error)
+        hint = "; each line must be a JSON object of its own" if fault.startswith("is not JSON") else ""
+        raise BadRow(f"the row {fault}{hint}") from None
     if not isinstance(value, dict):
         raise BadRow(f"the row must be a JSON object, not {_shown(value)}")
     return value
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _is_text(text: str) -> bool:
