@@ -23,7 +23,7 @@ from uma.cli.checks import Check
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.errors import ModelError
-from uma.llama import backend, devices, hugepages, library, trust
+from uma.llama import backend, devices, library, pages, trust
 from uma.llama.trust import Verdict
 from uma.net.controls import TABLE
 from uma.supervisor.estimate import planned_bytes
@@ -42,7 +42,7 @@ def sound_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(trust, "verdict", lambda again=False: Verdict(usable=("SOUND",)))
-    monkeypatch.setattr(hugepages, "available", lambda: True)
+    monkeypatch.setattr(pages, "gives_huge_pages", lambda: True)
     monkeypatch.setattr(checks, "BUILD_FLAGS", {})
     monkeypatch.setattr(checks, "GPU_TRACES", {})
     monkeypatch.setattr(checks, "PRESSURE", tmp_path / "none")
@@ -231,8 +231,8 @@ def test_without_huge_pages_decoding_is_slower_unless_weights_are_mapped(
 ) -> None:
     setting = tmp_path / "enabled"
     setting.write_text("always madvise [never]\n")
-    monkeypatch.setattr(hugepages, "SETTING", setting)
-    monkeypatch.setattr(hugepages, "available", lambda: False)
+    monkeypatch.setattr(pages, "SETTING", setting)
+    monkeypatch.setattr(pages, "gives_huge_pages", lambda: False)
     found = run(capsys, "--use-mmap", use_mmap)[1]["huge pages"]
     assert ("decoding is several percent slower" in found["finding"]) is tells
     assert bool(found["faster"]) is tells
@@ -242,7 +242,7 @@ def test_without_huge_pages_decoding_is_slower_unless_weights_are_mapped(
     ("patched", "name", "finding", "advice"),
     [
         ({"sizing.free_memory_bytes": lambda: 1}, "memory", "the model has", "todo: take a smaller model"),
-        ({"hugepages.available": lambda: False}, "huge pages", "never given", "faster: as root: echo madvise"),
+        ({"pages.gives_huge_pages": lambda: False}, "huge pages", "never given", "faster: as root: echo madvise"),
         ({"backend.affinity": lambda: frozenset({0, 1}), "backend.available_cores": lambda *_: 0.5},
          "threads", "on 2 of [0-9]+ CPUs, a quota of 0.5; threads waited for a CPU during 42 % of the last minute", ""),
         (
@@ -266,7 +266,7 @@ def test_what_a_machine_lacks_is_told_with_what_to_do(
 ) -> None:  # fmt: skip
     setting = tmp_path / "enabled"
     setting.write_text("always madvise [never]\n")
-    monkeypatch.setattr(hugepages, "SETTING", setting)
+    monkeypatch.setattr(pages, "SETTING", setting)
     monkeypatch.setattr(checks, "PRESSURE", tmp_path / "pressure")
     checks.PRESSURE.write_text("some avg10=90.00 avg60=41.60 avg300=8.00 total=1\nfull avg10=0.00 avg60=0.00 total=0\n")
     for target, instead in patched.items():

@@ -57,7 +57,7 @@ def test_the_context_is_sized_as_told(tiny: Path, monkeypatch: pytest.MonkeyPatc
     with Model.load(tiny) as model:
         cell = model.kv_bytes_per_token("f16", "f16")
         about_q8 = model.kv_bytes_per_token("q8_0", "q8_0") / cell
-        for free_tokens, n_ctx in ((4 * 20_480, 20_480), (4 * 10_240, 16_384), (10_240, 7_168), (10**7, 32_768)):
+        for free_tokens, n_ctx in ((4 * 20_480, 20_480), (4 * 10_240, 16_384), (10_240, 7_168), (10**7, 65_536)):
             monkeypatch.setattr(
                 sizing, "free_memory_bytes", lambda tokens=free_tokens: model.info.size_bytes + tokens * cell
             )

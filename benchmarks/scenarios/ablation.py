@@ -1,7 +1,8 @@
 """Ablation: what each mechanism of UMA is worth, on real models and on the two shapes, by switching it off.
 
-All servers of a model are loaded together and take turns; a ratio is to the one with defaults in the same turn. What is
-worth less than 5 % of something that a user sees, on a real model, has no place in UMA.
+A round is one model's, the next round's the next, so four rounds measure each once. All servers of a model are loaded
+together and take turns; a ratio is to the one with defaults in the same turn. What is worth less than 5 % of something
+that a user sees, on a real model, has no place in UMA.
 """
 
 from __future__ import annotations
@@ -57,24 +58,24 @@ STREAM_TOKENS = 1_000
 
 
 async def measure(bench: Bench, index: int, emit: Emit) -> None:
-    """Each model with defaults, and with each mechanism off."""
+    """A model with defaults, and with each mechanism off."""
     wanted = {OURS: {}, **{f"without {each.name}": each.off for each in MECHANISMS}}
-    for case, path in bench.pick(MODELS, dict([*MODELS.items()][:1])).items():
-        of_model = attrs.evolve(bench, model=attrs.evolve(bench.model, path=path()))
-        async with AsyncExitStack() as stack:
-            servers: dict[str, Uma] = {}
-            found: dict[str, Measures] = {}
-            for target, settings in wanted.items():
-                servers[target], began_s = await stack.enter_async_context(_started(of_model, settings, target))
-                found[target] = {"start_s": began_s, "pss_mb": pss_mb(servers[target].pid)}
-            await until_quiet()
-            for column, streams in STREAMS.items():
-                for target in rotated(list(servers), index):
-                    found[target][column] = await _speed(servers[target], of_model, streams, f"{index} {column}")
+    case, path = [*MODELS.items()][index % len(MODELS)]
+    of_model = attrs.evolve(bench, model=attrs.evolve(bench.model, path=path()))
+    async with AsyncExitStack() as stack:
+        servers: dict[str, Uma] = {}
+        found: dict[str, Measures] = {}
+        for target, settings in wanted.items():
+            servers[target], began_s = await stack.enter_async_context(_started(of_model, settings, target))
+            found[target] = {"start_s": began_s, "pss_mb": pss_mb(servers[target].pid)}
+        await until_quiet()
+        for column, streams in STREAMS.items():
             for target in rotated(list(servers), index):
-                found[target] |= await _beside_prompts(servers[target], of_model, index)
-        for target, measures in found.items():
-            emit(case, target, measures)
+                found[target][column] = await _speed(servers[target], of_model, streams, f"{index} {column}")
+        for target in rotated(list(servers), index):
+            found[target] |= await _beside_prompts(servers[target], of_model, index)
+    for target, measures in found.items():
+        emit(case, target, measures)
 
 
 @asynccontextmanager
@@ -143,5 +144,5 @@ SCENARIO = Scenario(
         "inter_token_worst_ms", "warm_s", "start_s", "pss_mb",
     ),
     measure=measure,
-    round_limit_s=3_600,
+    round_limit_s=2_400,
 )  # fmt: skip

@@ -23,7 +23,7 @@ from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.planned import planned
 from uma.errors import ConfigError, ConnectionLost, Loading, ModelError, UmaError
-from uma.llama import backend, cpu_cache, devices, header, hugepages, trust
+from uma.llama import backend, cpu_cache, devices, header, pages, trust
 from uma.llama import library as llama_library
 from uma.llama.model import llama_version
 from uma.models import catalog, places, projectors
@@ -169,16 +169,16 @@ def _waited_percent() -> float | None:
 
 def _huge_pages(config: RuntimeConfig) -> Check:
     name = "huge pages"
-    if not hugepages.SETTING.exists():
+    if not pages.SETTING.exists():
         return Check(name, "this system has no setting for them")
-    if hugepages.available():
-        return Check(name, hugepages.SETTING.read_text(encoding="ascii").strip())
+    if pages.gives_huge_pages():
+        return Check(name, pages.SETTING.read_text(encoding="ascii").strip())
     if config.use_mmap == "on":
         return Check(name, "never given, which weights that are mapped do not need")
     return Check(
         name,
         "never given, so decoding is several percent slower",
-        faster=f"as root: echo madvise > {hugepages.SETTING}",
+        faster=f"as root: echo madvise > {pages.SETTING}",
     )
 
 

@@ -20,11 +20,12 @@ from uma.engine.kv.disk import DiskTier
 from uma.engine.loading import Loader
 from uma.engine.worker.loop import ended_by
 from uma.errors import ConfigError, ShuttingDown
+from uma.llama import backend
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler
 from uma.llama.heap import trim_heap
 from uma.llama.model import Model
-from uma.llama.outputs import give_back_outputs
+from uma.llama.pages import NewPages
 from uma.llama.projector import Projector
 from uma.net.logfmt import log
 from uma.net.trio_only import require_trio
@@ -145,11 +146,13 @@ def _make_context(model: Model, config: RuntimeConfig, beside: Callable[[], None
     """The context; and what is done beside it, on a thread of its own, has been done. A fault of that shows again in
     the request that needs it.
     """
+    new = NewPages()
     with ThreadPoolExecutor(1, thread_name_prefix="uma-grammar") as helper:
         if beside is not None:
             helper.submit(beside)
         context = Context(model, sizing.context_params(model, config))
-        give_back_outputs(context)
+    if not backend.has_gpu():  # whose driver has pinned these pages
+        new.give_back_zeros()
     trim_heap()
     if config.n_ctx and context.n_ctx != config.n_ctx:
         log(_log, logging.INFO, "context.rounded", n_ctx=context.n_ctx, asked=config.n_ctx)

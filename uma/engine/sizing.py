@@ -16,7 +16,7 @@ from uma import cgroup
 from uma.config import RuntimeConfig, Speculate
 from uma.engine.policy.cost import SIZES
 from uma.errors import ConfigError
-from uma.llama import backend, devices, hugepages, trust
+from uma.llama import backend, devices, pages, trust
 from uma.llama.context import ROLLED_BACK, ROUNDED_TOKENS, Context, ContextParams
 from uma.llama.devices import Device
 from uma.llama.footprint import footprint
@@ -34,8 +34,8 @@ LEAST_POOL_TOKENS, MOST_POOL_TOKENS = 8_192, 32_768
 """Minimum and maximum size of that pool, where neither more sequences nor one request of the model's full context need
 more."""
 LONG_CONTEXTS, LONG_SHARE = 2, 8
-"""Full contexts that the pool has of a model whose own is longer than that maximum, as far as the free memory divided
-by the second holds them: the cells are written at the start, so what is beyond one context has to be cheap."""
+"""Full contexts that the pool has of a model whose own is as long as that maximum or longer, as far as the free memory
+divided by the second holds them."""
 MOST_SEQUENCE_TOKENS = 512
 """The maximum for each sequence that can run, where that is more: it decides beyond 64 sequences."""
 MOST_STREAM_TOKENS = 4_096
@@ -420,7 +420,7 @@ def _pool_tokens(model: Model, config: RuntimeConfig, streams: int, *, is_unifie
             "use a smaller model, a smaller --cache-type-k and --cache-type-v, or set --n-ctx yourself"
         )
     tokens = int(min(wanted, affordable))
-    if is_unified and tokens >= model.n_ctx_train > MOST_POOL_TOKENS:
+    if is_unified and tokens >= model.n_ctx_train >= MOST_POOL_TOKENS:
         tokens = max(tokens, _long_tokens(model, config, streams, swa_full=swa_full))
     tokens = tokens // 256 * 256
     if tokens < least // 256 * 256:
@@ -451,7 +451,7 @@ def map_above_bytes(config: RuntimeConfig) -> float:
     """
     if config.use_mmap != "auto":
         return 0 if config.use_mmap == "on" else math.inf
-    return 0 if _computes_on_gpu(config) or not hugepages.available() else free_memory_bytes() // 2
+    return 0 if _computes_on_gpu(config) or not pages.gives_huge_pages() else free_memory_bytes() // 2
 
 
 def cache_cells(context: Context, config: RuntimeConfig) -> int:

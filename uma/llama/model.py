@@ -24,8 +24,8 @@ from uma.llama import backend, header, trust
 from uma.llama.extra_buffers import names, only
 from uma.llama.footprint import ELEMENT_BYTES, Footprint, footprint
 from uma.llama.header import Header
-from uma.llama.hugepages import HugePages
 from uma.llama.log import LOG
+from uma.llama.pages import NewPages
 from uma.llama.placement import overrides
 from uma.llama.suggested import suggested_sampling
 from uma.llama.template import ChatTemplate
@@ -139,7 +139,7 @@ class Model(Closing):
         params.use_extra_bufts = bool(allowed)
         is_mapped = sum(part.size_bytes for part in parts) > map_above_bytes
         params.load_mode = _LOAD_MODES[is_mapped, use_mlock]
-        watch = _Watch(on_progress, None if is_mapped or vocab_only else HugePages())
+        watch = _Watch(on_progress, None if is_mapped or vocab_only else NewPages())
         params.progress_callback = watch.callback
         params.vocab_only = vocab_only
         kept = overrides(cpu_experts) if cpu_experts else None
@@ -279,7 +279,7 @@ class LoadStopped(Exception):
 class _Watch:
     """llama.cpp's progress callback for one load; to be kept until the model is loaded."""
 
-    def __init__(self, on_progress: OnProgress | None, pages: HugePages | None) -> None:
+    def __init__(self, on_progress: OnProgress | None, pages: NewPages | None) -> None:
         self._on_progress = on_progress
         self._pages = pages
         self.is_stopped = False
@@ -287,7 +287,7 @@ class _Watch:
 
     def _call(self, fraction: float, _user_data: object) -> bool:
         if self._pages is not None:
-            self._pages.ask()
+            self._pages.make_huge()
             self._pages = None
         self.is_stopped = self._on_progress is not None and not self._on_progress(fraction)
         return not self.is_stopped

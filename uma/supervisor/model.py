@@ -106,8 +106,6 @@ class Model:
     taken_bytes: int = 0
     """What its process took when it was measured last; 0: it has none, or that is not known."""
     measured_at: float = 0.0
-    is_settled: bool = False
-    """It was measured behind a whole batch. Before, its file's pages and what it computes with are not all there."""
     planned_bytes: int = 0
     """What it will take by its header; 0: that was not read."""
     used_at: float = 0.0
@@ -178,9 +176,8 @@ class Model:
 
     @property
     def needs_bytes(self) -> int:
-        """What it takes, as well as that is known. Until a whole batch was computed no less than what was planned."""
-        planned_bytes = 0 if self.is_settled else self.planned_bytes
-        return max(self.size_bytes, planned_bytes) or rough_bytes(self.file.size_bytes)
+        """What it can come to take, as well as that is known: its context has the memory that it has needed so far."""
+        return max(self.size_bytes, self.planned_bytes) or rough_bytes(self.file.size_bytes)
 
     @property
     def stays(self) -> bool:

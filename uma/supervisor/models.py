@@ -463,8 +463,6 @@ class LoadedModels(Models):
             model.taken_bytes = taken
             most_bytes = config.cache_ram_mb * 2**20
             model.size_bytes = max(model.size_bytes, taken + max(0, most_bytes - metrics["cache_ram_bytes"]))
-            computed = metrics["prefill_tokens_total"] + metrics["embed_tokens_total"]
-            model.is_settled = model.is_settled or computed >= config.n_ubatch
             self.changed()
 
     async def _load_pinned(self) -> None:
@@ -545,7 +543,7 @@ class LoadedModels(Models):
             model.client, model.pid, model.stay, model.is_leaving = None, None, trio.CancelScope(), False
             model.taken_bytes = 0
             if model.file_state is None:  # another one by now
-                model.size_bytes, model.planned_bytes, model.is_settled = 0, 0, False
+                model.size_bytes = model.planned_bytes = 0
             if why is not None:
                 model.failures.note(f"{name}: {why.message}", trio.current_time(), loaded_at)
             elif loaded_at is not None:

@@ -1,12 +1,13 @@
-"""Weights in huge pages.
+"""Pages of the memory that llama.cpp takes: huge ones for weights, and none for what holds nothing yet.
 
 A batch of decode rows reads all weights once. In pages of 4 KiB the processor has to look up where each page lies, far
 more of them than it can keep in mind, and that takes several percent of the batch's time (`python -m benchmarks -s
-weights`).
+weights`). Linux gives huge pages (2 MiB on x86) to memory for which it is asked (`madvise`), if it is asked before
+anything is written there. llama.cpp does not ask. But it reports the progress of loading, for the first time when it
+has the memory and nothing is in it yet.
 
-Linux gives huge pages (2 MiB on x86) to memory for which it is asked (`madvise`), if it is asked before anything is
-written there. llama.cpp does not ask. But it reports the progress of loading, for the first time when it has the memory
-and nothing is in it yet.
+A new context's cells, states and outputs are filled with zeros. Pages that are given back to Linux read as zeros, and
+are there again as soon as they are written to: so a context takes the memory that conversations have come to need.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import ctypes
 import logging
 import mmap
 import os
-import sys
+from collections import deque
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 
 from uma.llama.mappings import mappings
@@ -24,11 +26,11 @@ from uma.llama.mappings import mappings
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 """Linux: `always`, `madvise` or `never`, the one in brackets."""
 LEAST_BYTES = 2 * 2**20
-"""Size of a huge page on x86: minimum size of memory with one in it."""
+"""Size of a huge page on x86: minimum size of memory that is seen to, and of zeros that are given back."""
 logger = logging.getLogger("uma.llama")
 
 
-def available(setting: Path = SETTING) -> bool:
+def gives_huge_pages(setting: Path = SETTING) -> bool:
     """Whether this system gives huge pages to a process that asks."""
     try:
         return "[never]" not in setting.read_text(encoding="ascii")
@@ -36,20 +38,28 @@ def available(setting: Path = SETTING) -> bool:
         return False
 
 
-class HugePages:
-    """Sees to memory that is taken after its making.
+class NewPages:
+    """Sees to memory that is taken after its making, for one model or context while it is made.
 
-    For one model or context while it is made, on the thread that makes it. What other threads take meanwhile is seen to
-    as well, which does not change what is in it.
+    What other threads take meanwhile is seen to as well. That does not change what is in it.
     """
 
     def __init__(self) -> None:
         self._known = list(_private_mappings())
 
-    def ask(self) -> None:
+    def make_huge(self) -> None:
         """Ask for huge pages for what was taken."""
         for start, end in self._new():
             _advise(start, end, "MADV_HUGEPAGE")
+
+    def give_back_zeros(self) -> None:
+        """Give back what holds nothing but zeros. Of other threads only Python's may write to what is new meanwhile."""
+        for start, end in self._new():
+            starts = range(-(-start // LEAST_BYTES) * LEAST_BYTES, end - LEAST_BYTES + 1, LEAST_BYTES)
+            # No line of Python between a look at a page and its return, so that no other thread can write there.
+            differ = map(_LIBC.memcmp, starts, repeat(bytes(LEAST_BYTES)), repeat(LEAST_BYTES))
+            sizes = map({0: LEAST_BYTES}.get, differ, repeat(0))
+            deque(map(_LIBC.madvise, starts, sizes, repeat(mmap.MADV_DONTNEED)), maxlen=0)
 
     def _new(self) -> list[tuple[int, int]]:
         """What is large and new since the last call. Linux has new memory as one piece with old that lies beside it."""
@@ -66,12 +76,6 @@ class HugePages:
         return found
 
 
-def give_back(start: int, end: int) -> None:
-    """Give the whole pages between two addresses, which hold nothing but zeros, back to the system."""
-    size = mmap.PAGESIZE
-    _advise(-(-start // size) * size, end // size * size, "MADV_DONTNEED")
-
-
 def _private_mappings() -> Iterator[tuple[int, int]]:
     """Where this process has large memory of its own, with no file behind it."""
     for each in mappings():
@@ -82,13 +86,11 @@ def _private_mappings() -> Iterator[tuple[int, int]]:
 
 def _advise(start: int, end: int, name: str) -> None:
     advice = getattr(mmap, name, None)  # not there on other systems
-    if advice is not None and end > start and not _madvise(start, end, advice):
+    if advice is not None and _LIBC.madvise(start, end - start, advice):
         logger.debug("%s for %d bytes: %s", name, end - start, os.strerror(ctypes.get_errno()))
 
 
-def _madvise(start: int, end: int, advice: int) -> bool:
-    if sys.platform != "linux":
-        return False
-    madvise = ctypes.CDLL(None, use_errno=True).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return end <= start or madvise(start, end - start, advice) == 0
+_LIBC = ctypes.PyDLL(None, use_errno=True)
+"""The C library; a call of it keeps the GIL."""
+_LIBC.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

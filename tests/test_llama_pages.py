@@ -1,20 +1,29 @@
-"""Memory in huge pages: that they are asked for in time, where they are, and when the file is mapped instead."""
+"""Pages of memory: huge ones are asked for in time, zeros take none, and nothing that is written is lost."""
 
 from __future__ import annotations
 
 import math
+import mmap
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
 from engine_world import answer, ask, config_for
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import real_model
 
 from harness import PATIENCE_SEC
 from models import write_model
 from uma import RuntimeConfig, open_engine
 from uma.engine import sizing
-from uma.llama import hugepages
+from uma.llama import pages
+from uma.llama.batch import Batch
+from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model
 
 SMAPS = Path("/proc/self/smaps")
@@ -47,19 +56,55 @@ with Model.load(Path(sys.argv[1]), map_above_bytes=math.inf) as model:
 
 
 has_huge_pages = pytest.mark.skipif(
-    not (hugepages.available() and SMAPS.exists()), reason="this system has no huge pages to ask for"
+    not (pages.gives_huge_pages() and SMAPS.exists()), reason="this system has no huge pages to ask for"
 )
 
 
 def test_only_new_memory_is_seen_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    size, line = hugepages.LEAST_BYTES, "{:x}-{:x} rw-p 00000000 00:00 0 \n"
+    size, line = pages.LEAST_BYTES, "{:x}-{:x} rw-p 00000000 00:00 0 \n"
     maps = tmp_path / "maps"
     monkeypatch.setattr("uma.llama.mappings.MAPPINGS", maps)
     maps.write_text(line.format(10 * size, 20 * size))
-    pages = hugepages.HugePages()
+    new = pages.NewPages()
     maps.write_text(line.format(6 * size, 22 * size) + line.format(30 * size, 30 * size + 4_096))
-    assert pages._new() == [(6 * size, 10 * size), (20 * size, 22 * size)]
-    assert pages._new() == []
+    assert new._new() == [(6 * size, 10 * size), (20 * size, 22 * size)]
+    assert new._new() == []
+
+
+def test_a_context_takes_no_memory_for_what_is_not_computed_yet() -> None:
+    params = ContextParams(n_ctx=8_192, n_batch=32, n_ubatch=32, n_seq_max=256, n_threads=1, n_threads_batch=1)
+    with Model.load(real_model("smollm2")) as model:
+        with Context(model, params) as context:
+            expected = logits(context)
+        new = pages.NewPages()
+        with Context(model, params) as context:
+            process = psutil.Process()
+            before = process.memory_info().rss
+            new.give_back_zeros()
+            spared = before - process.memory_info().rss
+            written = params.kv_bytes(model) + params.n_seq_max * model.vocab.n_tokens * 4
+            assert spared > 0.9 * written
+            assert logits(context) == expected
+
+
+def logits(context: Context) -> bytes:
+    batch = Batch(32)
+    for seq_id in range(4):
+        batch.add(array("i", [5, 6, 7 + seq_id]), 0, seq_id, last_logits=True)
+    context.decode(batch)
+    return np.array(context.logits(4)).tobytes()
+
+
+@settings(deadline=None, max_examples=30)
+@given(written=st.dictionaries(st.integers(0, 16 * MIB - 1), st.integers(1, 255), max_size=6))
+def test_what_is_written_stays(written: dict[int, int]) -> None:
+    new = pages.NewPages()
+    with mmap.mmap(-1, 16 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        for at, value in written.items():
+            memory[at] = value
+        expected = memory[:]
+        new.give_back_zeros()
+        assert memory[:] == expected
 
 
 @has_huge_pages
@@ -95,7 +140,7 @@ def test_they_are_there_unless_the_system_says_never(tmp_path: Path, setting: st
     file = tmp_path / "enabled"
     if setting is not None:
         file.write_text(setting + "\n")
-    assert hugepages.available(file) is found
+    assert pages.gives_huge_pages(file) is found
 
 
 @pytest.mark.parametrize(
@@ -113,7 +158,7 @@ def test_weights_are_read_where_they_fit_easily_and_cpus_compute(
     use_mmap: str, has_pages: bool, has_gpu: bool, n_gpu_layers: int, limit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 1_000)
-    monkeypatch.setattr(hugepages, "available", lambda: has_pages)
+    monkeypatch.setattr(pages, "gives_huge_pages", lambda: has_pages)
     monkeypatch.setattr("uma.llama.trust.has_gpu", lambda: has_gpu)
     config = RuntimeConfig(use_mmap=use_mmap, n_gpu_layers=n_gpu_layers)  # type: ignore[arg-type]
     assert sizing.map_above_bytes(config) == limit
