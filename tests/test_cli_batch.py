@@ -383,3 +383,13 @@ def test_an_option_that_no_row_could_follow_is_refused_before_any_runs(
 def test_one_row_that_failed_is_told_as_one(batch: Callable[..., Any], rows: Callable[..., Path]) -> None:
     assert "done: 1 row in" in (told := batch(str(rows([{"a": 1}]))).stderr)
     assert "1 row failed, because: expected a prompt" in told
+
+
+def test_fields_that_had_no_effect_are_named_once_for_all_rows(
+    batch: Callable[..., Any], rows: Callable[..., Path]
+) -> None:
+    asked = [{"prompt": "a", **SHORT, "temprature": 1}, {"prompt": "b", **SHORT, "temprature": 1, "category": "c"}]
+    told = batch(str(rows(asked)))
+    assert told.returncode == 0
+    assert "fields that had no effect: temprature (2 rows), category (1 row)\n" in told.stderr
+    assert "no effect" not in batch(str(rows(lines(2))), "--restart").stderr

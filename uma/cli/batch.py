@@ -188,6 +188,9 @@ async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interr
         showing.cancel_scope.cancel()
     tally = runner.tally
     view.end(speed, is_done=is_done)
+    if tally.ignored:
+        shown = ", ".join(f"{sanitize_line(name)} ({words.rows(n)})" for name, n in tally.ignored.most_common())
+        view.tell(f"fields that had no effect: {shown}")
     if not is_done:
         view.tell(f"stopped with {tally.rows:,} results in {options.output}; the same command goes on behind them")
         return 128 + (stopped.stopped_by or signal.SIGINT)

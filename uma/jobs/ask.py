@@ -18,6 +18,8 @@ class Answer:
     request_id: str = ""
     retry_after_ms: int | None = None
     """Where the same works later: after about how long."""
+    ignored: tuple[str, ...] = ()
+    """Fields of the body that had no effect."""
 
 
 @attrs.frozen

@@ -219,6 +219,7 @@ class Runner:
                 if answer is None:
                     return
                 ended, used = _end_of(work.row, work.asked, answer)
+                self.tally.ignores(answer.ignored)
         finally:
             self.tally.end(begun, used)
             self._note_move()

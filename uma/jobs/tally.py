@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import attrs
 
 from uma.jobs.ask import Progress
+
+MAX_IGNORED = 20
+"""Maximum fields without effect that are counted: rows can have as many as they like."""
 
 CHANCE_WEIGHT = 9.0
 """How much of a running row's end is taken to be chance, for each unit of the scatter of rows' times or tokens, up to
@@ -90,6 +94,8 @@ class Tally:
     """Why the first of them failed in this run."""
     fail_alike: bool = True
     """All that failed in this run failed for that reason."""
+    ignored: Counter[str] = attrs.field(factory=Counter)
+    """Fields of rows that had no effect in this run, at most `MAX_IGNORED`: how many rows had each."""
     begun_rows: int = 0
     """Rows that had a result before this run."""
     waiting: int = 0
@@ -184,6 +190,10 @@ class Tally:
         self.failed += 1
         self.why_failed = self.why_failed or why
         self.fail_alike = self.fail_alike and why == self.why_failed
+
+    def ignores(self, names: Iterable[str]) -> None:
+        """A row had fields of these names, which had no effect."""
+        self.ignored.update(name for name in names if name in self.ignored or len(self.ignored) < MAX_IGNORED)
 
     def seconds_left(self, began: float, now: float | None = None) -> float | None:
         """What the rest takes, if it goes on as since `began`, when the first row could begin; None where that is not
