@@ -107,6 +107,22 @@ def test_what_is_written_stays(written: dict[int, int]) -> None:
         assert memory[:] == expected
 
 
+async def test_beside_another_engine_whose_threads_write_at_any_time_nothing_is_given_back(tiny: Path) -> None:
+    def takes() -> int:
+        new = pages.NewPages()
+        with mmap.mmap(-1, 16 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+            memory[:] = bytes(16 * MIB)
+            before = psutil.Process().memory_info().rss
+            new.give_back_zeros()
+            return psutil.Process().memory_info().rss - before
+
+    async with open_engine(config_for(tiny)):
+        assert takes() < -8 * MIB
+        async with open_engine(config_for(tiny)):
+            assert takes() > -8 * MIB
+        assert takes() < -8 * MIB
+
+
 @has_huge_pages
 def test_weights_that_are_read_are_in_memory_for_which_huge_pages_were_asked(tmp_path: Path) -> None:
     path = write_model(tmp_path / "not-so-tiny.gguf", feed_forward=24_000)

@@ -53,6 +53,7 @@ async def open_engine(
     require_trio("open_engine")
     config = config or RuntimeConfig()
     async with AsyncExitStack() as stack:
+        stack.enter_context(backend.used())
         loader = await trio.to_thread.run_sync(Loader, config, progress or LoadProgress())
         config = loader.config
         model = await trio.to_thread.run_sync(loader.model)
@@ -151,8 +152,7 @@ def _make_context(model: Model, config: RuntimeConfig, beside: Callable[[], None
         if beside is not None:
             helper.submit(beside)
         context = Context(model, sizing.context_params(model, config))
-    if not backend.has_gpu():  # whose driver has pinned these pages
-        new.give_back_zeros()
+    new.give_back_zeros()
     trim_heap()
     if config.n_ctx and context.n_ctx != config.n_ctx:
         log(_log, logging.INFO, "context.rounded", n_ctx=context.n_ctx, asked=config.n_ctx)

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
 
+from uma.llama import backend
 from uma.llama.mappings import mappings
 
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -53,13 +54,21 @@ class NewPages:
             _advise(start, end, "MADV_HUGEPAGE")
 
     def give_back_zeros(self) -> None:
-        """Give back what holds nothing but zeros. Of other threads only Python's may write to what is new meanwhile."""
-        for start, end in self._new():
-            starts = range(-(-start // LEAST_BYTES) * LEAST_BYTES, end - LEAST_BYTES + 1, LEAST_BYTES)
-            # No line of Python between a look at a page and its return, so that no other thread can write there.
-            differ = map(_LIBC.memcmp, starts, repeat(bytes(LEAST_BYTES)), repeat(LEAST_BYTES))
-            sizes = map({0: LEAST_BYTES}.get, differ, repeat(0))
-            deque(map(_LIBC.madvise, starts, sizes, repeat(mmap.MADV_DONTNEED)), maxlen=0)
+        """Give back what holds nothing but zeros; nothing beside another engine. Of this one's threads only those that
+        run Python may write to what is new meanwhile.
+        """
+        starts = [
+            each
+            for start, end in self._new()
+            for each in range(-(-start // LEAST_BYTES) * LEAST_BYTES, end - LEAST_BYTES + 1, LEAST_BYTES)
+        ]
+        # Another engine's threads write to what it takes at any time, and a GPU's driver has pinned what it uses.
+        if backend.is_shared() or backend.has_gpu():
+            return
+        # No line of Python between a look at a page and its return, so that no other thread can write there.
+        differ = map(_LIBC.memcmp, starts, repeat(bytes(LEAST_BYTES)), repeat(LEAST_BYTES))
+        sizes = map({0: LEAST_BYTES}.get, differ, repeat(0))
+        deque(map(_LIBC.madvise, starts, sizes, repeat(mmap.MADV_DONTNEED)), maxlen=0)
 
     def _new(self) -> list[tuple[int, int]]:
         """What is large and new since the last call. Linux has new memory as one piece with old that lies beside it."""
