@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from uma.engine import Engine
 from uma.engine.delivery.pacing import CREDITS
 from uma.engine.worker.account import Account, Totals
 from uma.engine.worker.sequence import Sequence as EngineSequence
+from uma.llama.batch import Batch
 from uma.llama.context import Context
 from uma.types import Finished, Source, Token
 
@@ -32,9 +34,57 @@ class EarlyContext(Context):
         self.returns_early = True
 
 
+class HaltingContext(Context):
+    """The real context. A batch that has a token at `halt_at`, in any sequence, waits until it may go on."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.halt_at = -1
+        self.halts_at_rows: list[int] = []
+        """Sizes of batches, of which the last is halted, once those before were there."""
+        self.is_there = threading.Event()
+        self.may_go_on = threading.Event()
+        self.codes: list[int] = []
+        """What llama.cpp answered to each batch."""
+        self.sizes: list[int] = []
+        """Tokens of each of these."""
+
+    def begin(self, batch: Batch) -> int:
+        if self.halts_at_rows and batch.n_tokens == self.halts_at_rows[0]:
+            self.halts_at_rows.pop(0)
+            if not self.halts_at_rows:
+                self.halt_at = batch.pos[0]
+        if self.halt_at in batch.pos[: batch.n_tokens]:
+            self.halt_at = -1
+            self.may_go_on.clear()
+            self.is_there.set()
+            assert self.may_go_on.wait(PATIENCE_SEC)
+        self.codes.append(super().begin(batch))
+        self.sizes.append(batch.n_tokens)
+        return self.codes[-1]
+
+    async def halted(self) -> None:
+        """Wait until that batch is there."""
+        assert await trio.to_thread.run_sync(self.is_there.wait, PATIENCE_SEC)
+
+
 def compute_with(monkeypatch: pytest.MonkeyPatch, make: Callable[..., Context]) -> None:
     """Engines that are opened from now on compute in contexts of this class, or that this makes."""
     monkeypatch.setattr("uma.engine.open.Context", make)
+
+
+def halting_contexts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[HaltingContext]]:
+    """For a fixture: the contexts of engines that are opened from now on. At the end none waits any more."""
+    found: list[HaltingContext] = []
+
+    def make(*args: Any) -> HaltingContext:
+        found.append(HaltingContext(*args))
+        return found[-1]
+
+    compute_with(monkeypatch, make)
+    yield found
+    for context in found:
+        context.may_go_on.set()
 
 
 def break_decode_thread(engine: Engine) -> None:

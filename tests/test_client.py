@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from harness import HELLO, PATIENCE_SEC, ServerProcess, running_server
 from uma.client import Client, connect, dial, stream
@@ -225,6 +226,28 @@ async def test_a_server_that_does_not_answer_hello_is_given_up_on(
     ):
         async with connect(server.socket):
             pass
+
+
+async def test_an_answer_to_hello_counts_that_came_while_the_client_had_no_turn(
+    socket_dir: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """As where a machine has stood still for longer than the client waits."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(socket_dir / "s"))
+        listener.listen()
+
+        async def answer_and_stand_still() -> None:
+            await trio.testing.wait_all_tasks_blocked()  # the client waits for the answer
+            conversation, _ = listener.accept()
+            with conversation:
+                conversation.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            mock_clock.jump(2 * dial.HELLO_TIMEOUT_SEC)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer_and_stand_still)
+            with pytest.raises(ConnectionLost, match="does not speak UMA's protocol"):
+                async with connect(socket_dir / "s"):
+                    pass
 
 
 async def test_what_is_no_uma_server_is_told(socket_dir: Path) -> None:

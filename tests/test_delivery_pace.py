@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,16 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from engine_world import answer, answers, ask, config_for, settled, tokens_for
+from engine_world import (
+    HaltingContext,
+    answer,
+    answers,
+    ask,
+    config_for,
+    halting_contexts,
+    settled,
+    tokens_for,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -198,6 +208,7 @@ def test_a_stream_that_stops_for_a_while_is_worth_less() -> None:
 
 
 PROMPT = tokens_for(1, 12)
+DOCUMENT = tokens_for(3, 3_000)
 HOURS_MS = 1e7
 
 
@@ -208,15 +219,17 @@ class Watch:
         self.given: list[int] = []
         self.ahead: list[int] = []
         """Those that came before their time."""
-        self.has_several = trio.Event()
-        """Of these."""
 
     def noted(self, event: Event | UmaError, is_kept: bool) -> bool:
         if is_kept and isinstance(event, Token) and event.id == "stream":
             self.ahead.append(event.token_id)
-            if len(self.ahead) == 3:
-                self.has_several.set()
         return is_kept
+
+
+@pytest.fixture
+def contexts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[HaltingContext]]:
+    """Those of the engines that are opened from now on."""
+    yield from halting_contexts(monkeypatch)
 
 
 @pytest.fixture
@@ -243,27 +256,19 @@ def far_ahead(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 
 def patient(tiny: Path, **settings: Any) -> RuntimeConfig:
-    """Settings with which no stream has to have its next token soon."""
-    return config_for(tiny, n_ctx=8_192, tick_budget_ms=1e9, slo_tbt_ms=1e9, **settings)
+    """Settings with which no stream has to have its next token soon, and a document is read in several pieces."""
+    return config_for(tiny, n_ctx=8_192, n_batch=512, tick_budget_ms=1e9, slo_tbt_ms=1e9, **settings)
 
 
-async def beside_a_document(
-    engine: Engine, request: Request, *, cancels: bool, watch: Watch | None = None
-) -> tuple[list[int], Finished | None]:
-    """Read a stream while a prompt of 3,000 tokens is read, and then leave it, or cancel it and read to its end. With
-    a `watch` that is as soon as some tokens have come before their time.
-    """
+async def beside_a_document(engine: Engine, request: Request) -> tuple[list[int], Finished | None]:
+    """Read a stream while a prompt of 3,000 tokens is read, then cancel it and read to its end."""
     ids: list[int] = []
 
     async def read_document(stream: EventStream) -> None:
-        async with trio.open_nursery() as reading:
-            reading.start_soon(answer, engine, ask(tokens_for(3, 3_000), 1, id="document", priority=request.priority))
-            if watch is not None:
-                await watch.has_several.wait()
-                scope.cancel() if not cancels else stream.cancel()
-        scope.cancel() if not cancels else stream.cancel()
+        await answer(engine, ask(DOCUMENT, 1, id="document"))
+        stream.cancel()
 
-    with trio.fail_after(PATIENCE_SEC), trio.CancelScope() as scope:
+    with trio.fail_after(PATIENCE_SEC):
         async with trio.open_nursery() as nursery, engine.generate(request) as stream:
             async for event in stream:
                 if isinstance(event, Finished):
@@ -273,6 +278,44 @@ async def beside_a_document(
                 if len(ids) == 1:
                     nursery.start_soon(read_document, stream)
     return ids, None
+
+
+async def left_beside_a_document(
+    engine: Engine, context: HaltingContext, request: Request, *, cancels: bool = True
+) -> list[Event]:
+    """Begin a stream, then a prompt of 3,000 tokens. While the last piece of that is read, leave the stream, or cancel
+    it and read all of it. The prompt is read to its end.
+
+    The decode thread waits for both, so that neither depends on which thread has a core: for the prompt after a few
+    tokens of the stream, and for the reader to leave when all tokens until then are with the stream.
+    """
+
+    async def read_document(task_status: trio.TaskStatus[None]) -> None:
+        async with engine.generate(ask(DOCUMENT, 1, id="document", priority=request.priority)) as document:
+            task_status.started()
+            async for _ in document:
+                pass
+
+    events: list[Event] = []
+    context.halt_at = len(PROMPT) + 4
+    with trio.fail_after(PATIENCE_SEC):
+        async with trio.open_nursery() as nursery:
+            async with engine.generate(request) as stream:
+                await context.halted()
+                await nursery.start(read_document)
+                context.is_there.clear()
+                context.halt_at = len(DOCUMENT) - 1
+                context.may_go_on.set()
+                await context.halted()
+                are_given = trio.Event()
+                engine.worker.mailbox.call(are_given.set)  # in place of the decode thread, which waits
+                await are_given.wait()
+                if cancels:
+                    stream.cancel()
+                    context.may_go_on.set()
+                    events = [event async for event in stream]
+            context.may_go_on.set()
+    return events
 
 
 class Answers:
@@ -355,7 +398,7 @@ async def test_a_fault_in_one_answer_ends_all_of_them(have_ended: bool) -> None:
 async def test_a_stream_says_the_same_while_prompts_are_read(tiny: Path) -> None:
     async with open_engine(config_for(tiny, n_ctx=8_192)) as engine:
         by_itself = await answer(engine, ask(PROMPT, 600, id="stream"))
-        ids, last = await beside_a_document(engine, ask(PROMPT, 600, id="stream"), cancels=True)
+        ids, last = await beside_a_document(engine, ask(PROMPT, 600, id="stream"))
         metrics = await settled(engine)
     assert tuple(ids) == by_itself.token_ids[: len(ids)]
     assert last is not None
@@ -367,11 +410,16 @@ async def test_a_stream_says_the_same_while_prompts_are_read(tiny: Path) -> None
 @pytest.mark.parametrize("answers", [1, 2])
 @pytest.mark.parametrize(("asked", "configured"), [("auto", "auto"), ("off", "auto"), ("auto", "off")])
 async def test_tokens_wait_for_their_time_unless_the_request_or_the_configuration_turns_that_off(
-    tiny: Path, far_ahead: Watch, asked: Pace, configured: Pace, answers: int
+    tiny: Path,
+    far_ahead: Watch,
+    contexts: list[HaltingContext],
+    asked: Pace,
+    configured: Pace,
+    answers: int,
 ) -> None:
     async with open_engine(patient(tiny, pace=configured)) as engine:
         request = attrs.evolve(ask(PROMPT, 1_500, id="stream", n=answers, temperature=1.0), pace=asked)
-        await beside_a_document(engine, request, cancels=True)
+        await left_beside_a_document(engine, contexts[0], request)
     assert bool(far_ahead.ahead) == (asked == configured == "auto")
 
 
@@ -396,11 +444,11 @@ async def test_a_background_stream_that_ends_ahead_of_its_time_is_given_its_end_
     ],
 )
 async def test_tokens_that_a_reader_left_before_their_time_are_dropped_and_their_kv_is_kept(
-    tiny: Path, far_ahead: Watch, cancels: bool, sampling: dict[str, Any]
+    tiny: Path, far_ahead: Watch, contexts: list[HaltingContext], cancels: bool, sampling: dict[str, Any]
 ) -> None:
     async with open_engine(patient(tiny)) as engine:
         request = ask(PROMPT, 4_000, id="stream", **sampling)
-        ids, last = await beside_a_document(engine, request, cancels=cancels, watch=far_ahead)
+        events = await left_beside_a_document(engine, contexts[0], request, cancels=cancels)
         given, ahead = far_ahead.given, list(far_ahead.ahead)
         follow_up = await answer(engine, ask((*PROMPT, *given, *ahead, 100), 1, id="follow-up"))
         metrics = engine.snapshot()  # what the stream was given and what it dropped came before the follow-up's token
@@ -409,8 +457,10 @@ async def test_tokens_that_a_reader_left_before_their_time_are_dropped_and_their
     assert metrics["tokens_generated_total"] == len(given) + dropped + 2, "and one for each other request"
     assert follow_up.finished.usage.cached_tokens > len(PROMPT) + len(given)
     if cancels:
-        assert last is not None
-        assert (last.reason, last.usage.completion_tokens, ids) == ("cancelled", len(given), given)
+        *tokens, last = events
+        assert isinstance(last, Finished)
+        assert (last.reason, last.usage.completion_tokens) == ("cancelled", len(given))
+        assert [each.token_id for each in tokens if isinstance(each, Token)] == given
 
 
 @pytest.mark.parametrize(("target_ms", "is_late"), [(1e-6, True), (1e9, False)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -10,56 +9,31 @@ from typing import Any, get_args
 import attrs
 import pytest
 import trio
-from engine_world import Answer, alone, answer, ask, compute_with, config_for, sequence_for, settled, tokens_for
+from engine_world import (
+    Answer,
+    HaltingContext,
+    alone,
+    answer,
+    ask,
+    config_for,
+    halting_contexts,
+    sequence_for,
+    settled,
+    tokens_for,
+)
 
-from harness import PATIENCE_SEC
 from models import Kind, write_model
 from uma import Request, open_engine
 from uma.engine import Engine
 from uma.engine.delivery.pacing import CREDITS
 from uma.engine.kv.pool import LAST_TOKENS
 from uma.engine.worker.withdrawn import Withdrawn
-from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, Context, ContextParams
 from uma.llama.model import Model
 from uma.types import Finished, Token
 from uma.types.source import EventStream
 
 PROMPT = tokens_for(1, 1_500)
-
-
-class HaltingContext(Context):
-    """The real context. A batch that begins at `halt_at`, in any sequence, waits until it may go on."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.halt_at = -1
-        self.halts_at_rows: list[int] = []
-        """Sizes of batches, of which the last is halted, once those before were there."""
-        self.is_there = threading.Event()
-        self.may_go_on = threading.Event()
-        self.codes: list[int] = []
-        """What llama.cpp answered to each batch."""
-        self.sizes: list[int] = []
-        """Tokens of each of these."""
-
-    def begin(self, batch: Batch) -> int:
-        if self.halts_at_rows and batch.n_tokens == self.halts_at_rows[0]:
-            self.halts_at_rows.pop(0)
-            if not self.halts_at_rows:
-                self.halt_at = batch.pos[0]
-        if self.halt_at in batch.pos[: batch.n_tokens]:
-            self.halt_at = -1
-            self.may_go_on.clear()
-            self.is_there.set()
-            assert self.may_go_on.wait(PATIENCE_SEC)
-        self.codes.append(super().begin(batch))
-        self.sizes.append(batch.n_tokens)
-        return self.codes[-1]
-
-    async def halted(self) -> None:
-        """Wait until that batch is there."""
-        assert await trio.to_thread.run_sync(self.is_there.wait, PATIENCE_SEC)
 
 
 async def read_on(stream: EventStream) -> None:
@@ -71,16 +45,7 @@ async def read_on(stream: EventStream) -> None:
 @pytest.fixture
 def contexts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[HaltingContext]]:
     """Those of the engines that are opened from now on."""
-    found: list[HaltingContext] = []
-
-    def make(*args: Any) -> HaltingContext:
-        found.append(HaltingContext(*args))
-        return found[-1]
-
-    compute_with(monkeypatch, make)
-    yield found
-    for context in found:
-        context.may_go_on.set()
+    yield from halting_contexts(monkeypatch)
 
 
 @pytest.fixture(scope="module", params=get_args(Kind))

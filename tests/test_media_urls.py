@@ -16,6 +16,7 @@ import trio
 from engine_world import answer, config_for
 from projectors import png, write_projector, write_seeing_model
 
+from harness import PATIENCE_SEC
 from uma import Message, Request, open_engine
 from uma.errors import BadRequest, Overloaded
 from uma.http.media import MediaReader
@@ -216,7 +217,7 @@ async def test_files_that_never_come_take_turns_from_no_other_client(monkeypatch
             assert error.retry_after_ms
             told.set()
 
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_SEC):
         async with (
             web(lambda _: {"/slow": ok(b"", "Content-Length: 9"), "/a": ok(FILE)}) as server,
             trio.open_nursery() as nursery,

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from http_server import RawHttp
 
 from harness import (
@@ -278,16 +279,16 @@ def test_ps_doctor_and_stop_know_a_server_that_loads(socket_dir: Path, model: Pa
 
 
 async def test_a_client_waits_for_a_server_that_loads_and_fills_no_log(
-    socket_dir: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    socket_dir: Path, model: Path, mock_clock: trio.testing.MockClock
 ) -> None:
     told: list[int] = []
-    # As long as it is told it waits: four times are more than its patience with a server that says nothing.
-    monkeypatch.setattr(dial, "HELLO_TIMEOUT_SEC", 2.5)
     with loading(socket_dir / "s", model) as server:
         with trio.fail_after(PATIENCE_SEC):
 
             def tell(percent: int) -> None:
                 told.append(percent)
+                # As long as it is told it waits: twice is more than its patience with a server that says nothing.
+                mock_clock.jump(0.6 * dial.HELLO_TIMEOUT_SEC)
                 if len(told) == 4:
                     server.let_go()
 

@@ -137,6 +137,11 @@ class Client:
         return self._lost.is_set()
 
     @property
+    def is_greeted(self) -> bool:
+        """Whether `answer_to_hello` returns at once."""
+        return self._greeted.is_set()
+
+    @property
     def server_pid(self) -> int | None:
         """The process id of the server, as the kernel tells it; None where it cannot."""
         return pid_of_peer(self._link.sock)

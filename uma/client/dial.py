@@ -77,6 +77,10 @@ async def connect_child(sock: socket.socket, name: str, on_loading: Callable[[in
 async def _answer_to_hello(session: Client, path: str | Path) -> int | None:
     with trio.move_on_after(HELLO_TIMEOUT_SEC):
         return await session.answer_to_hello()
+    # The time is over, but a process that had no turn meanwhile has not looked yet.
+    await trio.lowlevel.checkpoint()
+    if session.is_greeted:
+        return await session.answer_to_hello()
     raise ConnectionLost(
         f"{path}: no answer within {HELLO_TIMEOUT_SEC:g} s; is it a UMA server with `--protocol json`?"
     )
