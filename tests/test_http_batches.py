@@ -20,6 +20,7 @@ from http_server import HttpServer, RawHttp, hosted_http, running_http
 from openai.types import Batch
 
 from harness import until
+from models import write_model
 from uma.errors import BadRequest
 from uma.http import files
 from uma.http.multipart import MAX_FIELD_BYTES, MAX_HEAD_BYTES, MAX_PARTS, FormReader
@@ -180,6 +181,40 @@ def test_a_batch_goes_on_in_the_next_server_and_each_key_sees_its_own(tmp_path: 
         assert index.execute("SELECT count(*) FROM batches").fetchone() == (1,)
     index.close()
     assert not list((jobs / "batches").iterdir())
+
+
+def test_a_batch_that_cannot_go_on_says_why_and_goes_on_once_it_can(tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs"
+    folders = [tmp_path / each for each in ("small", "large")]
+    for folder in folders:
+        folder.mkdir()
+    small, large = (
+        write_model(folder / "same.gguf", feed_forward=size) for folder, size in zip(folders, (256, 512), strict=True)
+    )
+    flags = "--http-jobs", str(jobs)
+    with running_http(tmp_path, "--model", str(small), *flags) as server, client_of(server) as client:
+        batch = begun(client, [line(number, max_tokens=200) for number in range(300)])
+        until(lambda: client.batches.retrieve(batch.id), lambda now: now.request_counts.completed > 0)
+    with running_http(tmp_path, "--model", str(large), *flags) as server, client_of(server) as client:
+        left = until(lambda: client.batches.retrieve(batch.id), lambda now: now.errors is not None)
+        assert left.status == "in_progress"
+        assert "cannot go on now" in left.errors.data[0].message
+        assert "same" in left.errors.data[0].message
+    with running_http(tmp_path, "--model", str(small), *flags) as server, client_of(server) as client:
+        done = ended(client, batch)
+        assert (done.status, done.errors, done.request_counts.completed) == ("completed", None, 300)
+
+
+def test_an_index_that_cannot_be_written_leaves_the_server_and_the_batch(tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs"
+    with running_http(tmp_path, "--http-jobs", str(jobs)) as server, client_of(server) as client:
+        batch = begun(client, [line(0)])
+        with closing(sqlite3.connect(jobs / "index.sqlite3", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            until(lambda: "http.batch_left" in server.process.log.join(), bool)
+            other.execute("ROLLBACK")
+        assert ended(client, begun(client, [line(1)])).status == "completed"
+        assert ended(client, batch).status == "completed"
 
 
 FORM = (

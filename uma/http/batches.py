@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, Annotated
@@ -32,6 +33,8 @@ MAX_LISTED = 100
 """Maximum batches of one list."""
 FULL_MS = 60_000
 """Time after which a client is asked to come again where too many batches have not ended."""
+AGAIN_SEC = 60.0
+"""Time after which a batch is tried again that could not go on: the disk was full, or there was another model."""
 
 
 @attrs.frozen(kw_only=True)
@@ -126,26 +129,39 @@ def batch_object(gateway: Gateway, batch: Batch) -> Body:
 
 
 async def run_all(gateway: Gateway) -> None:
-    """Run batches as they come, and first those that an earlier server has left; to be cancelled."""
+    """Run batches as they come, and first those that an earlier server has left; to be cancelled.
+
+    One that cannot go on says why in its `errors`, and is tried again after a while or when another one comes.
+    """
     await gateway.readiness.wait()
-    left: set[str] = set()
+    looked_at, left = set[str](), False
     while True:
-        todo = [each for each in _unfinished(gateway) if each.id not in left]
+        todo = [each for each in _unfinished(gateway) if each.id not in looked_at]
         if not todo:
-            await gateway.batches.arrival()
-            left.clear()
+            with trio.move_on_after(AGAIN_SEC if left else math.inf):
+                await gateway.batches.arrival()
+            looked_at, left = set(), False
             continue
         batch, store = todo[0], files.store_of(gateway)
-        left.add(batch.id)  # what cannot be run now is looked at again when another one comes
+        looked_at.add(batch.id)
         try:
             await _run(gateway, store, batch)
         except (UmaError, OSError) as error:
-            log(logger, logging.WARNING, "http.batch_left", batch=batch.id, reason=str(error))
+            left = True
+            _leave(store, batch, error)
         except BaseExceptionGroup as group:
             sole = sole_error(group)
             if not isinstance(sole, UmaError | OSError):
                 raise
-            log(logger, logging.WARNING, "http.batch_left", batch=batch.id, reason=str(sole))
+            left = True
+            _leave(store, batch, sole)
+
+
+def _leave(store: Store, batch: Batch, error: UmaError | OSError) -> None:
+    """Tell why a batch cannot go on just now."""
+    log(logger, logging.WARNING, "http.batch_left", batch=batch.id, reason=str(error))
+    with suppress(OSError):
+        store.keep(attrs.evolve(store.batch(batch.id, None) or batch, error=f"it cannot go on now: {error}"))
 
 
 def _unfinished(gateway: Gateway) -> list[Batch]:
@@ -155,8 +171,8 @@ def _unfinished(gateway: Gateway) -> list[Batch]:
         return []
     try:
         return files.store_of(gateway).unfinished(_served(gateway))
-    except UmaError as error:
-        log(logger, logging.WARNING, "http.batches_unusable", reason=error.message)
+    except (UmaError, OSError) as error:
+        log(logger, logging.WARNING, "http.batches_unusable", reason=str(error))
         return []
 
 

@@ -111,6 +111,8 @@ class Runner:
                 async with trio.open_nursery() as nursery:
                     while (work := await self._next()) is not None:
                         nursery.start_soon(self._finish, work, self.tally.begin(work.size_bytes))
+                        # Trio runs tasks that were started together in any order; the first result is to come first.
+                        await trio.lowlevel.checkpoint()
                 keeping.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):

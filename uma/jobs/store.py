@@ -83,6 +83,13 @@ class Store:
         self._db = sqlite3.connect(folder / "index.sqlite3", isolation_level=None)
         self._db.executescript("PRAGMA journal_mode = WAL;" + _TABLES)
 
+    def _do(self, statement: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
+        """A statement to the index. Raises `OSError` where the disk is full, or another process has it for long."""
+        try:
+            return self._db.execute(statement, values)
+        except sqlite3.Error as error:
+            raise OSError(f"{self.folder / 'index.sqlite3'}: {error}") from error
+
     def close(self) -> None:
         """Close the index."""
         self._db.close()
@@ -101,48 +108,46 @@ class Store:
 
     def add_file(self, file: StoredFile) -> None:
         """Remember a file whose contents are there."""
-        self._db.execute("INSERT INTO files VALUES (?, ?, ?, ?)", (file.id, file.owner, file.created_at, _text(file)))
+        self._do("INSERT INTO files VALUES (?, ?, ?, ?)", (file.id, file.owner, file.created_at, _text(file)))
 
     def file(self, file_id: str, owner: str) -> StoredFile | None:
         """The owner's file of that id."""
-        found = self._db.execute("SELECT data FROM files WHERE id = ? AND owner = ?", (file_id, owner)).fetchone()
+        found = self._do("SELECT data FROM files WHERE id = ? AND owner = ?", (file_id, owner)).fetchone()
         return None if found is None else StoredFile(**orjson.loads(found[0]))
 
     def files(self, owner: str | None) -> list[StoredFile]:
         """The owner's files, the newest first; None: all."""
         query = "SELECT data FROM files WHERE ?1 IS NULL OR owner = ?1 ORDER BY rowid DESC"
-        return [StoredFile(**orjson.loads(data)) for (data,) in self._db.execute(query, (owner,))]
+        return [StoredFile(**orjson.loads(data)) for (data,) in self._do(query, (owner,))]
 
     def remove_file(self, file_id: str) -> None:
         """Forget a file, and its contents."""
-        self._db.execute("DELETE FROM files WHERE id = ?", (file_id,))
+        self._do("DELETE FROM files WHERE id = ?", (file_id,))
         self.path(file_id).unlink(missing_ok=True)
 
     def keep(self, batch: Batch) -> None:
         """Remember a batch as it is now."""
-        self._db.execute(
+        self._do(
             "INSERT INTO batches VALUES (?1, ?2, ?3, ?4, ?5) "
             "ON CONFLICT (id) DO UPDATE SET is_over = excluded.is_over, data = excluded.data",
             (batch.id, batch.owner, batch.model, batch.status in OVER, _text(batch)),
         )
-        self._db.execute(
-            "DELETE FROM batches WHERE is_over AND rowid <= (SELECT max(rowid) FROM batches) - ?", (MAX_BATCHES,)
-        )
+        self._do("DELETE FROM batches WHERE is_over AND rowid <= (SELECT max(rowid) FROM batches) - ?", (MAX_BATCHES,))
 
     def batch(self, batch_id: str, owner: str | None) -> Batch | None:
         """The owner's batch of that id; None for the owner: anyone's."""
         query = "SELECT data FROM batches WHERE id = ?1 AND (?2 IS NULL OR owner = ?2)"
-        found = self._db.execute(query, (batch_id, owner)).fetchone()
+        found = self._do(query, (batch_id, owner)).fetchone()
         return None if found is None else Batch(**orjson.loads(found[0]))
 
     def batches(self, owner: str) -> list[Batch]:
         """The owner's batches, the newest first."""
         query = "SELECT data FROM batches WHERE owner = ? ORDER BY rowid DESC"
-        return [Batch(**orjson.loads(data)) for (data,) in self._db.execute(query, (owner,))]
+        return [Batch(**orjson.loads(data)) for (data,) in self._do(query, (owner,))]
 
     def unfinished(self, models: Collection[str]) -> list[Batch]:
         """All batches for one of these models that have not ended, the oldest first."""
-        rows = self._db.execute("SELECT data, model FROM batches WHERE NOT is_over ORDER BY rowid")
+        rows = self._do("SELECT data, model FROM batches WHERE NOT is_over ORDER BY rowid")
         return [Batch(**orjson.loads(data)) for data, model in rows if model in models]
 
 
