@@ -12,10 +12,11 @@ import attrs
 from benchmarks.simulation.rows import PlainRow
 from uma.engine.delivery.pacing import reader_ms
 from uma.engine.policy import Plan, Scheduler, State, Targets
-from uma.engine.policy.lead import lead_ms, steps_lacking
+from uma.engine.policy.lead import lead_ms, max_lead_ms, steps_lacking
 from uma.engine.policy.order import due_ms
 from uma.engine.policy.scheduler import mixed_position
 from uma.engine.policy.state import Shares
+from uma.engine.policy.tuning import TUNING
 
 ONE_CLIENT = Shares().came("one")
 GAP_MS = 0.2
@@ -36,6 +37,11 @@ def make_row(key: int, **fields: object) -> PlainRow:
         "share": ONE_CLIENT,
     }
     return PlainRow(**(plain | fields))  # type: ignore[arg-type]
+
+
+def can_be_covered(piece_ms: float, pace: float, step_ms: float) -> bool:
+    """Whether enough steps make a lead that covers such a piece."""
+    return TUNING.safety * piece_ms + step_ms <= max_lead_ms(pace)
 
 
 @attrs.frozen

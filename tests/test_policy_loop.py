@@ -6,10 +6,10 @@ import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_world import GAP_MS, Asked, Machine, World
+from policy_world import GAP_MS, Asked, Machine, World, can_be_covered
 
 from uma.engine.policy.cost import SIZES
-from uma.engine.policy.lead import can_be_covered, choose_pacing, steps_lacking
+from uma.engine.policy.lead import choose_pacing, steps_lacking
 from uma.engine.policy.tuning import TUNING
 
 BUDGET = 80.0

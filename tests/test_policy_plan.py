@@ -9,12 +9,12 @@ import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_world import make_row
+from policy_world import can_be_covered, make_row
 
 from benchmarks.simulation.rows import PlainRow
 from uma.engine.policy import Plan, Scheduler, State, Targets
 from uma.engine.policy.cost import ROWS, SIZES, TILE_TOKENS, CostModel
-from uma.engine.policy.lead import can_be_covered, is_kept
+from uma.engine.policy.lead import is_kept
 from uma.engine.policy.order import gives_way
 from uma.engine.policy.tuning import TUNING
 

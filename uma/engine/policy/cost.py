@@ -271,21 +271,19 @@ class CostModel:
         most_ms: float = 0.0,
         tile_ms: float = 0.0,
         worth: float = 0.0,
-        cycle_ms: Callable[[float], float] = float,
     ) -> int:
         """The piece, of at most `most` tokens, that reads most tokens a millisecond; 0 where none is short enough.
 
         It takes `usual_ms` at most, or up to `most_ms` where it reads faster by `worth` of its excess time. A whole
-        tile may take `tile_ms`: deep in a prompt a part of one takes as long. `cycle_ms` says how long a piece of so
-        many milliseconds takes with all that is computed for it. Of sizes that read nearly as fast, all that there is
-        to read is chosen, or else the smallest.
+        tile may take `tile_ms`: deep in a prompt a part of one takes as long. Of sizes that read nearly as fast, all
+        that there is to read is chosen, or else the smallest.
         """
         took = {size: self.prefill_ms(size, position(size)) for size in (*(s for s in SIZES if s < most), most)}
         whole = min(most, TILE_TOKENS)
         if took[whole] <= max(tile_ms, usual_ms):
             took = {size: ms for size, ms in took.items() if size >= whole}
         rates = {
-            size: size / max(cycle_ms(ms), 1e-9) / (1 + worth * max(0.0, ms / max(usual_ms, 1e-9) - 1))
+            size: size / max(ms, 1e-9) / (1 + worth * max(0.0, ms / max(usual_ms, 1e-9) - 1))
             for size, ms in took.items()
             if ms <= max(usual_ms, most_ms) or (size == whole and ms <= tile_ms)
         }

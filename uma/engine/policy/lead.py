@@ -124,11 +124,6 @@ def longest_piece_ms(lead: float, pace: float, step_ms: float, max_steps: int) -
     return (min(lead + max_steps * (pace - step_ms), max_lead_ms(pace)) - step_ms) / TUNING.safety
 
 
-def can_be_covered(piece_ms: float, pace: float, step_ms: float) -> bool:
-    """Whether enough steps make a lead that covers such a piece."""
-    return TUNING.safety * piece_ms + step_ms <= max_lead_ms(pace)
-
-
 def steps_before(piece_ms: float, lead: float, pace: float, step_ms: float) -> int:
     """Decode steps before a piece, so that every reader is supplied until after it; at least one. `pace` must be longer
     than `step_ms`.

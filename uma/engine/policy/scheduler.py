@@ -1,7 +1,7 @@
 """What the next tick computes: a token for each decoding row, and what is left of the time to read prompts.
 
 The idea is one sentence: rows decode as far ahead as it takes for their readers not to notice the next piece of a
-prompt, and the piece is the one that reads most tokens a millisecond of the cycle. `lead` has the arithmetic of
+prompt, and the piece is the one that reads most tokens a millisecond. `lead` has the arithmetic of
 decoding ahead, `order` says whose prompt is read, `cost` what a batch takes, and `tuning` has all numbers.
 
 Pure: no clock, no llama, no I/O. Time comes in as an argument, so the decode thread, tests and a simulator drive the
@@ -11,7 +11,7 @@ same code.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, takewhile
 
 import attrs
@@ -19,7 +19,6 @@ import attrs
 from uma.engine.policy.cost import ROWS, SIZES, TILE_TOKENS, CostModel
 from uma.engine.policy.lead import (
     Pacing,
-    can_be_covered,
     choose_pacing,
     lateness,
     lead_ms,
@@ -32,8 +31,6 @@ from uma.engine.policy.order import in_order, preemption_order
 from uma.engine.policy.state import Row, State, Targets
 from uma.engine.policy.tuning import TUNING
 
-MOST_WAITS = 8
-"""Maximum ticks in a row that read nothing until what was decoded ahead covers the smallest piece."""
 MOST_SUSPENDED = 3
 """Maximum ticks in a row that read nothing because a stream is late: a machine too slow for its targets must still read
 prompts."""
@@ -157,8 +154,6 @@ class Scheduler:
         self.targets = targets
         self.cost = CostModel()
         self.embeds = EmbedTurns(targets, self.cost)
-        self._waits = 0
-        """Ticks in a row that read nothing until now, to decode ahead."""
         self._suspended = 0
         """Ticks in a row that read nothing until now, because a stream is late."""
         self._is_slow = False
@@ -275,7 +270,7 @@ class Scheduler:
         steps, lead, pace = 1, streams.lead_ms, streams.pacing.pace_ms
         if lead < math.inf and streams.step_ms > 0:
             steps = steps_before(pause_ms, lead, pace, streams.step_ms)
-        steps = max(1, min(steps, TUNING.max_steps, free_cells // max(1, len(plan.decode))))
+        steps = max(1, min(steps, free_cells // max(1, len(plan.decode))))
         return attrs.evolve(plan, steps=steps, pace_ms=pace, lead_ms=lead if lead < math.inf else 0.0)
 
     # What is read
@@ -301,7 +296,7 @@ class Scheduler:
         """Whether a stream is so late that it comes first."""
         readers = [row for row in streams.rows if row.lane >= 0 and row.has_reader]
         worst = lateness(readers, now_ms, streams.pacing.pace_ms)
-        is_late = worst > (1.0 if self._suspended else TUNING.late)
+        is_late = worst > TUNING.late
         self._suspended = self._suspended + 1 if is_late and self._suspended < MOST_SUSPENDED else 0
         return self._suspended > 0
 
@@ -404,24 +399,15 @@ class Scheduler:
         if not self.cost.knows_prefill:
             return attrs.evolve(plan, prefill=self._allocated(prompts, min(wanted, self.targets.start_tokens)))
         # Each step takes a cell for each row; half of the free ones are for the prompts.
-        max_steps = max(1, min(TUNING.max_steps, free_cells // max(1, 2 * len(streams.rows))))
+        max_steps = max(1, free_cells // max(1, 2 * len(streams.rows)))
         covered_ms = longest_piece_ms(lead, pace, step_ms, max_steps)
-        smallest_ms = self._read_ms(prompts, min(SIZES[0], wanted), state)
-        is_early = smallest_ms > covered_ms and can_be_covered(smallest_ms, pace, step_ms)
-        self._waits = self._waits + 1 if is_early and self._waits < MOST_WAITS else 0
-        if self._waits:
-            return attrs.evolve(plan, steps=max_steps)
         usual_ms = share * self.targets.slo_ttft_ms
         if streams.pacing.is_late:
             # With a large model on few cores a shorter piece would go on little but reading the weights.
             usual_ms = max(usual_ms, TUNING.piece_steps * self.cost.decode_ms(1, 0))
         usual_ms = min(usual_ms, covered_ms)
         most_ms, tile_ms = (min(covered_ms, factor * TUNING.patience * usual_ms) for factor in (1, 2))
-
-        def cycle_ms(piece_ms: float) -> float:
-            return piece_ms + step_ms * max(1.0, piece_ms / (pace - step_ms))
-
-        size = self._best_size(prompts, wanted, state, usual_ms, most_ms, tile_ms, cycle_ms)
+        size = self._best_size(prompts, wanted, state, usual_ms, most_ms, tile_ms)
         size = size or min(SIZES[0], wanted)
         piece_ms = self._read_ms(prompts, size, state)
         steps = min(max_steps, steps_before(piece_ms, lead, pace, step_ms))
@@ -463,20 +449,13 @@ class Scheduler:
         return attrs.evolve(plan, prefill=prefill, steps=steps, needed_ms=needed_ms, is_mixed=True)
 
     def _best_size(
-        self,
-        prompts: list[Prompt],
-        wanted: int,
-        state: State,
-        usual_ms: float,
-        most_ms: float,
-        tile_ms: float,
-        cycle_ms: Callable[[float], float] = float,
+        self, prompts: list[Prompt], wanted: int, state: State, usual_ms: float, most_ms: float, tile_ms: float
     ) -> int:
         def position(tokens: int) -> float:
             return self._position(prompts, tokens, state)
 
         return self.cost.best_size(
-            wanted, position, usual_ms, most_ms=most_ms, tile_ms=tile_ms, worth=TUNING.worth_waiting, cycle_ms=cycle_ms
+            wanted, position, usual_ms, most_ms=most_ms, tile_ms=tile_ms, worth=TUNING.worth_waiting
         )
 
     def _read_ms(self, prompts: list[Prompt], tokens: int, state: State) -> float:
