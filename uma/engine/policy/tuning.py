@@ -73,9 +73,7 @@ class Tuning:
     # Late streams
 
     late: float = 1.5
-    """Time since a stream's last token, as a multiple of its target, from which no prompt is read. Where one batch in
-    thirty takes six times as long, it is worth a quarter of the worst gap (simulated, 600 M parameters on two
-    cores)."""
+    """Time since a stream's last token, as a multiple of its target, from which no prompt is read."""
     held_ms: float = 2_000.0
     """Maximum time (ms) between two tokens of a background stream, whatever else is at risk."""
 
