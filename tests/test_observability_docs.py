@@ -85,5 +85,9 @@ def test_a_trace_is_written_by_the_command_and_by_the_signal(server: ServerProce
         trace = json.loads(path.read_text(encoding="utf-8"))
         assert {each["args"]["name"] for each in trace["traceEvents"] if each["ph"] == "M"} >= {"decode", "Trio"}
     by_signal.unlink()
+    nowhere = str(tmp_path / "none" / "out.json")
+    told = run_to_end(*uma_command("trace", nowhere, "--seconds", "60", "--socket", str(tmp_path / "no.sock")))
+    assert told.returncode == 2
+    assert f"{nowhere}: cannot be written" in told.stderr
     assert f"beyond {MAX_VALUES:,}" in PAGE
     assert TRACE_SEC == 5

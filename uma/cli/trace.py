@@ -10,6 +10,7 @@ from uma.cli import say
 from uma.cli.options import load_settings
 from uma.cli.source import connected
 from uma.cli.trio_run import Interrupts, run
+from uma.errors import ConfigError
 
 
 def main(options: argparse.Namespace) -> int:
@@ -17,13 +18,17 @@ def main(options: argparse.Namespace) -> int:
     config = load_settings(options).config
 
     async def write(_: Interrupts) -> int:
-        async with AsyncExitStack() as stack:
-            client = await connected(stack, config.socket, say.note, loads=False)
-            trace = await client.trace(options.seconds)
-        # Ids of requests are in it: for this user alone, as the log's file.
-        with os.fdopen(
-            os.open(options.out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
-        ) as file:
+        # Before anything is traced: it is too late to hear then that nothing can be written there. Ids of requests are
+        # in it: for this user alone, as the log's file.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        try:
+            file = os.fdopen(os.open(options.out, flags, 0o600), "w", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{options.out}: cannot be written: {error.strerror}; name another file") from None
+        with file:
+            async with AsyncExitStack() as stack:
+                client = await connected(stack, config.socket, say.note, loads=False)
+                trace = await client.trace(options.seconds)
             file.write(trace)
         say.note(f"{options.out}: open it in https://ui.perfetto.dev or chrome://tracing")
         return 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -324,13 +324,22 @@ def _check_new(path: Path, anew: str) -> None:
 
 
 def _check_same(path: Path, was: Mapping[str, Any], now: Mapping[str, Any], anew: str) -> None:
-    names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
-    if names:
-        shown = "; ".join(f"{name} was {_shown(was.get(name))} and is {_shown(now.get(name))} now" for name in names)
+    if changes := list(_changes(was, now)):
+        shown = "; ".join(f"{name} was {_shown(before)} and is {_shown(after)} now" for name, before, after in changes)
         keep = ", keep the good results there are with --only-failed" if anew == BY_OPTIONS else ""
         raise JobChanged(
             f"{path}: was begun otherwise: {shown}. Ask as before to go on, name another file{keep}, or {anew}"
         )
+
+
+def _changes(was: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """What differs: of what is an object in both, such as the model, its fields that do."""
+    for name in {**was, **now}:
+        before, after = was.get(name), now.get(name)
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from _changes(before, after, f"{within}{name}.")
+        elif before != after:
+            yield f"{within}{name}", before, after
 
 
 def _shown(value: Any) -> str:
