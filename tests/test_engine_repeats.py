@@ -13,9 +13,11 @@ import pytest
 from engine_world import SMALL_WINDOWS, Answer, answer, ask, config_for, tokens_for
 from every_kind import kinds, write_named
 
-from uma import Request
+from models import write_model
+from uma import Request, SamplingParams
 from uma.config import RuntimeConfig
 from uma.engine import open_engine
+from uma.types import Message
 
 SYSTEM = tokens_for(0, 90)
 
@@ -66,6 +68,27 @@ async def test_a_repeated_question_lies_in_the_same_cells_each_time(
         first = told(await answer(engine, repeated))
         for _ in range(3):
             assert told(await answer(engine, repeated)) == first
+
+
+@pytest.mark.parametrize("opening", [0, 1, 2, 3, 4, 20, 62, 63, 64])
+@pytest.mark.parametrize("kind", [SMALL_WINDOWS, "hybrid"])
+async def test_a_chat_that_is_asked_again_begins_behind_its_last_message(
+    tmp_path: Path, kind: str, opening: int
+) -> None:
+    """However long what opens the answer is: where the last tokens are read apart, the checkpoint before them stays."""
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}{{ 'a' * (add_generation_prompt and N) }}"
+    memory: Any = "sliding-window" if kind == SMALL_WINDOWS else kind
+    path = tmp_path / f"{kind}.gguf"
+    write_model(path, kind=memory, chat_template=template.replace("N", str(opening)), context_length=2_048)
+    chat = Request(
+        "chat", messages=(Message("user", "xyz, " * 80),), sampling=SamplingParams(max_tokens=4, temperature=0)
+    )
+    async with open_engine(config_for(path, cache_ram_mb=64)) as engine:
+        first = await answer(engine, chat)
+        for _ in range(2):
+            again = await answer(engine, chat)
+            assert again.token_ids == first.token_ids
+            assert again.finished.usage.prompt_tokens - again.finished.usage.cached_tokens <= max(opening, 2)
 
 
 async def test_after_a_restart_answers_are_the_same_however_often_each_was_asked_before(tiny: Path) -> None:

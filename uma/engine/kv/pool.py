@@ -194,6 +194,7 @@ class KvPool:
         """
         if self.cells.can_be_cut or not self.store.is_enabled:
             return []
+        ends = [end for end in ends if end <= prompt_tokens - LAST_TOKENS]  # no prompt begins behind that
         wanted = {*ends, *range(BORDER_TOKENS, prompt_tokens, BORDER_TOKENS)}
         border = FIRST_BORDER_TOKENS
         while border < BORDER_TOKENS:

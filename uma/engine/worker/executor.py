@@ -234,16 +234,22 @@ class Executor:
         elif count == LAST_TOKENS + 1 and sequence.computed > 1:
             # No row is computed alone, wherever the piece before it ended: that depends on how fast the machine is.
             sequence, count = self._begin_again(sequence, count + 1)
+            if count == LAST_TOKENS + 1:  # at a checkpoint it ends there each time
+                return [[(sequence, count)]]
         if count < LAST_TOKENS:
             return [[self._begin_again(sequence, max(count, min(LAST_TOKENS, len(sequence.tokens) - 1)))]]
         return [[(sequence, count - LAST_TOKENS)], [(sequence, LAST_TOKENS)]] if count > LAST_TOKENS else [work]
 
     def _begin_again(self, sequence: Sequence, count: int) -> tuple[Sequence, int]:
-        """Cut a sequence back, where more tokens are to be computed than are missing; what can be computed then."""
+        """Cut a sequence back, where more tokens are to be computed than are missing; what can be computed then.
+
+        Not one that stands at a checkpoint: that would be lost, and the same prompt, or the next turn, begins there.
+        """
         extra = count - sequence.missing
         if (
             extra > 0
             and sequence.holding is not None
+            and sequence.holding.tip.checkpoint is None
             and self._pool.truncate(sequence.holding, sequence.computed - extra)
         ):
             sequence.computed -= extra
