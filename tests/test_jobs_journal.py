@@ -19,7 +19,7 @@ LINES = [b'{"row": %d, "text": "%s"}\n' % (number, b"x" * (7 * number)) for numb
 
 
 @contextmanager
-def opened(path: Path, header: dict[str, Any] = HEADER, **how: bool) -> Iterator[Results]:
+def opened(path: Path, header: dict[str, Any] = HEADER, **how: Any) -> Iterator[Results]:
     """The job, closed with the block."""
     results = Results.open(path, header, **how)
     try:

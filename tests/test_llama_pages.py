@@ -137,9 +137,9 @@ async def test_beside_another_engine_whose_threads_write_at_any_time_nothing_is_
         new = pages.NewPages()
         with mmap.mmap(-1, 16 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
             memory[:] = bytes(16 * MIB)
-            before = psutil.Process().memory_info().rss
+            before = int(psutil.Process().memory_info().rss)
             new.give_back_zeros()
-            return psutil.Process().memory_info().rss - before
+            return int(psutil.Process().memory_info().rss) - before
 
     async with open_engine(config_for(tiny)):
         assert takes() < -8 * MIB
