@@ -205,6 +205,8 @@ def test_a_batch_that_cannot_go_on_says_why_and_goes_on_once_it_can(tmp_path: Pa
         assert "cannot go on now" in str(left.errors)
         assert "model.parameters was " in str(left.errors)
     with running_http(tmp_path, "--model", str(small), *flags) as server, client_of(server) as client:
+        on = until(lambda: client.batches.retrieve(batch.id), lambda now: now.errors is None)
+        assert on.status == "in_progress"
         done = ended(client, batch)
         assert (done.status, done.errors, completed(done)) == ("completed", None, 300)
 

@@ -146,18 +146,18 @@ async def run_all(gateway: Gateway) -> None:
         looked_at.add(batch.id)
         try:
             await _run(gateway, store, batch)
+            continue
         except (UmaError, OSError) as error:
-            left = True
-            _leave(store, batch, error)
+            why: BaseException = error
         except BaseExceptionGroup as group:
-            sole = sole_error(group)
-            if not isinstance(sole, UmaError | OSError):
+            why = sole_error(group)
+            if not isinstance(why, UmaError | OSError):
                 raise
-            left = True
-            _leave(store, batch, sole)
+        left = True
+        _leave(store, batch, why)
 
 
-def _leave(store: Store, batch: Batch, error: UmaError | OSError) -> None:
+def _leave(store: Store, batch: Batch, error: BaseException) -> None:
     """Tell why a batch cannot go on just now."""
     log(logger, logging.WARNING, "http.batch_left", batch=batch.id, reason=str(error))
     with suppress(OSError):
@@ -193,6 +193,9 @@ async def _run(gateway: Gateway, store: Store, batch: Batch) -> None:
         elif not store.path(batch.input_file_id).exists():
             why = "its input file is gone"
         elif batch.status == "in_progress":
+            if batch.error is not None:  # of an attempt before
+                batch = attrs.evolve(batch, error=None)
+                store.keep(batch)
             with store.path(batch.input_file_id).open("rb") as rows:
                 runner = Runner(
                     InMemory(gateway.app, "batch", gateway.source, account),

@@ -83,10 +83,12 @@ class Store:
         self._db = sqlite3.connect(folder / "index.sqlite3", isolation_level=None)
         self._db.executescript("PRAGMA journal_mode = WAL;" + _TABLES)
 
-    def _do(self, statement: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
-        """A statement to the index. Raises `OSError` where the disk is full, or another process has it for long."""
+    def _do(self, statement: str, values: tuple[object, ...] = ()) -> list[Any]:
+        """The rows that a statement to the index gives. Raises `OSError` where the disk is full, or another process has
+        the index for long.
+        """
         try:
-            return self._db.execute(statement, values)
+            return self._db.execute(statement, values).fetchall()
         except sqlite3.Error as error:
             raise OSError(f"{self.folder / 'index.sqlite3'}: {error}") from error
 
@@ -112,8 +114,8 @@ class Store:
 
     def file(self, file_id: str, owner: str) -> StoredFile | None:
         """The owner's file of that id."""
-        found = self._do("SELECT data FROM files WHERE id = ? AND owner = ?", (file_id, owner)).fetchone()
-        return None if found is None else StoredFile(**orjson.loads(found[0]))
+        found = self._do("SELECT data FROM files WHERE id = ? AND owner = ?", (file_id, owner))
+        return StoredFile(**orjson.loads(found[0][0])) if found else None
 
     def files(self, owner: str | None) -> list[StoredFile]:
         """The owner's files, the newest first; None: all."""
@@ -137,8 +139,8 @@ class Store:
     def batch(self, batch_id: str, owner: str | None) -> Batch | None:
         """The owner's batch of that id; None for the owner: anyone's."""
         query = "SELECT data FROM batches WHERE id = ?1 AND (?2 IS NULL OR owner = ?2)"
-        found = self._do(query, (batch_id, owner)).fetchone()
-        return None if found is None else Batch(**orjson.loads(found[0]))
+        found = self._do(query, (batch_id, owner))
+        return Batch(**orjson.loads(found[0][0])) if found else None
 
     def batches(self, owner: str) -> list[Batch]:
         """The owner's batches, the newest first."""
