@@ -45,8 +45,12 @@ def machine(root: Path, own: str, mounts: str, files: dict[str, str]) -> Path:
 
 
 def memory_v2(group: str, limit: str, **more: str) -> dict[str, str]:
-    """A group of version 2 that uses 3/4 GiB, of which 1/4 are files that Linux can drop."""
-    files = {"max": limit, "current": str(GIB * 3 // 4), "stat": f"anon 1\ninactive_file {GIB // 4}"} | more
+    """A group of version 2 that uses 3/4 GiB, of which 1/4 are files that Linux can drop, half of them in use."""
+    files = {
+        "max": limit,
+        "current": str(GIB * 3 // 4),
+        "stat": f"anon 1\nfile {GIB}\ninactive_file {GIB // 8}\nactive_file {GIB // 8}",
+    } | more
     return {f"{group}/memory.{name}".lstrip("/"): text for name, text in files.items()}
 
 
@@ -96,7 +100,11 @@ def test_a_path_with_a_space_is_found_although_the_kernel_writes_it_in_octal(tmp
 
 def test_version_1_has_its_limits_in_other_files(tmp_path: Path) -> None:
     own = f"4:memory:{UNIT}\n2:cpu,cpuacct:{UNIT}\n0::/"
-    memory = {"limit_in_bytes": str(GIB), "usage_in_bytes": str(GIB // 2), "stat": f"total_inactive_file {GIB // 8}"}
+    memory = {
+        "limit_in_bytes": str(GIB),
+        "usage_in_bytes": str(GIB // 2),
+        "stat": f"active_file {GIB}\ntotal_inactive_file {GIB // 16}\ntotal_active_file {GIB // 16}",
+    }
     files = {f"memory{UNIT}/memory.{name}": text for name, text in memory.items()}
     files |= {f"memory/memory.{name}": text for name, text in (memory | {"limit_in_bytes": str(2**63 - 4096)}).items()}
     root = machine(tmp_path, own, V1.format(group="/"), files)
@@ -209,7 +217,17 @@ def test_the_tightest_quota_bounds_the_threads_and_tells_what_was_used_of_it(
     use = cgroup.quota_use(root)
     assert (use and use.used_ms) == used_ms
     everything = backend.core_count(tmp_path / "another system")
-    assert backend.core_count(root) == (everything if cpus == math.inf else min(everything, max(1, round(cpus))))
+    assert backend.core_count(root) == (everything if cpus == math.inf else min(everything, max(1, int(cpus))))
+
+
+@pytest.mark.parametrize(("quota", "threads"), [(50_000, 1), (150_000, 1), (250_000, 2), (350_000, 3), (900_000, 8)])
+def test_no_more_threads_compute_than_a_quota_pays_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: int, threads: int
+) -> None:
+    monkeypatch.setattr(backend, "affinity", lambda: frozenset(range(8)))
+    monkeypatch.setattr(backend, "compute_cores", len)
+    root = machine(tmp_path, "0::/", V2.format(group="/"), {"cpu.max": f"{quota} 100000"})
+    assert backend.core_count(root) == threads
 
 
 def test_a_system_without_control_groups_sets_no_limit(tmp_path: Path) -> None:

@@ -326,6 +326,17 @@ async def test_no_new_grammar_waits_while_the_place_of_another_s_error_is_sought
     assert refusals[0].startswith("grammar.json_schema.properties.x: ")
 
 
+async def test_masks_take_threads_by_the_cores_that_this_process_can_use(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = Mock(wraps=LLExecutor)
+    monkeypatch.setattr(module, "LLExecutor", executor)
+    monkeypatch.setattr(backend, "core_count", lambda: 6)
+    async with open_engine(config_for(tiny, threads=1)) as engine:
+        await answer(engine, constrained(Grammar(json_schema={"const": 1})))
+    executor.assert_called_once_with(3)
+
+
 async def test_masks_of_all_rows_are_computed_beside_their_batch(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin, asked, made = Context.begin, threading.Event(), threading.Event()
     sizes: list[int] = []

@@ -34,13 +34,13 @@ class Group:
     def memory_left_bytes(self) -> float:
         """Bytes that this group's processes can still have; infinite without a limit.
 
-        Cached files that nothing has used lately count as used, and Linux drops them first: they are left too. Over
-        `memory.high` Linux slows the group down until it gives memory back, so that is a limit as well.
+        Cached files count as used, and Linux drops them before it refuses memory, recently used ones too: they are left
+        as well. Over `memory.high` Linux slows the group down until it gives memory back, so that is a limit as well.
         """
         names = ("memory.max", "memory.high") if self.version == 2 else ("memory.limit_in_bytes",)
         limit = min(self._number(name, math.inf) for name in names)
         used = self._number("memory.current" if self.version == 2 else "memory.usage_in_bytes", 0)
-        return math.inf if limit == math.inf else max(0, limit - used + self._inactive_file_bytes())
+        return math.inf if limit == math.inf else max(0, limit - used + self._file_cache_bytes())
 
     def cpu_quota(self) -> float:
         """CPUs that this group's processes can use at the same time; infinite without a quota."""
@@ -70,8 +70,10 @@ class Group:
         except (OSError, ValueError):  # no such file, or "max": no limit
             return otherwise
 
-    def _inactive_file_bytes(self) -> int:
-        return self._field("memory.stat", "inactive_file" if self.version == 2 else "total_inactive_file") or 0
+    def _file_cache_bytes(self) -> int:
+        # Not the field `file`: it has what lies in tmpfs and shared memory too, which cannot be dropped.
+        total = "" if self.version == 2 else "total_"
+        return sum(self._field("memory.stat", f"{total}{name}_file") or 0 for name in ("inactive", "active"))
 
     def _field(self, name: str, key: str) -> int | None:
         """A line's number in a file of names and numbers; None where it is not there."""

@@ -66,8 +66,11 @@ def has_gpu() -> bool:
 
 
 def core_count(root: Path = cgroup.ROOT) -> int:
-    """Compute threads to begin with: one for each core that this process can use and that its quota pays for."""
-    return max(1, min(compute_cores(affinity()), round(available_cores(root))))
+    """Compute threads to begin with: one for each core that this process can use and that its quota pays for whole.
+
+    With more threads than the quota pays for, all of them stop in each period while the others wait at a barrier.
+    """
+    return max(1, min(compute_cores(affinity()), int(available_cores(root))))
 
 
 def affinity() -> frozenset[int]:

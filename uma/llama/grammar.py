@@ -8,7 +8,6 @@ rest takes microseconds. Masks of a batch are computed by a helper thread while 
 from __future__ import annotations
 
 import json
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +25,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from uma import json_text
 from uma.errors import BadRequest, DecodeFailed
 from uma.json_schema import COMPACT, for_llguidance, problem, subschemas
+from uma.llama import backend
 from uma.llama.grammar_reasons import LIMITS, bound_of, in_plain_words
 from uma.llama.vocab import Vocab
 from uma.types import GRAMMAR_FIELDS, Grammar
@@ -252,7 +252,7 @@ class GrammarMasks:
         self._words = -(-n_vocab // 32)
         self._bits = np.empty((0, self._words), np.int32)
         self._addends = np.empty((0, self._words * 4, 8), np.float32)
-        self._threads = max(1, (os.cpu_count() or 1) // 2)
+        self._threads = max(1, backend.core_count() // 2)
         self._helper: ThreadPoolExecutor | None = None
         self._executor: LLExecutor | None = None
         self._job: Future[npt.NDArray[np.float32]] | None = None
