@@ -333,7 +333,7 @@ async def test_masks_take_threads_by_the_cores_that_this_process_can_use(
     monkeypatch.setattr(module, "LLExecutor", executor)
     monkeypatch.setattr(backend, "core_count", lambda: 6)
     async with open_engine(config_for(tiny, threads=1)) as engine:
-        await answer(engine, constrained(Grammar(json_schema={"const": 1})))
+        await answer(engine, constrained(Grammar(json_schema={"type": "integer"})))
     executor.assert_called_once_with(3)
 
 
