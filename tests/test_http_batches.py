@@ -248,6 +248,19 @@ def test_what_is_no_form_is_refused() -> None:
         FormReader("multipart/form-data; boundary=b").feed(b"--bad")
 
 
+@pytest.mark.parametrize("coding", ["unicode_escape", "idna", "punycode", "hex", "a%00b"])
+def test_a_file_name_in_any_encoding_is_text_or_refused(coding: str) -> None:
+    head = f"filename*={coding}''%5Cud800"
+    form = FormReader("multipart/form-data; boundary=b")
+    try:
+        form.feed(part(f'name="file"; {head}') + b"--b--\r\n")
+    except BadRequest as refused:
+        assert "encoding of its name" in refused.message  # noqa: PT017  (either is right)
+    else:
+        assert form.file_name is not None
+        form.file_name.encode()
+
+
 def part(head: str, value: bytes = b"") -> bytes:
     return b"--b\r\nContent-Disposition: form-data; " + head.encode() + b"\r\n\r\n" + value + b"\r\n"
 

@@ -135,6 +135,21 @@ def test_settings_can_change_as_long_as_there_is_no_result(tmp_path: Path) -> No
         assert done_in(results) == [0]
 
 
+@pytest.mark.parametrize("kind", ["symlink_to", "hardlink_to"])
+def test_a_file_has_one_job_at_a_time_whatever_link_leads_to_it(tmp_path: Path, kind: str) -> None:
+    out, link = tmp_path / "out.jsonl", tmp_path / "folder" / "link.jsonl"
+    link.parent.mkdir()
+    with opened(out) as results:
+        getattr(link, kind)(out)
+        with pytest.raises(JobChanged, match="another process writes results there"), opened(link):
+            pass
+        results.append([ended(0)])
+    assert out.read_bytes() == LINES[0]
+    if kind == "symlink_to":
+        with opened(link) as results:
+            assert done_in(results) == [0]
+
+
 def test_a_file_that_is_no_job_s_is_left_alone(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     out.write_bytes(b"my thesis\n")

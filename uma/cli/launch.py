@@ -125,7 +125,7 @@ def _server(loaded: Loaded, folder: Path) -> Iterator[str]:
     with log.open("wb") as file:
         # In a session of its own: Ctrl-C in the terminal is the agent's.
         process = subprocess.Popen(
-            [*command, "--http", address, "--http-keys", ""],
+            [*command, "--http", address, "--http-keys", "", "--http-jobs", ""],  # batches are for servers that stay
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=file,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from email.message import Message
 from email.parser import Parser
 from typing import Any
 
@@ -93,7 +94,7 @@ class FormReader:
         head = Parser().parsestr(self._unread[2:at].decode("utf-8", "replace"), headersonly=True)
         del self._unread[: at + 4]
         name = head.get_param("name", header="content-disposition")
-        file_name = head.get_filename()
+        file_name = _file_name(head)
         self._is_file = file_name is not None and self.file_name is None
         self._part, self._value = None, bytearray()
         if self._is_file:
@@ -111,3 +112,14 @@ class FormReader:
             self._values_bytes += len(data)
             if self._values_bytes > MAX_FIELD_BYTES:
                 raise BadRequest(f"{self._part[:100]}: the form's values are over {MAX_FIELD_BYTES:,} bytes")
+
+
+def _file_name(head: Message) -> str | None:
+    """The file's name, as text that UTF-8 can hold. The client names its encoding (RFC 2231), which can be any of
+    Python's: some of them make surrogates, or raise. Raises `BadRequest`.
+    """
+    try:
+        name = head.get_filename()
+    except (ValueError, LookupError):
+        raise BadRequest("file: the encoding of its name (filename*) is unsupported; write it in UTF-8") from None
+    return None if name is None else name.encode("utf-8", "replace").decode()

@@ -185,6 +185,7 @@ class Results:
 
     @classmethod
     def _opened(cls, path: Path, header: Mapping[str, Any], restart: bool, only_failed: bool, anew: str) -> Results:
+        path = Path(os.path.realpath(path))  # one file has one journal, whatever links lead to it
         header, journal_path = orjson.loads(orjson.dumps(header)), journal_of(path)
         if path.exists() and not path.is_file():
             raise JobChanged(f"{path}: is no file, and results are kept in one; name one")
@@ -214,6 +215,11 @@ class Results:
             before = _before(path)
             reusable = _finished(before, _walk(before, anew)) if before.exists() else None
             out = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                _lock(out, path)  # a hard link has another name, another journal, and this very file
+            except BaseException:
+                os.close(out)
+                raise
         except BaseException:
             os.close(journal)
             raise
@@ -291,9 +297,9 @@ def _before(path: Path) -> Path:
     return path.with_name(path.name + ".before")
 
 
-def _lock(journal: int, path: Path) -> None:
+def _lock(file: int, path: Path) -> None:
     try:
-        fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise JobChanged(f"{path}: another process writes results there; wait for it, or end it") from None
 
