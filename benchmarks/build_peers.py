@@ -4,8 +4,8 @@
 a difference in the results is a difference in scheduling, never in kernels. `python -m llama_cpp.server` gets a virtual
 environment of its own. Everything lies in the benchmarks' cache folder and is made once.
 
-Where UMA leaves out one of llama.cpp's extra buffer types because its code is faulty here, the peers are built without
-it: they would use it and die, and the option that keeps them alive (`--no-repack`) costs the sound types' speed too.
+UMA leaves out AMX by default, and so do the peers: built by GCC 12 they would use it and die, and the option that keeps
+them alive (`--no-repack`) costs the speed of the other types too.
 
 Run with `python -m benchmarks.build_peers`. Needs a C++ compiler, CMake and a Python package index; nothing else is
 fetched (the web page and TLS of llama-server are left out, both of which would look for more).
@@ -22,8 +22,6 @@ from pathlib import Path
 
 from benchmarks.cache import LLAMA_CPP_PYTHON, cache_dir, peer_binary, peer_python
 from benchmarks.reference import fetch_source
-from uma.llama import library, trust
-from uma.llama.trust import Verdict
 
 TARGETS = ("llama-server", "llama-batched-bench")
 
@@ -45,22 +43,8 @@ FLAGS = (
     "-DLLAMA_BUILD_APP=OFF",
 )
 
-MACROS = {"AMX": "-U__AMX_INT8__"}
-"""Compiler flags that leave out an extra buffer type: with GGML_NATIVE the compiler's own macro decides on AMX."""
-OPTIONS = {"CPU_REPACK": "-DGGML_CPU_REPACK=OFF"}
-"""CMake's, for others."""
-
-
-def flags_for(verdict: Verdict) -> tuple[str, ...]:
-    """Flags of a build that computes with the extra buffer types that UMA's library has and that are sound there."""
-    faulty = dict(verdict.faults)
-    macros = [MACROS[name] for name in faulty if name in MACROS]
-    if "AMX" in verdict.usable:
-        macros.append(library.AMX_REPAIR)  # or GCC 12 would build peers that die
-    options = tuple(OPTIONS[name] for name in faulty if name in OPTIONS)
-    if not macros:
-        return options
-    return (*options, f"-DCMAKE_C_FLAGS={' '.join(macros)}", f"-DCMAKE_CXX_FLAGS={' '.join(macros)}")
+WITHOUT_AMX = ("-DCMAKE_C_FLAGS=-U__AMX_INT8__", "-DCMAKE_CXX_FLAGS=-U__AMX_INT8__")
+"""Flags that leave out AMX: with GGML_NATIVE the compiler's own macro decides on it."""
 
 
 def build_llama_cpp(cache: Path, jobs: int) -> None:
@@ -68,9 +52,7 @@ def build_llama_cpp(cache: Path, jobs: int) -> None:
     tree = fetch_source()
     build = cache / "build"
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    subprocess.run(
-        ["cmake", *generator, "-S", str(tree), "-B", str(build), *FLAGS, *flags_for(trust.verdict())], check=True
-    )
+    subprocess.run(["cmake", *generator, "-S", str(tree), "-B", str(build), *FLAGS, *WITHOUT_AMX], check=True)
     subprocess.run(["cmake", "--build", str(build), "-j", str(jobs), "--target", *TARGETS], check=True)
 
 
@@ -79,12 +61,10 @@ def make_peer_venv(cache: Path) -> None:
     if not peer_python().exists():
         subprocess.run([sys.executable, "-m", "venv", str(cache / "peer-venv")], check=True)
     pip = [str(peer_python()), "-m", "pip", "install", "--quiet"]
-    flags = flags_for(trust.verdict())
-    if flags:
-        # pip keeps wheels by version alone, so one that was built with other flags must not be taken from its cache.
-        pip += ["--no-cache-dir", "--no-binary", "llama-cpp-python"]
+    # pip keeps wheels by version alone, so one that was built with other flags must not be taken from its cache.
+    pip += ["--no-cache-dir", "--no-binary", "llama-cpp-python"]
     wanted = f"llama-cpp-python[server]=={LLAMA_CPP_PYTHON}"
-    subprocess.run([*pip, wanted], env={**os.environ, "CMAKE_ARGS": shlex.join(flags)} if flags else None, check=True)
+    subprocess.run([*pip, wanted], env={**os.environ, "CMAKE_ARGS": shlex.join(WITHOUT_AMX)}, check=True)
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ import psutil
 
 from benchmarks.cache import peer_binary
 from benchmarks.models import BenchModel, parameters
-from uma.llama import devices, trust
+from uma.llama import devices, extra_buffers
 
 
 def describe(model: BenchModel, threads: int) -> dict[str, str]:
@@ -51,14 +51,8 @@ def processor(machine: dict[str, str]) -> str:
 
 
 def _extra_buffers() -> str:
-    """llama.cpp's extra buffer types that all servers here compute with, and those that none does."""
-    found = trust.verdict()
-    return "; ".join(
-        [
-            ", ".join(found.usable) or "none",
-            *(f"all without {name}: a process that computed with it {seen}" for name, seen in found.faults),
-        ]
-    )
+    """llama.cpp's extra buffer types that all servers here compute with."""
+    return ", ".join(extra_buffers.chosen("auto")) or "none"
 
 
 def _python() -> str:

@@ -27,7 +27,7 @@ import llama_cpp
 import numpy as np
 
 from benchmarks.raw_mixed import MixedJob, MixedResult, run_mixed
-from uma.llama import extra_buffers, trust
+from uma.llama import extra_buffers
 
 N_BATCH, N_UBATCH = 2048, 512
 """Maximum tokens of a call, and of what is computed at once inside it: the defaults of llama.cpp's programs."""
@@ -138,7 +138,7 @@ class RawDecoder:
         model_params = llama_cpp.llama_model_default_params()
         if is_read:
             model_params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
-        with extra_buffers.only(trust.verdict().usable):
+        with extra_buffers.only(extra_buffers.chosen("auto")):
             self._model = llama_cpp.llama_load_model_from_file(str(model).encode(), model_params)
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_seq_max, params.kv_unified = n_ctx, streams, is_unified

@@ -200,7 +200,7 @@ def test_weights_are_read_where_they_fit_easily_and_cpus_compute(
 ) -> None:
     monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 1_000)
     monkeypatch.setattr(pages, "gives_huge_pages", lambda: has_pages)
-    monkeypatch.setattr("uma.llama.trust.has_gpu", lambda: has_gpu)
+    monkeypatch.setattr("uma.llama.backend.has_gpu", lambda: has_gpu)
     config = RuntimeConfig(use_mmap=use_mmap, n_gpu_layers=n_gpu_layers)  # type: ignore[arg-type]
     assert sizing.map_above_bytes(config) == limit
 

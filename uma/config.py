@@ -107,7 +107,7 @@ class RuntimeConfig:
         bare="10000",
     )
     extra_buffers: Toggle = setting(
-        "auto", "lay weights out for this CPU's matrix units; auto: where a test showed that the results are right"
+        "auto", "lay weights out for this CPU (llama.cpp's extra buffer types); auto: all but AMX, on: AMX too"
     )
     offload_kqv: bool = setting(True, "keep KV and attention on the GPU where there is one")
     kv_unified: Toggle = setting(

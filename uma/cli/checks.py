@@ -23,7 +23,7 @@ from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.planned import planned
 from uma.errors import ConfigError, ConnectionLost, Loading, ModelError, UmaError
-from uma.llama import backend, cpu_cache, devices, header, pages, trust
+from uma.llama import backend, devices, extra_buffers, header, pages
 from uma.llama import library as llama_library
 from uma.llama.model import llama_version
 from uma.models import catalog, places, projectors
@@ -57,8 +57,6 @@ class Check:
     """What to do; empty where nothing needs doing."""
     faster: str = ""
     """What to do for more speed; UMA works as it is."""
-    is_fatal: bool = False
-    """Nothing can be computed before it is done."""
 
 
 def versions() -> Iterator[Check]:
@@ -67,21 +65,23 @@ def versions() -> Iterator[Check]:
     yield Check("llama.cpp", f"{llama_version()}, {llama_library.library_file()}")
 
 
-def library(config: RuntimeConfig) -> Check:
-    """Whether the library computes correctly on this CPU, probed again."""
-    try:
-        verdict = trust.verdict(again=True)
-    except ModelError as error:
-        return Check("library", "does not compute on this CPU", error.message, is_fatal=True)
-    usable = ", ".join(verdict.usable) or "none"
-    left_out = "; ".join(f"{name} {seen}" for name, seen in verdict.faults) or verdict.unknown
-    setting = f"; the setting is {config.extra_buffers}" if config.extra_buffers != "auto" else ""
-    finding = f"{usable}{f'; left out: {left_out}' if left_out else ''}{setting}"
-    if config.extra_buffers == "on" and verdict.faults:
-        what = f"{verdict.faults[0][0]} ends the process or computes wrongly"
-        return Check("extra buffers", finding, f"set extra_buffers to auto: {what}")
-    is_used = config.extra_buffers != "off" and not (config.n_gpu_layers < 0 and backend.has_gpu())
-    return Check("extra buffers", finding, faster=" ".join(trust.describe(verdict)) if is_used else "")
+def extra_buffer_types(config: RuntimeConfig) -> Check:
+    """llama.cpp's extra buffer types, those that are left out, and how to have them."""
+    used = extra_buffers.chosen(config.extra_buffers)
+    left_out = [name for name in extra_buffers.names() if name not in used]
+    finding = ", ".join(used) or "none"
+    if left_out:
+        finding += f"; left out: {', '.join(left_out)}"
+    if config.extra_buffers != "auto":
+        finding += f"; the setting is {config.extra_buffers}"
+    if "AMX" not in left_out or config.extra_buffers == "off":
+        return Check("extra buffers", finding)
+    repair = llama_library.rebuild_command(f'CXXFLAGS="{llama_library.AMX_REPAIR}"')
+    faster = (
+        "AMX can be faster for long prompts: start with --extra-buffers on. Built by GCC 12 it ends the process at its "
+        f"first use (SIGSEGV); this build does not: {repair}"
+    )
+    return Check("extra buffers", finding, faster=faster)
 
 
 def computing(config: RuntimeConfig) -> Iterator[Check]:
@@ -90,15 +90,6 @@ def computing(config: RuntimeConfig) -> Iterator[Check]:
     yield _gpu(config)
     yield _memory(config)
     yield from _context(config)
-
-
-def uncomputed(config: RuntimeConfig) -> Iterator[Check]:
-    """What can be told of CPU, GPUs and memory without the library."""
-    has = [name for flag, name in BUILD_FLAGS.items() if flag in _cpu_flags()]
-    yield Check("CPU", f"{llama_library.cpu_name()}; has: {', '.join(has) or 'none of what makes a large difference'}")
-    seen = _gpu_trace()
-    yield Check("GPU", seen[0] if seen else "none that the system shows")
-    yield _memory(config, asks_for_gpu=False)
 
 
 def _cpu() -> Check:
@@ -127,7 +118,7 @@ def _gpu_trace() -> tuple[str, str] | None:
 
 
 def _cpu_flags() -> frozenset[str]:
-    return frozenset(" ".join(llama_library.cpu_identity()).split())
+    return frozenset((llama_library.cpu_field("flags") or llama_library.cpu_field("Features")).split())
 
 
 def machine(config: RuntimeConfig) -> Iterator[Check]:
@@ -239,10 +230,6 @@ def folders(config: RuntimeConfig) -> Iterator[Check]:
     """The owners of the folders that UMA writes to."""
     socket = Path(config.socket)
     yield Check("socket", f"{socket}, in {_owner(socket.parent)}", _socket_problem(socket))
-    if cpu_cache.has_folder():
-        yield _writable("cache", cpu_cache.folder())
-    else:
-        yield Check("cache", "none: this user has no home folder", faster="name a folder with XDG_CACHE_HOME")
     if config.prefix_folder:
         yield _writable("cache_dir", Path(config.prefix_folder).expanduser())
 

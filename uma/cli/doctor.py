@@ -42,13 +42,10 @@ def main(options: argparse.Namespace) -> int:
 
 def examine(config: RuntimeConfig) -> list[Check]:
     """Every check, in the order in which a reader wants them."""
-    library = checks.library(config)
-    # A library that cannot compute here is asked nothing more: it would end this process.
-    computes = checks.uncomputed(config) if library.is_fatal else checks.computing(config)
     return [
         *checks.versions(),
-        library,
-        *computes,
+        checks.extra_buffer_types(config),
+        *checks.computing(config),
         *checks.machine(config),
         *checks.folders(config),
         *checks.models(config),

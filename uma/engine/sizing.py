@@ -16,7 +16,7 @@ from uma import cgroup
 from uma.config import RuntimeConfig, Speculate
 from uma.engine.policy.cost import SIZES
 from uma.errors import ConfigError
-from uma.llama import backend, devices, pages, trust
+from uma.llama import backend, devices, pages
 from uma.llama.context import ROLLED_BACK, ROUNDED_TOKENS, Context, ContextParams
 from uma.llama.devices import Device
 from uma.llama.footprint import footprint
@@ -369,7 +369,7 @@ def pooling(model: Model, config: RuntimeConfig) -> Pooling:
 
 
 def _computes_on_gpu(config: RuntimeConfig) -> bool:
-    return config.n_gpu_layers != 0 and trust.has_gpu()
+    return config.n_gpu_layers != 0 and backend.has_gpu()
 
 
 def _wanted_tokens(model: Model, config: RuntimeConfig, streams: int, *, is_unified: bool) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 import llama_cpp.llama_cpp as lib
 
 from uma import cgroup
-from uma.llama import library, log
+from uma.llama import log
 
 _lock = threading.Lock()
 _started = threading.Event()
@@ -58,9 +58,7 @@ def is_shared() -> bool:
 
 
 def has_gpu() -> bool:
-    """Whether llama.cpp has found something else than CPUs to compute with. Starts llama.cpp only where it can have."""
-    if not library.may_have_gpu():
-        return False
+    """Whether llama.cpp has found something else than CPUs to compute with. Starts llama.cpp."""
     start()
     return bool(lib.llama_supports_gpu_offload())
 

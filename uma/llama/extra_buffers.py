@@ -1,7 +1,8 @@
 """llama.cpp's extra buffer types: layouts of weights for particular CPUs (AMX, CPU_REPACK, KLEIDIAI).
 
 ggml tells which there are in a list that it hands out and reads again at each load, and llama.cpp itself can only take
-all or none. Narrowing that list leaves out the one type that computes wrongly here and keeps the others' speed.
+all or none. Narrowing that list leaves out AMX, whose code GCC 12 builds wrongly (half of the tile configuration is not
+written, and its first use is a SIGSEGV), and keeps the speed of the others.
 """
 
 from __future__ import annotations
@@ -11,10 +12,15 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Literal
 
 import llama_cpp.llama_cpp as lib
 
 from uma.llama import cpu_device
+
+LEFT_OUT = frozenset({"AMX"})
+"""Types that `auto` leaves out: tokens per second were the same with and without AMX, and only a compiler newer than
+GCC 12 builds it correctly, which a library does not tell."""
 
 _loading = threading.RLock()
 """Held while a model is loaded: the list is the process's."""
@@ -23,6 +29,13 @@ _loading = threading.RLock()
 def names() -> tuple[str, ...]:
     """The types this library offers on this CPU, in ggml's order of preference. Starts ggml's backends."""
     return tuple(name for _, name in _all_types())
+
+
+def chosen(setting: Literal["auto", "on", "off"]) -> tuple[str, ...]:
+    """The types that a load with this setting can use: `on` all, `auto` all but `LEFT_OUT`, `off` none."""
+    if setting == "off":
+        return ()
+    return tuple(name for name in names() if setting == "on" or name not in LEFT_OUT)
 
 
 @contextmanager

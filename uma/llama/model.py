@@ -20,8 +20,8 @@ import llama_cpp.llama_cpp as lib
 from uma.closing import Closing
 from uma.config import Toggle
 from uma.errors import ModelError
-from uma.llama import backend, header, trust
-from uma.llama.extra_buffers import names, only
+from uma.llama import backend, header
+from uma.llama.extra_buffers import chosen, only
 from uma.llama.footprint import ELEMENT_BYTES, Footprint, footprint
 from uma.llama.header import Header
 from uma.llama.log import LOG
@@ -111,7 +111,7 @@ class Model(Closing):
         use_mlock: bool = False,
         is_builtin: bool = False,
         vocab_only: bool = False,
-        extra_buffers: Toggle | Literal["none"] = "auto",
+        extra_buffers: Toggle = "auto",
         on_progress: OnProgress | None = None,
     ) -> Model:
         """Load a GGUF file, or a split model by its first part. Takes as long as reading the weights; any thread.
@@ -121,18 +121,16 @@ class Model(Closing):
 
         Of a mixture of experts those of the first `cpu_experts` layers are no GPU's (`placement`).
 
-        With `extra_buffers` on, llama.cpp lays weights out for the CPU's matrix units as it likes; `auto`: only where
-        that was seen to compute correctly, which the first load of a library on a CPU finds out (see `trust`); `off`:
-        nowhere, and `none`: nowhere, in a process that has loaded another model and need not find out again.
+        With `extra_buffers` on, llama.cpp lays weights out for the CPU's matrix units as it likes; `auto`: not for AMX,
+        which some compilers build wrongly; `off`: as they are in the file.
 
         Raises `ModelError`, naming the file and the reason, for whatever cannot be loaded, or neither generates nor
         embeds text; and `LoadStopped` where `on_progress` has returned False, which is asked before each tensor.
         """
         parts = header.read_parts(Path(path))
         header.check_vocabulary(Path(path))
-        is_all_on_gpu = not cpu_experts and (n_gpu_layers < 0 or n_gpu_layers > parts[0].n_layers > 0)
-        allowed = _extra_types(extra_buffers, is_all_on_gpu=is_all_on_gpu) if not vocab_only else ()
         backend.start()
+        allowed = chosen(extra_buffers) if not vocab_only else ()
         mark = LOG.mark
         params = lib.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
@@ -299,18 +297,6 @@ _LOAD_MODES = {  # mapped, locked
     (True, True): lib.LLAMA_LOAD_MODE_MMAP_MLOCK,
     (False, True): lib.LLAMA_LOAD_MODE_MLOCK,
 }
-
-
-def _extra_types(wanted: Toggle | Literal["none"], *, is_all_on_gpu: bool) -> tuple[str, ...]:
-    """The extra buffer types that this load can use. Raises `ModelError` where the library is not for this CPU."""
-    if wanted == "none":
-        return ()
-    computes = not (is_all_on_gpu and trust.has_gpu())
-    if wanted == "auto":
-        return trust.verdict().usable if computes else ()
-    if computes:
-        trust.check_plain()
-    return names() if wanted == "on" else ()
 
 
 def _memory_of(handle: int, architecture: str) -> Memory:

@@ -56,7 +56,6 @@ from uma.errors import (
     TemplateError,
     UmaError,
 )
-from uma.llama import cpu_cache
 from uma.llama.model import Model
 from uma.models.catalog import resolve
 from uma.net.logfmt import log
@@ -147,12 +146,20 @@ def _prepare(config: RuntimeConfig, options: WorkerOptions) -> tuple[Card, str]:
         )
         name = options.served_name or model.info.name
         context_length = min(config.n_ctx or model.n_ctx_train, model.n_ctx_train)
-    if not cpu_cache.has_folder():
-        raise ConfigError("XDG_CACHE_HOME: name a folder for the model's files; this user has no home")
-    base = cpu_cache.folder() / "dynamo"
+    base = _cache_folder() / "dynamo"
     directory = model_directory.write(base, files)
     os.chdir(base)
     return Card(directory, bos, context_length), name
+
+
+def _cache_folder() -> Path:
+    """UMA's folder in `$XDG_CACHE_HOME`. Raises `ConfigError` for a user without one and without a home."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        # The XDG specification has a relative path ignored.
+        return (named if named.is_absolute() else Path.home() / ".cache") / "uma"
+    except RuntimeError:
+        raise ConfigError("XDG_CACHE_HOME: name a folder for the model's files; this user has no home") from None
 
 
 def _worker_config(options: WorkerOptions, card: Card, name: str) -> WorkerConfig:
