@@ -717,16 +717,14 @@ def test_a_key_s_name_is_given_once(socket_dir: Path, uma_told: RunInProcessText
     assert "[me] is there already" in again.stderr
 
 
-@pytest.mark.parametrize("http2", [False, True])
-def test_tls_serves_both_versions_and_cancels_both(certificate: tuple[Path, Path], heavy: Path, http2: bool) -> None:
+def test_tls_serves_and_cancels(certificate: tuple[Path, Path], heavy: Path) -> None:
     cert, key = certificate
     flags: tuple[str, ...] = ("--http-tls-cert", str(cert), "--http-tls-key", str(key))
     flags += ("--model", str(heavy), "--n-ctx", "32768", "--max-tokens", "30000")
     with short_directory() as directory, running_http(directory, *flags) as server:
         trusted = ssl.create_default_context(cafile=str(cert))
-        with httpx.Client(base_url=server.url, verify=trusted, http2=http2, timeout=PATIENCE_SEC) as client:
-            answer = client.post("/v1/completions", json=SMALL)
-            assert (answer.status_code, answer.http_version) == (200, "HTTP/2" if http2 else "HTTP/1.1")
+        with httpx.Client(base_url=server.url, verify=trusted, timeout=PATIENCE_SEC) as client:
+            assert client.post("/v1/completions", json=SMALL).status_code == 200
             with suppress(httpx.TransportError):  # what the server says before it hangs up can be lost
                 bomb = {f"x-pad-{index}": "y" * 1000 for index in range(200)}
                 assert client.get("/health", headers=bomb).status_code in (400, 431)

@@ -11,7 +11,6 @@ import attrs
 import pytest
 from engine_world import config_for
 from http_server import HostedHttp, RawHttp, hosted_http
-from http_two import http2
 
 from harness import until
 from uma.http.body_budget import CLIENTS, MAX_BODIES_BYTES
@@ -85,28 +84,20 @@ def test_unfinished_bodies_of_many_connections_take_no_more_than_all_are_given(
     until_held(open_to_all, 0)
 
 
-def test_unfinished_bodies_of_one_connection_s_streams_take_its_part(open_to_all: HostedHttp) -> None:
+def test_unfinished_bodies_of_one_key_take_its_part(locked: HostedHttp, keys: dict[str, str]) -> None:
     fitting = MAX_BODIES_BYTES // CLIENTS // BODY_BYTES
-    piece = b" " * 16_384
-    with http2(open_to_all.port) as client:
-        streams = [client.send("POST", "/v1/completions", b" ", is_whole=False) for _ in range(fitting + 2)]
-        unsent = dict.fromkeys(streams, BODY_BYTES)
-        while unsent and sum(client.streams[id].is_ended for id in streams) < 2:
-            for id in list(unsent):
-                if client.streams[id].is_ended or not unsent[id]:
-                    del unsent[id]
-                elif client.http.local_flow_control_window(id) >= len(piece):
-                    client.add(id, piece)
-                    unsent[id] -= len(piece)
-            if all(client.http.local_flow_control_window(id) < len(piece) for id in unsent):
-                client.take(client.receive())
-        client.read_until(lambda: sum(client.streams[id].is_ended for id in streams) == 2)
-        refused = [client.streams[id].answer for id in streams if client.streams[id].is_ended]
-        assert [each.status for each in refused] == [503, 503]
-        assert held(open_to_all) <= MAX_BODIES_BYTES // CLIENTS
-        with closing(RawHttp(open_to_all.port)) as other:
-            assert other.ask("POST", "/v1/completions", SMALL).status == 200
-    until_held(open_to_all, 0)
+    mine, theirs = ({"authorization": f"Bearer {keys[name]}"} for name in ("free", "single"))
+    with ExitStack() as stack:
+        for number in range(fitting):
+            begin_whole(stack.enter_context(closing(RawHttp(locked.port))), "/v1/completions", **mine)
+            until_held(locked, (number + 1) * BODY_BYTES)
+        for path in PATHS:
+            raw = stack.enter_context(closing(RawHttp(locked.port)))
+            begin_whole(raw, path, **mine)
+            assert raw.answer().status == 503
+        with closing(RawHttp(locked.port)) as other:
+            assert other.ask("POST", "/v1/completions", SMALL, **theirs).status == 200
+    until_held(locked, 0)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 from engine_world import config_for
 from http_server import Answered, HostedHttp, RawHttp, hosted_http
-from http_two import http2
 
 from uma.engine import Engine
 from uma.types import EventStream, Finished, Request, Source
@@ -34,14 +33,9 @@ def broken(tiny: Path) -> Iterator[HostedHttp]:
         yield hosted
 
 
-def over_http_1(port: int, method: str, path: str, body: Any) -> Answered:
+def ask(port: int, method: str, path: str, body: Any) -> Answered:
     with closing(RawHttp(port)) as raw:
         return raw.ask(method, path, body)
-
-
-def over_http_2(port: int, method: str, path: str, body: Any) -> Answered:
-    with http2(port) as client:
-        return client.answer(client.send(method, path, body)).answer
 
 
 def openai(body: Any) -> bool:
@@ -63,7 +57,6 @@ def ollama(body: Any) -> bool:
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 
 
-@pytest.mark.parametrize("ask", [over_http_1, over_http_2])
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
     ("method", "path", "body", "is_told"),
@@ -85,7 +78,6 @@ CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 )
 def test_a_fault_is_told_in_the_form_of_the_dialect(
     broken: HostedHttp,
-    ask: Callable[[int, str, str, Any], Answered],
     method: str,
     path: str,
     body: Any,
@@ -99,10 +91,7 @@ def test_a_fault_is_told_in_the_form_of_the_dialect(
     assert answer.headers["x-request-id"]
 
 
-@pytest.mark.parametrize("ask", [over_http_1, over_http_2])
-def test_what_no_endpoint_takes_is_told_in_the_form_of_the_dialect(
-    broken: HostedHttp, ask: Callable[[int, str, str, Any], Answered]
-) -> None:
+def test_what_no_endpoint_takes_is_told_in_the_form_of_the_dialect(broken: HostedHttp) -> None:
     known = {"/v1/models": "error", "/api/tags": "error", "/v1/messages": "type", "/slots": "error"}
     for path, is_told in known.items():
         answer = ask(broken.port, "BREW", path, None)
@@ -158,7 +147,6 @@ def responses(body: Any) -> bool:
     return (str(body["type"]), set(body)) == ("error", {"type", "sequence_number", "code", "message", "param"})
 
 
-@pytest.mark.parametrize("ask", [over_http_1, over_http_2])
 @pytest.mark.parametrize(
     ("path", "body", "is_told"),
     [
@@ -175,7 +163,6 @@ def responses(body: Any) -> bool:
 )
 def test_a_fault_in_mid_stream_is_told_in_the_form_of_the_dialect(
     breaking: HostedHttp,
-    ask: Callable[[int, str, str, Any], Answered],
     path: str,
     body: dict[str, Any],
     is_told: Callable[[Any], bool],

@@ -60,13 +60,6 @@ def test_a_head_that_trickles_is_not_waited_for(hasty: HttpServer, beginning: by
     assert trickle(hasty.port, beginning) == b""
 
 
-def test_a_head_of_http_2_that_trickles_is_not_waited_for(hasty: HttpServer) -> None:
-    preface, settings = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes.fromhex("000000040000000000")
-    headers_of_1000_bytes = bytes.fromhex("0003e8010500000001")
-    said = trickle(hasty.port, preface + settings + headers_of_1000_bytes)
-    assert said[3:4] == b"\x04"  # the server's own settings, and no answer
-
-
 def test_a_body_that_trickles_times_out(hasty: HttpServer) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n"
     assert trickle(hasty.port, head).startswith(b"HTTP/1.1 408 ")

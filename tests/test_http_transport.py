@@ -26,7 +26,6 @@ class Peer:
         self.sock = trio.socket.from_stdlib_socket(sock)
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         context = ssl.create_default_context(cafile=str(certificate))
-        context.set_alpn_protocols(["h2"])
         self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")
 
     async def shake_hands(self, behind: bytes) -> None:
@@ -61,7 +60,6 @@ def transport_of(sock: socket.socket, certificate: tuple[Path, Path] | None) -> 
     if certificate is not None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(*certificate)
-        context.set_alpn_protocols(["h2", "http/1.1"])
     sock.setblocking(False)
     return Transport(Link(sock, 65_536, 30.0), context)
 
@@ -75,7 +73,6 @@ async def test_what_comes_with_the_last_bytes_of_a_handshake_is_read(certificate
         nursery.start_soon(transport.write)
         nursery.start_soon(peer.shake_hands, b"at once")
         assert await transport.handshake()
-        assert transport.speaks_http2
         assert await transport.receive() == b"at once"
         transport.post(said)
         nursery.start_soon(lambda: transport.aclose(lingers=True))
@@ -102,7 +99,6 @@ class Sink:
         """`tasks`: None where nothing is answered."""
         self.scheme, self.client, self.server = "http", ("127.0.0.1", 1), ("127.0.0.1", 2)
         self.lines = ClientLines(Throttle())
-        self.stall_timeout_sec = 30.0
         self.is_draining = self.is_full = self.is_closed = False
         self.said = b""
         self.calls: list[Call] = []

@@ -35,8 +35,6 @@ class Host(Protocol):
     client: Address
     server: Address
     lines: ClientLines
-    stall_timeout_sec: float
-    """How long the reader of an answer can take for `FAIR_BYTES` while more waits for it."""
     is_draining: bool
     """Whether the server is stopping: a connection without requests is closed."""
 

@@ -1,4 +1,4 @@
-"""One connection over HTTP: the protocol that its client speaks takes what it says, and each request is a task."""
+"""One connection over HTTP: `Http1` takes what the client says, and each request is a task."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from starlette.types import ASGIApp
 
 from uma.http.call import Address, Call
 from uma.http.http1 import Http1
-from uma.http.http2 import PREFACE, Http2
 from uma.http.transport import Transport
 from uma.net.throttle import ClientLines
 
@@ -33,14 +32,13 @@ class Connection:
         self.scheme = transport.scheme
         self.client, self.server = _addresses(transport.link.sock)
         self.lines = lines
-        self.stall_timeout_sec = transport.link.stall_timeout_sec
         self.is_draining = False
         self._app = app
         self._transport = transport
         self._timeout_sec = timeout_sec
         self._reading = trio.CancelScope()
         self._calls: trio.Nursery
-        self._protocol: Http1 | Http2 | None = None
+        self._protocol = Http1(self)
         self._is_answered = False
         """The last of this side is said, and the client can still have something on its way."""
 
@@ -55,17 +53,13 @@ class Connection:
             self.rest()
             with self._reading:
                 await self._read()
-            if self._protocol is not None:
-                self._protocol.leave()
+            self._protocol.leave()
         await self._transport.aclose(lingers=self._is_answered)
 
     def drain(self) -> None:
         """The server stops: end with the answers that run."""
         self.is_draining = True
-        if self._protocol is None:
-            self._reading.cancel()
-        else:
-            self._protocol.drain()
+        self._protocol.drain()
 
     @property
     def is_full(self) -> bool:
@@ -103,17 +97,7 @@ class Connection:
             call.abandon()
 
     async def _read(self) -> None:
-        first = b""
         while data := await self._transport.receive():
-            if self._protocol is None:
-                first += data
-                if self._transport.speaks_http2 or first.startswith(PREFACE):
-                    self._protocol = Http2(self)
-                elif PREFACE.startswith(first):
-                    continue
-                else:
-                    self._protocol = Http1(self)
-                data = first
             self._protocol.feed(data)
             if self._protocol.is_behind and await self._hangs_up_before(self._protocol.room):
                 return

@@ -341,11 +341,11 @@ class Exchange:
 
     async def _leave_no_body(self) -> bool:
         """Take what is left of the body, so that the next request on this connection is found behind it; False where
-        that is much or does not come soon. (HTTP/2 has no such order.)
+        that is much or does not come soon.
         """
         length = self.header(b"content-length") or "0"
         is_long = not length.isdigit() or int(length) > MAX_LEFT_BYTES
-        if self._has_body or self.scope.get("http_version") == "2":
+        if self._has_body:
             return True
         if self.header(b"transfer-encoding") is None and (length == "0" or is_long):
             return not is_long

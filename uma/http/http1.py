@@ -78,7 +78,9 @@ class Http1:
         request = in_origin_form(given)
         headers = list(request.headers)
         names = {name for name, _ in headers}
-        if {b"content-length", b"transfer-encoding"} <= names:
+        if not request.http_version.startswith(b"1."):
+            self._refuse(505)  # HTTP/2's preface reads as a request of version 2.0
+        elif {b"content-length", b"transfer-encoding"} <= names:
             # A proxy before this server can take another one of them for the body's end (RFC 9112, 6.1).
             self._refuse(400)
         elif len(request.target) + sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES:

@@ -158,9 +158,8 @@ def _tls(config: RuntimeConfig) -> ssl.SSLContext | None:
     if not config.http_tls_cert:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2  # HTTP/2 asks for that (RFC 9113, 9.2)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-    context.set_alpn_protocols(["h2", "http/1.1"])
     try:
         context.load_cert_chain(config.http_tls_cert, config.http_tls_key)
     except (OSError, ValueError) as error:

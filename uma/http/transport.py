@@ -31,11 +31,6 @@ class Transport:
         return self.link.is_full
 
     @property
-    def speaks_http2(self) -> bool:
-        """Whether that was agreed on in TLS' handshake."""
-        return self._tls is not None and self._tls.object.selected_alpn_protocol() == "h2"
-
-    @property
     def scheme(self) -> str:
         """Of the addresses that are asked for."""
         return "http" if self._tls is None else "https"
