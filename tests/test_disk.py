@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from array import array
@@ -174,6 +175,40 @@ async def test_a_file_that_was_torn_when_the_machine_stopped_is_found_out_and_re
     disk = await tier(tmp_path)
     assert not await has(disk, 1)
     assert not files(tmp_path) and disk.size_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("ends", [51]), ("ends", None), ("part_bytes", [51 * KB, 49 * KB]), ("part_bytes", [100 * KB]), ("note", 1)],
+)
+async def test_a_file_whose_header_was_changed_is_found_out_and_removed(
+    tmp_path: Path, field: str, value: object
+) -> None:
+    """With other ends or parts its states would be taken for those of other tokens."""
+    whole = snapshot(1)
+    await (await tier(tmp_path)).write(Snapshot(whole.tokens, whole.parts, ends={50: os.urandom(KB)}))
+    assert await has(await tier(tmp_path), 1)
+    (path,) = files(tmp_path)
+    data = path.read_bytes()
+    behind = 16 + int.from_bytes(data[8:16], "little")
+    header = json.dumps({**json.loads(data[16:behind]), field: value}).encode()
+    path.write_bytes(data[:8] + len(header).to_bytes(8, "little") + header + data[behind:])
+    disk = await tier(tmp_path)
+    assert not await has(disk, 1)
+    assert not disk.offers(array("i", [*whole.tokens, 1]))
+
+
+async def test_of_the_same_tokens_there_is_one_file_and_it_is_found(tmp_path: Path) -> None:
+    """Two servers compute the same prompt, with other last bits where they have other threads."""
+    one, other = await tier(tmp_path), await tier(tmp_path)
+    tokens = snapshot(1).tokens
+    await one.write(Snapshot(tokens, (b"a" * 100 * KB,)))
+    await other.write(Snapshot(tokens, (b"b" * 100 * KB,)))
+    await other.write(snapshot(2))
+    assert len(files(tmp_path)) == 2
+    for disk in (other, await tier(tmp_path)):
+        assert disk.size_bytes == sum(path.stat().st_size for path in files(tmp_path))
+    assert await has(await tier(tmp_path), 1)
 
 
 async def test_snapshots_that_wait_for_a_slow_disk_are_bounded_and_those_dropped_are_counted(

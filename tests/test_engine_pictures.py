@@ -128,6 +128,25 @@ async def test_a_conversation_about_a_picture_is_read_once(world: World) -> None
     assert more.token_ids == world.expected(prompt, [file])
 
 
+async def test_a_text_behind_a_picture_s_system_prompt_goes_on_as_if_there_had_been_none(world: World) -> None:
+    """It shares what is before the picture, and has positions of its own behind that."""
+    system = Message("system", "You are a helpful assistant that answers.")
+    turns = (system, Message("user", "Tell me of the sea and the ships and the wind. " * 12))
+    said = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
+    found = []
+    for begins in ([], [(system, told(f"What is this?{MARKER}", [png(200, 200, 1)]))]):
+        async with open_engine(config_for(world.model)) as engine:
+            for messages in begins:
+                await answer(engine, Request("p", messages=messages, sampling=said))
+            first = await answer(engine, Request("t", messages=turns, sampling=said))
+            longer = (*turns, Message("assistant", first.text), Message("user", "And then?"))
+            second = await answer(engine, Request("u", messages=longer, sampling=said))
+            assert second.finished.usage.cached_tokens > 300
+            found.append((first.token_ids, second.token_ids))
+            await settled(engine)
+    assert found[0] == found[1]
+
+
 async def test_where_cells_run_short_pictures_are_read_again(world: World) -> None:
     asked = [(f"{MARKER}{'What is this? ' * 4}", png(80, 60 + 4 * index, index)) for index in range(6)]
     sampling = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)

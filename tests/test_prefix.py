@@ -25,22 +25,29 @@ class FakeCells:
     def __init__(self) -> None:
         self.held: dict[int, list[tuple[int, int]]] = {}
         self.running: set[int] = set()
+        self.fails = False
+        """Whether memory can be copied and cut no more."""
         self._serial = count()
 
     def compute(self, seq_id: int, tokens: list[int]) -> None:
         self.held[seq_id] += [(next(self._serial), token) for token in tokens]
 
-    def copy(self, source: int, target: int, length: int, checkpoint: bytes | None) -> None:
+    def copy(self, source: int, target: int, length: int, checkpoint: bytes | None) -> bool:
         assert len(self.held[source]) >= length, "copied cells that the source does not hold"
         assert not self.held[target], "copied over a sequence that holds cells"
-        self.held[target] = self.held[source][:length]
+        if not self.fails:
+            self.held[target] = self.held[source][:length]
+        return not self.fails
 
-    def trim(self, seq_id: int, length: int, checkpoint: bytes | None) -> None:
+    def trim(self, seq_id: int, length: int, checkpoint: bytes | None) -> bool:
         assert seq_id not in self.running, "dropped cells of a running sequence"
         assert length < len(self.held[seq_id]) or length == 0
+        if length and self.fails:
+            return False
         self.held[seq_id] = self.held[seq_id][:length]
         if length == 0:
             del self.held[seq_id]
+        return True
 
     def tokens(self, seq_id: int) -> list[int]:
         return [token for _, token in self.held[seq_id]]
@@ -100,7 +107,14 @@ class TreeLives(RuleBasedStateMachine):
         self.now += 1
         self.tips[seq_id] = self.tree.start(seq_id, node, length, self.now)
         self.cells.running.add(seq_id)
-        assert self.cells.tokens(seq_id) == tokens[:length]
+        begun = self.tips[seq_id].end
+        assert begun == (0 if self.cells.fails else length)
+        assert self.cells.tokens(seq_id) == tokens[:begun]
+
+    @rule(fails=st.booleans())
+    def memory_fails(self, fails: bool) -> None:
+        """llama.cpp says that it cannot copy or cut."""
+        self.cells.fails = fails
 
     @precondition(lambda self: self.tips)
     @rule(choice=st.integers(0, N_IDS), tokens=TOKENS)

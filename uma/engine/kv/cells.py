@@ -54,9 +54,11 @@ class SequenceCells:
         """By id, where it has any: behind one, a token's position can be less than its index."""
 
     def lay_out(self, seq_id: int, pictures: tuple[PictureRun, ...]) -> None:
-        """Say which pictures a sequence has, or will have, as far as it is known."""
+        """Replace the picture runs of a sequence, those to come included; none: a text alone."""
         if pictures:
             self._pictures[seq_id] = pictures
+        else:
+            self._pictures.pop(seq_id, None)
 
     def _position(self, seq_id: int, length: int) -> int:
         pictures = self._pictures.get(seq_id)
@@ -79,42 +81,50 @@ class SequenceCells:
         """The lowest free id. `trim` to 0 gives it back."""
         return heapq.heappop(self._free_ids)
 
-    def copy(self, source: int, target: int, length: int, checkpoint: bytes | None = None) -> None:
-        """As `Cells.copy`: unified KV shares cells at no cost; split KV copies a whole stream, then cuts its end.
+    def copy(self, source: int, target: int, length: int, checkpoint: bytes | None = None) -> bool:
+        """See `Cells.copy`. Unified KV shares cells at no cost; split KV copies a whole stream, then cuts its end.
 
         A window is always a copy, or shared cells of it would never be free again. With split KV it is copied through a
         state, since what waits for the next batch would be written over it.
         """
-        self.lay_out(target, self._pictures.get(source, ()))
+        # Only the pictures that are shared: `target` goes on with a text, or with pictures, of its own.
+        self.lay_out(target, tuple(run for run in self._pictures.get(source, ()) if run.end <= length))
+        is_there = True
         if self.is_unified:
             if checkpoint is None and (self._copies_windows or source in self._went_back):
                 checkpoint = self._context.part_get(source)
             self._context.seq_cp(source, target, 0, self._position(source, length))
             self.grown(target, length)
         elif self._copies_windows:
-            self._context.state_set(target, self._context.state_get(source))
+            is_there = self._context.state_set(target, self._context.state_get(source))
         else:
             if checkpoint is None and source in self._went_back:
                 checkpoint = self._context.part_get(source)
             self._context.seq_cp(source, target)
             self._uncopied |= {source, target}
         if checkpoint is not None:
-            self._context.part_set(target, checkpoint)
+            is_there = self._context.part_set(target, checkpoint) and is_there
         if not self.is_unified:
-            self._context.seq_rm(target, self._position(target, length), -1)
+            is_there = self._context.seq_rm(target, self._position(target, length), -1) and is_there
+        if not is_there:
+            self._empty(target)
+        return is_there
 
-    def trim(self, seq_id: int, length: int, checkpoint: bytes | None = None) -> None:
-        """As `Cells.trim`: cut a sequence; one that is cut to nothing gives its id back."""
+    def trim(self, seq_id: int, length: int, checkpoint: bytes | None = None) -> bool:
+        """See `Cells.trim`. A sequence that is cut to nothing gives its id back."""
+        if length and checkpoint is not None:
+            return self.trim_to(seq_id, length, checkpoint)
         if length:
-            if checkpoint is not None:
-                self._context.part_set(seq_id, checkpoint)
-            self.roll_back(seq_id, length)
-        else:
-            self._context.seq_rm(seq_id)
-            self._went_back.discard(seq_id)
-            self._unguard(seq_id, 0)
-            self._pictures.pop(seq_id, None)
-            heapq.heappush(self._free_ids, seq_id)
+            return self.roll_back(seq_id, length)
+        self._empty(seq_id)
+        heapq.heappush(self._free_ids, seq_id)
+        return True
+
+    def _empty(self, seq_id: int) -> None:
+        self._context.seq_rm(seq_id)
+        self._went_back.discard(seq_id)
+        self._unguard(seq_id, 0)
+        self._pictures.pop(seq_id, None)
 
     def trim_to(self, seq_id: int, length: int, checkpoint: bytes) -> bool:
         """Cut a sequence whose state is not known to where a checkpoint was taken; False where it cannot be."""

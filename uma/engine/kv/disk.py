@@ -31,7 +31,7 @@ from uma.net.place import directory_objection
 
 _log = logging.getLogger("uma.engine.kv.disk")
 
-MAGIC = b"UMAKV004"
+MAGIC = b"UMAKV005"
 FOLDER = "uma-prefixes"
 """Subfolder of the folder that the user names. Nothing outside it is read, counted or removed."""
 SUFFIX, PART_SUFFIX = ".umakv", ".umakv-part"
@@ -185,6 +185,10 @@ class DiskTier:
         """Take a file in; the ones used longest ago are evicted until all fit."""
         if (old := self._files.pop(file.path, None)) is not None:
             self.size_bytes -= old.size_bytes
+        # Another server can have written the same tokens as another file (other threads: other last bits). The index
+        # knows one file for each run of tokens, so a second one could never be found again.
+        if isinstance(file, _Entry) and (same := self._entries.get(file.tokens)) not in (None, old):
+            self._remove(same)
         self._files[file.path] = file
         self.size_bytes += file.size_bytes
         if isinstance(file, _Entry):
@@ -270,7 +274,7 @@ class DiskTier:
         except (OSError, ValueError, KeyError, TypeError) as error:
             _log.warning("cache_dir: %s is ignored: %s", entry.path, error)
             return None
-        if _checksum(entry.tokens, (*parts, *checkpoints)) != header.get("checksum"):
+        if _checksum(header, entry.tokens, (*parts, *checkpoints)) != header["checksum"]:
             _log.warning("cache_dir: %s is ignored: its checksum is wrong", entry.path)
             return None
         ends = None if entry.ends is None else dict(zip(entry.ends, checkpoints, strict=True))
@@ -279,14 +283,14 @@ class DiskTier:
     def _write(self, snapshot: Snapshot) -> _Entry:
         ends = None if snapshot.ends is None else tuple(snapshot.ends)
         checkpoints = tuple((snapshot.ends or {}).values())
-        header = {
+        header: dict[str, Any] = {
             **self._identity,
             "n_tokens": len(snapshot.tokens),
             "part_bytes": list(map(len, snapshot.parts)),
             "ends": ends,
             "end_bytes": list(map(len, checkpoints)),
-            "checksum": _checksum(snapshot.tokens, (*snapshot.parts, *checkpoints)),
         }
+        header["checksum"] = _checksum(header, snapshot.tokens, (*snapshot.parts, *checkpoints))
         encoded = orjson.dumps(header)
         path = self._folder / f"{header['checksum']}{SUFFIX}"
         # Written aside and renamed: what this process has not written whole is never found. When the machine stops,
@@ -356,11 +360,15 @@ def _checked_sizes(sizes: list[int], most: int) -> list[int]:
     return sizes
 
 
-def _checksum(tokens: array[int], parts: Iterable[bytes]) -> str:
-    """Against damage, not against forgery: who can write the folder is this user. A conversation that comes back waits
+def _checksum(header: dict[str, Any], tokens: array[int], parts: Iterable[bytes]) -> str:
+    """Checksum of all of a file that is interpreted: its header's other fields, tokens and states.
+
+    Against damage, not against forgery: who can write the folder is this user. A conversation that comes back waits
     for it, and a cryptographic one takes as long as all else that is read.
     """
-    digest = xxhash.xxh3_128(tokens.tobytes())
+    fields = {name: value for name, value in header.items() if name != "checksum"}
+    digest = xxhash.xxh3_128(orjson.dumps(fields, option=orjson.OPT_SORT_KEYS))
+    digest.update(tokens.tobytes())
     for part in parts:
         digest.update(part)
     return digest.hexdigest()

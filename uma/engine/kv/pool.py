@@ -177,7 +177,7 @@ class KvPool:
         assert seq_id is not None, "no sequence id is left"
         holding = Holding(seq_id, self.tree.start(seq_id, node, length, now_ms))
         self._checkpoints.used(holding.tip)
-        return holding, length
+        return holding, holding.tip.end
 
     def lay_out(self, holding: Holding, pictures: tuple[PictureRun, ...]) -> None:
         """Say which pictures a sequence has that begins."""
@@ -462,9 +462,8 @@ class KvPool:
             self.tree.finish(holding.tip, seq_id, now_ms, keep=False)
             return None
         ends = snapshot.ends or {}
-        if length < whole:
-            self.cells.trim(seq_id, length, ends.get(length))
-        if not self.cells.stands(seq_id, length):
+        is_cut = length == whole or self.cells.trim(seq_id, length, ends.get(length))
+        if not is_cut or not self.cells.stands(seq_id, length):
             self.tree.finish(holding.tip, seq_id, now_ms, keep=False)
             return None
         start = 0

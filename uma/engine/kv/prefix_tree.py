@@ -27,11 +27,17 @@ from uma.engine.kv.pictures import outside
 class Cells(Protocol):
     """What the tree asks of the KV cache. Positions are token counts from the beginning of the sequence."""
 
-    def copy(self, source: int, target: int, length: int, checkpoint: bytes | None) -> None:
-        """Let `target` hold the first `length` cells of `source` too; it ends there, or there is a checkpoint."""
+    def copy(self, source: int, target: int, length: int, checkpoint: bytes | None) -> bool:
+        """Let `target` hold the first `length` cells of `source` too; it ends there, or there is a checkpoint.
 
-    def trim(self, seq_id: int, length: int, checkpoint: bytes | None) -> None:
-        """Let `seq_id` keep its first `length` cells only; 0: none. Where memory cannot be cut, by a checkpoint."""
+        False where memory could not be copied: `target` is empty then.
+        """
+
+    def trim(self, seq_id: int, length: int, checkpoint: bytes | None) -> bool:
+        """Let `seq_id` keep its first `length` cells only; 0: none. Where memory cannot be cut, by a checkpoint.
+
+        False where it could not be cut: what `seq_id` holds is not known then, and must be given up.
+        """
 
 
 class Node:
@@ -228,7 +234,9 @@ class PrefixTree:
         return found
 
     def start(self, seq_id: int, node: Node, length: int, now_ms: float) -> Node:
-        """Begin a running sequence with the first `length` tokens of `node`'s path; returns the node it ends in."""
+        """Begin a running sequence with the first `length` tokens of `node`'s path; returns the node it ends in: the
+        root, with nothing, where the cells could not be copied.
+        """
         self._matched = None
         if length == 0:
             node = self.root
@@ -236,8 +244,10 @@ class PrefixTree:
             node = self._split(node, length)
         if length:
             at_end = self._can_be_cut or node.ids
-            self._cells.copy(self.any_id(node), seq_id, length, None if at_end else node.checkpoint)
-            node.reuses += 1
+            if self._cells.copy(self.any_id(node), seq_id, length, None if at_end else node.checkpoint):
+                node.reuses += 1
+            else:
+                node = self.root
         node.ids.add(seq_id)
         for each in node.path():
             each.used_at = now_ms
@@ -325,7 +335,9 @@ class PrefixTree:
         node = self.cached[seq_id]
         keep = outside(node.tokens, max(0, len(node.tokens) - tokens))
         if self._can_be_cut and keep > 0:
-            self._cells.trim(seq_id, node.start + keep, None)
+            if not self._cells.trim(seq_id, node.start + keep, None):
+                self._forget(node, seq_id)
+                return False
             self._cut(node, keep)
             return True
         return self.go_back(seq_id)
@@ -341,10 +353,10 @@ class PrefixTree:
         while not (self._can_be_cut or above is self.root or above.is_end or above.branches):
             assert above.parent is not None
             above = above.parent
-        if above is self.root or above.ids or above.branches:
+        is_held = above is self.root or above.ids or above.branches
+        if is_held or not self._cells.trim(seq_id, above.end, None if self._can_be_cut else above.checkpoint):
             self._forget(node, seq_id)
             return False
-        self._cells.trim(seq_id, above.end, None if self._can_be_cut else above.checkpoint)
         node.ids.discard(seq_id)
         above.ids.add(seq_id)
         self.cached[seq_id] = above
