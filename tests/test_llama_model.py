@@ -21,6 +21,7 @@ from uma.errors import ModelError
 from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
+from uma.models import catalog
 
 
 @pytest.fixture
@@ -150,6 +151,50 @@ def test_a_damaged_header_is_refused_with_llamas_reason(tiny: Path) -> None:
     reason = refusal(damaged(tiny, type_of_first_value))
     assert reason.startswith("its header is cut short or damaged. llama.cpp says: ")
     assert "invalid GGUF type 77" in reason
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("llama.block_count", 0, "0, and it can be 1 to 512"),
+        ("llama.block_count", 2**31, "2,147,483,648, and it can be 1 to 512"),
+        ("llama.block_count", "two", "'two', and it can be 1 to 512"),
+        ("llama.nextn_predict_layers", 3, "3, and it can be 0 to 2"),
+        ("llama.context_length", 2**31, "2,147,483,648, and it can be 0 to 2,147,483,647"),
+        ("llama.context_length", math.nan, "nan, and it can be 0 to 2,147,483,647"),
+        ("llama.embedding_length", True, "true, and it can be 0 to 2,147,483,647"),
+        ("llama.attention.head_count", 2**32 - 1, "4,294,967,295, and it can be 0 to 2,147,483,647"),
+        ("llama.attention.head_count_kv", [0.5, 0.5], "0.5, and it can be 0 to 2,147,483,647"),
+        ("llama.expert_count", 1_025, "1,025, and it can be 0 to 1,024"),
+        ("llama.expert_count", "many", "'many', and it can be 0 to 1,024"),
+        ("llama.expert_used_count", 2, "2, and it can be 0 to 1"),
+        ("split.count", 2**31, "2,147,483,648, and it can be 0 to 65,535"),
+        ("llama.rope.scaling.type", "wide", "'wide', and it can be none, linear, yarn, longrope"),
+    ],
+)
+def test_a_figure_that_no_model_has_is_refused_before_llama_ends_the_process(
+    tmp_path: Path, name: str, value: object, told: str
+) -> None:
+    path = write_model(tmp_path / "wrong.gguf", metadata={name: value})
+    assert refusal(path) == f"its header is damaged, so download it again: {name} is {told}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("block_count", 2**31), ("context_length", "long"), ("expert_count", 2_000)]
+)
+@pytest.mark.parametrize("is_thorough", [True, False])
+def test_a_file_with_such_a_figure_is_listed_with_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object, is_thorough: bool
+) -> None:
+    path = write_model(tmp_path / "wrong.gguf", metadata={f"llama.{name}": value})
+    monkeypatch.setattr(catalog, "WHOLE_TOKENS", -1)
+    listed = {each.path: each for each in catalog.available({"UMA_MODELS": str(tmp_path)}, is_thorough=is_thorough)}
+    assert f"llama.{name} is " in (listed[path].problem or "")
+
+
+def test_experts_of_which_none_are_used_are_refused(tmp_path: Path) -> None:
+    experts = {"llama.expert_count": 8, "llama.expert_used_count": 0}
+    assert "expert_used_count is 0, and it can be 1 to 8" in refusal(write_model(tmp_path / "m.gguf", metadata=experts))
 
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:

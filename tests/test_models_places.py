@@ -138,7 +138,7 @@ def test_the_kind_is_told_of_each_model(tmp_path: Path) -> None:
     write_model(tmp_path / "window.gguf", kind="sliding-window")
     write_model(tmp_path / "recurrent.gguf", kind="recurrent")
     write_model(tmp_path / "hybrid.gguf", kind="hybrid")
-    write_model(tmp_path / "moe.gguf", metadata={"llama.expert_count": 8})
+    write_model(tmp_path / "moe.gguf", metadata={"llama.expert_count": 8, "llama.expert_used_count": 2})
     write_encoder(tmp_path / "bert.gguf", pooling="cls")
     write_encoder(tmp_path / "rank.gguf", pooling="rank")
     kinds = {model.name: model.kind for model in available({"UMA_MODELS": str(tmp_path)})}

@@ -72,7 +72,7 @@ class _PlannedModel:
 
         def number(name: str) -> int:
             value = first.metadata.get(f"{first.architecture}.{name}", 0)
-            return int(value) if isinstance(value, (int, float)) else 0
+            return int(value) if isinstance(value, int) else 0
 
         kept = footprint(parts, first.n_layers)
         has_windows = first.architecture in WINDOW_PERIODS or "attention.sliding_window_pattern" in first.by_layer

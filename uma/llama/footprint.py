@@ -7,6 +7,7 @@ layer alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import attrs
@@ -17,6 +18,7 @@ STATE_TENSORS = ("ssm_conv1d", "shortconv.", "time_mix_")
 """Beginnings of the names of tensors that only a recurrent layer has: Mamba's and the delta nets', LFM2's, RWKV's."""
 KEY_TENSORS = ("attn_k.", "attn_kv_a_mqa.")
 """Of those that only a layer has whose keys are kept. Delta nets have an `attn_qkv`."""
+LAYER_TENSOR = re.compile(r"blk\.\d+\.")
 STATE_BYTES = 4
 """Of a state's figure: llama.cpp keeps them in F32."""
 TOKEN_SHIFTS = 2
@@ -77,8 +79,11 @@ def footprint(parts: Iterable[Header], n_layers: int) -> Footprint:
     # Of the last layers, those that read the keys and values of others.
     with_keys = total_layers - figures.number("attention.shared_kv_layers")
     keys = values = states = window_keys = window_values = 0
+    tensors: dict[str, list[str]] = {}
+    for _, layer_number, name in (name.split(".", 2) for name in names if LAYER_TENSOR.match(name)):
+        tensors.setdefault(layer_number, []).append(name)
     for layer in range(n_layers):
-        own = [name.removeprefix(f"blk.{layer}.") for name in names if name.startswith(f"blk.{layer}.")]
+        own = tensors.get(str(layer), ())
         is_recurrent = any(name.startswith(STATE_TENSORS) for name in own)
         states += is_recurrent
         if layer < with_keys and (not is_recurrent or any(name.startswith(KEY_TENSORS) for name in own)):
@@ -99,10 +104,9 @@ class _Figures:
     def number(self, name: str, otherwise: int = 0, layer: int = 0) -> int:
         """A figure of one layer, where layers differ, or of all."""
         by_layer = self._first.by_layer.get(name, ())
-        if layer < len(by_layer):
-            return int(by_layer[layer])
-        stated = self._first.metadata.get(f"{self._first.architecture}.{name}")
-        return int(stated) if isinstance(stated, (int, float)) and not by_layer else otherwise
+        stated = self._first.metadata.get(f"{self._first.architecture}.{name}") if not by_layer else None
+        figure = by_layer[layer] if layer < len(by_layer) else stated
+        return int(figure) if isinstance(figure, int) else otherwise
 
     def key_values(self, layer: int) -> int:
         """Of a token, in a layer that attends."""

@@ -10,7 +10,7 @@ import ctypes
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,17 @@ STRING, ARRAY = 8, 9
 VOCABULARY, VOCABULARY_KIND = b"tokenizer.ggml.tokens", b"tokenizer.ggml.model"
 NO_VOCABULARY = ("no_vocab", "none")
 """Kinds with which llama.cpp reads no vocabulary."""
+
+DAMAGED = "its header is damaged, so download it again: "
+MAX_FIGURE = 2**31 - 1
+"""Maximum of a figure in a header: llama.cpp hands them on as signed numbers of 32 bits."""
+MAX_LAYERS, MAX_EXPERTS = 512, 1_024
+"""llama.cpp's `LLAMA_MAX_LAYERS` and `LLAMA_MAX_EXPERTS`. A header with more ends the process, by an assertion."""
+MAX_PARTS = 2**16 - 1
+"""Maximum parts of a split model: its header counts them with 16 bits."""
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+_FIGURE = re.compile(r"(^|[._])(count|length|size)(_|$)")
+"""In the name of each key that says how many or how large."""
 
 
 class _InitParams(ctypes.Structure):
@@ -197,8 +208,51 @@ def read_parts(path: Path) -> list[Header]:
     return parts
 
 
+def impossible_figure(metadata: Mapping[str, Any], by_layer: Mapping[str, Sequence[float]]) -> str | None:
+    """What a header says that no model can be; None where all its figures are possible.
+
+    Believed, such a figure ends the process in llama.cpp, by an assertion, or keeps the planning of memory busy for
+    hours. `by_layer` has the arrays of numbers, as in `Header`.
+    """
+    own = f"{metadata.get('general.architecture')}."
+
+    def number(name: str) -> int:
+        value = metadata.get(own + name)
+        return value if isinstance(value, int) else 0
+
+    experts, groups = number("expert_count"), number("expert_group_count")
+    bounds = {
+        "split.count": (0, MAX_PARTS),
+        "split.no": (0, MAX_PARTS),
+        VOCABULARY.decode(): (0, MAX_FIGURE),
+        **{key: (0, MAX_FIGURE) for key in metadata if key.startswith(own) and _FIGURE.search(key)},
+        own + "block_count": (1, MAX_LAYERS),
+        own + "nextn_predict_layers": (0, number("block_count")),
+        own + "expert_count": (0, MAX_EXPERTS),
+        # Of one expert some architectures have all, whatever is used of it.
+        own + "expert_used_count": (0, experts if experts > 1 else 1),
+        own + "expert_group_count": (0, max(0, experts - 1)),
+    }
+    if groups > 1:
+        bounds[own + "expert_group_used_count"] = (1, groups - 1)
+    for key, (least, most) in bounds.items():
+        for value in by_layer.get(key.removeprefix(own), (metadata.get(key, least),)):
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else show(value)
+                return f"{key} is {shown}, and it can be {least:,} to {most:,}"
+    used = by_layer.get("expert_used_count", (number("expert_used_count"),))
+    if experts > 0 and used and not any(used):
+        return f"{own}expert_used_count is 0, and it can be 1 to {experts:,}"
+    scaling = metadata.get(own + "rope.scaling.type", ROPE_SCALINGS[0])
+    if scaling not in ROPE_SCALINGS:
+        return f"{own}rope.scaling.type is {show(scaling)}, and it can be {', '.join(ROPE_SCALINGS)}"
+    return None
+
+
 def read(path: Path) -> Header:
-    """Read a file's header. Raises `ModelError`, naming the file and the reason, where there is no whole one."""
+    """Read a file's header. Raises `ModelError`, naming the file and the reason, where there is no whole one, or one
+    whose figures no model can have.
+    """
     size = _check_is_file(path)
     with path.open("rb") as file:
         start = file.read(512)
@@ -211,6 +265,8 @@ def read(path: Path) -> Header:
             f"{path}: is cut short: it has {size:,} of at least {header.needed_bytes:,} bytes. "
             "Copy or download it again"
         )
+    if (problem := impossible_figure(header.metadata, header.by_layer)) is not None:
+        raise ModelError(f"{path}: {DAMAGED}{problem}")
     return header
 
 

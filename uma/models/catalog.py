@@ -171,6 +171,9 @@ def _with_projector(model: ModelFile, metadata: Mapping[str, Any], look: Project
 def _glanced(name: str, found: Found, seen: Glance, look: Projectors) -> ModelFile:
     """By the beginning of the first part's header."""
     metadata, path = seen.metadata, found.path
+    # Of an array a glance has the length alone; this one can be long where no figure in it is large.
+    if (impossible := header.impossible_figure(metadata, {"expert_used_count": ()})) is not None:
+        return ModelFile(name, path, _size(path), found.place, problem=f"{path}: {header.DAMAGED}{impossible}")
     count = max(1, int(metadata.get("split.count", 0)))
     parts = [path] if count == 1 else [header.part_path(path, at + 1, count) for at in range(count)]
     missing = next((each for each in parts if not each.exists()), None)
