@@ -195,6 +195,21 @@ def test_a_text_longer_than_the_context_is_an_error_that_names_it(encoder: Path)
         assert llm.embed(["short"]).shape == (1, 64)
 
 
+def test_the_bound_of_bytes_is_one_text_s_and_its_error_names_the_text(encoder: Path, reranker: Path) -> None:
+    with LLM(encoder, max_prompt_bytes=20) as llm:
+        assert len(llm.embed(["fifteen letters"] * 2_050)) == 2_050
+        with pytest.raises(
+            PromptTooLarge, match=r"^texts\[2049\]: prompt too large: 21 bytes .* 20 \(max_prompt_bytes\)"
+        ):
+            llm.embed(["fox"] * 2_049 + ["x" * 21])
+    with LLM(reranker, max_prompt_bytes=20) as llm:
+        assert len(llm.rerank("a query", ["fifteen letters"] * 3)) == 3
+        with pytest.raises(PromptTooLarge, match=r"^documents\[1\]: prompt too large: 21 bytes"):
+            llm.rerank("a query", ["fox", "x" * 21])
+        with pytest.raises(PromptTooLarge, match=r"^query: prompt too large: 21 bytes"):
+            llm.rerank("x" * 21, ["fox"])
+
+
 def test_a_query_that_is_long_beside_many_documents_is_refused_before_it_is_read(
     reranker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,11 @@ def test_a_text_that_is_too_long_is_never_cut(http_server: HttpServer, truncate:
     assert "none is cut" in refused.json["error"]
 
 
+def test_a_text_over_the_bound_of_bytes_is_named_by_its_place(http_server: HttpServer) -> None:
+    huge = http_server.ask("POST", "/v1/embeddings", {"input": ["a fox", "x" * 1_000_001]})
+    assert "input[1]: prompt too large: 1,000,001 bytes" in huge.json["error"]["message"]
+
+
 def test_ollama_s_client_embeds(http_server: HttpServer) -> None:
     told = over_the_socket(http_server, type="embed", texts=TEXTS, dimensions=8)
     plain = over_the_socket(http_server, type="embed", texts=TEXTS[:1], normalize=False)

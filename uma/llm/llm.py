@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import math
+import re
 import warnings
 import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -15,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uma.closing import Closing
+from uma.errors import BadRequest, PromptTooLarge
 from uma.llm.arguments import (
     Conversation,
     Sampling,
@@ -210,19 +213,8 @@ class LLM(Closing):
         gives no embeddings, or with `fail_on_empty` for a text of no token.
         """
         asked = texts_of(texts, "texts")
-        parts = [asked[start : start + MAX_TEXTS] for start in range(0, len(asked), MAX_TEXTS)]
-        requests = [
-            make_request(
-                EmbedRequest,
-                id=f"embed-{index}",
-                texts=part,
-                dimensions=dimensions,
-                normalize=normalize,
-                fail_on_empty=fail_on_empty,
-            )
-            for index, part in enumerate(parts)
-        ]
-        rows = [row for request in requests for row in self._loop.call(self._loop.source.embed, request).vectors]
+        options = {"dimensions": dimensions, "normalize": normalize, "fail_on_empty": fail_on_empty}
+        rows = [row for start in range(0, len(asked), MAX_TEXTS) for row in self._embedded(asked, start, options)]
         empty = [index for index, row in enumerate(rows) if row is None]
         if empty:
             what = f"{len(empty):,} of {len(rows):,} texts have no token, so their rows are NaN"
@@ -230,6 +222,19 @@ class LLM(Closing):
         width = next((len(row) for row in rows if row is not None), 0)
         blank = [math.nan] * width
         return np.array([blank if row is None else row for row in rows], np.float32).reshape(len(rows), width)
+
+    def _embedded(
+        self, texts: Sequence[str], start: int, options: Mapping[str, Any]
+    ) -> Sequence[array.array[float] | None]:
+        """Embeddings of one request's texts, the first of which is `texts[start]`; errors name a text by its index."""
+        part = texts[start : start + MAX_TEXTS]
+        try:
+            request = make_request(EmbedRequest, id=f"embed-{start}", texts=part, **options)
+            return self._loop.call(self._loop.source.embed, request).vectors
+        except (BadRequest, PromptTooLarge) as error:
+            raise type(error)(
+                re.sub(r"(?m)^texts\[(\d+)\]", lambda found: f"texts[{start + int(found[1])}]", error.message)
+            ) from None
 
     def rerank(self, query: str, documents: Iterable[str], *, top_n: int | None = None) -> list[Ranked]:
         """The documents, best first, by how well each answers the query; `top_n` keeps the first ones.

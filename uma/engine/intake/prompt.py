@@ -222,19 +222,17 @@ class PromptReader:
             )
 
     def _check_bytes(self, request: Request) -> None:
-        if _chars(request) * 4 <= self._max_bytes:
-            return
-        self.check_bytes_of(list(_texts(request)))
+        self.check_bytes_of(*_texts(request))
 
-    def check_bytes_of(self, texts: Sequence[str]) -> None:
-        """Raise `PromptTooLarge` for texts that are, together, over `max_prompt_bytes`."""
+    def check_bytes_of(self, *texts: str, where: str = "") -> None:
+        """Raise `PromptTooLarge` for one prompt whose texts are over `max_prompt_bytes`; `where` names it."""
         if sum(map(len, texts)) * 4 <= self._max_bytes:
             return
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         if size > self._max_bytes:
             raise PromptTooLarge(
-                f"prompt too large: {size:,} bytes are over this server's limit of {self._max_bytes:,} "
-                "(max_prompt_bytes)"
+                f"{where}{': ' if where else ''}prompt too large: {size:,} bytes are over this server's limit of "
+                f"{self._max_bytes:,} (max_prompt_bytes)"
             )
 
     def _render(self, request: Request) -> str:

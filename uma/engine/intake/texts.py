@@ -30,7 +30,8 @@ class TextReader:
         Raises `PromptTooLarge` for a text of more than `max_tokens`, `BadRequest` for one of none unless it
         `takes_empty`, and `Overloaded`.
         """
-        self._prompts.check_bytes_of(texts)
+        for index, text in enumerate(texts):
+            self._prompts.check_bytes_of(text, where=f"texts[{index}]")
 
         def tokenize(index: int) -> array[int]:
             _check_bound(self._model, texts[index], max_tokens, f"texts[{index}]")
@@ -53,7 +54,9 @@ class TextReader:
 
     async def read_pairs(self, query: str, documents: Sequence[str], max_tokens: int, *, lane: int) -> list[array[int]]:
         """The query with each document, in the form that the model ranks. Raises what `read` does."""
-        self._prompts.check_bytes_of([query, *documents])
+        self._prompts.check_bytes_of(query, where="query")
+        for index, document in enumerate(documents):
+            self._prompts.check_bytes_of(document, where=f"documents[{index}]")
         sizes = [len(query) + len(document) for document in documents]
         if sum(sizes) > MAX_PAIRED_CHARS:
             raise PromptTooLarge(
