@@ -72,7 +72,10 @@ messages = st.lists(
     ),
     max_size=3,
 )
+odd = st.dictionaries(st.text(max_size=8) | st.sampled_from(["tone ", "a\0b", "\v", "a, b", "é", "t" * 3_000]), junk)
 likely: dict[str, st.SearchStrategy[Any]] = {
+    "response_format": st.builds(lambda more: {"type": "text", **more}, odd),
+    "chat_template_kwargs": odd,
     "messages": messages,
     "prompt": words | st.lists(st.integers(0, 2100), max_size=5) | st.lists(words, max_size=3),
     "input": words | messages | st.lists(words, max_size=3) | st.lists(st.integers(0, 300), max_size=5),
@@ -96,6 +99,8 @@ likely: dict[str, st.SearchStrategy[Any]] = {
 }
 SHORT = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"), 4)
 """Always there, so that the model's answers stay short."""
+NESTED = ("response_format", "chat_template_kwargs")
+"""Fields whose members are a client's to name: drawn for each example."""
 OTHERS = sorted({name for names in NAMES.values() for name in names} - MAIN - SHORT.keys())
 
 
@@ -103,7 +108,7 @@ OTHERS = sorted({name for names in NAMES.values() for name in names} - MAIN - SH
 def fields(draw: st.DrawFn) -> dict[str, list[Any]]:
     """A few values for each of the main fields, and one for some of all others."""
     chosen = draw(st.lists(st.sampled_from(OTHERS), unique=True, min_size=8, max_size=24))
-    values = {name: [draw(value_of(name))] for name in chosen}
+    values = {name: [draw(value_of(name))] for name in (*chosen, *NESTED)}
     return values | {name: [draw(value_of(name)) for _ in range(3)] for name in sorted(MAIN)}
 
 

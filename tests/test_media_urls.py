@@ -19,6 +19,7 @@ from projectors import png, write_projector, write_seeing_model
 from harness import PATIENCE_SEC
 from uma import Message, Request, open_engine
 from uma.errors import BadRequest, Overloaded
+from uma.http.ignored import Ignored
 from uma.http.media import MediaReader
 from uma.media import fetch
 from uma.media.fetch import MAX_FETCHING, MAX_REDIRECTS, Fetcher, is_public
@@ -276,7 +277,7 @@ async def test_an_engine_fetches_only_where_it_is_told_to(model: Path, fetches: 
         for url in ("ftp://example.org/a", "file:///etc/passwd", "AAAA"):
             expected = "an http, https or data URL" if fetches else "a data URL"
             with pytest.raises(BadRequest, match=f"u.image_url: expected {expected}, not '{url}'"):
-                MediaReader(engine.info.capabilities).read({"type": "image_url", "image_url": url}, "u", [])
+                MediaReader(engine.info.capabilities).read({"type": "image_url", "image_url": url}, "u", Ignored())
         many = tuple(Message("user", "What?", media=40 * message.media) for _ in range(2))
         with pytest.raises(BadRequest, match="messages: 80 pictures and sounds are over the limit of 64"):
             await answer(engine, Request("a", messages=many))

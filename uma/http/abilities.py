@@ -11,6 +11,7 @@ from typing import Any
 
 from uma.constraints import show
 from uma.errors import BadRequest
+from uma.http.ignored import Ignored
 from uma.http.problem import Unsupported
 from uma.types import MAX_LOGPROBS, Capabilities, Grammar
 
@@ -25,7 +26,7 @@ Names = dict[str, str]
 
 
 def response_format(
-    value: Any, field: str, able: Capabilities, names: Names, ignored: list[str], *, is_flat: bool = False
+    value: Any, field: str, able: Capabilities, names: Names, ignored: Ignored, *, is_flat: bool = False
 ) -> Grammar | None:
     """OpenAI's `{"type": "text" | "json_object" | "json_schema", …}`; `schema` stands flat or in `json_schema`.
 
@@ -35,13 +36,13 @@ def response_format(
         return None
     if not isinstance(value, dict) or value.get("type") not in ("text", "json_object", "json_schema"):
         raise BadRequest(f"{field}: expected an object of type text, json_object or json_schema, not {show(value)}")
-    ignored += [f"{field}.{name}" for name in value if name not in (*_OF_FORMAT, "type", "json_schema")]
+    ignored.add_unknown(value, (*_OF_FORMAT, "type", "json_schema"), field)
     if value["type"] == "text":
         return None
     inner = value.get("json_schema", value)
     schema = inner.get("schema") if isinstance(inner, dict) else None
     if "json_schema" in value and isinstance(inner, dict):
-        ignored += [f"{field}.json_schema.{name}" for name in inner if name not in _OF_FORMAT]
+        ignored.add_unknown(inner, _OF_FORMAT, f"{field}.json_schema")
     if value["type"] == "json_object" and schema is None:
         return grammar({"json_object": True}, field, able, names)
     is_flat = "json_schema" not in value and (is_flat or "schema" in value)

@@ -29,6 +29,7 @@ from uma.http.exchange import Exchange
 from uma.http.fields import DRAWN, MAX_MESSAGES, Common, allowed_tokens, first, of_output, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
+from uma.http.ignored import Ignored
 from uma.http.problem import Problem
 from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.thinking import max_reasoning_tokens, thinking
@@ -187,12 +188,12 @@ BILLING = "x-anthropic-billing-header"
 and nothing behind it could come from the cache; to a model it says nothing."""
 
 
-def _without_billing(system: Any, ignored: list[str]) -> Any:
+def _without_billing(system: Any, ignored: Ignored) -> Any:
     """`system` without such blocks, which are added to `ignored`."""
     if not isinstance(system, list):
         return system
     kept = [part for part in system if not _is_billing(part)]
-    ignored += [f"system[{index}]" for index, part in enumerate(system) if _is_billing(part)]
+    ignored.add_all(f"system[{index}]" for index, part in enumerate(system) if _is_billing(part))
     return kept
 
 

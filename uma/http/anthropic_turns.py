@@ -14,6 +14,7 @@ from uma.constraints import Length, Range
 from uma.errors import BadRequest
 from uma.http.content import content_of, part_of, question_start, read_part, text_of
 from uma.http.exchange import Exchange
+from uma.http.ignored import Ignored
 from uma.http.media import MediaReader
 from uma.http.thinking import Wish
 from uma.http.tools import (
@@ -84,7 +85,7 @@ _OF_SERVER_TOOLS = re.compile(r"server_tool_use|mcp_tool_use|\w+_tool_result|con
 def offered(tools: Sequence[ToolBody], choice: ChoiceBody | None, able: Capabilities, http: Exchange) -> dict[str, Any]:
     """The fields of a `Request` for `tools` and `tool_choice`. Tools that Anthropic defines are named as ignored."""
     places = [index for index, tool in enumerate(tools) if tool.type in (None, "custom")]
-    http.ignored += [f"tools[{index}]" for index in range(len(tools)) if index not in places]
+    http.ignored.add_all(f"tools[{index}]" for index in range(len(tools)) if index not in places)
     name_schemas(http.names, places, "input_schema")
     given = [
         Tool(tools[at].name, tools[at].description or "", tools[at].input_schema, bool(tools[at].strict))
@@ -126,7 +127,7 @@ def _kind(block: Any) -> Any:
 
 
 def _turns(
-    body: TurnBody, path: str, able: Capabilities, ignored: list[str], media: MediaReader, *, is_question: bool
+    body: TurnBody, path: str, able: Capabilities, ignored: Ignored, media: MediaReader, *, is_question: bool
 ) -> Iterator[Message]:
     if not isinstance(body.content, list):
         yield Message(body.role, text_of(body.content, path, ignored))
@@ -149,7 +150,7 @@ def _turns(
             shown = tuple(attrs.evolve(each, at=len(mark) + each.at) for each in seen)
             yield Message("tool", mark + text, (), result.tool_use_id, media=shown)
         elif isinstance(kind, str) and _OF_SERVER_TOOLS.fullmatch(kind):
-            ignored.append(here)
+            ignored.add(here)
         elif kind == "thinking":
             thoughts.append(text_of(block.get("thinking"), f"{here}.thinking", ignored))
         elif kind != "redacted_thinking":

@@ -45,6 +45,7 @@ from uma.http.dialect import Dialect, StreamForm
 from uma.http.exchange import ACCOUNT, ClientGoneError, Exchange, headers_of, id_of
 from uma.http.gateway import Gateway
 from uma.http.health_check import check_health
+from uma.http.ignored import header_value
 from uma.http.page.endpoints import Page, is_file
 from uma.http.problem import NotFound, Problem, WrongMethod
 from uma.net.client import CLIENT, ORIGIN, THIS_MACHINE, TRACEPARENT, client_at, machine_at, origin
@@ -237,7 +238,7 @@ async def _no_route(request: Any, error: Exception) -> Any:
     status = getattr(error, "status_code", 404)
     if status == 405:
         allowed = (getattr(error, "headers", None) or {}).get("Allow", "")
-        http.extra_headers.append((b"allow", allowed.encode()))
+        http.extra_headers.append((b"allow", header_value(allowed)))
         failure: UmaError = WrongMethod(f"{http.path[:200]} takes {allowed}, not {http.scope['method'][:200]}")
     else:
         failure = NotFound(f"no such path: {http.path[:200]}{_advice(http.path)}")
@@ -258,7 +259,7 @@ async def _fault(request: Any, error: Exception) -> Any:
 
 
 async def _crashed(http: Exchange, fault: BaseException) -> None:
-    log(logger, logging.ERROR, "http.crashed", request=http.id, fault=fault)
+    http.lines.log(logger, logging.ERROR, "http.crashed", request=http.id, fault=fault)
     await _tell_fault(http)
 
 

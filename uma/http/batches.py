@@ -58,7 +58,7 @@ async def create(gateway: Gateway, http: Exchange) -> None:
     files.check_space(store)
     if len(store.unfinished(_served(gateway))) >= MAX_UNFINISHED:
         raise RateLimited(f"{MAX_UNFINISHED} batches have not ended; wait for one", retry_after_ms=FULL_MS)
-    http.ignored.append("completion_window")
+    http.ignored.add("completion_window")
     batch = Batch(
         owner=owner,
         model=_served(gateway)[0],

@@ -142,8 +142,8 @@ class Call(ABC):
         if self.is_over:
             return
         if message["type"] == "http.response.start":
+            self._begin(message["status"], [*message.get("headers", ()), date()])
             self.status = message["status"]
-            self._begin(self.status, [*message.get("headers", ()), date()])
             return
         data = b"" if self._has_no_body() else message.get("body", b"")
         await self._write(data, is_last=not message.get("more_body", False))

@@ -91,8 +91,8 @@ class Connection:
     async def _answer(self, call: Call) -> None:
         try:
             await self._app(call.scope, call.receive, call.send)
-        except Exception:
-            logger.exception("event=http.crashed")
+        except Exception as fault:  # noqa: BLE001  (whatever it is, it is this request's alone)
+            self.lines.log(logger, logging.ERROR, "http.crashed", fault=fault)
         if not call.is_over:
             call.abandon()
 

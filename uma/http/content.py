@@ -8,7 +8,6 @@ text stands in its place: a program sends it again with every turn, and would ne
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Annotated, Any, TypeVar
 
 import attrs
@@ -16,7 +15,7 @@ import attrs
 from uma.constraints import Text, show
 from uma.errors import BadRequest
 from uma.http import abilities
-from uma.http.exchange import MAX_NAMED
+from uma.http.ignored import Ignored
 from uma.http.media import MediaReader
 from uma.protocol.converter import structure, unknown_fields
 from uma.types import Media, joined
@@ -83,17 +82,17 @@ def question_start(speakers: Sequence[str]) -> int:
     return len(speakers) if "tool" in speakers[start:] else start
 
 
-def read_part(part: Any, cls: type[T], path: str, ignored: list[str]) -> T:
+def read_part(part: Any, cls: type[T], path: str, ignored: Ignored) -> T:
     """A part of a body as a `cls`; fields that it does not have are added to `ignored`. Raises `BadRequest`."""
     try:
         found = structure(part, cls)
     except BadRequest as error:
         raise BadRequest(f"{path}.{error.message}") from None
-    ignored += islice(unknown_fields(part, cls, f"{path}."), max(0, MAX_NAMED - len(ignored)))
+    ignored.add_all(unknown_fields(part, cls, f"{path}."))
     return found
 
 
-def text_of(content: Any, path: str, ignored: list[str], *, is_question: bool = False) -> str:
+def text_of(content: Any, path: str, ignored: Ignored, *, is_question: bool = False) -> str:
     """A message's content, a string or a list of parts, as one string; parts are lines.
 
     Fields of a part that are not known are added to `ignored`, and so are images, audio and files, in whose place one
@@ -112,7 +111,7 @@ def text_of(content: Any, path: str, ignored: list[str], *, is_question: bool = 
 
 
 def content_of(
-    content: Any, path: str, ignored: list[str], media: MediaReader, *, is_question: bool
+    content: Any, path: str, ignored: Ignored, media: MediaReader, *, is_question: bool
 ) -> tuple[str, tuple[Media, ...]]:
     """The text of a message and the pictures and sounds in it; see `text_of`."""
     if not isinstance(content, list):
@@ -125,7 +124,7 @@ def content_of(
     )
 
 
-def part_of(part: Any, path: str, ignored: list[str], media: MediaReader, *, is_question: bool) -> str | Media:
+def part_of(part: Any, path: str, ignored: Ignored, media: MediaReader, *, is_question: bool) -> str | Media:
     """One part of a message: its text (see `text_of`), or a picture or a sound where the model takes it."""
     if isinstance(part, dict) and media.takes(part.get("type")):
         return media.read(part, path, ignored)
@@ -139,7 +138,7 @@ def checked_text(text: str, path: str) -> str:
     return text
 
 
-def part_text(part: Any, path: str, ignored: list[str], *, is_question: bool = False) -> str:
+def part_text(part: Any, path: str, ignored: Ignored, *, is_question: bool = False) -> str:
     """The text of one part; see `text_of`."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("text", "input_text", "output_text"):
@@ -156,15 +155,15 @@ def part_text(part: Any, path: str, ignored: list[str], *, is_question: bool = F
     raise BadRequest(f"{path}: expected a part with type text, not {show(part)}")
 
 
-def stand_in(kind: str, path: str, ignored: list[str], *, is_question: bool) -> str:
+def stand_in(kind: str, path: str, ignored: Ignored, *, is_question: bool) -> str:
     """The text in the place of what is none; `path` is added to `ignored`. Raises `Unsupported` in a question."""
     if is_question:
         abilities.media(kind, path)
-    ignored.append(path)
+    ignored.add(path)
     return STAND_INS[kind]
 
 
-def _document(part: Any, path: str, ignored: list[str], *, is_question: bool) -> str | None:
+def _document(part: Any, path: str, ignored: Ignored, *, is_question: bool) -> str | None:
     """The text of Anthropic's `document`; None for one that is no text."""
     found = read_part(part, _Document, path, ignored)
     source, here = found.source, f"{path}.source"

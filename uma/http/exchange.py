@@ -19,6 +19,7 @@ from uma.contracts.versions import CONTRACT_VERSIONS, PROTOCOL_HEADER, SERVER_HE
 from uma.errors import BadRequest, InvalidJson, UmaError
 from uma.http.body_budget import BodyBudget
 from uma.http.dialect import JSON, Dialect, StreamForm, dumps
+from uma.http.ignored import Ignored, header_value
 from uma.http.multipart import form_fields
 from uma.http.problem import BodyEncoded, BodyTimeout, BodyTooLarge, Problem, RateLimited, renamed
 from uma.net.arrivals import arrivals
@@ -48,10 +49,6 @@ LINES = "uma.lines"
 
 MAX_LEFT_BYTES, LEFT_SEC = 65_536, 1.0
 """Maximum length of a body that is read only to be dropped behind an error, and for how long that is waited for."""
-
-MAX_NAMED = 20
-"""Maximum ignored fields that an answer's header names."""
-
 
 _VERSIONS = (
     (PROTOCOL_HEADER.lower().encode(), CONTRACT_VERSIONS[-1].encode()),
@@ -101,8 +98,8 @@ class Exchange:
     """Of all exchanges."""
     extra_headers: list[Header] = attrs.field(factory=list)
     """Headers that the answer has, whatever it is."""
-    ignored: list[str] = attrs.field(factory=list)
-    """Fields of the body that are not known or not done: `X-UMA-Ignored` names the first `MAX_NAMED`."""
+    ignored: Ignored = attrs.field(factory=Ignored)
+    """Fields of the body that are not known or not done: `X-UMA-Ignored` names them."""
     names: dict[str, str] = attrs.field(factory=dict, init=False)
     """The body's names for fields that the engine calls otherwise; errors use them."""
     account: Account | None = None
@@ -265,13 +262,13 @@ class Exchange:
         """ASGI's `send`, which gives the answer this exchange's own headers."""
         if message["type"] == "http.response.start":
             self.release_body()
-            self.status = message["status"]
             message = {**message, "headers": [*message.get("headers", ()), *self.extra_headers, *self._named()]}
         await self._send(message)
+        self.status = message.get("status", self.status)
 
     def _named(self) -> list[Header]:
-        shown = ", ".join(list(dict.fromkeys(self.ignored))[:MAX_NAMED]).encode("ascii", "backslashreplace")
-        return [(b"x-uma-ignored", shown.replace(b"\r", b"").replace(b"\n", b""))] if shown else []
+        shown = header_value(", ".join(self.ignored))
+        return [(b"x-uma-ignored", shown)] if shown else []
 
     async def start(self, status: int, media_type: bytes, headers: Iterable[Header] = ()) -> None:
         """Send the status and the headers."""
@@ -302,7 +299,7 @@ class Exchange:
 
     def ignore(self, places: Iterable[str]) -> None:
         """Name parts of the request that have no effect, by the engine's names, in the answer's header."""
-        self.ignored += (renamed(place, self.names) for place in places)
+        self.ignored.add_all(renamed(place, self.names) for place in places)
 
     @contextmanager
     def generating(self, stream: EventStream) -> Iterator[None]:

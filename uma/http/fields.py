@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -12,7 +11,7 @@ import attrs
 from uma.constraints import Length, Range, Text
 from uma.errors import BadRequest
 from uma.http import abilities
-from uma.http.exchange import MAX_NAMED, Exchange
+from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
 from uma.http.problem import Unsupported
 from uma.net.quota import Lane
@@ -101,7 +100,7 @@ def read(fields: Mapping[str, Any], cls: type[T], http: Exchange, more: Callable
     Raises `BadRequest` with a line for each wrong field.
     """
     body = structure(fields, cls, more)
-    http.ignored += islice(unknown_fields(fields, cls), MAX_NAMED)
+    http.ignored.add_all(unknown_fields(fields, cls))
     return body
 
 
@@ -136,7 +135,7 @@ def first(http: Exchange, *given: tuple[str, T | None]) -> T | None:
 def named_first(http: Exchange, *given: tuple[str, T | None]) -> tuple[str, T | None]:
     """The same with its name, which is empty where the body has none."""
     there = [(name, value) for name, value in given if value is not None]
-    http.ignored += [name for name, _ in there[1:]]
+    http.ignored.add_all(name for name, _ in there[1:])
     return there[0] if there else ("", None)
 
 
@@ -210,7 +209,7 @@ def lane(priority: Lane | None, http: Exchange) -> Lane:
 
 def lane_alone(priority: Lane | None, http: Exchange) -> Lane:
     """The same for what does not stream. Adds the headers about streams to the ignored fields."""
-    http.ignored += [name for name in _ABOUT_STREAMS if http.header(name.encode()) is not None]
+    http.ignored.add_all(name for name in _ABOUT_STREAMS if http.header(name.encode()) is not None)
     return lane(priority, http)
 
 

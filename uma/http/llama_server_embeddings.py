@@ -112,9 +112,9 @@ def _rerank(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> tuple[R
     abilities.rerank(gateway.source.info.capabilities)
     documents = body.documents or body.texts or ()
     if body.return_text is not None and body.texts is None:
-        http.ignored.append("return_text")
+        http.ignored.add("return_text")
     if body.return_documents is not None and body.documents is None:
-        http.ignored.append("return_documents")
+        http.ignored.add("return_documents")
     request = RerankRequest(http.id, body.query, documents, top_n=body.top_n, priority=lane_alone(body.priority, http))
     return body, model, request
 

@@ -14,6 +14,7 @@ from uma.http.dialect import StreamForm
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
+from uma.http.ignored import header_value
 from uma.http.keep_alive import keep_sec
 from uma.http.models import FOREIGN, MODEL_HEADER, ModelNames
 from uma.http.problem import Forbidden
@@ -44,7 +45,7 @@ async def of_model(gateway: Gateway, http: Exchange, form: StreamForm | None = N
     if kept is not None and kept > MAX_KEEP_SEC and not await is_manager(http):
         # (Some clients always say so: it is a wish beside their request.)
         kept = None
-        http.ignored.append("keep_alive")
+        http.ignored.add("keep_alive")
     async with AsyncExitStack() as stack:
         async with trio.open_nursery() as telling:
             if form is not None and form.is_asked(fields):
@@ -65,7 +66,7 @@ async def _meant(gateway: Gateway, models: Models, http: Exchange, asked: str | 
             raise
     name = own_model(models, http, None)
     shown = name or models.listed()[0].name
-    http.extra_headers.append((MODEL_HEADER, shown.encode("ascii", "backslashreplace")))
+    http.extra_headers.append((MODEL_HEADER, header_value(shown)))
     return name
 
 

@@ -9,6 +9,7 @@ import attrs
 
 from uma.constraints import show
 from uma.errors import BadRequest
+from uma.http.ignored import Ignored
 from uma.http.problem import Unsupported
 from uma.types import MAX_MEDIA, Capabilities, Media, Message, Request
 
@@ -34,7 +35,7 @@ class MediaReader:
         """Whether the model takes parts of this type; else `content` says what becomes of them."""
         return (kind in PICTURES and self.able.vision) or (kind in SOUNDS and self.able.audio)
 
-    def read(self, part: dict[str, Any], path: str, ignored: list[str]) -> Media:
+    def read(self, part: dict[str, Any], path: str, ignored: Ignored) -> Media:
         """The file that a part is whose type the model `takes`. Raises `BadRequest`, and `Unsupported` for one that
         lies elsewhere.
         """
@@ -44,13 +45,13 @@ class MediaReader:
         if kind == "input_audio":
             return self.take(*_of_audio(part.get(kind), f"{path}.{kind}", ignored))
         if part.get("detail") is not None:
-            ignored.append(f"{path}.detail")
+            ignored.add(f"{path}.detail")
         name = "audio_url" if kind == "audio_url" else "image_url"
         value, field = part.get(name), f"{path}.{name}"
         if kind == "input_image" and value is None and part.get("file_id") is not None:
             raise Unsupported(f"{path}.file_id: files are not read; send the picture itself as a data URL")
         if isinstance(value, dict):
-            ignored += [f"{field}.{name}" for name in value if name != "url"]
+            ignored.add_unknown(value, ("url",), field)
             value, field = value.get("url"), f"{field}.url"
         if not isinstance(value, str):
             raise BadRequest(f"{field}: expected a data URL, not {show(value)}")
@@ -118,9 +119,9 @@ class MediaReader:
             names["media"] = "multimodal_data"
 
 
-def _of_audio(given: Any, field: str, ignored: list[str]) -> tuple[str, str]:
+def _of_audio(given: Any, field: str, ignored: Ignored) -> tuple[str, str]:
     """What `format` says is not asked: the file says it itself."""
     if not isinstance(given, dict) or not isinstance(data := given.get("data"), str):
         raise BadRequest(f"{field}: expected an object with data, a sound's file as base64, not {show(given)}")
-    ignored += [f"{field}.{name}" for name in given if name not in ("data", "format")]
+    ignored.add_unknown(given, ("data", "format"), field)
     return data, f"{field}.data"

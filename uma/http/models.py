@@ -9,6 +9,7 @@ import attrs
 
 from uma.config import RuntimeConfig
 from uma.http.exchange import Exchange
+from uma.http.ignored import header_value
 from uma.http.problem import ModelNotFound
 from uma.models.names import meant
 from uma.types import Source
@@ -52,7 +53,7 @@ class ModelNames:
         if asked is None or self.takes_any or self.knows(asked):
             return asked or self.name
         if http is not None and self.takes_foreign and asked.startswith(FOREIGN):
-            http.extra_headers.append((MODEL_HEADER, self.name.encode("ascii", "backslashreplace")))
+            http.extra_headers.append((MODEL_HEADER, header_value(self.name)))
             return asked
         raise ModelNotFound(
             f"model: {asked[:200]!r} is not loaded here; this server has {self.name!r} "

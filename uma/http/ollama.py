@@ -32,6 +32,7 @@ from uma.http.fields import (
     urgency,
 )
 from uma.http.gateway import Gateway
+from uma.http.ignored import Ignored
 from uma.http.keep_alive import keep_sec
 from uma.http.logprobs import PendingLogprobs, entries, spelling
 from uma.http.many import known_model, of_model, own_models
@@ -195,7 +196,7 @@ def _chat_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Ollam
     return _job(gateway, body, http, model, prompt, _chat_piece)
 
 
-def _messages(bodies: Sequence[ChatMessage], ignored: list[str], media: MediaReader) -> Iterator[Message]:
+def _messages(bodies: Sequence[ChatMessage], ignored: Ignored, media: MediaReader) -> Iterator[Message]:
     """The conversation, with ids for calls by their order: a result is that of the first call that has none yet."""
     count, waiting, question = 0, _Unanswered(), question_start([body.role for body in bodies])
     for index, body in enumerate(bodies):
@@ -299,7 +300,7 @@ def _generate_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> O
         fill_in.check(able, "suffix")
     if is_plain:
         prompt: dict[str, Any] = {"prompt": body.prompt, "parse_special": True}
-        http.ignored += ["system"] if body.system else []
+        http.ignored.add_all(["system"] if body.system else [])
     else:
         system = [Message("system", body.system)] if body.system else []
         media = MediaReader(able)
@@ -331,7 +332,7 @@ def _job(gateway: Gateway, body: _Body, http: Exchange, model: str, prompt: dict
     stream = body.stream is not False
     able, is_chat = gateway.source.info.capabilities, "messages" in prompt
     if body.think is not None and not is_chat:
-        http.ignored.append("think")  # without a template it thinks if it will
+        http.ignored.add("think")  # without a template it thinks if it will
     effort = body.think if isinstance(body.think, str) else None
     wish = Wish(
         wanted=None if body.think is None else bool(body.think), field="think", effort=effort, effort_field="think"

@@ -31,6 +31,7 @@ from uma.http.fields import (
 )
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
+from uma.http.ignored import Ignored
 from uma.http.logprobs import PendingLogprobs, chat_form, spelling
 from uma.http.media import MediaReader
 from uma.http.openai import Role, StreamOptions
@@ -231,7 +232,7 @@ def _wish(body: Conversation, http: Exchange) -> Wish:
         asked = read_part(body.reasoning, ReasoningBody, "reasoning", http.ignored)
         asked.note_ignored(http.ignored)
     elif body.reasoning is not None:
-        http.ignored.append("reasoning")
+        http.ignored.add("reasoning")
     effort: Effort | None = first(http, ("reasoning_effort", body.reasoning_effort), ("reasoning.effort", asked.effort))
     budgets = [(field.name, getattr(body, field.name)) for field in attrs.fields(BudgetFields)]
     budget_field, budget = named_first(http, ("reasoning.max_tokens", asked.max_tokens), *budgets)
@@ -246,7 +247,7 @@ def _wish(body: Conversation, http: Exchange) -> Wish:
     )
 
 
-def _goes_on(body: Conversation, ignored: list[str]) -> bool:
+def _goes_on(body: Conversation, ignored: Ignored) -> bool:
     """Whether an assistant's message at the end is continued: unless the body asks for another turn."""
     wanted, opens, last = body.continue_final_message, body.add_generation_prompt, body.messages[-1]
     if wanted and opens:
@@ -254,11 +255,11 @@ def _goes_on(body: Conversation, ignored: list[str]) -> bool:
     if wanted and (last.role != "assistant" or last.tool_calls):
         raise BadRequest("continue_final_message: the last message must be the assistant's, without tool_calls")
     if opens is False and last.role != "assistant":
-        ignored.append("add_generation_prompt")
+        ignored.add("add_generation_prompt")
     return wanted is not False and not opens
 
 
-def _message(message: ChatMessage, path: str, ignored: list[str], media: MediaReader, *, is_question: bool) -> Message:
+def _message(message: ChatMessage, path: str, ignored: Ignored, media: MediaReader, *, is_question: bool) -> Message:
     legacy(message.function_call, f"{path}.function_call")
     # Models know `system`; OpenAI has renamed it.
     role = "system" if message.role == "developer" else message.role

@@ -13,6 +13,7 @@ from uma.errors import BadRequest
 from uma.http.content import content_of, question_start, read_part, text_of
 from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES
+from uma.http.ignored import Ignored
 from uma.http.media import MediaReader
 from uma.http.openai_tools import checked_name, custom_arguments
 from uma.http.tools import Name, check_calls, past_call, with_names
@@ -82,7 +83,7 @@ class _Reasoning:
     status: Any = None
 
 
-def _thought(item: _Reasoning, path: str, ignored: list[str]) -> str:
+def _thought(item: _Reasoning, path: str, ignored: Ignored) -> str:
     """The text of an item of thinking: all of it where the item has that, else its summary."""
     name, parts = ("content", item.content) if item.content else ("summary", item.summary)
     return "\n".join(text_of(part.get("text"), f"{path}.{name}[{at}].text", ignored) for at, part in enumerate(parts))
@@ -130,7 +131,7 @@ def _add(
     item: Any,
     path: str,
     able: Capabilities,
-    ignored: list[str],
+    ignored: Ignored,
     media: MediaReader,
     *,
     is_question: bool,
@@ -158,7 +159,7 @@ def _add(
         else:
             turns.append(Message(role, text, media=seen))
     elif isinstance(kind, str) and _OF_HOSTED_TOOLS.fullmatch(kind):
-        ignored.append(path)
+        ignored.add(path)
     else:
         raise BadRequest(f"{path}: expected a message, a call or its output, not {show(item)}")
 
@@ -167,7 +168,7 @@ _OF_HOSTED_TOOLS = re.compile(r"\w+_call|\w+_call_output|tool_search_output|mcp_
 """Types of items about tools that run at OpenAI's: a conversation that began there has them."""
 
 
-def _past_call(item: Any, kind: str, path: str, ignored: list[str]) -> ToolCall:
+def _past_call(item: Any, kind: str, path: str, ignored: Ignored) -> ToolCall:
     """A call of an earlier answer, by the name that the model calls the tool."""
     if kind == "local_shell_call":
         shell = read_part(item, _ShellCall, path, ignored)

@@ -16,6 +16,7 @@ from uma.http.exchange import Exchange
 from uma.http.fields import DRAWN, Common, all_tokens, allowed_tokens, of_output, read, sampling, urgency
 from uma.http.gateway import Gateway
 from uma.http.generation import unless_gone
+from uma.http.ignored import Ignored
 from uma.http.logprobs import PendingLogprobs, entries, spelling
 from uma.http.openai import ERRORS
 from uma.http.openai_input import INPUT, messages_of
@@ -161,12 +162,12 @@ def _refuse(body: ResponsesBody) -> None:
             raise Unsupported(f"{name}: responses are not stored here; send the whole conversation as input")
 
 
-def _note_ignored(body: ResponsesBody, ignored: list[str]) -> None:
+def _note_ignored(body: ResponsesBody, ignored: Ignored) -> None:
     if body.text is not None and body.text.verbosity is not None:
-        ignored.append("text.verbosity")
+        ignored.add("text.verbosity")
     if body.reasoning is not None:
         body.reasoning.note_ignored(ignored)
-    ignored += [f"include.{each}" for each in body.include or () if each != LOGPROBS]
+    ignored.add_all(f"include.{each}" for each in body.include or () if each != LOGPROBS)
 
 
 def _logprobs(body: ResponsesBody, able: Capabilities) -> int | None:

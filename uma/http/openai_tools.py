@@ -21,6 +21,7 @@ from uma.constraints import Length, Text, show
 from uma.errors import BadRequest
 from uma.http.content import read_part
 from uma.http.exchange import Exchange
+from uma.http.ignored import Ignored
 from uma.http.tools import MAX_NAME, MAX_TOOLS, Function, Name, full_name
 from uma.types import Tool
 
@@ -46,7 +47,7 @@ class CustomBody:
     description: Annotated[str, Text()] | None = None
     format: dict[str, Any] | None = None
 
-    def tool(self, name: str, path: str, ignored: list[str]) -> Tool:
+    def tool(self, name: str, path: str, ignored: Ignored) -> Tool:
         """The tool as a function called `name`. Its grammar is named as ignored where it is no regular expression."""
         about = [self.description] if self.description else []
         text = {"type": "string"}
@@ -56,7 +57,7 @@ class CustomBody:
             try:
                 text["pattern"] = _pattern(syntax, definition)
             except NoPatternError:
-                ignored.append(f"{path}.format")
+                ignored.add(f"{path}.format")
             if "pattern" not in text or syntax == "lark":  # a model has read more of Lark than of what is made of it
                 about += [f"{INPUT} must follow this {syntax} grammar:\n{definition}"] if definition else []
         schema = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
@@ -125,7 +126,7 @@ def offered(bodies: Sequence[Any], http: Exchange) -> Offered:
 
 
 def _tools(
-    bodies: Sequence[Any], field: str, namespace: str | None, ignored: list[str]
+    bodies: Sequence[Any], field: str, namespace: str | None, ignored: Ignored
 ) -> Iterator[tuple[str, Called, Tool]]:
     for index, body in enumerate(bodies):
         path = f"{field}[{index}]"
@@ -148,7 +149,7 @@ def _tools(
                 yield place, called, attrs.evolve(tool, description=description)
                 about = ""
         elif isinstance(kind, str):
-            ignored.append(path)
+            ignored.add(path)
         else:
             raise BadRequest(f"{path}.type: expected a string, not {show(kind)}")
 

@@ -134,7 +134,7 @@ class HttpService:
                 await connection.run()
                 nursery.cancel_scope.cancel()
         except Exception as fault:  # noqa: BLE001  (whatever it is, it is this connection's alone)
-            log(logger, logging.ERROR, "http.connection_crashed", fault=fault)
+            lines.log(logger, logging.ERROR, "http.connection_crashed", fault=fault)
         finally:
             transport.link.close()
             self._connections.discard(connection)

@@ -65,7 +65,7 @@ def grammar_of(
         raise BadRequest(f"{found[1][0]}: is given beside {found[0][0]}; give one of them")
     if not found or tool_choice in ("auto", "none"):
         return found[0][1] if found else None
-    http.ignored.append(found[0][0])
+    http.ignored.add(found[0][0])
     return None
 
 

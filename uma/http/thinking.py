@@ -9,7 +9,9 @@ import attrs
 
 from uma.constraints import Range, show
 from uma.errors import BadRequest
+from uma.http.ignored import Ignored
 from uma.http.tools import Effort
+from uma.protocol.converter import field_name
 from uma.types import EFFORT_NAMES, EFFORTS, THINKING_BUDGET, THINKING_SWITCHES, Capabilities, ReasoningMode
 
 KWARGS = "chat_template_kwargs"
@@ -32,9 +34,9 @@ class ReasoningBody:
         """Whether there is to be thinking: a bound says so too."""
         return True if self.enabled is None and (self.max_tokens or 0) > 0 else self.enabled
 
-    def note_ignored(self, ignored: list[str]) -> None:
+    def note_ignored(self, ignored: Ignored) -> None:
         """Add to `ignored` what has no effect here."""
-        ignored += [f"reasoning.{name}" for name in ("summary", "exclude") if getattr(self, name)]
+        ignored.add_all(f"reasoning.{name}" for name in ("summary", "exclude") if getattr(self, name))
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -77,7 +79,7 @@ def _bounds(able: Capabilities) -> bool:
     return able.reasoning and "max_reasoning_tokens" in able.sampling_params
 
 
-def thinking(wish: Wish, able: Capabilities, ignored: list[str]) -> dict[str, Any]:
+def thinking(wish: Wish, able: Capabilities, ignored: Ignored) -> dict[str, Any]:
     """The fields of a `Request`: its `reasoning`, and variables of the template.
 
     A bound of thinking is for `max_reasoning_tokens`, and for a template that reads one too.
@@ -96,34 +98,34 @@ def thinking(wish: Wish, able: Capabilities, ignored: list[str]) -> dict[str, An
         elif name in able.template_variables:
             values[name] = value
         elif name != THINKING_BUDGET or wish.bound != value or not _bounds(able):
-            ignored.append(f"{KWARGS}.{name}")
+            ignored.add(f"{KWARGS}.{field_name(name)}")
     values |= _effort(wish, able, ignored)
     if wish.budget is not None:
         if THINKING_BUDGET in able.template_variables and wanted is not False:
             values[THINKING_BUDGET] = wish.budget
         elif wish.budget >= 0 and (wish.bound is None or not _bounds(able)):
-            ignored.append(wish.budget_field)
+            ignored.add(wish.budget_field)
     return {"reasoning": _mode(wanted, field, able, ignored), KWARGS: values or None}
 
 
-def _effort(wish: Wish, able: Capabilities, ignored: list[str]) -> dict[str, Any]:
+def _effort(wish: Wish, able: Capabilities, ignored: Ignored) -> dict[str, Any]:
     """The nearest word that the template takes, under the names that it reads."""
     if wish.effort in (None, "none"):
         return {}
     names = [name for name in EFFORT_NAMES if name in able.template_variables]
     words = [word for word in able.reasoning_efforts if word in EFFORTS]
     if not names or not words:
-        ignored.append(wish.effort_field)
+        ignored.add(wish.effort_field)
         return {}
     at = EFFORTS.index(wish.effort)
     word = next((word for word in words if EFFORTS.index(word) >= at), words[-1])
     return dict.fromkeys(names, word)
 
 
-def _mode(wanted: bool | None, field: str, able: Capabilities, ignored: list[str]) -> ReasoningMode | None:
+def _mode(wanted: bool | None, field: str, able: Capabilities, ignored: Ignored) -> ReasoningMode | None:
     is_switched = able.reasoning_switch or bool(THINKING_SWITCHES.keys() & set(able.template_variables))
     if wanted is None or not is_switched:
         if wanted and not able.reasoning:
-            ignored.append(field)
+            ignored.add(field)
         return ("off" if wanted is False else "auto") if able.reasoning else None
     return "on" if wanted else "off"

@@ -14,6 +14,7 @@ from uma import json_text
 from uma.chat.json_call import whole_members
 from uma.constraints import Json, Length, Text, show
 from uma.errors import BadRequest
+from uma.http.ignored import Ignored
 from uma.http.problem import Unsupported
 from uma.types import Capabilities, Message, Tool, ToolCall
 from uma.types.fields import MAX_MEMBERS
@@ -76,7 +77,7 @@ class Call:
 Calls = Annotated[tuple[Call, ...], Length(0, 128, "calls")]
 
 
-def past_call(id: str, name: str, arguments: str, path: str, ignored: list[str]) -> ToolCall:
+def past_call(id: str, name: str, arguments: str, path: str, ignored: Ignored) -> ToolCall:
     """A call of an earlier answer, whose `arguments` the body has at `path`.
 
     Where they are no JSON object, as those of a call that was cut off, the members that are whole are kept: templates
@@ -89,7 +90,7 @@ def past_call(id: str, name: str, arguments: str, path: str, ignored: list[str])
         is_object = False
     if is_object:
         return ToolCall(id, name, given)
-    ignored.append(path)
+    ignored.add(path)
     return ToolCall(id, name, whole_members(given) if given.startswith("{") else "{}")
 
 

@@ -59,12 +59,17 @@ def unknown_fields(value: Any, hint: Any, path: str = "") -> Iterator[str]:
     if hints is not None and isinstance(value, dict):
         for name, each in value.items():
             if name not in hints:
-                yield path + (name if name.isidentifier() and len(name) <= 60 else show(name))
+                yield path + field_name(name)
             elif isinstance(each, dict | list):
                 yield from unknown_fields(each, hints[name], f"{path}{name}.")
     elif item is not None and isinstance(value, list):
         for index, each in enumerate(value):
             yield from unknown_fields(each, item, f"{path.removesuffix('.')}[{index}].")
+
+
+def field_name(name: str) -> str:
+    """A member's name as messages write it: quoted and cut where it is no short identifier."""
+    return name if name.isidentifier() and len(name) <= 60 else show(name)
 
 
 @cache
