@@ -26,7 +26,7 @@ from uma.engine import Engine, open_engine
 from uma.engine.clock import now_ms
 from uma.engine.worker.cores import counters
 from uma.engine.worker.cores import watch as cores
-from uma.engine.worker.cores.counters import TICK_MS, Counters, runnable_threads, scheduled_ms, unused_ms
+from uma.engine.worker.cores.counters import TICK_MS, Counters, runnable_threads, unused_ms, waiting_ms
 from uma.engine.worker.cores.threads import CpuSample
 from uma.engine.worker.cores.watch import Neighbours, StallWatch, is_starved
 from uma.llama import backend
@@ -96,6 +96,32 @@ def by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuSample, "stolen", 0.0)
 
 
+class Kernel:
+    """What a kernel counts whose cores are never idle, of this process and its one thread."""
+
+    def __init__(self, proc: Path) -> None:
+        self.proc = proc
+        self.ran_ms = self.waited_ms = 0.0
+        self.add(1.0)
+
+    def add(self, ran_ms: float, waited_ms: float = 0.0) -> None:
+        """The thread ran and waited for so long more."""
+        self.ran_ms, self.waited_ms = self.ran_ms + ran_ms, self.waited_ms + waited_ms
+        schedstat = self.proc / "self" / "task" / "1" / "schedstat"
+        schedstat.parent.mkdir(parents=True, exist_ok=True)
+        schedstat.write_text(f"{int(self.ran_ms * 1e6)} {int(self.waited_ms * 1e6)} 1\n")
+        cpus = range(max(backend.affinity()) + 1)
+        (self.proc / "stat").write_text("".join(f"cpu{cpu} 0 0 0 0 0 0 0 0\n" for cpu in cpus))
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    """Counters that change as a test says, and no others."""
+    found = Kernel(tmp_path)
+    monkeypatch.setattr(time, "process_time", lambda: found.ran_ms / 1000)
+    return found
+
+
 @pytest.fixture
 def told_quota(monkeypatch: pytest.MonkeyPatch) -> SetQuota:
     """The quota is what this is told, whatever that of the control groups is; at first there is none."""
@@ -163,6 +189,7 @@ def test_under_a_quota_others_are_seen_by_what_they_use_of_it(
 
     def after_a_second(seconds: int) -> None:
         """Two threads that ran for two thirds of it, another program as well, and six of eight CPUs without work."""
+        monkeypatch.setattr(time, "process_time", lambda: seconds * 4 / 3)
         thread.joinpath("schedstat").write_text(f"{1 + seconds * 4 * 10**9 // 3} {seconds * 2 * 10**9 // 3} 1")
         idle = round(seconds * 6_000 / TICK_MS / 8)
         (tmp_path / "stat").write_text("".join(f"cpu{cpu} 0 0 0 {idle} 0\n" for cpu in range(8)))
@@ -180,13 +207,12 @@ def test_under_a_quota_others_are_seen_by_what_they_use_of_it(
     ("n_gpu_layers", "offload_kqv", "is_read"), [(-1, True, False), (-1, False, True), (2, True, True), (0, True, True)]
 )
 def test_where_a_gpu_computes_everything_no_counters_are_read(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, n_gpu_layers: int, offload_kqv: bool, is_read: bool
+    tiny: Path, kernel: Kernel, monkeypatch: pytest.MonkeyPatch, *, n_gpu_layers: int, offload_kqv: bool, is_read: bool
 ) -> None:
     monkeypatch.setattr(backend, "has_gpu", lambda: True)
-    write_counters(tmp_path, 1.0)
     params = ContextParams(n_ctx=256, offload_kqv=offload_kqv)
     with Model.load(tiny, n_gpu_layers=n_gpu_layers) as model, Context(model, params) as context:
-        watched = Neighbours(context, EngineMetrics(), proc=tmp_path)
+        watched = Neighbours(context, EngineMetrics(), proc=kernel.proc)
         samples, take = list[float](), Counters.take
 
         def noted(proc: Path, now: float) -> Counters | None:
@@ -242,7 +268,7 @@ def test_a_batch_whose_threads_wait_for_cores_is_broken_off_and_others_compute(
     counts = itertools.count()
     monkeypatch.setattr(cores, "LOOK_SEC", 0.001)
     monkeypatch.setattr(cores, "LEAST_MS", 0.0)
-    monkeypatch.setattr(counters, "scheduled_ms", lambda _: (1.0, 100.0 * next(counts)))
+    monkeypatch.setattr(counters, "waiting_ms", lambda _: {"1": 1e6 * next(counts)})
     params = ContextParams(n_ctx=16_384, n_batch=16_384, n_ubatch=64)
     with Model.load(tiny) as model, Context(model, params) as context:
         watch = StallWatch(context)
@@ -281,13 +307,13 @@ def test_where_others_are_suspected_a_batch_whose_threads_wait_is_broken_off_wha
     (tmp_path / "loadavg").write_text(f"0 0 0 {runnable}/90 1981\n")
     (tmp_path / "stat").write_text("".join(f"cpu{cpu} 0 0 0 {idle} 0\n" for cpu in range(max(backend.affinity()) + 1)))
     monkeypatch.setattr(cores, "CLOSE_MS", 1.0)
-    monkeypatch.setattr(counters, "scheduled_ms", lambda _: (1.0, 100.0 * next(counts)))
+    monkeypatch.setattr(counters, "waiting_ms", lambda _: {"1": 1e6 * next(counts)})
     with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=4096, n_batch=4096, n_ubatch=64)) as context:
         watch = StallWatch(context, proc=tmp_path)
         batch = Batch(4096)
         batch.add([1] * 4096, 0, 0, last_logits=True)
         with watch.watching():
-            watch.begin(now_ms(), math.inf, threads=2, since=Counters(0.0, 0.0, 0.0) if is_suspected else None)
+            watch.begin(now_ms(), math.inf, threads=2, since=Counters(0.0, 0.0) if is_suspected else None)
             assert context.decode(batch) == code
             assert watch.end() == (code == ABORTED)
 
@@ -296,7 +322,7 @@ async def test_batches_after_a_rest_that_others_used_are_watched_closely(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = list[Counters | None]()
-    rested = Counters(1.0, 2.0, 3.0)
+    rested = Counters(1.0, 2.0)
     begin = StallWatch.begin
 
     def watched(
@@ -338,7 +364,7 @@ def starving(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Stal
     counts, aborted = itertools.count(), threading.Event()
     monkeypatch.setattr(cores, "LOOK_SEC", 0.001)
     monkeypatch.setattr(cores, "LEAST_MS", 0.0)
-    monkeypatch.setattr(counters, "scheduled_ms", lambda _: (1.0, 100.0 * next(counts)))
+    monkeypatch.setattr(counters, "waiting_ms", lambda _: {"1": 1e6 * next(counts)})
     monkeypatch.setattr(Context, "request_retry", lambda _: aborted.set())
     with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256)) as context:
         watch = StallWatch(context)
@@ -390,11 +416,11 @@ def test_a_batch_that_begins_as_the_watch_goes_to_rest_is_looked_at(
 
 
 def test_only_threads_that_wait_for_cores_are_starved() -> None:
-    before = Counters(0.0, 10.0, 10.0, stolen_ms=10.0)
-    assert not is_starved(before, Counters(100.0, 110.0, 12.0, stolen_ms=10.0))
+    before = Counters(0.0, 10.0, {"1": 10.0}, stolen_ms=10.0)
+    assert not is_starved(before, Counters(100.0, 110.0, {"1": 12.0}, stolen_ms=10.0))
     assert not is_starved(before, before), "nothing ran and nothing waited"
-    assert is_starved(before, Counters(100.0, 60.0, 60.0, stolen_ms=10.0))
-    host_took = Counters(100.0, 60.0, 60.0, stolen_ms=40.0)
+    assert is_starved(before, Counters(100.0, 60.0, {"1": 60.0}, stolen_ms=10.0))
+    host_took = Counters(100.0, 60.0, {"1": 60.0}, stolen_ms=40.0)
     assert not is_starved(before, host_took), "the host took the core, not another program"
 
 
@@ -403,16 +429,46 @@ async def test_named_threads_are_the_most_that_compute(tiny: Path) -> None:
         assert engine.snapshot()["compute_threads"] == 1
 
 
-def test_the_kernels_counts_of_all_threads_are_added_up(tmp_path: Path) -> None:
+def test_how_long_each_thread_waited_is_what_the_kernel_counts(tmp_path: Path) -> None:
     for thread, counts in {"11": "3000000 1000000 5", "12": "2000000 500000 7"}.items():
         (tmp_path / "self" / "task" / thread).mkdir(parents=True)
         (tmp_path / "self" / "task" / thread / "schedstat").write_text(counts + "\n")
     (tmp_path / "self" / "task" / "13").mkdir()  # it ended while we looked
-    assert scheduled_ms(tmp_path) == (5.0, 1.5)
+    assert waiting_ms(tmp_path) == {"11": 1.0, "12": 0.5}
+
+
+def test_a_thread_that_ends_is_no_other_program(kernel: Kernel) -> None:
+    ended = kernel.proc / "self" / "task" / "2" / "schedstat"
+    ended.parent.mkdir()
+    ended.write_text("400000000 300000000 1")
+    before = Counters.take(kernel.proc, 0.0)
+    assert before is not None
+    ended.unlink()
+    kernel.add(100.0 * len(backend.affinity()))  # every core all the time
+    now = Counters.take(kernel.proc, 100.0)
+    assert now is not None
+    sample = now.since(before, wanted=2)
+    assert (sample.load, sample.share) == (0.0, 1.0)
+    assert not is_starved(before, now)
+
+
+def test_what_a_thread_has_run_still_counts_when_it_has_ended() -> None:
+    def run() -> None:
+        began = time.thread_time()
+        while time.thread_time() < began + 0.02:
+            pass
+
+    before = Counters.take(counters.PROC, 0.0)
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    now = Counters.take(counters.PROC, 100.0)
+    assert (before is None) == (now is None)
+    assert before is None or now is None or now.since(before, wanted=1).running_ms >= 20.0
 
 
 def test_without_the_kernels_counts_nothing_is_assumed(tmp_path: Path) -> None:
-    assert scheduled_ms(tmp_path / "missing") is None
+    assert waiting_ms(tmp_path / "missing") is None
     assert unused_ms(tmp_path / "missing", frozenset({0})) is None
     (tmp_path / "stat").write_text("cpu  1 2 3 4 5\nintr 7\n")
     assert unused_ms(tmp_path / "stat", frozenset({0})) is None
@@ -467,7 +523,7 @@ def test_a_machine_that_does_not_describe_its_cpus_computes_on_all_of_them(tmp_p
 
 @pytest.mark.skipif(len(backend.affinity()) < 2, reason="with one CPU there is no thread to give up")
 def test_programs_that_take_turns_with_the_engine_take_no_thread_from_it(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock_ms = 0.0
     monkeypatch.setattr(cores, "now_ms", lambda: clock_ms)
@@ -478,11 +534,10 @@ def test_programs_that_take_turns_with_the_engine_take_no_thread_from_it(
         nonlocal clock_ms
         clock_ms += wall_ms
         ran_ms = wall_ms * len(backend.affinity()) if computes else 0.0
-        write_counters(tmp_path, ran_ms)
+        kernel.add(ran_ms)
 
-    write_counters(tmp_path, 1.0)
     with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256, n_threads=0, n_threads_batch=0)) as context:
-        watched = Neighbours(context, metrics, proc=tmp_path)
+        watched = Neighbours(context, metrics, proc=kernel.proc)
         most = metrics.compute_threads
         for _ in range(5):
             pass_by(2_000, computes=False)
@@ -508,6 +563,7 @@ def test_programs_that_take_turns_with_the_engine_take_no_thread_from_it(
 def test_behind_a_rest_that_others_used_threads_that_wait_are_fewer_long_before_a_sample_is_due(
     tiny: Path,
     tmp_path: Path,
+    kernel: Kernel,
     told_quota: SetQuota,
     monkeypatch: pytest.MonkeyPatch,
     at_first: int,
@@ -518,10 +574,8 @@ def test_behind_a_rest_that_others_used_threads_that_wait_are_fewer_long_before_
     told_quota(2.0)
     clock_ms = 0.0
     monkeypatch.setattr(cores, "now_ms", lambda: clock_ms)
-    monkeypatch.setattr(time, "process_time", lambda: 0.0)
     monkeypatch.setattr(backend, "affinity", lambda: frozenset({0, 1}))
     (tmp_path / "loadavg").write_text(f"0 0 0 {at_first}/90 1981\n")
-    write_counters(tmp_path, 1.0)
     params = ContextParams(n_ctx=256, n_threads=2, n_threads_batch=2)
     with Model.load(tiny) as model, Context(model, params) as context:
         watched = Neighbours(context, EngineMetrics(), proc=tmp_path)
@@ -533,22 +587,21 @@ def test_behind_a_rest_that_others_used_threads_that_wait_are_fewer_long_before_
         # Behind a batch both threads that computed it are runnable.
         (tmp_path / "loadavg").write_text(f"0 0 0 {later}/90 1981\n")
         clock_ms += cores.CLOSE_MS
-        write_counters(tmp_path, *((27.0, 13.0) if waits else (40.0, 0.0)))
+        kernel.add(*((27.0, 13.0) if waits else (40.0, 0.0)))
         assert watched.before_batch() == threads
         assert (watched.suspected is None) == (at_first == 1 or threads == 1)
         clock_ms += cores.SAMPLE_MS
-        write_counters(tmp_path, cores.SAMPLE_MS * threads)
+        kernel.add(cores.SAMPLE_MS * threads)
         assert watched.before_batch() == threads
         assert watched.suspected is None
 
 
 @pytest.mark.skipif(len(backend.affinity()) < 2, reason="with one CPU there is no thread to give up")
 def test_while_its_threads_have_their_cores_counters_are_rarely_read_and_at_once_when_they_lose_one(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock_ms = used_ms = 0.0
+    clock_ms = 0.0
     monkeypatch.setattr(cores, "now_ms", lambda: clock_ms)
-    monkeypatch.setattr(time, "process_time", lambda: used_ms / 1000)
     monkeypatch.setattr(time, "thread_time", lambda: 0.0)
     samples = list[float]()
     take = Counters.take
@@ -561,17 +614,16 @@ def test_while_its_threads_have_their_cores_counters_are_rarely_read_and_at_once
 
     def compute(wall_ms: float, *, cores: float) -> int:
         """For so long, of which this process's threads had so many cores, and other programs the rest."""
-        nonlocal clock_ms, used_ms
+        nonlocal clock_ms
         for _ in range(int(wall_ms / 20)):
-            clock_ms, used_ms = clock_ms + 20, used_ms + 20 * cores
-            write_counters(tmp_path, 20 * cores)
+            clock_ms += 20
+            kernel.add(20 * cores)
             threads = watched.before_batch()
         return threads
 
-    write_counters(tmp_path, 1.0)
     most = len(backend.affinity())
     with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256, n_threads=most)) as context:
-        watched = Neighbours(context, EngineMetrics(), proc=tmp_path)
+        watched = Neighbours(context, EngineMetrics(), proc=kernel.proc)
         assert compute(5_000, cores=most) == most
         assert 5 <= len(samples) <= 8, "one a second"
         assert compute(900, cores=most) == most
@@ -584,12 +636,3 @@ def test_while_its_threads_have_their_cores_counters_are_rarely_read_and_at_once
         samples.clear()
         compute(20, cores=most)
         assert len(samples) == 1, "something has shown that the number is wrong"
-
-
-def write_counters(proc: Path, more_ms: float, waited_ms: float = 0.0) -> None:
-    """Counters of a kernel whose cores are never idle, after this process's one thread ran and waited so much more."""
-    counters = proc / "self" / "task" / "1" / "schedstat"
-    counters.parent.mkdir(parents=True, exist_ok=True)
-    ran_ns, waited_ns, _ = map(int, counters.read_text().split()) if counters.exists() else (0, 0, 0)
-    counters.write_text(f"{ran_ns + int(more_ms * 1e6)} {waited_ns + int(waited_ms * 1e6)} 1\n")
-    (proc / "stat").write_text("".join(f"cpu{cpu} 0 0 0 0 0 0 0 0\n" for cpu in range(max(backend.affinity()) + 1)))

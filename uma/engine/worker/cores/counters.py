@@ -1,8 +1,10 @@
-"""What Linux counts: for every thread how long it ran and waited for a core, for every core how long it was idle."""
+"""Linux's counts: how long this process ran, each of its threads waited for a core, and how long cores were idle."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
@@ -16,10 +18,12 @@ TICK_MS = 1000.0 / os.sysconf("SC_CLK_TCK")
 """The unit of /proc/stat."""
 
 
-def scheduled_ms(proc: Path = PROC) -> tuple[float, float] | None:
-    """How long all threads of this process ran, and waited for a core; None where the kernel does not count."""
-    running_ns = waiting_ns = 0
-    tasks = f"{proc}/self/task"
+def waiting_ms(proc: Path = PROC) -> dict[str, float] | None:
+    """How long each thread of this process was runnable without a core, by its id; None where the kernel does not
+    count.
+    """
+    found: dict[str, float] = {}
+    tasks, has_run = f"{proc}/self/task", False
     try:
         threads = os.listdir(tasks)  # noqa: PTH208  (a few times a second between two batches: paths take as long again)
     except OSError:
@@ -27,12 +31,12 @@ def scheduled_ms(proc: Path = PROC) -> tuple[float, float] | None:
     for thread in threads:
         try:
             with open(f"{tasks}/{thread}/schedstat", "rb", buffering=0) as file:  # noqa: PTH123
-                fields = file.read(64).split()
-            running_ns += int(fields[0])
-            waiting_ns += int(fields[1])
-        except (OSError, ValueError, IndexError):  # a thread that has just ended
+                running_ns, waiting_ns, *_ = file.read(64).split()
+            found[thread] = int(waiting_ns) / 1e6
+            has_run = has_run or int(running_ns) > 0
+        except (OSError, ValueError):  # a thread that has just ended
             continue
-    return (running_ns / 1e6, waiting_ns / 1e6) if running_ns else None
+    return found if has_run else None
 
 
 def runnable_threads(proc: Path = PROC) -> int:
@@ -71,9 +75,11 @@ class Counters:
 
     wall_ms: float
     running_ms: float
-    """Time of this process's threads on a core."""
-    waiting_ms: float
-    """Time for which they were runnable without one."""
+    """CPU time of this process, threads that have ended included."""
+    waiting_ms: Mapping[str, float] = attrs.field(factory=dict)
+    """Time for which each of its threads was runnable without a core, by the thread's id."""
+    assumed_waiting_ms: float = 0.0
+    """Time that counts as waited beside that: see `advanced`."""
     idle_ms: float | None = None
     """Time for which the cores had nothing to run, added up; None where the system has no count."""
     stolen_ms: float = 0.0
@@ -87,13 +93,25 @@ class Counters:
     def take(cls, proc: Path, now: float) -> Counters | None:
         """The counters of now; None where the system does not have them."""
         cpus = backend.affinity()
-        scheduled = scheduled_ms(proc)
-        if scheduled is None:
+        waiting = waiting_ms(proc)
+        if waiting is None:
             return None
+        # Not the sum over threads: one that has ended takes its part of it along, and what it ran would count as used
+        # by other programs.
+        running_ms = time.process_time() * 1000
         cores = backend.available_cores()
         quota_use = cgroup.quota_use() if cores < len(cpus) else None
         idle_ms, stolen_ms = unused_ms(proc / "stat", cpus) or (None, 0.0)
-        return cls(now, *scheduled, idle_ms, stolen_ms, cpus, cores, quota_use)
+        return cls(
+            wall_ms=now,
+            running_ms=running_ms,
+            waiting_ms=waiting,
+            idle_ms=idle_ms,
+            stolen_ms=stolen_ms,
+            cpus=cpus,
+            cores=cores,
+            quota_use=quota_use,
+        )
 
     def advanced(self, now: float, used_ms: float, wanted_ms: float) -> Counters:
         """An estimate of the counters at `now`: since these, this process has had `used_ms` of CPU time, where its
@@ -109,19 +127,20 @@ class Counters:
             self,
             wall_ms=now,
             running_ms=self.running_ms + used_ms,
-            waiting_ms=self.waiting_ms + max(0.0, wanted_ms - used_ms),
+            assumed_waiting_ms=self.assumed_waiting_ms + max(0.0, wanted_ms - used_ms),
             quota_use=quota_use,
         )
 
     def since(self, last: Counters, wanted: int) -> CpuSample:
-        """What happened since `last`. Threads that ended meanwhile took their counts along."""
+        """What happened since `last`. Of threads that have ended meanwhile nothing is known of how long they waited."""
+        waited_ms = sum(max(0.0, ms - last.waiting_ms.get(thread, 0.0)) for thread, ms in self.waiting_ms.items())
         is_known = self.cpus == last.cpus and self.idle_ms is not None and last.idle_ms is not None
         return CpuSample(
             wall_ms=self.wall_ms - last.wall_ms,
             cores=self.cores,
             most=wanted or backend.compute_cores(self.cpus),
             running_ms=max(0.0, self.running_ms - last.running_ms),
-            waiting_ms=max(0.0, self.waiting_ms - last.waiting_ms),
+            waiting_ms=max(0.0, waited_ms + self.assumed_waiting_ms - last.assumed_waiting_ms),
             idle_ms=max(0.0, (self.idle_ms or 0.0) - (last.idle_ms or 0.0)) if is_known else None,
             stolen_ms=max(0.0, self.stolen_ms - last.stolen_ms) if is_known else 0.0,
             quota_used_ms=self.quota_use.since(last.quota_use) if self.quota_use else None,

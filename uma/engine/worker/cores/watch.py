@@ -317,5 +317,4 @@ def is_starved(before: Counters, now: Counters) -> bool:
 
     Not where the host took time from a core: what runs there waits with it, and with fewer threads it would as well.
     """
-    running_ms, waiting_ms = now.running_ms - before.running_ms, now.waiting_ms - before.waiting_ms
-    return now.stolen_ms <= before.stolen_ms and running_ms < STARVED_SHARE * (running_ms + waiting_ms)
+    return now.stolen_ms <= before.stolen_ms and now.since(before, 1).share < STARVED_SHARE
