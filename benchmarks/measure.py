@@ -10,8 +10,8 @@ from statistics import median
 import attrs
 import psutil
 
+from benchmarks.experience import Experience
 from benchmarks.samples import Sample
-from uma.engine.delivery.pacing import Experience
 
 Measures = dict[str, float]
 

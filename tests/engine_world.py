@@ -121,7 +121,6 @@ def sequence_for(request: Request, tokens: Sequence[int], **fields: Any) -> Engi
         "lane": 0,
         "arrived_ms": 0.0,
         "target_ttft_ms": None,
-        "expected_ttft_ms": 2_000.0,
         "target_tbt_ms": 80.0,
         "credits": CREDITS,
         "account": Account(request.id, None, 0, "", 1, len(tokens), False, False, 0.0, {}, Totals()),

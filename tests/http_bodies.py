@@ -59,7 +59,7 @@ BODIES: dict[str, type[Any]] = {
     "/detokenize": llama_server.DetokenizeBody,
     "/apply-template": openai_chat.Conversation,
     **dict.fromkeys(("/embedding", "/embeddings"), llama_server_embeddings.EmbeddingBody),
-    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/v2/rerank"), RERANK),
+    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), RERANK),
     **dict.fromkeys(("/score", "/v1/score"), vllm_scores.ScoreBody),
     "/v1/chat/completions/control": running.ControlBody,
     "/v1/batches": batches.BatchBody,

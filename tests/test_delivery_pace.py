@@ -28,10 +28,10 @@ from uma import RuntimeConfig
 from uma.engine import Engine, open_engine
 from uma.engine.delivery import bell as bell_module
 from uma.engine.delivery import mailbox as mailbox_module
-from uma.engine.delivery.answers import AnswerGroup, AnswerPort, joined
+from uma.engine.delivery.answers import AnswerGroup, AnswerPort
 from uma.engine.delivery.bell import PipeBell
 from uma.engine.delivery.mailbox import Mailbox
-from uma.engine.delivery.pacing import Experience, reader_ms
+from uma.engine.delivery.pacing import reader_ms
 from uma.engine.delivery.stream import Lateness, RequestStream
 from uma.engine.policy import lead
 from uma.engine.policy.lead import longest_piece_ms, max_lead_ms, steps_before
@@ -183,28 +183,6 @@ def test_the_steps_before_a_piece_supply_every_reader_until_after_it(
     assert lead_ms + steps * pace >= 0.999 * (steps * step + TUNING.safety * piece + step)
     is_covered = TUNING.safety * piece + step <= max_lead_ms(pace)
     assert piece <= longest_piece_ms(lead_ms, pace, step, steps) + 1e-6 or not is_covered
-
-
-@given(st.lists(st.floats(0, 5_000), min_size=1).map(sorted))
-def test_quality_of_experience_is_one_exactly_where_no_token_was_late(times: list[float]) -> None:
-    experience = Experience(1_000.0, PACE_MS)
-    for at in times:
-        experience.had_token(at)
-    is_in_time = all(at <= 1_000.0 + index * PACE_MS for index, at in enumerate(times))
-    assert 0 <= experience.qoe <= 1
-    if is_in_time:
-        assert experience.qoe == 1
-    elif len(times) > 1 and max(at - 1_000.0 - index * PACE_MS for index, at in enumerate(times)) > 50:
-        assert experience.qoe < 1
-
-
-def test_a_stream_that_stops_for_a_while_is_worth_less() -> None:
-    even, frozen = Experience(0.0, PACE_MS), Experience(0.0, PACE_MS)
-    for index in range(20):
-        even.had_token(index * PACE_MS)
-        frozen.had_token(index * PACE_MS + (2_000 if index > 4 else 0))
-    assert even.qoe == 1
-    assert frozen.qoe < 0.75
 
 
 PROMPT = tokens_for(1, 12)
@@ -364,15 +342,6 @@ async def test_what_was_computed_ahead_for_several_answers_is_dropped_with_them(
     assert [(each.reason, each.completion_tokens) for each in last.answers] == [("cancelled", 1), ("cancelled", 0)]
 
 
-def test_several_answers_are_as_well_served_as_on_the_average() -> None:
-    drawn = [finished(1), finished(1)]
-    drawn = [
-        attrs.evolve(each, metrics=attrs.evolve(each.metrics, qoe=qoe))
-        for each, qoe in zip(drawn, (1, 0.5), strict=True)
-    ]
-    assert joined(ask(PROMPT, n=2), drawn).metrics.qoe == 0.75
-
-
 @pytest.mark.parametrize("targets", [(80.0, 0.0, 80.0), (40.0, 0.0, 80.0), (200.0, 0.0, 200.0), (200.0, 50.0, 50.0)])
 async def test_the_budget_follows_a_longer_target_unless_it_is_set(
     tiny: Path, targets: tuple[float, float, float]
@@ -402,8 +371,6 @@ async def test_a_stream_says_the_same_while_prompts_are_read(tiny: Path) -> None
         metrics = await settled(engine)
     assert tuple(ids) == by_itself.token_ids[: len(ids)]
     assert last is not None
-    assert 0 <= last.metrics.qoe <= 1
-    assert metrics["qoe_count"] == 2 + (last.reason == "length"), "of those that came to their end"
     assert metrics["piece_lead_ms_count"] > 0
 
 

@@ -66,17 +66,6 @@ def test_a_slot_is_gained_by_starting_and_lost_by_preemption_or_the_end_alone() 
                 assert (after not in HAS_SLOT) == (change in {Change.PREEMPT, Change.END})
 
 
-def test_a_request_s_last_event_tells_how_well_it_was_served() -> None:
-    """Its QoE is that of its tokens' times, and of its own target."""
-    qoe = []
-    for every_ms in (80.0, 81.0, 160.0):
-        sequence = sequence_for(ask(max_tokens=20), tokens_for(1, 8), target_tbt_ms=80.0)
-        for number in range(20):
-            sequence.had_token(2_000.0 + number * every_ms)  # the first is due then
-        qoe.append(sequence.metrics(9_000.0).qoe)
-    assert qoe[0] == 1 > qoe[1] > 0.95 > qoe[2] > 0
-
-
 @given(st.lists(st.sampled_from(Change), max_size=30))
 def test_after_its_end_nothing_happens_to_a_sequence(changes: list[Change]) -> None:
     sequence = make_sequence()

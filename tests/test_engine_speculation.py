@@ -282,6 +282,6 @@ async def test_what_another_sequence_went_on_with_is_drafted_and_a_next_turn_is_
     frames = {version: encode_event(EosEvent.of(again), version)[HEADER_BYTES:] for version in SUPPORTED}
     newest, oldest = json.loads(frames["1.1"])["metrics"], json.loads(frames["1.0"])["metrics"]
     assert newest["speculation"] == attrs.asdict(again.metrics.speculation)
-    assert oldest == {name: each for name, each in newest.items() if name not in ("speculation", "qoe")}
+    assert oldest == {name: each for name, each in newest.items() if name != "speculation"}
     assert next_turn.usage.cached_tokens >= 79
     assert plain["draft_tokens_total"] == 0

@@ -39,7 +39,7 @@ def test_a_snapshot_is_flat_and_json_can_carry_it() -> None:
     snapshot = metrics.snapshot()
     assert json.loads(json.dumps(snapshot)) == snapshot
     nested = {name for name, value in snapshot.items() if isinstance(value, dict)}
-    names = ("ttft_ms", "inter_token_ms", "decode_ms", "batch_size", "piece_lead_ms", "qoe")
+    names = ("ttft_ms", "inter_token_ms", "decode_ms", "batch_size", "piece_lead_ms")
     assert nested == {f"{name}_buckets" for name in names}
     assert snapshot["kv_cells_total"] == 512
     assert (snapshot["batch_calls_total"], snapshot["last_batch_size"], snapshot["decode_ms_last"]) == (1, 7, 3.5)

@@ -287,7 +287,7 @@ def test_a_session_of_version_1_0_sees_what_it_always_saw() -> None:
     assert asked.request.sampling == SamplingParams()
     assert sorted(asked.warnings) == ["grammar: unknown field, ignored", "n: unknown field, ignored"]
     end = finished("a", stop_string="x", text="y")
-    metrics = attrs.evolve(end.metrics, qoe=0.5, speculation=Speculation(3, 2, 1.0))
+    metrics = attrs.evolve(end.metrics, speculation=Speculation(3, 2, 1.0))
     end = attrs.evolve(end, usage=attrs.evolve(end.usage, reasoning_tokens=1), metrics=metrics)
     last = json.loads(session.relay(end)[HEADER_BYTES:])
     assert set(last) == {"event", "id", "reason", "usage", "metrics", "seed", "text", "warnings"}

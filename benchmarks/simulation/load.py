@@ -6,9 +6,9 @@ import random
 
 import attrs
 
+from benchmarks.experience import Experience
 from benchmarks.simulation.machines import Machine
 from benchmarks.simulation.rows import PlainRow
-from uma.engine.delivery.pacing import Experience
 
 TARGET_TTFT_MS = {1: 2_000.0, 0: None, -1: None}
 """By lane, what a request asks for its first token."""

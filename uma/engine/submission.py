@@ -217,7 +217,6 @@ class Submission:
             lane=request.priority,
             arrived_ms=arrived_ms,
             target_ttft_ms=request.slo.target_ttft_ms,
-            expected_ttft_ms=request.slo.target_ttft_ms or self._config.slo_ttft_ms,
             target_tbt_ms=request.slo.target_tbt_ms or self._config.slo_tbt_ms,
             has_own_target=request.slo.target_tbt_ms is not None,
             credits=CREDITS,

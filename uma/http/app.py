@@ -126,7 +126,6 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("POST", "/reranking", llama_server_embeddings.rerank),
     ("POST", "/v1/rerank", llama_server_embeddings.rerank),
     ("POST", "/v1/reranking", llama_server_embeddings.rerank),
-    ("POST", "/v2/rerank", llama_server_embeddings.rerank),
     ("POST", "/score", vllm_scores.score),
     ("POST", "/v1/score", vllm_scores.score),
 )

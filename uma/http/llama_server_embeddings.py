@@ -1,4 +1,4 @@
-"""llama-server's embeddings and rankings: `POST /embedding`, and `/rerank` in Jina's form or that of TEI."""
+"""llama-server's embeddings and rankings: `POST /embedding`, and `/rerank` in Jina's form."""
 
 from __future__ import annotations
 
@@ -82,40 +82,31 @@ Documents = Annotated[tuple[Annotated[str, Text()], ...], Length(1, MAX_TEXTS, "
 
 @attrs.frozen(kw_only=True)
 class RerankBody:
-    """`POST /rerank`. With `documents` it is Jina's, with `texts` that of Hugging Face's TEI."""
+    """Body of `POST /rerank`, as Jina and llama-server have it."""
 
     query: Annotated[str, Length(1), Text()]
-    documents: Documents | None = None
-    texts: Documents | None = None
+    documents: Documents
     model: str | None = None
     top_n: Annotated[int, Range(1)] | None = None
     return_documents: bool | None = None
-    """Jina's: each result with its document."""
-    return_text: bool | None = None
-    """TEI's: each result with its text."""
+    """Whether each result has its document."""
     priority: Lane | None = None
 
 
 async def rerank(gateway: Gateway, http: Exchange) -> None:
     """`POST /rerank`: the documents, best first."""
     body, model, request = await http.built(partial(_rerank, gateway, http))
-    with errors_naming("documents" if body.texts is None else "texts"):
+    with errors_naming("documents"):
         found = await gateway.compute(http, request, gateway.source.rerank, lambda ranking: ranking.prompt_tokens)
-    await http.answer_json(_as_jina(found, model, body) if body.texts is None else _as_tei(found, body))
+    await http.answer_json(_as_jina(found, model, body))
 
 
 def _rerank(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> tuple[RerankBody, str, RerankRequest]:
     body = read(fields, RerankBody, http)
     model = gateway.names.check(body.model, http)
-    if (body.documents is None) == (body.texts is None):
-        raise BadRequest("documents: give either documents or texts")
     abilities.rerank(gateway.source.info.capabilities)
-    documents = body.documents or body.texts or ()
-    if body.return_text is not None and body.texts is None:
-        http.ignored.add("return_text")
-    if body.return_documents is not None and body.documents is None:
-        http.ignored.add("return_documents")
-    request = RerankRequest(http.id, body.query, documents, top_n=body.top_n, priority=lane_alone(body.priority, http))
+    priority = lane_alone(body.priority, http)
+    request = RerankRequest(http.id, body.query, body.documents, top_n=body.top_n, priority=priority)
     return body, model, request
 
 
@@ -134,11 +125,3 @@ def _as_jina(found: Ranking, model: str, body: RerankBody) -> dict[str, Any]:
             for each in found.results
         ],
     }
-
-
-def _as_tei(found: Ranking, body: RerankBody) -> list[dict[str, Any]]:
-    texts = body.texts if body.return_text else None
-    return [
-        {"index": each.index, "score": each.score, **({} if texts is None else {"text": texts[each.index]})}
-        for each in found.results
-    ]

@@ -39,7 +39,6 @@ HELP = {
     "tokens_late_total": "Tokens that came later after the one before than a quarter over their target.",
     "tokens_dropped_total": "Tokens computed ahead for readers that cancelled before their time came.",
     "piece_lead_ms": "Milliseconds that readers could go on for when a piece of a prompt was planned.",
-    "qoe": "Quality of experience of streamed answers, 0 to 1 (arXiv 2404.16283).",
     "batch_size": "Tokens of one llama_decode call.",
 }
 """Help texts of the figures that people watch; the names of the others say enough."""

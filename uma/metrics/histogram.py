@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 MS_BOUNDS = (1, 2, 5, 10, 20, 30, 50, 80, 120, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000)
-SHARE_BOUNDS = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1)
 SIZE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from uma.metrics.histogram import MS_BOUNDS, SHARE_BOUNDS, SIZE_BOUNDS, Histogram
+from uma.metrics.histogram import MS_BOUNDS, SIZE_BOUNDS, Histogram
 
 EWMA_WEIGHT = 0.1
 """Weight of the newest tick in `decode_ms_ewma`."""
@@ -119,8 +119,6 @@ class EngineMetrics:
     decode_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
     piece_lead_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
     """`lead_ms` at each piece of a prompt that was planned beside decoding rows."""
-    qoe: Histogram = attrs.field(factory=lambda: Histogram(SHARE_BOUNDS))
-    """Each streamed answer's quality of experience (`RequestMetrics.qoe`), of those that came to their end."""
     batch_size: Histogram = attrs.field(factory=lambda: Histogram(SIZE_BOUNDS))
     cache: CacheMetrics = attrs.field(factory=CacheMetrics)
 

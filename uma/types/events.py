@@ -53,9 +53,6 @@ class RequestMetrics:
     """Completion tokens after the first, over `decode_ms`."""
     decode_iterations: int
     """Batches that computed one of its tokens, prefill chunks included."""
-    qoe: float = 1.0
-    """Quality of experience from 0 to 1, as Andes (arXiv 2404.16283) defines it: 1 where the reader, at the pace of
-    `target_tbt_ms` from `target_ttft_ms` on, never waited for a token."""
     speculation: Speculation | None = None
     """Where tokens were drafted."""
 

@@ -9,7 +9,6 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from statistics import mean
 
 import attrs
 
@@ -180,11 +179,10 @@ def _mean_logprob(finished: Finished) -> float:
 
 
 def _metrics(each: Sequence[RequestMetrics]) -> RequestMetrics:
-    """How they were served together: the first one's way to its first token, all of their decoding, their mean QoE."""
+    """How they were served together: the first one's way to its first token, all of their decoding."""
     return attrs.evolve(
         each[0],
         decode_ms=max(one.decode_ms for one in each),
-        qoe=mean(one.qoe for one in each),
         batch_size=max(one.batch_size for one in each),
         tokens_per_second=round(sum(one.tokens_per_second for one in each), 2),
         decode_iterations=max(one.decode_iterations for one in each),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from uma.engine.delivery.outbox import Outbox
-from uma.engine.delivery.pacing import Beat, due_ms, reader_ms, uniform_steps
+from uma.engine.delivery.pacing import due_ms, reader_ms, uniform_steps
 from uma.engine.worker.sampling import Sampled
 from uma.engine.worker.sequence import PromptReport, Sequence
 from uma.engine.worker.status import Change, Status
@@ -33,7 +33,6 @@ class Output:
         self._vocab = vocab
         self._metrics = metrics
         self._outbox = outbox
-        self._beat = Beat()
         self.pace_ms = 0.0
         """Minimum time between two tokens that a reader is given; 0: each as it comes. The plan in force says so."""
 
@@ -66,7 +65,7 @@ class Output:
             text += sequence.text.finish()
         given_ms = now_ms
         if sequence.is_paced:
-            given_ms = reader_ms(sequence.last_token_ms, now_ms, self.pace_ms, self._beat)
+            given_ms = reader_ms(sequence.last_token_ms, now_ms, self.pace_ms)
         self._count(sequence, given_ms)
         self._give(sequence, sampled, text, now_ms)
         if sampled.is_end or sequence.text.stopped:

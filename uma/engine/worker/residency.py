@@ -299,8 +299,6 @@ class Residency:
             self._pool.truncate(sequence.holding, sequence.computed)
 
     def _count_end(self, sequence: Sequence, event: Finished | UmaError) -> None:
-        if isinstance(event, Finished) and event.reason != "cancelled" and sequence.has_reader:
-            self._metrics.qoe.observe(event.metrics.qoe)
         if sequence.index:  # it is its request that is counted
             return
         reason = event.reason if isinstance(event, Finished) else "error"

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uma.engine.delivery.detokenize import TextStream
-from uma.engine.delivery.pacing import Experience, hold_ms
+from uma.engine.delivery.pacing import hold_ms
 from uma.engine.kv.pictures import PictureRun, position_of
 from uma.engine.kv.pool import Holding
 from uma.engine.kv.snapshots import Snapshot
@@ -108,8 +108,6 @@ class Sequence:
     lane: int
     arrived_ms: float
     target_ttft_ms: float | None
-    expected_ttft_ms: float
-    """What `experience` takes for `target_ttft_ms` where the request has none: the engine's own target."""
     target_tbt_ms: float
     credits: int
     """Events for which the reader has space; at 0 the sequence pauses."""
@@ -161,7 +159,6 @@ class Sequence:
     last_token_ms: float = 0.0
     last_gap_ms: float = 0.0
     """Time between its last two tokens."""
-    experience: Experience = attrs.field(init=False)
     """How well its reader was served, token by token."""
     cells: int = 0
     """KV cells that preempting it would free; current only where the scheduler has to know."""
@@ -226,7 +223,6 @@ class Sequence:
         self.is_plain = not (self.is_constrained or self.wants_logprobs or self.thinking)
         self.forces = not self.wants_logprobs
         self.hold_ms = hold_ms(self.target_tbt_ms, is_streamed=self.has_reader)
-        self.experience = Experience(self.arrived_ms + self.expected_ttft_ms, self.target_tbt_ms)
         self.account.served = self
 
     def change(self, change: Change) -> None:
@@ -351,7 +347,6 @@ class Sequence:
         self.last_token_ms = now_ms
         if self.last_gap_ms > self.account.worst_gap_ms:
             self.account.worst_gap_ms, self.account.worst_gap_token = self.last_gap_ms, self.generated - 1
-        self.experience.had_token(now_ms)
         if self.generated == 1:
             self.first_token_ms = now_ms
 
@@ -378,7 +373,6 @@ class Sequence:
             ttft_ms=round(first - self.arrived_ms, 3) if first else 0.0,
             batch_size=self.largest_batch,
             tokens_per_second=round((self.generated - 1) * 1000 / decode_ms, 2) if decode_ms > 0 else 0.0,
-            qoe=self.experience.qoe,
             decode_iterations=self.iterations,
             speculation=self._speculation(),
         )
