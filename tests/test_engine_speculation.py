@@ -125,6 +125,21 @@ async def test_drafts_change_no_token_no_text_and_no_log_probability(tmp_path: P
     assert not any(each.finished.metrics.speculation for each in expected)
 
 
+@pytest.mark.parametrize("name", ["attention", *WITH_STATES])
+async def test_drafts_of_unequal_length_in_one_step_change_nothing(tmp_path: Path, name: str) -> None:
+    """Where sequences have ended and others begun, llama.cpp moves states as it computes rows of unequal length."""
+    letters = {str(token): 20.0 for token in range(97, 105)}
+    asked = [ask(tokens_for(seed, 100), 20 + seed * 7 % 40, logit_bias=letters) for seed in range(24)]
+    config = config_for(model_of(tmp_path, name), **COLD, kv_unified="on", n_ctx=8_192, max_sequences=8)
+    async with open_engine(config) as engine:
+        expected = await alone(engine, asked)
+    async with open_engine(attrs.evolve(config, speculate="always")) as engine:
+        got = await answers(engine, asked)
+        counters = await settled(engine)
+    assert [each.token_ids for each in got] == [each.token_ids for each in expected]
+    assert 0 < counters["draft_accepted_total"] < counters["draft_tokens_total"]
+
+
 @pytest.mark.parametrize("name", WITH_STATES)
 @pytest.mark.parametrize("layout", ["on", "off"])
 async def test_behind_drafts_the_next_turns_of_several_begin_with_the_right_state(

@@ -11,7 +11,8 @@ sequences begin at checkpoints, as with recurrent states.
 
 Of some architectures llama.cpp keeps the states of the last tokens of a batch too, so that a draft can be cut off
 (`ContextParams.rolled_back`). It says that it has gone back where that was another batch's, or where the state was
-moved since, and then it has not. So here only tokens of the batch just computed are cut off so (`cut_last`).
+moved since, and then it has not. A later piece (ubatch) of the same batch can move it too. So here only tokens of the
+batch just computed are cut off so (`cut_last`), and that has one piece (`ModelRunner.verify`).
 """
 
 from __future__ import annotations

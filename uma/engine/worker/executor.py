@@ -162,14 +162,18 @@ class Executor:
             yield Result(rows, given, step.at_ms)
 
     def _verify(self, drafts: Drafts) -> Iterator[Results]:
-        """Decode rows with drafts. A batch that fails is computed again without them, and takes the ladder there."""
-        outcome, given, at_ms = self._runner.verify(drafts)
-        rows = [sequence for sequence, _ in drafts.rows]
-        if outcome.is_done:
-            yield [Result(rows, given, at_ms)]
-        elif not self._context.is_ended:
-            rows = [each for each in rows if outcome.code == NO_ROOM or self._cut_back(each, outcome)]
-            yield from self._decode_at_once([] if self._is_given_up(outcome) else rows, ONE_STEP, learns=False)
+        """Decode rows with drafts. Those of a batch that fails, and those behind it, are computed again without them,
+        and take the ladder there.
+        """
+        outcome, verified, given, at_ms = self._runner.verify(drafts)
+        if verified:
+            yield [Result(verified, given, at_ms)]
+        if outcome.is_done or self._context.is_ended:
+            return
+        left = [sequence for sequence, _ in drafts.rows if sequence not in verified]
+        self._restart_others(left, outcome)
+        left = [each for each in left if outcome.code == NO_ROOM or self._cut_back(each, outcome)]
+        yield from self._decode_at_once([] if self._is_given_up(outcome) else left, ONE_STEP, learns=False)
 
     def _decode_several(self, sequences: list[Sequence]) -> Iterator[Results]:
         """Decode rows of which some were given several tokens at once."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
-from itertools import takewhile
+from itertools import groupby, takewhile
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from uma.engine.recorder import DECODE, Recorder
 from uma.engine.worker.commands import Commands
 from uma.engine.worker.cores.watch import Neighbours, StallWatch
 from uma.engine.worker.drafts.policy import saved_ms
-from uma.engine.worker.drafts.speculator import Drafts
+from uma.engine.worker.drafts.speculator import Draft, Drafts
 from uma.engine.worker.sampling import Given, Sampling
 from uma.engine.worker.sequence import PlacedPicture, Sequence, being_computed
 from uma.engine.worker.status import Change, Status
@@ -70,6 +70,18 @@ class Outcome(NamedTuple):
     def is_done(self) -> bool:
         """Whether all of it was computed."""
         return self.code == DONE
+
+
+class Verified(NamedTuple):
+    """What became of drafts."""
+
+    outcome: Outcome
+    """That of the last batch."""
+    sequences: list[Sequence]
+    """Rows of the batches before one that failed."""
+    given: list[Given]
+    """Their next tokens."""
+    at_ms: float
 
 
 class Decoding:
@@ -330,21 +342,56 @@ class ModelRunner:
             self._trace.batch("decode", tokens, len(work), outcome.took_ms, self._pool.used_cells)
         return outcome
 
-    def verify(self, drafts: Drafts) -> tuple[Outcome, list[Given], float]:
-        """A row's last token and its draft, for each row in one batch: the tokens that the row would have been given
-        without a draft, as many as can be known. Booked, and memory behind them is cut off. Also returns when.
+    def verify(self, drafts: Drafts) -> Verified:
+        """A row's last token and its draft, for each row: the tokens that the row would have been given without a
+        draft, as many as can be known. Booked, and memory behind them is cut off. Ends with a batch that fails.
         """
         rows, drafting, spent_ms = drafts
         tokens = sum(1 + len(draft) for _, draft in rows)
         self._pool.make_room(tokens)
+        self._outbox.flush_due(now_ms() + drafting.batch_ms)
+        verified, given, took_ms, outcome = list[Draft](), list[Given](), 0.0, Outcome(DONE, 0.0)
+        for together in self._cut_together(rows):
+            outcome, given_together = self._verify_together(together)
+            took_ms += outcome.took_ms
+            if not outcome.is_done:
+                break
+            verified += together
+            given += given_together
+        else:
+            self._cost.observe_verify(tokens, self._pool.used_cells, took_ms)
+        for (sequence, draft), tokens_given in zip(verified, given, strict=True):
+            sequence.was_in_batch(len(rows))
+            if draft:
+                count = len(tokens_given) if isinstance(tokens_given, tuple) else 0
+                spared_ms = saved_ms(count, drafting, spent_ms + took_ms)
+                sequence.saved_ms += spared_ms
+                self._metrics.draft_saved_ms_total += spared_ms
+        return Verified(outcome, [sequence for sequence, _ in verified], given, now_ms())
+
+    def _cut_together(self, rows: list[Draft]) -> Iterator[list[Draft]]:
+        """The same rows as batches that llama.cpp computes in one piece (a ubatch), where they have a state.
+
+        It takes rows of unequal length apart, and each piece can move the states of rows outside of it: but not those
+        of their last tokens, which a draft is cut off with. Once it is cut off, a state is moved as it should be.
+        """
+        if not self._pool.cells.has_states:
+            yield rows
+            return
+        for length, group in groupby(sorted(rows, key=_draft_length), _draft_length):
+            equal, most = list(group), max(1, self._context.n_ubatch // (1 + length))
+            for start in range(0, len(equal), most):
+                yield equal[start : start + most]
+
+    def _verify_together(self, rows: list[Draft]) -> tuple[Outcome, list[Given]]:
+        tokens = sum(1 + len(draft) for _, draft in rows)
         self._batch.clear()
         for sequence, draft in rows:
             self._batch.add_run([sequence.tokens[-1], *draft], sequence.next_position, _seq_id(sequence))
-        self._outbox.flush_due(now_ms() + drafting.batch_ms)
         sequences = [sequence for sequence, _ in rows]
         outcome = self._compute(sequences, sequences, drafts=[draft for _, draft in rows])
         if not outcome.is_done:
-            return outcome, [], 0.0
+            return outcome, []
         took_ms = outcome.took_ms
         given, at_ms = self.sampling.verify(rows), now_ms()
         self._totals.steps_ms += took_ms
@@ -353,16 +400,9 @@ class ModelRunner:
             self._record(recorder, "verify", took_ms, [sequence.request.id for sequence, _ in rows], at_ms)
         for (sequence, draft), tokens_given in zip(rows, given, strict=True):
             self._book_draft(sequence, draft, tokens_given)
-            sequence.was_in_batch(len(rows))
-            if draft:
-                count = len(tokens_given) if isinstance(tokens_given, tuple) else 0
-                spared_ms = saved_ms(count, drafting, spent_ms + took_ms)
-                sequence.saved_ms += spared_ms
-                self._metrics.draft_saved_ms_total += spared_ms
         self._metrics.tick(tokens, took_ms)
-        self._cost.observe_verify(tokens, self._pool.used_cells, took_ms)
         self._trace.batch("verify", tokens, len(rows), took_ms, self._pool.used_cells)
-        return outcome, given, at_ms
+        return outcome, given
 
     def _book_draft(self, sequence: Sequence, draft: list[int], given: Given) -> None:
         """Count a row's last token and the part of its draft that held; forget the rest."""
@@ -578,3 +618,7 @@ def reads_logits(sequence: Sequence) -> bool:
 def _seq_id(sequence: Sequence) -> int:
     assert sequence.holding is not None
     return sequence.holding.seq_id
+
+
+def _draft_length(draft: Draft) -> int:
+    return len(draft.tokens)
