@@ -1,16 +1,21 @@
-"""What one client may do to another's requests: nothing by asking for much."""
+"""What one client may do to another's requests: nothing by asking for much, and it is forgotten once it has gone."""
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
 import trio
-from engine_world import ask, config_for, tokens_for
+import trio.testing
+from engine_world import answer, ask, config_for, tokens_for
 
 from harness import PATIENCE_SEC
 from uma import open_engine
+from uma.client import connect
 from uma.net.client import CLIENT
+from uma.server.connection import Connection
+from uma.server.server import Server
 from uma.types import Token
 
 PROMPT_TOKENS = 200
@@ -37,3 +42,20 @@ async def test_a_program_s_prompts_do_not_stand_before_another_client_s_one(tiny
                 nursery.start_soon(read, "editor", "editor", 99)
     assert len(began) == 11
     assert began.index("editor") <= 3, began
+
+
+async def test_connections_that_have_gone_are_no_longer_in_memory_while_another_s_stream_runs(
+    tiny: Path, socket_dir: Path
+) -> None:
+    config = config_for(tiny, socket=str(socket_dir / "s"))
+    async with open_engine(config) as engine, trio.open_nursery() as nursery:
+        await nursery.start(Server(engine, config).serve)
+        with trio.fail_after(PATIENCE_SEC):
+            async with engine.generate(ask(tokens_for(1, 20), 1_900, id="lasting")):
+                for number in range(5):
+                    async with connect(config.socket) as client:
+                        await answer(client, ask(tokens_for(number, 20), 3))
+                while any(isinstance(each, Connection) for each in gc.get_objects()):
+                    await trio.testing.wait_all_tasks_blocked()
+                    gc.collect()
+        nursery.cancel_scope.cancel()

@@ -21,7 +21,7 @@ from harness import PATIENCE_SEC, frame
 from models import write_model
 from uma import Message, Request, SamplingParams, open_engine
 from uma.engine import Engine
-from uma.engine.intake.lanes import LaneLimiter
+from uma.engine.intake.lanes import MAX_FLOWS, LaneLimiter
 from uma.engine.intake.prompt import MAX_PREPARING_BYTES
 from uma.engine.kv.disk import FOLDER, DiskTier
 from uma.errors import Overloaded, PromptTooLarge, ShuttingDown
@@ -282,6 +282,16 @@ async def test_within_a_lane_clients_take_turns_by_what_their_work_costs() -> No
     first, rest = order[:3], order[3:]
     assert first == ["flood", "other", "heavy"]
     assert rest == ["flood", "other", "flood", "flood", "heavy", "flood", "flood"]
+
+
+async def test_clients_that_come_and_go_are_forgotten_although_a_slot_is_always_held() -> None:
+    lanes = LaneLimiter(2)
+    lanes.acquire_nowait(0)
+    for number in range(3 * MAX_FLOWS):
+        CLIENT.set(number)
+        async with lanes.slot(0):
+            pass
+    assert len(lanes) <= MAX_FLOWS
 
 
 async def test_work_that_a_client_cancels_costs_it_no_turn() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from policy_world import Machine, World, make_row
 
 from uma.engine.policy.order import in_order
-from uma.engine.policy.state import Shares
+from uma.engine.policy.state import MAX_PAST, Shares
 
 BATCH = 512
 
@@ -108,3 +108,26 @@ def test_nothing_is_remembered_of_clients_once_nobody_waits() -> None:
     share.was_given(1_000)
     shares.left(share)
     assert shares.came("one").level == 0.0
+
+
+def test_fifty_thousand_clients_that_come_and_go_beside_a_lasting_stream_leave_little_behind() -> None:
+    shares = Shares()
+    lasting = shares.came("lasting")
+    for number in range(50_000):
+        share = shares.came(("127.0.0.1", number))
+        share.was_read(50)
+        share.was_given(40)
+        shares.left(share)
+    assert len(shares) <= MAX_PAST + 1
+    shares.left(lasting)
+    assert len(shares) == 0
+
+
+def test_a_client_that_returns_at_once_has_had_what_it_had() -> None:
+    shares = Shares()
+    shares.came("lasting").was_read(100)
+    greedy = shares.came("greedy")
+    greedy.was_given(5_000)
+    shares.left(greedy)
+    assert shares.came("greedy").level == 5_100
+    assert shares.came("new").level == 100

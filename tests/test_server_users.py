@@ -88,6 +88,22 @@ def test_bounds_that_change_hold_from_the_next_request_on(bounds: Path, bounded:
     assert "event=socket.users" in bounded.log.text
 
 
+def test_a_bound_that_a_user_is_given_holds_in_sessions_that_are_open(
+    bounds: Path, socket_dir: Path, tiny: Path
+) -> None:
+    bounds.write_text("[nobody]\nmax_tokens = 1\n")
+    with (
+        running_server(socket_dir / "s", "--model", str(tiny), "--socket-users", str(bounds)) as server,
+        server.connect() as raw,
+    ):
+        raw.hello()
+        raw.send(ask("free", max_tokens=9))
+        assert raw.last_of("free")["reason"] == "length"
+        bounds.write_text("[others]\nmax_tokens = 3\n")
+        raw.send(ask("bounded", max_tokens=9))
+        assert "may generate 3 at most" in raw.last_of("bounded")["message"]
+
+
 def test_a_user_is_told_its_own_limits(bounded: ServerProcess) -> None:
     with bounded.connect() as raw:
         limits = raw.hello(versions=["1.1"])["limits"]

@@ -316,8 +316,9 @@ class _Entrance:
             return
         http.account = self.access.account(http) if ACCOUNT not in http.scope else http.scope[ACCOUNT]
         peer = http.scope.get("client")
-        http.owner = http.account or (machine_at(peer[0]) if peer else THIS_MACHINE)
-        CLIENT.set(http.account or (client_at(*peer) if peer else None))
+        holder = ("key", http.account.name) if http.account else None
+        http.owner = holder or (machine_at(peer[0]) if peer else THIS_MACHINE)
+        CLIENT.set(holder or (client_at(*peer) if peer else None))
         key = f"key {http.account.name}" if http.account else None
         ORIGIN.set(origin(_endpoint(http.path), key, _program(http)))
         TRACEPARENT.set(http.header(b"traceparent") or "")

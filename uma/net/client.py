@@ -8,8 +8,9 @@ from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 CLIENT: ContextVar[Hashable] = ContextVar("CLIENT", default=None)
-"""A connection, an address, or the account that several connections belong to; None: this very process. Tasks inherit
-it."""
+"""Name of a connection, an address, or name of the account that several connections belong to; None: this very process.
+Tasks inherit it. It is text, numbers or a tuple of them: what is counted by client would keep any other object in
+memory."""
 
 ORIGIN: ContextVar[str] = ContextVar("ORIGIN", default="")
 """The same in words for people: the program, the key, the endpoint or the socket. Empty: this very process."""

@@ -80,6 +80,11 @@ class Account:
     _used: deque[tuple[float, int]] = attrs.field(factory=deque, init=False)
     _used_tokens: int = attrs.field(default=0, init=False)
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it has any bound beside the server's."""
+        return self.bounds != Bounds()
+
     def objection(self, requests: int, now: float) -> Excess | None:
         """Why so many more requests must not run now; None where they are allowed to."""
         most = self.bounds.max_concurrent

@@ -172,9 +172,13 @@ class Connection(ABC):
         """Whether the server is this user's."""
         self._owner = None if self.is_owner else ("user", uid)
         self.account = server.users.account(uid)
-        """What the user at the other end can use; None: no bounds of its own."""
+        """What the user at the other end can use now; None: the server has no file that could bound it."""
+        is_bounded = self.account is not None and self.account.is_bounded
+        self._client = ("user", uid) if is_bounded else name
         pid = pid_of_peer(sock)
-        self._origin = origin("socket", self.account.name if self.account else None, program_of(pid), pid)
+        self._origin = origin(
+            "socket", self.account.name if self.account and is_bounded else None, program_of(pid), pid
+        )
         self.work: dict[object, Work] = {}
         self._log_lines = ClientLines(server.failures)
         self._saw_eof = False
@@ -220,7 +224,7 @@ class Connection(ABC):
 
     async def run(self, refusal: UmaError | None = None) -> None:
         """Serve until either side ends it; with a `refusal`, only to say so. Never raises for the peer's doings."""
-        CLIENT.set(self.account or self)
+        CLIENT.set(self._client)
         ORIGIN.set(self._origin)
         OWNER.set(self._owner)
         USER.set(self._user)
@@ -236,7 +240,7 @@ class Connection(ABC):
     def speak_for(self, sender: Sender | None) -> None:
         """Have this task work for the client that a session of the server's own user names."""
         if sender is not None and self.is_owner:
-            CLIENT.set((self, sender.client))
+            CLIENT.set((self.name, sender.client))
             ORIGIN.set(sender.origin)
             OWNER.set(sender.owner or None)
 

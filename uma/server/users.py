@@ -47,11 +47,11 @@ class _File:
             raise ConfigError(f"{where}: a user has two tables, by name and by user id; keep one")
         return cls(named, others)
 
-    def of(self, uid: int | None) -> tuple[str, Bounds] | None:
-        """A user's name and bounds; None where nothing bounds it."""
+    def of(self, uid: int | None) -> tuple[str, Bounds]:
+        """A user's name and bounds."""
         if uid is not None and uid in self.named:
             return self.named[uid]
-        return None if self.others is None else ("unknown" if uid is None else str(uid), self.others)
+        return "unknown" if uid is None else str(uid), self.others or Bounds()
 
 
 @attrs.define(eq=False)
@@ -71,11 +71,13 @@ class Users:
         return cls(FileWatch(Path(file)), _File.load(Path(file))) if file else cls()
 
     def account(self, uid: int | None) -> Account | None:
-        """The account of a user; None where nothing bounds it."""
-        self.look()
-        if (found := self._file.of(uid)) is None:
+        """The account of a user, also of one that nothing bounds yet: what the file says later reaches open sessions.
+        None where there is no file.
+        """
+        if self._watch is None:
             return None
-        name, bounds = found
+        self.look()
+        name, bounds = self._file.of(uid)
         return self._accounts.setdefault(uid, Account(f"user {name}", bounds))
 
     def look(self) -> None:
@@ -88,8 +90,8 @@ class Users:
             log(logger, logging.WARNING, "socket.users", kept=len(self._file.named), error=error.message)
             return
         for uid, account in self._accounts.items():
-            found = self._file.of(uid)
-            account.bounds = Bounds() if found is None else found[1]
+            name, account.bounds = self._file.of(uid)
+            account.name = f"user {name}"
         log(logger, logging.INFO, "socket.users", read=len(self._file.named))
 
 

@@ -14,6 +14,10 @@ import trio
 
 from uma.net.client import CLIENT
 
+MAX_FLOWS = 1_024
+"""Maximum flows (a client in a lane) that are remembered without waiters, so that clients that come and go take no
+memory while a slot is always held."""
+
 
 @attrs.frozen(eq=False)
 class _Waiter:
@@ -58,7 +62,11 @@ class LaneLimiter:
         self._clocks: dict[int, float] = {}
         """By lane, the turn that was served last."""
         self._flows: dict[tuple[int, Hashable], _Flow] = {}
-        """By lane and client. Forgotten once no slot is held."""
+        """By lane and client. Forgotten once no slot is held, or where there are many and none of it waits."""
+
+    def __len__(self) -> int:
+        """Flows that are remembered."""
+        return len(self._flows)
 
     @property
     def waiting(self) -> int:
@@ -117,6 +125,8 @@ class LaneLimiter:
         if self._free == self.slots:
             self._clocks.clear()
             self._flows.clear()
+        elif len(self._flows) > MAX_FLOWS:
+            self._flows = {key: flow for key, flow in self._flows.items() if flow.waiting}
 
     def _reserved_from(self, lane: int) -> int:
         return 1 if lane < 0 and self.slots > 1 else 0

@@ -8,6 +8,10 @@ from typing import Protocol
 
 import attrs
 
+MAX_PAST = 1_024
+"""Maximum clients without rows whose levels are remembered. The clock comes up to a level soon, so that only a client
+that returns at once is forgiven by this bound, and only where as many others have left meanwhile."""
+
 
 class Share:
     """What one client has had: tokens computed for it, of prompts and of answers. Cached ones cost nothing."""
@@ -166,22 +170,33 @@ class Shares:
         self.clock = 0.0
         """The level at which prompts are read. A client that comes begins there."""
         self._shares: dict[Hashable, Share] = {}
+        """Clients that have rows."""
+        self._past: dict[Hashable, float] = {}
+        """Levels above the clock of clients that have left, oldest first: each would begin at the clock again."""
+
+    def __len__(self) -> int:
+        """Clients that anything is remembered of."""
+        return len(self._shares) + len(self._past)
 
     def came(self, client: Hashable) -> Share:
         """A row of this client has come."""
         share = self._shares.get(client)
         if share is None:
             share = self._shares[client] = Share(self, client)
-        if not share.rows:
-            share.level = max(share.level, self.clock)
+            share.level = max(self.clock, self._past.pop(client, 0.0))
         share.rows += 1
         return share
 
     def left(self, share: Share) -> None:
         """A row of it has ended."""
         share.rows -= 1
-        if not share.rows and share.level <= self.clock:
-            del self._shares[share.client]
-        if not any(each.rows for each in self._shares.values()):
-            self._shares.clear()  # no client waits: all begin at 0 again
+        if share.rows:
+            return
+        del self._shares[share.client]
+        if not self._shares:  # no client waits: all begin at 0 again
+            self._past.clear()
             self.clock = 0.0
+        elif share.level > self.clock:
+            self._past[share.client] = share.level
+            if len(self._past) > MAX_PAST:
+                del self._past[next(iter(self._past))]
