@@ -29,7 +29,7 @@ class Group:
     folder: Path
     version: int
     path: str
-    """In its hierarchy. With version 1 a process is as a rule in groups of equal path in all hierarchies."""
+    """Path in its hierarchy. With version 1 a process is as a rule in groups of equal path in all hierarchies."""
 
     def memory_left_bytes(self) -> float:
         """Bytes that this group's processes can still have; infinite without a limit.
@@ -106,7 +106,7 @@ class _Mount:
 
     version: int
     options: frozenset[str]
-    """Of version 1: its controllers among them."""
+    """Mount options; with version 1 its controllers are among them."""
     group: str
     """The path of the group that is mounted."""
     point: str

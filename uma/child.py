@@ -165,7 +165,7 @@ class Child:
 
 
 def serve(prepare: Callable[[Any], Callable[[Any], Any]], max_memory_bytes: int) -> None:
-    """For the child: answer questions with what `prepare`, given the setup, returns, until the parent closes its end.
+    """Answer questions in the child with what `prepare`, given the setup, returns, until the parent closes its end.
 
     `max_memory_bytes` bounds its address space, where the system does that.
     """
@@ -178,7 +178,7 @@ def serve(prepare: Callable[[Any], Callable[[Any], Any]], max_memory_bytes: int)
 
 
 def serve_about(prepare: Callable[[Any], Callable[[Any, bytes], tuple[Any, bytes]]], max_memory_bytes: int) -> None:
-    """The same where questions and answers have bytes beside them (`Child.ask_about`)."""
+    """Answer questions in the child where questions and answers have bytes beside them (`Child.ask_about`)."""
     with suppress(ValueError, OSError):  # where the system knows no such limit, the parent's deadline is left
         resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
     questions, answers = sys.stdin.buffer, sys.stdout.buffer

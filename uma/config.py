@@ -439,9 +439,9 @@ class ModelSettings:
     alias: tuple[str, ...] = ()
     """Other names of it."""
     values: Mapping[str, Any] = attrs.field(factory=dict)
-    """Of settings among `OF_MODEL`, by their names."""
+    """Values of settings among `OF_MODEL`, by their names."""
     pin: bool = False
-    """It is loaded at the start, and stays."""
+    """Whether it is loaded at the start, and stays."""
     where: str = attrs.field(default="", eq=False)
     """The file, and its table there, for messages."""
 
@@ -455,7 +455,7 @@ class Loaded:
     warnings: tuple[str, ...] = ()
     """What was found and not used."""
     models: Mapping[str, ModelSettings] = attrs.field(factory=dict)
-    """By the name that the file has for a model, in its order."""
+    """Settings by the name that the file has for a model, in its order."""
 
 
 RESERVED_VARIABLES = frozenset({"UMA_DEBUG", "UMA_MODELS", "UMA_CONFIG"})

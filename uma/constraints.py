@@ -72,7 +72,7 @@ class Pattern:
     """A string that matches a regular expression as a whole."""
 
     expression: str
-    """As JSON Schema and Python both read it, without anchors."""
+    """Regular expression as JSON Schema and Python both read it, without anchors."""
     words: str
     """What that means, for people."""
 

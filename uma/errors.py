@@ -97,12 +97,12 @@ class PromptTooLarge(UmaError):
     ) -> None:
         super().__init__(message, retry_after_ms=retry_after_ms)
         self.prompt_tokens = prompt_tokens
-        """Of the prompt that does not fit the context, at least; None where tokens are not what was counted."""
+        """Minimum length of the prompt that does not fit the context; None where tokens are not what was counted."""
         self.n_ctx = n_ctx
         """Tokens of that context, prompt and output together."""
 
     def at(self, message: str) -> PromptTooLarge:
-        """The same with another message."""
+        """A copy with another message."""
         return PromptTooLarge(message, prompt_tokens=self.prompt_tokens, n_ctx=self.n_ctx)
 
 

@@ -51,7 +51,7 @@ def dumps(value: Any, option: int = 0) -> bytes:
 
 
 def as_written(strange: Any) -> orjson.Fragment:
-    """For `orjson.dumps`: a number that holds its spelling. Raises `TypeError` for anything else."""
+    """Default hook of `orjson.dumps`: a number that holds its spelling. Raises `TypeError` for anything else."""
     if not isinstance(strange, json_text.Spelled | json_text.Number):
         raise TypeError
     return orjson.Fragment(strange.text)

@@ -23,7 +23,7 @@ ESCAPES = 'nrbtf\\"'
 COMPACT: dict[str, Any] = {"whitespace_flexible": False, "json_allowed_escapes": ESCAPES}
 """llguidance's options for JSON without white space."""
 SPACED: dict[str, Any] = {**COMPACT, "item_separator": ", ", "key_separator": ": "}
-"""For JSON as Python's `json.dumps` writes it, which is how most models were shown it."""
+"""Options for JSON as Python's `json.dumps` writes it, which is how most models were shown it."""
 
 _SEPARATORS = {
     "item_separator": re.compile(r"[ \t\r\n]*,[ \t\r\n]*"),
@@ -141,7 +141,7 @@ def place_of(name: str) -> str:
 
 
 def _options_problem(options: Any) -> tuple[str, str] | None:
-    """Those that change what is valid (`lenient`, `coerce_one_of`), or could spell what is no JSON, are refused."""
+    """Problem of options that change what is valid (`lenient`, `coerce_one_of`), or could spell what is no JSON."""
     place = place_of("x-guidance")
     if not isinstance(options, dict):
         return place, "expected an object"
@@ -250,7 +250,7 @@ def _bound_problem(word: str, bound: float, schema: dict[str, Any]) -> str:
 
 
 def _multiples_problem(objects: list[tuple[str, dict[str, Any]]]) -> tuple[str, str] | None:
-    """Of several `multipleOf` that hold for one number llguidance takes the least common multiple, in 32 bits."""
+    """Problem of several `multipleOf` of one number: llguidance takes their least common multiple, in 32 bits."""
     steps = [(place, step) for place, each in objects if _is_number(step := each.get("multipleOf")) and step]
     if len(steps) < 2 or not any(_is_intersection(each) for _, each in objects):
         return None

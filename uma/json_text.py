@@ -109,5 +109,5 @@ def _refuse(constant: str) -> object:
 
 
 SHORT_READER = json.JSONDecoder(parse_float=_float, parse_constant=_refuse)
-"""The same where each integer has at most 64 bits and none is -0."""
+"""Reader of JSON where each integer has at most 64 bits and none is -0."""
 _READER = json.JSONDecoder(parse_float=_float, parse_int=_integer, parse_constant=_refuse)

@@ -34,7 +34,7 @@ class Family:
     is_block: bool = False
     """Calls stand one behind the other between two marks."""
     ends_answer: bool = False
-    """Behind its calls the model writes nothing more: what would follow are their results."""
+    """Whether the model writes nothing more behind its calls: what would follow are their results."""
     has_channels: bool = False
     """The whole answer consists of messages with a header each, of which calls are one kind (`uma/chat/harmony.py`)."""
     lead: str = ""
@@ -61,7 +61,7 @@ class Thinking:
 
 
 GENERIC = Family("generic", open="<tool_call>", close="</tool_call>", is_bare=True, knows_tools=False)
-"""For models whose template knows nothing of tools."""
+"""Form of calls of models whose template knows nothing of tools."""
 
 _HERMES = Family("hermes", open="<tool_call>", close="</tool_call>", lead="\n", trail="\n")
 _LLAMA = Family("llama3", open="<|python_tag|>", form=ObjectForm("parameters"), is_bare=True, separator="; ")
@@ -175,7 +175,7 @@ _FAMILIES: tuple[tuple[str, Family | Callable[[str], Family | str]], ...] = (
     ("<|python_tag|>", _LLAMA),
     ("ipython", lambda template: _LLAMA if "parameters" in template else "an unknown form of ipython"),
 )
-"""By a text that templates of the family contain; the first that fits counts."""
+"""Families by a text that their templates contain; the first that fits counts."""
 
 THINKING = (
     Thinking("<|channel|>analysis<|message|>", "<|end|>"),

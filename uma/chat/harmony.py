@@ -87,7 +87,7 @@ class HarmonyParser(StepParser):
         return True
 
     def _leave_header(self) -> bool:
-        """Its first character is text for certain, so that no header is looked for in the same place again."""
+        """Take the first character as text, so that no header is looked for in the same place again."""
         self._parts.append(Text(self._pending[0]))
         self._pending = self._pending[1:]
         self._begin_message(Text)

@@ -74,7 +74,7 @@ def _marks() -> str:
 
 
 def _call(rules: Rules, tool: Tool, at: int) -> str:
-    """In the commentary channel, with the recipient behind it or before it; the model knows both."""
+    """A call in the commentary channel, with the recipient behind it or before it; the model knows both."""
     name = tool.name
     arguments = json_rule(rules, f"args_{at}", schema_of(tool))
     heads = (

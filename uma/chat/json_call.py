@@ -160,7 +160,7 @@ class JsonCall:
 
 
 def whole_members(beginning: str) -> str:
-    """Of a JSON object that is cut off anywhere: an object of its members that are whole, as they are written."""
+    """A JSON object of the whole members of one that is cut off anywhere, as they are written."""
     depth = comma = 0
     string = JsonString()
     for at, char in enumerate(beginning):

@@ -124,7 +124,7 @@ class _Loosened:
         return self._probes <= MAX_PROBES and _is_json({**shared, **schema})
 
     def _by_property(self, schema: Schema) -> Schema:
-        """For forms of calls that are no JSON: each argument as much of its schema as the form can keep to."""
+        """Schema for forms of calls that are no JSON: each argument as much of its schema as the form can keep to."""
         made: Schema = {"type": "object"} | {word: schema[word] for word in _SHARED if word in schema}
         given = schema.get("properties", {})
         needed = [name for name in schema.get("required", ()) if isinstance(name, str)]

@@ -1,4 +1,4 @@
-"""From a model's text, in pieces cut anywhere, to answer, thinking and tool calls.
+"""Parser of a model's text, in pieces cut anywhere: answer, thinking and tool calls.
 
 No text is lost and none changes its order: what looks like a call and is none comes out as text. Only the marks around
 thinking and calls, and the white space next to them, are left out. The parts are the same however the text is

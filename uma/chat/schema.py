@@ -167,7 +167,7 @@ def kinds_of(schema: Any, root: Schema, place: str = "") -> frozenset[str]:
 
 
 def _kinds(schema: Any, root: Schema, place: str, depth: int, parts: Iterator[int]) -> frozenset[str]:
-    """The same within a combination, of which `parts` counts the schemas."""
+    """Kinds of values within a combination, of which `parts` counts the schemas."""
     if schema is True:
         return KINDS
     if not isinstance(schema, dict):

@@ -22,7 +22,7 @@ class Place:
     context_tokens: int
     key: str
     folder: Path
-    """For files of the agent's configuration."""
+    """Folder for files of the agent's configuration."""
 
 
 @attrs.frozen
@@ -150,4 +150,4 @@ AGENTS: Mapping[str, Agent] = {
     "qwen": Agent("qwen", "npm install -g @qwen-code/qwen-code", _qwen),
     "pi": Agent("pi", "npm install -g @mariozechner/pi-coding-agent", _pi),
 }
-"""By the name that `uma launch` takes."""
+"""Agents by the name that `uma launch` takes."""

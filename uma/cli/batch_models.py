@@ -24,7 +24,7 @@ class NamedModels:
     """An `Ask` that has a session for each model which a row has named. Belongs to a Trio thread."""
 
     default: Ask
-    """Of rows that name none."""
+    """Model of rows that name none."""
     connect: Callable[[str], AbstractAsyncContextManager[Client]]
     """Opens a session with the model of this name; raises where there is none."""
     ask_of: Callable[[Source], Ask]

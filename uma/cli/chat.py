@@ -104,7 +104,7 @@ class Chat:
     is_hung_up_on: bool = False
     """A server has closed the session, before the first word of an answer: the question is asked again, once."""
     pictures: list[ChatPicture] = attrs.field(factory=list)
-    """Those that go with the next question."""
+    """Pictures that go with the next question."""
     again: Turn | None = None
     """A question that a command asks: `/retry`'s, `/shorten`'s."""
     taken_back: Turn | None = None
@@ -327,7 +327,7 @@ class Chat:
             return math.inf
 
     def switch(self) -> None:
-        """From the next question on, whatever model the server has is welcome."""
+        """Take whatever model the server has, from the next question on."""
         if self.bond is None:
             self.view.complain(
                 "the model of this chat is loaded in this process, and stays; `uma chat NAME` begins one with another "

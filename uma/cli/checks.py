@@ -41,7 +41,7 @@ GPU_TRACES = {
 PRESSURE = Path("/proc/pressure/cpu")
 """Linux: for which part of the time some thread of the machine waited for a CPU."""
 BUSY_PERCENT = 50.0
-"""For which part of the last minute threads can wait for a CPU before it is told as what makes answers slow. UMA's own
+"""Part of the last minute for which threads can wait for a CPU before it is told as what makes answers slow. UMA's own
 threads wait a little where there are as many as CPUs.
 """
 SERVER_TIMEOUT_SEC = 15.0
@@ -150,7 +150,7 @@ _BUSY = (
 
 
 def _waited_percent() -> float | None:
-    """For which part of the last minute some thread of the machine waited for a CPU; None where it is not told."""
+    """Part of the last minute for which some thread of the machine waited for a CPU; None where it is not told."""
     try:
         found = re.search(r"^some .*avg60=([\d.]+)", PRESSURE.read_text(encoding="ascii"), re.MULTILINE)
     except OSError:
@@ -206,7 +206,7 @@ def _context(config: RuntimeConfig) -> Iterator[Check]:
 
 @contextmanager
 def _said_by(logger: str) -> Iterator[list[str]]:
-    """Its warnings within the block, which belong to a finding here and not to a log."""
+    """Warnings logged within the block, which belong to a finding here and not to a log."""
     said, log = list[str](), logging.getLogger(logger)
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]

@@ -37,7 +37,7 @@ class Turn:
     reasoning: str = ""
     """What the model thought before it answered. The template decides how much of it later turns see."""
     pictures: tuple[ChatPicture, ...] = ()
-    """Of the question."""
+    """Pictures of the question."""
 
     def asked(self) -> Message:
         """The question. Raises `ValueError` for a text that no model takes."""

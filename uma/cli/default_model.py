@@ -52,7 +52,7 @@ def default_model(loaded: Loaded) -> Taken:
 
 
 def with_default(loaded: Loaded) -> Loaded:
-    """The same settings, with the model of `default_model` where they name none."""
+    """Settings with the model of `default_model` where they name none."""
     if loaded.origins["model"] != "default":
         return loaded
     return attrs.evolve(loaded, config=attrs.evolve(loaded.config, model=default_model(loaded).setting))

@@ -64,7 +64,7 @@ class Editor:
         )
 
     async def read(self) -> str | None:
-        """As `LineSource.read`. Cancelling it ends the editor, and waits until the terminal is as it was."""
+        """See `LineSource.read`. Cancelling it ends the editor, and waits until the terminal is as it was."""
         self._is_ending = False
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_when_cancelled)
@@ -73,7 +73,7 @@ class Editor:
         return line
 
     def forget(self) -> None:
-        """As `LineSource.forget`: the line stays within reach of the arrow keys in this chat."""
+        """See `LineSource.forget`: the line stays within reach of the arrow keys in this chat."""
         history = self._session.history
         if isinstance(history, LastingHistory):
             history.forget()

@@ -105,7 +105,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def quiet(loaded: Loaded) -> Loaded:
-    """The same with a log of warnings alone, unless a level was chosen: the output is the text."""
+    """Settings with a log of warnings alone, unless a level was chosen: the output is the text."""
     if loaded.origins["log_level"] != "default":
         return loaded
     return attrs.evolve(loaded, config=attrs.evolve(loaded.config, log_level="warning"))

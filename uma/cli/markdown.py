@@ -89,7 +89,7 @@ class LiveMarkdown:
     """Characters of `_text` that are printed for good."""
     _is_first_block: bool = True
     _width: int = 0
-    """Of the last drawing."""
+    """Width of the last drawing."""
     _drawn: tuple[int, int, int, int] | None = None
     """Characters of `_text` and `_thought`, columns and lines of the last drawing."""
     _thought: str = ""

@@ -78,7 +78,7 @@ SAMPLING_HELP: Mapping[str, tuple[str, str]] = types.MappingProxyType(
         "ignore_eos": ("generate --max-tokens tokens, also where the model would end earlier", ""),
     }
 )
-"""For each field of `SamplingParams` that is an option and no setting, what `--help` says of it, and its unit."""
+"""Help and unit of each field of `SamplingParams` that is an option and no setting."""
 
 
 def add_settings(parser: argparse.ArgumentParser, *, leave_out: frozenset[str] = frozenset()) -> None:

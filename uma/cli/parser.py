@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
         """The commands' parsers by name, this one's included: to tell which command has an option."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As argparse's, but an unknown option is an error here, where the options that exist are known."""
+        """Parse as argparse does, but an unknown option is an error here, where the options that exist are known."""
         args, behind = self._split(args)
         found, extra = super().parse_known_args(args, namespace)
         if behind is not None:
@@ -108,7 +108,7 @@ class Parser(argparse.ArgumentParser):
         return f"{unknown}{nearest(unknown, long, prefix='--')}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """As argparse's, but a word that is not among the choices is answered with the nearest that is."""
+        """Check as argparse does, but a word that is not among the choices is answered with the nearest that is."""
         choices = list(action.choices or ())
         if choices and value not in choices:
             near = nearest(str(value), choices) or f"; there are {', '.join(choices)}"
@@ -117,7 +117,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(None, f"no such command: {value}{near}")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """As argparse's, without what a terminal would obey: help shows paths that the environment gives."""
+        """Print as argparse does, without what a terminal would obey: help shows paths that the environment gives."""
         super()._print_message(sanitize(message), file)
 
     def error(self, message: str) -> NoReturn:

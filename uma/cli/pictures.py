@@ -15,7 +15,7 @@ from uma.media.files import MAX_FILE_BYTES, PICTURES, check_file, form_of, size_
 from uma.types import Media
 
 _HEAD_BYTES = 16
-"""Of a file, as many as tell whether it is a picture."""
+"""Bytes of a file that tell whether it is a picture."""
 
 
 @attrs.frozen
@@ -50,11 +50,11 @@ class ChatPicture:
         return base64.b64encode(self.data).decode()
 
     def as_sent(self) -> Media:
-        """It stands before the question's text."""
+        """The picture as it is sent: before the question's text."""
         return Media(self.base64)
 
     def as_json(self) -> dict[str, str]:
-        """As a saved chat has it."""
+        """The picture as a saved chat has it."""
         return {"name": self.name, "data": self.base64}
 
     @classmethod

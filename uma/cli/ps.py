@@ -28,7 +28,7 @@ ANSWER_SEC = 10.0
 """Maximum wait for one server's answer: one that hangs must not hide the others."""
 COLUMNS = ("pid", "model", "sessions", "since", "socket")
 MODEL_COLUMNS = ("model", "state", "memory", "at most", "requests", "leaves")
-"""Of each model of a server that has several."""
+"""Columns of the models of a server that has several."""
 
 
 @attrs.frozen
@@ -45,7 +45,7 @@ class Running:
     loading_percent: int | None = None
     """How much of its model is loaded; None once all is."""
     models: Sequence[ListedModel] = ()
-    """Of a server that has several."""
+    """Models of a server that has several."""
 
 
 def main(options: argparse.Namespace) -> int:

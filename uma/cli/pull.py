@@ -18,7 +18,7 @@ from uma.models import catalog, hub, places
 from uma.models.pull import Pull
 
 LINES = 10
-"""Of progress, where there is no terminal."""
+"""Lines of progress where there is no terminal."""
 COLUMNS = ("", "quantization", "size", "fits", "files", "name")
 CHOSEN = "*"
 """Marks the one that is pulled."""

@@ -18,7 +18,7 @@ class _Screen:
     """What standard error's terminal shows."""
 
     has_passing = False
-    """Its last line is to be replaced by whatever is said next."""
+    """Whether the last line is to be replaced by whatever is said next."""
 
 
 def note(text: str) -> None:

@@ -35,7 +35,7 @@ class Talk(Protocol):
     again: Turn | None
     """A question that is asked once the command is over."""
     pictures: list[ChatPicture]
-    """Those that go with the next question."""
+    """Pictures that go with the next question."""
     taken_back: Turn | None
     """A turn that comes back where its question gets no other answer."""
 

@@ -25,7 +25,7 @@ from uma.client import Client, connect, dialled
 from uma.errors import ConnectionLost, Loading, UmaError
 
 AGAIN_SEC = 0.5
-"""With `--now`, time after which a second signal follows the first: the first lets requests finish, the second does
+"""Time after which a second signal follows the first with `--now`: the first lets requests finish, the second does
 not."""
 TELL_SEC = 10.0
 """Wait after which the command says what can be done."""

@@ -58,7 +58,7 @@ class _StandardOutput(io.FileIO):
     """Descriptor 1, whose errors say that it was standard output that could not be written."""
 
     def write(self, data: Any) -> int:
-        """As `io.FileIO.write`."""
+        """See `io.FileIO.write`."""
         try:
             return super().write(data)
         except BrokenPipeError:

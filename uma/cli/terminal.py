@@ -83,7 +83,7 @@ class SilentTyping:
     _before: list[Any] | None = None
 
     def begin(self) -> None:
-        """From here on."""
+        """Begin to take the terminal's keys."""
         with suppress(termios.error):
             self._before = termios.tcgetattr(self._fd)
             quiet = self._before[:]

@@ -33,19 +33,19 @@ class TerminalView:
 
     @classmethod
     def standard(cls, commands: Iterable[str], *, keeps_history: bool) -> TerminalView:
-        """On this process's terminal; `commands` are what Tab completes."""
+        """A view on this process's terminal; `commands` are what Tab completes."""
         return cls(Console(highlight=False), Editor.on_terminal(commands, os.environ, keeps_history=keeps_history))
 
     def tell(self, text: str) -> None:
-        """As `View.tell`."""
+        """See `View.tell`."""
         self.console.print(Text(sanitize(text), style="dim"))
 
     def complain(self, text: str) -> None:
-        """As `View.complain`."""
+        """See `View.complain`."""
         self.console.print(Text(sanitize(text), style="red"))
 
     def listing(self, rows: Sequence[tuple[str, str]]) -> None:
-        """As `View.listing`."""
+        """See `View.listing`."""
         grid = Table.grid(padding=(0, 2))
         for name, words in rows:
             grid.add_row(Text(name, style="bold"), Text(sanitize(words)))
@@ -53,7 +53,7 @@ class TerminalView:
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[Answer]:
-        """As `View.answering`. However the block is left, the terminal is as it was before."""
+        """See `View.answering`. However the block is left, the terminal is as it was before."""
         live, silence = LiveMarkdown(self.console, self.console.file), SilentTyping(sys.stdin.fileno())
         # A Ctrl-Z that comes too late for `_suspend` stops the process once the terminal is as it was.
         with _suspensions() as arrivals:
@@ -80,11 +80,11 @@ class LiveAnswer:
     _live: LiveMarkdown
 
     async def add(self, text: str) -> None:
-        """As `Answer.add`."""
+        """See `Answer.add`."""
         self._live.add(text)
 
     async def think(self, text: str) -> None:
-        """As `Answer.think`."""
+        """See `Answer.think`."""
         self._live.think(text)
 
 

@@ -35,7 +35,7 @@ class Frame:
     """One server at one moment."""
 
     where: str
-    """Its socket or URL."""
+    """Socket or URL of the server."""
     at_sec: float
     model: str
     max_sequences: int
@@ -100,7 +100,7 @@ class Server:
         return self.frames[-1] if self.frames else None
 
     def rate(self, name: str) -> float:
-        """By how much a counter grows in a second, of late."""
+        """Growth of a counter in a second, of late."""
         if len(self.frames) < 2:
             return 0.0
         last = self.frames[-1]
@@ -109,7 +109,7 @@ class Server:
         return _growth(first, last, name) / max(last.at_sec - first.at_sec, 1e-3)
 
     def history(self, name: str) -> list[float]:
-        """The same for each second of the window, the newest last; a second without a frame has the one before's."""
+        """Growth of a counter in each second of the window, the newest last; one without a frame repeats the last."""
         rates = [0.0] * WINDOW_SEC
         for before, after in pairwise(self.frames):
             rate = _growth(before, after, name) / max(after.at_sec - before.at_sec, 1e-3)

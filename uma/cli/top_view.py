@@ -30,7 +30,7 @@ GAP = 2
 MAX_PROGRAMS = 5
 """Maximum programs whose share is shown by itself."""
 KEYS_COLUMNS = 14
-"""Of the help, those of the keys."""
+"""Columns of the keys in the help."""
 MAX_SPARK = 30
 """Columns of a line of the last minute."""
 
@@ -56,10 +56,10 @@ class Column:
     show: Callable[[Row], str]
     justify: Literal["left", "right"] = "right"
     whole_width: int = 0
-    """Of its longest words, which it has from `WHOLE_FROM_COLUMNS` on; 0: `width`."""
+    """Width with its longest words, which it has from `WHOLE_FROM_COLUMNS` on; 0: `width`."""
 
     def width_of(self, columns: int) -> int:
-        """Its width on a screen of so many columns."""
+        """Width of the column on a screen of so many columns."""
         return self.whole_width if self.whole_width and columns >= WHOLE_FROM_COLUMNS else self.width
 
 

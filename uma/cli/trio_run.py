@@ -36,7 +36,7 @@ class Stop:
     grace_sec: float = GRACE_SEC
     """How long it can take to end by itself."""
     signals: Collection[int] = (signal.SIGINT,)
-    """Those that stop it and not the whole command."""
+    """Signals that stop it and not the whole command."""
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     n_calls: int = 0
     stopped_by: int | None = None

@@ -19,7 +19,7 @@ from uma.cli.terminal import Output
 
 PROMPT = "> "
 DROPPED = "\x03"
-"""In place of a line: Ctrl-C dropped what was typed."""
+"""Mark in place of a line: Ctrl-C dropped what was typed."""
 
 
 class LineSource(Protocol):
@@ -73,10 +73,10 @@ class PlainLines:
     _is_over: bool = False
 
     def forget(self) -> None:
-        """As `LineSource.forget`: nothing is remembered."""
+        """See `LineSource.forget`: nothing is remembered."""
 
     async def read(self) -> str | None:
-        """As `LineSource.read`. Bytes that are not UTF-8 come as surrogates, which no request takes."""
+        """See `LineSource.read`. Bytes that are not UTF-8 come as surrogates, which no request takes."""
         if self._prompt:
             print(self._prompt, end="", flush=True)
         while b"\n" not in self._rest and not self._is_over:
@@ -100,22 +100,22 @@ class PlainView:
     _output: Output
 
     def tell(self, text: str) -> None:
-        """As `View.tell`."""
+        """See `View.tell`."""
         say.plain(text)
 
     def complain(self, text: str) -> None:
-        """As `View.complain`."""
+        """See `View.complain`."""
         say.complain(text)
 
     def listing(self, rows: Sequence[tuple[str, str]]) -> None:
-        """As `View.listing`."""
+        """See `View.listing`."""
         width = max(len(name) for name, _ in rows)
         for name, words in rows:
             self.tell(f"{name:<{width}}  {words}")
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[Answer]:
-        """As `View.answering`."""
+        """See `View.answering`."""
         try:
             yield PlainAnswer(self._output)
         finally:
@@ -129,8 +129,8 @@ class PlainAnswer:
     _output: Output
 
     async def add(self, text: str) -> None:
-        """As `Answer.add`."""
+        """See `Answer.add`."""
         await self._output.write(text)
 
     async def think(self, text: str) -> None:
-        """As `Answer.think`: it is left out, as a script wants the answer alone."""
+        """See `Answer.think`: it is left out, as a script wants the answer alone."""

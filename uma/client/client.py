@@ -147,7 +147,7 @@ class Client:
         return pid_of_peer(self._link.sock)
 
     def generate(self, request: Request) -> AbstractAsyncContextManager[EventStream]:
-        """As `Source.generate`. Entering raises `ValueError` where the id is one of this client's running requests."""
+        """See `Source.generate`. Entering raises `ValueError` where the id is one of this client's running requests."""
 
         async def start(stream: Stream) -> None:
             await self._begin(stream, request)
@@ -155,14 +155,14 @@ class Client:
         return Stream(request.id, start, self._cancel, self._end_thinking)
 
     async def tokenize(self, request: Request) -> Tokenized:
-        """As `Source.tokenize`."""
+        """See `Source.tokenize`."""
         id = self._fresh_id()
         answer = await self._ask(id, TokenizeQuery(attrs.evolve(request, id=id)))
         assert isinstance(answer, TokenizeEvent)
         return answer.tokenized
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
-        """As `Source.embed`. Raises `BadRequest` where the server is too old to know the question."""
+        """See `Source.embed`. Raises `BadRequest` where the server is too old to know the question."""
         id = self._fresh_id()
         sent = attrs.evolve(request, id=id, metadata=with_span(request.metadata))
         answer = await self._ask_whole(id, EmbedQuery(sent, "base64", self._sender()))
@@ -170,7 +170,7 @@ class Client:
         return attrs.evolve(answer.result, id=request.id)
 
     async def rerank(self, request: RerankRequest) -> Ranking:
-        """As `Source.rerank`. Raises `BadRequest` where the server is too old to know the question."""
+        """See `Source.rerank`. Raises `BadRequest` where the server is too old to know the question."""
         id = self._fresh_id()
         sent = attrs.evolve(request, id=id, metadata=with_span(request.metadata))
         answer = await self._ask_whole(id, RerankQuery(sent, self._sender()))
@@ -187,28 +187,28 @@ class Client:
             raise
 
     async def health(self, *, probe: bool = True) -> Health:
-        """As `Source.health`."""
+        """See `Source.health`."""
         id = self._fresh_id()
         answer = await self._ask(id, HealthQuery(id, probe))
         assert isinstance(answer, HealthEvent)
         return answer.health
 
     async def metrics(self) -> Mapping[str, Any]:
-        """As `Source.metrics`; the server's own figures (`active_sessions` ...) are in it too."""
+        """See `Source.metrics`; the server's own figures (`active_sessions` ...) are in it too."""
         id = self._fresh_id()
         answer = await self._ask(id, MetricsQuery(id))
         assert isinstance(answer, MetricsEvent)
         return answer.snapshot
 
     async def activity(self) -> Activity:
-        """As `Source.activity`. Raises `BadRequest` where the server is too old to know the question."""
+        """See `Source.activity`. Raises `BadRequest` where the server is too old to know the question."""
         id = self._fresh_id()
         answer = await self._ask(id, ActivityQuery(id))
         assert isinstance(answer, ActivityEvent)
         return answer.activity
 
     async def explain(self, id: str = "") -> Explained:
-        """As `Source.explain`. Raises `BadRequest` where the server is too old to know the question, too."""
+        """See `Source.explain`. Raises `BadRequest` where the server is too old to know the question, too."""
         query_id = self._fresh_id()
         answer = await self._ask(query_id, ExplainQuery(query_id, id, self._sender()))
         assert isinstance(answer, ExplainEvent)
@@ -246,20 +246,20 @@ class Client:
     async def load(
         self, model: str | None, keep_sec: float | None = None, on_loading: Callable[[int], None] = lambda _: None
     ) -> ListedModel:
-        """As `Models.load`; `on_loading` is given how much of it is loaded, in percent."""
+        """See `Models.load`; `on_loading` is given how much of it is loaded, in percent."""
         id = self._fresh_id()
         told_sec = -1.0 if keep_sec == math.inf else keep_sec
         return (await self._ask_models(id, LoadQuery(model, told_sec, id), on_loading))[0]
 
     async def unload(self, model: str | None) -> ListedModel:
-        """As `Models.unload`. Raises `BadRequest` where the server belongs to another user, too."""
+        """See `Models.unload`. Raises `BadRequest` where the server belongs to another user, too."""
         id = self._fresh_id()
         return (await self._ask_models(id, UnloadQuery(model, id)))[0]
 
     async def pin(
         self, model: str | None, *, is_pinned: bool = True, on_loading: Callable[[int], None] = lambda _: None
     ) -> ListedModel:
-        """As `Models.pin`. Raises `BadRequest` where the server belongs to another user, too."""
+        """See `Models.pin`. Raises `BadRequest` where the server belongs to another user, too."""
         id = self._fresh_id()
         return (await self._ask_models(id, PinQuery(model, is_pinned, id), on_loading))[0]
 

@@ -1,4 +1,4 @@
-"""From a path to a session: dial, say hello, and clean up whatever way the block is left."""
+"""Dialling: from a path to a session. Dial, say hello, and clean up whatever way the block is left."""
 
 from __future__ import annotations
 
@@ -62,9 +62,10 @@ async def connect(
 
 @asynccontextmanager
 async def connect_child(sock: socket.socket, name: str, on_loading: Callable[[int], None]) -> AsyncIterator[Client]:
-    """As `connect`, with a server of ours at the other end of `sock`, which is closed with the block. However long it
-    says nothing, it is waited for. Requests of several clients, and so of equal ids, can use the session: of each the
-    server is told whose it is (`net.client.CLIENT`).
+    """Connect, as `connect` does, to a server of ours at the other end of `sock`, which is closed with the block.
+
+    However long it says nothing, it is waited for. Requests of several clients, and so of equal ids, can use the
+    session: the server is told whose each of them is (`net.client.CLIENT`).
     """
     link = _link(sock)
     async with _running(Client(name, link, ClientSession(client=f"uma/{__version__}"), is_shared=True)) as session:
@@ -88,7 +89,7 @@ async def _answer_to_hello(session: Client, path: str | Path) -> int | None:
 
 @asynccontextmanager
 async def dialled(path: str | Path, *, client: str = f"uma/{__version__}") -> AsyncIterator[Client]:
-    """As `connect`, before the hello: a plain session, whose one question can be the `health` of a loading server."""
+    """Connect without the hello: a plain session, whose one question can be the `health` of a loading server."""
     require_trio("connect")
     if (problem := objection(Path(path))) is not None:
         raise ConnectionLost(problem)

@@ -39,12 +39,12 @@ class ModelsThere(Models):
 
     _path: str | Path
     _client: Client
-    """For all that is no one model's."""
+    """Client for all that is no one model's."""
     _nursery: trio.Nursery
     """The models' sessions run here."""
     _listed: Sequence[ListedModel] = attrs.field(factory=list, init=False)
     _sessions: dict[str, Client] = attrs.field(factory=dict, init=False)
-    """With a model each, by their names."""
+    """Sessions by the name of the model that each has."""
     _opening: defaultdict[str, trio.Lock] = attrs.field(factory=lambda: defaultdict(trio.Lock), init=False)
 
     async def follow(self) -> None:

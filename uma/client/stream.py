@@ -68,12 +68,12 @@ class Stream:
             self._cancel(self)
 
     def cancel(self) -> None:
-        """As `EventStream.cancel`. Never waits."""
+        """See `EventStream.cancel`. Never waits."""
         if not self.is_over:
             self._cancel(self)
 
     def end_thinking(self) -> None:
-        """As `EventStream.end_thinking`. Never waits."""
+        """See `EventStream.end_thinking`. Never waits."""
         if not self.is_over:
             self._end_thinking(self)
 

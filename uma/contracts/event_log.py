@@ -98,7 +98,7 @@ class EventLog:
 
     capacity: int = CAPACITY_EVENTS
     sequence: int = attrs.field(default=0, init=False)
-    """Of the last event; 0: none yet."""
+    """Sequence number of the last event; 0: none yet."""
     index: BlockIndex = attrs.field(factory=BlockIndex, init=False)
     _recent: deque[SequencedEvent] = attrs.field(init=False)
 
@@ -150,7 +150,7 @@ class Subscription:
 
 
 def merged(events: Sequence[KvEvent]) -> list[KvEvent]:
-    """The same changes in fewer events: a chain of blocks that are stored one after the other becomes one event, and so
+    """Merge changes into fewer events: a chain of blocks that are stored one after the other becomes one event, and so
     do removals in a row.
     """
     out: list[KvEvent] = []

@@ -40,7 +40,7 @@ class KvStats:
     kv_active_blocks: Count
     kv_total_blocks: Count
     gpu_cache_usage_perc: Share = 0.0
-    """From 0 to 1, whatever its name says: the name is Dynamo's."""
+    """Share from 0 to 1, whatever its name says: the name is Dynamo's."""
     gpu_prefix_cache_hit_rate: Share = 0.0
 
 

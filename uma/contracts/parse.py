@@ -1,4 +1,4 @@
-"""From a peer's object to a contract's class: strict, and with every wrong field in one error."""
+"""Parser of a peer's object into a contract's class: strict, and with every wrong field in one error."""
 
 from __future__ import annotations
 

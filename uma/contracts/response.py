@@ -53,7 +53,7 @@ class BackendOutput:
     text: str | None = None
     """Text of exactly these tokens, and of earlier ones that was still held."""
     index: Annotated[int, Range(0)] = 0
-    """Of which of several answers."""
+    """Answer of several that it belongs to."""
     tokens: tuple[str, ...] | None = None
     """Each token's own text; with `log_probs`."""
     log_probs: tuple[Annotated[float, Range(le=0, ge=-1e9)], ...] | None = None

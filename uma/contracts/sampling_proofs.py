@@ -68,7 +68,7 @@ def _out_of_range(hint: Any) -> float | None:
 
 
 def _taken(name: str) -> Proof:
-    """For a parameter that is unknown here, or that this server's other parameters give no proof of."""
+    """Proof for a parameter that is unknown here, or that this server's other parameters give no proof of."""
     # A name that only a newer server knows has no default here; whatever it is, it must not be ignored.
     default = next((field.default for field in attrs.fields(SamplingParams) if field.name == name), 1)
     if default is not None:
@@ -202,7 +202,7 @@ def _seeded() -> Proof:
 
 
 def _reproduces() -> Proof:
-    """The same text behind another request with its prompt, which leaves a prefix, and without one."""
+    """Proof that a text is the same behind another request with its prompt, which leaves a prefix, and without."""
     asked = partial(ask, temperature=1.0, seed=5, reproducible=True)
     first = answered((yield asked()), ignoring="reproducible")
     answered((yield ask(max_tokens=1)))

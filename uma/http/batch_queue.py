@@ -26,7 +26,7 @@ class BatchQueue:
         self._arrival = trio.Event()
 
     async def run(self, batch_id: str, runner: Runner) -> bool:
-        """As `Runner.run`, within reach of `cancel` and `drain`."""
+        """Run as `Runner.run` does, within reach of `cancel` and `drain`."""
         if self._is_draining:
             return False
         self._running = batch_id, runner

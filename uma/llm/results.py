@@ -36,7 +36,7 @@ class Completion:
     cumulative_logprob: float | None = None
     """Sum of its tokens' log probabilities, likewise."""
     stop_reason: str | None = None
-    """Of the `stop` strings the one that ended it; None where something else did."""
+    """String of `stop` that ended it; None where something else did."""
     tool_calls: tuple[ToolCall, ...] = ()
     """The calls of the `tools` that `LLM.chat` was given; `text` does not have them."""
     reasoning: str | None = None
@@ -50,9 +50,9 @@ class RequestOutput:
     """One prompt's result. Where `error` is set the request failed, and the completion is empty."""
 
     prompt: str | tuple[Message, ...] | None
-    """As it was asked; of a conversation that failed, the messages as they were given."""
+    """Prompt as it was asked; of a conversation that failed, the messages as they were given."""
     outputs: tuple[Completion, ...]
-    """Its answers, by index: one, unless `n` asked for more."""
+    """Answers by index: one, unless `n` asked for more."""
     error: UmaError | None = None
     usage: Usage | None = None
     metrics: RequestMetrics | None = None

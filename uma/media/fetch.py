@@ -75,7 +75,7 @@ class Fetcher:
         self._is_allowed = is_allowed
         self._turns = trio.CapacityLimiter(MAX_FETCHING)
         self._turns_of = WeakValueDictionary[Hashable, trio.CapacityLimiter]()
-        """By client, those who fetch or wait."""
+        """Limiters of those who fetch or wait, by client."""
         self._tls: ssl.SSLContext | None = None
 
     async def fetched(self, request: Request, first: int = 0) -> Request:

@@ -21,7 +21,7 @@ class CacheMetrics:
     misses: int = 0
     evictable_size: int = 0
     protected_size: int = 0
-    """In cells that a running sequence uses."""
+    """Tokens in cells that a running sequence uses."""
     total_cached: int = 0
     total_capacity: int = 0
     evictions: int = 0
@@ -50,7 +50,7 @@ class EngineMetrics:
     tokens_late_total: int = 0
     """Tokens that were given to their stream later after the one before than a quarter over its `target_tbt_ms`."""
     lead_ms: float = 0.0
-    """For how long every reader could go on without another token when the last piece of a prompt was planned."""
+    """Time for which every reader could go on without another token when the last piece of a prompt was planned."""
     prompt_tokens_total: int = 0
     """Prompt tokens of all requests that were started."""
     cached_tokens_total: int = 0
@@ -76,7 +76,7 @@ class EngineMetrics:
     draft_tokens_total: int = 0
     """Tokens that were guessed and verified; in no other counter."""
     draft_accepted_total: int = 0
-    """Those of them that held. They are generated tokens like any other."""
+    """Drafted tokens that held. They are generated tokens like any other."""
     draft_saved_ms_total: float = 0.0
     """Time that readers were spared by drafts, all requests added up; what drafts cost in vain is taken off."""
     draft_model_ms_total: float = 0.0
@@ -91,12 +91,12 @@ class EngineMetrics:
     requests_length: int = 0
     requests_cancelled: int = 0
     requests_withdrawn: int = 0
-    """Those of them that were cancelled while their prompt was still prepared, before they were queued."""
+    """Requests of them that were cancelled while their prompt was still prepared, before they were queued."""
     requests_error: int = 0
     requests_rejected: int = 0
     """Refused before they were queued: bad, too large, or overloaded."""
     requests_overloaded: int = 0
-    """Those of them that were refused for overload."""
+    """Requests of them that were refused for overload."""
     active_sequences: int = 0
     queued_requests: int = 0
     kv_cells_used: int = 0
@@ -109,7 +109,7 @@ class EngineMetrics:
     neighbour_load: float = 0.0
     """Threads of other programs that wanted to run beside them of late."""
     stolen_share: float = 0.0
-    """Of a busy core's time, the part that the host of this virtual machine took of late."""
+    """Part of a busy core's time that the host of this virtual machine took of late."""
     stalls_total: int = 0
     """Batches broken off and computed again with fewer threads, because other programs took their threads' cores."""
     mixed_batches_total: int = 0

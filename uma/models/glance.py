@@ -28,7 +28,7 @@ class Glance:
     """The first keys of a header."""
 
     metadata: dict[str, Any]
-    """As `Header.metadata`."""
+    """See `Header.metadata`."""
     n_tensors: int
     n_tokens: int
     """Length of the vocabulary; 0 where it was not met."""

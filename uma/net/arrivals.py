@@ -35,7 +35,7 @@ class Arrivals:
     _reading: int = attrs.field(default=0, init=False)
     """Requests that are parsed or tokenized, long ones not included."""
     _rest_until_sec: dict[object, float] = attrs.field(factory=dict, init=False)
-    """By sender, until when the rest of a request is expected that has come in part."""
+    """Time until which the rest of a request is expected that has come in part, by sender."""
 
     _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     """Where tasks wait until fewer requests are being read."""
@@ -92,7 +92,7 @@ _ARRIVALS: trio.lowlevel.RunVar[Arrivals] = trio.lowlevel.RunVar("ARRIVALS")
 
 
 def arrivals() -> Arrivals:
-    """Those of the Trio thread that calls."""
+    """Arrivals of the Trio thread that calls."""
     try:
         return _ARRIVALS.get()
     except LookupError:

@@ -13,7 +13,7 @@ Tasks inherit it. It is text, numbers or a tuple of them: what is counted by cli
 memory."""
 
 ORIGIN: ContextVar[str] = ContextVar("ORIGIN", default="")
-"""The same in words for people: the program, the key, the endpoint or the socket. Empty: this very process."""
+"""Client in words for people: the program, the key, the endpoint or the socket. Empty: this very process."""
 TRACEPARENT: ContextVar[str] = ContextVar("TRACEPARENT", default="")
 """The span that a request belongs to, in the form of W3C's Trace Context; empty: unknown."""
 TRACEPARENT_MEMBER = "traceparent"
@@ -62,7 +62,7 @@ def machine_at(host: str) -> Hashable:
 
 
 def origin(endpoint: str, holder: str | None, program: str, pid: int | None = None) -> str:
-    """For `ORIGIN`: what is known of a request's way here, the parts apart by a middle dot."""
+    """Value for `ORIGIN`: what is known of a request's way here, the parts apart by a middle dot."""
     name = "".join(each for each in program if each.isprintable())[:MAX_PROGRAM_CHARS]
     parts = (name, holder, endpoint, pid and f"pid {pid}")
     return " · ".join(part for part in parts if part)[:MAX_ORIGIN_CHARS]

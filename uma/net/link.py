@@ -138,7 +138,7 @@ class Link:
         self.unsent_bytes += len(data)
 
     def flush(self) -> None:
-        """For whatever gathers: send what is posted as far as the system takes it. The writing task does the rest."""
+        """Send what callers have gathered, as far as the system takes it now. The writing task does the rest."""
         if not self._work.is_awaited:
             return  # it is about it
         data = b"".join(self._pending)

@@ -18,7 +18,7 @@ from uma.types import EmbedRequest, EventStream, Finished, RerankRequest, Usage
 SETTLE_SEC = 5.0
 """Maximum time that a cancelled request's last event is waited for. It comes within a tick."""
 BYTES_PER_TOKEN = 4
-"""Of a text that was left before its tokens were counted: about what they have in English."""
+"""Estimated bytes of a token in a text that was left before its tokens were counted, as in English."""
 
 
 @attrs.define(eq=False)
@@ -51,7 +51,7 @@ async def metered(stream: EventStream, account: Account | None) -> AsyncIterator
 
 @contextmanager
 def metered_whole(request: EmbedRequest | RerankRequest, account: Account | None) -> Iterator[Meter]:
-    """The same for a request that is answered in one piece. One that is left before its end counts as many tokens as it
+    """Meter a request that is answered in one piece. One that is left before its end counts as many tokens as it
     has, where they are token ids, or one for every `BYTES_PER_TOKEN` of its texts: the engine tells no more of it.
     """
     meter = Meter(Usage(_size_tokens(request), 0, 0))

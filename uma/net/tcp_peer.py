@@ -15,7 +15,7 @@ import attrs
 
 Address = tuple[str, int]
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-"""Of connections over IPv4, and over IPv6 sockets, whose peer can be an IPv4 address."""
+"""Tables of connections over IPv4, and over IPv6 sockets, whose peer can be an IPv4 address."""
 
 
 @attrs.frozen
@@ -24,7 +24,7 @@ class TcpEnd:
 
     uid: int
     inode: int
-    """Of its socket."""
+    """Inode of its socket."""
 
 
 def ends_at(pairs: Iterable[tuple[Address, Address]]) -> list[TcpEnd | None]:
@@ -78,7 +78,7 @@ def _find(tables: list[str], client: Address, server: Address) -> TcpEnd | None:
 
 
 def _words(packed: bytes) -> str:
-    """As the kernel prints an address: each four bytes as one number of this machine."""
+    """An address as the kernel prints it: each four bytes as one number of this machine."""
     return "".join(f"{int.from_bytes(packed[at : at + 4], sys.byteorder):08X}" for at in range(0, len(packed), 4))
 
 

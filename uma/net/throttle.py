@@ -13,7 +13,7 @@ from uma.net.logfmt import log
 LINES_OF_ALL, LINES_OF_ALL_PER_SEC = 200, 50.0
 """Maximum log lines that all clients together can bring about at will: at once, and a second in the long run."""
 LINES_OF_ONE, LINES_OF_ONE_PER_SEC = 20, 1.0
-"""The same of one session or connection."""
+"""Burst and rate of lines of one session or connection."""
 MAX_LOGGED_CHARS = 400
 """Maximum logged characters of what a client has written, or of a message that quotes it."""
 

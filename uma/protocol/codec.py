@@ -185,7 +185,7 @@ def encode_event(event: ServerEvent, version: str | None = None) -> bytes:
 
 
 def _as_of_1_0(path: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Those fields of an event, or of what stands at `path` in it, that version 1.0 has."""
+    """Fields of an event, or of what stands at `path` in it, that version 1.0 has."""
     names = FIELDS_OF_1_0.get(path)
     if names is None:
         return fields

@@ -111,7 +111,7 @@ def _lines(error: BaseException, path: str) -> Iterator[str]:
 
 
 def _structure_leaf(hint: Any) -> Callable[[Any, Any], Any]:
-    """For what holds no class of ours: the constraints know all about it."""
+    """Structure hook of types that hold no class of ours: the constraints know all about them."""
     is_tuple = _any_tuple(hint)
     passes = sieve(hint)
 
@@ -129,7 +129,7 @@ def _structure_leaf(hint: Any) -> Callable[[Any, Any], Any]:
 
 
 def _structure_nested(hint: Any) -> Callable[[Any, Any], Any]:
-    """For an optional object, or an optional list of objects, of our classes."""
+    """Structure hook of an optional object, or an optional list of objects, of our classes."""
     inner = _plain(hint)
     is_optional = NoneType in get_args(hint)
     lengths = [each for each in _constraints(hint) if isinstance(each, Length)]

@@ -133,7 +133,7 @@ class ExplainQuery:
 
     id: Id | None = None
     request: Annotated[str, Length(0, 128)] = ""
-    """Its id; empty: the newest one of this user."""
+    """Id of the request; empty: the newest one of this user."""
     sender: Sender | None = None
     warnings: tuple[str, ...] = ()
 
@@ -330,7 +330,7 @@ class TokenEvent:
     token_id: int
     metadata: dict[str, Any] | None = None
     index: int = 0
-    """Of which of several answers."""
+    """Answer of several that it belongs to."""
     logprobs: Logprobs | None = None
 
     @classmethod
@@ -407,7 +407,7 @@ class EosEvent:
     """The whole calls of the request's `tools`."""
     reasoning: str | None = None
     stop_string: str | None = None
-    """Of the request's `stop` strings the one that ended it."""
+    """String of the request's `stop` that ended it."""
     cut_call: CutCall | None = None
     call_offsets: tuple[int, ...] = ()
     metadata: dict[str, Any] | None = None
@@ -441,7 +441,7 @@ class ErrorEvent:
     """There where trying the same again later can help."""
     metadata: dict[str, Any] | None = None
     prompt_tokens: int | None = None
-    """Of a prompt that does not fit the context, at least; `n_ctx` has the context's."""
+    """Minimum length of a prompt that does not fit the context; `n_ctx` is the context's."""
     n_ctx: int | None = None
 
 

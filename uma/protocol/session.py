@@ -195,7 +195,7 @@ class ServerSession:
         self._hello_warnings: tuple[str, ...] = ()
         self._is_draining = False
         self._running: dict[str | int, Exchange] = {}
-        """By id; a query without one, by the identity of its message."""
+        """Running requests by id; a query without one, by the identity of its message."""
         self._unwritten: list[Exchange] = []
 
     def bound(self, *, n_vocab: int) -> None:
@@ -361,7 +361,7 @@ class ServerSession:
         return data
 
     def answer_embed(self, query: EmbedQuery, embeddings: Embeddings, written: orjson.Fragment) -> bytes:
-        """As `answer`, with figures that `written_embeddings` wrote before: in another thread, where they are many."""
+        """See `answer`. The figures are what `written_embeddings` wrote, in another thread where they are many."""
         if self.is_closing:
             return b""
         data = encode_embeddings(embeddings, written, query.warnings, query.request.metadata)

@@ -137,8 +137,8 @@ AFTER_ERROR: Mapping[str, After] = MappingProxyType(
         ShuttingDown.code: After.CLOSED,
     }
 )
-"""By code. One that is not of the protocol is treated as a bad request's. Where a request is refused because the server
-stops, others that still run in its session come to their end first."""
+"""Transitions by error code. A code that is not of the protocol is treated as a bad request's. Where a request is
+refused because the server stops, others that still run in its session come to their end first."""
 
 
 class LocalProtocolError(RuntimeError):
@@ -154,9 +154,9 @@ class Exchange:
     warnings: tuple[str, ...] = ()
     keep_alive: bool = False
     can_cancel: bool = False
-    """It is no query that is answered at once, and no cancel has come for it yet."""
+    """Whether it is no query that is answered at once, and no cancel has come for it yet."""
     can_think: bool = False
-    """It is a generation, and nothing has ended it or its thinking yet."""
+    """Whether it is a generation, and nothing has ended it or its thinking yet."""
     fragment: orjson.Fragment | None = None
     """`metadata` written once, for every token."""
 

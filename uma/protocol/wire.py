@@ -65,9 +65,9 @@ class Additions:
     """Types of requests."""
     commands: frozenset[str] = frozenset()
     fields: Mapping[str, frozenset[str]] = MappingProxyType({})
-    """Of requests by their type, and of `messages`: they are ignored."""
+    """Fields of requests by their type, and of `messages`: they are ignored."""
     event_fields: Mapping[str, frozenset[str]] = MappingProxyType({})
-    """Of events by their name: they are not sent."""
+    """Fields of events by their name: they are not sent."""
 
 
 def _names(**by_kind: str) -> Mapping[str, frozenset[str]]:
@@ -134,11 +134,11 @@ FIELDS_OF_1_0: Mapping[str, frozenset[str]] = MappingProxyType(
         }.items()
     }
 )
-"""By path, the fields of events that a session of version 1.0 has; it is sent no other."""
+"""Fields of events that a session of version 1.0 has, by path; it is sent no other."""
 
 
 OWNERS: dict[type, tuple[type, ...]] = {}
-"""Of each flat class, the classes that its fields come from; the last is the message itself."""
+"""Classes that the fields of each flat class come from; the last is the message itself."""
 
 
 def _flat(name: str, *parts: type, drop: tuple[str, ...] = ("warnings",), hints: dict[str, Any] | None = None) -> type:
@@ -190,7 +190,7 @@ REQUESTS: dict[str, type[Any]] = {
     ),
     "rerank": _flat("Rerank", RerankRequest, RerankQuery, drop=("request", "warnings")),
 }
-"""By `type`."""
+"""Classes of requests by `type`."""
 
 COMMANDS: dict[str, tuple[type, type[Any]]] = {
     "cancel": (Cancel, _flat("Cancel", Cancel)),
@@ -218,4 +218,4 @@ EVENTS: dict[str, type[Any]] = {
     "rerank": RerankEvent,
     "metrics": _flat("Metrics", MetricsEvent, drop=("snapshot",)),
 }
-"""By `event`. A metrics event has its snapshot's fields beside these."""
+"""Classes of events by `event`. A metrics event has its snapshot's fields beside these."""

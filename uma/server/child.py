@@ -24,7 +24,7 @@ from uma.server.server import Server
 from uma.types import LoadProgress
 
 PR_SET_PDEATHSIG = 1
-"""Of Linux's `prctl`: the signal that a process gets when its parent ends."""
+"""Option of Linux's `prctl`: the signal that a process gets when its parent ends."""
 
 
 def main() -> None:

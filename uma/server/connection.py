@@ -71,7 +71,7 @@ class Served(Source, Protocol):
         """End the request of this `RunningRequest.number`; whether there was one."""
 
     def snapshot(self) -> Mapping[str, Any]:
-        """As `metrics`, at once."""
+        """Snapshot of `metrics`, at once."""
 
 
 class Host(Protocol):
@@ -119,7 +119,7 @@ class Work:
     stream: EventStream | None = None
     """The engine's stream, once the work has one."""
     is_whole: bool = False
-    """It has no stream: it is answered in one piece, and a cancel ends it at once."""
+    """Whether it is answered in one piece, without a stream; a cancel ends it at once."""
     is_cancelled: bool = False
     ends_thinking: bool = False
     verdict: UmaError | None = None
@@ -395,7 +395,7 @@ class Connection(ABC):
         return fitted
 
     def enter_whole(self, request: W) -> W:
-        """The same for a request that is answered in one piece."""
+        """Enter a request that is answered in one piece."""
         request = self._checked(request)
         if self.account is None:
             return request

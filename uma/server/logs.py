@@ -56,14 +56,14 @@ def _traceback(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _writable(value: Any) -> Any:
-    """The same without halves of characters and integers beyond 64 bits, which orjson refuses."""
+    """A copy without halves of characters and integers beyond 64 bits, which orjson refuses."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     return str(value) if isinstance(value, int) and not -(2**63) <= value < 2**64 else value
 
 
 FORMATS: Mapping[str, MakeLine] = {"text": text_line, "json": json_line}
-"""By the words of `--log-format`."""
+"""Makers of log lines by the words of `--log-format`."""
 
 
 class LineHandler(logging.Handler):

@@ -155,7 +155,7 @@ def _on_socket(progress: LoadProgress, config: RuntimeConfig) -> Server:
 
 
 def heeded(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """Of these, all but those that our parent has chosen to ignore (nohup, a background job of a plain shell)."""
+    """Signals of these that our parent has not chosen to ignore (nohup, a background job of a plain shell)."""
     return [each for each in signals if signal.getsignal(each) is not signal.SIG_IGN]
 
 

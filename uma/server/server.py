@@ -56,15 +56,15 @@ class Server:
         self.requests_refused_total = 0
         """Requests that never reached the engine: no message, a busy session, a running id, too many of a session."""
         self.requests_queue_full_total = 0
-        """Those of them that were refused for overload."""
+        """Requests of them that were refused for overload."""
         self.parsing = trio.CapacityLimiter(MAX_PARSING)
-        """For threads that parse large frames. A session has one at a time, so sessions take turns."""
+        """Limiter of threads that parse large frames. A session has one at a time, so sessions take turns."""
         self.files = OwnFiles()
         self.users = Users.load(config.socket_users)
         self.unread = Unread()
         """Embeddings and rankings that wait to be read."""
         self.failures = Throttle()
-        """For log lines that clients can bring about at no cost of their own."""
+        """Throttle of log lines that clients can bring about at no cost of their own."""
         self._connections: set[Connection] = set()
         self._refused: set[Connection] = set()
         self._gone = trio.lowlevel.ParkingLot()
@@ -72,7 +72,7 @@ class Server:
         if self._engine is not None:
             self._loaded.set()
         self._turns: dict[trio.Event, None] = {}
-        """Of the sessions that wait for the model, in the order in which they began to."""
+        """Turns of sessions that wait for the model, in the order in which they began to."""
         self._farewell: ShuttingDown | None = None
         """Why no session is accepted any more."""
         self._accepting = trio.CancelScope()

@@ -32,7 +32,7 @@ class _File:
     """What a file says."""
 
     named: Mapping[int, tuple[str, Bounds]] = attrs.field(factory=dict)
-    """By user id: the name that the table has, and what is in it."""
+    """Name and bounds of each user in the table, by user id."""
     others: Bounds | None = None
     """None: users without a table have no bounds."""
 

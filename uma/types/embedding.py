@@ -100,7 +100,7 @@ class Ranked:
     """A document's place in a ranking."""
 
     index: int
-    """Of the document in the request."""
+    """Index of the document in the request."""
     score: float
     """The model's classifier score: higher is better; its range depends on the model."""
 

@@ -30,7 +30,7 @@ class Speculation:
     drafted: int = 0
     """Tokens that were guessed and verified."""
     accepted: int = 0
-    """Those of them that the model's own sampler agreed to."""
+    """Drafted tokens that the model's own sampler agreed to."""
     saved_ms: float = 0.0
     """Expected time of the same tokens one by one, less the time that was taken; negative where it took longer."""
 
@@ -40,13 +40,13 @@ class RequestMetrics:
     """How one request was served."""
 
     queue_ms: float
-    """From arrival to the first tick that computed something for it."""
+    """Time from arrival to the first tick that computed something for it."""
     prefill_ms: float
-    """From there to the first token."""
+    """Time from that tick to the first token."""
     decode_ms: float
-    """From the first token to the last."""
+    """Time from the first token to the last."""
     ttft_ms: float
-    """From arrival to the first token; 0 where there was none."""
+    """Time from arrival to the first token; 0 where there was none."""
     batch_size: int
     """Maximum number of sequences in one of its batches, itself included."""
     tokens_per_second: float
@@ -78,7 +78,7 @@ class Logprobs:
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...]
-    """As many as were asked for, the likeliest first."""
+    """Alternatives, as many as were asked for, the likeliest first."""
 
 
 @attrs.frozen
@@ -104,7 +104,7 @@ class Token:
     text: str
     token_id: int
     index: int = 0
-    """Of which of the request's `n` answers it is the next token."""
+    """Answer of the request's `n` whose next token it is."""
     logprobs: Logprobs | None = None
     """Where `logprobs` asked for it."""
     holds: bool = attrs.field(default=False, eq=False)
@@ -119,7 +119,7 @@ class ReasoningDelta:
     id: str
     text: str
     index: int = 0
-    """Of which of the request's `n` answers."""
+    """Answer of the request's `n` that it belongs to."""
 
 
 @attrs.frozen
@@ -138,7 +138,7 @@ class ToolCallDelta:
     arguments: str
     """To be put behind what came before."""
     index: int = 0
-    """Of which of the request's `n` answers."""
+    """Answer of the request's `n` that it belongs to."""
 
 
 @attrs.frozen
@@ -168,7 +168,7 @@ class Answer:
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str | None = None
     stop_string: str | None = None
-    """Of the request's `stop` strings the one that ended it; None where something else did."""
+    """String of the request's `stop` that ended it; None where something else did."""
     cut_call: CutCall | None = None
     """The call that the output ended inside of; the text does not have it."""
     call_offsets: tuple[int, ...] = ()
@@ -200,7 +200,7 @@ class Finished:
     reasoning: str | None = None
     """The model's thinking, where `stream` was false and `reasoning` asked for it."""
     stop_string: str | None = None
-    """Of the request's `stop` strings the one that ended it; None where something else did."""
+    """String of the request's `stop` that ended it; None where something else did."""
     cut_call: CutCall | None = None
     """The call that the output ended inside of: neither in `tool_calls` nor in the text. A warning tells of it."""
     call_offsets: tuple[int, ...] = ()
@@ -239,4 +239,4 @@ class Tokenized:
     """What they stand for: a conversation as the chat template renders it, or the text of given ids; None for a prompt,
     which the caller has. Special tokens among given ids have no text."""
     added_tokens: int = 0
-    """Of these ids, how many at the front come from the tokenizer and not from the prompt: the beginning of text."""
+    """Number of ids at the front that come from the tokenizer and not from the prompt: the beginning of text."""

@@ -54,11 +54,11 @@ class CacheUse:
     tier: str = ""
     """Where what it used was: `cells`, `memory` or `disk`; empty: it used nothing."""
     known_tokens: int = 0
-    """Of the prompt, how much the nearest cached or running conversation has in common with it."""
+    """Prompt tokens that the nearest cached or running conversation has in common with it."""
     why: str = ""
     """Why not more: a word of `WHY_NOT_CACHED`."""
     token_id: int | None = None
-    """With `end` and `differs`: the prompt's own token behind the `known_tokens`, the first that is not cached."""
+    """The prompt's own token behind `known_tokens`, the first that is not cached: with `end` and `differs`."""
 
 
 @attrs.frozen
@@ -76,9 +76,9 @@ class RecordedText:
     """Text of a request, where the server records it (`--record-text`)."""
 
     prompt_end: str
-    """Its last tokens."""
+    """Text of the prompt's last tokens."""
     answer_begin: str
-    """Its first tokens."""
+    """Text of the answer's first tokens."""
     before_parting: str = ""
     """The prompt up to `CacheUse.known_tokens`, the last tokens of it."""
     behind_parting: str = ""
@@ -91,19 +91,19 @@ class Explained:
     id: str
     priority: int
     origin: str
-    """As `RunningRequest.origin`."""
+    """See `RunningRequest.origin`."""
     came_at: float
     """Seconds since 1970."""
     age_ms: float
-    """From its coming to its last token, or until now; `spent_ms` adds up to it."""
+    """Time from arrival to its last token, or until now; `spent_ms` adds up to it."""
     spent_ms: dict[str, float]
-    """By cause (`CAUSES`), in the order of its life; without those that took nothing."""
+    """Time spent by cause (`CAUSES`), in the order of its life; causes that took nothing are left out."""
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
     cache: CacheUse
     metrics: RequestMetrics
-    """As its last event has them, or until now."""
+    """Metrics of its last event, or until now."""
     reason: str = ""
     """Why it ended: a finish reason, or an error's code; empty: it runs."""
     now: RunningRequest | None = None
@@ -111,7 +111,7 @@ class Explained:
     started_before: int = 0
     """Requests that were given a slot while it waited for its first."""
     started_before_higher: int = 0
-    """Those of them of a higher lane."""
+    """Requests of a higher lane among them."""
     preemptions: int = 0
     preempted_by: str = ""
     """The id of the request that had its slot last."""

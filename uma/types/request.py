@@ -48,13 +48,13 @@ class Media:
     data: Annotated[str, Length(0, MAX_MEDIA_CHARS)] = attrs.field(
         default="", repr=lambda data: f"<{len(data):,} characters>"
     )
-    """Its file (PNG, JPEG, GIF or BMP; WAV, MP3 or FLAC) as base64."""
+    """The file (PNG, JPEG, GIF or BMP; WAV, MP3 or FLAC) as base64."""
     at: Annotated[int, Range(0)] = 0
     """How many characters of the message's content, or of the prompt, come before it."""
     url: Annotated[str, Length(1, 2_048), Text()] | None = None
     """Where it is fetched from, by http or https (`Capabilities.media_urls`)."""
     path: Annotated[str, Length(1, 4_096), Text()] | None = None
-    """On the server's socket alone: the file's absolute path. It must be the client's own."""
+    """Absolute path of the file, on the server's socket alone. It must be the client's own."""
 
     def __attrs_post_init__(self) -> None:
         check(self)
@@ -87,7 +87,7 @@ class Message:
     )
     """The calls that the assistant made in this turn."""
     tool_call_id: Annotated[str, Length(1, 128), Text()] | None = None
-    """Of which call a message of role `tool` is the result."""
+    """Id of the call whose result a message of role `tool` is."""
     name: Annotated[str, Length(1, 128), Text()] | None = None
     """Which tool's result it is."""
     reasoning: Annotated[str, Text()] | None = None
@@ -217,7 +217,7 @@ class Request:
                 yield f"messages[{index}].media[{at}]", each
 
     def with_media(self, media: Iterable[Media]) -> Request:
-        """The same with others in the place of its pictures and sounds."""
+        """A copy with other pictures and sounds."""
         given = iter(media)
         own = tuple(islice(given, len(self.media)))
         messages = [attrs.evolve(each, media=tuple(islice(given, len(each.media)))) for each in self.messages or ()]

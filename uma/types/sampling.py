@@ -151,7 +151,7 @@ class SamplingParams:
     logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None
     """Number of likeliest tokens reported with each generated token, all with log probabilities. None: no report."""
     prompt_logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None
-    """The same for each prompt token but the first, in the `Prompt` event. The whole prompt is computed for it."""
+    """Alternatives for each prompt token but the first, in the `Prompt` event. The whole prompt is computed for it."""
     logit_bias: Annotated[dict[str, float], Length(0, 1024, "tokens"), Values(Range(-100, 100))] | None = attrs.field(
         default=None, converter=_bias_by_name
     )
@@ -185,7 +185,7 @@ class SamplingParams:
     dry_multiplier: Annotated[float, Range(0, 100)] = 0.0
     """How strongly tokens that would go on repeating a passage are penalised (DRY); 0: not."""
     dry_base: Annotated[float, Range(1, 10)] = 1.75
-    """By what the penalty grows with each token of the passage."""
+    """Factor by which the penalty grows with each token of the passage."""
     dry_allowed_length: Annotated[int, Range(1, 65_536)] = 2
     """Passages up to this length are not penalised."""
     dry_window: Annotated[int, Range(0, 65_536)] = 4096

@@ -26,7 +26,7 @@ HealthStatus = Literal["ok", "loading", "draining", "stalled"]
 EMBEDDINGS, RERANKER = "embeddings", "reranker"
 """Kinds of models that only embed, or rank."""
 ModelState = Literal["unloaded", "loading", "loaded", "leaving"]
-"""Of one of several models. `leaving`: it takes no more requests, and ends once those that run have ended."""
+"""State of one of several models. `leaving`: it takes no more requests, and ends once those that run have ended."""
 
 
 @attrs.frozen
@@ -84,7 +84,7 @@ class MemoryPlan:
     """Tokens that KV is kept of, of all sequences together."""
     kv_bytes: int
     window_cells: int = 0
-    """The same of layers with a sliding window: as many as `cells`, or no more than the windows of all sequences."""
+    """Cells of layers with a sliding window: as many as `cells`, or no more than the windows of all sequences."""
     states: int = 0
     """Recurrent states: one of each sequence that can run, and one more for each token of a draft."""
     state_bytes: int = 0
@@ -211,7 +211,7 @@ class ListedModel:
     parameters: int = 0
     """0 where that is not known yet."""
     info: ServerInfo | None = None
-    """Its card, where it is loaded."""
+    """Card of the model, where it is loaded."""
     loading_percent: int | None = None
     """How much of it is loaded, where it is being loaded."""
     state: ModelState = "unloaded"
@@ -225,7 +225,7 @@ class ListedModel:
     aliases: tuple[str, ...] = ()
     """Other names that it was given."""
     vision: bool = False
-    """It sees pictures; before its first load, as the header of the projector beside it says."""
+    """Whether it sees pictures; before its first load, as the header of the projector beside it says."""
     also: tuple[str, ...] = ()
     """Other whole names of its file."""
     running: int = 0
@@ -233,13 +233,13 @@ class ListedModel:
     waiting: int = 0
     """Requests that wait until it is loaded."""
     is_pinned: bool = False
-    """It does not leave, whatever else needs its memory."""
+    """Whether it stays loaded, whatever else needs its memory."""
     leaves_in_sec: float | None = None
     """Time until it leaves if no request comes; None: it leaves once its memory is needed, or it is not loaded."""
     failure: str = ""
     """Why its last load or its process failed; empty: it did not."""
     retry_in_sec: float = 0.0
-    """With a failure, how long no load of it is tried."""
+    """Time for which no load of it is tried after a failure."""
 
 
 @attrs.frozen
@@ -276,14 +276,14 @@ class RunningRequest:
     runs), `prefix` (another request computes what its prompt begins with), `prompt` (another prompt is read first) or
     `reader` (its reader is behind). Empty: it is computed."""
     behind: str = ""
-    """With `prompt`: the id of the request whose prompt is read first."""
+    """Id of the request whose prompt is read first, where it waits for a `prompt`."""
     origin: str = ""
     """Where it comes from, in words for people: the program, the key, the endpoint or the socket."""
     number: int = 0
-    """By which the server tells it from all others, which can have the same id; of several answers each has its own. 0
-    where an older server does not tell."""
+    """Number of the request, or of each of several answers, in this server: ids can be equal. 0 where an older server
+    does not tell."""
     ttft_ms: float | None = None
-    """From its arrival to its first token; None: there is none yet."""
+    """Time from arrival to the first token; None: there is none yet."""
     worst_gap_ms: float = 0.0
     """Longest time between two of its tokens."""
 
@@ -293,7 +293,7 @@ class Activity:
     """What an engine is working on just now, request by request, and how many requests wait for a first slot."""
 
     running: tuple[RunningRequest, ...]
-    """In order of arrival."""
+    """Running requests in order of arrival."""
     waiting_interactive: int
     waiting_normal: int
     waiting_background: int

@@ -100,15 +100,15 @@ class Download(Protocol):
 
     @property
     def digest(self) -> str:
-        """Of its first file; empty while it is not known."""
+        """Digest of its first file; empty while it is not known."""
 
     @property
     def total_bytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
 
     @property
     def completed_bytes(self) -> int:
-        """Those that are here."""
+        """Bytes that are here."""
 
     def run(self) -> None:
         """Fetch it, in a thread of its own. Raises `UmaError`. Where the task that waits for the thread is cancelled it

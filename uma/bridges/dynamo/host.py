@@ -76,12 +76,12 @@ class Job:
         self._host.call(self._scope.cancel)
 
     def lose(self) -> None:
-        """On the Trio thread: the engine ends before the request began."""
+        """Called on the Trio thread where the engine ends before the request began."""
         self.put(ShuttingDown("the worker stopped before the request began"))
         self.put(None)
 
     async def run(self, engine: Engine, request: Request) -> None:
-        """On the Trio thread: generate."""
+        """Generate, on the Trio thread."""
         try:
             with self._scope:
                 async with engine.generate(request) as stream:
@@ -117,7 +117,7 @@ class EngineHost:
     """What ended the engine, once it had started."""
     loop: asyncio.AbstractEventLoop = attrs.field(init=False)
     times: RequestTimes = attrs.field(factory=RequestTimes, init=False)
-    """Of finished requests. Belongs to the Trio thread."""
+    """Times of finished requests. Belongs to the Trio thread."""
     _thread: threading.Thread | None = attrs.field(default=None, init=False)
     _engine: Engine | None = attrs.field(default=None, init=False)
     _token: trio.lowlevel.TrioToken | None = attrs.field(default=None, init=False)
@@ -183,7 +183,7 @@ class EngineHost:
         self.call(self._begin, lambda: None, task, self._engine, *args)
 
     def _begin(self, lost: Callable[[], None], task: Callable[..., Awaitable[None]], *args: Any) -> None:
-        """On the Trio thread: begin a task; call `lost` instead where the engine is about to end."""
+        """Begin a task on the Trio thread; call `lost` instead where the engine is about to end."""
         assert self._nursery is not None
         try:
             self._nursery.start_soon(task, *args)

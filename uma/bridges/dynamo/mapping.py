@@ -61,7 +61,7 @@ class Asked:
 
     request: Request
     prompt_tokens: int
-    """As the frontend counts them."""
+    """Prompt tokens as the frontend counts them."""
     added_tokens: int
     """Put before them here: the beginning of text."""
     ignored: tuple[str, ...]
@@ -229,7 +229,7 @@ def _own_annotations(wanted: PreprocessedRequest) -> list[str]:
 
 
 def _lane(wanted: PreprocessedRequest) -> Literal[-1, 0, 1]:
-    """By `priority` of `nvext.agent_hints`; without it by `latency_sensitivity`, which comes as `priority_jump`."""
+    """Lane by `priority` of `nvext.agent_hints`; else by `latency_sensitivity`, which comes as `priority_jump`."""
     routing = wanted.routing
     hint = (routing.priority or routing.priority_jump or 0) if routing is not None else 0
     if not hint:
@@ -303,7 +303,7 @@ class Chunks:
         )
 
     def _prompt_logprobs(self) -> dict[str, Any]:
-        """Of the frontend's prompt tokens, as Dynamo has them: by position and token id."""
+        """Log probabilities of the frontend's prompt tokens, as Dynamo has them: by position and token id."""
         positions = None if self._prompt is None else self._prompt.logprobs
         if positions is None:
             return {}

@@ -42,7 +42,7 @@ class RouterView:
         return all(name in self._known for name in event.block_hashes)
 
     def _removed(self, names: Iterable[int]) -> Iterator[BlockRemoved]:
-        """These blocks, given parents first, are told children first."""
+        """Events of removed blocks: given parents first, they are told children first."""
         gone = tuple(names)[::-1]
         for name in gone:
             del self._known[name]

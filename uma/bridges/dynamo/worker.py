@@ -190,7 +190,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         self._report: LoadReport | None = None
         """The load as last published. Replaced on the Trio thread, read on any."""
         self._views: set[int] = set()
-        """By how many tokens the worker puts before a request's: each has a view of the KV blocks that is published."""
+        """Numbers of tokens that the worker puts before a request's: a view of KV blocks is published for each."""
 
     @property
     def has_failed(self) -> bool:

@@ -95,7 +95,7 @@ _PACKED_ID = re.compile(rb"request_id(?:[\xa1-\xbf]|\xd9.)", re.DOTALL)
 
 
 def refuse_oversized(data: bytes, limit: int) -> BadMessageError:
-    """For a message that is not even parsed: what is wrong, with the id that stands near its beginning or end."""
+    """Refusal of a message that is not even parsed: what is wrong, with the id found near its beginning or end."""
     form = Form.JSON if data[:1] and data[0] in JSON_STARTS else Form.NAMED
     ends = (data[:SEARCHED_BYTES], data[-SEARCHED_BYTES:])
     id = next((id for end in ends if (id := _id_near(end, form)) is not None), None)

@@ -21,7 +21,7 @@ HEARTBEAT_TIMEOUT_MS = 5_000
 RETRY_SEC = 0.005
 """A peer whose buffer is full is tried again after this: ZeroMQ does not tell when one peer's buffer has space."""
 LATE_RETRY_SEC = 0.1
-"""The same for a peer that has been full for long."""
+"""Time until a send is tried again to a peer that has been full for long."""
 LINGER_MS = 500
 QUEUED_MESSAGES = 256
 """Messages of one peer that ZeroMQ holds until the peer reads them. A full buffer has space again once half is read."""

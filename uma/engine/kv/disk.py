@@ -69,7 +69,7 @@ class _Entry(_File):
         return self.tokens
 
     def usable(self, common: int) -> int:
-        """As `Snapshot.usable`."""
+        """See `Snapshot.usable`."""
         return usable(len(self.tokens), common, self.ends)
 
     @property

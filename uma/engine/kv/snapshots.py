@@ -41,7 +41,7 @@ class Snapshot:
 
     tokens: array[int]
     parts: tuple[bytes, ...]
-    """As `Context.state_get` gave it: of all tokens, or of one run of them after the other."""
+    """States as `Context.state_get` gave them: of all tokens, or of one run of them after the other."""
     reuses: int = 0
     """How often it was found again, in its cells and here."""
     used_ms: float = 0.0
