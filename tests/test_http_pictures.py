@@ -93,6 +93,19 @@ def test_openai_s_client_is_told_what_llama_cpp_says(seeing: HttpServer, expecte
         assert response.usage.input_tokens == said.usage.prompt_tokens
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        f" data:image/png;charset=utf-8; BASE64,{DATA[:76]}\r\n{DATA[76:].rstrip('=')}\n",
+        "data:image/png;base64," + DATA.replace("+", "%2B").replace("/", "%2f").replace("=", "%3D"),
+    ],
+)
+def test_a_data_url_is_read_as_browsers_read_it(seeing: HttpServer, expected: str, url: str) -> None:
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": QUESTION}]
+    asked = {"messages": [{"role": "user", "content": content}], "max_tokens": LENGTH, **PLAIN}
+    assert seeing.ask("POST", CHAT, asked).json["choices"][0]["message"]["content"] == expected
+
+
 def test_a_sound_is_heard_in_both_of_openai_s_endpoints(seeing: HttpServer, reference: Reference) -> None:
     heard = said_of(reference, f"{MARKER}{QUESTION}", SOUND)
     for part in (INPUT_AUDIO, {"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{SOUND_DATA}"}}):
@@ -281,7 +294,7 @@ def test_a_picture_of_an_earlier_turn_is_seen_and_comes_from_the_cache(seeing: H
         (CHAT, [{"type": "input_audio", "input_audio": "AA"}], "input_audio: expected an object with data"),
         (
             "/v1/chat/completions",
-            [{"type": "input_audio", "input_audio": {"data": "AA"}}],
+            [{"type": "input_audio", "input_audio": {"data": "A"}}],
             "input_audio.data: is no base64",
         ),
         (

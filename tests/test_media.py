@@ -154,9 +154,11 @@ def test_a_model_that_only_hears_says_what_it_takes() -> None:
         check_file(png(9, 9), "sound", sees=False, hears=True)
 
 
-def test_base64_is_read_strictly_and_within_bounds() -> None:
-    assert file_of(base64.b64encode(GIF).decode(), "picture") == GIF
-    for wrong in ("a", "====", "äöü=", "data:image/png;base64,AAAA"):
+def test_base64_is_read_in_lines_and_without_padding_and_within_bounds() -> None:
+    text = base64.b64encode(GIF).decode()
+    for spelling in (text, text.rstrip("="), f"\n{text[:9]}\r\n{text[9:17]} \t{text[17:]}\f"):
+        assert file_of(spelling, "picture") == GIF
+    for wrong in ("a", "AAAA=A==", "AA-_", "====", "äöü=", "data:image/png;base64,AAAA"):
         with pytest.raises(BadRequest, match="picture: is no base64"):
             file_of(wrong, "picture")
     with pytest.raises(BadRequest, match="over the limit"):

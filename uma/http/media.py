@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import unquote
 
 import attrs
 
@@ -17,6 +19,9 @@ PICTURES = ("image_url", "input_image", "image")
 """Types of parts that are pictures: OpenAI's two, and Anthropic's."""
 SOUNDS = ("input_audio", "audio_url")
 """Types of parts that are sounds: OpenAI's, and vLLM's."""
+
+_IN_BASE64 = re.compile(r"(?i); *base64\s*$")
+"""End of a data URL's head."""
 
 
 @attrs.define
@@ -71,6 +76,7 @@ class MediaReader:
 
     def of_url(self, url: str, field: str) -> Media:
         """The file at a URL that `field` has. Raises as `read`."""
+        url = url.strip()
         scheme, _, rest = url.partition(":")
         if scheme.lower() in ("http", "https"):
             if not self.able.media_urls:
@@ -85,9 +91,9 @@ class MediaReader:
             expected = "an http, https or data URL" if self.able.media_urls else "a data URL"
             raise BadRequest(f"{field}: expected {expected}, not {show(url)}")
         head, comma, data = rest.partition(",")
-        if not comma or not head.lower().endswith(";base64"):
+        if not comma or not _IN_BASE64.search(head):
             raise BadRequest(f"{field}: expected data:...;base64, and the file")
-        return self.take(data, field)
+        return self.take(unquote(data) if "%" in data else data, field)
 
     def _of_anthropic(self, source: Any, field: str) -> Media:
         if not isinstance(source, dict):

@@ -21,6 +21,7 @@ PICTURES = ("PNG", "JPEG", "GIF", "BMP")
 SOUNDS = ("WAV", "MP3", "FLAC")
 """Sounds that are decoded."""
 
+_BLANKS = str.maketrans("", "", "\t\n\f\r ")
 _MARKS = (
     (b"\x89PNG\r\n\x1a\n", 0, b"", "PNG"),
     (b"\xff\xd8\xff", 0, b"", "JPEG"),
@@ -51,11 +52,15 @@ def check_count(request: Request) -> None:
 
 
 def file_of(text: str, field: str) -> bytes:
-    """The file that base64 stands for. Raises `BadRequest`."""
+    """The file that base64 stands for, in lines, with blanks or without padding too, as WHATWG's data URLs have it.
+
+    Raises `BadRequest`.
+    """
+    text = text.translate(_BLANKS)
     if len(text) > 4 * MAX_FILE_BYTES // 3 + 4:
         raise BadRequest(f"{field}: is over the limit of {MAX_FILE_BYTES:,} bytes for a file")
     try:
-        return base64.b64decode(text, validate=True)
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):
         raise BadRequest(f"{field}: is no base64") from None
 
