@@ -325,7 +325,7 @@ def test_with_a_sliding_window_a_batch_is_one_ubatch(tmp_path: Path) -> None:
     with Model.load(write_model(tmp_path / "model.gguf", kind="sliding-window")) as model:
         found = sizing.context_params(model, config)
         with Context(model, found) as target:
-            draft = sizing.draft_params(model, target, config)
+            draft = sizing.draft_params(model, target, config, 64 * MIB)
     assert [found.n_batch, found.n_ubatch, draft.n_batch, draft.n_ubatch] == [32] * 4
 
 

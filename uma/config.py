@@ -215,7 +215,7 @@ class RuntimeConfig:
         "tokens",
     )
     cache_ram_mb: Annotated[int, Range(-1)] = setting(
-        -1, "prefixes kept in host memory; 0: none, -1: an eighth of the memory that is free, 8192 at most", "MiB"
+        -1, "prefixes kept in host memory; 0: none, -1: an eighth of what the context leaves, 8192 at most", "MiB"
     )
     cache_dir: str = setting(
         "auto",

@@ -19,6 +19,7 @@ from uma.engine.delivery.mailbox import Answer
 from uma.engine.intake.overload import full_queue_retry_ms
 from uma.engine.intake.prompt import LANE_SHARE, PromptReader
 from uma.engine.intake.texts import TextReader
+from uma.engine.ledger import Ledger
 from uma.engine.worker.embedding import EmbedJob
 from uma.engine.worker.loop import DecodeWorker
 from uma.errors import BadRequest, Overloaded, UmaError
@@ -72,12 +73,14 @@ class EmbedService:
         self,
         config: RuntimeConfig,
         context: Context,
+        ledger: Ledger,
         prompts: PromptReader,
         worker: DecodeWorker,
         metrics: EngineMetrics,
     ) -> None:
         self._config = config
         self._model = context.model
+        self._ledger = ledger
         self._worker = worker
         self._metrics = metrics
         self._texts = TextReader(context.model, prompts)
@@ -214,8 +217,10 @@ class EmbedService:
         """The context, made if need be: not on the decode thread, where streams would wait for it."""
         async with self._lock:
             if self._context is None:
-                params = sizing.embed_params(self._model, self._config, self._max_request_tokens)
-                self._own_context = await trio.to_thread.run_sync(Context, self._model, params)
+                free_bytes = self._ledger.kv_bytes
+                params = sizing.embed_params(self._model, self._config, free_bytes, self._max_request_tokens)
+                with self._ledger.promised(self._model, params):
+                    self._own_context = await trio.to_thread.run_sync(Context, self._model, params)
                 self._use(self._own_context)
             assert self._context is not None
             return self._context

@@ -39,6 +39,7 @@ from uma.engine.kv.events import KvListener
 from uma.engine.kv.feed import BlockLedger, KvFeed
 from uma.engine.kv.pool import KvPool
 from uma.engine.kv.snapshots import Snapshot, SnapshotStore
+from uma.engine.ledger import Ledger
 from uma.engine.policy import Scheduler, Targets
 from uma.engine.recorder import Recorder, Turns
 from uma.engine.reproducible import ReproducibleContext
@@ -80,6 +81,7 @@ class Engine:
         self,
         config: RuntimeConfig,
         context: Context,
+        ledger: Ledger,
         archive: Archive | None,
         grammars: GrammarCompiler,
         draft: Context | None = None,
@@ -88,7 +90,7 @@ class Engine:
         self.config = config
         self.archive = archive
         self._chat = ChatAbilities(context.model)
-        self.info = server_info(context, config, self._chat, draft, projector)
+        self.info = server_info(context, config, self._chat, ledger.kv_bytes, draft, projector)
         self.max_request_tokens = sizing.max_request_tokens(context)
         """Maximum tokens, prompt and output together, of one request."""
         self._context = context
@@ -97,7 +99,7 @@ class Engine:
         self._is_draining = False
         self._fault: BaseException | None = None
         """What has ended the engine."""
-        self._pool = _make_pool(config, context, None if archive is None else self._write_soon)
+        self._pool = _make_pool(config, context, ledger.cache_bytes, None if archive is None else self._write_soon)
         # Behind all that can raise: its file descriptors would stay open.
         self.mailbox = Mailbox()
         scheduler = Scheduler(_targets(config, context))
@@ -119,13 +121,13 @@ class Engine:
         )
         self._requests = Submission(config, self.worker.commands, self._metrics, self.worker.totals)
         self._apart = ReproducibleContext(
-            config, context.model, self.info.limits.max_reproducible_tokens, self.worker.use_apart
+            config, context.model, ledger, self.info.limits.max_reproducible_tokens, self.worker.use_apart
         )
         self._prompts = PromptReader(config, context.model, self.max_request_tokens)
         self._pictures = None if projector is None else PictureReader(context, projector)
         self._fetcher = Fetcher()
         self._constraints = Constraints(context.model.vocab, grammars, sizing.grammars_at_once(context.params))
-        self._embeddings = EmbedService(config, context, self._prompts, self.worker, self._metrics)
+        self._embeddings = EmbedService(config, context, ledger, self._prompts, self.worker, self._metrics)
         self._probe: Answer[bool] | None = None
         """The last health probe: one is on its way at a time, however many tasks ask."""
         self._gate = Gate(
@@ -469,8 +471,10 @@ class Engine:
         return ParsedStream(stream, request, lambda: self._chat.parser(request, prompt), self._chat.piece)
 
 
-def _make_pool(config: RuntimeConfig, context: Context, on_added: Callable[[Snapshot], None] | None) -> KvPool:
-    store = SnapshotStore(sizing.cache_ram_bytes(config), on_added=on_added)
+def _make_pool(
+    config: RuntimeConfig, context: Context, cache_bytes: int, on_added: Callable[[Snapshot], None] | None
+) -> KvPool:
+    store = SnapshotStore(cache_bytes, on_added=on_added)
     return KvPool(
         context,
         store,

@@ -29,10 +29,11 @@ def server_info(
     context: Context,
     config: RuntimeConfig,
     chat: ChatAbilities,
+    free_kv_bytes: int,
     draft: Context | None = None,
     projector: Projector | None = None,
 ) -> ServerInfo:
-    """What a server answers to `info` and `hello`."""
+    """What a server answers to `info` and `hello`, with so much memory left for further contexts."""
     model = context.model
     return ServerInfo(
         server=f"uma/{__version__}",
@@ -49,7 +50,7 @@ def server_info(
             max_queue=config.max_queue,
             max_sequences=sizing.max_active(context, config),
             has_max_tokens=config.max_tokens > 0,
-            max_reproducible_tokens=sizing.max_reproducible_tokens(context, config),
+            max_reproducible_tokens=sizing.max_reproducible_tokens(context, config, free_kv_bytes),
         ),
         chat_template=_shown_template(model) if model.is_causal else "",
     )

@@ -17,6 +17,7 @@ from uma.engine import sizing
 from uma.engine.engine import Engine
 from uma.engine.kv.archive import MAX_QUEUED_BYTES, Archive
 from uma.engine.kv.disk import DiskTier
+from uma.engine.ledger import Ledger, make_context
 from uma.engine.loading import Loader
 from uma.engine.worker.loop import ended_by
 from uma.errors import ConfigError, ShuttingDown
@@ -63,16 +64,19 @@ async def open_engine(
             stack.callback(projector.close)
         grammars = GrammarCompiler(model.vocab)
         beside = grammars.prepare if prepares_grammars and model.is_causal else None
-        context = await trio.to_thread.run_sync(_make_context, model, config, beside)
+        ledger = Ledger(config, model)
+        context = await trio.to_thread.run_sync(_make_context, ledger, model, config, beside)
         stack.callback(context.close)
         if projector is not None and (reason := sizing.why_no_pictures(context, uses_mrope=projector.uses_mrope)):
             if config.mmproj:
                 raise ConfigError(f"mmproj: {reason}; leave it out")
             projector = None
-        draft = await trio.to_thread.run_sync(_open_draft, loader, config, context, projector)
+        draft = await trio.to_thread.run_sync(_open_draft, ledger, loader, config, context, projector)
         if draft is not None:
             stack.callback(draft.close)
-        engine = Engine(config, context, await _open_archive(config, context), grammars, draft, projector)
+        ledger.promise_cache(MAX_QUEUED_BYTES if config.prefix_folder else 0)
+        archive = await _open_archive(config, context, ledger.cache_bytes)
+        engine = Engine(config, context, ledger, archive, grammars, draft, projector)
         stack.callback(engine.close)
         # What ends the block is raised as it is, not inside the exception group that the nursery would make of it.
         ended: outcome.Outcome[None] = outcome.Value(None)
@@ -143,7 +147,7 @@ class _Tasks:
             block.cancel()
 
 
-def _make_context(model: Model, config: RuntimeConfig, beside: Callable[[], None] | None) -> Context:
+def _make_context(ledger: Ledger, model: Model, config: RuntimeConfig, beside: Callable[[], None] | None) -> Context:
     """The context; and what is done beside it, on a thread of its own, has been done. A fault of that shows again in
     the request that needs it.
     """
@@ -151,7 +155,7 @@ def _make_context(model: Model, config: RuntimeConfig, beside: Callable[[], None
     with ThreadPoolExecutor(1, thread_name_prefix="uma-grammar") as helper:
         if beside is not None:
             helper.submit(beside)
-        context = Context(model, sizing.context_params(model, config))
+        context = make_context(ledger, model, sizing.context_params(model, config))
     new.give_back_zeros()
     trim_heap()
     if config.n_ctx and context.n_ctx != config.n_ctx:
@@ -159,7 +163,9 @@ def _make_context(model: Model, config: RuntimeConfig, beside: Callable[[], None
     return context
 
 
-def _open_draft(loader: Loader, config: RuntimeConfig, target: Context, projector: Projector | None) -> Context | None:
+def _open_draft(
+    ledger: Ledger, loader: Loader, config: RuntimeConfig, target: Context, projector: Projector | None
+) -> Context | None:
     """The draft model's context, where one is configured and can be of use. It keeps its model open."""
     if not config.draft:
         return None
@@ -168,16 +174,16 @@ def _open_draft(loader: Loader, config: RuntimeConfig, target: Context, projecto
         return None
     model = loader.draft()
     try:
-        return Context(model, sizing.draft_params(model, target, config))
+        ledger.promise_weights(model)
+        return make_context(ledger, model, sizing.draft_params(model, target, config, ledger.kv_bytes))
     finally:
         model.close()
 
 
-async def _open_archive(config: RuntimeConfig, context: Context) -> Archive | None:
+async def _open_archive(config: RuntimeConfig, context: Context, memory_bytes: int) -> Archive | None:
     if not config.prefix_folder or not context.model.is_causal:
         return None
     identity = await trio.to_thread.run_sync(sizing.snapshot_identity, context)
-    memory_bytes = sizing.cache_ram_bytes(config)
     disk = DiskTier(
         Path(config.prefix_folder),
         identity,

@@ -21,14 +21,15 @@ from uma.types import MemoryPlan
 
 def memory_plan(model: Model, params: ContextParams) -> MemoryPlan:
     """What a context with these parameters takes of memory for texts, from its start."""
+    kv_bytes = params.kv_bytes(model)
     states = params.n_seq_max * (1 + params.rolled_back) if model.state_bytes else 0
     return MemoryPlan(
         kind=model.memory,
         cells=params.cells,
-        kv_bytes=params.kv_bytes(model),
+        kv_bytes=kv_bytes,
         window_cells=params.window_cells(model.window_tokens) if model.memory == "sliding-window" else 0,
         states=states,
-        state_bytes=states * model.state_bytes,
+        state_bytes=sizing.context_bytes(model, params) - kv_bytes,
     )
 
 

@@ -11,6 +11,7 @@ import trio
 
 from uma.config import RuntimeConfig
 from uma.engine import sizing
+from uma.engine.ledger import Ledger
 from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge
 from uma.llama.context import Context
 from uma.llama.model import Model
@@ -22,10 +23,18 @@ _log = logging.getLogger("uma.engine")
 class ReproducibleContext:
     """Makes the context when it is needed, and frees it."""
 
-    def __init__(self, config: RuntimeConfig, model: Model, max_tokens: int, use: Callable[[Context], None]) -> None:
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        model: Model,
+        ledger: Ledger,
+        max_tokens: int,
+        use: Callable[[Context], None],
+    ) -> None:
         """`use` hands the context to the decode thread."""
         self._config = config
         self._model = model
+        self._ledger = ledger
         self._use = use
         self._lock = trio.Lock()
         self._context: Context | None = None
@@ -45,8 +54,10 @@ class ReproducibleContext:
             if self._context is not None:
                 return
             try:
-                params = sizing.reproducible_params(self._model, self._config, self.max_tokens)
-                self._context = await trio.to_thread.run_sync(Context, self._model, params)
+                free_bytes = self._ledger.kv_bytes
+                params = sizing.reproducible_params(self._model, self._config, self.max_tokens, free_bytes)
+                with self._ledger.promised(self._model, params):
+                    self._context = await trio.to_thread.run_sync(Context, self._model, params)
             except (ConfigError, ModelError) as error:
                 raise BadRequest(
                     f"reproducible: there is no context for it ({error.message}); leave it out, or free memory"

@@ -94,7 +94,7 @@ _log = logging.getLogger("uma.engine")
 def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
     """The context this configuration asks for. Raises `ConfigError` where there is no memory for it."""
     if not model.is_causal:
-        return embed_params(model, config)
+        return embed_params(model, config, free_bytes=0)
     streams = _streams(model, config)
     # With a buffer each, a sequence has its share only, and prefixes are copied. Where the share is a whole context,
     # `auto` takes it: rows then pass by no cells of others.
@@ -258,14 +258,29 @@ def _rolled_back(model: Model, config: RuntimeConfig, streams: int) -> int:
 
 def _bytes_beside_weights(model: Model, config: RuntimeConfig) -> int:
     """Memory for KV and states that the weights leave."""
-    free_bytes = free_kv_bytes(config)
+    left_bytes = host_bytes(config, model)
+    if config.memory:
+        left_bytes = max(0, left_bytes - cache_ram_bytes(config, left_bytes))
+    elif not keeps_kv_here(config):
+        return free_kv_bytes(config)
+    return min(left_bytes, free_kv_bytes(config))
+
+
+def host_bytes(config: RuntimeConfig, model: Model) -> int:
+    """Free memory of the machine that the weights leave, within `--memory`."""
+    free_bytes = free_memory_bytes()
     if model.is_mapped and not _keeps_kv_on_gpu(config):
         # Mapped weights count as free to Linux, which can drop them; a server that computes with them needs them there.
-        free_bytes = max(0, free_bytes - model.info.size_bytes)
+        free_bytes -= model.info.size_bytes
     if config.memory:
-        taken_bytes = model.info.size_bytes + process_bytes(model.vocab.n_tokens) + cache_ram_bytes(config)
-        free_bytes = min(free_bytes, max(0, config.memory * 2**20 - taken_bytes))
-    return free_bytes
+        taken_bytes = model.info.size_bytes + process_bytes(model.vocab.n_tokens)
+        free_bytes = min(free_bytes, config.memory * 2**20 - taken_bytes)
+    return max(0, free_bytes)
+
+
+def context_bytes(model: Model, params: ContextParams) -> int:
+    """Memory of a context's cells and states."""
+    return params.kv_bytes(model) + params.n_seq_max * (1 + params.rolled_back) * model.state_bytes
 
 
 def _with_small_windows(model: Model, config: RuntimeConfig, streams: int, *, is_unified: bool) -> int:
@@ -297,15 +312,19 @@ def _most_batch_tokens(model: Model, config: RuntimeConfig) -> int:
     return config.n_ubatch if model.memory == "sliding-window" else config.n_batch
 
 
-def embed_params(model: Model, config: RuntimeConfig, max_tokens: int = MAX_TEXT_TOKENS) -> ContextParams:
-    """A context that embeds texts of up to `max_tokens` tokens. Raises `ConfigError` for want of memory."""
+def embed_params(
+    model: Model, config: RuntimeConfig, free_bytes: int, max_tokens: int = MAX_TEXT_TOKENS
+) -> ContextParams:
+    """A context that embeds texts of up to `max_tokens` tokens, in a quarter of `free_bytes`; an encoder's takes no
+    memory for them. Raises `ConfigError` where that is too little.
+    """
     longest = min(max_tokens, MAX_TEXT_TOKENS, model.n_ctx_train or MAX_TEXT_TOKENS, config.n_ctx or MAX_TEXT_TOKENS)
     if model.is_causal:
         # One ubatch a batch: pooling puts together what one ubatch holds of a sequence. Beside one text that is read
         # in pieces there is always space for a batch of whole ones.
         n_batch = config.n_ubatch
         cell_bytes = max(1, model.kv_bytes_per_token("f16", "f16"))
-        spare_bytes = free_kv_bytes(config) // MEMORY_SHARE - LEAST_STATES * model.state_bytes
+        spare_bytes = free_bytes // MEMORY_SHARE - LEAST_STATES * model.state_bytes
         longest = min(longest, spare_bytes // cell_bytes - n_batch)
         if longest < min(LEAST_SIDE_TOKENS, max_tokens):
             raise ConfigError(f"there is no memory for a context to embed texts in ({cell_bytes:,} bytes a token)")
@@ -327,15 +346,14 @@ def embed_params(model: Model, config: RuntimeConfig, max_tokens: int = MAX_TEXT
     )
 
 
-def reproducible_params(model: Model, config: RuntimeConfig, n_ctx: int) -> ContextParams:
+def reproducible_params(model: Model, config: RuntimeConfig, n_ctx: int, free_bytes: int) -> ContextParams:
     """A context that computes one request by itself, always with as many threads and in the same batches. Raises
-    `ConfigError` for want of memory.
+    `ConfigError` where half of `free_bytes` are too little.
     """
     needed_bytes = n_ctx * _cell_bytes(model, config) + model.state_bytes
-    free_bytes = free_kv_bytes(config)
     if needed_bytes > free_bytes // 2:
         raise ConfigError(
-            f"it takes {needed_bytes / 2**20:,.0f} MiB for {n_ctx:,} tokens, and half of the free memory are "
+            f"it takes {needed_bytes / 2**20:,.0f} MiB for {n_ctx:,} tokens, and half of the memory that is left are "
             f"{free_bytes // 2 / 2**20:,.0f} MiB"
         )
     return attrs.evolve(
@@ -463,11 +481,11 @@ def cache_cells(context: Context, config: RuntimeConfig) -> int:
     return max(LEAST_CACHE_TOKENS, context.n_ctx // CACHE_SHARE)
 
 
-def cache_ram_bytes(config: RuntimeConfig) -> int:
-    """Host memory for snapshots."""
+def cache_ram_bytes(config: RuntimeConfig, free_bytes: int) -> int:
+    """Host memory for snapshots, of so much that is free."""
     if config.cache_ram_mb >= 0:
         return config.cache_ram_mb * 2**20
-    return min(free_memory_bytes() // RAM_SHARE, MOST_RAM_BYTES)
+    return min(free_bytes // RAM_SHARE, MOST_RAM_BYTES)
 
 
 def snapshot_identity(context: Context) -> dict[str, str | int]:
@@ -492,11 +510,17 @@ def free_kv_bytes(config: RuntimeConfig) -> int:
     if not _keeps_kv_on_gpu(config):
         return free_memory_bytes()
     on_gpus = sum(gpu.free_bytes for gpu in devices.gpus())
-    return on_gpus if _keeps_all_on_gpu(config) else min(on_gpus, free_memory_bytes())
+    return min(on_gpus, free_memory_bytes()) if keeps_kv_here(config) else on_gpus
 
 
-def _keeps_all_on_gpu(config: RuntimeConfig) -> bool:
-    return config.n_gpu_layers < 0 and _keeps_kv_on_gpu(config)
+def free_gpu_bytes(config: RuntimeConfig) -> float:
+    """Free memory of the GPUs that bounds the KV: without bound where none of it is theirs."""
+    return sum(gpu.free_bytes for gpu in devices.gpus()) if _keeps_kv_on_gpu(config) else math.inf
+
+
+def keeps_kv_here(config: RuntimeConfig) -> bool:
+    """Whether the machine's memory, and not the GPUs', has a part of the KV."""
+    return config.n_gpu_layers >= 0 or not _keeps_kv_on_gpu(config)
 
 
 def _keeps_kv_on_gpu(config: RuntimeConfig) -> bool:
@@ -524,14 +548,14 @@ def max_request_tokens(context: Context) -> int:
     return min(context.n_ctx_seq, context.model.n_ctx_train or context.n_ctx_seq)
 
 
-def max_reproducible_tokens(context: Context, config: RuntimeConfig) -> int:
-    """Maximum tokens of one request that is computed apart from all others, by the memory that is free just now; 0 for
-    a model that does not generate.
+def max_reproducible_tokens(context: Context, config: RuntimeConfig, free_bytes: int) -> int:
+    """Maximum tokens of one request that is computed apart from all others, by the memory that is left; 0 for a model
+    that does not generate.
     """
     if not context.model.is_causal:
         return 0
     cell_bytes = context.model.kv_bytes_per_token(config.cache_type_k, config.cache_type_v)
-    affordable = free_kv_bytes(config) // REPRODUCIBLE_START_SHARE // max(1, cell_bytes)
+    affordable = free_bytes // REPRODUCIBLE_START_SHARE // max(1, cell_bytes)
     return min(max_request_tokens(context), max(affordable, LEAST_REPRODUCIBLE_TOKENS))
 
 
@@ -585,8 +609,10 @@ def why_no_pictures(context: Context, *, uses_mrope: bool) -> str | None:
     return f"with a {model.memory} model's memory pictures cannot be read yet"
 
 
-def draft_params(model: Model, target: Context, config: RuntimeConfig) -> ContextParams:
-    """The context of a draft model, for the sequences of `target`. Raises `ConfigError` where it cannot draft."""
+def draft_params(model: Model, target: Context, config: RuntimeConfig, free_bytes: int) -> ContextParams:
+    """The context of a draft model, for the sequences of `target`, in a quarter of `free_bytes`. Raises `ConfigError`
+    where it cannot draft.
+    """
     if not model.is_causal or model.has_states:
         kind = f"a {model.memory} model, whose state cannot be cut behind a draft" if model.is_causal else "an encoder"
         raise ConfigError(f"draft: {model.path} is {kind}; name a small decoder of the target's family")
@@ -596,7 +622,7 @@ def draft_params(model: Model, target: Context, config: RuntimeConfig) -> Contex
             "name a smaller model of the same family, or leave --draft out: prompt look-up needs no model"
         )
     cell_bytes = max(1, model.kv_bytes_per_token(config.cache_type_k, config.cache_type_v))
-    n_ctx = min(target.n_ctx, free_kv_bytes(config) // MEMORY_SHARE // cell_bytes) // 256 * 256
+    n_ctx = min(target.n_ctx, free_bytes // MEMORY_SHARE // cell_bytes) // 256 * 256
     if n_ctx < LEAST_SIDE_TOKENS:
         raise ConfigError(f"draft: there is no memory for a context of {model.path} ({cell_bytes:,} bytes a token)")
     return attrs.evolve(

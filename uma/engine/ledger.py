@@ -1,0 +1,70 @@
+"""Memory that one engine has promised: to its contexts, its caches and a draft model.
+
+Cells take memory once conversations have needed them, caches once they fill, and mapped weights once they are read.
+Until then the system counts all of it as free, and two sizes that are each planned by what is free now can be more than
+there is: then Linux ends the process under load. So each size is planned by what the ledger has left, and enters it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from uma.config import RuntimeConfig
+from uma.engine import sizing
+from uma.llama.context import Context, ContextParams
+from uma.llama.model import Model
+
+
+class Ledger:
+    """What is left of the memory that was free when the model had been loaded. One thread at a time."""
+
+    def __init__(self, config: RuntimeConfig, model: Model) -> None:
+        self._config = config
+        self._host_left = sizing.host_bytes(config, model)
+        self._gpu_left = sizing.free_gpu_bytes(config)
+        self.cache_bytes = 0
+        """Maximum size of the snapshots in host memory."""
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of host memory that nothing has been promised, and that are free now."""
+        return max(0, min(self._host_left, sizing.free_memory_bytes()))
+
+    @property
+    def kv_bytes(self) -> int:
+        """The same of the memory that has the KV: of host and GPUs the smaller, where each has a part of it."""
+        here = self._host_left if sizing.keeps_kv_here(self._config) else math.inf
+        return max(0, int(min(here, self._gpu_left, sizing.free_kv_bytes(self._config))))
+
+    @contextmanager
+    def promised(self, model: Model, params: ContextParams) -> Iterator[None]:
+        """A block that makes this context. Where it fails, its memory is left for others."""
+        n_bytes = sizing.context_bytes(model, params)
+        self._promise_kv(n_bytes)
+        try:
+            yield
+        except BaseException:
+            self._promise_kv(-n_bytes)
+            raise
+
+    def promise_weights(self, model: Model) -> None:
+        """A further model was loaded, or mapped."""
+        self._promise_kv(model.info.size_bytes)
+
+    def promise_cache(self, queued_bytes: int = 0) -> None:
+        """Plan the snapshots in memory; with up to `queued_bytes` of them that wait for the disk."""
+        self.cache_bytes = sizing.cache_ram_bytes(self._config, self.host_bytes)
+        self._host_left -= self.cache_bytes + min(queued_bytes, self.cache_bytes)
+
+    def _promise_kv(self, n_bytes: int) -> None:
+        if sizing.keeps_kv_here(self._config):
+            self._host_left -= n_bytes
+        self._gpu_left -= n_bytes
+
+
+def make_context(ledger: Ledger, model: Model, params: ContextParams) -> Context:
+    """A context that is in the ledger. Raises what `Context` raises."""
+    with ledger.promised(model, params):
+        return Context(model, params)
