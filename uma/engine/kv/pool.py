@@ -230,7 +230,7 @@ class KvPool:
         self.release(holding, now_ms, keep=is_back)
 
     def distrust(self) -> None:
-        """A batch was aborted: where memory is a state for each sequence, llama.cpp can have moved those of others in
+        """A batch was broken off: where memory is a state for each sequence, llama.cpp can have moved others in
         its midst. Cached ones go back to their checkpoints, or go.
         """
         for seq_id in list(self.tree.cached):

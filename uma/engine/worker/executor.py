@@ -371,8 +371,8 @@ class Executor:
         return back
 
     def _restart_others(self, sequences: list[Sequence], outcome: Outcome) -> None:
-        """After an aborted batch of these: the states of others with a slot can have been moved in its midst."""
-        if not outcome.is_state_lost:
+        """After a batch of these that llama.cpp has broken off: states of others with a slot can have been moved."""
+        if not outcome.are_others_lost:
             return
         for each in list(self._residency.active.values()):
             if each not in sequences:

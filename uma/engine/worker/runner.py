@@ -62,7 +62,10 @@ class Outcome(NamedTuple):
     is_withdrawn: bool = False
     """All its requests were cancelled, or gave way, so that it was aborted: none of it is to be tried again now."""
     is_state_lost: bool = False
-    """llama.cpp has broken it off: states, also of sequences beside it, are not known."""
+    """llama.cpp has broken it off: states of its sequences are not known."""
+    are_others_lost: bool = False
+    """States of sequences beside it are not known either: of several in a batch llama.cpp moves them together, and with
+    that others."""
     ends: Mapping[Sequence, int] = MappingProxyType({})
     """The sequences that have logits, with their indices. None where the batch failed."""
 
@@ -134,8 +137,8 @@ class ModelRunner:
         """What the last batch of decode rows took: the next takes about as long."""
         self._code = DONE
         """llama.cpp's answer to the batch that was begun."""
-        self._is_state_lost = False
-        """It has broken that batch off."""
+        self._is_state_lost = self._are_others_lost = False
+        """It has broken that batch off: see `Outcome`."""
         self.began_ms = 0.0
         """When the last batch went to llama.cpp."""
 
@@ -563,16 +566,18 @@ class ModelRunner:
         # (Where drafts can be cut off, llama.cpp believes that it can do so with whatever it has broken off.)
         is_broken = self._code == ABORTED or (self._context.rolled_back > 0 and self._code < INVALID_BATCH)
         self._is_state_lost = is_begun and is_broken and self._pool.cells.has_states
+        self._are_others_lost = self._is_state_lost and len(sequences) > 1
 
     def _wait(self) -> Outcome:
         """What became of the batch that was begun, once it is over."""
         self._context.wait()
         is_stalled, is_withdrawn = self.stall_watch.end(), self.withdrawn.end()
-        outcome = Outcome(self._code, now_ms() - self.began_ms, is_withdrawn, self._is_state_lost)
+        took_ms = now_ms() - self.began_ms
+        outcome = Outcome(self._code, took_ms, is_withdrawn, self._is_state_lost, self._are_others_lost)
         is_aborted = outcome.code == ABORTED
         if is_aborted or is_stalled or is_withdrawn:
             self._context.resume()
-        if outcome.is_state_lost:
+        if outcome.are_others_lost:
             self._pool.distrust()
         if (is_aborted and not is_withdrawn) or is_stalled:
             self._neighbours.ask_again()

@@ -2,7 +2,9 @@
 
 A cancel is a command, and the decode thread takes commands up between two batches. A batch can take seconds, with a
 large model on few cores, and where nothing that it computes is wanted any more, all other requests would wait for it.
-So the thread that cancels has llama.cpp abort it. A batch with one request that is still wanted goes on.
+So the thread that cancels has llama.cpp abort it. A batch with one request that is still wanted goes on. So does one of
+several sequences with a recurrent state: to compute it, llama.cpp moves states of others too, and in the midst of that
+none is known, so that all others would be read again.
 
 In the same way a background batch gives way to a request of a higher lane, and is computed after it. One that has not
 begun always does; one that runs is not aborted again and again.
@@ -30,6 +32,8 @@ class Withdrawn:
         """
         self._context = context
         self._gives_way = gives_way
+        self._moves_others = context.model.has_states
+        """A batch of several sequences moves states of sequences that are not in it."""
         self._gave_way_ms = -TUNING.held_ms
         self._cancelled: set[Sequence] = set()
         """Those whose command has not been taken up."""
@@ -44,7 +48,8 @@ class Withdrawn:
         """A sequence is cancelled; its command follows."""
         with self._lock:
             self._cancelled.add(sequence)
-            if self._are_cancelled(self._running):
+            is_known = len(self._running) == 1 or not self._moves_others
+            if is_known and self._are_cancelled(self._running):
                 self._is_aborted = True
                 self._context.request_retry()
 
