@@ -164,6 +164,30 @@ def test_a_key_s_max_tokens_are_those_of_all_answers(locked: HttpServer, keys: d
         assert (refused.status, "max_tokens" in refused.json["error"]["message"]) == (403, True)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"content": "a b " * 2_000, "with_pieces": True}),
+        ("/ui/api/markdown", {"texts": ["*a* `b`\n\n" * 800]}),
+    ],
+)
+def test_a_key_s_bound_of_requests_holds_for_what_generates_nothing(
+    locked: HttpServer, keys: dict[str, str], path: str, body: dict[str, Any]
+) -> None:
+    with ExitStack() as stack:
+        raws = [stack.enter_context(locked.connect()) for _ in range(4)]
+        for raw in raws:
+            raw.send("POST", path, body, **bearer(keys, "single"))
+        answers = [raw.answer() for raw in raws]
+        assert sorted(answer.status for answer in answers) == [200, 429, 429, 429]
+        generating = stack.enter_context(locked.connect())
+        asked = {"messages": TURNS, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+        generating.send("POST", "/v1/chat/completions", asked, **bearer(keys, "single"))
+        assert generating.head()[0] == 200
+        assert locked.ask("POST", path, body, **bearer(keys, "single")).status == 200
+    until(locked.process.metrics, lambda found: found["active_sequences"] == 0)
+
+
 def test_a_key_s_bounds_hold_for_the_page_s_answers(locked: HttpServer, keys: dict[str, str]) -> None:
     asked = {"messages": TURNS, "sampling": {"max_tokens": 1500, "ignore_eos": True}}
     with ExitStack() as stack:
@@ -300,7 +324,7 @@ def test_tokens_of_an_answer_that_nothing_reads_to_the_end_count_too(locked: Htt
 FOREIGN = ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example"]
 
 
-@pytest.mark.parametrize("host", [*FOREIGN, "", ":80", "[]", "[", "[::1", "[::1]x"])
+@pytest.mark.parametrize("host", [*FOREIGN, "", ":80", "[]", "[", "[::1", "[::1]x", "localhost:x", "localhost:1@a.b"])
 def test_a_foreign_host_is_refused(locked: HttpServer, keys: dict[str, str], host: str) -> None:
     assert locked.ask("POST", "/v1/completions", SMALL, host=host, **bearer(keys, "free")).status == 403
 
@@ -320,7 +344,7 @@ def test_loopback_addresses_and_configured_names_are_hosts(locked: HttpServer, k
         ("http://evil.example/health", "localhost", 403),
         ("http://evil.example?/health", "localhost", 403),
         ("http:///health", "localhost", 403),
-        ("http://localhost:x@evil.example/health", "localhost", 404),
+        ("http://localhost:x@evil.example/health", "localhost", 403),
         ("ftp://localhost/health", "localhost", 404),
         ("http://localhost/v1/models", "localhost", 401),
         ("http://localhost", "localhost", 200),

@@ -11,6 +11,7 @@ from http_server import running_http
 from uma.http.keys import add
 from uma.net.throttle import LINES_OF_ONE, LINES_OF_ONE_PER_SEC, MAX_LOGGED_CHARS
 
+BODIES = {"/tokenize": {"content": ""}, "/apply-template": {"messages": [{"role": "user", "content": "a"}]}}
 REQUESTS = 300
 LONGEST_LINE = 2 * MAX_LOGGED_CHARS
 """Of plain characters, with all that stands beside what the client has written."""
@@ -23,6 +24,8 @@ LONGEST_LINE = 2 * MAX_LOGGED_CHARS
         ("A" * 60_000, "/v1/models", 405, 2),
         ("GET", "/health", 200, 1),
         ("POST", "/v1/completions", 400, 2),
+        ("POST", "/tokenize", 200, 1),
+        ("POST", "/apply-template", 200, 1),
     ],
 )
 def test_a_flood_is_a_few_short_lines_in_the_log_which_say_how_many_there_were(
@@ -32,7 +35,7 @@ def test_a_flood_is_a_few_short_lines_in_the_log_which_say_how_many_there_were(
         began_sec = time.monotonic()
         with server.connect() as raw:
             for _ in range(REQUESTS):
-                assert raw.ask(method, path, b"{").status == status
+                assert raw.ask(method, path, BODIES.get(path, b"{")).status == status
         most_lines = LINES_OF_ONE + LINES_OF_ONE_PER_SEC * (time.monotonic() - began_sec)
         assert server.process.stop() == 0
         _check_flood(server.process.log.join(), most_lines, REQUESTS * lines_of_each)
@@ -58,10 +61,11 @@ def _check_flood(log: str, most_lines: float, events: int) -> None:
     assert max(map(len, lines)) <= LONGEST_LINE
 
 
-def test_requests_that_are_served_are_all_in_the_log(socket_dir: Path, tiny: Path) -> None:
+def test_requests_that_the_engine_computed_are_all_in_the_log(socket_dir: Path, tiny: Path) -> None:
+    body = {"prompt": "a", "max_tokens": 1}
     with running_http(socket_dir, "--model", str(tiny)) as server:
         with server.connect() as raw:
-            for _ in range(3 * LINES_OF_ONE):
-                assert raw.ask("POST", "/tokenize", {"content": "a"}).status == 200
+            for _ in range(2 * LINES_OF_ONE):
+                assert raw.ask("POST", "/v1/completions", body).status == 200
         assert server.process.stop() == 0
-        assert server.process.log.join().count("path=/tokenize status=200") == 3 * LINES_OF_ONE
+        assert server.process.log.join().count("path=/v1/completions status=200") == 2 * LINES_OF_ONE

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -14,11 +15,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness import until
+from uma.http.app import ENDPOINTS
+from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
 
 
 @pytest.fixture(scope="module")
 def hosted(tiny: Path) -> Iterator[HostedHttp]:
-    with hosted_http(config_for(tiny, http="127.0.0.1:0")) as server:
+    with hosted_http(config_for(tiny, http="127.0.0.1:0", max_tokens=3_000)) as server:
         yield server
 
 
@@ -32,6 +35,25 @@ def test_a_client_that_hangs_up_before_it_has_read_a_large_answer_leaves_nothing
         raw.send("POST", "/v1/embeddings", {"input": ["Once"] * 1_000})
         assert raw.read(65_535)
     until(lambda: living_tasks(hosted), lambda count: count <= tasks)
+
+
+def test_head_ends_at_once_on_every_path_that_takes_get(hosted: HostedHttp) -> None:
+    token, form = "t" * 16, b"multipart/form-data; boundary=b"
+    part = b'--b\r\ncontent-disposition: form-data; name="%s"\r\n\r\n%s\r\n'
+    upload = part % (b"purpose", b"batch") + part % (b'file"; filename="a', b"{}") + b"--b--\r\n"
+    with closing(RawHttp(hosted.port)) as writing, closing(RawHttp(hosted.port)) as raw:
+        asked: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "token": token}
+        asked["sampling"] = {"max_tokens": 3_000, "ignore_eos": True}
+        writing.send("POST", "/ui/api/answers", asked)
+        assert writing.head()[0] == 200
+        file = raw.ask("POST", "/v1/files", upload, content_type=form.decode()).json["id"]
+        streams = {f"/ui/api/answers/{token}", "/ui/api/live", f"/v1/files/{file}/content"}
+        paths = {path for method, path, _ in (*ENDPOINTS, *PAGE_ENDPOINTS) if method == "GET"}
+        for path in {path.replace("{token}", token).replace("{id}", file) for path in paths} | streams:
+            raw.send("HEAD", path.replace("{id:path}", "x").replace("{name}", "x"))
+            assert raw.head()[0] in ((200,) if path in streams else (200, 404)), path
+        assert raw.ask("GET", "/health").status == 200
+        raw.ask("DELETE", f"/ui/api/answers/{token}")
 
 
 def test_a_websocket_that_is_no_ascii_is_refused(hosted: HostedHttp) -> None:

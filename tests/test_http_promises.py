@@ -118,13 +118,13 @@ def test_a_wish_that_is_known_and_not_done_is_named_too(
 
 
 @pytest.mark.parametrize("nested", ["response_format", "chat_template_kwargs"])
-@pytest.mark.parametrize("name", ["tone ", " tone", "a\0b", "\v", "\r\nx-a: b", "é", "\u202e", "t" * 200_000])
+@pytest.mark.parametrize("name", ["tone ", " tone", "a\0b", "\v", "\r\nx-a: b", "é", "\u202e", "t" * 450])
 def test_a_name_of_any_characters_is_written_as_visible_ascii(server: HttpServer, nested: str, name: str) -> None:
     members = {"type": "text"} if nested == "response_format" else {}
     asked = {**GENERATING[CHAT], "max_tokens": 1, nested: {**members, name: 1, **{f"{name}{i}": 1 for i in range(30)}}}
     answer = server.ask("POST", CHAT, asked)
+    assert answer.status == 200, answer.body
     named = answer.headers["x-uma-ignored"]
-    assert answer.status == 200
     assert named.startswith(nested) and named.isascii() and named.isprintable() and len(named) <= 1024
 
 

@@ -7,6 +7,7 @@ A page of another origin must not even send: its requests would run although it 
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,7 +68,7 @@ class AccessRules:
             raise Forbidden(f"Origin: pages of {origin[:200]!r} may not use this server; --http-cors allows them")
 
     def _is_ours(self, host: str) -> bool:
-        name = _without_port(host.lower())
+        name, _ = host_parts(host)
         if name == "localhost" or name.endswith(".localhost") or name in self.names or "*" in self.names:
             return True
         try:
@@ -117,18 +118,19 @@ def _listed(text: str) -> Iterator[str]:
     return (each.strip().lower() for each in text.split(",") if each.strip())
 
 
-def _without_port(host: str) -> str:
-    """The name or address; empty where the brackets around an address are not closed."""
-    if host.startswith("["):
-        name, end, rest = host[1:].partition("]")
-        return name if end and (not rest or rest.startswith(":")) else ""
-    return host.partition(":")[0]
+_HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::(\d*))?", re.ASCII)
+
+
+def host_parts(host: str) -> tuple[str, str]:
+    """The name or address in lower case, and the port, which may be missing; both empty where `host` is malformed."""
+    found = _HOST.fullmatch(host.lower())
+    return ("", "") if found is None else (found[1] or found[2] or "", found[3] or "")
 
 
 def _is_local(origin: str) -> bool:
     """Whether an origin is a loopback name or address."""
     scheme, _, host = origin.lower().partition("://")
-    name = _without_port(host)
+    name, _ = host_parts(host)
     if scheme not in ("http", "https"):
         return False
     if name == "localhost":

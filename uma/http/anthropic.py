@@ -28,7 +28,7 @@ from uma.http.dialect import BaseJob, Body, comment, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import DRAWN, MAX_MESSAGES, Common, allowed_tokens, first, of_output, read, sampling, urgency
 from uma.http.gateway import Gateway
-from uma.http.generation import unless_gone
+from uma.http.generation import small_work
 from uma.http.ignored import Ignored
 from uma.http.problem import Problem
 from uma.http.structured_outputs import StructuredFields, grammar_of
@@ -166,7 +166,7 @@ async def count_tokens(gateway: Gateway, http: Exchange) -> None:
         gateway.names.check(body.model, http)
         return Request(http.id, **_prompt(gateway, body, http))
 
-    found = await unless_gone(http, partial(gateway.source.tokenize, await http.built(request)))
+    found = await small_work(http, partial(gateway.source.tokenize, await http.built(request)))
     await http.answer_json({"input_tokens": len(found.token_ids)})
 
 

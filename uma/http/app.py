@@ -351,15 +351,14 @@ def _program(http: Exchange) -> str:
 
 
 def _log_request(http: Exchange, ms: float) -> None:
-    """Log how a request ended. What has made the engine work is always logged, and all else within bounds."""
-    method = http.scope["method"]
-    write = log if method == "POST" and 200 <= http.status < 400 else http.lines.log
+    """Log how a request ended. What the engine has computed is always logged, and all else within bounds."""
+    write = log if http.has_computed and 200 <= http.status < 400 else http.lines.log
     write(
         logger,
         logging.INFO,
         "http.request",
         request=http.id,
-        method=method,
+        method=http.scope["method"],
         path=http.path,
         status=http.status or None,
         key=http.account.name if http.account else None,

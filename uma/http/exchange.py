@@ -78,7 +78,7 @@ def headers_of(id: str) -> list[Header]:
 
 
 class ClientGoneError(Exception):
-    """The client hung up before its request was complete: there is nothing to answer."""
+    """Nothing more is to be answered: the client hung up before its request was complete, or wanted no body (HEAD)."""
 
 
 @attrs.define(eq=False)
@@ -108,6 +108,8 @@ class Exchange:
     """Whose the request is, and who can end it: the account, or without keys the machine that it came from."""
     has_priority: bool = attrs.field(default=False, init=False)
     """Whether the request asks for a lane itself."""
+    has_computed: bool = attrs.field(default=False, init=False)
+    """Whether the engine has computed for it."""
     status: int = attrs.field(default=0, init=False)
     """Of the answer; 0 while it has not begun."""
     takes_form: bool = attrs.field(default=False, init=False)
@@ -220,7 +222,7 @@ class Exchange:
             return (
                 build(fields) if self._is_quick else await trio.to_thread.run_sync(build, fields, limiter=self.parsing)
             )
-        with self._sending():
+        with self.sending():
             data = await self.body()
             self._is_quick = is_quick(data)
             if self._is_quick:
@@ -243,8 +245,8 @@ class Exchange:
         return self._fields
 
     @contextmanager
-    def _sending(self) -> Iterator[None]:
-        """A block in which the key has another body on its way."""
+    def sending(self) -> Iterator[None]:
+        """A block in which the key has another body on its way. Raises `RateLimited` where that is one too many."""
         if self.account is None:
             yield
             return
@@ -271,7 +273,15 @@ class Exchange:
         return [(b"x-uma-ignored", shown)] if shown else []
 
     async def start(self, status: int, media_type: bytes, headers: Iterable[Header] = ()) -> None:
-        """Send the status and the headers."""
+        """Send the status and the headers of an answer that is written in parts, which may never end: an answer to HEAD
+        ends here, and raises `ClientGoneError`.
+        """
+        await self._start(status, media_type, headers)
+        if self.scope["method"] == "HEAD":
+            await self.write(b"", is_last=True)
+            raise ClientGoneError
+
+    async def _start(self, status: int, media_type: bytes, headers: Iterable[Header]) -> None:
         every = [(b"content-type", media_type), *headers]
         await self.send({"type": "http.response.start", "status": status, "headers": every})
 
@@ -290,7 +300,7 @@ class Exchange:
         self, data: bytes, *, status: int = 200, media_type: bytes = JSON, headers: Iterable[Header] = ()
     ) -> None:
         """Send a whole answer."""
-        await self.start(status, media_type, [(b"content-length", str(len(data)).encode()), *headers])
+        await self._start(status, media_type, [(b"content-length", str(len(data)).encode()), *headers])
         await self.write(data, is_last=True)
 
     async def answer_json(self, body: Any, *, status: int = 200, headers: Iterable[Header] = ()) -> None:

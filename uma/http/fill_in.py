@@ -14,7 +14,7 @@ from uma.errors import BadRequest
 from uma.http.content import checked_text
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
-from uma.http.generation import unless_gone
+from uma.http.generation import small_work
 from uma.http.problem import Unsupported
 from uma.types import Capabilities, FillIn, Request
 
@@ -55,7 +55,7 @@ async def filled(gateway: Gateway, http: Exchange, request: Request, gap: Gap, f
         nonlocal ids, left_out
         ids, left_out = await prompt.ids(gap, gateway.source.info.limits.n_ctx - _wanted(gateway, request))
 
-    await unless_gone(http, read)
+    await small_work(http, read)
     return attrs.evolve(request, prompt=None, messages=None, parse_special=False, token_ids=tuple(ids)), left_out
 
 

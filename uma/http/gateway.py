@@ -269,6 +269,7 @@ class Gateway:
         with work.scope, running(http.account, requests):
             self._running.add(work)
             self.began(http.id, work)
+            http.has_computed = True
             try:
                 yield work
             finally:

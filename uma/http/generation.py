@@ -58,6 +58,15 @@ async def gather(source: Source, http: Exchange, requests: Sequence[Request]) ->
     return await unless_gone(http, partial(_gather, source, http, requests))
 
 
+async def small_work(http: Exchange, ask: Callable[[], Awaitable[T]]) -> T:
+    """`unless_gone` for work outside generation, such as tokenizing: to the key's bounds it is a body on its way.
+
+    It is not counted as running: a page renders, and an agent counts tokens, beside the one answer that a key may have.
+    """
+    with http.sending():
+        return await unless_gone(http, ask)
+
+
 async def unless_gone(http: Exchange, ask: Callable[[], Awaitable[T]]) -> T:
     """What `ask` gives. A client that goes away cancels it, which raises `ClientGoneError`. Raises its `UmaError`."""
     found: list[T] = []

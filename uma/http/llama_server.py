@@ -16,7 +16,7 @@ from uma.http.dialect import Body
 from uma.http.exchange import Exchange
 from uma.http.fields import DRAWN, Common, first, read, sampling
 from uma.http.gateway import Gateway
-from uma.http.generation import unless_gone
+from uma.http.generation import small_work
 from uma.http.problem import Problem
 from uma.http.prometheus import exposition
 from uma.http.prompts import MEDIA_MARKER
@@ -83,7 +83,7 @@ async def tokenize(gateway: Gateway, http: Exchange) -> None:
     text = first(http, ("content", body.content), ("prompt", body.prompt))
     if text is None:
         raise BadRequest("content: is required (a string)")
-    tokens = await unless_gone(http, partial(_tokenized, gateway, http, text, body))
+    tokens = await small_work(http, partial(_tokenized, gateway, http, text, body))
     limit = gateway.source.info.limits.n_ctx
     await http.answer_json({"tokens": tokens, "count": len(tokens), "max_model_len": limit})
 
@@ -122,7 +122,7 @@ async def detokenize(gateway: Gateway, http: Exchange) -> None:
         return Request(http.id, token_ids=body.tokens) if body.tokens else None
 
     asked = await http.built(request)
-    found = None if asked is None else await unless_gone(http, partial(gateway.source.tokenize, asked))
+    found = None if asked is None else await small_work(http, partial(gateway.source.tokenize, asked))
     await http.answer_json({"content": "" if found is None else found.text or ""})
 
 
@@ -134,7 +134,7 @@ async def apply_template(gateway: Gateway, http: Exchange) -> None:
         gateway.names.check(body.model, http)
         return Request(http.id, **openai_chat.prompt(gateway, body, http))
 
-    found = await unless_gone(http, partial(gateway.source.tokenize, await http.built(request)))
+    found = await small_work(http, partial(gateway.source.tokenize, await http.built(request)))
     await http.answer_json({"prompt": found.text})
 
 

@@ -30,7 +30,7 @@ from uma.http.fields import (
     urgency,
 )
 from uma.http.gateway import Gateway
-from uma.http.generation import unless_gone
+from uma.http.generation import small_work
 from uma.http.ignored import Ignored
 from uma.http.logprobs import PendingLogprobs, chat_form, spelling
 from uma.http.media import MediaReader
@@ -128,7 +128,7 @@ async def chat_completions(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/chat/completions`."""
     job = await http.built(partial(_job, gateway, http))
     if job.is_verbose:
-        found = await unless_gone(http, partial(gateway.source.tokenize, job.requests[0]))
+        found = await small_work(http, partial(gateway.source.tokenize, job.requests[0]))
         job.verbose = {"__verbose": {"prompt": found.text}}
     await gateway.generate(http, job)
 
@@ -141,7 +141,7 @@ async def count_tokens(gateway: Gateway, http: Exchange) -> None:
         gateway.names.check(body.model, http)
         return Request(http.id, **prompt(gateway, body, http))
 
-    found = await unless_gone(http, partial(gateway.source.tokenize, await http.built(request)))
+    found = await small_work(http, partial(gateway.source.tokenize, await http.built(request)))
     await http.answer_json({"object": "response.input_tokens", "input_tokens": len(found.token_ids)})
 
 

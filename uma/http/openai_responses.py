@@ -15,7 +15,7 @@ from uma.http.dialect import BaseJob, Body, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import DRAWN, Common, all_tokens, allowed_tokens, of_output, read, sampling, urgency
 from uma.http.gateway import Gateway
-from uma.http.generation import unless_gone
+from uma.http.generation import small_work
 from uma.http.ignored import Ignored
 from uma.http.logprobs import PendingLogprobs, entries, spelling
 from uma.http.openai import ERRORS
@@ -95,7 +95,7 @@ class ResponsesBody(Common, StructuredFields, TelemetryFields):
 async def count_tokens(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/responses/input_tokens`: the prompt's tokens, as a response to it would use them."""
     job = await http.built(partial(_job, gateway, http))
-    found = await unless_gone(http, partial(gateway.source.tokenize, job.requests[0]))
+    found = await small_work(http, partial(gateway.source.tokenize, job.requests[0]))
     await http.answer_json({"object": "response.input_tokens", "input_tokens": len(found.token_ids)})
 
 

@@ -16,7 +16,7 @@ from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
-from uma.http.generation import unless_gone
+from uma.http.generation import small_work
 from uma.http.media import MediaReader
 from uma.types import Media, Request, SamplingParams, Tokenized, joined
 
@@ -61,7 +61,7 @@ async def built_with_ids(
         return made[0]
     field = named(fields)
     reader = _Reader(gateway, http, field)
-    return build({**fields, field: await unless_gone(http, partial(reader.ids_of_all, fields[field], in_one_kind))})
+    return build({**fields, field: await small_work(http, partial(reader.ids_of_all, fields[field], in_one_kind))})
 
 
 def _each(value: Any) -> list[Any]:

@@ -32,7 +32,7 @@ class Bounds:
 
     max_concurrent: Annotated[int, Range(1)] | None = None
     """Maximum requests that run or wait at once. An HTTP body with several prompts is as many. Also maximum HTTP bodies
-    that are sent and read at once."""
+    that are sent, read, tokenized or rendered at once."""
     max_tokens_per_minute: Annotated[int, Range(1)] | None = None
     """Prompt and completion tokens, counted at each request's end; a new request is refused while they are over."""
     max_priority: Lane | None = None
@@ -76,7 +76,7 @@ class Account:
     """Whether it can pull, delete and pin models."""
     running: int = attrs.field(default=0, init=False)
     sending: int = attrs.field(default=0, init=False)
-    """Requests that are on their way: the bodies of HTTP that are not complete, or not parsed."""
+    """Requests that are on their way: the bodies of HTTP that are not complete, not parsed or being tokenized."""
     _used: deque[tuple[float, int]] = attrs.field(factory=deque, init=False)
     _used_tokens: int = attrs.field(default=0, init=False)
 

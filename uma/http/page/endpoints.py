@@ -14,10 +14,11 @@ import trio
 
 from uma.constraints import Length, Range, Text, hints_of
 from uma.errors import BadRequest, UnknownModel
+from uma.http.access import host_parts
 from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, urgency
 from uma.http.gateway import Gateway
-from uma.http.generation import unless_gone
+from uma.http.generation import small_work
 from uma.http.local_user import user_of
 from uma.http.many import check_only_model, known_model, own_models
 from uma.http.models import ModelNames
@@ -107,7 +108,7 @@ class Page:
         what belongs to a page by its address, and conversations of the one would be missing at the other. (Without a
         port it is not this server that the browser speaks to.)
         """
-        name, _, port = (http.header(b"host") or "").lower().partition(":")
+        name, port = host_parts(http.header(b"host") or "")
         is_printed = self.gateway.config.http.startswith(PRINTED) and http.scope["scheme"] == "http"
         if name == "localhost" and port and is_printed and http.header(b"x-forwarded-proto") is None:
             place = f"http://{PRINTED}{port}/".encode()
@@ -158,6 +159,7 @@ class Page:
         answer = self.answers.start(
             _id(http), make, token, http.account, http.owner, model=name, text=begun, is_kept=is_kept
         )
+        http.has_computed = True
         await self._stream(http, answer, 0)
 
     async def _request_of(self, models: Models, name: str | None, http: Exchange, body: AnswerBody) -> Request:
@@ -203,7 +205,7 @@ class Page:
     async def render(self, http: Exchange) -> None:
         """The blocks of finished texts, for conversations that the browser has kept as text."""
         body = await http.built(lambda fields: read(fields, MarkdownBody, http))
-        found = await unless_gone(http, partial(self._rendered, body.texts))
+        found = await small_work(http, partial(self._rendered, body.texts))
         await http.answer_json({"blocks": found}, headers=[NO_CACHE])
 
     async def _rendered(self, texts: Sequence[str]) -> list[list[str]]:
