@@ -40,6 +40,8 @@ class Hub:
     claims: int | None = None
     """A size that is told of every file, instead of its own."""
     ignores_range: bool = False
+    is_terse: bool = False
+    """The list of files has what is needed alone."""
     failing: int | None = None
     """A status that every request for a file is answered with."""
     sent: int = 0
@@ -78,7 +80,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _sibling(self, name: str, data: bytes) -> dict[str, Any]:
         size = self.hub.claims or len(data)
-        lfs = {"size": size, "sha256": sha256(data).hexdigest(), "pointerSize": 134}
+        lfs = {"size": size, "sha256": sha256(data).hexdigest()}
+        if self.hub.is_terse:
+            return {"rfilename": name, "lfs": lfs}
+        lfs["pointerSize"] = 134
         return {"rfilename": name, "size": size, "blobId": "e" * 40, "lfs": lfs}
 
     def _refuse(self, status: int, code: str, message: str) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from uma.llama.header import read
 from uma.models import catalog
 from uma.models.catalog import available, named, resolve
 from uma.models.glance import BLOCK_BYTES, glance
-from uma.models.places import HUGGING_FACE, LM_STUDIO, OLLAMA
+from uma.models.places import HUGGING_FACE, LM_STUDIO, OLLAMA, find
 from uma.models.projectors import beside, best
 
 
@@ -121,6 +124,60 @@ def test_what_is_half_loaded_is_no_model(home: Path) -> None:
     (cache / "blobs" / f"{'c' * 64}.incomplete").write_bytes(b"GGUF")
     (cache / "snapshots" / MAIN / "Qwen3-8B-F16.gguf").symlink_to(cache / "blobs" / ("d" * 64))
     assert not [model for model in available({"HOME": str(home)}) if "F16" in model.name]
+
+
+def test_a_place_that_cannot_be_looked_at_has_no_models(tmp_path: Path, uma_told: RunInProcessText) -> None:
+    homes = [tmp_path / ("h" * 300), tmp_path / "loop", tmp_path / "closed" / "home"]
+    homes[1].symlink_to("loop")
+    in_cache(homes[2], "someone/Some-GGUF", write_model(tmp_path / "0.gguf"), "Some-Q4_0.gguf")
+    assert find({"HOME": str(homes[2])})
+    for each in ("blobs/sha256-0", "manifests/registry.ollama.ai/library/a/b"):
+        (homes[2] / ".ollama" / "models" / each).parent.mkdir(parents=True)
+    homes[2].parent.chmod(0)
+    with as_stranger():
+        assert [find({"HOME": str(home), "UMA_MODELS": str(home)}) for home in homes] == [[]] * 3
+    none = {"HF_HOME": "", "HF_HUB_CACHE": "", "XDG_CACHE_HOME": "", "OLLAMA_MODELS": ""}
+    for home in homes[:2]:
+        done = uma_told("models", HOME=str(home), **none)
+        assert (done.returncode, "builtin" in done.stdout) == (0, True), done.stderr
+    named = uma_told("models", HOME=str(tmp_path), UMA_MODELS=str(homes[1]), **none)
+    assert (named.returncode, "cannot be read: Too many levels of symbolic links" in named.stderr) == (2, True)
+    with pytest.raises(ModelError, match="no such file, and no model"):
+        resolve("n" * 300, {"HOME": str(tmp_path)})
+    homes[2].parent.chmod(0o700)
+
+
+@contextmanager
+def as_stranger() -> Iterator[None]:
+    """A block of a user without rights, for tests that run as root."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65_534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_links_to_folders_are_followed_once_each_and_what_is_no_file_is_no_model(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "models", tmp_path / "disk" / "deep"
+    (folder / "own").mkdir(parents=True)
+    elsewhere.mkdir(parents=True)
+    write_model(elsewhere / "far.gguf")
+    write_model(folder / "own" / "near.gguf")
+    (folder / "a-link").symlink_to(elsewhere.parent)
+    (folder / "b-link").symlink_to(elsewhere)
+    (folder / "again").symlink_to(folder / "own")
+    (elsewhere / "back").symlink_to(folder)
+    os.mkfifo(folder / "pipe.gguf")
+    os.mkfifo(folder / "mmproj-pipe.gguf")
+    listed = available({"UMA_MODELS": str(folder)})
+    assert [each.name for each in listed] == ["builtin", "a-link/deep/far", "own/near"]
+    assert not [each.problem for each in listed if each.problem]
+    assert beside(folder / "near.gguf") is None
+    with pytest.raises(ModelError, match="is not a regular file"):
+        read(folder / "pipe.gguf")
 
 
 def test_a_manifest_that_names_a_file_elsewhere_or_is_none_is_passed_over(home: Path, tmp_path: Path) -> None:

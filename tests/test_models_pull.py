@@ -24,8 +24,9 @@ from models import write_model, write_split_model
 from uma.errors import ModelError
 from uma.models.catalog import available
 from uma.models.hub import Listing, Offer, Reference, RemoteFile, parse
+from uma.models.hub import listing as hub_listing
 from uma.models.places import HUGGING_FACE, quantization_of
-from uma.models.pull import RETRY_SEC
+from uma.models.pull import RETRY_SEC, Pull
 
 REPOSITORY, SEEING = "someone/Tiny-8B-GGUF", "someone/Tiny-VL-GGUF"
 
@@ -68,7 +69,7 @@ def _seeing(folder: Path) -> dict[str, bytes]:
 def as_new(hub: Hub) -> None:
     """The hub fails in no way and has been asked nothing."""
     hub.cuts, hub.ranges, hub.asked, hub.sent = [], [], [], 0
-    hub.spoiled, hub.ignores_range, hub.claims, hub.failing = False, False, None, None
+    hub.spoiled, hub.ignores_range, hub.claims, hub.failing, hub.is_terse = False, False, None, None, False
 
 
 @pytest.fixture
@@ -199,6 +200,37 @@ def test_a_command_that_gave_up_goes_on_in_the_next_one(uma: Run, hub: Hub, home
     assert uma("pull", REPOSITORY).returncode == 0
     assert hub.sent == size, "bytes were sent twice"
     assert list(models(home)) == ["Tiny-8B-Q4_K_M"]
+
+
+def test_a_mirror_that_tells_what_is_needed_alone_is_enough(uma: Run, hub: Hub, home: Path) -> None:
+    hub.is_terse = True
+    assert uma("pull", REPOSITORY).returncode == 0
+    assert list(models(home)) == ["Tiny-8B-Q4_K_M"]
+
+
+def test_what_came_before_is_checked_with_progress_and_can_be_cancelled(
+    uma: Run, hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(hub.repositories[REPOSITORY]["Tiny-8B-Q4_K_M.gguf"])
+    hub.cuts = [size - 1, *[0] * len(RETRY_SEC)]
+    assert uma("pull", REPOSITORY).returncode == 1
+    monkeypatch.setattr("uma.models.pull.READ_BYTES", size // 4)
+    listing = hub_listing(Reference(REPOSITORY), hub.url)
+    seen: list[int] = []
+
+    class CancelledError(Exception):
+        pass
+
+    def note(n_bytes: int) -> None:
+        seen.append(n_bytes)
+        if len(seen) == 3:
+            raise CancelledError
+
+    with pytest.raises(CancelledError):
+        Pull(listing, listing.choose(), home / "hub", hub.url, note).run()
+    assert seen == [0, size // 4, size // 4 * 2]
+    assert uma("pull", REPOSITORY).returncode == 0
+    assert hub.sent == size, "bytes were sent twice"
 
 
 def test_a_server_that_begins_again_is_taken_from_the_beginning(uma: Run, hub: Hub, home: Path) -> None:

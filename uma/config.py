@@ -608,7 +608,7 @@ def _is_path(model: str, folder: Path) -> bool:
     """Whether a model or draft is named by its path, and not by a name that `uma models` lists."""
     if model in ("", "builtin"):
         return False
-    return model.startswith(("./", "../", "~")) or (folder / model).is_file()
+    return model.startswith(("./", "../", "~")) or os.path.isfile(folder / model)
 
 
 def nearest(word: str, known: Iterable[str], *, prefix: str = "") -> str:

@@ -114,7 +114,7 @@ def _gpu(config: RuntimeConfig) -> Check:
 
 def _gpu_trace() -> tuple[str, str] | None:
     """A GPU that the system shows, and the option that builds llama.cpp for it."""
-    return next((found for path, found in GPU_TRACES.items() if Path(path).exists()), None)
+    return next((found for path, found in GPU_TRACES.items() if os.path.exists(path)), None)
 
 
 def _cpu_flags() -> frozenset[str]:
@@ -248,16 +248,16 @@ def _socket_problem(path: Path) -> str:
 
 def _writable(name: str, folder: Path) -> Check:
     nearest = _nearest_folder(folder)
-    is_usable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    is_usable = os.path.isdir(nearest) and os.access(nearest, os.W_OK | os.X_OK)
     where = "XDG_CACHE_HOME" if name == "cache" else "--cache-dir"
-    mend = "mend its permissions, or " if nearest.is_dir() and nearest.stat().st_uid == os.geteuid() else ""
+    mend = "mend its permissions, or " if os.path.isdir(nearest) and nearest.stat().st_uid == os.geteuid() else ""
     todo = f"{nearest} cannot be written to: {mend}name another folder with {where}"
     return Check(name, f"{folder}, {_owner(folder)}", "" if is_usable else todo)
 
 
 def _nearest_folder(folder: Path) -> Path:
     """The folder, or of those above it the first that exists: where it would be made."""
-    return next((each for each in (folder, *folder.parents) if each.exists()), Path("/"))
+    return next((each for each in (folder, *folder.parents) if os.path.exists(each)), Path("/"))
 
 
 def _owner(folder: Path) -> str:
@@ -284,15 +284,15 @@ def models(config: RuntimeConfig) -> Iterator[Check]:
     folder = places.models_folder(os.environ)
     where = f"in {folder}" if folder else "UMA_MODELS names no folder"
     todo = "; ".join(broken)
-    if folder is not None and not folder.is_dir():
-        todo = f"UMA_MODELS={folder} is no folder: make it, or unset UMA_MODELS"
+    if folder is not None and (problem := places.problem_of(folder)):
+        todo = f"UMA_MODELS={folder}: {problem}; make it readable, or unset UMA_MODELS"
     names = ", ".join(each.name for each in found if each.problem is None)
     yield Check("models", f"{names} ({where})", todo)
 
 
 def server(config: RuntimeConfig) -> Check:
     """Whether a server answers on the socket, with a token that really went through its engine."""
-    if not Path(config.socket).exists():
+    if not os.path.exists(config.socket):
         return Check("server", "none runs; uma run starts one")
     if config.protocol != "json":
         return Check("server", f"not asked: protocol {config.protocol} has no health message")

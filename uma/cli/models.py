@@ -23,8 +23,8 @@ COLUMNS = ("name", "parameters", "kind", "sees", "quantization", "context", "siz
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     folder = places.models_folder(os.environ)
-    if folder is not None and not folder.is_dir():
-        raise ConfigError(f"UMA_MODELS={folder}: {'is no folder' if folder.exists() else 'there is no such folder'}")
+    if folder is not None and (problem := places.problem_of(folder)):
+        raise ConfigError(f"UMA_MODELS={folder}: {problem}")
     models, memory = catalog.available(os.environ), memory_bytes()
     if options.json:
         print(json_text([as_json(each, memory) for each in models], indent=2))

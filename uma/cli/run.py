@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
 from functools import partial
-from pathlib import Path
 
 from uma.cli import say, words
 from uma.cli.default_model import with_all
@@ -75,7 +75,7 @@ def _several(config: RuntimeConfig, info: ServerInfo) -> list[str]:
     first, *others = info.models
     return [
         f"models  {words.names([f'{first} (default)', *others])}",
-        *([kept] if folder and Path(folder).is_dir() else []),
+        *([kept] if folder and os.path.isdir(folder) else []),
     ]
 
 

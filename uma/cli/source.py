@@ -153,7 +153,7 @@ async def _beside_server(loaded: Loaded, say: Callable[[str], None], own: Sequen
 
 def _can_be_there(loaded: Loaded) -> bool:
     """Whether a server was named, or has made its socket."""
-    return loaded.origins["socket"] != "default" or Path(loaded.config.socket).exists()
+    return loaded.origins["socket"] != "default" or os.path.exists(loaded.config.socket)
 
 
 async def _servers_default(socket: str, say: Callable[[str], None]) -> tuple[str, str]:
@@ -195,7 +195,7 @@ def _meant_of(models: Sequence[ListedModel], loaded: Loaded, bound_to: ModelInfo
     if bound_to is not None:
         return next((each.name for each in models if each.path == bound_to.path), None)
     asked = loaded.config.model
-    if not Path(asked).expanduser().exists():
+    if not os.path.exists(Path(asked).expanduser()):
         called = meant(asked, {each.name: (each.name, *each.aliases) for each in models})
         if len(called) == 1:
             return called[0]
@@ -205,7 +205,7 @@ def _meant_of(models: Sequence[ListedModel], loaded: Loaded, bound_to: ModelInfo
 
 
 def _is_same(path: Path, other: Path) -> bool:
-    return path.exists() and other.exists() and path.samefile(other)
+    return os.path.exists(path) and os.path.exists(other) and path.samefile(other)
 
 
 def _has(info: ServerInfo) -> str:

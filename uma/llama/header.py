@@ -200,7 +200,7 @@ def read_parts(path: Path) -> list[Header]:
     parts = [first]
     for number in range(2, count + 1):
         expected = part_path(path, number, count)
-        if not expected.exists():
+        if not os.path.exists(expected):
             raise ModelError(f"{path}: its part {number} of {count} is missing: there is no {expected}")
         parts.append(read(expected))
         if parts[-1].split != (number, count):

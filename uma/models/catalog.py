@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -70,9 +72,21 @@ def resolve(model: str, environ: Mapping[str, str], others: Iterable[str] = ()) 
     if model == BUILTIN:
         return ResolvedModel(builtin_path(), is_builtin=True)
     path = Path(model).expanduser()
-    if path.exists():
+    if _is_there(path):
         return ResolvedModel(path, is_builtin=False)
     return ResolvedModel(named(model, environ, others).path, is_builtin=False)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file, or one that cannot be looked at, which loading it tells."""
+    try:
+        path.stat()
+    except (OSError, ValueError) as error:
+        return path.is_absolute() and getattr(error, "errno", None) in _UNTOLD
+    return True
+
+
+_UNTOLD = (errno.EACCES, errno.EIO, errno.ESTALE, errno.ELOOP)
 
 
 def named(model: str, environ: Mapping[str, str], others: Iterable[str] = ()) -> Found:
@@ -176,7 +190,7 @@ def _glanced(name: str, found: Found, seen: Glance, look: Projectors) -> ModelFi
         return ModelFile(name, path, _size(path), found.place, problem=f"{path}: {header.DAMAGED}{impossible}")
     count = max(1, int(metadata.get("split.count", 0)))
     parts = [path] if count == 1 else [header.part_path(path, at + 1, count) for at in range(count)]
-    missing = next((each for each in parts if not each.exists()), None)
+    missing = next((each for each in parts if not os.path.exists(each)), None)
     problem = _OTHER_KINDS.get(str(metadata.get("general.type")), None if seen.n_tensors else _NO_WEIGHTS)
     if missing is not None:
         problem = f"its part {missing.name} is missing"

@@ -37,6 +37,8 @@ class Glance:
 def glance(path: Path) -> Glance | None:
     """The beginning of a file's header; None where it is not that of a sound GGUF file, or cannot be read."""
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return None
         with path.open("rb") as file:
             block = file.read(BLOCK_BYTES)
         return _Walk(block).all()

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from urllib.parse import unquote, urlsplit
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
 
 import attrs
 
@@ -22,6 +23,8 @@ from uma.models.names import HOSTS
 from uma.models.places import is_projector, quantization_of
 
 MAIN = "main"
+LIST_SEC = 30.0
+"""Maximum time without a byte of a repository's list of files."""
 PREFERRED = (
     *("Q4_K_M", "UD-Q4_K_XL", "Q4_K_S", "MXFP4", "MXFP4_MOE", "Q4_0", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q5_K_S", "Q5_0"),
     *("Q6_K", "Q8_0", "Q3_K_M", "IQ3_M", "Q2_K", "BF16", "F16", "F32"),
@@ -172,20 +175,33 @@ def is_offline(environ: Mapping[str, str]) -> bool:
 
 def listing(reference: Reference, endpoint: str | None) -> Listing:
     """What the repository has. Raises `ModelError` where there is none, `UmaError` where the hub does not tell."""
-    from huggingface_hub import HfApi  # noqa: PLC0415
+    from huggingface_hub import constants  # noqa: PLC0415
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # noqa: PLC0415
+    from huggingface_hub.utils import validate_repo_id as check_name  # noqa: PLC0415
 
+    # Read here and not by `HfApi`, which takes no answer of a mirror that lacks a field, needed or not.
     with explained(reference, endpoint):
-        api = HfApi(endpoint=endpoint, library_name="uma")
-        info = api.model_info(reference.repository, revision=reference.revision, files_metadata=True, timeout=30)
-    files = [
-        RemoteFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else None, each.blob_id or "")
-        for each in info.siblings or ()
-    ]
-    commit = str(info.sha)
+        check_name(reference.repository)
+        url = f"{endpoint or constants.ENDPOINT}/api/models/{reference.repository}/revision"
+        headers = build_hf_headers(library_name="uma")
+        url = f"{url}/{quote(reference.revision, safe='')}?blobs=true"
+        response = get_session().get(url, headers=headers, timeout=LIST_SEC)
+        hf_raise_for_status(response)
+    try:
+        info = response.json()
+        commit, files = str(info["sha"]), [_file_of(each) for each in info.get("siblings") or ()]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        commit, files = "", []
     keys = [commit, *(each.key for each in files)]
     if not all(re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", key) for key in keys):
         raise UmaError(f"{reference.repository}: the hub's answer has no checksums; look at HF_ENDPOINT")
     return Listing(reference, commit, tuple(_offers(files)), tuple(filter(_is_projector, files)))
+
+
+def _file_of(entry: Mapping[str, Any]) -> RemoteFile:
+    lfs = entry.get("lfs") or {}
+    size, sha256 = lfs.get("size", entry.get("size")), lfs.get("sha256")
+    return RemoteFile(str(entry["rfilename"]), int(size or 0), sha256 and str(sha256), str(entry.get("blobId") or ""))
 
 
 def _offers(files: list[RemoteFile]) -> Iterator[Offer]:

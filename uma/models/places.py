@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -57,6 +59,19 @@ def models_folder(environ: Mapping[str, str]) -> Path | None:
     return Path(environ["UMA_MODELS"]).expanduser() if environ.get("UMA_MODELS") else None
 
 
+def problem_of(folder: Path) -> str:
+    """Why a folder that was named cannot be read; empty where it can."""
+    try:
+        with os.scandir(folder):
+            return ""
+    except NotADirectoryError:
+        return "is no folder"
+    except FileNotFoundError:
+        return "there is no such folder"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+
+
 def hub_cache(environ: Mapping[str, str]) -> Path | None:
     """The Hugging Face cache, by the same variables that `huggingface_hub` goes by; None without a home."""
     for name, below in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
@@ -91,7 +106,7 @@ def _ollama_folders(environ: Mapping[str, str]) -> list[Path]:
 
 def _gguf_files(folder: Path) -> list[Path]:
     """Every GGUF file below the folder, but of a split model only the first part, by name."""
-    return sorted(path for path in folder.rglob("*.gguf") if header.part_number(path) in (None, 1))
+    return [path for path in files_below(folder) if path.suffix == ".gguf" and header.part_number(path) in (None, 1)]
 
 
 def _in_folder(folder: Path | None, place: str) -> Iterator[Found]:
@@ -105,16 +120,18 @@ def _in_cache(cache: Path | None) -> Iterator[Found]:
     """The files of all snapshots of each repository. One that several snapshots have is listed once: as the one that
     `main` has, else with the revision behind its name.
     """
-    for folder in sorted(cache.glob("models--*")) if cache else ():
+    for folder in entries(cache) if cache else ():
+        if not folder.name.startswith("models--"):
+            continue
         repository = folder.name.removeprefix("models--").replace("--", "/")
-        refs = {_text(each): each.relative_to(folder / "refs").as_posix() for each in _files(folder / "refs")}
+        refs = {_text(each): each.relative_to(folder / "refs").as_posix() for each in files_below(folder / "refs")}
         main = next((commit for commit, ref in refs.items() if ref == "main"), None)
         seen: set[Path] = set()
-        for at, snapshot in enumerate(sorted((folder / "snapshots").glob("*"), key=lambda each: each.name != main)):
+        for at, snapshot in enumerate(sorted(entries(folder / "snapshots"), key=lambda each: each.name != main)):
             revision = f"@{refs.get(snapshot.name) or snapshot.name[:7]}" if at else ""
             for path in _gguf_files(snapshot):
                 file = path.resolve()
-                if file not in seen and file.is_file() and not is_projector(path.name):
+                if file not in seen and not is_projector(path.name):
                     seen.add(file)
                     stem = path.relative_to(snapshot).with_name(header.model_stem(path)).as_posix()
                     quantization = quantization_of(stem) or stem
@@ -125,7 +142,7 @@ def _in_cache(cache: Path | None) -> Iterator[Found]:
 def _of_ollama(folder: Path) -> Iterator[Found]:
     """Every manifest's model: `qwen3:8b` for the registry's own, with who made it and the host for others."""
     manifests = folder / "manifests"
-    for file in _files(manifests):
+    for file in files_below(manifests):
         *owner, model, tag = file.relative_to(manifests).parts
         blob = _blob(folder, file, "model")
         if blob is not None and owner:
@@ -138,7 +155,9 @@ def _of_ollama(folder: Path) -> Iterator[Found]:
 def ollama_projectors(blobs: Path) -> dict[Path, Path]:
     """What Ollama's manifests name as projectors, by the models' files; all lie in the folder `blobs`."""
     folder = blobs.parent
-    pairs = ((_blob(folder, file, "model"), _blob(folder, file, "projector")) for file in _files(folder / "manifests"))
+    pairs = (
+        (_blob(folder, file, "model"), _blob(folder, file, "projector")) for file in files_below(folder / "manifests")
+    )
     return {model: projector for model, projector in pairs if model is not None and projector is not None}
 
 
@@ -151,11 +170,38 @@ def _blob(folder: Path, manifest: Path, kind: str) -> Path | None:
         return None
     named = (str(each) for each in digests if re.fullmatch(r"sha256:[0-9a-f]{64}", str(each)))
     blobs = (folder / "blobs" / each.replace(":", "-") for each in named)
-    return next((each for each in blobs if each.is_file()), None)
+    return next((each for each in blobs if os.path.isfile(each)), None)
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(each for each in folder.rglob("*") if each.is_file())
+def files_below(folder: Path) -> list[Path]:
+    """Every regular file below a folder, sorted. Symbolic links are followed, to each folder once: by its own path
+    where that is here. A folder that this user cannot enter, or that its file system does not tell of, has no files.
+    """
+    found: list[Path] = []
+    seen = set[tuple[int, int]]()
+    own, linked = deque([folder]), deque[Path]()
+    while own or linked:
+        at = own.popleft() if own else linked.popleft()
+        with suppress(OSError):
+            status = at.stat()
+            if (key := (status.st_dev, status.st_ino)) in seen:
+                continue
+            seen.add(key)
+            for entry in sorted(os.scandir(at), key=lambda entry: entry.name):
+                with suppress(OSError):
+                    if entry.is_dir():
+                        (linked if entry.is_symlink() else own).append(at / entry.name)
+                    elif entry.is_file():  # a pipe or a device would be waited for
+                        found.append(at / entry.name)
+    return sorted(found)
+
+
+def entries(folder: Path) -> list[Path]:
+    """What a folder has, sorted; nothing where that cannot be read."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 def _text(file: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from uma.models.glance import Glance, glance
-from uma.models.places import is_projector, ollama_projectors
+from uma.models.places import entries, is_projector, ollama_projectors
 
 _PREFERRED = ("q8_0", "f16", "bf16", "f32")
 """Of several of one model the first of these: they differ in precision alone."""
@@ -98,7 +98,7 @@ class Projectors:
 
     def _in(self, folder: Path) -> dict[Path, Glance | None]:
         if folder not in self._by_folder:
-            found = [each for each in folder.glob("*.gguf") if is_projector(each.name)]
+            found = [each for each in entries(folder) if each.suffix == ".gguf" and is_projector(each.name)]
             self._by_folder[folder] = {each: glance(each) for each in found}
         return self._by_folder[folder]
 

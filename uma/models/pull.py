@@ -32,7 +32,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @attrs.frozen
 class Pull:
-    """One download. `on_progress` gets the bytes that are here of all, at first and at each change."""
+    """One download. `on_progress` gets the bytes of all that are here and checked, at first and at each change; what it
+    raises ends the download.
+    """
 
     listing: Listing
     offer: Offer
@@ -44,14 +46,14 @@ class Pull:
         """Fetch what is missing; the file to load. Raises `UmaError`; what was loaded is then kept, except for a file
         with a wrong checksum.
         """
-        here = [self._here(each) for each in self.offer.files]
-        self._check_room(self.offer.size_bytes - sum(here))
-        done = sum(here)
+        self._check_room(self.offer.size_bytes - sum(map(self._here, self.offer.files)))
+        missing = [each for each in self.offer.files if not self._blob(each).is_file()]
+        done = self.offer.size_bytes - sum(each.size_bytes for each in missing)
         self.on_progress(done)
         try:
-            for file, had in zip(self.offer.files, here, strict=True):
-                self._fetch(file, done - had)
-                done += file.size_bytes - had
+            for file in missing:
+                self._fetch(file, done)
+                done += file.size_bytes
             return self._link()
         except OSError as error:
             if error.errno in FULL:
@@ -114,7 +116,14 @@ class Pull:
         """Write what is missing of a file; the checksum of all of it."""
         from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415
 
-        have, hashed = _resumed(file, out)
+        have, hashed = 0, _hash(file)
+        if os.fstat(out.fileno()).st_size > file.size_bytes:
+            out.truncate(0)
+        out.seek(0)
+        while block := out.read(READ_BYTES):
+            hashed.update(block)
+            have += len(block)
+            self.on_progress(before + have)
         n_failed = 0
         with explained(self.listing.reference, self.endpoint):
             while have < file.size_bytes:
@@ -123,7 +132,8 @@ class Pull:
                 try:
                     with self._stream(file, have) as response:
                         if have and response.status_code != HTTPStatus.PARTIAL_CONTENT:
-                            have, hashed = _emptied(file, out)
+                            out.truncate(0)
+                            have, hashed = 0, _hash(file)
                         for chunk in response.iter_raw():
                             _write(out, chunk)
                             hashed.update(chunk)
@@ -172,22 +182,6 @@ class Pull:
             new.write_text(self.listing.commit)
             new.replace(ref)
         return snapshot / self.offer.files[0].path
-
-
-def _resumed(file: RemoteFile, out: IO[bytes]) -> tuple[int, Any]:
-    """How much of a file is here, and the checksum of that."""
-    if os.fstat(out.fileno()).st_size > file.size_bytes:
-        return _emptied(file, out)
-    hashed = _hash(file)
-    out.seek(0)
-    while block := out.read(READ_BYTES):
-        hashed.update(block)
-    return out.tell(), hashed
-
-
-def _emptied(file: RemoteFile, out: IO[bytes]) -> tuple[int, Any]:
-    out.truncate(0)
-    return 0, _hash(file)
 
 
 def _hash(file: RemoteFile) -> Any:

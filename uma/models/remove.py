@@ -11,7 +11,7 @@ import attrs
 from uma.errors import ModelError
 from uma.llama import header
 from uma.models.glance import glance
-from uma.models.places import HUGGING_FACE, UMA_MODELS, Found
+from uma.models.places import HUGGING_FACE, UMA_MODELS, Found, files_below
 from uma.models.projectors import Projectors, beside
 
 _OTHERS = {"LM Studio": "remove it there", "Ollama": "`ollama rm` removes it"}
@@ -66,8 +66,8 @@ def _own_projector(path: Path, parts: list[Path], folder: Path) -> Path | None:
     if projector is None:
         return None
     look, own = Projectors(), {each.resolve() for each in parts}
-    for each in folder.rglob("*.gguf"):
-        other = None if each.resolve() in own else glance(each)
+    for each in files_below(folder):
+        other = None if each.suffix != ".gguf" or each.resolve() in own else glance(each)
         found = None if other is None else look.of(each, other.metadata)
         if found is not None and found.resolve() == projector.resolve():
             return None

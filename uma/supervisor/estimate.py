@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,7 +41,7 @@ def planned_bytes(path: Path, config: RuntimeConfig) -> int:
             plan = planned(parts, config)
         beside_bytes = process_bytes(int(parts[0].metadata.get("tokenizer.ggml.tokens", 0)))
     except (UmaError, OSError):  # loading it says what is wrong
-        return rough_bytes(path.stat().st_size if path.exists() else 0)
+        return rough_bytes(path.stat().st_size if os.path.isfile(path) else 0)
     return size_bytes + plan.kv_bytes + plan.state_bytes + beside_bytes if plan else rough_bytes(size_bytes)
 
 
