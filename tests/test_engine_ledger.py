@@ -99,11 +99,11 @@ def test_sizes_that_are_planned_one_after_the_other_never_exceed_what_was_free(
     assert ledger.host_bytes <= most_bytes - promised
 
 
-@pytest.mark.parametrize("free_mib", [48, 80, 160])
+@pytest.mark.parametrize("free_mib", [60, 150])
 async def test_all_contexts_of_an_engine_and_its_snapshots_fit_into_the_memory_that_was_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int
 ) -> None:
-    path = write_large_cells(tmp_path / "model.gguf", layers=1, kv_heads=4, context_length=2_048)  # 2 KiB a token
+    path = write_large_cells(tmp_path / "model.gguf", layers=3, kv_heads=8, context_length=32_768)  # 12 KiB a token
     made, capacities = list[int](), list[int]()
     init = Context.__init__
 
@@ -125,5 +125,5 @@ async def test_all_contexts_of_an_engine_and_its_snapshots_fit_into_the_memory_t
             await answer(engine, attrs.evolve(ask(), sampling=SamplingParams(max_tokens=2, reproducible=True)))
         with suppress(UmaError):
             await engine.embed(EmbedRequest(id="e", texts=("a text",)))
-        assert len(made) >= 3
+        assert len(made) >= 2
         assert sum(made) + sum(capacities) <= free_mib * MIB - path.stat().st_size

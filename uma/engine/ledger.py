@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from uma.config import RuntimeConfig
 from uma.engine import sizing
-from uma.llama.context import Context, ContextParams
+from uma.llama.context import ContextParams
 from uma.llama.model import Model
 
 
@@ -62,9 +62,3 @@ class Ledger:
         if sizing.keeps_kv_here(self._config):
             self._host_left -= n_bytes
         self._gpu_left -= n_bytes
-
-
-def make_context(ledger: Ledger, model: Model, params: ContextParams) -> Context:
-    """A context that is in the ledger. Raises what `Context` raises."""
-    with ledger.promised(model, params):
-        return Context(model, params)

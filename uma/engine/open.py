@@ -17,7 +17,7 @@ from uma.engine import sizing
 from uma.engine.engine import Engine
 from uma.engine.kv.archive import MAX_QUEUED_BYTES, Archive
 from uma.engine.kv.disk import DiskTier
-from uma.engine.ledger import Ledger, make_context
+from uma.engine.ledger import Ledger
 from uma.engine.loading import Loader
 from uma.engine.worker.loop import ended_by
 from uma.errors import ConfigError, ShuttingDown
@@ -155,7 +155,9 @@ def _make_context(ledger: Ledger, model: Model, config: RuntimeConfig, beside: C
     with ThreadPoolExecutor(1, thread_name_prefix="uma-grammar") as helper:
         if beside is not None:
             helper.submit(beside)
-        context = make_context(ledger, model, sizing.context_params(model, config))
+        params = sizing.context_params(model, config)
+        with ledger.promised(model, params):
+            context = Context(model, params)
     new.give_back_zeros()
     trim_heap()
     if config.n_ctx and context.n_ctx != config.n_ctx:
@@ -175,7 +177,9 @@ def _open_draft(
     model = loader.draft()
     try:
         ledger.promise_weights(model)
-        return make_context(ledger, model, sizing.draft_params(model, target, config, ledger.kv_bytes))
+        params = sizing.draft_params(model, target, config, ledger.kv_bytes)
+        with ledger.promised(model, params):
+            return Context(model, params)
     finally:
         model.close()
 
