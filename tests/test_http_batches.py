@@ -134,17 +134,38 @@ def test_a_batch_is_cancelled_and_keeps_what_was_done(client: openai.OpenAI) -> 
         client.batches.cancel(batch.id)
 
 
-def test_a_batch_whose_file_cannot_be_read_to_its_end_fails_and_says_why(client: openai.OpenAI) -> None:
-    whole = gzip.compress(data([line(number) for number in range(600)]))
-    file = client.files.create(file=("rows.jsonl.gz", whole[:-100]), purpose="batch")
-    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
-    done = ended(client, batch)
-    assert done.status == "failed"
-    assert done.errors is not None
-    assert done.errors.data is not None
-    assert "compression is damaged" in str(done.errors.data[0].message)
-    assert done.request_counts is not None
-    assert done.request_counts.completed == len(lines_of(client, done.output_file_id))
+def test_gzip_is_refused_over_http(client: openai.OpenAI, folder: Path) -> None:
+    before = set((folder / "files").iterdir())
+    with pytest.raises(openai.BadRequestError, match="gzip is not supported over HTTP"):
+        client.files.create(file=("rows.jsonl.gz", gzip.compress(data([line(0)]))), purpose="batch")
+    assert set((folder / "files").iterdir()) == before
+
+
+def test_metadata_and_rows_have_openai_s_bounds(client: openai.OpenAI) -> None:
+    def make(metadata: dict[str, str], rows: bytes = b"{}\n") -> Batch:
+        file = client.files.create(file=("rows.jsonl", rows), purpose="batch")
+        return client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h", metadata=metadata)
+
+    most = {f"{at:064}": 512 * "x" for at in range(16)}
+    assert make(most).metadata == most
+    for metadata in ({str(at): "" for at in range(17)}, {65 * "n": ""}, {"a": 513 * "x"}):
+        with pytest.raises(openai.BadRequestError, match="metadata: expected"):
+            make(metadata)
+    with pytest.raises(openai.BadRequestError, match="over 50,000 lines"):
+        make({}, b"\n" * 50_001)
+
+
+def test_pages_go_on_behind_an_entry_that_is_there(client: openai.OpenAI) -> None:
+    made = [client.files.create(file=("rows.jsonl", b"{}"), purpose="batch") for _ in range(3)]
+    rising = client.files.list(order="asc", after=made[0].id, limit=1)
+    assert ([each.id for each in rising.data], rising.has_more) == ([made[1].id], True)
+    client.files.delete(made[1].id)
+    with pytest.raises(openai.BadRequestError, match=r"after: .* was not found"):
+        client.files.list(after=made[1].id)
+    with pytest.raises(openai.BadRequestError, match="limit: expected"):
+        client.files.list(extra_query={"limit": "9" * 5_000})
+    with pytest.raises(openai.BadRequestError, match="was not found"):
+        client.batches.list(after="batch_1")
 
 
 def test_what_cannot_be_a_batch_is_refused(client: openai.OpenAI) -> None:
@@ -217,7 +238,7 @@ def test_an_index_that_cannot_be_written_leaves_the_server_and_the_batch(tmp_pat
         batch = begun(client, [line(0)])
         with closing(sqlite3.connect(jobs / "index.sqlite3", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            until(lambda: "http.batch_left" in server.process.log.join(), bool)
+            until(lambda: "http.batch_left" in server.process.log.text, bool)
             other.execute("ROLLBACK")
         assert ended(client, begun(client, [line(1)])).status == "completed"
         assert ended(client, batch).status == "completed"

@@ -1,6 +1,9 @@
-"""Which batch of a server runs just now, and what wakes the task that runs them."""
+"""The batch that a server runs just now, and the event that wakes the task which runs them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import attrs
 import trio
@@ -12,9 +15,13 @@ from uma.jobs import Runner, Tally
 class BatchQueue:
     """Belongs to the Trio thread."""
 
-    _running: tuple[str, Runner] | None = attrs.field(default=None, init=False)
+    left: set[str] = attrs.field(factory=set, init=False)
+    """Ids of batches that cannot go on, until they are tried again."""
+    is_draining: bool = attrs.field(default=False, init=False)
+    """The server is stopping."""
+    _current: str | None = attrs.field(default=None, init=False)
+    _runner: Runner | None = attrs.field(default=None, init=False)
     _arrival: trio.Event = attrs.field(factory=trio.Event, init=False)
-    _is_draining: bool = attrs.field(default=False, init=False)
 
     def arrived(self) -> None:
         """There is a batch to be run."""
@@ -25,28 +32,37 @@ class BatchQueue:
         await self._arrival.wait()
         self._arrival = trio.Event()
 
-    async def run(self, batch_id: str, runner: Runner) -> bool:
-        """Run as `Runner.run` does, within reach of `cancel` and `drain`."""
-        if self._is_draining:
-            return False
-        self._running = batch_id, runner
+    @contextmanager
+    def taking(self, batch_id: str) -> Iterator[None]:
+        """A block in which a batch is the one that runs, and in which nothing else ends it."""
+        self._current = batch_id
         try:
-            return await runner.run()
+            yield
         finally:
-            self._running = None
+            self._current = self._runner = None
 
-    def cancel(self, batch_id: str) -> None:
-        """Begin no more rows of a batch."""
-        if self._running is not None and self._running[0] == batch_id:
-            self._running[1].stop()
-        self.arrived()  # one that waits has to be ended, too
+    def is_current(self, batch_id: str) -> bool:
+        """Whether this batch runs just now."""
+        return self._current == batch_id
+
+    async def run(self, runner: Runner) -> bool:
+        """Run as `Runner.run` does, within reach of `stop` and `drain`."""
+        if self.is_draining:
+            return False
+        self._runner = runner
+        return await runner.run()
+
+    def stop(self, batch_id: str) -> None:
+        """Begin no more rows of a batch that runs."""
+        if self._runner is not None and self._current == batch_id:
+            self._runner.stop()
 
     def drain(self) -> None:
         """Begin no more rows at all: the server is stopping."""
-        self._is_draining = True
-        if self._running is not None:
-            self._running[1].stop()
+        self.is_draining = True
+        if self._runner is not None:
+            self._runner.stop()
 
     def tally(self, batch_id: str) -> Tally | None:
         """How far a batch is, while it runs."""
-        return self._running[1].tally if self._running is not None and self._running[0] == batch_id else None
+        return self._runner.tally if self._runner is not None and self._current == batch_id else None

@@ -1,17 +1,18 @@
-"""OpenAI's batches: `/v1/batches`. They run one after the other, in the background lane, and outlive the server."""
+"""OpenAI's batches: `/v1/batches`. They run one at a time, in the background lane, and outlive the server."""
 
 from __future__ import annotations
 
 import logging
 import math
 from contextlib import closing, suppress
+from functools import partial
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 import attrs
 import trio
 
-from uma import json_bytes
 from uma.constraints import Length
 from uma.errors import BadRequest, UmaError, sole_error
 from uma.http import files
@@ -22,9 +23,8 @@ from uma.http.gateway import Gateway
 from uma.http.in_memory import InMemory
 from uma.http.problem import NotFound, RateLimited
 from uma.jobs import BadInput, Form, Results, Runner, in_flight, model_of, read_rows
-from uma.jobs.journal import journal_of
 from uma.jobs.rows import PATHS
-from uma.jobs.store import MAX_UNFINISHED, OVER, Batch, Status, Store, StoredFile
+from uma.jobs.store import MAX_UNFINISHED, OVER, Batch, JobFolder, Status, Store
 from uma.net.logfmt import log
 
 logger = logging.getLogger("uma.http")
@@ -35,6 +35,13 @@ FULL_MS = 60_000
 """Time after which a client is asked to come again where too many batches have not ended."""
 AGAIN_SEC = 60.0
 """Time after which a batch is tried again that could not go on: the disk was full, or there was another model."""
+TURN_SEC = 30.0
+"""Time for which an owner's batch runs while another owner waits. Rows that run at its end come to theirs, so that a
+shorter turn would leave the model idle for much of it."""
+MAX_ROWS = 50_000
+"""Maximum lines of a batch, as OpenAI has it; so are the next: pairs of metadata, and characters of their names and
+values."""
+MAX_PAIRS, MAX_NAME, MAX_VALUE = 16, 64, 512
 
 
 @attrs.frozen(kw_only=True)
@@ -50,53 +57,97 @@ class BatchBody:
 async def create(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/batches`."""
     body = await http.built(lambda fields: read(fields, BatchBody, http))
-    store, owner = files.store_of(gateway), files.owner_of(http)
     if body.endpoint not in PATHS:
         raise BadRequest(f"endpoint: expected one of {', '.join(sorted(PATHS))}, not {body.endpoint[:100]!r}")
-    if store.file(body.input_file_id, owner) is None:
-        raise BadRequest("input_file_id: no such file: it was deleted, or is another key's")
-    files.check_space(store)
-    if len(store.unfinished(_served(gateway))) >= MAX_UNFINISHED:
-        raise RateLimited(f"{MAX_UNFINISHED} batches have not ended; wait for one", retry_after_ms=FULL_MS)
+    _check_metadata(body.metadata or {})
     http.ignored.add("completion_window")
     batch = Batch(
-        owner=owner,
+        owner=files.owner_of(http),
         model=_served(gateway)[0],
         endpoint=body.endpoint,
         input_file_id=body.input_file_id,
         completion_window=body.completion_window,
         metadata=body.metadata,
-        total=await trio.to_thread.run_sync(_count, store.path(body.input_file_id)),
     )
-    store.keep(batch.now("in_progress"))
+    batch = await files.jobs_of(gateway).do(partial(_made, batch))
     gateway.batches.arrived()
-    await http.answer_json(batch_object(gateway, batch.now("in_progress")))
+    await http.answer_json(batch_object(gateway, batch))
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    if len(metadata) > MAX_PAIRS:
+        raise BadRequest(f"metadata: expected at most {MAX_PAIRS} pairs, not {len(metadata):,}")
+    for name, value in metadata.items():
+        if len(name) > MAX_NAME or len(value) > MAX_VALUE:
+            raise BadRequest(
+                f"metadata: expected names of at most {MAX_NAME} characters and values of {MAX_VALUE}; "
+                f"{name[:MAX_NAME]!r} has {len(name):,} and {len(value):,}"
+            )
+
+
+def _made(batch: Batch, store: Store) -> Batch:
+    """A new batch, in one turn of the store: nothing comes between the bounds and it."""
+    if store.file(batch.input_file_id, batch.owner) is None:
+        raise BadRequest("input_file_id: no such file: it was deleted, or is another key's")
+    files.check_space(store, batch.owner)
+    if len(store.unfinished(owner=batch.owner)) >= MAX_UNFINISHED:
+        raise RateLimited(f"{MAX_UNFINISHED} batches have not ended; wait for one", retry_after_ms=FULL_MS)
+    batch = attrs.evolve(batch, total=_count(store.path(batch.input_file_id))).now("in_progress")
+    store.keep(batch)
+    return batch
+
+
+def _count(path: Path) -> int:
+    """The rows of a file. Raises `BadRequest` where they can be no batch."""
+    with path.open("rb") as file:
+        lines = 0
+        while piece := file.read(files.PIECE_BYTES):
+            lines += piece.count(b"\n")
+            if lines > MAX_ROWS:  # before rows are told apart, which takes far longer
+                raise BadRequest(f"input_file_id: the file has over {MAX_ROWS:,} lines, a batch's maximum; split it")
+        file.seek(0)
+        try:
+            return sum(1 for _ in read_rows(file, takes_gzip=False))
+        except BadInput as error:
+            raise BadRequest(f"input_file_id: {error.message}") from None
 
 
 async def listing(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/batches`."""
-    batches = files.store_of(gateway).batches(files.owner_of(http))
-    await http.answer_json(files.page(batches, http.query, MAX_LISTED, lambda each: batch_object(gateway, each)))
+    limit, after, owner = files.limit_of(http.query, MAX_LISTED), http.query.get("after"), files.owner_of(http)
+    found, has_more = await files.jobs_of(gateway).do(lambda store: store.batches(owner, limit, after))
+    await http.answer_json(files.page_of([batch_object(gateway, each) for each in found], has_more=has_more))
 
 
 async def show(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/batches/{id}`."""
-    await http.answer_json(batch_object(gateway, _found(gateway, http)))
+    await http.answer_json(batch_object(gateway, await files.jobs_of(gateway).do(partial(_found, http))))
 
 
 async def cancel(gateway: Gateway, http: Exchange) -> None:
-    """`POST /v1/batches/{id}/cancel`: rows that run end, and no more begin."""
-    batch = _found(gateway, http)
-    if batch.status in OVER:
-        raise BadRequest(f"id: the batch is {batch.status} already")
-    batch = batch.now("cancelling")
-    files.store_of(gateway).keep(batch)
-    gateway.batches.cancel(batch.id)
+    """`POST /v1/batches/{id}/cancel`: rows that run end, and no more begin. A batch that does not run ends here."""
+    id = http.scope["path_params"]["id"]
+    gateway.batches.stop(id)
+    is_running = gateway.batches.is_current(id)
+
+    def cancelled(store: Store) -> Batch:
+        store.check_own()
+        batch = _found(http, store)
+        if batch.status in OVER:
+            raise BadRequest(f"id: the batch is {batch.status} already")
+        batch = batch.now("cancelling")
+        if not is_running:
+            return store.finish(batch)
+        store.keep(batch)
+        return batch
+
+    batch = await files.jobs_of(gateway).do(cancelled)
+    gateway.batches.arrived()  # a run that has ended meanwhile left it to the next
     await http.answer_json(batch_object(gateway, batch))
 
 
-def _found(gateway: Gateway, http: Exchange) -> Batch:
-    batch = files.store_of(gateway).batch(http.scope["path_params"]["id"], files.owner_of(http))
+def _found(http: Exchange, store: Store) -> Batch:
+    batch = store.batch(http.scope["path_params"]["id"], files.owner_of(http))
     if batch is None:
         raise NotFound("no such batch: it is long over, or another key's")
     return batch
@@ -131,49 +182,71 @@ def batch_object(gateway: Gateway, batch: Batch) -> Body:
 async def run_all(gateway: Gateway) -> None:
     """Run batches as they come, and first those that an earlier server has left; to be cancelled.
 
-    One that cannot go on says why in its `errors`, and is tried again after a while or when another one comes.
+    Owners take turns. A batch that cannot go on says why in its `errors`, and is tried again after a while or when
+    another one comes. No fault ends the server, which has more to do than this.
     """
+    if (jobs := gateway.jobs) is None:
+        return
     await gateway.readiness.wait()
-    looked_at, left = set[str](), False
-    while True:
-        todo = [each for each in _unfinished(gateway) if each.id not in looked_at]
-        if not todo:
-            with trio.move_on_after(AGAIN_SEC if left else math.inf):
-                await gateway.batches.arrival()
-            looked_at, left = set(), False
-            continue
-        batch, store = todo[0], files.store_of(gateway)
-        looked_at.add(batch.id)
+    queue, turns = gateway.batches, dict[str, int]()
+    while not queue.is_draining:
+        batch: Batch | None = None
+        is_paused = False
         try:
-            await _run(gateway, store, batch)
-            continue
-        except (UmaError, OSError) as error:
-            why: BaseException = error
-        except BaseExceptionGroup as group:
-            why = sole_error(group)
-            if not isinstance(why, UmaError | OSError):
-                raise
-        left = True
-        _leave(store, batch, why)
+            todo = await _unfinished(gateway, jobs)
+            if todo:
+                batch = min(todo, key=lambda each: turns.get(each.owner, 0))
+                turns[batch.owner] = max(turns.values(), default=0) + 1
+                await _run(gateway, jobs, batch)
+                continue
+        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  (whatever it is, it is the batches' alone)
+            is_paused = batch is None
+            await _pause(gateway, jobs, batch, error)
+        if batch is None:
+            with trio.move_on_after(AGAIN_SEC if queue.left or is_paused else math.inf):
+                await queue.arrival()
+            queue.left.clear()
 
 
-def _leave(store: Store, batch: Batch, error: BaseException) -> None:
-    """Tell why a batch cannot go on just now."""
-    log(logger, logging.WARNING, "http.batch_left", batch=batch.id, reason=str(error))
-    with suppress(OSError):
-        store.keep(attrs.evolve(store.batch(batch.id, None) or batch, error=f"it cannot go on now: {error}"))
+async def _pause(gateway: Gateway, jobs: JobFolder, batch: Batch | None, error: BaseException) -> None:
+    """Tell why batches, or this one, cannot go on just now. Raises `error` where it is a cancellation alone."""
+    why: BaseException = error
+    if isinstance(error, BaseExceptionGroup):
+        fault = error.split(trio.Cancelled)[1]
+        if fault is None:
+            raise error
+        why = sole_error(fault)
+    is_known = isinstance(why, UmaError | OSError)
+    fields = {"batch": None if batch is None else batch.id, "reason": str(why)}
+    log(logger, logging.WARNING, "http.batch_left", fault=None if is_known else why, **fields)
+    if batch is None:
+        return
+    gateway.batches.left.add(batch.id)
+    reason = str(why) if is_known else "a fault in the server itself; its log says more"
+
+    def told(store: Store) -> None:
+        now = store.batch(batch.id, None)
+        if now is not None and now.status not in OVER:
+            store.keep(attrs.evolve(now, error=f"it cannot go on now: {reason}"))
+
+    with suppress(UmaError):
+        await jobs.do(told)
 
 
-def _unfinished(gateway: Gateway) -> list[Batch]:
-    """Batches to be run. A folder that is not there yet is not made for the sake of looking."""
-    folder = gateway.config.http_jobs
-    if gateway.store is None and not (folder and Path(folder).is_dir()):
+async def _unfinished(gateway: Gateway, jobs: JobFolder) -> list[Batch]:
+    """Batches to be run, but for those that cannot go on. A folder that is not there is not made for looking. Raises
+    `StoreTaken` where another process runs them.
+    """
+    if not await jobs.is_there():
         return []
-    try:
-        return files.store_of(gateway).unfinished(_served(gateway))
-    except (UmaError, OSError) as error:
-        log(logger, logging.WARNING, "http.batches_unusable", reason=str(error))
-        return []
+
+    def found(store: Store) -> list[Batch]:
+        batches = store.unfinished(_served(gateway))
+        if batches:
+            store.check_own()
+        return batches
+
+    return [each for each in await jobs.do(found) if each.id not in gateway.batches.left]
 
 
 def _served(gateway: Gateway) -> list[str]:
@@ -181,81 +254,71 @@ def _served(gateway: Gateway) -> list[str]:
     return [gateway.names.name] if gateway.models is None else [each.name for each in gateway.models.listed()]
 
 
-async def _run(gateway: Gateway, store: Store, batch: Batch) -> None:
-    """Run a batch to its end, or until the server stops. Raises `UmaError` and `OSError` where it can go on later."""
+async def _run(gateway: Gateway, jobs: JobFolder, batch: Batch) -> None:
+    """Run a batch to its end, until it is another owner's turn, or until the server stops. Raises `UmaError` and
+    `OSError` where it can go on later.
+    """
+    with gateway.batches.taking(batch.id):
+        is_done, why = await _run_rows(gateway, jobs, batch.id)
+
+        def ended(store: Store) -> None:
+            now = store.batch(batch.id, None)
+            if now is not None and now.status not in OVER and (is_done or now.status == "cancelling"):
+                store.finish(now, why)
+
+        await jobs.do(ended)
+
+
+async def _run_rows(gateway: Gateway, jobs: JobFolder, id: str) -> tuple[bool, str | None]:
+    """Whether no row is left to be run, and why that is so where it is a failure."""
+    batch, rows, out = await jobs.do(partial(_begun, id))
+    if batch is None or batch.status != "in_progress":
+        return False, None  # it was cancelled since
+    account = None if gateway.keys is None else gateway.keys.named(batch.owner)
+    if rows is None:
+        return True, "its input file is gone"
+    if gateway.keys is not None and account is None:
+        rows.close()
+        return True, "the key that it came with is gone"
     model = model_of(gateway.source) if gateway.models is None else batch.model
-    header = {"version": 1, "model": model, "endpoint": batch.endpoint}
-    with closing(Results.open(store.results(batch.id), header)) as results:
-        account = None if gateway.keys is None else gateway.keys.named(batch.owner)
-        why = None
-        if gateway.keys is not None and account is None:
-            why = "the key that it came with is gone"
-        elif not store.path(batch.input_file_id).exists():
-            why = "its input file is gone"
-        elif batch.status == "in_progress":
-            if batch.error is not None:  # of an attempt before
-                batch = attrs.evolve(batch, error=None)
-                store.keep(batch)
-            with store.path(batch.input_file_id).open("rb") as rows:
-                runner = Runner(
-                    InMemory(gateway.app, "batch", gateway.source, account),
-                    read_rows(rows),
-                    Form(endpoint=batch.endpoint, defaults={} if gateway.models is None else {"model": batch.model}),
-                    results,
-                    in_flight(gateway.source, has_others=True),
-                    prefix=f"{batch.id}-",
-                )
-                try:
-                    is_done = await gateway.batches.run(batch.id, runner)
-                except BadInput as error:
-                    why, is_done = error.message, True  # it is no better the next time
-            tally = runner.tally
-            batch = attrs.evolve(
-                store.batch(batch.id, None) or batch, completed=tally.rows - tally.failed, failed=tally.failed
-            )
-            if not is_done and batch.status == "in_progress":
-                return  # the server is stopping
-        await _end(store, batch, why)
-    for each in (store.results(batch.id), journal_of(store.results(batch.id))):
-        each.unlink(missing_ok=True)
+    opening = partial(Results.open, out, {"version": 1, "model": model, "endpoint": batch.endpoint})
+    with rows, closing(await trio.to_thread.run_sync(opening, abandon_on_cancel=True)) as results:
+        runner = Runner(
+            InMemory(gateway.app, "batch", gateway.source, account),
+            read_rows(rows, takes_gzip=False),
+            Form(endpoint=batch.endpoint, defaults={} if gateway.models is None else {"model": batch.model}),
+            results,
+            in_flight(gateway.source, has_others=True),
+            prefix=f"{id}-",
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_end_turn, gateway, jobs, batch.owner, runner)
+            try:
+                return await gateway.batches.run(runner), None
+            except BadInput as error:
+                return True, error.message  # not retryable
+            finally:
+                nursery.cancel_scope.cancel()
+    raise AssertionError("the nursery's block has returned")
 
 
-async def _end(store: Store, batch: Batch, why: str | None) -> None:
-    """Make a batch's files of its results, and tell that it is over; for which reason it failed, if it did."""
-    output, error = (
-        StoredFile(owner=batch.owner, name=f"{batch.id}_{kind}.jsonl", purpose="batch_output", size_bytes=0)
-        for kind in ("output", "error")
-    )
-    paths = store.path(output.id), store.path(error.id)
-    sizes = await trio.to_thread.run_sync(_split, store.results(batch.id), *paths)
-    ids: list[str | None] = []
-    for file, path, size in zip((output, error), paths, sizes, strict=True):
-        if size:
-            store.add_file(attrs.evolve(file, size_bytes=size))
-        else:
-            path.unlink()
-        ids.append(file.id if size else None)
-    status: Status = "failed" if why else "cancelled" if batch.status == "cancelling" else "completed"
-    store.keep(batch.now(status, output_file_id=ids[0], error_file_id=ids[1], error=why))
+def _begun(id: str, store: Store) -> tuple[Batch | None, BufferedReader | None, Path]:
+    """A batch as it is now, without the error of an attempt before; its rows, and where its results are."""
+    batch, out, rows = store.batch(id, None), store.results(id), None
+    if batch is not None and batch.status == "in_progress":
+        if batch.error is not None:
+            batch = attrs.evolve(batch, error=None)
+            store.keep(batch)
+        with suppress(FileNotFoundError):
+            rows = store.path(batch.input_file_id).open("rb")
+    return batch, rows, out
 
 
-def _split(results: Path, output: Path, error: Path) -> tuple[int, int]:
-    """Good results to one file, the others to another; their lengths. Runs in a thread."""
-    with results.open("rb") as lines, _private(output) as good, _private(error) as bad:
-        for line in lines:
-            response = json_bytes.loads(line)["response"]
-            (good if response is not None and response["status_code"] < 400 else bad).write(line)
-        return good.tell(), bad.tell()
-
-
-def _private(path: Path) -> IO[bytes]:
-    file = path.open("wb")
-    path.chmod(0o600)
-    return file
-
-
-def _count(path: Path) -> int:
-    """The rows of a file. Runs in a thread."""
-    with path.open("rb") as rows, suppress(UmaError):
-        return sum(1 for _ in read_rows(rows))
-    return 0
+async def _end_turn(gateway: Gateway, jobs: JobFolder, owner: str, runner: Runner) -> None:
+    """Stop `runner` after `TURN_SEC`, or as soon from then on as another owner waits."""
+    while True:
+        await trio.sleep(TURN_SEC)
+        with suppress(UmaError):
+            if any(each.owner != owner for each in await _unfinished(gateway, jobs)):
+                runner.stop()
+                return

@@ -2,47 +2,44 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import os
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from io import FileIO
 from pathlib import Path
-from typing import Any, TypeVar
 
 import attrs
 import trio
 
-from uma.errors import BadRequest, InternalError
+from uma.errors import BadRequest
 from uma.http.dialect import Body
 from uma.http.exchange import ClientGoneError, Exchange
 from uma.http.gateway import Gateway
 from uma.http.multipart import FormReader
 from uma.http.problem import BodiesFull, BodyTimeout, BodyTooLarge, Forbidden, NotFound, Unsupported
-from uma.jobs.store import MAX_FILE_BYTES, MAX_FILES, MAX_STORE_BYTES, OVER, Store, StoredFile
-
-T = TypeVar("T")
+from uma.jobs.rows import GZIP, NO_GZIP
+from uma.jobs.store import MAX_FILE_BYTES, MAX_FILES, MAX_STORE_BYTES, JobFolder, Store, StoredFile, StoreFault
+from uma.json_bytes import dumps
 
 PIECE_BYTES = 262_144
-"""Length of the pieces in which contents are sent."""
+"""Length of the pieces in which contents are written and sent."""
 MAX_LISTED = 10_000
 """Maximum files of one list."""
-MAX_ARRIVING, RETRY_MS = 4, 1000
-"""Maximum files that come at once, so that the store is never much over its bound; after which time a client whose
-file is refused for that is asked to come again."""
+MAX_ARRIVING, MAX_ARRIVING_IN_ALL, RETRY_MS = 4, 32, 1000
+"""Maximum files that come at once of one client (a key, or without keys a machine) and of all, so that the store is
+never much over its bounds; after which time a client whose file is refused for that is asked to come again."""
+MIN_BYTES_PER_SEC = 16_384
+"""Rate at which a file must come, on average: an upload that trickles would keep its place for as long as it likes."""
+CLEAN_SEC = 1.0
+"""Maximum time in which a stopping server removes an upload's part; the next start removes it otherwise."""
 
 
-def store_of(gateway: Gateway) -> Store:
-    """The store, made at its first use. Raises `Unsupported` where there is to be none, `InternalError` where it cannot
-    be used.
-    """
-    if gateway.store is None:
-        if not gateway.config.http_jobs:
-            raise Unsupported("this server keeps no files; --http-jobs names a folder for them")
-        try:
-            gateway.store = Store(Path(gateway.config.http_jobs))
-        except (OSError, sqlite3.Error) as error:
-            raise InternalError(f"the folder of files (http_jobs) cannot be used: {error}") from None
-        gateway.at_end.append(gateway.store.close)
-    return gateway.store
+def jobs_of(gateway: Gateway) -> JobFolder:
+    """The folder of files and batches. Raises `Unsupported` where there is to be none."""
+    if gateway.jobs is None:
+        raise Unsupported("this server keeps no files; --http-jobs names a folder for them")
+    return gateway.jobs
 
 
 def owner_of(http: Exchange) -> str:
@@ -50,41 +47,99 @@ def owner_of(http: Exchange) -> str:
     return "" if http.account is None else http.account.name
 
 
-def check_space(store: Store) -> None:
-    """Raise `Forbidden` where the store is full."""
-    if len(store.files(None)) >= MAX_FILES or store.size_bytes() >= MAX_STORE_BYTES:
+def check_space(store: Store, owner: str) -> None:
+    """Raise `StoreTaken` where another process has the store, and `Forbidden` where the owner's part of it is full."""
+    store.check_own()
+    files, size_bytes = store.used(owner)
+    if files >= MAX_FILES or size_bytes >= MAX_STORE_BYTES:
         raise Forbidden(
-            f"this server keeps {MAX_FILES:,} files and {MAX_STORE_BYTES:,} bytes of them at most; DELETE frees some"
+            f"{MAX_FILES:,} files and {MAX_STORE_BYTES:,} bytes of them at most are kept for a key; DELETE frees some"
         )
 
 
 async def create(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/files`: a form of a file and its purpose, written to the disk as it comes."""
-    store, form = store_of(gateway), await _form(http)
-    check_space(store)
-    if store.arriving >= MAX_ARRIVING:
-        raise BodiesFull(f"{MAX_ARRIVING} files are on their way just now; send it again", retry_after_ms=RETRY_MS)
+    jobs, owner, form = jobs_of(gateway), owner_of(http), await _form(http)
     length = http.header(b"content-length") or "0"
     if length.isdigit() and int(length) > MAX_FILE_BYTES:
         raise _too_large()
-    arriving = StoredFile(owner=owner_of(http), name="", purpose="", size_bytes=0)
-    path = store.path(arriving.id)
-    store.arriving += 1
-    try:
-        with path.open("wb") as contents:
-            path.chmod(0o600)
-            form.write = contents.write
-            await _received(http, form)
-        name, purpose = _checked(form)
-        file = attrs.evolve(arriving, name=name, purpose=purpose, size_bytes=path.stat().st_size)
-        store.add_file(file)
-    except BaseException:
-        with suppress(OSError):
-            path.unlink()
-        raise
-    finally:
-        store.arriving -= 1
+    arriving = StoredFile(owner=owner, name="", purpose="", size_bytes=0)
+    with _arriving(jobs, http.owner):
+        part = await jobs.do(partial(_begin, arriving))
+        try:
+            await _received(http, form, _Part(jobs, part))
+            name, purpose = _checked(form)
+            file = attrs.evolve(arriving, name=name, purpose=purpose, size_bytes=part.tell())
+            await jobs.do(partial(_keep, file, part))
+        except BaseException:
+            with trio.move_on_after(CLEAN_SEC, shield=True), suppress(StoreFault):
+                await jobs.do(partial(_discard, part))
+            raise
     await http.answer_json(file_object(file))
+
+
+@contextmanager
+def _arriving(jobs: JobFolder, client: Hashable) -> Iterator[None]:
+    """A block in which another file of this client comes. Raises `BodiesFull` where it has enough on their way."""
+    of_client = jobs.arriving.get(client, 0)
+    if of_client >= MAX_ARRIVING or sum(jobs.arriving.values()) >= MAX_ARRIVING_IN_ALL:
+        message = f"{MAX_ARRIVING} files of a client, and {MAX_ARRIVING_IN_ALL} in all, can come at once; send it again"
+        raise BodiesFull(message, retry_after_ms=RETRY_MS)
+    jobs.arriving[client] = of_client + 1
+    try:
+        yield
+    finally:
+        jobs.arriving[client] -= 1
+        if not jobs.arriving[client]:
+            del jobs.arriving[client]
+
+
+def _begin(file: StoredFile, store: Store) -> FileIO:
+    check_space(store, file.owner)
+    part = FileIO(f"{store.path(file.id)}.part", "wb")
+    os.fchmod(part.fileno(), 0o600)
+    return part
+
+
+def _keep(file: StoredFile, part: FileIO, store: Store) -> None:
+    part.close()
+    check_space(store, file.owner)  # others have come meanwhile
+    store.add_file(file, Path(str(part.name)))
+
+
+def _discard(part: FileIO, store: Store) -> None:
+    part.close()
+    Path(str(part.name)).unlink(missing_ok=True)
+
+
+@attrs.define(eq=False)
+class _Part:
+    """A file's contents on their way to the disk, in pieces that are worth a turn of the store's thread."""
+
+    _jobs: JobFolder
+    _file: FileIO
+    _unwritten: bytearray = attrs.field(factory=bytearray, init=False)
+    _is_begun: bool = attrs.field(default=False, init=False)
+
+    def add(self, data: bytes) -> None:
+        """Keep `data`, to be written soon."""
+        self._unwritten += data
+
+    async def write(self, *, is_last: bool) -> None:
+        """Write what is there, once it is enough or the last. Raises `BadRequest` for gzip."""
+        if len(self._unwritten) < PIECE_BYTES and not is_last:
+            return
+        data, self._unwritten = self._unwritten, bytearray()
+        if not self._is_begun and data.startswith(GZIP):
+            raise BadRequest(f"file: {NO_GZIP}")
+        self._is_begun = True
+        await self._jobs.do(lambda _: _write(self._file, data))
+
+
+def _write(file: FileIO, data: bytearray) -> None:
+    unwritten = memoryview(data)
+    while unwritten:
+        unwritten = unwritten[file.write(unwritten) :]
 
 
 async def _form(http: Exchange) -> FormReader:
@@ -96,14 +151,21 @@ async def _form(http: Exchange) -> FormReader:
         raise
 
 
-async def _received(http: Exchange, form: FormReader) -> None:
-    """Read the whole form. Raises `BodyTimeout` where nothing comes for long, `BodyTooLarge`, and `ClientGoneError`."""
-    is_last, received_bytes = False, 0
+async def _received(http: Exchange, form: FormReader, part: _Part) -> None:
+    """Read the whole form. Raises `BodyTimeout` where it stalls, or comes slower than `MIN_BYTES_PER_SEC` beyond the
+    first moments; `BodyTooLarge`, and `ClientGoneError`.
+    """
+    form.write = part.add
+    is_last, received_bytes, began = False, 0, trio.current_time()
     while not is_last:
-        with trio.move_on_after(http.timeout_sec) as patience:
+        slowest = began + http.timeout_sec + received_bytes / MIN_BYTES_PER_SEC
+        with trio.move_on_at(min(trio.current_time() + http.timeout_sec, slowest)) as patience:
             message = await http.receive()
         if patience.cancelled_caught:
-            raise BodyTimeout(f"the file did not come on within {http.timeout_sec:g} s (http_timeout_sec)")
+            raise BodyTimeout(
+                f"upload timeout: nothing came for {http.timeout_sec:g} s (http_timeout_sec), or less than "
+                f"{MIN_BYTES_PER_SEC:,} bytes a second"
+            )
         if message["type"] == "http.disconnect":
             raise ClientGoneError
         piece = message.get("body", b"")
@@ -112,6 +174,7 @@ async def _received(http: Exchange, form: FormReader) -> None:
             raise _too_large()
         form.feed(piece)
         is_last = not message.get("more_body", False)
+        await part.write(is_last=is_last)
     http.body_was_read()
     if not form.is_whole:
         raise BadRequest("the form is broken: its end is missing")
@@ -129,40 +192,51 @@ def _checked(form: FormReader) -> tuple[str, str]:
 async def listing(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/files`."""
     asked = http.query
-    files = [each for each in store_of(gateway).files(owner_of(http)) if asked.get("purpose") in (None, each.purpose)]
-    if asked.get("order") == "asc":
-        files.reverse()
-    await http.answer_json(page(files, asked, MAX_LISTED, file_object))
+    limit, after, is_rising = limit_of(asked, MAX_LISTED), asked.get("after"), asked.get("order") == "asc"
+
+    def listed(store: Store) -> bytes:  # as JSON: a long list takes long to write, too
+        files, has_more = store.files(owner_of(http), limit, after, asked.get("purpose"), is_rising=is_rising)
+        return dumps(page_of([file_object(each) for each in files], has_more=has_more))
+
+    await http.answer(await jobs_of(gateway).do(listed))
 
 
 async def show(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/files/{id}`."""
-    await http.answer_json(file_object(found(gateway, http)))
+    await http.answer_json(file_object(await jobs_of(gateway).do(partial(_found, http))))
 
 
 async def remove(gateway: Gateway, http: Exchange) -> None:
     """`DELETE /v1/files/{id}`. The input of a batch that has not ended stays."""
-    file, store = found(gateway, http), store_of(gateway)
-    for batch in store.batches(file.owner):
-        if batch.input_file_id == file.id and batch.status not in OVER:
-            raise BadRequest(f"id: batch {batch.id} reads this file; cancel it first")
-    store.remove_file(file.id)
+
+    def removed(store: Store) -> StoredFile:
+        store.check_own()
+        file = _found(http, store)
+        store.remove_file(file)
+        return file
+
+    file = await jobs_of(gateway).do(removed)
     await http.answer_json({"id": file.id, "object": "file", "deleted": True})
 
 
 async def content(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/files/{id}/content`."""
-    file = found(gateway, http)
-    async with await trio.open_file(store_of(gateway).path(file.id), "rb") as contents:
-        await http.start(200, b"application/octet-stream", [(b"content-length", str(file.size_bytes).encode())])
-        while piece := await contents.read(PIECE_BYTES):
+    jobs = jobs_of(gateway)
+
+    def opened(store: Store) -> FileIO:
+        return FileIO(store.path(_found(http, store).id))
+
+    with await jobs.do(opened) as contents:
+        size = os.fstat(contents.fileno()).st_size
+        await http.start(200, b"application/octet-stream", [(b"content-length", str(size).encode())])
+        while piece := await jobs.do(lambda _: contents.read(PIECE_BYTES)):
             await http.write(piece)
     await http.write(b"", is_last=True)
 
 
-def found(gateway: Gateway, http: Exchange) -> StoredFile:
+def _found(http: Exchange, store: Store) -> StoredFile:
     """The file that the path names. Raises `NotFound`."""
-    file = store_of(gateway).file(http.scope["path_params"]["id"], owner_of(http))
+    file = store.file(http.scope["path_params"]["id"], owner_of(http))
     if file is None:
         raise NotFound("no such file: it was deleted, or is another key's")
     return file
@@ -182,17 +256,18 @@ def file_object(file: StoredFile) -> Body:
     }
 
 
-def page(entries: Sequence[T], asked: dict[str, str], most: int, file_object: Callable[[T], Body]) -> dict[str, Any]:
-    """A list as OpenAI pages it: `limit` entries behind the one whose id is `after`. Raises `BadRequest`."""
+def limit_of(asked: Mapping[str, str], most: int) -> int:
+    """How many entries of a list are asked for. Raises `BadRequest`."""
     limit = asked.get("limit", str(most))
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= most):
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 10 and 1 <= int(limit) <= most):
         raise BadRequest(f"limit: expected a number from 1 to {most:,}, not {limit[:50]!r}")
-    shown = [file_object(each) for each in entries]
-    ids = [each["id"] for each in shown]
-    start = ids.index(asked["after"]) + 1 if asked.get("after") in ids else 0
-    data = shown[start : start + int(limit)]
+    return int(limit)
+
+
+def page_of(data: Sequence[Body], *, has_more: bool) -> Body:
+    """A part of a list as OpenAI pages it."""
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
-    return {"object": "list", "data": data, **ends, "has_more": start + int(limit) < len(shown)}
+    return {"object": "list", "data": data, **ends, "has_more": has_more}
 
 
 def _too_large() -> BodyTooLarge:

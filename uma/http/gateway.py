@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import attrs
@@ -23,7 +24,7 @@ from uma.http.generation import gather, stream, unless_gone
 from uma.http.keys import KeyFile
 from uma.http.models import ModelNames
 from uma.http.problem import Forbidden, Problem, RateLimited
-from uma.jobs.store import Store
+from uma.jobs.store import JobFolder
 from uma.net.metering import metered_whole
 from uma.net.quota import Account, Excess
 from uma.net.throttle import Throttle
@@ -154,8 +155,8 @@ class Gateway:
     """None: no key is asked for."""
     app: ASGIApp = attrs.field(init=False)
     """The application over this gateway, once it is built: for requests of the server itself."""
-    store: Store | None = attrs.field(default=None, init=False)
-    """Of files and batches, once it is in use."""
+    jobs: JobFolder | None = attrs.field(init=False)
+    """Files and batches; None: this server keeps none."""
     batches: BatchQueue = attrs.field(factory=BatchQueue, init=False)
     tasks: trio.Nursery | None = attrs.field(default=None, init=False)
     """For what outlives the connection that asked for it; there while the service runs."""
@@ -172,6 +173,10 @@ class Gateway:
     _owners: dict[str, Hashable] = attrs.field(factory=dict, init=False)
     """Whose the last requests were, by the same ids, the newest last."""
     _running: set[_Work] = attrs.field(factory=set, init=False)
+
+    @jobs.default
+    def _jobs(self) -> JobFolder | None:
+        return JobFolder(Path(self.config.http_jobs)) if self.config.http_jobs else None
 
     @bodies.default
     def _budget(self) -> BodyBudget:

@@ -28,6 +28,7 @@ from uma.errors import (
     UnknownModel,
     VersionMismatch,
 )
+from uma.jobs.store import StoreFault, StoreTaken
 
 Kind = Literal[
     "bad_request",
@@ -140,6 +141,8 @@ _STATUS: dict[type[UmaError], tuple[int, Kind]] = {
     Overloaded: (429, "overloaded"),
     TooManySessions: (429, "overloaded"),
     BodiesFull: (503, "busy"),
+    StoreFault: (503, "busy"),
+    StoreTaken: (503, "busy"),
     Loading: (503, "loading"),
     ShuttingDown: (503, "stopping"),
     ConnectionLost: (503, "stopping"),

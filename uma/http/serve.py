@@ -85,6 +85,8 @@ class HttpService:
             listener.close()
             for end in self.gateway.at_end:
                 end()
+            if self.gateway.jobs is not None:
+                self.gateway.jobs.close()
             log(logger, logging.INFO, "http.stopped", suppressed=self.gateway.lines.suppressed or None)
 
     def be_ready(self, source: Source) -> None:

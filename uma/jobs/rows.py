@@ -41,7 +41,9 @@ _ALIASES = {"/rerank": "/v1/rerank", "/v2/rerank": "/v1/rerank", "/score": "/v1/
 """Other names of endpoints, which vLLM's `run-batch` takes."""
 _OF_ALL = ("model", "priority")
 """Defaults that rows have which generate nothing, too."""
-_GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b"
+"""How a file compressed by gzip begins."""
+NO_GZIP = "gzip is not supported over HTTP; send the rows uncompressed, or give the file to `uma batch`"
 _HOLE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
 
@@ -207,9 +209,13 @@ def has_columns(template: str) -> bool:
     return any(found[1] is not None for found in _HOLE.finditer(template))
 
 
-def read_rows(file: IO[bytes], *, is_csv: bool = False) -> Iterator[Row]:
-    """The rows of `file`, compressed by gzip or not. Blocks where the file does. Raises `BadInput` and `OSError`."""
-    is_compressed = file.peek(2)[:2] == _GZIP if isinstance(file, io.BufferedReader) else False
+def read_rows(file: IO[bytes], *, is_csv: bool = False, takes_gzip: bool = True) -> Iterator[Row]:
+    """The rows of `file`, which can be compressed where it `takes_gzip`. Blocks where the file does. Raises `BadInput`
+    and `OSError`.
+    """
+    is_compressed = file.peek(2)[:2] == GZIP if isinstance(file, io.BufferedReader) else False
+    if is_compressed and not takes_gzip:
+        raise BadInput(NO_GZIP)
     inner = gzip.GzipFile(fileobj=_InPieces(file)) if is_compressed else file  # type: ignore[call-overload]
     position = file.tell if is_compressed and file.seekable() else None
     try:
@@ -225,7 +231,7 @@ def count_rows(file: IO[bytes]) -> tuple[int, bool]:
     if not file.seekable() or (size := os.fstat(file.fileno()).st_size) == 0:
         return 0, False
     fd = file.fileno()
-    if os.pread(fd, 2, 0) == _GZIP:
+    if os.pread(fd, 2, 0) == GZIP:
         return 0, False
     if size <= PIECES * PIECE_OF_LINES_BYTES:
         return sum(1 for line in os.pread(fd, size, 0).split(b"\n") if line.strip()), True
