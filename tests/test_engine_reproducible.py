@@ -163,11 +163,11 @@ async def test_with_windows_one_with_a_slow_reader_is_answered_as_alone(tmp_path
     assert [told(each) for each in beside] == [other]
 
 
-@pytest.mark.parametrize(("delay_ms", "order"), [(0.0, "abc"), (60_000.0, "bca")])
+@pytest.mark.parametrize(("delay_ms", "order"), [(1e-6, "abc"), (60_000.0, "bca")])
 async def test_a_lower_lane_waits_for_a_higher_one_for_a_bounded_time(
     tiny: Path, delay_ms: float, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uma.engine.worker.reproducer.TUNING", Tuning(lane_delay_ms=delay_ms))
+    monkeypatch.setattr("uma.engine.policy.order.TUNING", Tuning(lane_delay_ms=delay_ms))
     ended: list[str] = []
 
     async def ask_for(engine: Engine, name: str, lane: int) -> None:
@@ -198,29 +198,59 @@ async def test_one_may_be_as_long_as_any_where_there_is_memory_for_it(
         assert engine.info.limits.max_reproducible_tokens == 8_192
 
 
-async def test_one_with_a_slow_reader_is_not_put_aside_where_that_takes_more_memory_than_it_may(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["attention", "sliding-window"])
+async def test_one_with_a_slow_reader_is_computed_again_where_it_cannot_be_put_aside(
+    tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("uma.engine.worker.reproducer.MAX_ASIDE_BYTES", 0)
-    ended: list[str] = []
+    model = write_model(tmp_path / "model.gguf", kind=kind, context_length=2_048)
+    long = apart(tokens_for(5, 40), 400, id="long")
+    async with open_engine(config(model, threads=1, threads_batch=1)) as engine:
+        expected, other = told(await answer(engine, long)), told(await answer(engine, apart()))
+        with trio.fail_after(PATIENCE_SEC):
+            async with engine.generate(long) as stream:
+                assert told(await answer(engine, apart())) == other
+                tokens = [event async for event in stream if isinstance(event, Token)]
+    assert [(token.token_id, token.text, token.logprobs) for token in tokens] == expected
 
-    async def ask_beside(engine: Engine) -> None:
-        await answer(engine, apart())
-        ended.append("beside")
 
-    long = apart(tokens_for(5, 40), 400, id="long", logprobs=None)
-    with trio.fail_after(PATIENCE_SEC):
-        async with (
-            open_engine(config(tiny, threads=1, threads_batch=1)) as engine,
-            trio.open_nursery() as nursery,
-            engine.generate(long) as stream,
-        ):
-            nursery.start_soon(ask_beside, engine)
-            for number in range(3):  # time enough for both, were one put aside
-                await answer(engine, ask(tokens_for(9, 20), 400, id=str(number)))
-            assert ended == []
-            async for _ in stream:
-                pass
+async def test_beside_a_stream_of_a_higher_lane_it_leaves_that_most_of_its_speed(tiny: Path) -> None:
+    given = 0
+    async with open_engine(config(tiny, threads=1, threads_batch=1)) as engine, trio.open_nursery() as nursery:
+
+        async def background() -> None:
+            nonlocal given
+            async with engine.generate(apart(max_tokens=1_800, id="b", logprobs=None, priority=-1)) as stream:
+                async for event in stream:
+                    given += isinstance(event, Token)
+
+        with trio.fail_after(PATIENCE_SEC):
+            nursery.start_soon(background)
+            while not given:
+                await trio.testing.wait_all_tasks_blocked()
+            before = given
+            await answer(engine, ask(tokens_for(2, 20), 1_000, id="stream", priority=1))
+        assert 0 < given - before < 600
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_is_computed_is_charged_to_its_client(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    charged: list[int] = []
+    monkeypatch.setattr("uma.engine.policy.state.Share.was_read", lambda _, tokens: charged.append(tokens))
+    monkeypatch.setattr("uma.engine.policy.state.Share.was_given", lambda _, tokens: charged.append(tokens))
+    async with open_engine(config(tiny, threads=1, threads_batch=1)) as engine:
+        await answer(engine, apart(max_tokens=5))
+    assert sum(charged) == len(PROMPT) + 4
+
+
+@pytest.mark.parametrize("kind", kinds("attention"))
+async def test_the_answer_is_the_same_with_any_number_of_threads(tmp_path: Path, kind: str) -> None:
+    model = write_named(tmp_path, kind)
+    answers_of = []
+    for threads in (1, 2):
+        async with open_engine(config(model, threads=threads, threads_batch=threads, n_ctx=2_048)) as engine:
+            answers_of.append(told(await answer(engine, apart(tokens_for(4, 700), 4))))
+    assert answers_of[0] == answers_of[1]
 
 
 async def test_what_cannot_be_computed_apart_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

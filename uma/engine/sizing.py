@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 
 from uma import cgroup
-from uma.config import RuntimeConfig, Speculate
+from uma.config import RuntimeConfig, Speculate, Toggle
 from uma.engine.policy.cost import SIZES
 from uma.errors import ConfigError
 from uma.llama import backend, devices, pages
@@ -347,10 +347,17 @@ def embed_params(
 
 
 def reproducible_params(model: Model, config: RuntimeConfig, n_ctx: int, free_bytes: int) -> ContextParams:
-    """A context that computes one request by itself, always with as many threads and in the same batches. Raises
-    `ConfigError` where half of `free_bytes` are too little.
+    """A context that computes one request by itself, always in the same batches. Raises `ConfigError` where half of
+    `free_bytes` are too little.
+
+    It is without flash attention where that is not asked for: llama.cpp's adds up, for a single row, a part of the
+    cells in each thread, so that the number of threads could not follow what other programs leave.
     """
-    needed_bytes = n_ctx * _cell_bytes(model, config) + model.state_bytes
+    has_choice = config.flash_attn == "auto" and config.cache_type_v in ("f32", "f16", "bf16")
+    flash_attn: Toggle = "off" if has_choice else config.flash_attn
+    heads = model.attention_heads // max(1, model.n_layers) if flash_attn == "off" else 0
+    work_bytes = REPRODUCIBLE_BATCH_TOKENS * (MASK_BYTES + FLOAT_BYTES * heads)
+    needed_bytes = n_ctx * (_cell_bytes(model, config) + work_bytes) + model.state_bytes
     if needed_bytes > free_bytes // 2:
         raise ConfigError(
             f"it takes {needed_bytes / 2**20:,.0f} MiB for {n_ctx:,} tokens, and half of the memory that is left are "
@@ -361,6 +368,7 @@ def reproducible_params(model: Model, config: RuntimeConfig, n_ctx: int, free_by
         n_ctx=n_ctx,
         n_batch=REPRODUCIBLE_BATCH_TOKENS,
         n_ubatch=REPRODUCIBLE_BATCH_TOKENS,
+        flash_attn=flash_attn,
     )
 
 

@@ -4,6 +4,7 @@
               texts to embed
 - `lead`      the pace of streams beside prompts, and the arithmetic of decoding ahead
 - `order`     whose turn it is: lanes, fair shares among clients, deadlines, preemption
+- `isolated`  turns of reproducible requests, which have a context of their own
 - `cost`      how long a batch takes on this machine, learnt from those that ran
 - `tuning`    every number of these
 - `state`     their input: rows, cells, targets, and what clients have had

@@ -24,6 +24,9 @@ class Tuning:
     machine they give way."""
     lower_prompt_share: float = 0.2
     """The same where all prompts are of lower lanes than the streams."""
+    lower_isolated_share: float = 0.25
+    """Maximum share of the time for reproducible requests, each batch of which holds up all others, while sequences of
+    higher lanes run."""
     least_prompt_share: float = 0.1
     """The same beside a target that a request names. It bounds the wait for a first token."""
     late_decode_share: float = 0.25

@@ -124,7 +124,7 @@ class DecodeWorker:
             self._runner.sees_draft = self._speculator.sees
         self._probes = Probes(self._runner, metrics)
         self._embedder = Embedder(scheduler.embeds, self._runner.threads, metrics)
-        self._reproducer = Reproducer(self._residency, metrics, self.totals)
+        self._reproducer = Reproducer(self._residency, self._runner.threads, metrics, self.totals)
         self._steady: Tick | None = None
         """The last tick, where the next can be the same."""
         self._is_ahead = False
@@ -282,7 +282,7 @@ class DecodeWorker:
     def _turn(self) -> bool:
         """A tick, and all else that is computed between two ticks but pictures; False if there was nothing."""
         had_work = self._tick()
-        had_work = self._reproduce() or had_work
+        had_work = self._reproduce(is_alone=not had_work) or had_work
         if self._probes.waiting and not self._residency.is_decoding:
             self._probes.run()
         return had_work
@@ -307,6 +307,7 @@ class DecodeWorker:
             if recorder is not None:
                 recorder.span(DECODE, "embed", embedding_ms, now_ms())
         ended = now_ms()
+        self._reproducer.turns.ticked(ended - began)
         self._metrics.outside_decode_ms_total += ended - began - (self._computing_ms - computing_ms)
         if recorder is not None:
             waiting = len(self._residency.waiting)
@@ -318,10 +319,10 @@ class DecodeWorker:
         """Time in `llama_decode` until now."""
         return self._metrics.decode_ms.sum + self._metrics.draft_model_ms_total
 
-    def _reproduce(self) -> bool:
-        """Compute a batch of the request that is computed apart; False if there was nothing to compute."""
+    def _reproduce(self, *, is_alone: bool) -> bool:
+        """Compute a batch of the request that is computed apart; False if there was none to compute now."""
         began = now_ms()
-        step = self._reproducer.step()
+        step = self._reproducer.step(is_alone=is_alone)
         if step and (recorder := self._trace.recorder) is not None:
             recorder.span(DECODE, "reproducible", began, now_ms())
         if isinstance(step, Reproduced):

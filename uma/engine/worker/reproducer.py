@@ -2,16 +2,18 @@
 
 llama.cpp's sums have other last bits with another number of rows in a batch, with other compute threads, and with other
 cells; at a near tie of two tokens the text goes another way. So here one request is computed at a time, in an empty
-context of one sequence, in pieces that begin at the same tokens each time, by the same number of threads, and without
-cache or drafts. Between two batches of the others there is one of it.
+context of one sequence, in batches that begin at the same tokens each time, and without cache or drafts. The number of
+threads follows what other programs leave where no sum depends on it: without flash attention.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from uma.engine.clock import now_ms
-from uma.engine.policy.tuning import TUNING
+from uma.engine.policy.isolated import IsolatedTurns
+from uma.engine.policy.order import in_order
 from uma.engine.worker.account import Totals
 from uma.engine.worker.residency import Residency
 from uma.engine.worker.sampling import Given, Sampling
@@ -38,8 +40,14 @@ class Reproduced(NamedTuple):
 class Reproducer:
     """Such requests, and their context. Belongs to the decode thread, but for `abort` and `withdraw`."""
 
-    def __init__(self, residency: Residency, metrics: EngineMetrics, totals: Totals) -> None:
+    def __init__(
+        self, residency: Residency, threads: Callable[[], int], metrics: EngineMetrics, totals: Totals
+    ) -> None:
+        """`threads`: how many of them compute beside other programs now."""
         self._residency = residency
+        self._threads = threads
+        self._threads_in_force = 0
+        self.turns = IsolatedTurns()
         self._totals = totals
         self._metrics = metrics
         self._context: Context | None = None
@@ -99,14 +107,18 @@ class Reproducer:
         """Take a request on, whose context is attached."""
         self._waiting[sequence] = None
 
-    def step(self) -> Reproduced | bool:
-        """Compute one batch. What it gave its request, True where that is nothing yet, and False where there is nothing
-        to compute.
+    def step(self, *, is_alone: bool) -> Reproduced | bool:
+        """Compute one batch if a request has its turn, which it has always where it `is_alone`. Returns what
+        the batch gave its request, True where that is nothing yet, and False where nothing was computed.
         """
         sequence, context = self._take_turn(), self._context
         if sequence is None or context is None:
             return False
-        count = min(sequence.missing, context.n_batch - sequence.computed % context.n_batch)
+        if not is_alone and not self.turns.has_turn(sequence.lane, self._residency.active.values()):
+            return False
+        left = sequence.prompt_tokens - sequence.computed
+        # Behind the prompt one by one, as they were sampled: one that lost the context computes them again.
+        count = min(left, context.n_batch - sequence.computed % context.n_batch) if left > 0 else 1
         try:
             with being_computed([(sequence, count)], context):
                 return self._compute(sequence, count)
@@ -115,8 +127,8 @@ class Reproducer:
             return True
 
     def _take_turn(self) -> Sequence | None:
-        """The request that is computed next: the current one until it ends or its reader is behind, then the first by
-        arrival, a lower lane's later by `Tuning.lane_delay_ms`. Where it cannot be put aside, its reader is waited for.
+        """The request that is computed next: the current one until it ends or its reader is behind, then the first in
+        the order of prompts: by lane, by what its client has had, and by its deadline.
         """
         if self._context is None:
             return None
@@ -130,11 +142,17 @@ class Reproducer:
         if not ready:
             return None
         if self._current is not None:
-            if not self._can_put_aside(self._current):
-                return None
-            self._waiting[self._current] = self._context.state_get(0)
-        self._begin(min(ready, key=lambda each: each.arrived_ms - each.lane * TUNING.lane_delay_ms))
+            self._put_aside(self._current)
+        self._begin(in_order(ready, now_ms())[0])
         return self._current
+
+    def _put_aside(self, sequence: Sequence) -> None:
+        """Leave the context to another. What cannot be kept is computed again, in the same batches."""
+        assert self._context is not None
+        kept = self._context.state_get(0) if self._can_put_aside(sequence) else None
+        if kept is None:
+            sequence.computed = 0
+        self._waiting[sequence] = kept
 
     def _can_put_aside(self, sequence: Sequence) -> bool:
         """Whether it comes back as it was, and there is memory for it. Behind a window's end it would not: llama.cpp
@@ -162,8 +180,10 @@ class Reproducer:
             self._residency.start_apart(sequence, now_ms())
         first = sequence.computed
         is_whole = first + count == len(sequence.tokens)
+        self._use_threads(context)
         batch.clear()
-        index = batch.add(sequence.tokens[first : first + count], first, 0, last_logits=is_whole)
+        has_logits = first + count >= sequence.prompt_tokens  # also where it is computed again, so that it is the same
+        index = batch.add(sequence.tokens[first : first + count], first, 0, last_logits=has_logits)
         self._sampling.prepare([sequence] if is_whole else [])
         began_ms = now_ms()
         code = context.decode(batch) if withdrawn.begin([sequence]) else ABORTED
@@ -177,8 +197,12 @@ class Reproducer:
         took_ms = now_ms() - began_ms
         metrics.tick(count, took_ms)
         self._totals.apart_ms += took_ms
+        self.turns.computed(took_ms)
         sequence.account.own_ms += took_ms
-        if sequence.status is Status.PREFILLING:
+        if sequence.status is not Status.PREFILLING:
+            sequence.share.was_given(count)
+        else:
+            sequence.share.was_read(count)
             metrics.prefill_tokens_total += count
             self._piece_ms = took_ms
         sequence.computed += count
@@ -189,3 +213,8 @@ class Reproducer:
             sequence.change(Change.PREFILLED)
         (given,) = self._sampling.sample([sequence], [index])
         return Reproduced(sequence, given, now_ms())
+
+    def _use_threads(self, context: Context) -> None:
+        if context.params.flash_attn == "off" and (threads := self._threads()) != self._threads_in_force:
+            self._threads_in_force = threads
+            context.set_threads(threads)
