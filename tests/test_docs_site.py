@@ -10,6 +10,6 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
-    navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    navigation = yaml.safe_load((ROOT / "docs" / "site" / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
     named = [page for entry in navigation for page in entry.values()]
     assert sorted(named) == sorted(["index.md", *(path.name for path in (ROOT / "docs").glob("*.md"))])

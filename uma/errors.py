@@ -2,6 +2,25 @@
 
 Codes are what programs act on; messages are for people and say what was wrong, where, and what to do.
 A client raises the very class the server raised: `from_code` finds it.
+
+    UmaError
+    ├── ConfigError            a setting
+    ├── ModelError             a model's file
+    ├── ConnectionLost         the session's connection
+    ├── what a client sent
+    │   ├── FrameTooLarge, InvalidJson, VersionMismatch, Busy
+    │   ├── BadRequest
+    │   │   └── UnknownModel
+    │   └── TemplateError      messages that a chat template refuses, or a broken template
+    ├── limits
+    │   ├── PromptTooLarge, TooManySessions, IdleTimeout
+    │   └── Overloaded         try again later
+    │       └── Loading
+    └── what the server could not do
+        ├── DecodeFailed, InternalError, ContractViolation
+        └── Ended, ShuttingDown
+
+(Lines in small letters group; they are no classes.)
 """
 
 from __future__ import annotations
