@@ -18,6 +18,7 @@ from http_server import HttpServer, RawHttp, hosted_http, running_http
 from harness import short_directory, until
 from uma.engine import Engine
 from uma.errors import ShuttingDown
+from uma.http import openai, waiting
 from uma.http.anthropic import MessagesJob
 from uma.http.problem import Problem
 from uma.types import EventStream, Request, Slo
@@ -115,6 +116,18 @@ def test_a_wish_that_is_known_and_not_done_is_named_too(
 ) -> None:
     answer = server.ask("POST", path, {**GENERATING.get(path, {}), **fields})
     assert (answer.status, answer.headers["x-uma-ignored"]) == (200, named)
+
+
+@pytest.mark.parametrize(("path", "place"), [("/v1/models/", "/v1/models"), ("/models/?a=b", "/models?a=b")])
+def test_a_slash_behind_the_list_of_models_leads_to_the_list(server: HttpServer, path: str, place: str) -> None:
+    answer = server.ask("GET", path)
+    assert (answer.status, answer.headers["location"]) == (307, place)
+
+
+def test_an_error_before_a_response_s_stream_is_an_event_of_type_error() -> None:
+    failed = waiting.RESPONSES.failed(openai.ERRORS.error(Problem(500, "fault", "m: cannot be loaded"), "id"))
+    event = json.loads(failed.partition(b"data: ")[2])
+    assert (event["type"], event["message"]) == ("error", "m: cannot be loaded")
 
 
 @pytest.mark.parametrize("nested", ["response_format", "chat_template_kwargs"])

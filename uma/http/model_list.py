@@ -9,6 +9,7 @@ from typing import Any
 from uma.http import openai
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
+from uma.http.ignored import header_value
 from uma.http.many import own_model, own_models
 from uma.types import ListedModel
 
@@ -37,6 +38,10 @@ async def list_models(gateway: Gateway, http: Exchange) -> None:
 async def show_model(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/models/{id}`."""
     asked = str(http.scope["path_params"]["id"])
+    if not asked:  # a slash behind the list's path: as every other such path is redirected
+        place = http.path[:-1] + "?" + http.scope["query_string"].decode("latin-1")
+        await http.answer(b"", status=307, headers=[(b"location", header_value(place.removesuffix("?")))])
+        return
     if gateway.models is not None:
         await _show_one(gateway, gateway.models.find(own_model(gateway.models, http, asked) or asked), http)
         return

@@ -13,7 +13,7 @@ from uma.http.generation import HEARTBEAT_SEC, NO_BUFFERING
 SSE = StreamForm()
 ANTHROPIC = StreamForm(failed=lambda body: sse(body, "error"))
 TRANSCRIPTIONS = StreamForm(is_asked=lambda fields: fields.get("stream") == "true")
-RESPONSES = StreamForm(failed=lambda body: sse({"type": "error", "sequence_number": 0, **body["error"]}, "error"))
+RESPONSES = StreamForm(failed=lambda body: sse({**body["error"], "type": "error", "sequence_number": 0}, "error"))
 OLLAMA = StreamForm(
     NDJSON,
     alive=lambda text: b" ",
