@@ -7,8 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 from http_server import HttpServer
@@ -23,7 +26,9 @@ url = os.environ.get("ANTHROPIC_BASE_URL", "")
 told = {{"arguments": sys.argv[1:], "variables": dict(os.environ)}}
 given = [*sys.argv[1:], *os.environ.values()]
 told["files"] = [open(each).read() for each in given if "uma-launch-" in each and os.path.isfile(each)]
-told["answer"] = json.load(urllib.request.urlopen(url + "/v1/models")) if url else None
+key = {{"x-api-key": os.environ.get("ANTHROPIC_AUTH_TOKEN", "")}}
+models = urllib.request.Request((url or "http://none") + "/v1/models", headers=key)
+told["answer"] = json.load(urllib.request.urlopen(models)) if url else None
 print(json.dumps(told))
 sys.exit(int(os.environ.get("AGENT_EXIT", "0")))
 """
@@ -115,6 +120,32 @@ def test_a_signal_ends_the_agent_and_the_server(tiny: Path, tmp_path: Path, sock
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 128 + signal.SIGTERM
     assert not _listens(int(note.read_text().strip().rpartition(":")[2]))
+
+
+def test_other_users_find_neither_the_port_nor_the_key_in_what_runs_and_are_refused_without_it(
+    tiny: Path, tmp_path: Path, socket_dir: Path
+) -> None:
+    note, program = tmp_path / "note", tmp_path / "claude"
+    told = '"$ANTHROPIC_BASE_URL" "$ANTHROPIC_AUTH_TOKEN"'
+    program.write_text(f"#!/bin/sh\necho {told} >{note}.new\nmv {note}.new {note}\nexec cat\n")
+    program.chmod(0o755)
+    environ = clean_environ(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    command = uma_command("launch", "claude", "--socket", str(socket_dir / "no.sock"), "--model", str(tiny))
+    with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        until(note.exists, bool)
+        url, key = note.read_text().split()
+        port, seen = url.rpartition(":")[2].encode(), b""
+        for lines in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                seen += lines.read_bytes()
+        with pytest.raises(HTTPError) as refused:
+            urlopen(f"{url}/v1/models")
+        process.send_signal(signal.SIGTERM)
+    refused.value.close()
+    assert refused.value.code == 401
+    assert b"127.0.0.1:0\0" in seen
+    assert b"127.0.0.1:" + port not in seen
+    assert key.encode() not in seen
 
 
 @pytest.mark.parametrize(

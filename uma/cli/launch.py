@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -30,6 +31,7 @@ from uma.cli.default_model import with_default
 from uma.cli.options import load_settings
 from uma.config import Loaded
 from uma.errors import ConfigError, UmaError
+from uma.http.keys import add
 
 STEP_SEC = 0.1
 """Between two looks at a server that starts."""
@@ -37,6 +39,9 @@ ANSWER_SEC = 10.0
 """Maximum wait for an answer about the model."""
 END_SEC = 30.0
 """Maximum wait for the end of a server that was started."""
+LOG = ("--log-level", "info", "--log-format", "text")
+_URL = re.compile(rb"event=http\.ready url=(\S+)")
+"""The line of a log with those flags in which a server tells where it listens."""
 NO_KEY = "none"
 """Sent where a server asks for no key: agents refuse an empty one."""
 
@@ -54,7 +59,7 @@ def main(options: argparse.Namespace) -> int:
         folder = Path(name)
         if options.url is not None:
             return _run(agent, program, options.arguments, options.url.rstrip("/"), key, folder)
-        with _server(load_settings(options), folder) as url:
+        with _server(load_settings(options), folder) as (url, key):
             return _run(agent, program, options.arguments, url, key, folder)
 
 
@@ -107,12 +112,14 @@ def _model(url: str, key: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _server(loaded: Loaded, folder: Path) -> Iterator[str]:
-    """The URL of a gateway to the server that runs, or of a server of one's own; ended with the block."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    settings = folder / "uma.toml"
+def _server(loaded: Loaded, folder: Path) -> Iterator[tuple[str, str]]:
+    """The URL and the key of a gateway to the server that runs, or of a server of one's own; ended with the block.
+
+    Other users of this machine can reach its port and see its arguments. So the system chooses the port, which the
+    server holds from then on and tells in its log, and only the agent has the key: both are in a folder of this user's.
+    """
+    settings, keys = folder / "uma.toml", folder / "keys.toml"
+    key = add(keys, "launch")
     command = [sys.executable, "-m", "uma"]
     if _listens(loaded.config.socket):
         command += ["gateway", "--socket", loaded.config.socket]
@@ -125,20 +132,19 @@ def _server(loaded: Loaded, folder: Path) -> Iterator[str]:
     with log.open("wb") as file:
         # In a session of its own: Ctrl-C in the terminal is the agent's.
         process = subprocess.Popen(
-            [*command, "--http", address, "--http-keys", "", "--http-jobs", ""],  # batches are for servers that stay
+            [*command, "--http", "127.0.0.1:0", "--http-keys", str(keys), "--http-jobs", "", *LOG],  # no batches
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=file,
             start_new_session=True,
         )
     try:
-        url = f"http://{address}"
-        while not _is_ready(url):
+        while not (found := _URL.search(log.read_bytes())) or not _is_ready(url := found[1].decode()):
             if process.poll() is not None:
                 said = log.read_text(errors="replace").splitlines() or ["it said nothing"]
                 raise UmaError(f"the server ended at its start: {said[-1].removeprefix('uma: error: ')}")
             time.sleep(STEP_SEC)
-        yield url
+        yield url, key
     finally:
         _end(process)
 
