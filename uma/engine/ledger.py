@@ -1,8 +1,9 @@
 """Memory that one engine has promised: to its contexts, its caches and a draft model.
 
-Cells take memory once conversations have needed them, caches once they fill, and mapped weights once they are read.
-Until then the system counts all of it as free, and two sizes that are each planned by what is free now can be more than
-there is: then Linux ends the process under load. So each size is planned by what the ledger has left, and enters it.
+Caches take memory once they fill, mapped weights once they are read, and a draft model's context once the target's is
+made. Until then the system counts all of it as free, and two sizes that are each planned by what is free now can be
+more than there is: then Linux ends the process under load. So each is planned by what the ledger has left, and is
+entered there.
 """
 
 from __future__ import annotations

@@ -21,12 +21,10 @@ from uma.engine.ledger import Ledger
 from uma.engine.loading import Loader
 from uma.engine.worker.loop import ended_by
 from uma.errors import ConfigError, ShuttingDown
-from uma.llama import backend
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler
 from uma.llama.heap import trim_heap
 from uma.llama.model import Model
-from uma.llama.pages import NewPages
 from uma.llama.projector import Projector
 from uma.net.logfmt import log
 from uma.net.trio_only import require_trio
@@ -54,7 +52,6 @@ async def open_engine(
     require_trio("open_engine")
     config = config or RuntimeConfig()
     async with AsyncExitStack() as stack:
-        stack.enter_context(backend.used())
         loader = await trio.to_thread.run_sync(Loader, config, progress or LoadProgress())
         config = loader.config
         model = await trio.to_thread.run_sync(loader.model)
@@ -151,14 +148,12 @@ def _make_context(ledger: Ledger, model: Model, config: RuntimeConfig, beside: C
     """The context; and what is done beside it, on a thread of its own, has been done. A fault of that shows again in
     the request that needs it.
     """
-    new = NewPages()
     with ThreadPoolExecutor(1, thread_name_prefix="uma-grammar") as helper:
         if beside is not None:
             helper.submit(beside)
         params = sizing.context_params(model, config)
         with ledger.promised(model, params):
             context = Context(model, params)
-    new.give_back_zeros()
     trim_heap()
     if config.n_ctx and context.n_ctx != config.n_ctx:
         log(_log, logging.INFO, "context.rounded", n_ctx=context.n_ctx, asked=config.n_ctx)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,8 +18,6 @@ from uma.llama import log
 
 _lock = threading.Lock()
 _started = threading.Event()
-_users: list[object] = []
-"""A mark for each block of `used`."""
 
 SYS_CPU = Path("/sys/devices/system/cpu")
 """Linux: what kind of CPUs there are."""
@@ -39,22 +35,6 @@ def start() -> None:
             log.install()
             lib.llama_backend_init()
             _started.set()
-
-
-@contextmanager
-def used() -> Iterator[None]:
-    """A block in which an engine loads and computes, with threads of its own and of llama.cpp's."""
-    mark = object()
-    _users.append(mark)
-    try:
-        yield
-    finally:
-        _users.remove(mark)
-
-
-def is_shared() -> bool:
-    """Whether more than one engine of this process does so just now."""
-    return len(_users) > 1
 
 
 def has_gpu() -> bool:

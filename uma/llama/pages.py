@@ -1,4 +1,4 @@
-"""Pages of the memory that llama.cpp takes: huge ones for weights, and none for what holds nothing yet.
+"""Huge pages for the weights that llama.cpp reads.
 
 A batch of decode rows reads all weights once. In pages of 4 KiB the processor has to look up where each page lies, far
 more of them than it can keep in mind, and that takes several percent of the batch's time (`python -m benchmarks -s
@@ -6,8 +6,9 @@ weights`). Linux gives huge pages (2 MiB on x86) to memory for which it is asked
 anything is written there. llama.cpp does not ask. But it reports the progress of loading, for the first time when it
 has the memory and nothing is in it yet.
 
-A new context's cells, states and outputs are filled with zeros. Pages that are given back to Linux read as zeros, and
-are there again as soon as they are written to: so a context takes the memory that conversations have come to need.
+A new context's cells are filled with zeros, and take memory from then on. Pages of zeros could be given back to Linux,
+but llama.cpp does not tell where its cells lie, and in other memory a thread that reads a file writes at any time: what
+it writes between the look at a page and its return would be lost.
 """
 
 from __future__ import annotations
@@ -16,18 +17,15 @@ import ctypes
 import logging
 import mmap
 import os
-from collections import deque
 from collections.abc import Iterator
-from itertools import repeat
 from pathlib import Path
 
-from uma.llama import backend
 from uma.llama.mappings import mappings
 
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 """Linux: `always`, `madvise` or `never`, the one in brackets."""
 LEAST_BYTES = 2 * 2**20
-"""Size of a huge page on x86: minimum size of memory that is seen to, and of zeros that are given back."""
+"""Size of a huge page on x86: minimum size of memory that is seen to."""
 logger = logging.getLogger("uma.llama")
 
 
@@ -40,7 +38,7 @@ def gives_huge_pages(setting: Path = SETTING) -> bool:
 
 
 class NewPages:
-    """Sees to memory that is taken after its making, for one model or context while it is made.
+    """Sees to memory that is taken after its making, for one model while it is loaded.
 
     What other threads take meanwhile is seen to as well. That does not change what is in it.
     """
@@ -52,23 +50,6 @@ class NewPages:
         """Ask for huge pages for what was taken."""
         for start, end in self._new():
             _advise(start, end, "MADV_HUGEPAGE")
-
-    def give_back_zeros(self) -> None:
-        """Give back what holds nothing but zeros; nothing beside another engine. Of this one's threads only those that
-        run Python may write to what is new meanwhile.
-        """
-        starts = [
-            each
-            for start, end in self._new()
-            for each in range(-(-start // LEAST_BYTES) * LEAST_BYTES, end - LEAST_BYTES + 1, LEAST_BYTES)
-        ]
-        # Another engine's threads write to what it takes at any time, and a GPU's driver has pinned what it uses.
-        if backend.is_shared() or backend.has_gpu():
-            return
-        # No line of Python between a look at a page and its return, so that no other thread can write there.
-        differ = map(_LIBC.memcmp, starts, repeat(bytes(LEAST_BYTES)), repeat(LEAST_BYTES))
-        sizes = map({0: LEAST_BYTES}.get, differ, repeat(0))
-        deque(map(_LIBC.madvise, starts, sizes, repeat(mmap.MADV_DONTNEED)), maxlen=0)
 
     def _new(self) -> list[tuple[int, int]]:
         """What is large and new since the last call. Linux has new memory as one piece with old that lies beside it."""
@@ -99,7 +80,5 @@ def _advise(start: int, end: int, name: str) -> None:
         logger.debug("%s for %d bytes: %s", name, end - start, os.strerror(ctypes.get_errno()))
 
 
-_LIBC = ctypes.PyDLL(None, use_errno=True)
-"""The C library; a call of it keeps the GIL."""
-_LIBC.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

@@ -176,7 +176,7 @@ class Model:
 
     @property
     def needs_bytes(self) -> int:
-        """What it can come to take, as well as that is known: its context has the memory that it has needed so far."""
+        """What it can come to take, by its header or by what its process took, whichever is more."""
         return max(self.size_bytes, self.planned_bytes) or rough_bytes(self.file.size_bytes)
 
     @property
