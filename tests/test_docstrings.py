@@ -15,7 +15,7 @@ NO_SUBJECT = frozenset({
     "Of", "Those", "These", "By", "As", "With", "Its", "It", "For", "From", "In", "On", "At", "Behind", "Beside",
 })  # fmt: skip
 """First words of a text whose subject stands elsewhere; so does that of "The same"."""
-UNREAD = frozenset({"engine", "http", "llama", "jobs", "supervisor", "models"})
+UNREAD = frozenset({"engine", "http", "supervisor", "models"})
 """Packages whose texts have yet to be read through."""
 
 

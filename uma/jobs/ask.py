@@ -27,7 +27,7 @@ class Progress:
     """How far a request is that runs."""
 
     prompt_tokens: int = 0
-    """Of its prompt, those that have been read."""
+    """Tokens of its prompt that have been read."""
     completion_tokens: int = 0
 
 

@@ -48,17 +48,17 @@ class Entry:
 
     number: int
     digest: int
-    """Of the row."""
+    """Digest of the row."""
     size_bytes: int
-    """Of its line in OUT, the newline included."""
+    """Size of its line in OUT, the newline included."""
     is_failed: bool
     check: int
-    """Of that line."""
+    """Checksum of that line."""
     start_bytes: int = 0
     """Where the line begins; not written, since it follows from the lines before."""
 
     def line(self) -> bytes:
-        """As the journal has it."""
+        """Line of the journal."""
         word = b"failed" if self.is_failed else b"ok"
         return b"%d %016x %d %s %016x\n" % (self.number, self.digest, self.size_bytes, word, self.check)
 
@@ -151,11 +151,11 @@ class Results:
     rows: int
     """Rows that had ended when it was opened."""
     failed: int
-    """Of these, those that failed."""
+    """Rows of these that failed."""
     is_new: bool
     """Nothing of the job was on the disk."""
     finished: Finished
-    """Of these rows."""
+    """The entries of these rows."""
     reusable: Finished | None
     """What an earlier job left, of which good results are taken over."""
     _marked_bytes: int = 0

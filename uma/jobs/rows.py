@@ -65,11 +65,11 @@ class Row:
     """A row as the input has it."""
 
     number: int
-    """From 0, blank lines not counted."""
+    """Number of the row from 0, blank lines not counted."""
     data: bytes | Mapping[str, Any]
     """A line, or a row of CSV by column."""
     digest: int
-    """Of its bytes."""
+    """Digest of its bytes."""
     end_bytes: int
     """Bytes of the input, as they lie on disk, up to its end."""
     fault: str = ""
@@ -271,7 +271,7 @@ class _InPieces:
     _file: IO[bytes]
 
     def read(self, size: int) -> bytes:
-        """At most `PIECE_BYTES`."""
+        """Read at most `PIECE_BYTES`."""
         return self._file.read(min(size, PIECE_BYTES))
 
 

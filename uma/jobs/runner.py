@@ -26,7 +26,7 @@ from uma.types import Source
 IN_FLIGHT_PER_SEQUENCE = 2
 """Requests given to a source at once, for each that it computes at once: the next one is always ready."""
 OTHERS_PART = 8
-"""Of so many requests that a source computes at once a job leaves one to others: a chat beside it waits for no slot."""
+"""One in every so many slots is left free for other clients: a chat beside a job waits for no slot."""
 MAX_IN_FLIGHT = 128
 """Maximum requests given to a source at once: half of what a session of a server can have by default."""
 BLOCK_ROWS, BLOCK_BYTES = 256, 16_777_216
@@ -62,7 +62,7 @@ class Work:
     asked: Asked | None
     ended: Ended | None = None
     size_bytes: int = 0
-    """Of the row, as it lies on disk."""
+    """Size of the row, as it lies on disk."""
 
 
 @attrs.define(eq=False)
@@ -89,7 +89,7 @@ class Runner:
     _open: deque[Row] = attrs.field(factory=deque, init=False)
     """Rows that were read, from the first on that has not ended."""
     _ended: dict[int, Ended | None] = attrs.field(factory=dict, init=False)
-    """Of these, those that have ended, and what still has to be written of them."""
+    """Rows of these that have ended, and what still has to be written of them."""
     _stopping: trio.Event = attrs.field(factory=trio.Event, init=False)
     _reading: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     _moved: trio.Event = attrs.field(factory=trio.Event, init=False)

@@ -76,7 +76,7 @@ class Batch:
     status: Status = "in_progress"
     created_at: int = attrs.field(factory=lambda: int(time.time()))
     times: dict[str, int] = attrs.field(factory=dict)
-    """By status, when it was reached."""
+    """Time at which each status was reached."""
     total: int = 0
     completed: int = 0
     failed: int = 0
@@ -86,7 +86,7 @@ class Batch:
     """Why it has failed as a whole."""
 
     def now(self, status: Status, **more: Any) -> Batch:
-        """The same in another state."""
+        """A copy in another state."""
         return attrs.evolve(self, status=status, times={**self.times, status: int(time.time())}, **more)
 
 
@@ -272,7 +272,7 @@ class Store:
         return next(self._read(Batch, self._do(query, (batch_id, owner))), None)
 
     def batches(self, owner: str, limit: int, after: str | None = None) -> tuple[list[Batch], bool]:
-        """The same of the owner's batches as `files`."""
+        """Page of the owner's batches; see `files`."""
         return self._page(Batch, "batches", owner, limit, after)
 
     def unfinished(self, models: Collection[str] | None = None, owner: str | None = None) -> list[Batch]:

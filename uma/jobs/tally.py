@@ -65,7 +65,7 @@ class Line:
 
     @property
     def growth(self) -> float:
-        """Its slope at the mean x, in parts of the mean y for each part of that x, from 0 (y is the same for all x, or
+        """Slope at the mean x, in parts of the mean y for each part of that x, from 0 (y is the same for all x, or
         might be) to 1 (it grows as x does).
         """
         if not self.r_squared:
@@ -87,9 +87,9 @@ class Tally:
     """The figures of a job, and of the one run of it that keeps them."""
 
     rows: int = 0
-    """With a result."""
+    """Rows with a result."""
     failed: int = 0
-    """Of these."""
+    """Rows of these that failed."""
     why_failed: str = ""
     """Why the first of them failed in this run."""
     fail_alike: bool = True
@@ -103,32 +103,32 @@ class Tally:
     running: int = 0
     """Rows that are asked just now."""
     total_bytes: int = 0
-    """Of the input; 0: not known."""
+    """Bytes of the input; 0: not known."""
     total_rows: int = 0
-    """Of the input, about; 0: not known."""
+    """Rows of the input, about; 0: not known."""
     is_counted: bool = False
-    """These are counted, and no estimate."""
+    """Whether `total_rows` is counted, and no estimate."""
     input_bytes: int = 0
-    """Of the input, up to the last row before which all have ended."""
+    """Bytes of the input up to the last row before which all have ended."""
     passed_rows: int = 0
-    """Of the input, up to the last row that was read."""
+    """Rows of the input up to the last one that was read."""
     passed_bytes: int = 0
     new_rows: int = 0
-    """Of these, those that had no result before this run; so are the bytes."""
+    """Rows of these that had no result before this run; so are the bytes."""
     new_bytes: int = 0
     asked_rows: int = 0
-    """Of these, those that have to be asked: the others are bad, or their results taken over; so are the bytes."""
+    """Rows of these that have to be asked: the others are bad, or their results taken over; so are the bytes."""
     asked_bytes: int = 0
     _ended_prompt_tokens: int = 0
     _ended_completion_tokens: int = 0
     _progress: dict[str, Progress] = attrs.field(factory=dict)
-    """Of rows that run, by their requests' ids, when it was asked for last."""
+    """Progress of rows that run, by their requests' ids, when it was asked for last."""
     _times: Line = attrs.field(factory=Line)
     """The time that each row took which has ended, over its bytes."""
     _lengths: Line = attrs.field(factory=Line)
     """The tokens of each, read and written, over its bytes."""
     _began_sum: float = 0.0
-    """Of those that run: when they began, summed up."""
+    """Sum of the times at which the running rows began."""
 
     def passed(self, size_bytes: int, *, is_new: bool, is_asked: bool) -> None:
         """A row was read."""
@@ -147,7 +147,7 @@ class Tally:
         return begun
 
     def end(self, begun: Begun, used: Progress | None, now: float | None = None) -> None:
-        """It has ended and took so many tokens, or is given up (None)."""
+        """Record a finished request; `tokens` is None if it is given up."""
         self.running -= 1
         self._began_sum -= begun.at_sec
         if used is not None:
@@ -223,7 +223,7 @@ class Tally:
         return (by_time + self._done_by(self._lengths, tokens)) / 2
 
     def _done_by(self, ended: Line, of_running: float) -> float:
-        """The same by times or by tokens: of those that have ended, and of all that run."""
+        """Rows done, by times or by tokens: of those that have ended, and of all that run."""
         is_overdue = of_running > OVERDUE * self.running * ended.y / ended.n
         scatter = min(self._times.scatter, self._lengths.scatter) if self._lengths.y else self._times.scatter
         by_chance = 1.0 if is_overdue else min(1.0, CHANCE_WEIGHT * scatter)

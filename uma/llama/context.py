@@ -79,9 +79,9 @@ class ContextParams:
     n_seq_max: int = 1
     """Sequence ids run from 0 to one less."""
     n_threads: int = 0
-    """For decode; 0: this machine's cores."""
+    """Threads for decode; 0: this machine's cores."""
     n_threads_batch: int = 0
-    """For prefill; 0: this machine's cores."""
+    """Threads for prefill; 0: this machine's cores."""
     kv_unified: bool = True
     """One buffer that all sequences share, or one of `n_ctx / n_seq_max` cells for each."""
     flash_attn: Literal["auto", "on", "off"] = "auto"
@@ -108,16 +108,16 @@ class ContextParams:
 
     @property
     def cells(self) -> int:
-        """Those that llama.cpp makes in all buffers together, of an `n_ctx` that is named."""
+        """Cells that llama.cpp makes in all buffers together, of an `n_ctx` that is named."""
         return self.n_ctx_seq * (1 if self.kv_unified else self.n_seq_max)
 
     @property
     def n_ctx_seq(self) -> int:
-        """Those of one buffer."""
+        """Cells of one buffer."""
         return _rounded(self.n_ctx if self.kv_unified else self.n_ctx // self.n_seq_max)
 
     def window_cells(self, window_tokens: int) -> int:
-        """Those of layers with a window of so many tokens: with small ones, what each sequence attends to and a batch
+        """Cells of layers with a window of so many tokens: with small ones, what each sequence attends to and a batch
         adds.
         """
         needed = window_tokens * (self.n_seq_max if self.kv_unified else 1) + min(self.n_ubatch, self.n_batch)
@@ -373,8 +373,9 @@ class Context(Closing):
         return int(lib.llama_state_seq_get_size_ext(self.handle, seq, _PART))
 
     def part_get(self, seq: int) -> bytes:
-        """Of a sequence's memory what cannot be cut: its recurrent state, and of layers with a window what the end
-        attends to. Whoever holds the cells up to here can go on from here with it, in the same context.
+        """A copy of the part of a sequence's memory that cannot be cut: its recurrent state, and of layers with a
+        window what the end attends to. Whoever holds the cells up to here can go on from here with it, in the same
+        context.
         """
         size = self.part_size(seq)
         data = bytes(size)  # as in `state_get`

@@ -17,12 +17,12 @@ from uma.llama.header import Header
 STATE_TENSORS = ("ssm_conv1d", "shortconv.", "time_mix_")
 """Beginnings of the names of tensors that only a recurrent layer has: Mamba's and the delta nets', LFM2's, RWKV's."""
 KEY_TENSORS = ("attn_k.", "attn_kv_a_mqa.")
-"""Of those that only a layer has whose keys are kept. Delta nets have an `attn_qkv`."""
+"""Names of tensors that only a layer has whose keys are kept. Delta nets have an `attn_qkv`."""
 LAYER_TENSOR = re.compile(r"blk\.\d+\.")
 STATE_BYTES = 4
-"""Of a state's figure: llama.cpp keeps them in F32."""
+"""Bytes of a state's figure: llama.cpp keeps them in F32."""
 TOKEN_SHIFTS = 2
-"""Of an RWKV whose header does not say, as llama.cpp takes it."""
+"""Token shifts of an RWKV whose header does not say, as llama.cpp takes it."""
 ELEMENT_BYTES = {
     "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32,
     "q4_0": 18 / 32, "iq4_nl": 18 / 32,
@@ -46,8 +46,8 @@ WINDOW_PERIODS = {
     "plamo3": 8,
     "smallthinker": -4,
 }
-"""Of so many layers the last attends to everything, and the others have a window, where the header does not say; with
-a minus the first does. As llama.cpp has them (`load_swa_pattern` in its `models/`)."""
+"""Period of layers by architecture: of so many the last attends to everything, and the others have a window, where the
+header does not say; with a minus the first does. As llama.cpp has them (`load_swa_pattern` in its `models/`)."""
 
 
 @attrs.frozen
@@ -55,18 +55,18 @@ class Footprint:
     """Figures kept, over all layers."""
 
     key_values: int
-    """Of a token: its keys."""
+    """Figures of a token's keys."""
     value_values: int
-    """Of a token: its values."""
+    """Figures of a token's values."""
     state_bytes: int
-    """Of a sequence, whatever its length; 0 without recurrent layers."""
+    """Bytes of a sequence's states, whatever its length; 0 without recurrent layers."""
     window_key_values: int
-    """Of those keys, the ones of layers with a sliding window."""
+    """Figures of a token's keys in layers with a sliding window."""
     window_value_values: int
-    """Of the values."""
+    """Figures of a token's values in layers with a sliding window."""
 
     def bytes_per_token(self, type_k: str, type_v: str) -> int:
-        """Of a token, with these cache types."""
+        """KV bytes of a token, with these cache types."""
         return int(self.key_values * ELEMENT_BYTES[type_k] + self.value_values * ELEMENT_BYTES[type_v])
 
 
@@ -109,7 +109,7 @@ class _Figures:
         return int(figure) if isinstance(figure, int) else otherwise
 
     def key_values(self, layer: int) -> int:
-        """Of a token, in a layer that attends."""
+        """Figures of a token's keys and values, in a layer that attends."""
         return self._kv_heads(layer) * self._head_size("key", layer)
 
     def value_values(self, layer: int) -> int:
@@ -127,7 +127,7 @@ class _Figures:
 
     @property
     def state_values(self) -> int:
-        """Of a sequence, in a recurrent layer: of its convolution, and of what it has read."""
+        """Figures of a sequence's state in a recurrent layer: of its convolution, and of what it has read."""
         embed, heads = self.number("embedding_length"), self.number("attention.head_count")
         if wkv := self.number("wkv.head_size"):
             return embed * (self.number("token_shift_count", TOKEN_SHIFTS) + wkv)

@@ -51,7 +51,8 @@ llguidance's own four sets take twice as long to make (1.3 s, not 0.7).
 
 _BITS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
 _ADDENDS = _BITS.astype(np.float32)
-"""For each byte of a bitmask, what is added to the logits of its eight tokens: 0 where allowed, else minus infinity."""
+"""Addends for each byte of a bitmask: what is added to the logits of its eight tokens: 0 where allowed, else minus
+infinity."""
 
 
 _BEFORE_TEXT = ("", "\n", "\x01")
@@ -401,7 +402,7 @@ def _behind(before: str, source: str) -> str:
 
 
 def key_of(grammar: Grammar, before: str) -> str:
-    """The same for what `GrammarCompiler.compile` takes for the same grammar."""
+    """Key that is equal for what `GrammarCompiler.compile` takes for one grammar."""
     return json_text.dumps([attrs.asdict(grammar), before])
 
 

@@ -46,7 +46,7 @@ class RunningGraph:
 
     @property
     def address(self) -> int:
-        """Of what the callback looks at: this object must live as long as it is called."""
+        """Address of what the callback looks at: this object must live as long as it is called."""
         return ctypes.addressof(self._state)
 
     def stop(self) -> None:

@@ -42,7 +42,7 @@ MAX_PARTS = 2**16 - 1
 """Maximum parts of a split model: its header counts them with 16 bits."""
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _FIGURE = re.compile(r"(^|[._])(count|length|size)(_|$)")
-"""In the name of each key that says how many or how large."""
+"""Pattern in the name of each key that says how many or how large."""
 
 
 class _InitParams(ctypes.Structure):
@@ -90,7 +90,7 @@ _NUMBERS: dict[int, tuple[str, Any]] = {
     11: ("i64", ctypes.c_int64),
     12: ("f64", ctypes.c_double),
 }
-"""By `gguf_type`: the end of its functions' names, and C's type."""
+"""End of the functions' names and C's type, by `gguf_type`."""
 _SCALARS: dict[int, Callable[[int, int], Any]] = {
     number: _function(f"gguf_get_val_{name}", [ctypes.c_void_p, ctypes.c_int64], ctype)
     for number, (name, ctype) in _NUMBERS.items()
@@ -103,7 +103,7 @@ class Header:
 
     path: Path
     size_bytes: int
-    """Of this file alone."""
+    """Size of this file alone."""
     metadata: dict[str, Any]
     """Strings, numbers and booleans by key. Of an array only its length is kept, under its key."""
     tensor_types: dict[str, int]

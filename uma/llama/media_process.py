@@ -29,7 +29,7 @@ TOO_LARGE = "too large"
 _FRAME = 640
 _TEXT, _UINT32, _FLOAT32, _BOOL = 8, 4, 6, 7
 _ALIGNMENT = 32
-"""Of GGUF: its types of values, and where tensors begin."""
+"""Constants of GGUF: its types of values, and where tensors begin."""
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ from uma.types import ModelInfo
 Memory = Literal["attention", "sliding-window", "recurrent", "hybrid"]
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
 POOLINGS: tuple[Pooling, ...] = ("none", "mean", "cls", "last", "rank")
-"""By llama.cpp's number."""
+"""Poolings by llama.cpp's number."""
 
 OnProgress = Callable[[float], bool]
 """Called on the loading thread with the part of the weights that is loaded, 0 to 1. False ends the load. It must not
@@ -209,7 +209,7 @@ class Model(Closing):
         return self._footprint.bytes_per_token(type_k, type_v)
 
     def window_bytes_per_token(self, type_k: str, type_v: str) -> int:
-        """Those of them that are of layers with a sliding window, which need not keep more than it."""
+        """Bytes of them that are of layers with a sliding window, which need not keep more than it."""
         if self.memory != "sliding-window":
             return 0
         kept = self._footprint
@@ -248,7 +248,7 @@ class Model(Closing):
         self._free_if_unused()
 
     def retain(self) -> None:
-        """For what uses the model: keep it in memory until `release`. Raises `ValueError` after `close`."""
+        """Keep the model in memory until `release`. Raises `ValueError` after `close`."""
         with self._lock:
             if self._close_wanted:
                 raise ValueError(f"{self.path}: the model is closed")

@@ -34,11 +34,13 @@ class Placement:
     gpu_layers: int
     """The last layers, the matrix behind them counted as one; `ALL_LAYERS`, or 0: none."""
     cpu_experts: int = 0
-    """Of these the experts of the model's first layers are not."""
+    """Layers of these, the model's first, whose experts are not."""
 
 
 def place(parts: Iterable[Header], free_bytes: Sequence[int], kv_bytes: int) -> Placement:
-    """As much of a model as GPUs with so many free bytes each hold, beside `kv_bytes` of KV for all layers together."""
+    """Placement of as much of a model as GPUs with so many free bytes each hold, beside `kv_bytes` of KV for all layers
+    together.
+    """
     parts = list(parts)
     sizes = {name: size for part in parts for name, size in part.tensor_bytes.items()}
     n_layers = parts[0].n_layers
@@ -81,8 +83,8 @@ class _Override(ctypes.Structure):
 
 
 def overrides(cpu_experts: int) -> Any:
-    """For `tensor_buft_overrides`: the experts of so many first layers in the CPU's memory. To be kept until the model
-    is loaded.
+    """Value of `tensor_buft_overrides`: the experts of so many first layers in the CPU's memory. To be kept until the
+    model is loaded.
     """
     buffer_type = ctypes.CFUNCTYPE(ctypes.c_void_p)(("ggml_backend_cpu_buffer_type", lib._lib))
     layers = "|".join(map(str, range(cpu_experts)))

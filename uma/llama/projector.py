@@ -45,7 +45,7 @@ CUT_NODES = 4
 """Nodes of a projector's graph that are computed without a break: a large matrix product of it takes a fraction of a
 second on few cores, and all the others nearly nothing."""
 IDENTITY_BYTES = 2**20
-"""Of a projector's file so much is read at its beginning and its end to tell it from others."""
+"""Bytes of a projector's file that are read at its beginning and its end to tell it from others."""
 
 
 @attrs.frozen
@@ -87,7 +87,7 @@ class Picture:
         self.is_sound = lib.mtmd_input_chunk_get_type(handle) == lib.MTMD_INPUT_CHUNK_TYPE_AUDIO
         self.n_tokens = int(lib.mtmd_input_chunk_get_n_tokens(handle))
         self.n_positions = int(lib.mtmd_input_chunk_get_n_pos(handle))
-        """By how much positions rise: with M-RoPE fewer than it has tokens."""
+        """Number of positions that it takes: with M-RoPE fewer than it has tokens."""
         self.embedding: Embedding | None = None
         """What `Projector.encode` has made of it."""
 
@@ -198,7 +198,9 @@ class Projector(Closing):
         return True
 
     def _has_come_to(self, _node: int, is_asked: bool, _data: int) -> bool:
-        """Of each node llama.cpp asks whether there is to be a break behind it, and in a break whether to go on."""
+        """Callback of llama.cpp, which asks of a node whether there is to be a break behind it, and in a break whether
+        to go on.
+        """
         if is_asked:
             self._nodes += 1
             return self._nodes % CUT_NODES == 0

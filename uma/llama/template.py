@@ -30,7 +30,7 @@ PLAIN_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-"""For models without a template: `User: …`, a blank line, `Assistant: …`, and so on, ending with `Assistant:`."""
+"""Template of models without one: `User: …`, a blank line, `Assistant: …`, and so on, ending with `Assistant:`."""
 PLAIN_TURN = "\nUser:"
 """What the next turn begins with there: a model that writes it goes on with both sides of the conversation."""
 
@@ -190,7 +190,7 @@ class ChatTemplate:
 
     @cached_property
     def switches(self) -> frozenset[str]:
-        """Those of its `variables` that a request can give: none that every conversation has, and none that it only
+        """Names of its `variables` that a request can give: none that every conversation has, and none that it only
         sets for itself.
         """
         tree = _tree_of(self.source)
@@ -256,18 +256,18 @@ class _Taste:
     """How a template wants what Hugging Face leaves open."""
 
     arguments_as_text: bool = False
-    """It joins a call's arguments to other text with `+`, which only text can be."""
+    """Whether it joins a call's arguments to other text with `+`, which only text can be."""
     no_content_is_none: bool = False
-    """It tells messages that are only calls by their content: none."""
+    """Whether it tells messages that are only calls by their content: none."""
     thought_key: str | None = None
     """The key of a message by which it reads the thinking of an earlier turn."""
     thought_is_a_part: bool = False
-    """It reads that thinking as a part of the content, of type `thinking`."""
+    """Whether it reads that thinking as a part of the content, of type `thinking`."""
     takes_thought_or_content: bool = False
-    """Of a message with calls it takes thinking or content, and refuses both."""
+    """Whether it takes thinking or content of a message with calls, and refuses both."""
     results_are_with_calls: bool = False
-    """It reads the results of calls as `tool_responses` of the message with the calls, and of no message of their own,
-    as the first templates of Gemma 4 do.
+    """Whether it reads the results of calls as `tool_responses` of the message with the calls, and of no message of
+    their own, as the first templates of Gemma 4 do.
     """
 
 

@@ -98,7 +98,7 @@ class Vocab:
 
     @cached_property
     def eog(self) -> frozenset[int]:
-        """The same as a set."""
+        """Ids that end a generation, as a set."""
         return frozenset(self.eog_ids.tolist())
 
     @property

@@ -31,7 +31,7 @@ class AnswerGroup:
         self._controls = controls
         self._finished: dict[int, Finished] = {}
         self._order: deque[int] = deque()
-        """Of each event that was given and whose credit has not come back, the answer's index."""
+        """Index of the answer of each event that was given and whose credit has not come back."""
         self._is_over = False
         self.ports: list[AnswerPort] = []
         """Where the answers' events come from; each adds itself."""
@@ -108,7 +108,7 @@ class AnswerPort:
     forget: Callable[[], None]
     lateness: Lateness
     ahead: Ahead = attrs.field(init=False)
-    """Its events that came before their time."""
+    """Events that came before their time."""
 
     def __attrs_post_init__(self) -> None:
         self.ahead = Ahead(self.deliver, self.group.on_drop)
@@ -131,7 +131,7 @@ class AnswerPort:
         self.group.end_thinking()
 
     def deliver(self, event: Event | UmaError, at_ms: float) -> None:
-        """For the engine: the next event has come, and it is `at_ms` now."""
+        """Called by the engine: the next event has come, and it is `at_ms` now."""
         if type(event) is Token and at_ms < math.inf:
             self.lateness.had_token(at_ms)
         if isinstance(event, Finished | UmaError):

@@ -1,4 +1,4 @@
-"""From tokens to text that can be shown: whole characters only, nothing that can yet become a stop string.
+"""Text of tokens that can be shown: whole characters only, nothing that can yet become a stop string.
 
 Pure: bytes in, text out, so that any split of a character or of a stop string over tokens can be tested.
 """
@@ -73,7 +73,8 @@ class _Search:
     def __init__(self, stop: str) -> None:
         self._stop = stop
         self._borders = [0, 0]
-        """Of each beginning of the stop string, the length of its longest proper end that begins the string too."""
+        """Border of each beginning of the stop string: the length of its longest proper end that begins the string too.
+        """
         self.size = len(stop)
         self.matched = 0
         """How much of the stop string the text ends with."""

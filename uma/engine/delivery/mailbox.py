@@ -1,5 +1,5 @@
-"""From the decode thread to the Trio thread, by one bell (`bell`): events by the batch, and functions to call there. It
-rings for what is due, and at the time of the first event that is early.
+"""Way from the decode thread to the Trio thread, by one bell (`bell`): events by the batch, and functions to call
+there. It rings for what is due, and at the time of the first event that is early.
 
 Trio's own way, `TrioToken.run_sync_soon`, gives up the GIL while it writes to a socket, and the decode thread waits for
 it. This bell is rung with the GIL held: the Trio thread gets it when `llama_decode` begins, and works during the batch.
@@ -45,7 +45,7 @@ class Mailbox:
         self._looks_ms = math.inf
         """When the Trio thread looks here next: 0 where it was rung, infinite where it is not until then."""
         self._looking = threading.Lock()
-        """For `_looks_ms` and the bell that says it, which both threads set."""
+        """Lock of `_looks_ms` and of the bell that says it, which both threads set."""
 
     def post(self, deliveries: list[Delivery], taken: threading.Event | None) -> None:
         """Have events delivered soon; `taken` is set when they are, and their readers have had a turn.
@@ -152,7 +152,7 @@ class Answer(Generic[T]):
         self._mailbox = mailbox
 
     def give(self, value: T) -> None:
-        """On the decode thread: the answer."""
+        """Give the answer, on the decode thread."""
         self.value = value
         self._mailbox.call(self.is_given.set)
 

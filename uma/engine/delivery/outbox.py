@@ -32,7 +32,7 @@ class Outbox:
     __slots__ = ("_buffered", "_deliver", "_taken", "_waits", "due_ms")
 
     def __init__(self, deliver: Deliver, *, waits: bool = True) -> None:
-        """With `waits`, `flush` waits until what is due at once was taken."""
+        """Make an outbox whose `flush`, with `waits`, waits until what is due at once was taken."""
         self._deliver = deliver
         self._waits = waits
         self._taken = threading.Event()

@@ -31,7 +31,7 @@ CREDITS = 64
 """Credit window: maximum events that a reader can be behind before its sequence pauses. The decode thread spends a
 credit for each event; the Trio thread gives credits back as the reader reads."""
 LOW_CREDITS = CREDITS // 4
-"""With this many credits or fewer nothing is buffered: the reader gets each event at once, so that it can catch up."""
+"""Credits at which nothing is buffered any more: the reader gets each event at once, so that it can catch up."""
 RETURNED_EVENTS = CREDITS // 2
 """Events read for which credit is given back in one command."""
 HOLD_SHARE = 0.4

@@ -24,7 +24,7 @@ from uma.types import Answer, CutCall, Event, Finished, ReasoningDelta, Request,
 _LETTERS = string.ascii_letters + string.digits
 _End = TypeVar("_End", Finished, Answer)
 CALL_ID_CHARS = 9
-"""As long as Mistral's templates demand; others take any."""
+"""Length of a call's id, as Mistral's templates demand it; others take any."""
 
 
 @attrs.define
@@ -41,12 +41,12 @@ class _ParsedAnswer:
     call_id: str = ""
     name: str = ""
     arguments: str = ""
-    """Of the call that has begun, as far as they have come."""
+    """Arguments of the call that has begun, as far as they have come."""
     cut_call: CutCall | None = None
     call_offsets: list[int] = attrs.field(factory=list)
     last_token: int = 0
     ends: array[int] = attrs.field(factory=lambda: array("q"))
-    """For each token that came, where its text ends in the output, by characters."""
+    """End of each token's text in the output, by characters."""
 
 
 class ParsedStream:
@@ -176,7 +176,7 @@ class ParsedStream:
         return [*events, self._finished(finished.answers[0].index if finished.answers else 0, last)]
 
     def _usage(self, finished: Finished) -> Usage:
-        """With the tokens of thinking, where the request asked for thinking to be separated."""
+        """Usage with the tokens of thinking, where the request asked for thinking to be separated."""
         if self._request.reasoning is None:
             return finished.usage
         thought = sum(self._thought_tokens(end) for end in finished.answers or (finished,))
@@ -207,7 +207,7 @@ class ParsedStream:
 
 
 def _ends(pieces: Iterable[bytes]) -> Iterator[int]:
-    """For tokens of these bytes, where the text of each ends, by characters."""
+    """Ends of the texts of tokens of these bytes, by characters."""
     text, chars = TextStream(), 0
     for piece in pieces:
         chars += len(text.push(piece))

@@ -140,15 +140,15 @@ class RequestStream:
         """See `types.EventStream.ignored`."""
 
     def take(self, event: Event | UmaError, not_before_ms: float, now_ms: float) -> bool:
-        """For the engine: the next event has come. Whether it is kept for its time; see `Ahead.take`."""
+        """Called by the engine: the next event has come. Whether it is kept for its time; see `Ahead.take`."""
         return self._ahead.take(event, not_before_ms, now_ms)
 
     def release(self, until_ms: float) -> None:
-        """For the engine: deliver what was kept until now."""
+        """Deliver what was kept until now. Called by the engine."""
         self._ahead.release(until_ms, until_ms)
 
     def deliver(self, event: Event | UmaError, at_ms: float = math.inf) -> None:
-        """For the engine: the next event is due; it is `at_ms` now. After the last one, or `fail`, it is dropped."""
+        """Called by the engine: the next event is due; it is `at_ms` now. After the last one, or `fail`, it is dropped."""
         if self._is_over:
             return
         if self._lateness is not None and type(event) is Token and at_ms < math.inf:
@@ -167,7 +167,7 @@ class RequestStream:
             trio.lowlevel.reschedule(reader)
 
     def fail(self, error: UmaError) -> None:
-        """For the engine: end the stream with an error, because an event could not be delivered."""
+        """End the stream with an error, because an event could not be delivered. Called by the engine."""
         self.tap = None
         self._ahead.waiting.clear()
         self.cancel()
@@ -187,7 +187,7 @@ class RequestStream:
             self._control.end_thinking()
 
     def abandon(self) -> None:
-        """For the engine: the reader has left."""
+        """Called by the engine: the reader has left."""
         self.tap = None
         self.cancel()
         self._events.clear()

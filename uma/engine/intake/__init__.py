@@ -1,1 +1,1 @@
-"""From a request to the decode thread's queue, on the Trio thread."""
+"""Way of a request to the decode thread's queue, on the Trio thread."""

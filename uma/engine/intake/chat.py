@@ -33,7 +33,7 @@ from uma.llama.template import PLAIN_TURN
 from uma.types import MAX_STOPS, Grammar, Request, SamplingParams, Tool
 
 CHOICES = ("auto", "none", "required", "named")
-"""For `Capabilities.tools`: words of `tool_choice`, and that a tool can be named in it."""
+"""Values of `Capabilities.tools`: words of `tool_choice`, and that a tool can be named in it."""
 _NOT_NAMES = ("auto", "none", "required")
 _Compile = Callable[[SamplingParams], Awaitable[object]]
 _TAIL_TOKENS = 16
@@ -58,17 +58,17 @@ class ChatAbilities:
 
     @property
     def tool_choices(self) -> tuple[str, ...]:
-        """For `Capabilities.tools`."""
+        """Value of `Capabilities.tools`."""
         return CHOICES if self._family is not None and self._vocab.eog else ()
 
     @property
     def has_thinking(self) -> bool:
-        """For `Capabilities.reasoning`."""
+        """Value of `Capabilities.reasoning`."""
         return self._thinking is not None
 
     @property
     def has_thinking_switch(self) -> bool:
-        """For `Capabilities.reasoning_switch`."""
+        """Value of `Capabilities.reasoning_switch`."""
         return self.has_thinking and has_switch(self._template)
 
     def prepared(self, request: Request) -> Request:
@@ -143,7 +143,9 @@ class ChatAbilities:
 
     @cached_property
     def _closings(self) -> list[list[int]]:
-        """Those where a call can follow, too: gpt-oss chooses at first, then answers, or calls where it must."""
+        """Closings of thinking, those where a call can follow too: gpt-oss chooses at first, then answers, or calls
+        where it must.
+        """
         if not self._has_channels:
             return self._answering
         free, call = (
@@ -211,7 +213,7 @@ class ChatAbilities:
         return self._loose.known(request)
 
     async def loosened(self, request: Request, serves: Callable[[Grammar], bool]) -> Loose:
-        """The same once that was found out."""
+        """Relaxed tools, once that was found out."""
         if not can_be_loose(request) or self._family is None:
             return Loose(request)
         specials = await self._known_specials()
@@ -230,7 +232,7 @@ class ChatAbilities:
             return await trio.to_thread.run_sync(self._loose.found, request, fits)
 
     async def blame(self, request: Request, error: BadRequest, compile_grammar: _Compile) -> BadRequest:
-        """The same error with the place in the schema that no grammar can describe: the answer's, or a tool's."""
+        """A copy of an error with the place in the schema that no grammar can describe: the answer's, or a tool's."""
         if request.sampling.grammar is not None:
             try:
                 await compile_grammar(request.sampling)
@@ -363,7 +365,7 @@ def _calls_at_once(request: Request) -> bool:
 
 
 def _tools(request: Request) -> tuple[Tool, ...]:
-    """Those that can be called: the one that `tool_choice` names, or all."""
+    """Tools that can be called: the one that `tool_choice` names, or all."""
     if request.tool_choice in _NOT_NAMES:
         return request.tools
     return tuple(tool for tool in request.tools if tool.name == request.tool_choice)

@@ -38,12 +38,12 @@ class Constraints:
     """Prepares constraints for one vocabulary. Belongs to the Trio thread."""
 
     def __init__(self, vocab: Vocab, compiler: GrammarCompiler, at_once: int) -> None:
-        """At most `at_once` grammars are compiled at a time: each takes a whole core."""
+        """Make a compiler of at most `at_once` grammars at a time: each takes a whole core."""
         self._vocab = vocab
         self._compiler = compiler
         self._lanes = LaneLimiter(at_once)
         self._compiling: dict[str, _Compiling] = {}
-        """By `key_of`."""
+        """Grammars that are being compiled, by `key_of`."""
 
     async def grammar(
         self, sampling: SamplingParams, before: str = "", lane: int = 0

@@ -34,7 +34,7 @@ class _Flow:
     turn: float = 0.0
     """When its first waiter is due, on a clock that counts cost. A waiter that is cancelled leaves its turn behind."""
     waiting: dict[_Waiter, None] = attrs.field(factory=dict)
-    """In order of arrival."""
+    """Waiters in order of arrival."""
 
     @property
     def first(self) -> _Waiter:
@@ -48,8 +48,8 @@ class _Flow:
 
 
 class LaneLimiter:
-    """At most `slots` holders at a time. The next is of the highest lane that waits, and there of the client that has
-    had least: start-time fair queueing (Goyal, Vin, Cheng 1996), the oldest first among equals.
+    """Limiter of at most `slots` holders at a time. The next is of the highest lane that waits, and there of the client
+    that has had least: start-time fair queueing (Goyal, Vin, Cheng 1996), the oldest first among equals.
 
     Background work (a lane under 0) never takes the last slot, where there is more than one: a request of another lane
     then waits for no background work at all. Belongs to the Trio thread.
@@ -60,9 +60,9 @@ class LaneLimiter:
         self._free = slots
         self._arrivals = count()
         self._clocks: dict[int, float] = {}
-        """By lane, the turn that was served last."""
+        """Turn that was served last, by lane."""
         self._flows: dict[tuple[int, Hashable], _Flow] = {}
-        """By lane and client. Forgotten once no slot is held, or where there are many and none of it waits."""
+        """Flows by lane and client. Forgotten once no slot is held, or where there are many and none of it waits."""
 
     def __len__(self) -> int:
         """Flows that are remembered."""

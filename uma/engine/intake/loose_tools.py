@@ -43,7 +43,7 @@ class Loose:
 
 
 class LooseTools:
-    """Of one model. Belongs to one thread at a time."""
+    """Relaxed tools of one model. Belongs to one thread at a time."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, tuple[dict[str, Any], list[str]]] = OrderedDict()

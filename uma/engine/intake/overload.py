@@ -25,7 +25,7 @@ class Load:
     ahead_tokens: int
     """Prompt tokens still to be computed for requests of its lane or a higher one."""
     ahead_waiting: int
-    """Of these requests, those that have not begun."""
+    """Requests of these that have not begun."""
     running: int
     decoding: int
     max_running: int

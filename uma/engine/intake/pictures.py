@@ -1,4 +1,4 @@
-"""From a request with pictures to its prompt: files to pixels to pieces, and pieces to ids. Any thread.
+"""Prompt of a request with pictures: files to pixels to pieces, and pieces to ids. Any thread.
 
 A picture that was seen lately is neither decoded nor encoded again: what is known of it is kept by its file's hash. A
 sound is a picture here.
@@ -43,7 +43,7 @@ class _Seen:
     """A picture's file that was prepared."""
 
     tokens: array[int]
-    """Of its parts, and of what the model has around them."""
+    """Tokens of its parts, and of what the model has around them."""
     parts: tuple[tuple[Picture, int], ...]
     """One for each run of ids: of which picture it is, and the first token that it has of it."""
     pictures: tuple[Picture, ...]
@@ -66,9 +66,9 @@ class PictureReader:
         self._decoder = MediaDecoder(sees=projector.sees, hears=projector.hears)
         self._lock = threading.Lock()
         self._kept: dict[str, _Seen] = {}
-        """By the file's hash, those used last at the end."""
+        """Pictures by the file's hash, those used last at the end."""
         self._prepared: WeakSet[Picture] = WeakSet()
-        """Those that were not encoded when they were looked at last."""
+        """Pictures that were not encoded when they were looked at last."""
 
     def read(self, request: Request, *, first: int = 0) -> tuple[array[int], tuple[PlacedPicture, ...]]:
         """The prompt's ids, and the pictures among them. Raises `BadRequest`, which counts messages from the `first`,

@@ -1,4 +1,4 @@
-"""From a request to its prompt's tokens: checked, rendered, tokenized. Belongs to the Trio thread."""
+"""Tokens of a request's prompt: checked, rendered, tokenized. Belongs to the Trio thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From texts to embed, or pairs to rank, to tokens. Belongs to the Trio thread."""
+"""Tokens of texts to embed, or of pairs to rank. Belongs to the Trio thread."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ as much, and a part of a tile costs as much as a whole one."""
 LEARN = 0.3
 """Weight of a new observation: a few batches forget an old machine speed."""
 LEARN_SLOPE = 0.05
-"""The same of how cost grows with the tokens attended to, which changes little and shows only in long prompts."""
+"""Learning rate of how cost grows with the tokens attended to, which changes little and shows only in long prompts."""
 SURE_SEEN = 3
 """Observations from which a size is believed where it matters: the first touch memory for the first time."""
 SURE_TOKENS = 200
@@ -176,8 +176,8 @@ class _Learnt:
     pieces: _Table = attrs.field(factory=lambda: _Table(SIZES, is_tiled=True, forgets=True))
     verify: _Table = attrs.field(factory=lambda: _Table(ROWS, is_tiled=False))
     added: dict[tuple[int, int], tuple[float, int]] = attrs.field(factory=dict)
-    """By slots of rows and of all tokens: what decode rows add to the batch of a piece, as a share of what they take
-    alone, and how many mixed batches there could have been until then."""
+    """Cost that decode rows add, by slots of rows and of all tokens: what they add to the batch of a piece, as a share
+    of what they take alone, and how many mixed batches there could have been until then."""
     considered: int = 0
     """How often a mixed batch was considered."""
     drift: float = 1.0

@@ -107,7 +107,7 @@ def max_lead_ms(pace: float) -> float:
 
 
 def lead_ms(rows: Iterable[Row], pace: float, now_ms: float) -> float:
-    """For how long the readers of these rows can go on: the shortest of their leads, and never negative."""
+    """Time for which the readers of these rows can go on: the shortest of their leads, and never negative."""
     return max(0.0, min((row.last_token_ms + pace - now_ms for row in rows), default=math.inf))
 
 

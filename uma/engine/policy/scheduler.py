@@ -64,7 +64,7 @@ class Plan:
     pace_ms: float = 0.0
     """Minimum time between two tokens of a row at its reader; 0: each goes out as it comes."""
     lead_ms: float = 0.0
-    """For how long every reader could go on without another token when the plan was made; 0 without readers."""
+    """Time for which every reader could go on without another token when the plan was made; 0 without readers."""
     needed_ms: float = 0.0
     """Minimum lead (ms) of every reader when the prefill begins. Where decode steps take longer than predicted, more of
     them come before it (`lead.steps_lacking`). 0: no schedule keeps the readers supplied, or there are none."""
@@ -81,7 +81,7 @@ class Streams:
     step_ms: float
     """Predicted time of a decode step of them."""
     lead_ms: float
-    """For how long all readers can go on from what is computed; infinite where there are none."""
+    """Time for which all readers can go on from what is computed; infinite where there are none."""
 
 
 @attrs.frozen
@@ -301,7 +301,7 @@ class Scheduler:
         return self._suspended > 0
 
     def _readable_together(self, rows: list[Row]) -> list[Prompt]:
-        """Of the rows in their order, those that go well in one batch with the first.
+        """Rows, in their order, that go well in one batch with the first.
 
         One that others wait for, because they begin like it, is read up to where they part from it: then they begin,
         and the rests of all are read together. Not for less than a tile, which would cost nearly as much as one.
@@ -344,7 +344,7 @@ class Scheduler:
         )
 
     def _late(self, rows: Sequence[Row], state: State, now_ms: float) -> list[Row]:
-        """Those of a lower lane that have been without a token for long: as many as decode within a tick's budget, or
+        """Rows of a lower lane that have been without a token for long: as many as decode within a tick's budget, or
         the one that has waited longest.
         """
         normal_ms = TUNING.piece_share * self.targets.slo_ttft_ms
@@ -389,7 +389,7 @@ class Scheduler:
     def _beside(
         self, plan: Plan, prompts: list[Prompt], streams: Streams, state: State, share: float, free_cells: int
     ) -> Plan:
-        """Beside streams: the piece that reads most of those for which no reader has to wait."""
+        """Piece of a prompt beside streams: the one that reads most of those for which no reader has to wait."""
         pace, lead, step_ms = streams.pacing.pace_ms, streams.lead_ms, streams.step_ms
         plan = attrs.evolve(plan, pace_ms=pace, lead_ms=lead if lead < math.inf else 0.0)
         # First tokens wait for no more of a lower lane's prompt than fills a tile.
@@ -422,8 +422,8 @@ class Scheduler:
     def _mixed(
         self, plan: Plan, prompts: list[Prompt], size: int, streams: Streams, state: State, free_tokens: int
     ) -> Plan | None:
-        """The same with one batch for the piece and a decode step, where that reads more tokens a millisecond than both
-        apart; else None. Rows and piece then fill what the piece alone would fill.
+        """Piece of a prompt that shares one batch with a decode step, where that reads more tokens a millisecond than
+        both apart; else None. Rows and piece then fill what the piece alone would fill.
         """
         rows, whole = len(streams.rows), min(size, sum(each.left for each in prompts))
         # The first token of a prompt that the piece ends does not wait for another piece.
@@ -476,7 +476,7 @@ class Scheduler:
         return behind / max(1, tokens - left)
 
     def _allocated(self, prompts: list[Prompt], most: int, *, is_mixed: bool = False) -> tuple[tuple[int, int], ...]:
-        """At most so many tokens of the prompts, in their order; see `Plan.prefill`."""
+        """Allocation of at most so many tokens to the prompts, in their order; see `Plan.prefill`."""
         chosen: list[tuple[int, int]] = []
         left = most
         for each in prompts:
@@ -512,7 +512,7 @@ def _ends_within(prompts: list[Prompt], tokens: int) -> int:
 
 
 def _ending_together(prompts: list[Prompt], tokens: int) -> list[Prompt]:
-    """Of the prompts in their order, those of one lane that end in a batch as large as is computed at once.
+    """Prompts of one lane, in their order, that end in a batch as large as is computed at once.
 
     None of them waits for a piece of a prompt that ends later. Where already the first is longer, it comes alone.
     """

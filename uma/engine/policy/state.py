@@ -24,7 +24,7 @@ class Share:
         self.level = 0.0
         """Tokens that it has had, or was put level with."""
         self.rows = 0
-        """Its rows that wait or run."""
+        """Rows of the client that wait or run."""
 
     def was_read(self, tokens: int) -> None:
         """So many tokens of its prompts were computed."""
@@ -109,7 +109,7 @@ class Row(Protocol):
 
     @property
     def is_paused(self) -> bool:
-        """Its reader is behind; it takes no part until the reader has caught up."""
+        """Whether its reader is behind; it takes no part until the reader has caught up."""
 
 
 @attrs.frozen

@@ -23,12 +23,12 @@ class Tuning:
     """Minimum share of the time for prompts beside streams with default targets. No request names those, so on a slow
     machine they give way."""
     lower_prompt_share: float = 0.2
-    """The same where all prompts are of lower lanes than the streams."""
+    """Share of the time for prompts that are all of lower lanes than the streams."""
     lower_isolated_share: float = 0.25
     """Maximum share of the time for reproducible requests, each batch of which holds up all others, while sequences of
     higher lanes run."""
     least_prompt_share: float = 0.1
-    """The same beside a target that a request names. It bounds the wait for a first token."""
+    """Share of the time for prompts beside a target that a request names. It bounds the wait for a first token."""
     late_decode_share: float = 0.25
     """Minimum share of the time for decoding where it alone takes longer than the target; up to twice as much where
     streams are as many as prompts. It bounds what many prompts do to a stream."""
@@ -42,7 +42,7 @@ class Tuning:
     safety: float = 1.1
     """Time that tokens computed ahead last, as a multiple of a piece's predicted time. Below 1 readers would wait."""
     comfort: float = 1.5
-    """The same where the longest lead allows it: on a busy machine some batches take longer than predicted."""
+    """Factor of safety where the longest lead allows it: on a busy machine some batches take longer than predicted."""
     lead_steps: int = 8
     """Maximum tokens of a row that are computed and not delivered: they are lost when the reader cancels."""
     lead_ms: float = 2_000.0
