@@ -148,7 +148,7 @@ class RequestStream:
         self._ahead.release(until_ms, until_ms)
 
     def deliver(self, event: Event | UmaError, at_ms: float = math.inf) -> None:
-        """Called by the engine: the next event is due; it is `at_ms` now. After the last one, or `fail`, it is dropped."""
+        """Called by the engine: the next event is due, at `at_ms`. After the last one, or `fail`, it is dropped."""
         if self._is_over:
             return
         if self._lateness is not None and type(event) is Token and at_ms < math.inf:
