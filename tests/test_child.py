@@ -25,6 +25,35 @@ serve(lambda setup: answer, 2**33)
 """
 
 
+CONFINED = """
+import os, socket
+from uma.child import confine, serve
+
+def prepare(_):
+    confine()
+    return lambda question: [refused(do) for do in (lambda: open("/dev/null"), socket.socket, os.pipe)] + [secret()]
+
+def refused(do):
+    try:
+        do()
+    except OSError:
+        return True
+
+def secret():
+    return os.environ.get("HF_TOKEN")
+
+serve(prepare, 2**33)
+"""
+
+
+def test_a_confined_child_opens_nothing_and_has_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    (tmp_path / "confined.py").write_text(CONFINED)
+    child = Child(str(tmp_path / "confined.py"), None, deadline_sec=DEADLINE_SEC, max_answer_bytes=1_000)
+    assert child.ask(None) == [True, True, True, None]
+    child.close()
+
+
 @pytest.fixture
 def child(tmp_path: Path) -> Iterator[Child]:
     program = tmp_path / "program.py"

@@ -118,7 +118,7 @@ def test_a_wish_that_is_known_and_not_done_is_named_too(
     assert (answer.status, answer.headers["x-uma-ignored"]) == (200, named)
 
 
-@pytest.mark.parametrize(("path", "place"), [("/v1/models/", "/v1/models"), ("/models/?a=b", "/models?a=b")])
+@pytest.mark.parametrize(("path", "place"), [("/v1/models/", "/v1/models"), ("/v1/models/?a=b", "/v1/models?a=b")])
 def test_a_slash_behind_the_list_of_models_leads_to_the_list(server: HttpServer, path: str, place: str) -> None:
     answer = server.ask("GET", path)
     assert (answer.status, answer.headers["location"]) == (307, place)

@@ -10,6 +10,8 @@ The time that counts is the child's own on a CPU, so that no text is blamed for 
 
 from __future__ import annotations
 
+import ctypes
+import os
 import resource
 import signal
 import socket
@@ -30,6 +32,12 @@ STALL_SEC = 30.0
 HEADER_BYTES = 4
 
 _PROGRAM = "import runpy, sys; sys.path[:] = {path!r}; runpy.run_path({file!r}, run_name='__main__')"
+
+
+_ENVIRON = ("PATH", "PYTHONHOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "LLAMA_CPP_LIB_PATH")
+"""Variables that a child is given, beside the loader's (`LD_…`, `DYLD_…`): the parent's can hold keys and tokens."""
+
+_PR_SET_NO_NEW_PRIVS = 38
 
 
 class ChildClosedError(Exception):
@@ -79,6 +87,7 @@ class Child:
                     stdout=theirs.fileno(),
                     stderr=subprocess.DEVNULL,
                     start_new_session=True,
+                    env=_environ(),
                 )
             except OSError:
                 ours.close()
@@ -190,6 +199,25 @@ def serve_about(prepare: Callable[[Any], Callable[[Any, bytes], tuple[Any, bytes
         while True:
             signal.setitimer(signal.ITIMER_PROF, deadline_sec)
             _write(answers, *answer(*_read(questions)))
+
+
+def confine() -> None:
+    """For a child that has loaded all it needs: nothing is opened, written to, connected or started any more.
+
+    A limit of 0 open files leaves those that are open. A system without a limit, or a process of root, which could
+    raise it again, is held by what is left. It is no sandbox: system calls that need no new file are not filtered.
+    """
+    names = ("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC")
+    for limit in (getattr(resource, name, None) for name in names):
+        if limit is not None:
+            with suppress(ValueError, OSError):
+                resource.setrlimit(limit, (0, 0))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def _environ() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name in _ENVIRON or name.startswith(("LD_", "DYLD_"))}
 
 
 def _read(stream: BinaryIO) -> tuple[Any, bytes]:

@@ -14,10 +14,11 @@ import struct
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from io import BytesIO
 from typing import Any
 
-from uma.child import serve_about
+from uma.child import confine, serve_about
 
 MAX_MEMORY_BYTES = 3 * 2**30
 """Address space of the child process, libraries included."""
@@ -47,6 +48,9 @@ def _decoder(setup: Any) -> Callable[[Any, bytes], tuple[Any, bytes]]:
     options = lib.mtmd_helper_init_opt_default()
     options.video_params.ffmpeg_bin_dir = os.fsencode(os.devnull)  # what is no picture is not given to ffmpeg
     ear = _ear(lib) if setup["hears"] else None
+    with suppress(ImportError):  # without Pillow the parent sends no WebP
+        from PIL import Image, WebPImagePlugin  # noqa: F401, PLC0415
+    confine()
 
     def decode(question: Any, data: bytes) -> tuple[Any, bytes]:
         if question["form"] == "WebP":

@@ -1,8 +1,8 @@
-"""The child process that decodes pictures and sounds, from its parent's side: killed where it takes too long."""
+"""The child processes that decode pictures and sounds, from their parent's side: killed where one takes too long."""
 
 from __future__ import annotations
 
-import threading
+from queue import LifoQueue
 
 import numpy as np
 
@@ -25,25 +25,29 @@ RETRY_AFTER_MS = 5_000
 """Time after which to ask again where the machine was too busy."""
 
 
+CHILDREN = 2
+"""Maximum files that are decoded at once."""
+
+
 class MediaDecoder:
-    """One child process, from the first file on. Any thread; one file at a time."""
+    """A few child processes, each started when it is needed first. Any thread; one that finds all busy waits."""
 
     def __init__(self, *, sees: bool, hears: bool) -> None:
         """What of it the model takes."""
         self._sees, self._hears = sees, hears
-        self._lock = threading.Lock()
-        self._child = Child(
-            media_process.__file__, {"hears": hears}, deadline_sec=DEADLINE_SEC, max_answer_bytes=_MAX_BYTES
-        )
+        self._free: LifoQueue[Child] = LifoQueue()
+        for _ in range(CHILDREN):
+            program, setup = media_process.__file__, {"hears": hears}
+            self._free.put(Child(program, setup, deadline_sec=DEADLINE_SEC, max_answer_bytes=_MAX_BYTES))
 
     def decode(self, data: bytes, id: str, field: str) -> Pixels | Samples:
         """What a file holds; `id` is its hash. Raises `BadRequest` for what the model does not take, or one too many
         for the child, and `Overloaded` where the machine had no time for it.
         """
         form = check_file(data, field, sees=self._sees, hears=self._hears)
+        child = self._free.get()
         try:
-            with self._lock:
-                answer, content = self._child.ask_about({"form": form, "max_bytes": _MAX_BYTES}, data)
+            answer, content = child.ask_about({"form": form, "max_bytes": _MAX_BYTES}, data)
         except TimeoutError:
             raise BadRequest(f"{field}: takes longer than {DEADLINE_SEC:g} s to be decoded") from None
         except ChildBusyError:
@@ -56,6 +60,8 @@ class MediaDecoder:
             raise InternalError(
                 f"{field}: no process can be started to decode it: {error or 'the engine ends'}"
             ) from None
+        finally:
+            self._free.put(child)
         if "width" not in answer:
             problem = answer["problem"]
             most = f"is larger than {MAX_PIXELS:,} pixels or {MAX_SOUND_SEC:,} s"
@@ -66,9 +72,11 @@ class MediaDecoder:
         return Samples(id, answer["width"], content)
 
     def close(self) -> None:
-        """Kill the child, if there is one, and start no other. Harmless when repeated."""
-        with self._lock:
-            self._child.close()
+        """Kill the children, once each has ended the file that it has, and start no other. Harmless when repeated."""
+        children = [self._free.get() for _ in range(CHILDREN)]
+        for child in children:
+            child.close()
+            self._free.put(child)
 
 
 def _check_sound(content: bytes, field: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 import trio
 
@@ -32,6 +33,9 @@ SHORT_PROMPT_CHARS, SHORT_CHAT_MESSAGES = 2_000, 32
 Messages count because rendering takes time for each, however short it is."""
 TOKENIZER_THREADS = 2
 """Maximum prompts tokenized at once, in threads that nothing else uses. More would only take cores from decoding."""
+PICTURE_THREADS = 2
+"""Maximum requests whose pictures and sounds are decoded at once, one of each client: the slow files of one client hold
+up neither text nor another client's files."""
 MAX_PREPARING_BYTES = 32 * 2**20
 """Maximum text of all prompts that wait to be tokenized or are: further ones are refused as overload. Each also exists
 as a frame, as a string and as tokens, so the memory this bounds is several times as much."""
@@ -50,6 +54,10 @@ class PromptReader:
         self._max_tokens = max_tokens
         self.lanes = LaneLimiter(TOKENIZER_THREADS)
         self._threads = trio.CapacityLimiter(TOKENIZER_THREADS)
+        self._picture_lanes = LaneLimiter(PICTURE_THREADS)
+        self._picture_threads = trio.CapacityLimiter(PICTURE_THREADS)
+        self._picture_turns: WeakValueDictionary[Hashable, trio.Lock] = WeakValueDictionary()
+        """By client, for as long as a request of it has pictures to decode."""
         self.recorder: Recorder | None = None
         """Takes a span of each prompt that is prepared, where there is one."""
         self._preparing_bytes = 0
@@ -74,13 +82,18 @@ class PromptReader:
         return tokens
 
     async def read_pictures(self, read: Callable[[Request], T], request: Request) -> T:
-        """What `read` makes of a request with pictures, in a thread as for a long prompt. Raises what that raises,
-        `PromptTooLarge`, and `Overloaded`.
+        """What `read` makes of a request with pictures, in a thread of its own kind, one request of each client at a
+        time. Raises what that raises, `PromptTooLarge`, and `Overloaded`.
         """
         self._check_bytes(request)
         files = sum(len(each.data) for _, each in request.placed_media())
         # A text takes some 4 bytes a character in all its forms, a file its own and its base64.
-        return await self._in_thread(partial(read, request), _chars(request) + files // 2, request.priority)
+        chars = _chars(request) + files // 2
+        turn = self._picture_turns.setdefault(CLIENT.get(), trio.Lock())
+        with self._preparing(4 * chars, request.priority), arrivals().reading(4 * chars):
+            async with turn, self._picture_lanes.slot(request.priority, chars):
+                work = partial(self._recorded, partial(read, request))
+                return await trio.to_thread.run_sync(work, limiter=self._picture_threads)
 
     def _checked_ids(self, request: Request) -> array[int]:
         ids, limit = request.token_ids or (), self._model.vocab.n_tokens
