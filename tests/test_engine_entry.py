@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -22,9 +22,10 @@ from models import write_model
 from uma import Message, Request, SamplingParams, open_engine
 from uma.engine import Engine
 from uma.engine.intake.lanes import MAX_FLOWS, LaneLimiter
-from uma.engine.intake.prompt import MAX_PREPARING_BYTES
+from uma.engine.intake.prompt import MAX_PREPARING_BYTES, PromptReader
 from uma.engine.kv.disk import FOLDER, DiskTier
 from uma.errors import Overloaded, PromptTooLarge, ShuttingDown
+from uma.llama.model import Model
 from uma.net.client import CLIENT
 from uma.server.server import Server
 
@@ -214,6 +215,28 @@ async def test_no_file_is_read_that_memory_could_not_hold(tiny: Path, tmp_path: 
 
 
 # Preparation
+
+
+async def test_one_client_s_slow_pictures_leave_others_a_thread(tiny: Path) -> None:
+    reader, goes_on, begun = PromptReader(config_for(tiny), cast(Model, None), 100), threading.Event(), list[str]()
+
+    def slow(request: Request) -> None:
+        begun.append(request.id)
+        goes_on.wait(PATIENCE_SEC)
+
+    async def read(client: str, id: str, how: Callable[[Request], None]) -> None:
+        CLIENT.set(client)
+        await reader.read_pictures(how, Request(id, prompt="a"))
+
+    async with trio.open_nursery() as nursery:
+        for id in ("first", "second"):
+            nursery.start_soon(read, "a", id, slow)
+            await trio.testing.wait_all_tasks_blocked()
+        async with trio.open_nursery() as other:
+            other.start_soon(read, "b", "other", lambda request: begun.append(request.id))
+        assert sorted(begun) == ["first", "other"]
+        goes_on.set()
+    assert begun[-1] == "second"
 
 
 @pytest.mark.parametrize("slots", [1, 2])

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import socket
 import ssl
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
+from engine_world import config_for
+from http_server import hosted_http
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness import PATIENCE_SEC
+from uma.http.body_budget import BodyBudget
 from uma.http.call import Call, Host
+from uma.http.exchange import Exchange
 from uma.http.http1 import Http1
 from uma.http.transport import Transport
+from uma.net.client import THIS_MACHINE
 from uma.net.link import Link
 from uma.net.throttle import ClientLines, Throttle
 
@@ -90,6 +97,46 @@ async def test_a_peer_that_speaks_no_tls_is_let_go(certificate: tuple[Path, Path
         nursery.cancel_scope.cancel()
     ours.close()
     theirs.close()
+
+
+def test_another_machine_has_half_of_the_connections(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uma.http.serve.machine_at", lambda host: THIS_MACHINE if host == "127.0.0.1" else host)
+    with ExitStack() as stack:
+        config = config_for(tiny, http="127.0.0.1:0", max_http_connections=4)
+        hosted = stack.enter_context(hosted_http(config))
+
+        def answered(source: str) -> bytes:
+            raw = socket.create_connection(("127.0.0.1", hosted.port), source_address=(source, 0))
+            stack.enter_context(raw).settimeout(PATIENCE_SEC)
+            raw.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            with suppress(ConnectionResetError):
+                return raw.recv(12)
+            return b""
+
+        assert [answered("127.0.0.2") for _ in range(3)] == [b"HTTP/1.1 200", b"HTTP/1.1 200", b""]
+        assert [answered("127.0.0.1") for _ in range(3)] == [b"HTTP/1.1 200", b"HTTP/1.1 200", b""]
+
+
+async def test_a_body_has_a_time_by_its_length(mock_clock: trio.testing.MockClock) -> None:
+    host = Sink(None)
+    http = Http1(host)
+    http.feed(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n")
+    call = host.calls[0]
+    slow = Exchange(
+        call.scope, call.receive, call.send, "id", 10**6, 10.0, trio.CapacityLimiter(1), BodyBudget.of(10**6)
+    )
+    async with trio.open_nursery() as nursery:
+        read: list[bytes] = []
+
+        async def body() -> None:
+            read.append(await slow.body())
+
+        nursery.start_soon(body)
+        for _ in range(20):  # 45 s in all, at 22 KB a second
+            await trio.testing.wait_all_tasks_blocked()
+            http.feed(b"x" * 50_000)
+            mock_clock.jump(2.25)
+    assert len(read[0]) == 10**6
 
 
 class Sink:

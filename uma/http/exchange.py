@@ -47,6 +47,9 @@ POST = "uma.post"
 LINES = "uma.lines"
 """The entry of the scope's `state` that bounds what the connection has logged: `ClientLines`."""
 
+MIN_BYTES_PER_SEC = 16_384
+"""Rate at which a body must come, on average: one that trickles would keep its place for as long as it likes, and a
+fixed time would keep a slow uplink from ever sending a large one."""
 MAX_LEFT_BYTES, LEFT_SEC = 65_536, 1.0
 """Maximum length of a body that is read only to be dropped behind an error, and for how long that is waited for."""
 
@@ -175,9 +178,16 @@ class Exchange:
         self._holder = CLIENT.get()
         self.bodies.check(self._holder, int(length) if length is not None and length.isdigit() else 0)
         body, expected = bytearray(), arrivals()
-        with trio.move_on_after(self.timeout_sec) as patience, expected.receiving(self):
+        began = trio.current_time()
+        with expected.receiving(self):
             while not self._has_body:
-                message = await self.receive()
+                with trio.move_on_at(self.piece_due(began, len(body))) as patience:
+                    message = await self.receive()
+                if patience.cancelled_caught:
+                    raise BodyTimeout(
+                        f"timeout: the body stalled for {self.timeout_sec:g} s (http_timeout_sec), or came slower than "
+                        f"{MIN_BYTES_PER_SEC:,} bytes a second"
+                    )
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
                 piece = message.get("body", b"")
@@ -189,9 +199,12 @@ class Exchange:
                 self._has_body = not message.get("more_body", False)
                 if not self._has_body:
                     expected.came_in_part(self)
-        if patience.cancelled_caught:
-            raise BodyTimeout(f"the body did not come within {self.timeout_sec:g} s (http_timeout_sec)")
         return bytes(body)
+
+    def piece_due(self, began: float, received_bytes: int) -> float:
+        """When the next piece of a body must be there that `began` to come then."""
+        slowest = began + self.timeout_sec + received_bytes / MIN_BYTES_PER_SEC
+        return min(trio.current_time() + self.timeout_sec, slowest)
 
     def body_was_read(self) -> None:
         """The body was taken from `receive` by the endpoint itself, to its end."""

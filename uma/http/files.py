@@ -14,7 +14,7 @@ import trio
 
 from uma.errors import BadRequest
 from uma.http.dialect import Body
-from uma.http.exchange import ClientGoneError, Exchange
+from uma.http.exchange import MIN_BYTES_PER_SEC, ClientGoneError, Exchange
 from uma.http.gateway import Gateway
 from uma.http.multipart import FormReader
 from uma.http.problem import BodiesFull, BodyTimeout, BodyTooLarge, Forbidden, NotFound, Unsupported
@@ -29,8 +29,6 @@ MAX_LISTED = 10_000
 MAX_ARRIVING, MAX_ARRIVING_IN_ALL, RETRY_MS = 4, 32, 1000
 """Maximum files that come at once of one client (a key, or without keys a machine) and of all, so that the store is
 never much over its bounds; after which time a client whose file is refused for that is asked to come again."""
-MIN_BYTES_PER_SEC = 16_384
-"""Rate at which a file must come, on average: an upload that trickles would keep its place for as long as it likes."""
 CLEAN_SEC = 1.0
 """Maximum time in which a stopping server removes an upload's part; the next start removes it otherwise."""
 
@@ -158,8 +156,7 @@ async def _received(http: Exchange, form: FormReader, part: _Part) -> None:
     form.write = part.add
     is_last, received_bytes, began = False, 0, trio.current_time()
     while not is_last:
-        slowest = began + http.timeout_sec + received_bytes / MIN_BYTES_PER_SEC
-        with trio.move_on_at(min(trio.current_time() + http.timeout_sec, slowest)) as patience:
+        with trio.move_on_at(http.piece_due(began, received_bytes)) as patience:
             message = await http.receive()
         if patience.cancelled_caught:
             raise BodyTimeout(

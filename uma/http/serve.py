@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+from collections import Counter
+from collections.abc import Hashable
 
 import trio
 
@@ -23,6 +25,7 @@ from uma.http.connection import Connection
 from uma.http.gateway import Gateway
 from uma.http.transport import Transport
 from uma.net.accept import accept_forever
+from uma.net.client import THIS_MACHINE, machine_at
 from uma.net.link import Flusher, Link, ReaderStalledError
 from uma.net.logfmt import log
 from uma.net.throttle import ClientLines
@@ -58,6 +61,8 @@ class HttpService:
         self._accepting = trio.CancelScope()
         self._flusher = Flusher()
         self._connections: set[Connection] = set()
+        self._of_machine: Counter[Hashable] = Counter()
+        """Connections by the machine at their other end."""
         self._gone = trio.lowlevel.ParkingLot()
         self.url = ""
         """Where it can be reached, once it listens."""
@@ -112,7 +117,8 @@ class HttpService:
             await self._gone.park()
 
     def _admit(self, sock: socket.socket, nursery: trio.Nursery) -> None:
-        if len(self._connections) >= self._config.max_http_connections:
+        machine = machine_at(_peer(sock))
+        if self._is_full(machine):
             self.gateway.connections_refused_total += 1
             sock.close()  # a flood: even a refusal costs a file descriptor
             return
@@ -126,10 +132,19 @@ class HttpService:
             sock.close()  # its client is gone already
             return
         self._connections.add(connection)
+        self._of_machine[machine] += 1
         self.gateway.connections_total += 1
-        nursery.start_soon(self._host, connection, transport, lines)
+        nursery.start_soon(self._host, connection, transport, lines, machine)
 
-    async def _host(self, connection: Connection, transport: Transport, lines: ClientLines) -> None:
+    def _is_full(self, machine: Hashable) -> bool:
+        """Whether there are too many connections for one more of `machine`. Another machine can have half of them; this
+        one has no bound of its own, since all its programs, and a proxy among them, share one address.
+        """
+        most = self._config.max_http_connections
+        is_over = machine != THIS_MACHINE and self._of_machine[machine] >= max(1, most // 2)
+        return is_over or len(self._connections) >= most
+
+    async def _host(self, connection: Connection, transport: Transport, lines: ClientLines, machine: Hashable) -> None:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_write, transport, lines, nursery.cancel_scope)
@@ -140,10 +155,21 @@ class HttpService:
         finally:
             transport.link.close()
             self._connections.discard(connection)
+            self._of_machine[machine] -= 1
+            if not self._of_machine[machine]:
+                del self._of_machine[machine]
             self._gone.unpark_all()
 
     def _note_shortage(self, error: OSError) -> None:
         self.gateway.lines.log(logger, logging.ERROR, "http.cannot_accept", reason=error.strerror)
+
+
+def _peer(sock: socket.socket) -> str:
+    """The client's address; none where it is gone already."""
+    try:
+        return str(sock.getpeername()[0])
+    except OSError:
+        return ""
 
 
 async def _write(transport: Transport, lines: ClientLines, connection: trio.CancelScope) -> None:
