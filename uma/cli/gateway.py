@@ -19,7 +19,7 @@ from uma.config import BARE_HTTP, RuntimeConfig
 from uma.errors import UmaError, sole_error
 from uma.http.serve import HttpService, check
 from uma.server.logs import logging_to
-from uma.server.main import STOP, heeded
+from uma.server.main import AT_ONCE_SEC, END_SEC, STOP, end_process, heeded
 
 KEEP_SEC = 1.0
 """Between two words to a server that nobody asks anything."""
@@ -36,8 +36,12 @@ def main(options: argparse.Namespace) -> int:
         except BaseExceptionGroup as group:
             sole = sole_error(group, or_first=True)
         else:
-            return 128 + signal.SIGINT if signal.SIGINT in received else 0
+            return _code(received)
         raise sole
+
+
+def _code(received: list[int]) -> int:
+    return 128 + signal.SIGINT if signal.SIGINT in received else 0
 
 
 async def _serve(config: RuntimeConfig) -> list[int]:
@@ -50,7 +54,7 @@ async def _serve(config: RuntimeConfig) -> list[int]:
     received: list[int] = []
     with trio.open_signal_receiver(*heeded(STOP)) as signals:
         async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
-            nursery.start_soon(_heed, signals, received, services, nursery.cancel_scope)
+            nursery.start_soon(_heed, signals, received, services, nursery.cancel_scope, config.drain_timeout_sec)
             client = await connected(stack, config.socket, say.note, loads=False)
             models = client.info.models
             source = await stack.enter_async_context(models_there(config.socket, client)) if models else client
@@ -83,7 +87,11 @@ async def _keep(client: Client) -> None:
 
 
 async def _heed(
-    signals: AsyncIterator[int], received: list[int], services: list[HttpService], everything: trio.CancelScope
+    signals: AsyncIterator[int],
+    received: list[int],
+    services: list[HttpService],
+    everything: trio.CancelScope,
+    drain_timeout_sec: float,
 ) -> None:
     """A first signal drains, a second ends at once; so does the first where nothing is served yet. A terminal that is
     closed can send SIGHUP twice, and is one signal. Appends each to `received`.
@@ -95,4 +103,5 @@ async def _heed(
             everything.cancel()
         for service in services:
             service.begin_drain()
+        end_process(AT_ONCE_SEC if received else drain_timeout_sec + END_SEC, lambda: _code(received))
         received.append(number)

@@ -130,7 +130,9 @@ async def answer_vectors(
     if found.n_figures <= MAX_INLINE_FIGURES:
         data = _written(found.vectors, form, encoding)
     else:
-        data = await trio.to_thread.run_sync(_written, found.vectors, form, encoding, limiter=gateway.writers)
+        data = await trio.to_thread.run_sync(
+            _written, found.vectors, form, encoding, limiter=gateway.writers, abandon_on_cancel=True
+        )
     with gateway.unread.holding(len(data)):
         await http.answer(data)
 

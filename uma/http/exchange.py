@@ -233,7 +233,9 @@ class Exchange:
         if self._fields is not None:
             fields, self._fields = self._fields, None
             return (
-                build(fields) if self._is_quick else await trio.to_thread.run_sync(build, fields, limiter=self.parsing)
+                build(fields)
+                if self._is_quick
+                else await trio.to_thread.run_sync(build, fields, limiter=self.parsing, abandon_on_cancel=True)
             )
         with self.sending():
             data = await self.body()
@@ -247,7 +249,7 @@ class Exchange:
                 return build(self._object(data))
 
             with arrivals().reading(len(data)):
-                return await trio.to_thread.run_sync(read, limiter=self.parsing)
+                return await trio.to_thread.run_sync(read, limiter=self.parsing, abandon_on_cancel=True)
 
     def _object(self, data: bytes) -> dict[str, Any]:
         return form_fields(self.header(b"content-type"), data) if self.takes_form else _object(data)

@@ -28,5 +28,5 @@ async def user_of(http: Exchange) -> int | None:
     ends = ends_of(http)
     if http.account is not None or ends is None or any(http.header(name) is not None for name in _FORWARDED):
         return None
-    (found,) = await trio.to_thread.run_sync(ends_at, [ends])
+    (found,) = await trio.to_thread.run_sync(ends_at, [ends], abandon_on_cancel=True)
     return None if found is None else found.uid

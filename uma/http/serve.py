@@ -33,7 +33,7 @@ from uma.types import LoadProgress, Source
 
 logger = logging.getLogger("uma.http")
 
-FAREWELL_SEC = 2.0
+FAREWELL_SEC = 1.0
 """How long the last answers of a stopping server can take to be read."""
 
 

@@ -143,7 +143,7 @@ async def _compared(gateway: Gateway, http: Exchange, asked: Pairs) -> Scored:
     if found.n_figures <= MAX_INLINE_FIGURES:
         scores = _cosines(found, places)
     else:
-        scores = await trio.to_thread.run_sync(_cosines, found, places, limiter=gateway.writers)
+        scores = await trio.to_thread.run_sync(_cosines, found, places, limiter=gateway.writers, abandon_on_cancel=True)
     return Scored(scores, sum(found.prompt_tokens))
 
 

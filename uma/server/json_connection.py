@@ -199,7 +199,9 @@ class JsonConnection(Connection):
         if is_quick(payload):
             return self._session.parse(payload)
         with arrivals().reading(len(payload)):
-            return await trio.to_thread.run_sync(self._session.parse, payload, limiter=self.server.parsing)
+            return await trio.to_thread.run_sync(
+                self._session.parse, payload, limiter=self.server.parsing, abandon_on_cancel=True
+            )
 
     def _act(self, message: Incoming) -> None:
         match message:
@@ -342,7 +344,9 @@ class JsonConnection(Connection):
             meter.usage = Usage(sum(found.prompt_tokens), 0, 0)
         if found.n_figures <= MAX_INLINE_FIGURES:
             return self._session.answer(query, found)
-        written = await trio.to_thread.run_sync(written_embeddings, found, query.encoding, limiter=self.server.parsing)
+        written = await trio.to_thread.run_sync(
+            written_embeddings, found, query.encoding, limiter=self.server.parsing, abandon_on_cancel=True
+        )
         return self._session.answer_embed(query, found, written)
 
     async def _generate(self, request: Request, work: Work, sender: Sender | None) -> None:
@@ -453,7 +457,7 @@ class JsonConnection(Connection):
     async def _trace(self, query: TraceQuery) -> str:
         self._check_owner("trace the server")
         trace = await traced(self.engine, query.seconds)
-        written = await trio.to_thread.run_sync(b"".join, trace, limiter=self.server.parsing)
+        written = await trio.to_thread.run_sync(b"".join, trace, limiter=self.server.parsing, abandon_on_cancel=True)
         return written.decode()
 
     async def _ask_models(self, query: OfModels) -> list[ListedModel]:

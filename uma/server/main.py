@@ -6,8 +6,9 @@ import gc
 import logging
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -37,6 +38,9 @@ INTERRUPTED = 128 + signal.SIGINT
 LOAD_END_SEC = 1.0
 """Maximum time for a load to end that a signal has cancelled. It ends before its next tensor; but a tensor on a slow
 disk, and the little that is done beside the weights, cannot be interrupted."""
+
+END_SEC, AT_ONCE_SEC = 2.0, 1.0
+"""Maximum time from `drain_timeout_sec` on, and from a second signal on, until the process has ended."""
 
 GC_THRESHOLDS = (50_000, 20, 20)
 """Objects made before Python looks for cycles among the young ones, and how often among older ones. With its defaults a
@@ -110,11 +114,11 @@ async def _main(
     make_server: MakeServer,
 ) -> int:
     otel.check(config)  # before a model is loaded in vain
-    with trio.open_signal_receiver(*heeded(WATCHED)) as signals:
+    with ExitStack() as at_end, trio.open_signal_receiver(*heeded(WATCHED)) as signals:
         async with trio.open_nursery() as nursery:
             server = make_server(progress, config)
             first: list[EarlyService] = [server, *(make(progress, config) for make in early)]
-            run = Run(nursery, server, [*first])
+            run = Run(nursery, server, [*first], at_end)
             nursery.start_soon(run.watch, signals)
             for service in first:
                 await nursery.start(run.serve, service)
@@ -154,6 +158,16 @@ def _on_socket(progress: LoadProgress, config: RuntimeConfig) -> Server:
     return Server(progress, config)
 
 
+def end_process(within_sec: float, code: Callable[[], int]) -> threading.Timer:
+    """End the process after so long, unless the timer is cancelled. A thread can be inside work that nothing
+    interrupts, such as a prompt's tokens or a disk that does not answer, and Trio waits for some of them.
+    """
+    timer = threading.Timer(within_sec, lambda: os._exit(code()))
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
 def heeded(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
     """Signals of these that our parent has not chosen to ignore (nohup, a background job of a plain shell)."""
     return [each for each in signals if signal.getsignal(each) is not signal.SIG_IGN]
@@ -177,6 +191,8 @@ class Run:
     server: Server
     services: list[Service]
     """All that serves, the server first."""
+    at_end: ExitStack
+    """What is undone once all has ended."""
     code: int = 0
     """What the process ends with: a person's Ctrl-C is told from an orderly stop, as by any other command."""
     _n_ended: int = 0
@@ -204,6 +220,8 @@ class Run:
                 # (The kernel and the shell can both send SIGHUP for one terminal.)
                 stops += 1
                 self.code = INTERRUPTED if number == signal.SIGINT else self.code
+                within_sec = AT_ONCE_SEC if stops > 1 else self.server.config.drain_timeout_sec + END_SEC
+                self.at_end.callback(end_process(within_sec, lambda: self.code).cancel)
                 if not self.load_ended.is_set():
                     await self._end_load()
                 elif stops > 1:

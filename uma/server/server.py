@@ -33,7 +33,7 @@ from uma.types import Health, LoadProgress
 
 logger = logging.getLogger("uma.server")
 
-FAREWELL_SEC = 2.0
+FAREWELL_SEC = 1.0
 """Maximum time for the last words of a stopping server to be read."""
 MAX_PARSING = 2
 """Maximum threads that parse large frames: they share one interpreter lock, so more would only wait for each other."""

@@ -226,7 +226,7 @@ class Answer:
             self._thought.clear()
             if is_end or len(text) > len(self.text):
                 render = growing.finish if is_end else growing.update
-                await trio.to_thread.run_sync(render, text, limiter=renderer.turns)
+                await trio.to_thread.run_sync(render, text, limiter=renderer.turns, abandon_on_cancel=True)
             self._publish(text, thinking, growing.blocks, is_end)
             took = trio.current_time() - began
             with trio.move_on_after(max(RENDER_INTERVAL_SEC - took, took * (1 / RENDER_SHARE - 1))):

@@ -210,7 +210,7 @@ class Page:
 
     async def _rendered(self, texts: Sequence[str]) -> list[list[str]]:
         render, turns = self._renderer.render, self._renderer.turns
-        return [await trio.to_thread.run_sync(render, text, limiter=turns) for text in texts]
+        return [await trio.to_thread.run_sync(render, text, limiter=turns, abandon_on_cancel=True) for text in texts]
 
     async def watch(self, http: Exchange) -> None:
         """The live view's frames, until the viewer goes; before a frame the viewer's own requests, where they are not

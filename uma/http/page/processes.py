@@ -52,7 +52,7 @@ class Processes:
 
     async def _look_up(self, connections: list[Ends]) -> None:
         began = trio.current_time()
-        self._known |= await trio.to_thread.run_sync(_look, connections)
+        self._known |= await trio.to_thread.run_sync(_look, connections, abandon_on_cancel=True)
         now = trio.current_time()
         self._rests_until = now + max(LOOK_SEC, REST * (now - began))
 

@@ -33,7 +33,7 @@ class Renderer:
         """Start the process now, which takes a while, so that no answer's first words wait for it."""
         if not self._is_warm:
             self._is_warm = True
-            await trio.to_thread.run_sync(self.render, "", limiter=self.turns)
+            await trio.to_thread.run_sync(self.render, "", limiter=self.turns, abandon_on_cancel=True)
 
     def render(self, text: str) -> list[str]:
         """See `markdown.render`."""

@@ -1,0 +1,179 @@
+"""A client of a server with one model cannot keep it from answering `/health`, from streaming, or from ending."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from http_server import HttpServer, RawHttp, running_http
+
+from harness import until
+from uma.http.app import ENDPOINTS
+from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
+
+HEALTH_SEC, BUSY_FACTOR = 0.2, 5
+"""Within how long `/health` answers on an idle machine, and how many times that a busy one can take."""
+ENDLESS = {"prompt": "Once", "max_tokens": 100_000, "ignore_eos": True, "stream": True}
+LONG = "a long tale of foxes and of a wolf, " * 20_000
+ROWS = b'{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "Once", "max_tokens": 1}}\n' * 20_000
+TURNS = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 1}
+BODIES: dict[str, dict[str, Any]] = {
+    path: body
+    for body, paths in (
+        (TURNS, "/v1/chat/completions /v1/messages /v1/messages/count_tokens /api/chat /apply-template"),
+        (TURNS, "/v1/chat/completions/input_tokens"),
+        ({"prompt": LONG}, "/v1/completions /completion /completions /api/generate"),
+        ({"input": LONG}, "/v1/responses /v1/responses/input_tokens /v1/embeddings /api/embed"),
+        ({"content": LONG}, "/tokenize /embedding /embeddings"),
+        ({"tokens": [5] * 100_000}, "/detokenize"),
+        ({"texts": [LONG[:200_000]]}, "/ui/api/markdown"),
+    )
+    for path in paths.split()
+}
+
+
+@attrs.define
+class Watch:
+    """How long `/health` took at most, and the tokens of a stream beside it."""
+
+    worst_sec: float = 0.0
+    worst_beside: str = ""
+    tokens: int = 0
+    beside: str = ""
+    is_over: bool = False
+    faults: list[BaseException] = attrs.field(factory=list)
+
+    def ask_health(self, server: HttpServer) -> None:
+        """Ask again and again."""
+        with server.connect() as raw:
+            while not self.is_over:
+                began = time.monotonic()
+                beside, status = self.beside, raw.ask("GET", "/health").status
+                took = time.monotonic() - began
+                if status != 200:
+                    self.faults.append(AssertionError(f"/health answered {status} beside {beside}"))
+                if took > self.worst_sec:
+                    self.worst_sec, self.worst_beside = took, beside
+                time.sleep(0.02)
+
+    def read_stream(self, server: HttpServer) -> None:
+        """Count its tokens; one that has ended is begun again."""
+        while not self.is_over:
+            with server.connect() as raw:
+                raw.send("POST", "/v1/completions", ENDLESS)
+                raw.head()
+                for _ in raw.chunks():
+                    self.tokens += 1
+                    if self.is_over:
+                        return
+
+
+@contextmanager
+def watched(server: HttpServer) -> Iterator[Watch]:
+    """A block beside which `/health` is asked and a stream is read."""
+    watch = Watch()
+
+    def kept(work: Any) -> None:
+        try:
+            work(server)
+        except BaseException as fault:  # noqa: BLE001  (raised below)
+            watch.faults.append(fault)
+
+    threads = [threading.Thread(target=kept, args=[work]) for work in (watch.ask_health, watch.read_stream)]
+    for thread in threads:
+        thread.start()
+    try:
+        until(lambda: watch.tokens, bool)
+        yield watch
+    finally:
+        watch.is_over = True
+        for thread in threads:
+            thread.join()
+    assert not watch.faults
+    assert watch.worst_sec < HEALTH_SEC * BUSY_FACTOR, watch.worst_beside
+
+
+def upload(raw: RawHttp, data: bytes) -> str:
+    form = (
+        b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + data + b"\r\n--b--\r\n"
+    )
+    answered = raw.ask("POST", "/v1/files", form, content_type="multipart/form-data; boundary=b")
+    return str(answered.json["id"])
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    folder = tmp_path_factory.mktemp("health")
+    with running_http(folder, "--http-jobs", str(folder / "jobs"), "--n-ctx", "4096") as server:
+        yield server
+
+
+def test_health_answers_and_a_stream_goes_on_beside_every_endpoint(served: HttpServer) -> None:
+    with watched(served) as watch:
+        for method, path, _ in [*ENDPOINTS, *PAGE_ENDPOINTS]:
+            watch.beside, before = f"{method} {path}", watch.tokens
+            with served.connect() as raw:
+                named = path.replace("{id}", "a").replace("{id:path}", "a").replace("{name}", "main.js")
+                raw.send(method, named, BODIES.get(path, {}) if method == "POST" else None)
+                raw.head()
+            until(lambda before=before: watch.tokens > before, bool)  # type: ignore[misc]
+
+
+def test_health_answers_beside_files_and_batches_whose_index_is_locked(served: HttpServer, tmp_path: Path) -> None:
+    with watched(served) as watch, served.connect() as raw:
+        watch.beside = "an upload"
+        file_id = upload(raw, ROWS)
+        body = {"input_file_id": file_id, "endpoint": "/v1/completions"}
+        watch.beside = "a batch"
+        batches = [raw.ask("POST", "/v1/batches", body).json["id"] for _ in range(3)]
+        index = next(tmp_path.parent.glob("health*/jobs/index.sqlite3"))
+        with closing(sqlite3.connect(index, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            watch.beside = "a locked index"
+            assert raw.ask("POST", "/v1/batches", body).status == 503
+            other.execute("ROLLBACK")
+        for path in ("/v1/batches", "/v1/files", f"/v1/files/{file_id}/content"):
+            watch.beside = path
+            with served.connect() as one:
+                assert one.ask("GET", path).status == 200
+        for batch in batches:
+            watch.beside = "cancel"
+            with served.connect() as one:
+                assert one.ask("POST", f"/v1/batches/{batch}/cancel").status == 200
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_server_ends_beside_whatever_its_clients_have_asked_for(tmp_path: Path, signals: int) -> None:
+    """Threads that nothing interrupts: long prompts, large bodies, and a store that does not answer."""
+    jobs, drain_sec = tmp_path / "jobs", 1.0 if signals == 1 else 600.0
+    flags = "--http-jobs", str(jobs), "--drain-timeout-sec", str(drain_sec)
+    with running_http(tmp_path, *flags) as server, server.connect() as raw:
+        body = {"input_file_id": upload(raw, ROWS), "endpoint": "/v1/completions"}
+        with closing(sqlite3.connect(jobs / "index.sqlite3", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            hanging = [RawHttp(server.port) for _ in range(6)]
+            for one, (path, asked) in zip(
+                hanging,
+                2 * [("/v1/batches", body), ("/tokenize", {"content": 8 * LONG}), ("/v1/completions", ENDLESS)],
+                strict=True,
+            ):
+                one.send("POST", path, asked)
+            hanging[2].head()
+            began = time.monotonic()
+            for _ in range(signals):
+                server.process.signal(signal.SIGTERM)
+                server.process.log.wait_for("event=signal")
+            server.process.wait()
+            bound_sec = drain_sec + 2 if signals == 1 else 1
+            assert time.monotonic() - began < bound_sec * (BUSY_FACTOR if signals > 1 else 2)
+            for one in hanging:
+                one.close()
