@@ -18,13 +18,14 @@ from uma.engine import Engine
 from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.mailbox import Mailbox
 from uma.engine.kv.archive import Archive
+from uma.engine.worker.drafts.lookup import LookupDrafter
 from uma.engine.worker.loop import DecodeWorker
 from uma.engine.worker.output import Output
 from uma.errors import InternalError, from_code
 from uma.llama.batch import Batch
 from uma.llama.context import Context
 from uma.llama.sampler import Sampler
-from uma.types import Slo, Token
+from uma.types import EmbedRequest, Slo, Token
 
 BAD = ask(tokens_for(99, 12), 20, id="bad", temperature=0.7, seed=3)
 
@@ -90,6 +91,51 @@ async def test_a_fault_in_sampling_or_text_ends_one_request_and_is_logged_with_i
     assert from_code("E_RUNTIME_INTERNAL", "x").code == error.code
     assert "Traceback" in caplog.text and "on purpose" in caplog.text
     assert (metrics["requests_error"], metrics["active_sequences"], metrics["cache_protected_size"]) == (1, 0, 0)
+
+
+async def test_a_fault_in_what_is_asked_of_a_running_request_ends_it_alone(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uma.engine.worker.sequence.Sequence.end_thinking", fail)
+    good, told = good_requests()[0], list[tuple[int, ...]]()
+    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+        expected = (await answer(engine, good)).token_ids
+
+        async def read_good() -> None:
+            told.append((await answer(engine, good)).token_ids)
+
+        async with engine.generate(ask(max_tokens=1_000, id="bad")) as stream:
+            nursery.start_soon(read_good)
+            await anext(aiter(stream))
+            stream.end_thinking()
+            with trio.fail_after(PATIENCE_SEC), pytest.raises(InternalError, match="on purpose"):
+                async for _ in stream:
+                    pass
+    assert told == [expected]
+
+
+async def test_a_fault_as_embeddings_are_taken_on_ends_their_request_alone(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        with monkeypatch.context() as broken, trio.fail_after(PATIENCE_SEC):
+            broken.setattr("uma.engine.worker.embedding.Embedder.add", fail)
+            with pytest.raises(InternalError, match="on purpose"):
+                await engine.embed(EmbedRequest("e", texts=["a fox"]))
+        assert (await engine.embed(EmbedRequest("e", texts=["a fox"]))).vectors[0]
+
+
+@pytest.mark.parametrize("method", ["guess", "takes_in"])
+async def test_a_fault_in_a_drafter_turns_drafts_off_and_changes_no_text(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    repeats = ask((97, 98, 99) * 30, 40)
+    async with open_engine(config_for(tiny)) as engine:
+        expected = await answer(engine, repeats)
+    monkeypatch.setattr(LookupDrafter, method, fail)
+    async with open_engine(config_for(tiny, speculate="always")) as engine:
+        assert (await answer(engine, repeats)).token_ids == expected.token_ids
+    assert "drafts are off from now on" in caplog.text and "Traceback" in caplog.text
 
 
 @pytest.mark.parametrize("context", [Context, EarlyContext])

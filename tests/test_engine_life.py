@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
+from array import array
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
+import llama_cpp.llama_cpp as lib
 import pytest
 import trio
 from engine_world import Answer, answer, answers, ask, break_decode_thread, config_for, settled, tokens_for
@@ -18,9 +21,10 @@ from uma.engine import Engine
 from uma.engine.delivery.pacing import CREDITS
 from uma.engine.intake.overload import full_queue_retry_ms
 from uma.engine.kv.pool import KvPool
-from uma.errors import Overloaded, ShuttingDown
+from uma.errors import Overloaded, ShuttingDown, UmaError
 from uma.llama.backend import MAX_SEQUENCES
-from uma.types import Finished, Slo, Token
+from uma.llama.context import Context
+from uma.types import EmbedRequest, Finished, Slo, Token
 
 FOREVER = 1_500
 """Tokens; more than any test here waits for."""
@@ -298,6 +302,49 @@ async def test_the_end_of_the_engine_is_an_error_for_streams_that_are_still_read
             nursery.start_soon(read)
         await settled(engine)
     assert ended == [ShuttingDown] * 3
+
+
+@pytest.mark.parametrize("texts", [None, ["a fox " * 20] * 50], ids=["ids", "texts"])
+async def test_what_is_embedded_as_the_engine_ends_is_refused_and_keeps_no_model(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str] | None
+) -> None:
+    freed, is_making, may_go_on, told = list[int](), threading.Event(), threading.Event(), list[UmaError]()
+    free = lib.llama_model_free
+
+    def make(*args: Any) -> Context:
+        is_making.set()
+        assert may_go_on.wait(PATIENCE_SEC)
+        return Context(*args)
+
+    def freeing(handle: int) -> None:
+        freed.append(handle)
+        free(handle)
+
+    monkeypatch.setattr(lib, "llama_model_free", freeing)
+    monkeypatch.setattr("uma.engine.embeddings.Context", make)
+    request = EmbedRequest("e", texts=texts, token_ids=None if texts else ((1, 2, 3),))
+
+    async def embed(engine: Engine) -> None:
+        with pytest.raises(ShuttingDown) as error:
+            await engine.embed(request)
+        told.append(error.value)
+
+    with trio.fail_after(PATIENCE_SEC):
+        async with trio.open_nursery() as nursery:  # of the program: it outlives the block
+            async with open_engine(config_for(tiny)) as engine:
+                nursery.start_soon(embed, engine)
+                assert await trio.to_thread.run_sync(is_making.wait, PATIENCE_SEC)
+            may_go_on.set()
+    assert len(told) == len(freed) == 1
+
+
+async def test_a_command_after_the_end_of_the_engine_is_answered(tiny: Path) -> None:
+    async with open_engine(config_for(tiny)) as engine:
+        pass
+    told = list[object]()
+    engine.worker.probe(told.append)
+    engine.worker.count_known(array("i", [1, 2, 3]), told.append)
+    assert told == [False, 0]
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), ExceptionGroup("g", [OSError()])])

@@ -22,7 +22,7 @@ from uma.engine.intake.texts import TextReader
 from uma.engine.ledger import Ledger
 from uma.engine.worker.embedding import EmbedJob
 from uma.engine.worker.loop import DecodeWorker
-from uma.errors import BadRequest, Overloaded, UmaError
+from uma.errors import BadRequest, Overloaded, ShuttingDown, UmaError
 from uma.llama.context import Context
 from uma.metrics import EngineMetrics
 from uma.net.client import ORIGIN, span_of
@@ -92,6 +92,7 @@ class EmbedService:
         self._context: Context | None = None
         self._own_context: Context | None = None
         """The one that was made here, to be closed."""
+        self._is_closed = False
         if not context.model.is_causal:
             self._use(context)
         self._next_key = 1
@@ -100,6 +101,7 @@ class EmbedService:
 
     def close(self) -> None:
         """Free the context, once the decode thread has ended."""
+        self._is_closed = True
         if self._own_context is not None:
             self._own_context.close()
 
@@ -221,6 +223,9 @@ class EmbedService:
                 params = sizing.embed_params(self._model, self._config, free_bytes, self._max_request_tokens)
                 with self._ledger.promised(self._model, params):
                     self._own_context = await trio.to_thread.run_sync(Context, self._model, params)
+                if self._is_closed:
+                    self._own_context.close()
+                    raise ShuttingDown("the engine is stopping")
                 self._use(self._own_context)
             assert self._context is not None
             return self._context

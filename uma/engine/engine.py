@@ -264,13 +264,13 @@ class Engine:
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
         """See `types.Source.embed`."""
-        self._check_open()
-        return await self._embeddings.embed(request)
+        with self._in_use():
+            return await self._embeddings.embed(request)
 
     async def rerank(self, request: RerankRequest) -> Ranking:
         """See `types.Source.rerank`."""
-        self._check_open()
-        return await self._embeddings.rerank(request)
+        with self._in_use():
+            return await self._embeddings.rerank(request)
 
     async def tokenize(self, request: Request) -> Tokenized:
         """See `types.Source.tokenize`."""
@@ -425,6 +425,20 @@ class Engine:
             raise ended_by(self._fault)
         if self._is_draining:
             raise ShuttingDown("the server is stopping and takes no new requests")
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """The model stays in memory for the block, as threads read it: a task can go on when the engine has ended."""
+        self._check_open()
+        model = self._context.model
+        model.retain()
+        try:
+            yield
+        except ValueError:  # nothing new can be made of a model that is closed
+            self._check_open()
+            raise
+        finally:
+            model.release()
 
     def _check_generates(self) -> None:
         if not self._context.model.is_causal:

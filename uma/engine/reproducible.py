@@ -12,7 +12,7 @@ import trio
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.ledger import Ledger
-from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge
+from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge, ShuttingDown
 from uma.llama.context import Context
 from uma.llama.model import Model
 from uma.net.logfmt import log
@@ -38,6 +38,7 @@ class ReproducibleContext:
         self._use = use
         self._lock = trio.Lock()
         self._context: Context | None = None
+        self._is_closed = False
         self.max_tokens = max_tokens
         """Maximum tokens, prompt and output together, of one request."""
 
@@ -62,10 +63,14 @@ class ReproducibleContext:
                 raise BadRequest(
                     f"reproducible: there is no context for it ({error.message}); leave it out, or free memory"
                 ) from None
+            if self._is_closed:
+                self._context.close()
+                raise ShuttingDown("the engine is stopping")
             log(_log, logging.INFO, "context.reproducible", n_ctx=self.max_tokens, took_ms=self._context.opened_ms)
             self._use(self._context)
 
     def close(self) -> None:
         """Free the context, once the decode thread has ended."""
+        self._is_closed = True
         if self._context is not None:
             self._context.close()

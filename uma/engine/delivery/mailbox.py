@@ -44,6 +44,7 @@ class Mailbox:
         """Their times: a heap."""
         self._looks_ms = math.inf
         """When the Trio thread looks here next: 0 where it was rung, infinite where it is not until then."""
+        self._is_closed = False
         self._looking = threading.Lock()
         """Lock of `_looks_ms` and of the bell that says it, which both threads set."""
 
@@ -68,6 +69,9 @@ class Mailbox:
         self._wake(0.0, is_urgent=False)
 
     def _wake(self, due_ms: float, *, is_urgent: bool) -> None:
+        if self._is_closed:
+            self._empty_at_once()
+            return
         with self._looking:
             if due_ms >= self._looks_ms and not is_urgent:
                 return
@@ -136,10 +140,14 @@ class Mailbox:
                     _fail(stream, fault)
 
     def close(self) -> None:
-        """Give out what is early, once no thread posts or runs it any more."""
-        self._release(math.inf)
-        self._looks_ms = 0.0  # so that no later post rings a bell that is closed
+        """Give out what is early, once no other thread posts and none runs it: what comes then is given out at once."""
+        self._is_closed = True
+        self._empty_at_once()
         self._bell.close()
+
+    def _empty_at_once(self) -> None:
+        self.empty()
+        self._release(math.inf)
 
 
 class Answer(Generic[T]):

@@ -40,14 +40,23 @@ class Credit:
 
 
 @attrs.frozen
+class EndThinking:
+    """Close a sequence's thinking with its next token."""
+
+    sequence: Sequence
+
+
+@attrs.frozen
 class Call:
-    """Call `act` on the decode thread, between two batches. Once the thread has ended, `refuse` is called instead."""
+    """Call `act` on the decode thread, between two batches. Once the thread has ended, and where `act` raises, `refuse`
+    is called instead. Without it a fault in `act` ends the engine.
+    """
 
     act: Callable[[], object]
-    refuse: Callable[[UmaError], None] = lambda _: None
+    refuse: Callable[[UmaError], None] | None = None
 
 
-Command = Submit | Cancel | Credit | Call
+Command = Submit | Cancel | Credit | EndThinking | Call
 
 
 class Commands:
@@ -55,7 +64,7 @@ class Commands:
     any thread.
     """
 
-    __slots__ = ("_commands", "_on_cancel", "_on_submit", "_wakeup", "is_called")
+    __slots__ = ("_commands", "_on_cancel", "_on_submit", "_refuse", "_wakeup", "is_called")
 
     def __init__(
         self,
@@ -65,14 +74,30 @@ class Commands:
         """Each is called by the thread that cancels or submits, before the command is there."""
         self._commands: deque[Command] = deque()
         self._on_cancel, self._on_submit = on_cancel, on_submit
+        self._refuse: Callable[[Command], None] | None = None
+        """What becomes of commands once no thread obeys them."""
         self._wakeup = threading.Event()
         self.is_called = False
         """A command has come for which no stride goes on."""
 
-    def call(self, act: Callable[[], object], refuse: Callable[[UmaError], None] = lambda _: None) -> None:
+    def call(self, act: Callable[[], object], refuse: Callable[[UmaError], None] | None = None) -> None:
         """Post a `Call`. It is taken up after the batch that runs, or at once by a thread that rests."""
         self._commands.append(Call(act, refuse))
         self.wake()
+
+    def end_thinking(self, sequence: Sequence) -> None:
+        """Have a sequence's thinking closed."""
+        self._commands.append(EndThinking(sequence))
+        self.wake()
+
+    def refuse_all(self, refuse: Callable[[Command], None]) -> None:
+        """Once the decode thread has ended: give `refuse` every command that it has not taken, and each that comes."""
+        self._refuse = refuse
+        self._refuse_rest()
+
+    def _refuse_rest(self) -> None:
+        while self._refuse is not None and self._commands:
+            self._refuse(self._commands.popleft())
 
     def cancel(self, sequence: Sequence) -> None:
         """Have a sequence ended, in the middle of a batch where that computes nothing else."""
@@ -91,8 +116,10 @@ class Commands:
         """
         self._commands.append(Credit(sequence, events))
         if self._commands:
-            self.is_called = self.is_called or sequence.status is Status.PARKED
+            if sequence.status is Status.PARKED:  # reading what it was would lose a call that comes between
+                self.is_called = True
             self._wakeup.set()
+            self._refuse_rest()
 
     def wake(self) -> None:
         """Have all that was handed over taken up soon."""
@@ -101,6 +128,7 @@ class Commands:
         if self._commands:
             self.is_called = True
             self._wakeup.set()
+            self._refuse_rest()
 
     def take(self) -> Iterator[Command]:
         """Commands in the order in which they came, also those that come meanwhile, until none is left."""
@@ -129,7 +157,7 @@ class SequenceControl:
 
     def end_thinking(self) -> None:
         """Close the sequence's thinking with its next token."""
-        self.commands.call(self.sequence.end_thinking)
+        self.commands.end_thinking(self.sequence)
 
     def credit(self, events: int) -> None:
         """The reader has space for so many more events."""

@@ -26,7 +26,7 @@ from uma.engine.kv.snapshots import Snapshot
 from uma.engine.policy import Plan, Scheduler
 from uma.engine.recorder import DECODE, Recorder
 from uma.engine.worker.account import Totals
-from uma.engine.worker.commands import Call, Cancel, Command, Commands, Credit, Submit
+from uma.engine.worker.commands import Call, Cancel, Command, Commands, Credit, EndThinking, Submit
 from uma.engine.worker.drafts.drafter import Drafter
 from uma.engine.worker.drafts.lookup import LookupDrafter
 from uma.engine.worker.drafts.model_drafter import ModelDrafter
@@ -175,11 +175,11 @@ class DecodeWorker:
 
     def end_embedding(self, job: EmbedJob) -> None:
         """End a job at this tick boundary. One that has ended is ignored."""
-        self.commands.call(lambda: self._embedder.end(job))
+        self.commands.call(lambda: self._embedder.end(job), job.refuse)
 
     def preload(self, snapshot: Snapshot) -> None:
-        """Take in a snapshot that was read from disk."""
-        self.commands.call(lambda: self._pool.store.add(snapshot))
+        """Take in a snapshot that was read from disk. Without it its tokens are computed."""
+        self.commands.call(lambda: self._pool.store.add(snapshot), lambda _: None)
 
     def count_known(self, tokens: array[int], answer: Callable[[int], None]) -> None:
         """Call `answer`, on the decode thread, with how many of `tokens` need not be computed now."""
@@ -251,14 +251,15 @@ class DecodeWorker:
             self._outbox.flush()
 
     def refuse_rest(self, error: UmaError) -> None:
-        """Once the thread has ended: answer what came too late for it. No other thread must post any more."""
-        for command in self.commands.take():
-            if isinstance(command, Submit):
-                self._outbox.add(command.sequence.stream, error)
-                self._metrics.finished("error")
-            elif isinstance(command, Call):
-                command.refuse(error)
-        self._outbox.flush()
+        """Once the thread has ended: answer what came too late for it, and what comes from now on."""
+        self.commands.refuse_all(lambda command: self._refuse(command, error))
+
+    def _refuse(self, command: Command, error: UmaError) -> None:
+        if isinstance(command, Submit):
+            self.mailbox.post([(command.sequence.stream, error, 0.0)], None)
+            self._metrics.finished("error")
+        elif isinstance(command, Call) and command.refuse is not None:
+            command.refuse(error)
 
     def _tick_until_stopped(self) -> None:
         while not self._is_stopping:
@@ -277,7 +278,22 @@ class DecodeWorker:
 
     def _obey_all(self) -> None:
         for command in self.commands.take():
-            self._obey(command)
+            if isinstance(command, Call):
+                self._call(command)
+                continue
+            try:
+                self._obey(command)
+            except Exception as error:  # noqa: BLE001  (whatever it is, it is this request's alone)
+                self._residency.fail(command.sequence, error)
+
+    def _call(self, call: Call) -> None:
+        try:
+            call.act()
+        except Exception as fault:
+            if call.refuse is None:
+                raise
+            _log.error("a command failed: a fault in the engine", exc_info=fault)
+            call.refuse(InternalError(f"a fault ended this request ({type(fault).__name__}: {fault})"))
 
     def _turn(self) -> bool:
         """A tick, and all else that is computed between two ticks but pictures; False if there was nothing."""
@@ -479,7 +495,7 @@ class DecodeWorker:
         if sequence.is_reproducible:
             self._reproducer.add(sequence)
 
-    def _obey(self, command: Command) -> None:
+    def _obey(self, command: Submit | Cancel | Credit | EndThinking) -> None:
         match command:
             case Submit(sequence):
                 self._runner.withdrawn.arrived(sequence)
@@ -490,5 +506,5 @@ class DecodeWorker:
                 self._residency.finish(sequence, "cancelled")
             case Credit(sequence, events):
                 self._residency.credit(sequence, events)
-            case Call(act):
-                act()
+            case EndThinking(sequence):
+                sequence.end_thinking()

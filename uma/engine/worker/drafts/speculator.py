@@ -6,6 +6,7 @@ says how much of each guess is worth its time. Belongs to the decode thread.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence as Rows
 from typing import NamedTuple
@@ -19,6 +20,8 @@ from uma.engine.worker.drafts.policy import MAX_TOKENS, Candidate, Drafting, Dra
 from uma.engine.worker.sequence import Sequence
 from uma.llama.context import Context
 from uma.metrics import EngineMetrics
+
+_log = logging.getLogger("uma.engine")
 
 READ_SHARE = 0.5
 """Share of the time that a batch leaves between two tokens in which a drafter can read texts."""
@@ -72,7 +75,21 @@ class Speculator:
             drafter.abort()
 
     def draft(self, rows: Rows[Sequence]) -> Drafts | None:
-        """What to verify with the next token of these decode rows; None where plain steps are expected to be faster."""
+        """What to verify with the next token of these decode rows; None where plain steps are expected to be faster.
+
+        A fault turns drafts off.
+        """
+        try:
+            return self._draft(rows)
+        except Exception as fault:  # noqa: BLE001  (whatever it is, texts are the same without drafts)
+            self._give_up(fault)
+            return None
+
+    def _give_up(self, fault: Exception) -> None:
+        _log.error("drafts are off from now on: a fault in the engine", exc_info=fault)
+        self._mode, self._can_pay_now = "off", False
+
+    def _draft(self, rows: Rows[Sequence]) -> Drafts | None:
         self._can_pay_now = self._mode != "off" and self._is_possible(rows) and self._can_pay(rows)
         if not self._can_pay_now:
             return None
@@ -99,7 +116,11 @@ class Speculator:
             return False
         # The next tick catches up with the rows behind the first such row.
         pairs = zip(rows, tokens, strict=True)
-        return any(drafter.takes_in(row, token) for row, token in pairs for drafter in self._drafters)
+        try:
+            return any(drafter.takes_in(row, token) for row, token in pairs for drafter in self._drafters)
+        except Exception as fault:  # noqa: BLE001  (as in `draft`)
+            self._give_up(fault)
+            return False
 
     def _is_possible(self, rows: Rows[Sequence]) -> bool:
         # With a buffer of KV for each sequence llama.cpp computes only rows of equal length together.
