@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -118,10 +119,101 @@ def test_every_dialect_has_the_name(server: HttpServer, path: str, body: dict[st
     assert server.ask("POST", path, {**body, "model": "nothing"}).status == 404
 
 
-def test_a_query_names_the_model_where_there_is_no_body(server: HttpServer) -> None:
+def test_a_query_names_the_model_where_there_is_no_body_and_a_get_loads_none(server: HttpServer) -> None:
+    server.ask("POST", "/models/unload", {"model": "beta"})
+    until(lambda: statuses(server)["beta"], lambda status: status == "unloaded")
+    for path in ("/props", "/slots", "/metrics"):
+        refused = server.ask("GET", f"{path}?model=beta")
+        assert (refused.status, "beta is not loaded" in refused.json["error"]["message"]) == (404, True)
+    assert statuses(server)["beta"] == "unloaded"
+    text_of(complete(server, "beta"))
     assert server.ask("GET", "/props?model=beta").json["model"]["path"].endswith("beta.gguf")
     assert server.ask("GET", "/v1/models/beta").json["id"] == "beta"
     assert server.ask("GET", "/v1/models/nothing").status == 404
+
+
+def test_pages_of_other_sites_cannot_even_ask_by_a_picture_s_address(server: HttpServer) -> None:
+    elsewhere = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "no-cors"}
+    for path in ("/v1/models?reload=1", "/props?model=beta", "/"):
+        assert server.ask("GET", path, **elsewhere).status == 403
+    assert server.ask("GET", "/", **elsewhere | {"sec_fetch_mode": "navigate"}).status == 200
+    assert server.ask("GET", "/props", sec_fetch_site="same-origin").status == 200
+
+
+def test_counters_do_not_fall_when_a_model_leaves(server: HttpServer) -> None:
+    def counters() -> dict[str, float]:
+        lines = server.ask("GET", "/metrics").body.decode().splitlines()
+        kinds = {line.split()[2] for line in lines if line.startswith("# TYPE") and line.endswith((" counter", "gram"))}
+        found = dict(line.rsplit(" ", 1) for line in lines if line[:1] != "#")
+        whole = ("_bucket", "_count", "_sum")
+        names = kinds | {f"{kind}{end}" for kind in kinds for end in whole}
+        return {name: float(value) for name, value in found.items() if name.partition("{")[0] in names}
+
+    text_of(complete(server, "beta"))
+    before = counters()
+    assert before["uma_tokens_generated_total"] >= GREEDY["max_tokens"]
+    assert before['uma_ttft_ms_bucket{le="+Inf"}'] == before["uma_ttft_ms_count"] > 0
+    server.ask("POST", "/models/unload", {"model": "beta"})
+    until(lambda: statuses(server)["beta"], lambda status: status == "unloaded")
+    after = counters()
+    assert not {name: (value, after.get(name)) for name, value in before.items() if after.get(name, -1) < value}
+
+
+def test_a_process_that_stands_still_holds_up_nothing_else_and_is_loaded_anew(
+    folder: Path, texts: Mapping[str, str]
+) -> None:
+    with short_directory() as place, running_http(place, "--models", "all", UMA_MODELS=str(folder)) as server:
+        text_of(complete(server, "beta"))
+        (beta,) = children(server.process.pid)
+        text_of(complete(server, "alpha"))
+        with server.process.connect() as raw, ThreadPoolExecutor() as pool:
+            raw.hello(model="alpha")
+            os.kill(beta, signal.SIGSTOP)
+            stuck = pool.submit(complete, server, "beta")
+            raw.send(ask("a", max_tokens=200))
+            raw.until_token("a")
+            for path in ("/health", "/metrics", "/slots", "/v1/requests", "/v1/models"):
+                assert server.ask("GET", path).status == 200
+                assert server.ask("GET", "/health").status == 200
+            assert not stuck.done()  # all of these waited a second at most
+            assert text_of(complete(server, "alpha")) == texts["alpha"]
+            assert raw.last_of("a")["event"] == "eos"
+            failed = stuck.result()
+        assert (failed.status, "the process of beta has ended" in failed.json["error"]["message"]) == (500, True)
+        server.process.log.wait_for("timeout: it did not answer for 10 s")
+        assert text_of(complete(server, "beta")) == texts["beta"]
+        assert not is_running(beta)
+
+
+@pytest.mark.parametrize("during", ["load", "scan", "unload"])
+def test_health_is_answered_at_once_whatever_is_done_with_models(folder: Path, during: str) -> None:
+    with short_directory() as place, running_http(place, "--models", "all", UMA_MODELS=str(folder)) as server:
+        text_of(complete(server, "alpha"))
+
+        def work() -> None:
+            for number in range(3):
+                if during == "scan":
+                    assert complete(server, f"nothing-{number}").status == 404
+                    assert server.ask("GET", "/v1/models?reload=1").status == 200
+                else:
+                    assert complete(server, "beta").status == 200
+                    server.ask("POST", "/models/unload", {"model": "beta"}) if during == "unload" else None
+
+        with server.process.connect() as raw, ThreadPoolExecutor(1) as pool:
+            raw.hello(model="alpha")
+            raw.send(ask("a", max_tokens=200))
+            working, longest = pool.submit(work), 0.0
+            while not working.done():
+                began = time.monotonic()
+                assert server.ask("GET", "/health").status == 200
+                longest = max(longest, time.monotonic() - began)
+            working.result()
+            assert raw.last_of("a")["event"] == "eos"
+        assert longest < 10 * HEALTH_SEC
+
+
+HEALTH_SEC = 0.2
+"""Within it `/health` is answered, on a machine that has nothing else to do."""
 
 
 def test_a_session_can_ask_any_model(server: HttpServer, texts: Mapping[str, str]) -> None:

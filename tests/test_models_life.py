@@ -21,8 +21,9 @@ from harness import PATIENCE_SEC, short_directory
 from models import write_model
 from uma.config import ModelSettings, RuntimeConfig
 from uma.errors import BadRequest, InternalError, UnknownModel
+from uma.models.shelf import Shelf
 from uma.supervisor import LoadedModels, open_models
-from uma.supervisor.models import MEASURE_SEC
+from uma.supervisor.models import MEASURE_SEC, RESCAN_SEC
 from uma.types import LoadProgress, Request, SamplingParams, Source, Token
 
 
@@ -178,6 +179,48 @@ async def test_a_loaded_model_answers_while_another_is_loaded_and_leaves_when_it
         await until(lambda: models.find("alpha").state == "unloaded")
         assert models.find("beta").state == "loading"
         os.kill(beta, signal.SIGCONT)
+
+
+async def test_a_model_does_not_wait_behind_the_load_of_another_that_it_fits_beside(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, texts: Mapping[str, str], mock_clock: trio.testing.MockClock
+) -> None:
+    async with opened(folder, monkeypatch) as models, trio.open_nursery() as nursery:
+        others = children(os.getpid())
+        nursery.start_soon(models.load, "alpha")
+        await until(lambda: children(os.getpid()) - others)
+        (alpha,) = children(os.getpid()) - others
+        os.kill(alpha, signal.SIGSTOP)
+        assert await text(models, "beta") == texts["beta"]
+        assert models.find("alpha").state == "loading"
+        os.kill(alpha, signal.SIGCONT)
+
+
+async def test_names_that_are_not_here_have_the_folders_looked_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    looks: list[int] = []
+    read = Shelf.read
+
+    def counted(shelf: Shelf) -> None:
+        looks.append(len(looks))
+        read(shelf)
+
+    monkeypatch.setattr(Shelf, "read", counted)
+
+    async def ask(number: int) -> None:
+        with pytest.raises(UnknownModel):
+            await models.load(f"nothing-{number}")
+
+    async with opened(folder, monkeypatch) as models:
+        for more in (1, 2):
+            async with trio.open_nursery() as nursery:
+                for number in range(20):
+                    nursery.start_soon(ask, number)
+            assert len(looks) == 1 + more
+            mock_clock.jump(RESCAN_SEC)
+        for _ in range(2):
+            await models.look_again(is_changed=True)
+        assert len(looks) == 5
 
 
 async def test_a_file_that_was_replaced_is_loaded_for_the_next_request_and_a_deleted_one_is_told(

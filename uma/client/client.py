@@ -137,6 +137,11 @@ class Client:
         return self._lost.is_set()
 
     @property
+    def is_reading(self) -> bool:
+        """Whether it takes what the server sends, and does not wait for a reader of one of its streams."""
+        return self._overfull is None
+
+    @property
     def is_greeted(self) -> bool:
         """Whether `answer_to_hello` returns at once."""
         return self._greeted.is_set()

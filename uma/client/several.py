@@ -135,6 +135,12 @@ class ModelsThere(Models):
                 with trio.move_on_after(LEAVE_SEC, shield=True), suppress(UmaError):
                     await self._let_leave(name)
 
+    def loaded(self, model: str | None) -> Source | None:
+        """See `types.Models`."""
+        name = self._name(model)
+        session = self._sessions.get(name)
+        return session if session is not None and self.find(name).info is not None else None
+
     async def _let_leave(self, name: str) -> None:
         """Have a model leave with its last request; one that has left is not loaded for that."""
         await self._look()
@@ -165,7 +171,7 @@ class ModelsThere(Models):
         """See `types.Models`; refused here."""
         raise BadRequest(f"model: a gateway removes nothing; `uma rm {model}` does, for the server's user")
 
-    async def look_again(self) -> None:
+    async def look_again(self, *, is_changed: bool = False) -> None:
         """See `types.Models`."""
         await self._look(reload=True)
 

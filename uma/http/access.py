@@ -61,11 +61,20 @@ class AccessRules:
             )
         origin = http.header(b"origin")
         if origin is None:
+            self._check_site(http)
             return
         if origin.lower() in self.origins or "*" in self.origins or (LOCAL in self.origins and _is_local(origin)):
             http.extra_headers += _cors(origin, is_any="*" in self.origins)
         elif origin.lower().partition("://")[2] != (host or "").lower():  # "null" has no host
             raise Forbidden(f"Origin: pages of {origin[:200]!r} may not use this server; --http-cors allows them")
+
+    def _check_site(self, http: Exchange) -> None:
+        """Raise `Forbidden` for what a browser sends for a page elsewhere without its origin, such as a
+        picture's address. A link there can lead to the page.
+        """
+        is_visit = http.path == "/" and http.header(b"sec-fetch-mode") == "navigate"
+        if http.header(b"sec-fetch-site") == "cross-site" and not is_visit and "*" not in self.origins:
+            raise Forbidden("Sec-Fetch-Site: pages of other sites may not use this server; --http-cors allows them")
 
     def _is_ours(self, host: str) -> bool:
         name, _ = host_parts(host)

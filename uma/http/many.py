@@ -17,11 +17,11 @@ from uma.http.generation import unless_gone
 from uma.http.ignored import header_value
 from uma.http.keep_alive import keep_sec
 from uma.http.models import FOREIGN, MODEL_HEADER, ModelNames
-from uma.http.problem import Forbidden
+from uma.http.problem import Forbidden, NotFound
 from uma.http.rights import is_manager
 from uma.http.waiting import tell_of_load
 from uma.net.quota import Excess
-from uma.types import MAX_KEEP_SEC, ListedModel, Models
+from uma.types import MAX_KEEP_SEC, ListedModel, Models, Source
 
 
 @asynccontextmanager
@@ -30,7 +30,8 @@ async def of_model(gateway: Gateway, http: Exchange, form: StreamForm | None = N
 
     An endpoint that streams has a `form`. Raises `UnknownModel`, `Forbidden` where the key is bound to others, and why
     the model cannot be loaded; where the query says that it is not to be (`autoload=false`), `BadRequest`, or `Loading`
-    while it is being loaded.
+    while it is being loaded. A GET loads nothing, so that no page elsewhere can do so by the address of a picture: it
+    raises `NotFound` where the model is not loaded.
     """
     if (models := gateway.models) is None:
         check_only_model(gateway, http)
@@ -40,6 +41,9 @@ async def of_model(gateway: Gateway, http: Exchange, form: StreamForm | None = N
     asked = _name_in(fields)
     name = await _meant(gateway, models, http, asked)
     _check_autoload(models, http, name)
+    if http.scope["method"] == "GET":
+        yield gateway.to_model(_loaded(models, name), ModelNames(asked or name or "", takes_any=True))
+        return
     kept = keep_sec(fields) if http.path.startswith("/api/") else None
     fields.pop("keep_alive", None)  # it has had its effect
     if kept is not None and kept > MAX_KEEP_SEC and not await is_manager(http):
@@ -119,6 +123,14 @@ def _check_autoload(models: Models, http: Exchange, name: str | None) -> None:
     percent = model.loading_percent or 0
     http.extra_headers.append((b"x-uma-loading-percent", str(percent).encode()))
     raise Loading(f"{shown} is still being loaded ({percent} %); try again")
+
+
+def _loaded(models: Models, name: str | None) -> Source:
+    if (source := models.loaded(name)) is None:
+        raise NotFound(
+            f"model: {name or 'the default one'} is not loaded, and a GET loads none: POST /models/load does"
+        )
+    return source
 
 
 async def _fields(http: Exchange) -> dict[str, Any]:

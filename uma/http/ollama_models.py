@@ -63,7 +63,7 @@ async def _answer_whole(http: Exchange, models: Models, download: Download) -> N
         await trio.to_thread.run_sync(download.run)
     except ModelError as error:
         raise NotFound(error.message) from None
-    await models.look_again()
+    await models.look_again(is_changed=True)
     *_, last = _end(download)
     await http.answer_json(last)
 
@@ -74,7 +74,7 @@ async def _answer_stream(http: Exchange, models: Models, download: Download) -> 
         nursery.start_soon(_tell, http, download)
         try:
             await trio.to_thread.run_sync(download.run)
-            await models.look_again()
+            await models.look_again(is_changed=True)
             last = list(_end(download))
         except UmaError as error:
             last = [{"error": error.message}]

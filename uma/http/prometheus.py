@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from uma.http.gateway import Gateway
+from uma.metrics import is_counter
 
 PREFIX = "uma_"
 LLAMA_SERVERS = "llamacpp:"
@@ -80,18 +81,12 @@ def _families(snapshot: Mapping[str, Any]) -> Iterator[str]:
     parts = {f"{name}_{part}" for name in histograms for part in ("buckets", "count", "sum")}
     for name, value in snapshot.items():
         if name not in parts and isinstance(value, int | float) and not isinstance(value, bool):
-            kind = "counter" if _counts(name) else "gauge"
+            kind = "counter" if is_counter(name) else "gauge"
             yield from _family(name, kind, HELP.get(name, ""), [("", value)])
     for name in histograms:
         buckets = [(f'_bucket{{le="{_bound(bound)}"}}', count) for bound, count in snapshot[f"{name}_buckets"].items()]
         ends = [("_sum", snapshot[f"{name}_sum"]), ("_count", snapshot[f"{name}_count"])]
         yield from _family(name, "histogram", HELP.get(name, ""), [*buckets, *ends])
-
-
-def _counts(name: str) -> bool:
-    """Whether a figure only grows."""
-    ends = ("_total", "_hits", "_misses", "_evictions", "_preemptions", "_drops")
-    return (name.endswith(ends) or name.startswith("requests_")) and name != "kv_cells_total"
 
 
 def _family(name: str, kind: str, text: str, samples: list[tuple[str, Any]], prefix: str = PREFIX) -> Iterator[str]:

@@ -12,6 +12,12 @@ EWMA_WEIGHT = 0.1
 """Weight of the newest tick in `decode_ms_ewma`."""
 
 
+def is_counter(name: str) -> bool:
+    """Whether a figure of a snapshot only grows. Histograms are told apart by their own names."""
+    ends = ("_total", "_hits", "_misses", "_evictions", "_preemptions", "_drops")
+    return (name.endswith(ends) or name.startswith("requests_")) and name != "kv_cells_total"
+
+
 @attrs.define
 class CacheMetrics:
     """The prefix cache: what is in KV cells, and the second tier in host memory. Sizes are tokens."""

@@ -36,6 +36,8 @@ from uma.types import (
 
 MOST_MODELS = 65_536
 """By which the numbers of requests are multiplied, to tell those of several models apart."""
+LOOK_SEC = 1.0
+"""Maximum time of a question about what a process does; then what it said last is taken."""
 STANDSTILL_SEC = 300.0
 """How long a load can tell of no progress. Then its process is ended, so that the models behind it have their turn."""
 
@@ -51,7 +53,7 @@ class Loader(Protocol):
     def changed(self) -> None:
         """Look again at what has to be loaded, and what has to leave."""
 
-    async def look_again(self) -> None:
+    async def look_again(self, *, is_changed: bool = False) -> None:
         """See `types.Models`."""
 
 
@@ -90,11 +92,19 @@ class Model:
     """Known from its first load on."""
     client: Client | None = None
     """The session with its process, while it is loaded."""
+    has_process: bool = False
+    """It has a process, or is about to."""
     pid: int | None = None
+    metrics: Mapping[str, Any] = attrs.field(factory=dict)
+    """What its process said last."""
+    activity: Activity = Activity((), 0, 0, 0, ())
+    """The same of its requests."""
     load: Load | None = None
     """The load that is asked for, or that runs."""
     file_state: FileState | None = None
     """Of its file when its last load began; None: there was none."""
+    missed: FileState | bool | None = False
+    """State of its file when the folders were looked at because it was another one; False: never."""
     failures: Failures = attrs.field(factory=Failures)
     running: int = 0
     """Requests that have it loaded."""
@@ -155,14 +165,21 @@ class Model:
         state = state_of(self.file.path)
         if state is not None and self.file_state in (None, state):
             return
-        if self.pid is None or self.client is not None:  # what is being loaded leaves once it is
+        if not self.has_process or self.client is not None:  # what is being loaded leaves once it is
             self.file_state, self.failures = None, Failures()
             self.leave()
-        await self.loader.look_again()
+        is_changed, self.missed = state != self.missed, state
+        await self.loader.look_again(is_changed=is_changed)
         if state is None:
             raise UnknownModel(
                 f"model: the file of {self.file.name} is gone: {self.file.path}; put it back, or name another model"
             )
+
+    def forget_process(self) -> None:
+        """Its process has ended."""
+        self.client, self.pid, self.has_process, self.is_leaving = None, None, False, False
+        self.stay, self.taken_bytes = trio.CancelScope(), 0
+        self.metrics, self.activity = {}, Activity((), 0, 0, 0, ())
 
     def leave(self) -> None:
         """Have it take no more requests, and end once nothing runs, where it is loaded."""
@@ -209,7 +226,9 @@ class Model:
 
     def as_resident(self) -> Resident:
         """Its place in memory, as the plan sees it."""
-        begins = self.waiting > 0 and not self.is_leaving  # what has waited for it is about to run
+        is_loading = self.client is None
+        # What has waited for it is about to run.
+        begins = is_loading or (self.waiting > 0 and not self.is_leaving)
         return Resident(
             self.file.name,
             self.needs_bytes,
@@ -275,16 +294,18 @@ class Held:
             return await self.client.health(probe=probe)
 
     async def metrics(self) -> Mapping[str, Any]:
-        """See `Source`."""
-        with self.tells_crash():
-            return await self.client.metrics()
+        """See `Source`. Of a process that does not answer what it said last."""
+        with self.tells_crash(), trio.move_on_after(LOOK_SEC):
+            self.model.metrics = await self.client.metrics()
+        return self.model.metrics
 
     async def activity(self) -> Activity:
-        """See `Source`. The numbers are those of the supervisor."""
-        with self.tells_crash():
+        """See `Source`. The numbers are the supervisor's. Of a process that does not answer what it said last."""
+        with self.tells_crash(), trio.move_on_after(LOOK_SEC):
             activity = await self.client.activity()
-        running, waiting = (tuple(map(self._numbered, each)) for each in (activity.running, activity.waiting))
-        return attrs.evolve(activity, running=running, waiting=waiting)
+            running, waiting = (tuple(map(self._numbered, each)) for each in (activity.running, activity.waiting))
+            self.model.activity = attrs.evolve(activity, running=running, waiting=waiting)
+        return self.model.activity
 
     def _numbered(self, request: RunningRequest) -> RunningRequest:
         return attrs.evolve(request, number=request.number * MOST_MODELS + self.model.index)

@@ -10,16 +10,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import trio
 
+from uma.client import Client
 from uma.config import ALL_MODELS, BUILTIN, ModelSettings, RuntimeConfig
 from uma.engine.kv.disk import made_folder
 from uma.engine.sizing import free_memory_bytes
 from uma.errors import BadRequest, ConfigError, InternalError, ModelError, ShuttingDown, UmaError, UnknownModel
-from uma.metrics import EngineMetrics
+from uma.metrics import EngineMetrics, is_counter
 from uma.models.catalog import ModelFile
 from uma.models.shelf import Shelf
 from uma.net.file_watch import state_of
@@ -28,7 +29,7 @@ from uma.supervisor.backoff import Failures
 from uma.supervisor.child import child_config, running, taken_bytes
 from uma.supervisor.estimate import most_weights_bytes, planned_bytes
 from uma.supervisor.files import Download, removal_of, remove
-from uma.supervisor.model import MOST_MODELS, STANDSTILL_SEC, Held, Load, Model
+from uma.supervisor.model import LOOK_SEC, MOST_MODELS, STANDSTILL_SEC, Held, Load, Model
 from uma.supervisor.residency import passes, plan
 from uma.types import (
     DEFAULT_MAX_TOKENS,
@@ -48,10 +49,19 @@ from uma.version import __version__
 
 _log = logging.getLogger("uma.supervisor")
 
+T = TypeVar("T")
+
 FREE_SHARE = 0.7
 """Part of the memory that is free at the start that all models together can take, without `--memory`."""
 MEASURE_SEC = 5.0
 """Between two looks at what the processes of models that are used take."""
+SILENT_LOOKS, EVERY_SEC = 10, 2.0
+"""Looks of `LOOK_SEC` in a row that a process can leave without an answer before it is ended, and the time between two
+that it answers."""
+MOST_LOADS = 2
+"""Models that are loaded at once: a small one does not wait behind a large one, and the disk is not shared by many."""
+RESCAN_SEC = 2.0
+"""Minimum time between two looks at the folders, unless they are known to have changed."""
 AT_ONCE = 64
 """Requests at once by which a client of a model that has not been loaded yet is told when to come again."""
 
@@ -69,6 +79,11 @@ class LoadedModels(Models):
     """Models that are to be loaded, in the order in which they were asked for."""
     _changes: dict[trio.Event, None] = attrs.field(factory=dict, init=False)
     """Of the tasks that look at what changes."""
+    _gone: dict[str, Any] = attrs.field(factory=dict, init=False)
+    """Counters of processes that have ended."""
+    _looking: trio.Lock = attrs.field(factory=trio.Lock, init=False)
+    _looked_at: float = attrs.field(default=-math.inf, init=False)
+    """When the last look at the folders ended."""
     _is_draining: bool = attrs.field(default=False, init=False)
     _loading: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
 
@@ -131,6 +146,11 @@ class LoadedModels(Models):
         async with found.in_use(keep_sec) as held:
             yield held
 
+    def loaded(self, model: str | None) -> Source | None:
+        """See `types.Models`."""
+        found = self._model(model)
+        return next((held for held in self._loaded() if held.model is found), None)
+
     async def load(self, model: str | None, keep_sec: float | None = None) -> ListedModel:
         """See `types.Models`."""
         found = await self._find(model)
@@ -177,16 +197,20 @@ class LoadedModels(Models):
         await trio.to_thread.run_sync(removal_of, path)  # before it is unloaded in vain
         await self.unload(found.file.name)
         await trio.to_thread.run_sync(remove, path)
-        await self.look_again()
+        await self.look_again(is_changed=True)
 
-    async def look_again(self) -> None:
-        """See `types.Models`."""
-        # Where one of those that `--models` names has gone, the others stay as they were known.
-        with suppress(ModelError):
-            await trio.to_thread.run_sync(self.shelf.read)
-        for file in self.shelf.files:
-            if file.name in self._known:
-                self._known[file.name].file = file
+    async def look_again(self, *, is_changed: bool = False) -> None:
+        """See `types.Models`. One look serves all that wait meanwhile."""
+        async with self._looking:
+            if not is_changed and trio.current_time() < self._looked_at + RESCAN_SEC:
+                return
+            # Where one of those that `--models` names has gone, the others stay as they were known.
+            with suppress(ModelError):
+                await trio.to_thread.run_sync(self.shelf.read)
+            self._looked_at = trio.current_time()
+            for file in self.shelf.files:
+                if file.name in self._known:
+                    self._known[file.name].file = file
 
     def loading_percent(self, model: str | None) -> int | None:
         """See `types.Models`."""
@@ -219,12 +243,12 @@ class LoadedModels(Models):
         """Whether requests are taken; with a probe, whether the models that are loaded generate."""
         if self._is_draining:
             return Health("draining", 0.0, 0)
-        every = [await each.health(probe=probe) for each in self._loaded()]
+        every = await self._of_each(Held.health) if probe else []
         return next((each for each in every if each.status != "ok"), Health("ok", 0.0, 0) if not every else every[0])
 
     async def activity(self) -> Activity:
         """That of all models together."""
-        every = [await each.activity() for each in self._loaded()]
+        every = await self._of_each(Held.activity)
         return Activity(
             tuple(request for each in every for request in each.running),
             sum(each.waiting_interactive for each in every),
@@ -235,24 +259,24 @@ class LoadedModels(Models):
 
     async def explain(self, id: str = "") -> Explained:
         """Of the newest request with this id, of all models that are loaded."""
-        found: list[Explained] = []
-        for held in self._loaded():
-            with suppress(BadRequest):
-                found.append(await held.explain(id))
+
+        async def explained(held: Held) -> Explained:
+            with trio.fail_after(LOOK_SEC):
+                return await held.explain(id)
+
+        found = await self._of_each(explained)
         if not found:
             raise BadRequest(f"request: no model that is loaded knows the id {id[:128]!r} as one of yours")
         return max(found, key=lambda each: each.came_at)
 
     async def metrics(self) -> Mapping[str, Any]:
         """The sums over the models that are loaded, but for what is no sum: shares are the largest of a model's, and
-        the hit rate is that of all.
+        the hit rate is that of all. Counters have those of processes that have ended too.
         """
+        await self._of_each(Held.metrics)
         total = dict(self.snapshot())
-        for held in self._loaded():
-            for name, value in (await held.metrics()).items():
-                known = total.get(name, 0)
-                if isinstance(value, int | float) and isinstance(known, int | float):
-                    total[name] = max(known, value) if name.endswith(_NO_SUMS) else known + value
+        for each in (self._gone, *(model.metrics for model in self._known.values())):
+            _add(total, each)
         asked = total["cache_hits"] + total["cache_misses"]
         total["cache_hit_rate"] = round(total["cache_hits"] / max(1, asked), 4)
         return total
@@ -265,6 +289,19 @@ class LoadedModels(Models):
         """Those that can be asked just now. None of them is kept by that."""
         known = self._known.values()
         return [Held(each, each.client) for each in known if each.client is not None and not each.client.is_lost]
+
+    async def _of_each(self, ask: Callable[[Held], Awaitable[T]]) -> list[T]:
+        """What those answer that can be asked just now, all at once. One that cannot is left out."""
+        found: list[T] = []
+
+        async def answer(held: Held) -> None:
+            with suppress(UmaError, trio.TooSlowError):
+                found.append(await ask(held))
+
+        async with trio.open_nursery() as nursery:
+            for held in self._loaded():
+                nursery.start_soon(answer, held)
+        return found
 
     def _blank(self) -> ServerInfo:
         config = self.config
@@ -330,7 +367,7 @@ class LoadedModels(Models):
         return model.load
 
     async def run(self) -> None:
-        """Load what is asked for, one model at a time, until `close`; return once all models have left."""
+        """Load what is asked for, until `close`; return once all models have left."""
         async with trio.open_nursery() as nursery:
             with self._loading:
                 async with trio.open_nursery() as both:
@@ -356,8 +393,10 @@ class LoadedModels(Models):
             each.set()
 
     async def _load_asked(self, nursery: trio.Nursery) -> float:
-        """Load what can be loaded, one model after another. When to look again, where nothing changes before."""
+        """Begin to load what can be loaded. When to look again, where nothing changes before."""
         while True:
+            if sum(each.has_process and each.client is None for each in self._known.values()) >= MOST_LOADS:
+                return math.inf
             for each in list(self._asked):
                 if not each.size_bytes and not each.planned_bytes:
                     each.planned_bytes = await self._planned_bytes(each)
@@ -365,7 +404,8 @@ class LoadedModels(Models):
             if model is None:
                 return again_at
             self._asked.remove(model)
-            await nursery.start(self._serve, model)
+            model.has_process = True
+            nursery.start_soon(self._serve, model)
 
     async def check_room(self) -> None:
         """Raise `ConfigError` where not one model fits into what all can have. Those that were chosen by name and do
@@ -414,7 +454,7 @@ class LoadedModels(Models):
             if size > self.budget_bytes:
                 self._refuse(model, f"and all models together can have {_mib(self.budget_bytes)} (--memory)")
                 continue
-            residents = [each.as_resident() for each in self._known.values() if each.pid is not None]
+            residents = [each.as_resident() for each in self._known.values() if each.has_process]
             if ahead_bytes:
                 if passes(name, size, ahead_bytes, self.budget_bytes, residents):
                     return model, math.inf
@@ -448,18 +488,19 @@ class LoadedModels(Models):
         """Measure again what is used: a process takes more as it computes larger batches and its file's pages come."""
         while True:
             await trio.sleep(MEASURE_SEC)
-            for held in self._loaded():
-                if held.model.running or held.model.used_at > held.model.measured_at:
-                    with suppress(UmaError):  # it has ended
-                        await self._measure(held)
+            await self._of_each(self._measure_if_used)
+
+    async def _measure_if_used(self, held: Held) -> None:
+        if held.model.running or held.model.used_at > held.model.measured_at:
+            await self._measure(held)
 
     async def _measure(self, held: Held) -> None:
         """Take note of what a model's process takes, and of the prefixes that it can still come to keep."""
         model = held.model
         model.measured_at = trio.current_time()
-        metrics, config = await held.client.metrics(), self._child_config(model)
+        metrics, config = await held.metrics(), self._child_config(model)
         taken = await trio.to_thread.run_sync(taken_bytes, model.pid)
-        if taken is not None:
+        if taken is not None and metrics:
             model.taken_bytes = taken
             most_bytes = config.cache_ram_mb * 2**20
             model.size_bytes = max(model.size_bytes, taken + max(0, most_bytes - metrics["cache_ram_bytes"]))
@@ -490,7 +531,7 @@ class LoadedModels(Models):
         planned. When the next one's time comes.
         """
         now = trio.current_time()
-        over = sum(each.needs_bytes for each in self._known.values() if each.pid is not None) - self.budget_bytes
+        over = sum(each.needs_bytes for each in self._known.values() if each.has_process) - self.budget_bytes
         idle = [each for each in self._known.values() if each.is_idle]
         for model in sorted(idle, key=lambda each: each.used_at):
             if model.leaves_at <= now or (over > 0 and model.stays_until <= now and not model.stays):
@@ -505,8 +546,8 @@ class LoadedModels(Models):
         for model in self._known.values():
             model.stay.cancel()
 
-    async def _serve(self, model: Model, *, task_status: trio.TaskStatus[None]) -> None:
-        """The life of one process, from its start to its end. `started` once it has loaded its model, or has not."""
+    async def _serve(self, model: Model) -> None:
+        """The life of one process, from its start to its end."""
         load, began = model.load, trio.current_time()
         assert load is not None
         loaded_at: float | None = None
@@ -522,8 +563,9 @@ class LoadedModels(Models):
             load.note(0)
             with load.patience:
                 async with running(model.file.name, config, started, load.note) as client:
+                    held = Held(model, client)
+                    await self._measure(held)
                     load.patience.deadline = math.inf
-                    await self._measure(Held(model, client))
                     loaded_at = model.used_at = trio.current_time()
                     model.stays_until = 2 * loaded_at - began
                     model.card, model.client, model.load = self._with_own_limits(client.info), client, None
@@ -531,17 +573,19 @@ class LoadedModels(Models):
                     load.ended.set()
                     ms = round(1000 * (loaded_at - began))
                     log(_log, logging.INFO, "model.loaded", model=model.file.name, ms=ms, bytes=model.size_bytes)
-                    task_status.started()
+                    self.changed()
                     with model.stay:
-                        raise await client.lost()
+                        raise await _why_lost(client)
+                    with suppress(UmaError):
+                        await held.metrics()  # the last of its counters
             if load.patience.cancelled_caught:
                 why = InternalError(f"it was not loaded: no progress for {STANDSTILL_SEC:g} s")
         except (UmaError, OSError) as error:
             why = error if isinstance(error, UmaError) else InternalError(str(error))
         finally:
             name = model.file.name
-            model.client, model.pid, model.stay, model.is_leaving = None, None, trio.CancelScope(), False
-            model.taken_bytes = 0
+            _add(self._gone, {name: value for name, value in model.metrics.items() if _only_grows(name)})
+            model.forget_process()
             if model.file_state is None:  # another one by now
                 model.size_bytes = model.planned_bytes = 0
             if why is not None:
@@ -551,7 +595,6 @@ class LoadedModels(Models):
             if not load.ended.is_set():
                 model.load, load.failure = None, model.failures.why or f"{name}: it was not loaded"
                 load.ended.set()
-                task_status.started()
             self.changed()
             log(_log, logging.WARNING if why else logging.INFO, "model.ended", model=name, why=why)
 
@@ -559,6 +602,47 @@ class LoadedModels(Models):
         """A process's card, with the bounds that clients meet here."""
         ours = {name: getattr(self.config, name) for name in ("max_frame_bytes", "max_sessions")}
         return attrs.evolve(info, limits=attrs.evolve(info.limits, **ours))
+
+
+async def _why_lost(client: Client) -> UmaError:
+    """Wait until a process has ended, or does not answer and so is to be ended; the reason."""
+    silence: list[UmaError] = []
+
+    async def watch() -> None:
+        silent = 0
+        while silent < SILENT_LOOKS:
+            with trio.move_on_after(LOOK_SEC) as look:
+                await client.health(probe=False)
+            # While it waits for a reader of its own, an answer can have come unread.
+            silent = silent + 1 if look.cancelled_caught and client.is_reading else 0
+            await trio.sleep(0 if silent else EVERY_SEC)
+        silence.append(InternalError(f"timeout: it did not answer for {SILENT_LOOKS * LOOK_SEC:g} s, and was ended"))
+        client.close()  # which ends all its requests
+
+    async def watch_until_lost() -> None:
+        with suppress(UmaError):  # it has ended
+            await watch()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch_until_lost)
+        error = await client.lost()
+        nursery.cancel_scope.cancel()
+    return silence[0] if silence else error
+
+
+def _add(total: dict[str, Any], figures: Mapping[str, Any]) -> None:
+    """Add one process's figures to those of others."""
+    for name, value in figures.items():
+        known = total.get(name, 0)
+        if isinstance(value, Mapping):
+            of_all = known or {}
+            total[name] = {bound: count + of_all.get(bound, 0) for bound, count in value.items()}
+        elif isinstance(value, int | float) and isinstance(known, int | float):
+            total[name] = max(known, value) if name.endswith(_NO_SUMS) else known + value
+
+
+def _only_grows(name: str) -> bool:
+    return is_counter(name) or name.endswith(("_buckets", "_count", "_sum"))
 
 
 _NO_SUMS = ("_share", "_ewma", "neighbour_load")

@@ -138,6 +138,10 @@ class Models(Source):
         the server is configured.
         """
 
+    @abstractmethod
+    def loaded(self, model: str | None) -> Source | None:
+        """A model that is loaded just now, to be asked about itself: it does not stay for that. None for any other."""
+
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncIterator[EventStream]:
         """See `Source`."""
@@ -191,8 +195,10 @@ class Models(Source):
         """
 
     @abstractmethod
-    async def look_again(self) -> None:
-        """Take in what has come to the folders and left them: a download, a removed file."""
+    async def look_again(self, *, is_changed: bool = False) -> None:
+        """Take in what has come to the folders and left them, unless that was done a moment ago. `is_changed`: they
+        have changed just now, by a download or a removal, so it has to be done.
+        """
 
     @abstractmethod
     async def trace(self, seconds: float) -> str:
