@@ -120,7 +120,7 @@ def test_a_template_takes_columns_and_nothing_else_of_the_row() -> None:
         (b"not json\n", "not JSON: .*; each line must be a JSON object of its own"),
         (b"[1]\n", r"must be a JSON object, not \[1\]"),
         (b'{"prompt": "\xff"}\n', "not UTF-8; write the file in that encoding"),
-        (b'{"prompt": ' + 2_000 * b"[" + b"\n", "the row is nested too deep: over 1,024 lists"),
+        (b'{"prompt": ' + 2_000 * b"[" + 2_000 * b"]" + b"}\n", "the row is nested too deep: over 1,024 lists"),
         ({"question": "?"}, "the row has question"),
         ({"prompt": 7}, "prompt: expected a text, not 7"),
         ({"url": "/v1/files", "body": {}}, "url: expected one of"),

@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uma.errors import BadRequest
-from uma.protocol.json_size import BLOCK_BYTES, Bounds, check_size
+from uma.json_bytes import BLOCK_BYTES
+from uma.protocol.json_size import Bounds, check_size
+from uma.protocol.session import ServerSession, Unparsed
 
 Values = st.recursive(
     st.none() | st.integers() | st.text('ab"\\[]{}:,é'),
@@ -59,6 +61,13 @@ def test_a_body_of_millions_of_parts_is_refused_before_it_is_parsed(
         refused = http_server.ask("POST", path, body)
         assert refused.status == 400
         assert f"the text holds more than {what}" in str(refused.json["error"])
+
+
+@pytest.mark.parametrize("text", [b"[" * 2_000, b"[" * 100_000, b'{"a":' * 100_000, b'{"a": [' + b"[]," * 100_000])
+def test_text_that_is_no_json_is_told_so_however_much_it_holds(text: bytes) -> None:
+    parsed = ServerSession().parse(text)
+    assert isinstance(parsed, Unparsed)
+    assert (parsed.error.code, "is not JSON" in parsed.error.message) == ("E_PROTO_INVALID_JSON", True)
 
 
 def test_a_text_of_brackets_is_a_text(http_server: HttpServer) -> None:

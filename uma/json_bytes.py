@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -10,6 +10,8 @@ import orjson
 
 from uma import json_text
 
+BLOCK_BYTES = 65_536
+"""Bytes looked at in one go, which takes less than the interpreter's lock is held anyway (5 ms)."""
 MAX_DEPTH = 1_024
 """Most lists and objects in one another that orjson reads."""
 
@@ -30,11 +32,35 @@ def loads(data: bytes) -> Any:
 def fault(error: ValueError) -> str:
     """What is wrong with a text that `loads` has refused, to be said behind what the text is."""
     if isinstance(error, orjson.JSONDecodeError) and "limit" in error.msg:  # "depth limit exceeded"
+        if not is_balanced(error.doc.encode("utf-8", "replace")):
+            return "is not JSON: its brackets do not match"
         return (
             f"is nested too deep: over {MAX_DEPTH:,} lists and objects in one another at character {error.pos:,}; "
             "send one with fewer"
         )
     return f"is not JSON: {error}"
+
+
+def is_balanced(data: bytes) -> bool:
+    """Whether as many lists and objects end as begin in a text. One that is JSON is balanced."""
+    begun = ended = 0
+    for block in outside_strings(data):
+        begun += block.count(b"[") + block.count(b"{")
+        ended += block.count(b"]") + block.count(b"}")
+    return begun == ended
+
+
+def outside_strings(data: bytes) -> Iterator[bytes]:
+    """The text without what stands between quotes, in pieces."""
+    start, in_string = 0, False
+    while start < len(data):
+        block = data[start : start + BLOCK_BYTES]
+        if (len(block) - len(block.rstrip(b"\\"))) % 2:
+            block = data[start : start + BLOCK_BYTES + 1]  # an escape is not cut
+        start += len(block)
+        pieces = block.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
+        yield b"".join(pieces[in_string::2])
+        in_string ^= len(pieces) % 2 == 0
 
 
 def _checked(value: Any) -> Any:

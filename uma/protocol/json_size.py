@@ -7,14 +7,10 @@ a second.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import attrs
 
-from uma.errors import BadRequest
-
-BLOCK_BYTES = 65_536
-"""Bytes looked at in one go, which takes less than the interpreter's lock is held anyway (5 ms)."""
+from uma.errors import BadRequest, InvalidJson, UmaError
+from uma.json_bytes import is_balanced, outside_strings
 
 
 @attrs.frozen
@@ -30,32 +26,23 @@ class Bounds:
 
 
 def check_size(data: bytes, bounds: Bounds = Bounds()) -> None:
-    """Raise `BadRequest` where a JSON text holds more than `bounds`. It does not check that the text is JSON."""
+    """Raise `BadRequest` where a JSON text holds more than `bounds`, and `InvalidJson` where the brackets of such a one
+    tell that it is no JSON. A text within the bounds is not checked.
+    """
     containers = members = commas = 0
-    for block in _outside_strings(data):
+    for block in outside_strings(data):
         containers += block.count(b"[") + block.count(b"{")
         members += block.count(b":")
         commas += block.count(b",")
         if containers > bounds.containers:
-            raise _too_much(f"{bounds.containers:,} lists and objects")
+            raise _too_much(data, f"{bounds.containers:,} lists and objects")
         if members > bounds.members:
-            raise _too_much(f"{bounds.members:,} members of objects")
+            raise _too_much(data, f"{bounds.members:,} members of objects")
         if commas > bounds.commas:
-            raise _too_much(f"{bounds.commas:,} items of lists and members of objects")
+            raise _too_much(data, f"{bounds.commas:,} items of lists and members of objects")
 
 
-def _too_much(what: str) -> BadRequest:
+def _too_much(data: bytes, what: str) -> UmaError:
+    if not is_balanced(data):
+        return InvalidJson("the text is not JSON: its brackets do not match")
     return BadRequest(f"the text holds more than {what}; send it in several requests")
-
-
-def _outside_strings(data: bytes) -> Iterator[bytes]:
-    """The text without what stands between quotes, in pieces."""
-    start, in_string = 0, False
-    while start < len(data):
-        block = data[start : start + BLOCK_BYTES]
-        if (len(block) - len(block.rstrip(b"\\"))) % 2:
-            block = data[start : start + BLOCK_BYTES + 1]  # an escape is not cut
-        start += len(block)
-        pieces = block.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
-        yield b"".join(pieces[in_string::2])
-        in_string ^= len(pieces) % 2 == 0

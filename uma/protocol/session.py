@@ -63,6 +63,7 @@ from uma.errors import (
     ShuttingDown,
     UmaError,
 )
+from uma.json_bytes import BLOCK_BYTES
 from uma.protocol.codec import (
     encode_embeddings,
     encode_event,
@@ -76,7 +77,7 @@ from uma.protocol.codec import (
     written_embeddings,
 )
 from uma.protocol.frames import DEFAULT_MAX_FRAME_BYTES, HEADER_BYTES, FrameDecoder
-from uma.protocol.json_size import BLOCK_BYTES, check_size
+from uma.protocol.json_size import check_size
 from uma.protocol.messages import (
     ActivityEvent,
     ActivityQuery,
