@@ -124,6 +124,12 @@ def test_a_slash_behind_the_list_of_models_leads_to_the_list(server: HttpServer,
     assert (answer.status, answer.headers["location"]) == (307, place)
 
 
+def test_a_response_repeats_effort_and_verbosity(server: HttpServer) -> None:
+    asked = {"input": "a", "max_output_tokens": 1, "reasoning": {"effort": "high"}, "text": {"verbosity": "low"}}
+    said = server.ask("POST", "/v1/responses", asked).json
+    assert (said["reasoning"]["effort"], said["text"]["verbosity"]) == ("high", "low")
+
+
 def test_an_error_before_a_response_s_stream_is_an_event_of_type_error() -> None:
     failed = waiting.RESPONSES.failed(openai.ERRORS.error(Problem(500, "fault", "m: cannot be loaded"), "id"))
     event = json.loads(failed.partition(b"data: ")[2])
@@ -335,7 +341,7 @@ ELSE: dict[str, dict[str, Any]] = {
     **{"/completions": {"prompt": "a"}, "/infill": {"input_prefix": "a", "input_suffix": "b"}},
     **{"/v1/embeddings": {"input": "a"}, "/api/embed": {"input": "a"}, "/api/embeddings": {"prompt": "a"}},
     **{"/tokenize": TEXTS, "/detokenize": {"tokens": [300]}, "/embedding": TEXTS, "/embeddings": TEXTS},
-    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/v2/rerank"), RANKED),
+    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), RANKED),
     **dict.fromkeys(("/score", "/v1/score"), SCORED),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -10,6 +9,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, Protocol
 
 import attrs
+import trio
 
 from uma import json_bytes, json_text
 from uma.constraints import Json, Length, Range, Text
@@ -43,6 +43,7 @@ from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.thinking import Wish, thinking
 from uma.http.tools import Name, Tools, check_calls, name_schemas, tool_fields, with_names
 from uma.http.usage import decoded_ms, warnings
+from uma.models.digest import digest, warm
 from uma.types import (
     Finished,
     ListedModel,
@@ -491,8 +492,11 @@ async def version(gateway: Gateway, http: Exchange) -> None:
 async def tags(gateway: Gateway, http: Exchange) -> None:
     """`GET /api/tags`: the loaded model under each of its names, or all of several models."""
     if gateway.models is not None:
-        await http.answer_json({"models": [_listed(gateway, each) for each in own_models(gateway.models, http)]})
+        listed = own_models(gateway.models, http)
+        await _read_digests(listed)
+        await http.answer_json({"models": [_listed(gateway, each) for each in listed]})
         return
+    await _read_digests([gateway.source.info.model])
     await http.answer_json({"models": [_entry(gateway, name) for name in gateway.model_names]})
 
 
@@ -500,10 +504,16 @@ async def running(gateway: Gateway, http: Exchange) -> None:
     """`GET /api/ps`."""
     if gateway.models is not None:
         loaded = [each for each in own_models(gateway.models, http) if each.info is not None]
+        await _read_digests(loaded)
         await http.answer_json({"models": [_listed(gateway, each) | _resident(each) for each in loaded]})
         return
+    await _read_digests([gateway.source.info.model])
     more = _running(gateway.source.info)
     await http.answer_json({"models": [{**_entry(gateway, gateway.names.name), **more}]})
+
+
+async def _read_digests(models: Sequence[ModelInfo | ListedModel]) -> None:
+    await trio.to_thread.run_sync(warm, [(each.path, each.size_bytes) for each in models])
 
 
 def _running(info: ServerInfo | None) -> dict[str, Any]:
@@ -529,7 +539,7 @@ def _listed(gateway: Gateway, model: ListedModel) -> dict[str, Any]:
         "model": model.name,
         "modified_at": _loaded_at(gateway),
         "size": model.size_bytes,
-        "digest": hashlib.sha256(f"{model.path}:{model.size_bytes}".encode()).hexdigest(),
+        "digest": digest(model.path, model.size_bytes),
         "details": _described(model),
     }
 
@@ -541,7 +551,7 @@ def _entry(gateway: Gateway, name: str) -> dict[str, Any]:
         "model": name,
         "modified_at": _loaded_at(gateway),
         "size": model.size_bytes,
-        "digest": hashlib.sha256(f"{model.path}:{model.size_bytes}".encode()).hexdigest(),
+        "digest": digest(model.path, model.size_bytes),
         "details": _details(gateway),
     }
 

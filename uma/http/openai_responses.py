@@ -320,7 +320,7 @@ class ResponsesJob(BaseJob):
         body = self.body
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
         form = None if body.text is None else body.text.format
-        is_off = body.reasoning is not None and body.reasoning.effort == "none"
+        verbosity = None if body.text is None else body.text.verbosity
         return {
             "id": self.id,
             "object": "response",
@@ -334,10 +334,10 @@ class ResponsesJob(BaseJob):
             "output": output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": "none" if is_off else None, "summary": None},
+            "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
             "store": False,
             "temperature": self.settings.temperature,
-            "text": {"format": form or {"type": "text"}},
+            "text": {"format": form or {"type": "text"}} | ({"verbosity": verbosity} if verbosity else {}),
             "tool_choice": body.tool_choice or "auto",
             "tools": [_tool(each) for each in body.tools or ()],
             "top_logprobs": self.requests[0].sampling.logprobs or 0,
