@@ -270,6 +270,7 @@ class PoolLives(RuleBasedStateMachine):
                 if not any(map(self.pool.tree.is_held, node.every_child())):
                     asked = array("i", [*node.whole(), 2])
                     assert self.pool.tree.place(asked)[1] == node.end, "told of what no sequence can begin behind"
+        assert self.store.reserved_bytes() == self.pool.tree.checkpoint_bytes
         assert self.store.size_bytes + self.pool.tree.checkpoint_bytes <= 2_000
 
     def teardown(self) -> None:

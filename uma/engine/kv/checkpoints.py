@@ -30,6 +30,7 @@ class Checkpoints:
         self._cells = cells
         self._tree = tree
         self._store = store
+        store.reserved_bytes = lambda: tree.checkpoint_bytes
         self._last_worth = 0.0
         """Of the checkpoint that was given up last."""
 
@@ -71,7 +72,7 @@ class Checkpoints:
     def _put(self, node: Node, checkpoint: bytes) -> None:
         self._tree.set_checkpoint(node, checkpoint)
         node.worth = self._worth(node)
-        self._store.reserve(self._tree.checkpoint_bytes)
+        self._store.make_way()
 
     def _worth(self, node: Node) -> float:
         assert node.checkpoint is not None

@@ -96,7 +96,8 @@ class SnapshotStore:
         self.events = KvEvents()
         """Events of what is stored and removed here; those of cells go to the same listeners."""
         self.capacity_bytes = capacity_bytes
-        self._reserved_bytes = 0
+        self.reserved_bytes: Callable[[], int] = lambda: 0
+        """How much of the memory is used otherwise at this moment."""
         self._on_added = on_added
         self._index: PrefixIndex[Snapshot] = PrefixIndex()
         self.size_bytes = 0
@@ -117,11 +118,10 @@ class SnapshotStore:
     @property
     def _free_for_all(self) -> int:
         """Bytes that snapshots can have."""
-        return self.capacity_bytes - self._reserved_bytes
+        return self.capacity_bytes - self.reserved_bytes()
 
-    def reserve(self, size_bytes: int) -> None:
-        """So much of the memory is used otherwise now; snapshots go where that is too much."""
-        self._reserved_bytes = size_bytes
+    def make_way(self) -> None:
+        """Drop snapshots beyond the memory that `reserved_bytes` leaves, which has grown."""
         self._shrink(0)
 
     def find(self, tokens: array[int], longer_than: int) -> tuple[Snapshot, int] | None:

@@ -11,7 +11,6 @@ import heapq
 import logging
 from array import array
 from collections.abc import Callable
-from itertools import islice
 
 import attrs
 import numpy as np
@@ -154,9 +153,10 @@ class Embedder:
             return None
         left, least = self._context.n_batch, 0
         for job in self._jobs.values():
-            for text in islice(job.texts, job.next_text, None):
-                least = least or len(text)
-                left -= len(text)
+            for index in range(job.next_text, len(job.texts)):
+                size = len(job.texts[index])
+                least = least or size
+                left -= size
                 if left <= 0:
                     break
             if left <= 0:

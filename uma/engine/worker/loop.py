@@ -478,7 +478,7 @@ class DecodeWorker:
 
     def _rest(self) -> None:
         """Wait for a command; when none comes for a while, use the time to take snapshots."""
-        if self._residency.active and len(self._residency.waiting):
+        if self._residency.active and self._residency.waiting.wants_slot:
             # All sequences with a slot are paused, and others wait for their slots.
             self.commands.wait(PATIENCE_MS / 1000)
             return

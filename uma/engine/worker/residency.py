@@ -99,7 +99,7 @@ class Residency:
             head = self.waiting.head(self.active, now) if can_give_way else None
             victims = [] if head is None else self._find_victims(head, now)
             if head is None or not victims:
-                lacks = lack(len(self.active), self.waiting.max_active) if len(self.waiting) else ""
+                lacks = lack(len(self.active), self.waiting.max_active) if self.waiting.wants_slot else ""
                 self._totals.lacks(lacks, now)
                 return
             for victim in victims:

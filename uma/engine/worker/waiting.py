@@ -49,6 +49,11 @@ class WaitingRoom:
         return sum(each.status is Status.WAITING for each in self._members.values())
 
     @property
+    def wants_slot(self) -> bool:
+        """Whether any does; at once where the oldest of them does, however long the queue is."""
+        return any(each.status is Status.WAITING for each in self._members.values())
+
+    @property
     def is_empty(self) -> bool:
         """Whether no sequence is queued, followers included."""
         return not self._members
