@@ -206,7 +206,7 @@ def test_items_about_tools_of_openai_s_are_named_and_the_rest_is_read(http_serve
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "namespace", "name": "a", "tools": [{"name": 1}]}]}, "tools[0].tools[0].name"),
         ({"tools": [{"type": "namespace", "name": "a" * 127, "tools": [WEATHER]}]}, "tools[0].tools[0].name"),
-        ({"tools": [{"type": "namespace", "name": "a", "tools": [WEATHER] * 129}]}, "tools[0].tools"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": [WEATHER] * 513}]}, "tools[0].tools"),
         ({"tools": ["weather"]}, "tools[0]"),
         ({"tools": [{"type": 1}]}, "tools[0].type"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "weather"}}, "tool_choice"),

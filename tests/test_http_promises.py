@@ -75,6 +75,72 @@ def test_a_field_that_is_not_known_is_named_in_a_header(server: HttpServer, path
     assert "entropy_dial" in answer.headers["x-uma-ignored"].split(", ")
 
 
+BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict", "num_predict")
+"""What dialects and other servers call the bound of an answer's tokens."""
+
+
+def body_of(path: str, **fields: Any) -> dict[str, Any]:
+    bound = {"max_tokens": 2} if path == "/v1/messages" and not fields.keys() & set(BOUNDS) else {}
+    return {**{name: each for name, each in GENERATING[path].items() if name not in BOUNDS}, **bound, **fields}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("path", GENERATING)
+def test_a_bound_holds_by_each_of_its_names_and_as_a_whole_number_with_a_point(
+    server: HttpServer, path: str, name: str
+) -> None:
+    answer = server.ask("POST", path, body_of(path, **{name: 2.0}, ignore_eos=True, stream=False))
+    assert answer.status == 200, answer.body
+    told = answer.json.get("usage") or answer.json
+    counts = ("completion_tokens", "output_tokens", "eval_count", "tokens_predicted")
+    assert [told[count] for count in counts if count in told] == [2]
+    assert name not in answer.headers.get("x-uma-ignored", "")
+    refused = server.ask("POST", path, body_of(path, **{name: 5.5}))
+    assert (refused.status, name in refused.body.decode()) == (400, True), refused.body
+
+
+@pytest.mark.parametrize("name", ["stop", "stop_sequences", "stopping_strings"])
+@pytest.mark.parametrize("path", GENERATING)
+def test_strings_that_end_an_answer_do_so_by_each_of_their_names(server: HttpServer, path: str, name: str) -> None:
+    refused = server.ask("POST", path, body_of(path, **{name: ["a", ""]}))
+    assert (refused.status, "must have 1 to 1,024 characters" in refused.body.decode()) == (400, True), refused.body
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_a_form_under_another_endpoint_s_name_is_taken_or_refused(server: HttpServer, path: str) -> None:
+    form = {"type": "json_schema", "schema": {"type": "integer"}, "json_schema": {"schema": {"type": "integer"}}}
+    forms = ("response_format", "format", "output_format", "regex", "ebnf", "structural_tag", "stop_token_ids")
+    asked = [{name: form} for name in forms] + [{"text": {"format": form}}, {"output_config": {"format": form}}]
+    for fields in asked:
+        answer = server.ask("POST", path, body_of(path, **fields, stream=False))
+        (name,) = fields
+        assert (answer.status in (200, 400), name in answer.headers.get("x-uma-ignored", "")) == (True, False)
+        if answer.status == 400:
+            assert f"{name}" in answer.body.decode()
+
+
+def test_messages_take_the_beta_s_name_of_a_format(server: HttpServer) -> None:
+    form = {"type": "json_schema", "schema": {"type": "integer", "minimum": 10, "maximum": 99}}
+    answer = server.ask("POST", MESSAGES, body_of(MESSAGES, output_format=form, max_tokens=9))
+    assert 10 <= int(answer.json["content"][0]["text"]) <= 99
+    wrong = server.ask("POST", MESSAGES, body_of(MESSAGES, output_format={"type": "json"}))
+    assert wrong.json["error"]["message"].startswith("output_format: expected an object of type json_schema")
+
+
+def test_a_refusal_in_the_history_is_its_text(server: HttpServer) -> None:
+    def tokens(path: str, said: dict[str, Any]) -> int:
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", **said}, {"role": "user", "content": "b"}]
+        name = "input" if path == RESPONSES else "messages"
+        answer = server.ask("POST", f"{path}/input_tokens", {name: turns})
+        assert answer.status == 200, answer.body
+        return int(answer.json["input_tokens"])
+
+    part = {"type": "refusal", "refusal": "I cannot do that."}
+    for path in (CHAT, RESPONSES):
+        assert tokens(path, {"content": [part]}) == tokens(path, {"content": part["refusal"]})
+    assert tokens(CHAT, {"content": None, "refusal": part["refusal"]}) == tokens(CHAT, {"content": part["refusal"]})
+
+
 SHORT = {"max_output_tokens": 1}
 TONED = {"type": "text", "text": "a", "tone": 1}
 CHAT, RESPONSES, MESSAGES, OLLAMA, NATIVE = (
@@ -88,7 +154,9 @@ CHAT, RESPONSES, MESSAGES, OLLAMA, NATIVE = (
         (CHAT, {"reasoning_effort": "high", "max_tokens": 1}, "reasoning_effort"),
         (RESPONSES, {"reasoning": {"effort": "low"}, "max_output_tokens": 1}, "reasoning.effort"),
         (RESPONSES, {"reasoning": {"summary": "auto"}, "max_output_tokens": 1}, "reasoning.summary"),
-        (RESPONSES, {"text": {"verbosity": "low"}, "max_output_tokens": 1}, "text.verbosity"),
+        (RESPONSES, {"text": {"verbosity": "loud"}, "max_output_tokens": 1}, "text.verbosity"),
+        (RESPONSES, {"reasoning": {"summary": "long"}, "max_output_tokens": 1}, "reasoning.summary"),
+        (RESPONSES, {"include": ["everything.new"], "max_output_tokens": 1}, "include.everything.new"),
         (
             RESPONSES,
             {"include": ["file_search_call.results"], "max_output_tokens": 1},
@@ -160,8 +228,7 @@ def test_a_name_of_any_characters_is_written_as_visible_ascii(server: HttpServer
         (RESPONSES, {"reasoning": {"effort": "banana"}}, "reasoning.effort"),
         (RESPONSES, {"reasoning": "high"}, "reasoning"),
         (RESPONSES, {"reasoning": {"summary": 1}}, "reasoning.summary"),
-        (RESPONSES, {"text": {"verbosity": "loud"}}, "text.verbosity"),
-        (RESPONSES, {"include": ["everything"]}, "include[0]"),
+        (RESPONSES, {"include": [1]}, "include[0]"),
         (RESPONSES, {"top_logprobs": 1000}, "top_logprobs"),
         (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": "many"}}, "thinking.budget_tokens"),
         (MESSAGES, {"thinking": {"type": "hard"}}, "thinking.type"),

@@ -139,6 +139,27 @@ def test_a_model_calls_where_the_choice_lets_it(thinker: HttpServer, choice: Any
     assert (said.finish_reason == "tool_calls") is bool(calls)
 
 
+def test_hundreds_of_tools_are_taken_and_of_equal_ones_the_last(http_server: HttpServer) -> None:
+    many = [{**WEATHER, "function": {**WEATHER["function"], "name": f"tool_{index}"}} for index in range(512)]
+    asked = {"messages": [{"role": "user", "content": ASKED}], "max_tokens": 1}
+    one = {"type": "function", "function": {"name": "tool_511"}}
+    choice = {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "auto", "tools": [one]},
+    }  # the rest fit no small context
+    assert (
+        http_server.ask("POST", "/v1/chat/completions", {**asked, "tools": many, "tool_choice": choice}).status == 200
+    )
+    over = http_server.ask("POST", "/v1/chat/completions", {**asked, "tools": [*many, WEATHER]})
+    assert "tools: " in over.json["error"]["message"]
+    twice = {**asked, "tools": [WEATHER, many[0], WEATHER], "tool_choice": "required", "max_tokens": 200}
+    said = http_server.ask("POST", "/v1/chat/completions", twice)
+    assert said.status == 200, said.body
+    other = {**WEATHER, "function": {**WEATHER["function"], "parameters": NOTHING}}
+    refused = http_server.ask("POST", "/v1/chat/completions", {**asked, "tools": [WEATHER, other]})
+    assert (refused.status, "2 of them are called 'weather'" in refused.json["error"]["message"]) == (400, True)
+
+
 @pytest.mark.parametrize(
     ("fields", "naming"),
     [

@@ -175,7 +175,7 @@ def test_of_a_key_that_comes_twice_the_last_counts() -> None:
         ("top_p", -0.1, "-0.1 must be from 0 to 1"),
         ("min_p", 1.01, "1.01 must be from 0 to 1"),
         ("top_k", -2, "-2 must be -1 or more"),
-        ("top_k", 1.0, "expected an integer, not 1.0"),
+        ("top_k", 1.5, "expected an integer, not 1.5"),
         ("repetition_penalty", 0, "0 must be over 0 and at most 2"),
         ("frequency_penalty", 2.5, "2.5 must be from -2 to 2"),
         ("presence_penalty", -3, "-3 must be from -2 to 2"),

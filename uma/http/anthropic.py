@@ -26,7 +26,19 @@ from uma.http.anthropic_turns import (
 from uma.http.content import text_of
 from uma.http.dialect import BaseJob, Body, comment, sse
 from uma.http.exchange import Exchange
-from uma.http.fields import DRAWN, MAX_MESSAGES, Common, allowed_tokens, first, of_output, read, sampling, urgency
+from uma.http.fields import (
+    DRAWN,
+    MAX_MESSAGES,
+    Common,
+    allowed_tokens,
+    first,
+    named_first,
+    of_output,
+    read,
+    read_generating,
+    sampling,
+    urgency,
+)
 from uma.http.gateway import Gateway
 from uma.http.generation import small_work
 from uma.http.ignored import Ignored
@@ -107,6 +119,7 @@ class MessagesBody(Conversation, StructuredFields):
     max_tokens: Annotated[int, Range(1)]
     stream: bool | None = None
     temperature: Annotated[float, Range(0, 1)] | None = None
+    output_format: Any = None
     stop_sequences: Annotated[tuple[Annotated[str, Length(1, 1024)], ...], Length(0, 16, "strings")] | None = None
 
 
@@ -116,7 +129,7 @@ async def messages(gateway: Gateway, http: Exchange) -> None:
 
 
 def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> MessagesJob:
-    body = read(fields, MessagesBody, http)
+    body = read_generating(fields, MessagesBody, http)
     model = gateway.names.check(body.model, http)
     prompt = _prompt(gateway, body, http)
     params = sampling(
@@ -134,7 +147,7 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> MessagesJo
             body,
             gateway.source.info.capabilities,
             http,
-            ("output_config.format", _grammar(body.output_config, gateway, http)),
+            _grammar(body, gateway, http),
             prompt.get("tool_choice", "auto"),
         ),
     )
@@ -143,19 +156,18 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> MessagesJo
     return MessagesJob([request], bool(body.stream), f"msg_{http.id}", model)
 
 
-def _grammar(wanted: OutputBody | None, gateway: Gateway, http: Exchange) -> Grammar | None:
-    """`output_config.format`: `{"type": "json_schema", "schema": …}`."""
-    if wanted is None:
-        return None
-    form, field = wanted.format, "output_config.format"
+def _grammar(body: MessagesBody, gateway: Gateway, http: Exchange) -> tuple[str, Grammar | None]:
+    """`output_config.format`, `output_format` in the beta: `{"type": "json_schema", "schema": …}`; with its name."""
+    config = body.output_config or OutputBody()
+    field, form = named_first(http, ("output_config.format", config.format), ("output_format", body.output_format))
     if form is None:
-        return None
+        return field, None
     if not isinstance(form, dict) or form.get("type") != "json_schema":
         raise BadRequest(f"{field}: expected an object of type json_schema, not {show(form)}")
     place = f"{field}.schema"
     if form.get("schema") is None:
         raise BadRequest(f"{place}: is required (an object)")
-    return abilities.json_schema(form["schema"], place, gateway.source.info.capabilities, http.names, field)
+    return field, abilities.json_schema(form["schema"], place, gateway.source.info.capabilities, http.names, field)
 
 
 async def count_tokens(gateway: Gateway, http: Exchange) -> None:

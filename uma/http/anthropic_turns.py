@@ -18,17 +18,17 @@ from uma.http.ignored import Ignored
 from uma.http.media import MediaReader
 from uma.http.thinking import Wish
 from uma.http.tools import (
-    MAX_TOOLS,
     Effort,
     Name,
     Schema,
     check_calls,
+    distinct,
     name_schemas,
     named_choice,
     tool_fields,
     with_names,
 )
-from uma.types import Capabilities, CutCall, Media, Message, Tool, ToolCall, joined
+from uma.types import MAX_TOOLS, Capabilities, CutCall, Media, Message, Tool, ToolCall, joined
 
 
 @attrs.frozen(kw_only=True)
@@ -86,11 +86,13 @@ def offered(tools: Sequence[ToolBody], choice: ChoiceBody | None, able: Capabili
     """The fields of a `Request` for `tools` and `tool_choice`. Tools that Anthropic defines are named as ignored."""
     places = [index for index, tool in enumerate(tools) if tool.type in (None, "custom")]
     http.ignored.add_all(f"tools[{index}]" for index in range(len(tools)) if index not in places)
-    name_schemas(http.names, places, "input_schema")
-    given = [
+    every = [
         Tool(tools[at].name, tools[at].description or "", tools[at].input_schema, bool(tools[at].strict))
         for at in places
     ]
+    kept = distinct(every)
+    name_schemas(http.names, [places[at] for at in kept], "input_schema")
+    given = [every[at] for at in kept]
     if choice is None:
         return tool_fields(given, "auto", able, is_parallel=True)
     if choice.type == "tool":
@@ -153,6 +155,8 @@ def _turns(
             ignored.add(here)
         elif kind == "thinking":
             thoughts.append(text_of(block.get("thinking"), f"{here}.thinking", ignored))
+        elif kind == "compaction":  # Anthropic's summary of the turns before it
+            parts.append(text_of(block.get("content"), f"{here}.content", ignored))
         elif kind != "redacted_thinking":
             parts.append(part_of(block, here, ignored, media, is_question=is_question))
     if parts or calls or not results:

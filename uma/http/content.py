@@ -49,6 +49,14 @@ class _TextPart:
 
 
 @attrs.frozen(kw_only=True)
+class _Refusal:
+    """What OpenAI's models say instead of an answer."""
+
+    type: str
+    refusal: Annotated[str, Text()]
+
+
+@attrs.frozen(kw_only=True)
 class _Reference:
     """A tool that a search among tools found."""
 
@@ -141,8 +149,10 @@ def checked_text(text: str, path: str) -> str:
 def part_text(part: Any, path: str, ignored: Ignored, *, is_question: bool = False) -> str:
     """The text of one part; see `text_of`."""
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind in ("text", "input_text", "output_text"):
+    if kind in ("text", "input_text", "output_text", "summary_text", "reasoning_text"):
         return read_part(part, _TextPart, path, ignored).text
+    if kind == "refusal":
+        return read_part(part, _Refusal, path, ignored).refusal
     if kind == "tool_reference":
         return read_part(part, _Reference, path, ignored).tool_name
     if kind == "search_result":

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import attrs
 
-from uma.constraints import Length, Range, Text
+from uma.constraints import Length, Range, Text, hints_of
 from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.exchange import Exchange
@@ -102,6 +102,54 @@ def read(fields: Mapping[str, Any], cls: type[T], http: Exchange, more: Callable
     body = structure(fields, cls, more)
     http.ignored.add_all(unknown_fields(fields, cls))
     return body
+
+
+SYNONYMS = (
+    ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict", "num_predict"),
+    ("stop", "stop_sequences", "stopping_strings"),
+)
+"""Names of one bound in several dialects and servers, which clients mix up: each endpoint takes all of them."""
+_FORMS = ("response_format", "format", "output_format", "output_config", "text", "structural_tag", "regex", "ebnf")
+_OTHER_BOUNDS = ("stop_token_ids", "allowed_token_ids", "bad_words", "t_max_predict_ms")
+
+
+def read_generating(fields: Mapping[str, Any], cls: type[T], http: Exchange) -> T:
+    """A body that generates, as `read` has it; a form or a bound that it asks for under another name is never ignored.
+
+    Raises `Unsupported` for those that have no field in `cls`.
+    """
+    fields, own = as_own(fields, cls, http), hints_of(cls)
+    for name in (*_FORMS, *_OTHER_BOUNDS):
+        if name in own or not _asks(fields.get(name)):
+            continue
+        found = name
+        if name in ("output_config", "text"):
+            if not isinstance(fields[name], dict) or not _asks(fields[name].get("format")):
+                continue
+            found = f"{name}.format"
+        place = next((each for each in _FORMS if each in own), "json_schema") if name in _FORMS else "stop"
+        raise Unsupported(f"{found}: is not supported by this endpoint; give {place} instead, or leave it out")
+    return read(fields, cls, http)
+
+
+def _asks(value: Any) -> bool:
+    """Whether a value asks for a form or a bound: text alone and what is empty do not."""
+    return bool(value) and not (isinstance(value, dict) and value.get("type") == "text")
+
+
+def as_own(fields: Mapping[str, Any], cls: type, http: Exchange, path: str = "") -> Mapping[str, Any]:
+    """`fields` with a bound that has another name of `SYNONYMS` under that of `cls`, where that is not given too.
+
+    `path` is where the body has them.
+    """
+    for names in SYNONYMS:
+        own = [name for name in names if name in hints_of(cls)]
+        alias = next((name for name in names if name not in own and fields.get(name) is not None), None)
+        if alias is not None and all(fields.get(name) is None for name in own):
+            rest = {name: each for name, each in fields.items() if name not in (alias, own[0])}
+            fields = {own[0]: fields[alias], **rest}
+            http.names[path + own[0]] = alias
+    return fields
 
 
 def sampling(gateway: Gateway, body: Common, defaults: Mapping[str, float], **own: Any) -> SamplingParams:

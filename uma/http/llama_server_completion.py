@@ -20,7 +20,7 @@ from uma.http.fields import (
     Common,
     context_window,
     first,
-    read,
+    read_generating,
     sampling,
     tokens_wanted,
     urgency,
@@ -91,7 +91,7 @@ async def infill(gateway: Gateway, http: Exchange) -> None:
     """`POST /infill`: what comes between two texts, of a model that has tokens for that."""
 
     def build(fields: dict[str, Any]) -> tuple[CompletionJob, fill_in.Gap]:
-        body = read(fields, InfillBody, http)
+        body = read_generating(fields, InfillBody, http)
         gateway.names.check(body.model, http)
         fill_in.check(gateway.source.info.capabilities, "input_prefix")
         files = [(each.filename, each.text) for each in body.input_extra]
@@ -107,7 +107,7 @@ async def infill(gateway: Gateway, http: Exchange) -> None:
 
 
 def _completion(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> CompletionJob:
-    return _job(gateway, http, read(fields, CompletionBody, http))
+    return _job(gateway, http, read_generating(fields, CompletionBody, http))
 
 
 def _job(gateway: Gateway, http: Exchange, body: CompletionBody) -> CompletionJob:

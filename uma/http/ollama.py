@@ -21,13 +21,16 @@ from uma.http.exchange import Exchange
 from uma.http.fields import (
     MAX_MESSAGES,
     MAX_WINDOW,
+    SYNONYMS,
     Common,
     Stop,
     all_tokens,
     allowed_tokens,
+    as_own,
     context_window,
     first,
     read,
+    read_generating,
     sampling,
     urgency,
 )
@@ -41,7 +44,7 @@ from uma.http.problem import Problem, Unsupported
 from uma.http.rights import check_manager
 from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.thinking import Wish, thinking
-from uma.http.tools import Name, Tools, check_calls, name_schemas, tool_fields, with_names
+from uma.http.tools import Name, Tools, check_calls, distinct, name_schemas, tool_fields, with_names
 from uma.http.usage import decoded_ms, warnings
 from uma.models.digest import digest, warm
 from uma.types import (
@@ -180,7 +183,7 @@ async def chat(gateway: Gateway, http: Exchange) -> None:
 
 def _chat_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> OllamaJob | str:
     """The job, or the model's name where there is nothing to generate."""
-    body = read(_with_options(fields), ChatBody, http)
+    body = read_generating(_with_options(fields, http), ChatBody, http)
     model = gateway.names.check(body.model, http)
     able = gateway.source.info.capabilities
     for index, message in enumerate(body.messages):
@@ -188,8 +191,10 @@ def _chat_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Ollam
             check_calls(able, f"messages[{index}].tool_calls")
     if not body.messages:
         return model
-    name_schemas(http.names, range(len(body.tools or ())), "function.parameters")
-    offered = tool_fields([each.function.tool for each in body.tools or ()], "auto", able, is_parallel=None)
+    tools = [each.function.tool for each in body.tools or ()]
+    places = distinct(tools)
+    name_schemas(http.names, places, "function.parameters")
+    offered = tool_fields([tools[at] for at in places], "auto", able, is_parallel=None)
     media = MediaReader(able)
     messages = list(_messages(body.messages, http.ignored, media))
     media.name(http.names, messages)
@@ -286,7 +291,7 @@ async def _unloaded(gateway: Gateway, http: Exchange, nothing: dict[str, Any]) -
 
 def _generate_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> OllamaJob | str:
     """As `_chat_job`."""
-    body = read(_with_options(fields), GenerateBody, http)
+    body = read_generating(_with_options(fields, http), GenerateBody, http)
     model = gateway.names.check(body.model, http)
     able, is_plain = gateway.source.info.capabilities, bool(body.raw or body.suffix)
     if body.images and not (able.vision or able.audio):
@@ -314,8 +319,8 @@ def _generate_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> O
     return job
 
 
-def _with_options(fields: dict[str, Any]) -> dict[str, Any]:
-    """UMA's own fields can stand beside the options too."""
+def _with_options(fields: dict[str, Any], http: Exchange) -> dict[str, Any]:
+    """The body, whose options have UMA's own fields and the bounds of other dialects from beside them."""
     options = fields.get("options")
     if options is None:
         options = {}
@@ -324,7 +329,9 @@ def _with_options(fields: dict[str, Any]) -> dict[str, Any]:
     moved = {
         name: fields[name] for name in ("priority", "slo", "pace", "cache_prompt", "reproducible") if name in fields
     }
-    return {**fields, "options": {**options, **moved}}
+    bounds: dict[str, Any] = {name: fields[name] for names in SYNONYMS for name in names if name in fields}
+    own = as_own(bounds | options | moved, Options, http, "options.")
+    return {**{name: each for name, each in fields.items() if name not in bounds}, "options": own}
 
 
 def _job(gateway: Gateway, body: _Body, http: Exchange, model: str, prompt: dict[str, Any], piece: _Piece) -> OllamaJob:

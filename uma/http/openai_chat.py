@@ -25,6 +25,7 @@ from uma.http.fields import (
     named_first,
     of_output,
     read,
+    read_generating,
     sampling,
     tokens_wanted,
     urgency,
@@ -146,7 +147,7 @@ async def count_tokens(gateway: Gateway, http: Exchange) -> None:
 
 
 def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ChatJob:
-    body = read(fields, ChatBody, http)
+    body = read_generating(fields, ChatBody, http)
     model = gateway.names.check(body.model, http)
     if body.audio is not None or (body.modalities and set(body.modalities) != {"text"}):
         raise Unsupported("modalities: answers are text alone; leave out modalities and audio")
@@ -263,7 +264,8 @@ def _message(message: ChatMessage, path: str, ignored: Ignored, media: MediaRead
     legacy(message.function_call, f"{path}.function_call")
     # Models know `system`; OpenAI has renamed it.
     role = "system" if message.role == "developer" else message.role
-    text, seen = content_of(message.content, f"{path}.content", ignored, media, is_question=is_question)
+    said, name = (message.refusal, "refusal") if message.content is None else (message.content, "content")
+    text, seen = content_of(said, f"{path}.{name}", ignored, media, is_question=is_question)
     calls = [
         past_call(
             each.id, each.function.name, each.function.arguments, f"{path}.tool_calls[{at}].function.arguments", ignored

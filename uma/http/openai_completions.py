@@ -14,7 +14,16 @@ from uma.errors import BadRequest
 from uma.http import abilities, fill_in
 from uma.http.dialect import Body
 from uma.http.exchange import Exchange
-from uma.http.fields import DRAWN, Common, all_tokens, of_output, read, sampling, tokens_wanted, urgency
+from uma.http.fields import (
+    DRAWN,
+    Common,
+    all_tokens,
+    of_output,
+    read_generating,
+    sampling,
+    tokens_wanted,
+    urgency,
+)
 from uma.http.gateway import Gateway
 from uma.http.logprobs import Place, Unshown, completion_form, shown
 from uma.http.openai import StreamOptions
@@ -58,7 +67,7 @@ async def completions(gateway: Gateway, http: Exchange) -> None:
 
 
 def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> CompletionJob:
-    body = read(fields, CompletionBody, http)
+    body = read_generating(fields, CompletionBody, http)
     model = gateway.names.check(body.model, http)
     if body.suffix:
         fill_in.check(gateway.source.info.capabilities, "suffix")

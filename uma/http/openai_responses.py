@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import attrs
 
@@ -13,7 +13,16 @@ from uma.constraints import Length, Range, Text
 from uma.http import abilities
 from uma.http.dialect import BaseJob, Body, sse
 from uma.http.exchange import Exchange
-from uma.http.fields import DRAWN, Common, all_tokens, allowed_tokens, of_output, read, sampling, urgency
+from uma.http.fields import (
+    DRAWN,
+    Common,
+    all_tokens,
+    allowed_tokens,
+    of_output,
+    read_generating,
+    sampling,
+    urgency,
+)
 from uma.http.gateway import Gateway
 from uma.http.generation import small_work
 from uma.http.ignored import Ignored
@@ -27,12 +36,13 @@ from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.telemetry import Telemetry, TelemetryFields
 from uma.http.thinking import ReasoningBody, Wish, max_reasoning_tokens, thinking
 from uma.http.tools import (
-    MAX_TOOLS,
     openai_choice,
     tool_fields,
 )
 from uma.http.usage import answer_parts, finish_reason, timings, warnings
+from uma.protocol.converter import field_name
 from uma.types import (
+    MAX_TOOLS,
     Capabilities,
     CutCall,
     Finished,
@@ -51,21 +61,11 @@ class TextFormat:
     """`text`."""
 
     format: Any = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Any = None
 
 
 LOGPROBS = "message.output_text.logprobs"
 """What `include` asks log probabilities by."""
-Includable = Literal[
-    "message.output_text.logprobs",
-    "message.input_image.image_url",
-    "reasoning.encrypted_content",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-]
 
 
 @attrs.frozen(kw_only=True)
@@ -84,7 +84,7 @@ class ResponsesBody(Common, StructuredFields, TelemetryFields):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningBody | None = None
     top_logprobs: Any = None
-    include: Annotated[tuple[Includable, ...], Length(0, 16, "words")] | None = None
+    include: Annotated[tuple[str, ...], Length(0, 64, "words")] | None = None
     previous_response_id: str | None = None
     prompt: Any = None
     conversation: Any = None
@@ -105,7 +105,7 @@ async def responses(gateway: Gateway, http: Exchange) -> None:
 
 
 def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJob:
-    body = read(fields, ResponsesBody, http)
+    body = read_generating(fields, ResponsesBody, http)
     model = gateway.names.check(body.model, http)
     _refuse(body)
     _note_ignored(body, http.ignored)
@@ -167,7 +167,11 @@ def _note_ignored(body: ResponsesBody, ignored: Ignored) -> None:
         ignored.add("text.verbosity")
     if body.reasoning is not None:
         body.reasoning.note_ignored(ignored)
-    ignored.add_all(f"include.{each}" for each in body.include or () if each != LOGPROBS)
+    ignored.add_all(f"include.{_word(each)}" for each in body.include or () if each != LOGPROBS)
+
+
+def _word(given: str) -> str:
+    return ".".join(map(field_name, given.split(".")))
 
 
 def _logprobs(body: ResponsesBody, able: Capabilities) -> int | None:

@@ -22,8 +22,8 @@ from uma.errors import BadRequest
 from uma.http.content import read_part
 from uma.http.exchange import Exchange
 from uma.http.ignored import Ignored
-from uma.http.tools import MAX_NAME, MAX_TOOLS, Function, Name, full_name
-from uma.types import Tool
+from uma.http.tools import MAX_NAME, Function, Name, full_name
+from uma.types import MAX_TOOLS, Tool
 
 INPUT = "input"
 """The one argument of a custom tool, as a function."""

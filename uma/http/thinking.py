@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import attrs
 
@@ -24,7 +24,7 @@ class ReasoningBody:
     """`reasoning`, as OpenAI's responses and OpenRouter have it."""
 
     effort: Effort | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
+    summary: str | None = None
     max_tokens: Budget | None = None
     enabled: bool | None = None
     exclude: bool | None = None

@@ -5,7 +5,7 @@ OpenAI's and Ollama's bodies describe a tool in the same way; a dialect with ano
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import attrs
@@ -16,7 +16,7 @@ from uma.constraints import Json, Length, Text, show
 from uma.errors import BadRequest
 from uma.http.ignored import Ignored
 from uma.http.problem import Unsupported
-from uma.types import Capabilities, Message, Tool, ToolCall
+from uma.types import MAX_TOOLS, Capabilities, Message, Tool, ToolCall
 from uma.types.fields import MAX_MEMBERS
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -24,8 +24,6 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 MAX_NAME = 128
 """Maximum characters of a tool's name."""
 Name = Annotated[str, Length(1, MAX_NAME), Text()]
-MAX_TOOLS = 128
-"""Tools of one request."""
 Schema = Annotated[dict[str, Any], Json(le=65_536, members=MAX_MEMBERS)]
 
 
@@ -109,6 +107,12 @@ def tool_fields(tools: Sequence[Tool], choice: str, able: Capabilities, *, is_pa
     return {"tools": tuple(tools), "tool_choice": choice, "parallel_tool_calls": is_parallel is not False}
 
 
+def distinct(tools: Sequence[Tool]) -> list[int]:
+    """Places of the tools; of those with one name and one schema the last alone: lists of several sources have such."""
+    last = {(tool.name, json_text.dumps(tool.parameters, sort_keys=True)): place for place, tool in enumerate(tools)}
+    return sorted(last.values())
+
+
 def name_schemas(names: dict[str, str], places: Iterable[int], field: str) -> None:
     """Note under which name the tools that stand at these places of the body have their schema, for errors about it."""
     names |= {f"tools[{index}].parameters": f"tools[{place}].{field}" for index, place in enumerate(places)}
@@ -126,13 +130,13 @@ def openai_choice(value: Any, tools: Sequence[Tool]) -> tuple[list[int], str]:
     It is a word, a function by name, or `allowed_tools`: a word, and some of the tools by name. What is named stands
     flat or in an object of its own.
     """
-    every = list(range(len(tools)))
+    every = distinct(tools)
     if value is None:
         return every, "auto"
     if value in ("auto", "none", "required") and isinstance(value, str):
         return every, str(value)
     if isinstance(value, dict) and value.get("type") == "allowed_tools":
-        return _allowed(value.get("allowed_tools", value), [each.name for each in tools])
+        return _allowed(value.get("allowed_tools", value), {tools[at].name: at for at in every})
     if (name := _function_name(value)) is not None:
         return every, named_choice(name)
     raise BadRequest(
@@ -158,7 +162,7 @@ def full_name(name: str, namespace: str | None) -> str:
     return name if namespace is None else f"{namespace}__{name}"
 
 
-def _allowed(value: Any, names: Sequence[str]) -> tuple[list[int], str]:
+def _allowed(value: Any, places: Mapping[str, int]) -> tuple[list[int], str]:
     mode, listed = (value.get("mode"), value.get("tools")) if isinstance(value, dict) else (None, None)
     if mode not in ("auto", "required"):
         raise BadRequest(f"tool_choice: allowed_tools.mode: expected auto or required, not {show(mode)}")
@@ -172,10 +176,10 @@ def _allowed(value: Any, names: Sequence[str]) -> tuple[list[int], str]:
             raise BadRequest(
                 f"tool_choice: allowed_tools.tools[{index}]: expected a function by name, not {show(each)}"
             )
-        if name not in names:
+        if name not in places:
             raise BadRequest(f"tool_choice: allowed_tools.tools[{index}]: no tool is called {name!r}")
         wanted.add(name)
-    return [place for place, name in enumerate(names) if name in wanted], mode
+    return [place for name, place in places.items() if name in wanted], mode
 
 
 def named_choice(name: str) -> str:

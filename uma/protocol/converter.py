@@ -1,7 +1,8 @@
 """The one cattrs converter: every rule by which the wire's JSON becomes the project's classes, and back.
 
-Structuring is strict (no `true` for 1, no string for a number) and thorough: all wrong fields of a message come out of
-one `BadRequest`, a line each. What a field can hold is said beside the field (`uma.constraints`), not here.
+Structuring is strict (no `true` for 1, no string for a number; 2.0 is the integer 2) and thorough: all wrong fields of
+a message come out of one `BadRequest`, a line each. What a field can hold is said beside the field
+(`uma.constraints`), not here.
 """
 
 from __future__ import annotations
@@ -121,11 +122,19 @@ def _structure_leaf(hint: Any) -> Callable[[Any, Any], Any]:
         value = float(value) if isinstance(value, Spelled) else value
         if passes(value):
             return value
+        value = _whole(value)
         if lines := list(islice(problems(value, hint, ""), MAX_LINES + 1)):
             raise _WrongError(*lines)
         return value
 
     return structure_leaf
+
+
+def _whole(value: Any) -> Any:
+    """2.0 is the integer 2, as JSON Schema has it. Where a float is taken it has passed before."""
+    if isinstance(value, tuple):
+        return tuple(map(_whole, value))
+    return int(value) if isinstance(value, float) and abs(value) < 2**63 and value.is_integer() else value
 
 
 def _structure_nested(hint: Any) -> Callable[[Any, Any], Any]:

@@ -26,6 +26,7 @@ from uma.types.explained import CAUSES, WHY_NOT_CACHED, Beside, CacheUse, Explai
 from uma.types.loading import LoadProgress
 from uma.types.request import (
     MAX_MEDIA,
+    MAX_TOOLS,
     PROMPT_FIELDS,
     Media,
     Message,
@@ -96,6 +97,7 @@ __all__ = [
     "MAX_STOPS",
     "MAX_TEMPLATE_CHARS",
     "MAX_TEXTS",
+    "MAX_TOOLS",
     "MAX_TRACE_SEC",
     "NO_EFFORT",
     "PROMPT_FIELDS",

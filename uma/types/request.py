@@ -35,6 +35,8 @@ class ToolCall:
 
 MAX_MEDIA = 64
 """Maximum pictures and sounds of one request, those of earlier turns included."""
+MAX_TOOLS = 512
+"""Maximum tools of one request."""
 MAX_MEDIA_CHARS = 28_000_000
 """Longest base64 of a file: some 20 MiB."""
 
@@ -184,7 +186,7 @@ class Request:
     parse_special: bool = False
     """The spelling of a control token in `prompt` is that token, as in a text that a chat template has been applied to;
     BOS is added where the text does not begin with it. In text that others have written it lets them end a turn."""
-    tools: Annotated[tuple[Tool, ...], Length(0, 128, "tools")] = attrs.field(default=(), converter=tuple_or_none)
+    tools: Annotated[tuple[Tool, ...], Length(0, MAX_TOOLS, "tools")] = attrs.field(default=(), converter=tuple_or_none)
     """Functions that the model can call; with `messages` only. Its calls are separated from the text."""
     tool_choice: Annotated[str, Length(1, 128), Text()] = "auto"
     """`auto`, `none`, `required`, or the name of the one tool that must be called. A grammar holds the model to it, and

@@ -6,6 +6,7 @@ A request that asks for neither is not touched. Belongs to the Trio thread.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any
@@ -324,8 +325,11 @@ def _wrong_tools(request: Request) -> Iterator[str]:
             if not _is_object(call.arguments):
                 yield f"messages[{place}].tool_calls[{at}].arguments: expected a JSON object, as text"
     names = [tool.name for tool in request.tools]
-    if len(set(names)) < len(names):
-        yield "tools: two of them have the same name"
+    yield from (
+        f"tools: {count} of them are called {name!r}; leave out all but one, or give each a name of its own"
+        for name, count in Counter(names).items()
+        if count > 1
+    )
     yield from (f"tools: {name!r} is a word of tool_choice, not a name" for name in names if name in _NOT_NAMES)
     for place, tool in enumerate(request.tools):
         if tool.parameters and tool.parameters.get("type", "object") != "object":
