@@ -1,14 +1,18 @@
-"""Huge pages are asked for in time, for new memory alone."""
+"""Pages of memory: huge ones are asked for in time, zeros take none, and nothing that is written is lost."""
 
 from __future__ import annotations
 
 import math
+import mmap
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from engine_world import answer, ask, config_for
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import real_model
 
 from harness import PATIENCE_SEC
 from models import write_model
@@ -60,6 +64,78 @@ def test_only_new_memory_is_seen_to(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     maps.write_text(line.format(6 * size, 22 * size) + line.format(30 * size, 30 * size + 4_096))
     assert new._new() == [(6 * size, 10 * size), (20 * size, 22 * size)]
     assert new._new() == []
+
+
+SPARE = """
+import sys
+from array import array
+from pathlib import Path
+import numpy as np
+import psutil
+from uma.llama.batch import Batch
+from uma.llama.context import Context, ContextParams
+from uma.llama.model import Model
+from uma.llama.pages import NewPages, give_back_zeros
+
+def logits(context):
+    batch = Batch(32)
+    for seq_id in range(4):
+        batch.add(array("i", [5, 6, 7 + seq_id]), 0, seq_id, last_logits=True)
+    context.decode(batch)
+    return np.array(context.logits(4)).tobytes()
+
+params = ContextParams(n_ctx=8_192, n_batch=32, n_ubatch=32, n_seq_max=256, n_threads=1, n_threads_batch=1)
+with Model.load(Path(sys.argv[1])) as model:
+    with Context(model, params) as whole:
+        new = NewPages()
+        with Context(model, params) as context:
+            process = psutil.Process()
+            before = process.memory_info().rss
+            for start, end in new.spared():
+                give_back_zeros(start, end)
+            spared = before - process.memory_info().rss
+            written = params.kv_bytes(model) + params.n_seq_max * model.vocab.n_tokens * 4
+            print(spared / written, logits(context) == logits(whole))
+"""
+"""Prints which part of a context's cells and outputs was given back, and whether it computes what one with all does."""
+
+
+def test_a_context_takes_no_memory_for_what_is_not_computed_yet() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", SPARE, real_model("smollm2")],
+        check=True, capture_output=True, text=True, timeout=PATIENCE_SEC,
+    )  # fmt: skip
+    spared, is_same = told.stdout.split()
+    assert float(spared) > 0.9
+    assert is_same == "True"
+
+
+async def test_an_engine_s_answers_are_those_of_a_context_that_kept_its_zeros(tiny: Path) -> None:
+    found = []
+    for owns_process in (True, False):
+        async with open_engine(config_for(tiny, n_ctx=65_536), owns_process=owns_process) as engine:
+            found.append((await answer(engine, ask(max_tokens=40))).token_ids)
+    assert found[0] == found[1]
+
+
+@settings(deadline=None, max_examples=30)
+@given(written=st.dictionaries(st.integers(0, 32 * MIB - 1), st.integers(1, 255), max_size=6))
+def test_what_is_written_stays(written: dict[int, int]) -> None:
+    new = pages.NewPages()
+    with mmap.mmap(-1, 32 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        for at, value in written.items():
+            memory[at] = value
+        expected = memory[:]
+        for start, end in new.spared():
+            pages.give_back_zeros(start, end)
+        assert memory[:] == expected
+
+
+async def test_a_library_s_engine_gives_nothing_back(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of the program that embeds it write at any time."""
+    monkeypatch.setattr("uma.engine.open.give_back_zeros", lambda *_: pytest.fail("memory of others"))
+    async with open_engine(config_for(tiny, n_ctx=65_536)):
+        pass
 
 
 @has_huge_pages

@@ -21,10 +21,12 @@ from uma.engine.ledger import Ledger
 from uma.engine.loading import Loader
 from uma.engine.worker.loop import ended_by
 from uma.errors import ConfigError, ShuttingDown
+from uma.llama import backend
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler
 from uma.llama.heap import trim_heap
 from uma.llama.model import Model
+from uma.llama.pages import NewPages, give_back_zeros
 from uma.llama.projector import Projector
 from uma.net.logfmt import log
 from uma.net.trio_only import require_trio
@@ -38,14 +40,19 @@ LAST_WRITES_SEC = 10.0
 
 @asynccontextmanager
 async def open_engine(
-    config: RuntimeConfig | None = None, progress: LoadProgress | None = None, *, prepares_grammars: bool = False
+    config: RuntimeConfig | None = None,
+    progress: LoadProgress | None = None,
+    *,
+    prepares_grammars: bool = False,
+    owns_process: bool = False,
 ) -> AsyncIterator[Engine]:
     """Load the model and serve requests until the block is left, which cancels the requests that run.
 
     Raises `ModelError` or `ConfigError` where it cannot be loaded. A thread loads it, reports how far it is to
     `progress`, and ends before the next tensor where the task is cancelled. With `prepares_grammars` what the first
     grammar needs is made too, beside the context, where it would stop all streams later: see
-    `GrammarCompiler.prepare`.
+    `GrammarCompiler.prepare`. With `owns_process`, which says that no other code than UMA's runs in this process,
+    memory of the context that holds nothing yet is given back to the system (`llama.pages`).
     Only `config` counts: `UMA_…` settings and files are read by `uma.config.load` alone. A fault that ends the
     engine cancels the block and is raised from it.
     """
@@ -62,8 +69,11 @@ async def open_engine(
         grammars = GrammarCompiler(model.vocab)
         beside = grammars.prepare if prepares_grammars and model.is_causal else None
         ledger = Ledger(config, model)
+        new = NewPages()
         context = await trio.to_thread.run_sync(_make_context, ledger, model, config, beside)
         stack.callback(context.close)
+        if owns_process and not backend.has_gpu():  # a GPU's driver has pinned what it uses
+            await _give_back_zeros(new)
         if projector is not None and (reason := sizing.why_no_pictures(context, uses_mrope=projector.uses_mrope)):
             if config.mmproj:
                 raise ConfigError(f"mmproj: {reason}; leave it out")
@@ -92,6 +102,13 @@ async def open_engine(
         tasks.thread.unwrap()
         tasks.delivery.unwrap()
         ended.unwrap()
+
+
+async def _give_back_zeros(new: NewPages) -> None:
+    """Let a new context take the memory that its conversations will need. Others on this thread have turns between."""
+    for start, end in new.spared():
+        give_back_zeros(start, end)
+        await trio.lowlevel.checkpoint()
 
 
 class _Tasks:

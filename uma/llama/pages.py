@@ -1,4 +1,4 @@
-"""Huge pages for the weights that llama.cpp reads.
+"""Pages of the memory that llama.cpp takes: huge ones for weights, and none for what holds nothing yet.
 
 A batch of decode rows reads all weights once. In pages of 4 KiB the processor has to look up where each page lies, far
 more of them than it can keep in mind, and that takes several percent of the batch's time (`python -m benchmarks -s
@@ -6,9 +6,11 @@ weights`). Linux gives huge pages (2 MiB on x86) to memory for which it is asked
 anything is written there. llama.cpp does not ask. But it reports the progress of loading, for the first time when it
 has the memory and nothing is in it yet.
 
-A new context's cells are filled with zeros, and take memory from then on. Pages of zeros could be given back to Linux,
-but llama.cpp does not tell where its cells lie, and in other memory a thread that reads a file writes at any time: what
-it writes between the look at a page and its return would be lost.
+A new context's cells, states and outputs are filled with zeros. Pages that are given back to Linux read as zeros, and
+are there again as soon as they are written to: so a context takes the memory that conversations have come to need. But
+llama.cpp does not tell where its cells lie, and what another thread writes between the look at a page and its return
+would be lost. So only a process that is UMA's alone does it (never the library), only in large mappings that came with
+the context, before a request can be computed, and on Trio's thread: what else writes there has to hold the GIL.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ import ctypes
 import logging
 import mmap
 import os
+from collections import deque
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 
 from uma.llama.mappings import mappings
@@ -25,7 +29,10 @@ from uma.llama.mappings import mappings
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 """Linux: `always`, `madvise` or `never`, the one in brackets."""
 LEAST_BYTES = 2 * 2**20
-"""Size of a huge page on x86: minimum size of memory that is seen to."""
+"""Size of a huge page on x86: minimum size of memory that is seen to, and of zeros that are given back."""
+SPARED_BYTES = 16 * 2**20
+"""Minimum size of a mapping whose zeros are given back: no thread of a server that starts fills a buffer so large. Also
+the part that is looked at in one go, some 10 ms: Trio's thread and the GIL are needed elsewhere."""
 logger = logging.getLogger("uma.llama")
 
 
@@ -51,6 +58,14 @@ class NewPages:
         for start, end in self._new():
             _advise(start, end, "MADV_HUGEPAGE")
 
+    def spared(self) -> Iterator[tuple[int, int]]:
+        """Parts, of `SPARED_BYTES` at most, of the large memory that was taken: see `give_back_zeros`."""
+        for start, end in self._new():
+            if end - start >= SPARED_BYTES:
+                first = -(-start // LEAST_BYTES) * LEAST_BYTES
+                for at in range(first, end - LEAST_BYTES + 1, SPARED_BYTES):
+                    yield at, min(at + SPARED_BYTES, end)
+
     def _new(self) -> list[tuple[int, int]]:
         """What is large and new since the last call. Linux has new memory as one piece with old that lies beside it."""
         found = []
@@ -64,6 +79,18 @@ class NewPages:
         found = [(start, end) for start, end in found if end - start >= LEAST_BYTES]
         self._known += found
         return found
+
+
+def give_back_zeros(start: int, end: int) -> None:
+    """Give back what holds nothing but zeros of memory that begins at a huge page.
+
+    On Trio's thread of a process that is UMA's alone: no other thread may write there without the GIL meanwhile.
+    """
+    starts = range(start, end - LEAST_BYTES + 1, LEAST_BYTES)
+    # No line of Python between a look at a page and its return: there another thread could take the GIL.
+    differ = map(_LIBC_WITH_GIL.memcmp, starts, repeat(bytes(LEAST_BYTES)), repeat(LEAST_BYTES))
+    sizes = map({0: LEAST_BYTES}.get, differ, repeat(0))
+    deque(map(_LIBC_WITH_GIL.madvise, starts, sizes, repeat(mmap.MADV_DONTNEED)), maxlen=0)
 
 
 def _private_mappings() -> Iterator[tuple[int, int]]:
@@ -82,3 +109,7 @@ def _advise(start: int, end: int, name: str) -> None:
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_LIBC_WITH_GIL = ctypes.PyDLL(None)
+"""The C library; a call of it keeps the GIL."""
+_LIBC_WITH_GIL.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_LIBC_WITH_GIL.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

@@ -149,7 +149,10 @@ async def _main(
 
 @asynccontextmanager
 async def _with_grammars(config: RuntimeConfig, progress: LoadProgress) -> AsyncIterator[Engine]:
-    async with open_engine(config, progress, prepares_grammars=True) as engine, otel.exporting(engine, config):
+    async with (
+        open_engine(config, progress, prepares_grammars=True, owns_process=True) as engine,
+        otel.exporting(engine, config),
+    ):
         yield engine
 
 
