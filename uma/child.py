@@ -202,7 +202,7 @@ def serve_about(prepare: Callable[[Any], Callable[[Any, bytes], tuple[Any, bytes
 
 
 def confine() -> None:
-    """For a child that has loaded all it needs: nothing is opened, written to, connected or started any more.
+    """Confine a child that has loaded all it needs: nothing is opened, written to, connected or started any more.
 
     A limit of 0 open files leaves those that are open. A system without a limit, or a process of root, which could
     raise it again, is held by what is left. It is no sandbox: system calls that need no new file are not filtered.

@@ -56,9 +56,9 @@ class Embedded:
     request: EmbedRequest | RerankRequest
     origin: str
     traceparent: str
-    """As `net.client.span_of` has it."""
+    """Trace parent as `net.client.span_of` has it."""
     prompt_tokens: int | None
-    """Of all its texts; None: it was refused, failed, or its reader left."""
+    """Tokens of all its texts; None: it was refused, failed, or its reader left."""
     error: str
     """The code of what refused or failed it; else empty."""
     began_at: float

@@ -353,7 +353,7 @@ class Engine:
         self._requests.on_over = listener
 
     def on_embedded(self, listener: Callable[[Embedded], None]) -> None:
-        """The same of each request for embeddings, or for a ranking."""
+        """Call `listener` at the end of each request for embeddings, or for a ranking."""
         self._embeddings.on_over = listener
 
     async def end_request(self, number: int) -> bool:
@@ -457,7 +457,7 @@ class Engine:
     # To the decode thread, and from it
 
     def _write_soon(self, snapshot: Snapshot) -> None:
-        """On the decode thread: have a snapshot written to disk."""
+        """Have a snapshot written to disk. Called on the decode thread."""
         assert self.archive is not None
         self.mailbox.call(partial(self.archive.enqueue, snapshot))
 

@@ -35,7 +35,7 @@ class Ledger:
 
     @property
     def kv_bytes(self) -> int:
-        """The same of the memory that has the KV: of host and GPUs the smaller, where each has a part of it."""
+        """Free bytes of the memory that has the KV: of host and GPUs the smaller, where each has a part of it."""
         here = self._host_left if sizing.keeps_kv_here(self._config) else math.inf
         return max(0, int(min(here, self._gpu_left, sizing.free_kv_bytes(self._config))))
 

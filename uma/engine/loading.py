@@ -44,7 +44,7 @@ class Loader:
         self._asked = config
         beside_bytes = draft_bytes + projectors.size_bytes(self._projector)
         self.config = sizing.placed(config, parts, devices.gpus(), beside_bytes)
-        """With numbers for what it leaves to the GPUs' memory."""
+        """Configuration with numbers for what it leaves to the GPUs' memory."""
 
     def model(self) -> Model:
         """The model that answers. Raises `ModelError`, and `ConfigError` where its weights are to be kept in memory and

@@ -34,7 +34,7 @@ def memory_plan(model: Model, params: ContextParams) -> MemoryPlan:
 
 
 def planned(parts: list[Header], config: RuntimeConfig) -> MemoryPlan | None:
-    """The same of a model of these parts, if it were loaded now; None for an encoder, which keeps nothing of a text.
+    """Plan of a model of these parts, if it were loaded now; None for an encoder, which keeps nothing of a text.
     Raises `ConfigError` where there is no memory for it. Any thread.
     """
     model = cast("Model", _PlannedModel.of(parts))  # as much of one as is asked for
@@ -43,7 +43,7 @@ def planned(parts: list[Header], config: RuntimeConfig) -> MemoryPlan | None:
 
 @attrs.frozen
 class _PlannedModel:
-    """As much of a `Model` as `sizing` asks for, of a file that is not loaded."""
+    """Stand-in for a `Model` whose file is not loaded, with what `sizing` asks for."""
 
     architecture: str
     size_bytes: int
@@ -58,7 +58,7 @@ class _PlannedModel:
     window_keys: int
     window_values: int
     n_tokens: int
-    """Of the vocabulary."""
+    """Tokens of the vocabulary."""
     n_layers: int
     attention_heads: int
     """Over all layers."""

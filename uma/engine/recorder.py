@@ -96,6 +96,6 @@ class Turns(trio.abc.Instrument):
         self._began_ms = now_ms()
 
     def before_io_wait(self, timeout: float) -> None:
-        """It has done it. A turn that had begun before the trace is left out."""
+        """End the span of a turn. A turn that had begun before the trace is left out."""
         if self._began_ms:
             self._recorder.span(TRIO, "turn", self._began_ms, now_ms())

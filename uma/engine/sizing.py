@@ -84,9 +84,10 @@ a large batch."""
 DEFAULT_UBATCH_TOKENS = RuntimeConfig().n_ubatch
 """What computing an ubatch takes in memory is not asked of a machine up to this size."""
 FLOAT_BYTES = 4
-"""Of a logit; of a score of plain attention, which keeps those of a whole ubatch in each head, layer by layer."""
+"""Bytes of a logit, and of a score of plain attention, which keeps those of a whole ubatch in each head, layer by
+layer."""
 MASK_BYTES = 2
-"""Of a cell and a token of an ubatch: llama.cpp's mask of what a token can attend to, in F16."""
+"""Bytes for a cell and a token of an ubatch: llama.cpp's mask of what a token can attend to, in F16."""
 
 _log = logging.getLogger("uma.engine")
 
@@ -184,7 +185,7 @@ def _check_fits(model: Model, config: RuntimeConfig, params: ContextParams) -> N
 
 
 def _cell_bytes(model: Model, config: RuntimeConfig, *, swa_full: bool = True) -> int:
-    """Of a cell of the context; without `swa_full` of the layers that have no window. At least 1."""
+    """Bytes of a cell of the context; without `swa_full` in the layers that have no window. At least 1."""
     types = config.cache_type_k, config.cache_type_v
     return max(1, model.kv_bytes_per_token(*types) - (0 if swa_full else model.window_bytes_per_token(*types)))
 

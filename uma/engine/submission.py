@@ -54,7 +54,7 @@ class Prepared:
     bounds_thinking: Callable[[int | None], ThinkingBound] | None = None
     """See `Sequence.bounds_thinking`."""
     warnings: tuple[str, ...] = ()
-    """For its last event: what the request asks for that has no effect."""
+    """Warnings for its last event: what the request asks for that has no effect."""
     message_ends: tuple[int, ...] = ()
     """See `Sequence.message_ends`."""
     pictures: tuple[PlacedPicture, ...] = ()
@@ -89,13 +89,13 @@ class Over:
     request: Request
     origin: str
     traceparent: str
-    """As `net.client.span_of` has it."""
+    """Trace parent as `net.client.span_of` has it."""
     reason: str
-    """Of its last answer, as in `Finished`; `cancelled` where its reader left."""
+    """Reason of its last answer, as in `Finished`; `cancelled` where its reader left."""
     usage: Usage
-    """Of all its answers."""
+    """Usage of all its answers."""
     metrics: RequestMetrics
-    """Of the first."""
+    """Metrics of the first answer."""
     began_at: float
     """Seconds since 1970, as the next."""
     ended_at: float
@@ -123,7 +123,7 @@ class Submission:
         self.open = self._open.keys()
         """Sequences whose last event has not been read, in order of arrival: those of this moment."""
         self._accounts: deque[Account] = deque(maxlen=MAX_EXPLAINED)
-        """Of the first answers of requests that came, the newest last."""
+        """Accounts of the first answers of requests that came, the newest last."""
         self.on_over: Callable[[Over], None] | None = None
         """Called once with each request that is over, be it before it was queued."""
         self._is_gathering = False
@@ -168,8 +168,8 @@ class Submission:
             self.on_over(Over(request, ORIGIN.get(), span, reason, Usage(0, 0, 0), nothing, began_at, ended_at, error))
 
     def account(self, id: str, owner: Hashable) -> Account | None:
-        """Of the newest request with this id, or of the newest of all; None where it is not this `owner`'s, unless that
-        is None. It runs, or is one of the last `MAX_EXPLAINED`.
+        """Account of the newest request with this id, or of the newest of all; None where it is not this `owner`'s,
+        unless that is None. It runs, or is one of the last `MAX_EXPLAINED`.
         """
         running = (each.account for each in reversed(self._open) if each.index == 0)
         return next(
@@ -182,7 +182,7 @@ class Submission:
         )
 
     def _bounded(self, sampling: SamplingParams) -> SamplingParams:
-        """With the engine's own bound of thinking where the request has none."""
+        """A request with the engine's own bound of thinking where it has none."""
         bound = self._config.reasoning_budget
         if bound < 0 or sampling.max_reasoning_tokens is not None:
             return sampling

@@ -140,7 +140,7 @@ _OF_ALL: frozenset[Handler] = frozenset(
 )
 """Endpoints that are for no one of several models, or look for theirs themselves."""
 _UNLESS_NAMED: frozenset[Handler] = frozenset({llama_server.metrics, llama_server.slots, llama_server.props})
-"""Those that are for all of them where the query names none."""
+"""Handlers that are for all models where the query names none."""
 _FORMS: Mapping[Handler, StreamForm] = {
     openai_chat.chat_completions: waiting.SSE,
     openai_completions.completions: waiting.SSE,
@@ -150,7 +150,7 @@ _FORMS: Mapping[Handler, StreamForm] = {
     llama_server_completion.completion: waiting.SSE,
     llama_server_completion.infill: waiting.SSE,
 }
-"""Of the endpoints that stream."""
+"""Forms of the endpoints that stream."""
 
 _LEFT_OUT = {
     "/slots/": "no slot is saved or erased: prefixes are found by their tokens, with --cache-dir after a restart too",

@@ -86,9 +86,9 @@ class Call(ABC):
             "state": {POST: self.post, LINES: host.lines},
         }
         self.unread_bytes = 0
-        """Of the body: what has come and was not taken yet."""
+        """Bytes of the body that have come and were not taken yet."""
         self.status = 0
-        """Of the answer; 0 while it has not begun."""
+        """Status of the answer; 0 while it has not begun."""
         self.is_over = False
         """The answer is whole, or no client waits for it: what the application sends is dropped."""
         self._parts: deque[bytes] = deque()
@@ -177,7 +177,7 @@ class Call(ABC):
 
     @abstractmethod
     def _post(self, data: bytes) -> bool:
-        """As `post`, of an answer that has begun."""
+        """Post a part of an answer that has begun; see `post`."""
 
     @abstractmethod
     def abandon(self) -> None:

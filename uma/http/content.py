@@ -43,7 +43,7 @@ class _TextPart:
     type: str
     text: Annotated[str, Text()]
     annotations: Any = None
-    """As in a message that was an answer; so are the next two."""
+    """Annotations of a message that was an answer; it has the next two as well."""
     logprobs: Any = None
     citations: Any = None
 

@@ -65,7 +65,7 @@ class Input:
 
     @classmethod
     def of(cls, prompts: Sequence[dict[str, Any]], field: str, *, is_single: bool) -> Input:
-        """From prompts as `openai_completions.prompts` reads them. Raises `BadRequest` for two kinds in one list."""
+        """Texts, as `openai_completions.prompts` reads them. Raises `BadRequest` for two kinds in one list."""
         texts = tuple(each["prompt"] for each in prompts if "prompt" in each)
         token_ids = tuple(each["token_ids"] for each in prompts if "token_ids" in each)
         if texts and token_ids:

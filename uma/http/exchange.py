@@ -65,7 +65,9 @@ def new_id() -> str:
 
 
 def lines_of(scope: Scope) -> ClientLines:
-    """For what is logged of a request: its connection's, or its own where another server than UMA's calls the app."""
+    """Throttle of what is logged of a request: its connection's, or its own where another server than UMA's calls the
+    app.
+    """
     lines: ClientLines | None = scope.get("state", {}).get(LINES)
     return ClientLines(Throttle()) if lines is None else lines
 
@@ -92,13 +94,13 @@ class Exchange:
     receive: Receive
     _send: Send
     id: str
-    """Of this server's making: in the answer's header, in the log and in the engine's `Request`."""
+    """Id of this server's making: in the answer's header, in the log and in the engine's `Request`."""
     max_body_bytes: int
     timeout_sec: float
     parsing: trio.CapacityLimiter
-    """For threads that read large bodies, shared by all exchanges."""
+    """Limiter of threads that read large bodies, shared by all exchanges."""
     bodies: BodyBudget
-    """Of all exchanges."""
+    """Budget of the bodies of all exchanges."""
     extra_headers: list[Header] = attrs.field(factory=list)
     """Headers that the answer has, whatever it is."""
     ignored: Ignored = attrs.field(factory=Ignored)
@@ -114,7 +116,7 @@ class Exchange:
     has_computed: bool = attrs.field(default=False, init=False)
     """Whether the engine has computed for it."""
     status: int = attrs.field(default=0, init=False)
-    """Of the answer; 0 while it has not begun."""
+    """Status of the answer; 0 while it has not begun."""
     takes_form: bool = attrs.field(default=False, init=False)
     """Whether its body is a form with a file, and not JSON."""
     form: StreamForm | None = attrs.field(default=None, init=False)
@@ -139,7 +141,7 @@ class Exchange:
 
     @property
     def lines(self) -> ClientLines:
-        """For what is logged of it."""
+        """Throttle of what is logged of it."""
         return lines_of(self.scope)
 
     def header(self, name: bytes) -> str | None:

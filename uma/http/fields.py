@@ -36,7 +36,7 @@ MAX_MESSAGES = 16_384
 """Maximum messages of one body: each takes time of its own to be checked and rendered, however short it is."""
 
 Seed = Annotated[int, Range(-(2**63), 2**63 - 1)]
-"""As OpenAI's documents have it. The engine's have 32 bits: the others are taken modulo 2^32."""
+"""Seed as OpenAI's documents have it. The engine's have 32 bits: the others are taken modulo 2^32."""
 
 MAX_WINDOW = 65_536
 """Maximum tokens that a penalty looks back over."""
@@ -176,12 +176,12 @@ def sampling(gateway: Gateway, body: Common, defaults: Mapping[str, float], **ow
 
 
 def first(http: Exchange, *given: tuple[str, T | None]) -> T | None:
-    """Of fields that mean the same, the first that the body has. The others that it has are named as ignored."""
+    """First of several fields that mean the same that the body has. The others that it has are named as ignored."""
     return named_first(http, *given)[1]
 
 
 def named_first(http: Exchange, *given: tuple[str, T | None]) -> tuple[str, T | None]:
-    """The same with its name, which is empty where the body has none."""
+    """Name and value of the first of several fields that the body has; the name is empty where it has none."""
     there = [(name, value) for name, value in given if value is not None]
     http.ignored.add_all(name for name, _ in there[1:])
     return there[0] if there else ("", None)
@@ -213,12 +213,12 @@ def tokens_wanted(gateway: Gateway, http: Exchange, asked: int | None, name: str
 
 
 def context_window(gateway: Gateway) -> int:
-    """As many tokens of the context as a penalty can look back over."""
+    """Tokens of the context that a penalty can look back over."""
     return min(gateway.source.info.limits.n_ctx, MAX_WINDOW)
 
 
 def of_output(gateway: Gateway, body: Common) -> dict[str, Any]:
-    """For dialects whose penalties count what has been generated, all of it, and not the prompt."""
+    """Sampling of dialects whose penalties count what has been generated, all of it, and not the prompt."""
     if "penalize_prompt" not in gateway.source.info.capabilities.sampling_params:  # a server of before
         return {}
     windows = (body.penalty_window, gateway.source.info.capabilities.suggested_sampling.get("penalty_window"))
@@ -256,7 +256,7 @@ def lane(priority: Lane | None, http: Exchange) -> Lane:
 
 
 def lane_alone(priority: Lane | None, http: Exchange) -> Lane:
-    """The same for what does not stream. Adds the headers about streams to the ignored fields."""
+    """Lane of what does not stream. Adds the headers about streams to the ignored fields."""
     http.ignored.add_all(name for name in _ABOUT_STREAMS if http.header(name.encode()) is not None)
     return lane(priority, http)
 

@@ -144,9 +144,9 @@ class Gateway:
     answers: Counter[int] = attrs.field(factory=Counter)
     """Requests by the status of their answer; 0: the client went away before there was one."""
     parsing: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(MAX_PARSING), init=False)
-    """For threads that read large bodies."""
+    """Limiter of threads that read large bodies."""
     lines: Throttle = attrs.field(factory=Throttle, init=False)
-    """For log lines that clients can bring about at no cost of their own."""
+    """Throttle of log lines that clients can bring about at no cost of their own."""
     bodies: BodyBudget = attrs.field(init=False)
     """What the bodies of all requests take."""
     readiness: trio.Event = attrs.field(factory=trio.Event, init=False)
@@ -159,7 +159,7 @@ class Gateway:
     """Files and batches; None: this server keeps none."""
     batches: BatchQueue = attrs.field(factory=BatchQueue, init=False)
     tasks: trio.Nursery | None = attrs.field(default=None, init=False)
-    """For what outlives the connection that asked for it; there while the service runs."""
+    """Nursery of what outlives the connection that asked for it; there while the service runs."""
     unread: Unread = attrs.field(factory=Unread, init=False)
     """Embeddings that wait to be read."""
     writers: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
@@ -200,7 +200,7 @@ class Gateway:
         self.readiness.set()
 
     def to_model(self, source: Source, names: ModelNames) -> Gateway:
-        """The same gateway, to one of several models."""
+        """A copy of the gateway, to one of several models."""
         gateway = copy(self)
         gateway._source, gateway._names, gateway.models = source, names, None
         gateway.config = self._of_one or self.config
@@ -214,7 +214,7 @@ class Gateway:
 
     @property
     def names(self) -> ModelNames:
-        """Of the source's model."""
+        """Names of the source's model."""
         assert self._names is not None
         return self._names
 
@@ -306,7 +306,7 @@ class Gateway:
         return fitted
 
     def _admitted_whole(self, http: Exchange, request: W) -> W:
-        """The same for a request that generates nothing."""
+        """Admit a request that generates nothing."""
         if http.account is None:
             return request
         _check_rate(http.account, 1)
@@ -316,7 +316,7 @@ class Gateway:
         return attrs.evolve(request, priority=lane)
 
     def began(self, id: str, answering: Answering) -> None:
-        """It runs from now on: `answering` has it until the caller takes it out."""
+        """Note that it runs from now on: `answering` has it until the caller takes it out."""
         self.answering[id] = answering
         self._owners[id] = answering.owner
         if len(self._owners) > MAX_OWNERS:

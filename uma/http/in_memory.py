@@ -102,7 +102,7 @@ class InMemory:
 
 
 class _Unsaid(ClientLines):
-    """For requests whose refusals are told in results: a log would only repeat them."""
+    """Log of requests whose refusals are told in results: a log would only repeat them."""
 
     def log(self, logger: logging.Logger, level: int, event: str, **fields: Any) -> None:
         """Say nothing."""

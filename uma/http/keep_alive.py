@@ -11,7 +11,7 @@ from uma.constraints import show
 from uma.errors import BadRequest
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-"""Of Go's durations, in seconds."""
+"""Units of Go's durations, in seconds."""
 _PART = r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)"
 _DURATION = re.compile(rf"[+-]?(?:0|(?:{_PART})+)")
 _NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")

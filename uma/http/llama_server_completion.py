@@ -178,12 +178,12 @@ class CompletionJob(BaseJob):
     stream: bool = attrs.field(kw_only=False)
     model: str = attrs.field(kw_only=False)
     n_predict: int
-    """As the body has it."""
+    """Tokens to generate as the body has them."""
     n_ctx: int
     """Maximum tokens of a prompt and its answer."""
     returns_tokens: bool
     fields: Sequence[str]
-    """Of the last object, those that are wanted (`a/b`: the member `b` of `a`); none: all."""
+    """Members of the last object that are wanted (`a/b`: the member `b` of `a`); none: all."""
     is_list: bool
     """Whether a whole answer is a list."""
     notes: list[str] = attrs.field(factory=list, init=False)

@@ -25,7 +25,7 @@ def entries(positions: Iterable[Logprobs]) -> list[dict[str, Any]]:
 
 
 def spelling(positions: Sequence[Logprobs], text: str, after: str = "") -> Sequence[Logprobs]:
-    """Those of neighbouring `positions` that spell `text`, where it stands behind `after`; all where it is not there,
+    """Neighbouring `positions` that spell `text`, where it stands behind `after`; all where it is not there,
     such as after a character that is broken.
     """
     if not text:
@@ -47,7 +47,7 @@ class PendingLogprobs:
 
     _positions: list[Logprobs] = attrs.field(factory=list, init=False)
     _sent_bytes: int = attrs.field(default=0, init=False)
-    """Of the first of them, where it has been told already: the bytes whose text has come."""
+    """Bytes of the first of them whose text has come, where it has been told already."""
     _is_aside: bool = attrs.field(default=False, init=False)
 
     def aside(self) -> None:
@@ -57,8 +57,8 @@ class PendingLogprobs:
         self._is_aside = True
 
     def take(self, token: Token) -> Sequence[Logprobs]:
-        """Those of the tokens that spell this one's text, itself mostly, but for one that was told with the text
-        before; none where it has no text.
+        """Log probabilities of the tokens that spell this one's text, itself mostly, but for one that was told with the
+        text before; none where it has no text.
         """
         is_aside, self._is_aside = self._is_aside and not token.text, False
         if token.logprobs is not None and not is_aside:
@@ -109,7 +109,7 @@ class Unshown:
     _shown_chars: int = attrs.field(default=0, init=False)
 
     def take(self, token: Token) -> list[Logprobs]:
-        """Those whose text is shown with this one, itself mostly."""
+        """Log probabilities of the tokens whose text is shown with this one, itself mostly."""
         if token.logprobs is not None:
             self._waiting.append((self._place.chars, token.logprobs))
             self._place.pass_by(bytes(token.logprobs.chosen.bytes))
@@ -120,7 +120,7 @@ class Unshown:
         return shown
 
     def rest(self, ended: Finished | Answer) -> list[Logprobs]:
-        """Those without a text that are left at the end, unless a stop string has cut them away."""
+        """Log probabilities without a text that are left at the end, unless a stop string has cut them away."""
         return [] if ended.stop_string is not None else [each for _, each in self._waiting]
 
 

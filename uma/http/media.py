@@ -118,7 +118,7 @@ class MediaReader:
                 names[f"messages[{index}].media[{at}].data"] = names[f"messages[{index}].media[{at}].url"] = place
 
     def name_in_prompts(self, names: dict[str, str], requests: Sequence[Request]) -> None:
-        """The same for prompts. Of several files the error does not name the one."""
+        """Name the field in errors about a prompt's files. Of several files the error does not name the one."""
         if len(requests) == 1:
             names.update((f"media[{at}].data", place) for at, (_, place) in enumerate(self._places))
         else:

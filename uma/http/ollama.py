@@ -68,7 +68,7 @@ from uma.types import (
 )
 
 DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
-"""As Ollama's documents have them."""
+"""Sampling as Ollama's documents have it."""
 VERSION = "0.12.0"
 """The version of Ollama's API that this is written after; clients ask for it to know what they can use."""
 _NS_PER_MS = 1_000_000
@@ -235,7 +235,7 @@ class _Unanswered:
 
     def __init__(self) -> None:
         self._queues: defaultdict[str | None, deque[ToolCall]] = defaultdict(deque)
-        """By name; under None all of them."""
+        """Calls by name; under None all of them."""
         self._answered: set[str] = set()
 
     def add(self, call: ToolCall) -> None:
@@ -290,7 +290,7 @@ async def _unloaded(gateway: Gateway, http: Exchange, nothing: dict[str, Any]) -
 
 
 def _generate_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> OllamaJob | str:
-    """As `_chat_job`."""
+    """Job of a generation; see `_chat_job`."""
     body = read_generating(_with_options(fields, http), GenerateBody, http)
     model = gateway.names.check(body.model, http)
     able, is_plain = gateway.source.info.capabilities, bool(body.raw or body.suffix)

@@ -40,7 +40,7 @@ class _Body:
 
     @property
     def lane(self) -> Lane | None:
-        """As it stands in `options` or beside them."""
+        """Lane as it stands in `options` or beside them."""
         return self.priority if self.priority is not None or self.options is None else self.options.priority
 
 

@@ -12,7 +12,7 @@ from uma.http.problem import Problem
 from uma.types import Capabilities, ListedModel
 
 Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
-"""Of a message. A template takes any, and with it whatever it spells."""
+"""Role of a message. A template takes any, and with it whatever it spells."""
 
 _TYPES = {
     "context_length": "exceed_context_size_error",  # llama-server's; OpenAI's clients go by the code
@@ -120,7 +120,7 @@ def _media(able: Capabilities) -> list[str]:
 
 
 def _status(model: ListedModel) -> dict[str, Any]:
-    """As llama-server's router has it; one that leaves takes no more requests."""
+    """Status as llama-server's router has it; a model that leaves takes no more requests."""
     status: dict[str, Any] = {"value": "unloaded" if model.state == "leaving" else model.state}
     if model.loading_percent is not None:
         status["progress"] = model.loading_percent / 100

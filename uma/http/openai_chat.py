@@ -98,9 +98,9 @@ class Conversation(Common, StructuredFields, BudgetFields):
     function_call: Any = None
     reasoning_effort: Effort | None = None
     reasoning: Any = None
-    """As OpenRouter has it."""
+    """Thinking as OpenRouter has it."""
     chat_template_kwargs: Annotated[dict[str, Any], Json()] | None = None
-    """As vLLM and llama-server have it; so are the next two."""
+    """Template's variables as vLLM and llama-server have them; so are the next two fields."""
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 
@@ -285,7 +285,7 @@ class ChatJob(ChoicesJob):
     is_verbose: bool = attrs.field(default=False, init=False)
     """Whether `verbose` is wanted."""
     _pending: defaultdict[int, PendingLogprobs] = attrs.field(factory=lambda: defaultdict(PendingLogprobs), init=False)
-    """By choice."""
+    """Pending log probabilities by choice."""
 
     def begin(self) -> bytes:
         """See `Job`. Each choice opens with its role."""
@@ -337,7 +337,7 @@ class ChatJob(ChoicesJob):
 
 
 def _logprobs(answer: Answer) -> dict[str, Any] | None:
-    """Those of the message's own text."""
+    """Log probabilities of the message's own text."""
     if answer.logprobs is None:
         return None
     return chat_form(spelling(answer.logprobs, answer.text or "", answer.reasoning or ""))

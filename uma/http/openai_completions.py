@@ -35,7 +35,7 @@ from uma.http.usage import finish_reason, numbered, stop_reason
 from uma.types import MAX_ANSWERS, Answer, Finished, Logprobs, Prompt, Request, Temperature, Token
 
 DEFAULT_MAX_TOKENS = 16
-"""As OpenAI's documents have it for this endpoint."""
+"""Default length, as OpenAI's documents have it for this endpoint."""
 
 
 @attrs.frozen(kw_only=True)
@@ -125,7 +125,7 @@ class CompletionJob(ChoicesJob):
     _places: defaultdict[int, Place] = attrs.field(factory=lambda: defaultdict(Place), init=False)
     """Where each choice's next text begins."""
     _unshown: defaultdict[int, Unshown] = attrs.field(factory=lambda: defaultdict(Unshown), init=False)
-    """By choice."""
+    """Text that is not shown yet, by choice."""
 
     def prompt(self, index: int, prompt: Prompt) -> bytes:
         """See `Job`. Each choice opens with the prompt."""

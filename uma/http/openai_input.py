@@ -28,7 +28,7 @@ class _Item:
     content: Any = None
     type: str = "message"
     id: Any = None
-    """As in an item that was output; so is the next one."""
+    """Id of an item that was output; the next field is one of its as well."""
     status: Any = None
 
 
@@ -119,7 +119,7 @@ def _is_thought(turn: Message) -> bool:
 
 
 def _speaker(item: Any) -> str:
-    """As `question_start` has it: a call and thinking are the assistant's, what a call brought is the tool's."""
+    """Speaker, as in `question_start`: a call and thinking are the assistant's, what a call brought is the tool's."""
     kind = item.get("type", "message") if isinstance(item, dict) else "message"
     if kind == "message":
         return str(item.get("role")) if isinstance(item, dict) else ""

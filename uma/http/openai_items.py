@@ -33,11 +33,11 @@ class OutputItem:
     text: str = ""
     """The message's text, the thinking, or the call's arguments as the model writes them."""
     logprobs: list[dict[str, Any]] = attrs.field(factory=list)
-    """Of a message's tokens, where they were asked for."""
+    """Log probabilities of a message's tokens, where they were asked for."""
 
     @property
     def call_id(self) -> str | None:
-        """Of which call it is."""
+        """Id of the call that it belongs to."""
         return None if self.call is None else self.call.id
 
     @property
@@ -57,11 +57,11 @@ class OutputItem:
 
     @property
     def shown_text(self) -> str:
-        """Its text as the client reads it: a custom tool's input instead of the arguments that it stands in."""
+        """Text as the client reads it: a custom tool's input instead of the arguments that it stands in."""
         return custom_input(self.text) if self.kind == "custom_tool_call" else self.text
 
     def part(self) -> dict[str, Any]:
-        """Its content."""
+        """Content part of the item."""
         more: dict[str, Any] = {"annotations": [], "logprobs": self.logprobs} if self.kind == "message" else {}
         return {"type": self.part_kind, "text": self.text, **more}
 

@@ -41,7 +41,7 @@ class ChoicesJob(BaseJob, ABC):
     """llama-server's `__verbose`, where it is asked for: what the model reads."""
     created: int = attrs.field(factory=lambda: int(time.time()), init=False)
     _frames: dict[int, tuple[bytes, bytes]] = attrs.field(factory=dict, init=False)
-    """By choice, an event up to the token's text and what follows it: all of it but the text stays the same."""
+    """Frames by choice: an event up to the token's text, and what follows it: all of it but the text stays the same."""
 
     @abstractmethod
     def delta(self, place: int, text: str = "", reason: str | None = None) -> Choice:

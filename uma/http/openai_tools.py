@@ -102,7 +102,7 @@ class Offered:
     paths: Sequence[str] = ()
     """Where each stands in the body."""
     by_name: Mapping[str, Called] = attrs.field(factory=dict)
-    """By the name that the model calls."""
+    """Tools by the name that the model calls."""
 
     def called(self, name: str) -> Called:
         """What the client calls the tool that the model calls `name`."""

@@ -39,7 +39,7 @@ class TranscriptionBody(Common):
 
     file: Any = None
     file_url: Annotated[str, Text()] | None = None
-    """In JSON in place of a form's file, as vLLM's batches have it: a data URL, or where to fetch it."""
+    """File in JSON, in place of a form's, as vLLM's batches have it: a data URL, or where to fetch it."""
     model: str | None = None
     prompt: Annotated[str, Text()] | None = None
     """What to ask the model instead, as at llama-server."""

@@ -150,7 +150,7 @@ _STATUS: dict[type[UmaError], tuple[int, Kind]] = {
 
 _FIELD = re.compile(r"([A-Za-z_][\w.\[\]]*): ")
 DEFAULT_RETRY_MS = 1000
-"""For refusals that time alone can mend, where the engine did not say how much."""
+"""Default wait for refusals that time alone can mend, where the engine did not say how much."""
 
 
 def renamed(message: str, names: Mapping[str, str]) -> str:
@@ -171,7 +171,7 @@ class Problem:
     """The field that is wrong, where there is one."""
     retry_after_ms: int | None = None
     prompt_tokens: int | None = None
-    """Of a prompt that does not fit the context, at least."""
+    """Minimum length of a prompt that does not fit the context."""
     n_ctx: int | None = None
     """That context's."""
 

@@ -51,7 +51,7 @@ def exposition(snapshot: Mapping[str, Any], gateway: Gateway) -> str:
 
 
 def _llama_servers(snapshot: Mapping[str, Any]) -> Iterator[str]:
-    """Those of llama-server's figures that are the same here: what it has besides is left out."""
+    """Figures of llama-server's that are the same here: what it has besides is left out."""
     figures = {name: snapshot.get(name, 0) for names in _OF_LLAMA_SERVER.values() for name in names}
     computed = figures["prompt_tokens_total"] - figures["cached_tokens_total"] + figures["embed_tokens_total"]
     values = {
@@ -73,7 +73,7 @@ _OF_LLAMA_SERVER: Mapping[str, tuple[str, ...]] = {
     "requests_processing": ("active_sequences",),
     "requests_deferred": ("queued_requests",),
 }
-"""By llama-server's name, the figures that it is made of."""
+"""Figures that each of llama-server's is made of, by its name."""
 
 
 def _families(snapshot: Mapping[str, Any]) -> Iterator[str]:

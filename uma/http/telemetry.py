@@ -31,9 +31,9 @@ class PromptState:
 
     total: int
     cached: int
-    """Those that did not have to be computed."""
+    """Prompt tokens that did not have to be computed."""
     processed: int
-    """Those that are computed, cached ones included (`RunningRequest.computed_tokens`)."""
+    """Prompt tokens that are computed, cached ones included (`RunningRequest.computed_tokens`)."""
 
 
 @attrs.define

@@ -40,7 +40,7 @@ class Function:
 
     @property
     def tool(self) -> Tool:
-        """The same in UMA's words."""
+        """Tool in UMA's words."""
         return Tool(self.name, self.description or "", self.parameters, bool(self.strict))
 
 

@@ -32,7 +32,7 @@ class Transport:
 
     @property
     def scheme(self) -> str:
-        """Of the addresses that are asked for."""
+        """Scheme of the addresses that are asked for."""
         return "http" if self._tls is None else "https"
 
     async def handshake(self) -> bool:

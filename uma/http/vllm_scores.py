@@ -82,7 +82,7 @@ class Pairs:
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """Of the two texts of each pair."""
+        """Places of the two texts of each pair."""
         count = len(self.second.texts)
         return [(0 if len(self.first.texts) == 1 else index, index) for index in range(count)]
 
@@ -133,7 +133,7 @@ def _asked(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Pairs:
 
 
 async def _compared(gateway: Gateway, http: Exchange, asked: Pairs) -> Scored:
-    """By their embeddings."""
+    """Scores by their embeddings."""
     n_first = len(asked.first.texts)
     with _named({"texts": asked.first.places + asked.second.places}):
         texts = asked.first.texts + asked.second.texts
@@ -148,7 +148,7 @@ async def _compared(gateway: Gateway, http: Exchange, asked: Pairs) -> Scored:
 
 
 def _cosines(found: Embeddings, places: Sequence[tuple[int, int]]) -> list[float]:
-    """Of embeddings of length 1."""
+    """Cosines of embeddings of length 1."""
     import numpy as np  # noqa: PLC0415  (a gateway to a socket starts without it)
 
     rows = [np.frombuffer(each, np.float32) for each in found.vectors if each is not None]
@@ -156,7 +156,7 @@ def _cosines(found: Embeddings, places: Sequence[tuple[int, int]]) -> list[float
 
 
 async def _ranked(gateway: Gateway, http: Exchange, asked: Pairs) -> Scored:
-    """By a reranker's scores: a request for each query, with all that it is compared with."""
+    """Scores of a reranker: a request for each query, with all that it is compared with."""
     of_query: defaultdict[int, list[int]] = defaultdict(list)
     for at, other in asked.places:
         of_query[at].append(other)

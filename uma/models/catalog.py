@@ -41,7 +41,7 @@ class ModelFile:
     name: str
     path: Path
     size_bytes: int
-    """Of all parts together."""
+    """Size of all parts together."""
     place: str
     """`UMA_MODELS`, `Hugging Face`, `LM Studio`, `Ollama`, or `builtin`."""
     kind: str = ""
@@ -183,7 +183,7 @@ def _with_projector(model: ModelFile, metadata: Mapping[str, Any], look: Project
 
 
 def _glanced(name: str, found: Found, seen: Glance, look: Projectors) -> ModelFile:
-    """By the beginning of the first part's header."""
+    """What the beginning of the first part's header tells."""
     metadata, path = seen.metadata, found.path
     # Of an array a glance has the length alone; this one can be long where no figure in it is large.
     if (impossible := header.impossible_figure(metadata, {"expert_used_count": ()})) is not None:

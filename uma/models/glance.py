@@ -20,7 +20,7 @@ MAX_ITEMS = 4_096
 """Maximum strings of an array that are passed over one by one; a longer one is the vocabulary, or not worth it."""
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-"""By `gguf_type`."""
+"""Formats of scalars by `gguf_type`."""
 
 
 @attrs.frozen

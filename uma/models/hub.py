@@ -59,7 +59,7 @@ class RemoteFile:
 
     @property
     def key(self) -> str:
-        """Its checksum, which is its name in the cache."""
+        """Checksum of the file, which is its name in the cache."""
         return self.sha256 or self.git_sha1
 
 
@@ -76,11 +76,11 @@ class Offer:
 
     @property
     def size_bytes(self) -> int:
-        """Of all parts."""
+        """Size of all parts."""
         return sum(each.size_bytes for each in self.files)
 
     def beside(self, projector: RemoteFile | None) -> Offer:
-        """The same with a projector, so that neither is seen without the other."""
+        """A copy with a projector, so that neither is seen without the other."""
         return self if projector is None else attrs.evolve(self, files=(*self.files, projector))
 
 

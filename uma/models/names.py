@@ -21,7 +21,7 @@ NEAR, NEAR_BEGINNING = 0.6, 0.75
 
 
 def meant(asked: str, names: Mapping[T, Iterable[str]]) -> list[T]:
-    """Of the models with these names those that are called so as it stands, else in other capitals, else those with a
+    """Models with these names that are called so as it stands, else in other capitals, else those with a
     name that begins so. One alone is meant; of several none is.
 
     Names count with and without `.gguf`, Ollama's `:latest` and what stands before a `/`, such as `hf.co/`.

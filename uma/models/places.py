@@ -35,11 +35,11 @@ class Found:
     """A file, or the first part of a split one, that can be a model."""
 
     name: str
-    """In full: tells it from all others of its place."""
+    """Full name, which tells it from all others of its place."""
     path: Path
     place: str
     repository: str = ""
-    """On the Hugging Face hub; empty elsewhere."""
+    """Repository on the Hugging Face hub; empty elsewhere."""
     also: tuple[str, ...] = ()
     """Other full names of it."""
 

@@ -13,7 +13,7 @@ from uma.models.glance import Glance, glance
 from uma.models.places import entries, is_projector, ollama_projectors
 
 _PREFERRED = ("q8_0", "f16", "bf16", "f32")
-"""Of several of one model the first of these: they differ in precision alone."""
+"""Preferred precision among several projectors of one model, the best first."""
 _EACH_HAS = re.compile(
     r"mmproj|gguf|ggml|models?|vision|projector|"
     r"instruct|it|chat|base|text|qat|ud|imat|"  # trainings and makes
@@ -49,7 +49,7 @@ def size_bytes(projector: Path | None) -> int:
 
 
 def best(model: str, projectors: Iterable[str], place: str = "") -> str | None:
-    """Of projectors' file names that for the model of this file's name, in the folder or repository `place`: the one
+    """Projector's file name for the model of this file's name, in the folder or repository `place`: the one
     that has most in common with it. One with a word that tells models apart, and that neither of these has, is another
     model's.
     """

@@ -23,13 +23,13 @@ class Removal:
 
     files: tuple[Path, ...]
     repository: Path | None = None
-    """In the Hugging Face cache: the repository's folder."""
+    """Repository's folder in the Hugging Face cache."""
     projector: Path | None = None
     """The model's own, which goes with it; None: it has none, or others have the same."""
 
     @property
     def freed_bytes(self) -> int:
-        """Of files that have no further name."""
+        """Bytes of files that have no further name."""
         whole = [each.lstat() for each in self.files if not each.is_symlink()]
         return sum(status.st_size for status in whole if status.st_nlink == 1)
 
@@ -94,7 +94,7 @@ def _tidy(repository: Path) -> None:
 
 
 _FOLDERS = ("refs", "snapshots", "blobs", "")
-"""Of a repository, and itself."""
+"""Folders of a repository, and itself."""
 
 
 def _delete_empty(folder: Path) -> None:

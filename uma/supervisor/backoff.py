@@ -18,13 +18,13 @@ class Failures:
 
     n: int = 0
     why: str = ""
-    """Of the last one; empty once the model is loaded."""
+    """Reason of the last failure; empty once the model is loaded."""
     retry_at: float = -math.inf
     """No load is tried before."""
 
     def note(self, why: str, now: float, loaded_at: float | None) -> None:
-        """It has failed, as a process that was loaded since `loaded_at`, or (None) while it was loaded. After the first
-        failure of a process that was loaded it can be started at once.
+        """Note a failure, as a process that was loaded since `loaded_at`, or (None) while it was loaded. After the
+        first failure of a process that was loaded it can be started at once.
         """
         if loaded_at is not None and now - loaded_at >= STEADY_SEC:
             self.n = 0

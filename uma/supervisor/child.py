@@ -30,9 +30,9 @@ WORDLESS_SEC = 5.0
 CACHE_SHARE = 16
 """Divisor of what all models can take: each keeps so much of prefixes in host memory, without `--cache-ram-mb`."""
 UNBOUNDED = 1_000_000
-"""Of a session that is that of all clients: the bounds of each are the supervisor's."""
+"""Bound of a session that is that of all clients: the bounds of each are the supervisor's."""
 FILES_BYTES = 4 * (MAX_REQUEST_BYTES // 3 + MAX_MEDIA)
-"""Of a frame: files that a request has by their paths, or in a form, become base64 there."""
+"""Bytes of a frame beyond its text: files that a request has by their paths, or in a form, become base64 there."""
 MAX_FRAME_BYTES = 2**31 - 1
 """The longest frame that can be configured."""
 

@@ -35,7 +35,7 @@ from uma.types import (
 )
 
 MOST_MODELS = 65_536
-"""By which the numbers of requests are multiplied, to tell those of several models apart."""
+"""Factor by which the numbers of requests are multiplied, to tell those of several models apart."""
 LOOK_SEC = 1.0
 """Maximum time of a question about what a process does; then what it said last is taken."""
 STANDSTILL_SEC = 300.0
@@ -93,16 +93,16 @@ class Model:
     client: Client | None = None
     """The session with its process, while it is loaded."""
     has_process: bool = False
-    """It has a process, or is about to."""
+    """Whether it has a process, or is about to."""
     pid: int | None = None
     metrics: Mapping[str, Any] = attrs.field(factory=dict)
     """What its process said last."""
     activity: Activity = Activity((), 0, 0, 0, ())
-    """The same of its requests."""
+    """Last known activity of its requests."""
     load: Load | None = None
     """The load that is asked for, or that runs."""
     file_state: FileState | None = None
-    """Of its file when its last load began; None: there was none."""
+    """State of its file when its last load began; None: there was none."""
     missed: FileState | bool | None = False
     """State of its file when the folders were looked at because it was another one; False: never."""
     failures: Failures = attrs.field(factory=Failures)
@@ -121,7 +121,7 @@ class Model:
     used_at: float = 0.0
     stays_until: float = 0.0
     is_leaving: bool = False
-    """It takes no more requests, and its process ends once nothing runs."""
+    """Whether it takes no more requests; its process ends once nothing runs."""
     stay: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     """Cancelled, the process leaves, in order."""
 
@@ -176,7 +176,7 @@ class Model:
             )
 
     def forget_process(self) -> None:
-        """Its process has ended."""
+        """Forget the process, which has ended."""
         self.client, self.pid, self.has_process, self.is_leaving = None, None, False, False
         self.stay, self.taken_bytes = trio.CancelScope(), 0
         self.metrics, self.activity = {}, Activity((), 0, 0, 0, ())
@@ -225,7 +225,7 @@ class Model:
         return math.ceil(1000 * self.failures.left_sec(trio.current_time())) or None
 
     def as_resident(self) -> Resident:
-        """Its place in memory, as the plan sees it."""
+        """The model's place in memory, as the plan sees it."""
         is_loading = self.client is None
         # What has waited for it is about to run.
         begins = is_loading or (self.waiting > 0 and not self.is_leaving)

@@ -78,7 +78,7 @@ class LoadedModels(Models):
     _asked: list[Model] = attrs.field(factory=list, init=False)
     """Models that are to be loaded, in the order in which they were asked for."""
     _changes: dict[trio.Event, None] = attrs.field(factory=dict, init=False)
-    """Of the tasks that look at what changes."""
+    """Events of the tasks that look at what changes."""
     _gone: dict[str, Any] = attrs.field(factory=dict, init=False)
     """Counters of processes that have ended."""
     _looking: trio.Lock = attrs.field(factory=trio.Lock, init=False)
@@ -97,7 +97,7 @@ class LoadedModels(Models):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all models, the default one's first."""
+        """Names of all models, the default one's first."""
         return tuple(each.name for each in self.shelf.files)
 
     def listed(self) -> Sequence[ListedModel]:
@@ -258,7 +258,7 @@ class LoadedModels(Models):
         )
 
     async def explain(self, id: str = "") -> Explained:
-        """Of the newest request with this id, of all models that are loaded."""
+        """Account of the newest request with this id, of all models that are loaded."""
 
         async def explained(held: Held) -> Explained:
             with trio.fail_after(LOOK_SEC):
@@ -286,7 +286,7 @@ class LoadedModels(Models):
         return EngineMetrics().snapshot()
 
     def _loaded(self) -> list[Held]:
-        """Those that can be asked just now. None of them is kept by that."""
+        """Models that can be asked just now. None of them is kept by that."""
         known = self._known.values()
         return [Held(each, each.client) for each in known if each.client is not None and not each.client.is_lost]
 

@@ -16,14 +16,14 @@ class Resident:
     used_at: float
     """When its last request ended."""
     stays_until: float
-    """It stays at least as long as its load took, so that two models which do not fit together are not loaded in turns
-    for a request each."""
+    """Time until which it stays: at least as long as its load took, so that two models which do not fit together are
+    not loaded in turns for a request each."""
     is_running: bool = False
     """Requests of it run."""
     is_leaving: bool = False
-    """It takes no more requests, and ends once those that run have ended."""
+    """Whether it takes no more requests; it ends once those that run have ended."""
     is_pinned: bool = False
-    """It does not leave for others."""
+    """Whether it does not leave for others."""
 
 
 @attrs.frozen

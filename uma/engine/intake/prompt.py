@@ -57,7 +57,7 @@ class PromptReader:
         self._picture_lanes = LaneLimiter(PICTURE_THREADS)
         self._picture_threads = trio.CapacityLimiter(PICTURE_THREADS)
         self._picture_turns: WeakValueDictionary[Hashable, trio.Lock] = WeakValueDictionary()
-        """By client, for as long as a request of it has pictures to decode."""
+        """Locks by client, for as long as a request of it has pictures to decode."""
         self.recorder: Recorder | None = None
         """Takes a span of each prompt that is prepared, where there is one."""
         self._preparing_bytes = 0

@@ -50,9 +50,9 @@ class SequenceCells:
         self._stride = 1 if self._is_chunked else max(1, self._window // GUARD_SHARE)
         """Cells that a guard may lack at a sequence's end: they are inside its window."""
         self._guarded = [0] * context.n_sequences
-        """By id, as far as its guard holds its cells."""
+        """Number of cells of each id that its guard holds too."""
         self._pictures: dict[int, tuple[PictureRun, ...]] = {}
-        """By id, where it has any: behind one, a token's position can be less than its index."""
+        """Picture runs by id, where it has any: behind one, a token's position can be less than its index."""
 
     def lay_out(self, seq_id: int, pictures: tuple[PictureRun, ...]) -> None:
         """Replace the picture runs of a sequence, those to come included; none: a text alone."""
@@ -172,7 +172,7 @@ class SequenceCells:
         return self._context.part_size(seq_id)
 
     def checkpoint(self, seq_id: int) -> bytes:
-        """With it another sequence, or this one later, stands where this one ends now."""
+        """Checkpoint of a sequence's end: with it another sequence, or this one later, can go on there."""
         return self._context.part_get(seq_id)
 
     # Windows
@@ -227,7 +227,7 @@ class SequenceCells:
 
     @property
     def bytes_per_token(self) -> int:
-        """Of a state, beside what it takes whatever its length; at least 1."""
+        """Bytes of a state for each token, beside what it takes whatever its length; at least 1."""
         params = self._context.params
         return max(1, self._context.model.kv_bytes_per_token(params.cache_type_k, params.cache_type_v))
 

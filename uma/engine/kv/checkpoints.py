@@ -20,11 +20,12 @@ STORE_SHARE = 2
 MOST_IN_SNAPSHOT = 8
 """Maximum checkpoints that a snapshot takes along."""
 LAST_IN_SNAPSHOT = 2
-"""Of these the last, which are kept though nothing has used them: the next turn, or the same prompt, begins there."""
+"""Number of last checkpoints that are kept though nothing has used them: the next turn, or the same prompt, begins
+there."""
 
 
 class Checkpoints:
-    """Those of one tree."""
+    """Checkpoints of one tree."""
 
     def __init__(self, cells: SequenceCells, tree: PrefixTree, store: SnapshotStore) -> None:
         self._cells = cells
@@ -32,7 +33,7 @@ class Checkpoints:
         self._store = store
         store.reserved_bytes = lambda: tree.checkpoint_bytes
         self._last_worth = 0.0
-        """Of the checkpoint that was given up last."""
+        """Worth of the checkpoint that was given up last."""
 
     def take(self, tip: Node, seq_id: int) -> bool:
         """Take one of a sequence that ends in `tip` now; whether there is one now."""
@@ -56,7 +57,7 @@ class Checkpoints:
             node.worth = self._worth(node)
 
     def of_snapshot(self, node: Node) -> dict[int, bytes] | None:
-        """Those that a snapshot of the path to `node` takes along, by their lengths; None where it can be cut."""
+        """Checkpoints that a snapshot of the path to `node` takes along, by their lengths; None where it can be cut."""
         if self._cells.can_be_cut:
             return None
         found = [each for each in node.path() if each.checkpoint is not None and each is not node]

@@ -60,12 +60,12 @@ class _Entry(_File):
     ends: tuple[int, ...] | None
     """See `Snapshot.ends`."""
     snapshot: weakref.ref[Snapshot] | None = None
-    """The same in memory, for as long as the decode thread keeps it."""
+    """Snapshot in memory, for as long as the decode thread keeps it."""
     reading: trio.Lock = attrs.field(factory=trio.Lock)
     """Held by the task that reads the file, so that requests which need it meanwhile wait for that one read."""
 
     def whole(self) -> array[int]:
-        """Its tokens, for `kv.events.Run`."""
+        """Tokens of the file, for `kv.events.Run`."""
         return self.tokens
 
     def usable(self, common: int) -> int:
@@ -101,9 +101,9 @@ class DiskTier:
         self._most_read_bytes = most_read_bytes
         self._entries: PrefixIndex[_Entry] = PrefixIndex()
         self._files: OrderedDict[Path, _File] = OrderedDict()
-        """Of all files, those used longest ago first."""
+        """All files, those used longest ago first."""
         self.size_bytes = 0
-        """Of all of them."""
+        """Size of all files."""
         self._events = KvEvents()
 
     async def open(self) -> None:

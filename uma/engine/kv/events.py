@@ -45,10 +45,10 @@ class KvListener(Protocol):
     """
 
     def stored(self, tier: Tier, run: Run) -> None:
-        """These tokens are held now."""
+        """Called where these tokens are held now."""
 
     def removed(self, tier: Tier, run: Run) -> None:
-        """These tokens are held once less."""
+        """Called where these tokens are held once less."""
 
     def cleared(self, tier: Tier) -> None:
         """The tier holds nothing any more."""

@@ -45,7 +45,7 @@ class BlockLedger:
         self._name = BLOCK_HASHES[algorithm]
         self._report = report
         self._held: dict[bytes, _Held] = {}
-        """By a digest of all tokens up to the block's end: finding a block costs one pass of a fast hash over its
+        """Blocks by a digest of all tokens up to their end: finding a block costs one pass of a fast hash over its
         prefix, where walking the chain of names would hash each block of it again."""
 
     def stored(self, tier: Tier, run: Run) -> None:

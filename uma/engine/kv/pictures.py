@@ -33,7 +33,7 @@ class PictureRun:
     start: int
     end: int
     positions: int
-    """By how much positions rise over it."""
+    """Number of positions that it takes."""
 
     @property
     def surplus(self) -> int:

@@ -79,7 +79,7 @@ class KvPool:
         self._decoding: set[int] = set()
         """Ids of running sequences that decode: large copies would be a gap in their streams, and wait."""
         self._is_lone = False
-        """Of the running sequences, or those that ran last, there was no more than one at a time."""
+        """Whether no more than one sequence runs, or ran last, at a time."""
         self._copies = SnapshotCopies(
             self.cells, self.tree, store, self._checkpoints, self._is_worth_saving, self._take_id
         )
@@ -103,7 +103,7 @@ class KvPool:
         return self.cells.total - self.tree.protected_tokens if self.cells.is_unified else PLENTY
 
     def cells_needed(self, tokens: array[int]) -> int:
-        """Of `free_cells`, how many a sequence with these tokens takes: all but those it shares with a running one."""
+        """Cells of `free_cells` that a sequence with these tokens takes: all but those it shares with a running one."""
         node, length = self.match(tokens)
         while node.parent is not None and (node.locks == 0 or node.start >= length):
             node = node.parent
@@ -377,14 +377,14 @@ class KvPool:
         return snapshot if self.store.add(snapshot) else None
 
     def save_cached(self) -> bool:
-        """For idle times: copy a cached sequence that has no snapshot, or the next part of one.
+        """Copy, in idle times, a cached sequence that has no snapshot, or the next part of one.
 
         False if there is nothing to do.
         """
         return self._copies.go_on()
 
     def save_all_cached(self) -> None:
-        """At the end: add a snapshot of each cached prefix to the store, which passes it on to the disk tier."""
+        """Add, at the end, a snapshot of each cached prefix to the store, which passes it on to the disk tier."""
         for seq_id, node in self.tree.cached.items():
             if self._is_worth_saving(node):
                 self.store.add(self._snapshot_of(seq_id))

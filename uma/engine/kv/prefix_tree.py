@@ -53,15 +53,15 @@ class Node:
         self.start = start
         self.tokens = tokens
         self.children: dict[int, list[Node]] = {}
-        """By their first tokens, which mostly differ. Two that were computed side by side can begin alike."""
+        """Children by their first tokens, which mostly differ. Two that were computed side by side can begin alike."""
         self.ids: set[int] = set()
         self.locks = 0
         self.reuses = 0
         self.used_at = 0.0
         self.checkpoint: bytes | None = None
-        """With it a sequence can begin behind this run, where memory cannot be cut."""
+        """Checkpoint with which a sequence can begin behind this run, where memory cannot be cut."""
         self.worth = 0.0
-        """Of the checkpoint (`checkpoints.py`)."""
+        """Worth of the checkpoint (`checkpoints.py`)."""
         self.is_reported = False
         """Whether it was reported, where memory cannot be cut: a sequence can begin here or further behind."""
 
@@ -76,11 +76,11 @@ class Node:
         return self.start + len(self.tokens)
 
     def every_child(self) -> Iterator[Node]:
-        """Its children, whatever they begin with."""
+        """Children, whatever they begin with."""
         return chain.from_iterable(self.children.values())
 
     def likely_children(self, tokens: array[int]) -> list[Node]:
-        """Those that go on as `tokens` does behind this run."""
+        """Children that go on as `tokens` does behind this run."""
         return self.children.get(tokens[self.end], []) if self.end < len(tokens) else []
 
     @property
@@ -160,7 +160,7 @@ class PrefixTree:
         self.total_tokens = 0
         """Cells in use, shared ones counted once."""
         self.protected_tokens = 0
-        """Those on the path of a running sequence."""
+        """Tokens on the path of a running sequence."""
         self.node_count = 0
         self.cached: dict[int, Node] = {}
         """Finished sequences whose cells are kept, by sequence id."""
@@ -182,8 +182,8 @@ class PrefixTree:
         return self._matches(tokens)[:2]
 
     def place(self, tokens: array[int]) -> tuple[Node, int]:
-        """The same of the longest prefix behind which a sequence can begin; never all of `tokens`, since the last gives
-        the logits.
+        """Node and length of the longest prefix behind which a sequence can begin; never all of `tokens`, since the
+        last gives the logits.
         """
         node, length, end = self._matches(tokens)
         return (node, min(length, len(tokens) - 1)) if self._can_be_cut else (end, end.end)

@@ -27,7 +27,7 @@ MOST_COPY_BYTES = 32 * 2**20
 
 
 def usable(length: int, common: int, ends: Collection[int] | None) -> int:
-    """Of a snapshot of `length` tokens, of which a prompt has `common`, how many can be restored: where memory cannot
+    """Tokens that can be restored of a snapshot of `length`, of which a prompt has `common`: where memory cannot
     be cut all, or up to one of its `ends`.
     """
     if ends is None or common >= length:
@@ -49,7 +49,7 @@ class Snapshot:
     tier: Tier = Tier.MEMORY
     """Where it comes from, until it is used: read from disk for a prompt, or kept in memory."""
     is_pinned: bool = False
-    """Its owner was preempted and waits for it."""
+    """Whether its owner was preempted and waits for it."""
     ends: dict[int, bytes] | None = None
     """Where memory cannot be cut, checkpoints by the lengths at which a sequence can begin with them, beside the whole.
     None where it can be cut anywhere."""
@@ -64,7 +64,7 @@ class Snapshot:
         return usable(len(self.tokens), common, self.ends)
 
     def whole(self) -> array[int]:
-        """Its tokens, for `kv.events.Run`."""
+        """Tokens of the snapshot, for `kv.events.Run`."""
         return self.tokens
 
     @property

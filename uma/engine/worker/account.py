@@ -29,21 +29,21 @@ class Totals:
     """What the decode thread has spent its time on, in milliseconds, and how many sequences it has started."""
 
     steps_ms: float = 0.0
-    """In batches of decode rows."""
+    """Time in batches of decode rows."""
     prompts_ms: float = 0.0
-    """In batches with pieces of prompts."""
+    """Time in batches with pieces of prompts."""
     apart_ms: float = 0.0
-    """In batches of reproducible requests."""
+    """Time in batches of reproducible requests."""
     sample_ms: float = 0.0
     """Choosing tokens after batches of decode rows."""
     started: list[int] = attrs.field(factory=lambda: [0, 0, 0])
-    """By lane, the lowest first."""
+    """Requests that were started, by lane, the lowest first."""
     _lacked_ms: dict[str, float] = attrs.field(factory=lambda: {"": 0.0, "slot": 0.0, "cells": 0.0})
     _lack: str = ""
     _since_ms: float = 0.0
 
     def lacks(self, what: str, now: float) -> None:
-        """From now on the first sequence of the queue lacks a `slot` or `cells`; empty: none does."""
+        """Note that the first sequence of the queue lacks, from now on, a `slot` or `cells`; empty: none does."""
         self._lacked_ms[self._lack] += now - self._since_ms
         self._lack, self._since_ms = what, now
 
@@ -93,14 +93,14 @@ class Account:
     answers: int
     prompt_tokens: int
     is_apart: bool
-    """It is computed in the context of `worker.reproducer`."""
+    """Whether it is computed in the context of `worker.reproducer`."""
     records_text: bool
     arrived_ms: float
     spent_ms: dict[str, float] = attrs.field(converter=_every_cause)
-    """By cause; at first what was spent before it was queued."""
+    """Time by cause; at first what was spent before it was queued."""
     totals: Totals
     served: Served | None = None
-    """Its sequence, until that ends."""
+    """Sequence of the request, until that ends."""
     own_ms: float = 0.0
     """Time of the batches with a piece of its prompt; of one apart, of all its batches."""
     cache: CacheUse = attrs.field(factory=CacheUse)
@@ -117,7 +117,7 @@ class Account:
     """Seconds since 1970."""
     _status: Status = attrs.field(default=Status.WAITING, init=False)
     _is_preempted: bool = attrs.field(default=False, init=False)
-    """It waits for a slot that it had before."""
+    """Whether it waits for a slot that it had before."""
     _since_ms: float = attrs.field(init=False)
     _marks: tuple[float, ...] = attrs.field(init=False)
     """The totals at that time; likewise the next."""
@@ -151,7 +151,7 @@ class Account:
         self._marks = self.totals.reading(now)
 
     def meets(self, others: Iterable[Account]) -> None:
-        """It begins to read its prompt beside these, which have slots."""
+        """Note that it begins to read its prompt beside these, which have slots."""
         for other in others:
             if len(other._met) < MAX_BESIDE:
                 other._met.append((self, self.own_ms))
@@ -202,7 +202,7 @@ class Account:
         return self._figures(served, served.metrics(now))
 
     def spent_until(self, now: float) -> dict[str, float]:
-        """Its time by cause until now, or until it ended."""
+        """Time by cause until now, or until it ended."""
         spent = dict(self.spent_ms)
         self._add(spent, now)
         return spent

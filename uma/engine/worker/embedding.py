@@ -42,7 +42,7 @@ class EmbedJob:
     dimensions: int | None = None
     normalize: bool = True
     vectors: list[array[float]] = attrs.field(factory=list)
-    """By text; empty until it is embedded."""
+    """Vectors by text; empty until it is embedded."""
     error: UmaError | None = None
     next_text: int = 0
     """The first that has not been begun."""

@@ -203,7 +203,7 @@ class Executor:
                 yield from self._until_done(self._runner.prefill, [(sequence, count)])
 
     def _to_borders(self, work: Work) -> list[Work]:
-        """The same as several times work, in each of which a sequence ends at its next border or before it. What
+        """Work in several parts, in each of which a sequence ends at its next border or before it. What
         followers wait for comes last: they begin before more of it is read.
         """
         if self._pool.cells.can_be_cut:
@@ -388,7 +388,7 @@ class Executor:
 
 
 def _filled_up(prefill: Work, tokens: int) -> Work:
-    """The same with so many more tokens of its last prompt, or all that it has, for rows that have ended since.
+    """Work with so many more tokens of its last prompt, or all that it has, for rows that have ended since.
 
     Rows and prefill fill whole tiles together. Deep in a prompt what fills none takes several times as long.
     """

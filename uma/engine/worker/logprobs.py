@@ -42,12 +42,12 @@ class LogprobReader:
         self._kept: Floats = np.empty((0, n_vocab), np.float32)
         self._logits: Floats = self._kept
         self._highest: Floats = self._kept
-        """Of each row, the highest logit of each block."""
+        """Highest logit of each block, by row."""
         self._log_totals: Floats = np.empty(0, np.float32)
-        """Of each row, the logarithm of the sum of all powers of e."""
+        """Logarithm of the sum of all powers of e, by row."""
         self._top_tokens: Tokens = np.empty((0, 0), np.intp)
         self._top_logits: Floats = np.empty((0, 0), np.float32)
-        """Of each row the likeliest tokens, the likeliest first."""
+        """Likeliest tokens of each row, the likeliest first."""
 
     def copied(self, logits: Floats, rows: Sequence[int]) -> Floats:
         """A copy of these rows, for a caller that changes its own. The next call overwrites it."""
@@ -72,7 +72,7 @@ class LogprobReader:
         self._find_top(min(count, self._n_vocab))
 
     def _add_up(self, logits: Floats, whole: int, highest: Floats, log_totals: Floats) -> None:
-        """Of each of these rows the highest logits by block, and the logarithm of the sum of all powers."""
+        """Find, for each of these rows, the highest logits by block, and the logarithm of the sum of all powers."""
         np.max(logits[:, :whole].reshape(len(logits), BLOCK, -1), axis=1, out=highest)
         most = highest.max(axis=1, initial=-np.inf)
         if whole < self._n_vocab:
@@ -90,7 +90,7 @@ class LogprobReader:
             log_totals += most
 
     def of(self, rows: Sequence[int], tokens: Sequence[int]) -> tuple[list[float], list[int]]:
-        """Of a token in each of these rows: its log probability, and its rank, 1 for the likeliest."""
+        """Log probability and rank of a token in each of these rows; 1 is the likeliest."""
         chosen = self._logits[rows, tokens]
         found: list[float] = np.maximum(chosen - self._log_totals[rows], LEAST).tolist()
         likeliest = self._top_logits[rows]
@@ -107,7 +107,7 @@ class LogprobReader:
         return int(np.count_nonzero(self._is_over))
 
     def top(self) -> tuple[list[list[int]], list[list[float]]]:
-        """Of each row the likeliest tokens, and their log probabilities."""
+        """Likeliest tokens of each row, and their log probabilities."""
         found = np.maximum(self._top_logits - self._log_totals[:, None], LEAST)
         ids: list[list[int]] = self._top_tokens.tolist()
         values: list[list[float]] = found.tolist()
@@ -156,7 +156,7 @@ class Logprober:
         self._reader = LogprobReader(vocab.n_tokens)
         self.copied = self._reader.copied
         self._likeliest: list[tuple[TokenLogprob, ...]] = []
-        """Of each row that was read."""
+        """Likeliest tokens of each row that was read."""
 
     def read(self, logits: Floats, counts: Sequence[int]) -> None:
         """Take in these rows, each with so many of its likeliest tokens. They must not change until `of` was called."""
@@ -171,7 +171,7 @@ class Logprober:
         ]
 
     def of(self, rows: Sequence[int], tokens: Sequence[int]) -> list[Logprobs]:
-        """Of the token in each of these rows: its log probability, and the likeliest there."""
+        """Log probability of the token in each of these rows, and the likeliest tokens there."""
         shown = self._vocab.shown
         return [
             Logprobs(TokenLogprob(token, *shown(token), logprob, rank), self._likeliest[row])

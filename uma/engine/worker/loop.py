@@ -128,7 +128,7 @@ class DecodeWorker:
         self._steady: Tick | None = None
         """The last tick, where the next can be the same."""
         self._is_ahead = False
-        """In the last tick streams decoded ahead of what is computed beside them."""
+        """Whether streams decoded ahead, in the last tick, of what is computed beside them."""
         self._planned_at = 0
         """Batches computed before the plan that is in force."""
         self._is_stopping = False
@@ -149,7 +149,7 @@ class DecodeWorker:
         self._is_stopping = True
 
     def record(self, recorder: Recorder | None) -> None:
-        """From now on, give this recorder a span of all that the thread does; None: no longer."""
+        """Give this recorder, from now on, a span of all that the thread does; None: no longer."""
         self._trace.recorder = recorder
 
     def _withdraw(self, sequence: Sequence) -> None:
@@ -456,7 +456,7 @@ class DecodeWorker:
 
     @property
     def _pause_beside_ms(self) -> float:
-        """For how long streams wait after this tick because a prompt is read in a context of its own, or a piece of a
+        """Time for which streams wait after this tick because a prompt is read in a context of its own, or a piece of a
         picture is encoded: they decode ahead of that, unless a prompt of theirs is to be read in this tick.
         """
         if (encode_ms := self._encode_ms) and not self._is_beside_others:

@@ -39,7 +39,7 @@ class Encoder:
         return min(ready, key=lambda each: (-each.lane, each.due_ms), default=None)
 
     def pause_ms(self, piece_ms: float) -> float:
-        """For how long streams wait for the next piece, where one is to take `piece_ms`; 0 where there is nothing to
+        """Time for which streams wait for the next piece, where one is to take `piece_ms`; 0 where there is nothing to
         encode.
         """
         sequence = self.next()

@@ -54,7 +54,7 @@ class Reproducer:
         self._withdrawn: Withdrawn | None = None
         self._is_stopped = False
         self._waiting: dict[Sequence, bytes | None] = {}
-        """In order of arrival, each with its memory if a part of it is computed."""
+        """Waiting sequences in order of arrival, each with its memory if a part of it is computed."""
         self._current: Sequence | None = None
         """The one that the context has."""
         self._piece_ms = 0.0

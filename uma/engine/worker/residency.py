@@ -75,7 +75,7 @@ class Residency:
         self._trace.queued(sequence)
 
     def credit(self, sequence: Sequence, events: int) -> None:
-        """Its reader has space for so many more events. One that has ended needs none."""
+        """Count that its reader has space for so many more events. One that has ended needs none."""
         sequence.credits += events
         is_parked = sequence.status is Status.PARKED
         if sequence.credits > 0 and (sequence.is_paused or is_parked):

@@ -16,7 +16,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 MAX_HELPERS = 7
-"""As many were tried, on 16 cores."""
+"""Maximum helpers: as many were tried, on 16 cores."""
 LEAST_LOGITS = 2**20
 """Minimum logits of a part, greedy rows': fewer, 0.2 to 0.4 ms of work, are not worth the way to a helper and back,
 where each thread waits for the others to leave the interpreter: 64 streams with a vocabulary of 32,000 had an eighth

@@ -50,7 +50,7 @@ class Step(NamedTuple):
     """When they were known."""
     took_ms: float
     is_last: bool
-    """Of the stride."""
+    """Whether it is the last of the stride."""
 
 
 class Outcome(NamedTuple):
@@ -138,7 +138,7 @@ class ModelRunner:
         self._code = DONE
         """llama.cpp's answer to the batch that was begun."""
         self._is_state_lost = self._are_others_lost = False
-        """It has broken that batch off: see `Outcome`."""
+        """Whether llama.cpp has broken that batch off: see `Outcome`."""
         self.began_ms = 0.0
         """When the last batch went to llama.cpp."""
 
@@ -373,7 +373,7 @@ class ModelRunner:
         return Verified(outcome, [sequence for sequence, _ in verified], given, now_ms())
 
     def _cut_together(self, rows: list[Draft]) -> Iterator[list[Draft]]:
-        """The same rows as batches that llama.cpp computes in one piece (a ubatch), where they have a state.
+        """Rows as batches that llama.cpp computes in one piece (a ubatch), where they have a state.
 
         It takes rows of unequal length apart, and each piece can move the states of rows outside of it: but not those
         of their last tokens, which a draft is cut off with. Once it is cut off, a state is moved as it should be.
@@ -502,7 +502,7 @@ class ModelRunner:
             sequence.account.own_ms += took_ms
 
     def split_unread(self, work: Work) -> list[Work]:
-        """The same as batches of their own: what is computed together, then each prompt whose logits are wanted,
+        """Work as batches of their own: what is computed together, then each prompt whose logits are wanted,
         as far as one batch can hold them.
         """
         together = [each for each in work if not each[0].unread]
@@ -510,7 +510,7 @@ class ModelRunner:
         return [*self.in_one_ubatch(together), *alone]
 
     def in_one_ubatch(self, work: Work) -> list[Work]:
-        """The same as batches that llama.cpp computes whole: with split KV it takes rows of unequal length apart, which
+        """Work as batches that llama.cpp computes whole: with split KV it takes rows of unequal length apart, which
         a sliding window does not survive (`sizing.context_params`).
         """
         is_apart = self._pool.is_split and self._context.model.memory == "sliding-window"

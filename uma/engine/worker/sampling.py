@@ -1,4 +1,4 @@
-"""From logits to tokens: greedy rows all at once, the others by their own sampler chain.
+"""Tokens of logits: greedy rows all at once, the others by their own sampler chain.
 
 What constrains a row's next token (logit bias, a grammar, the end of text that must not come yet) is added to its
 logits before the token is chosen. They are llama.cpp's own memory, so a sampler chain sees the change.
@@ -40,7 +40,7 @@ class Sampled(NamedTuple):
     logprobs: Logprobs | None = None
     """How likely it and the likeliest tokens were; None where not asked for."""
     is_end: bool = False
-    """Its grammar is complete with it, and nothing can follow."""
+    """Whether its grammar is complete with it, and nothing can follow."""
 
 
 Given = tuple[Sampled, ...] | Exception
@@ -60,12 +60,12 @@ class _Step:
         self.logits = logits
         self.asking = asking
         self.chosen: dict[int, int] = {}
-        """Of those rows, the token that was chosen."""
+        """Token that was chosen, by row."""
         self._likeliest: list[int] = []
 
     @property
     def likeliest(self) -> list[int]:
-        """Of every row: one pass of numpy over the matrix instead of a call for each greedy row."""
+        """Likeliest token of every row: one pass of numpy over the matrix instead of a call for each greedy row."""
         self._likeliest = self._likeliest or self.logits.argmax(axis=1).tolist()
         return self._likeliest
 
@@ -129,7 +129,7 @@ class Sampling:
         return given
 
     def _sample_plain(self, sequences: Rows[Sequence], batch_indices: Rows[int]) -> list[Given]:
-        """The same for rows without grammar, bias or log probabilities. Between two batches each line of code comes
+        """Sample rows without grammar, bias or log probabilities. Between two batches each line of code comes
         from memory again, so most batches take this shorter way.
         """
         logits = self._context.logits(len(sequences))

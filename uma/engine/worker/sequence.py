@@ -137,7 +137,7 @@ class Sequence:
     status: Status = Status.WAITING
     text: TextStream = attrs.field(init=False)
     holding: Holding | None = None
-    """Its slot; None while it has none."""
+    """Slot of the sequence; None while it has none."""
     sampler: Sampler | None = None
     """None: greedy."""
     grammar: GrammarState | None = None
@@ -163,15 +163,15 @@ class Sequence:
     cells: int = 0
     """KV cells that preempting it would free; current only where the scheduler has to know."""
     branch: int = 0
-    """Its first tokens that followers wait for, the fewest of several; 0: none does."""
+    """Number of first tokens that followers wait for, the fewest of several; 0: none does."""
     message_ends: tuple[int, ...] = ()
     """How many tokens of its prompt come before where a message ends, as far as others are likely to part there."""
     borders: list[int] = attrs.field(factory=list)
     """Where its pieces end besides, the next one last: a checkpoint is taken there (`KvPool.borders`)."""
     pictures: tuple[PlacedPicture, ...] = ()
-    """Those of its prompt, in order."""
+    """Pictures of its prompt, in order."""
     squeezed: tuple[PictureRun, ...] = attrs.field(init=False)
-    """Those among them over which positions rise by less than their tokens."""
+    """Pictures among them over which positions rise by less than their tokens."""
     paused_ms: float = 0.0
     """When its reader fell behind."""
     computed: int = 0
@@ -202,9 +202,9 @@ class Sequence:
     is_constrained: bool = attrs.field(init=False)
     """A bias or a grammar changes its logits."""
     is_plain: bool = attrs.field(init=False)
-    """Its next token needs its logits as they are, and nothing else is asked of them or depends on them."""
+    """Whether its next token needs its logits as they are, and nothing else is asked of them or depends on them."""
     is_reproducible: bool = attrs.field(init=False)
-    """It is computed in the context of `worker.reproducer`, and never has a slot."""
+    """Whether it is computed in the context of `worker.reproducer`; then it never has a slot."""
     forces: bool = attrs.field(init=False)
     """Forced tokens are given without computing what comes before them. Not where their log probability is asked."""
 
@@ -272,7 +272,7 @@ class Sequence:
 
     @property
     def to_picture(self) -> int:
-        """Its next tokens that are text before the next picture; all of them where there is none."""
+        """Number of next tokens that are text before the next picture; all of them where there is none."""
         at = self._next_picture
         start = self.pictures[at].run.start if at < len(self.pictures) else len(self.tokens)
         return start - self.computed
@@ -294,7 +294,7 @@ class Sequence:
 
     @property
     def reusable(self) -> array[int]:
-        """Of its tokens those that can come from the cache, and one more: all, unless logits are still to be read or it
+        """Tokens that can come from the cache, and one more: all, unless logits are still to be read or it
         asks for none.
         """
         if not self.request.cache_prompt and not self.generated:
@@ -314,7 +314,7 @@ class Sequence:
 
     @property
     def is_paused(self) -> bool:
-        """Its reader is behind; it takes no part until the reader has caught up."""
+        """Whether its reader is behind; it takes no part until the reader has caught up."""
         return self.status is Status.PAUSED
 
     @property

@@ -25,7 +25,7 @@ class Status(Enum):
     PARKED = auto()
     """Preempted while paused; it is queued again once its reader has caught up."""
     ENDED = auto()
-    """Its last event is out."""
+    """The last event is out."""
 
 
 class Change(Enum):
@@ -36,17 +36,17 @@ class Change(Enum):
     UNFOLLOW = auto()
     """That prefix is there, or will never be."""
     START = auto()
-    """It got a slot; some of its tokens are still to be computed."""
+    """A slot was given; some of its tokens are still to be computed."""
     RESTORE = auto()
-    """It got a slot in which all but its last sampled token are computed already."""
+    """A slot was given in which all but its last sampled token are computed already."""
     PREFILLED = auto()
     """The last of its known tokens was computed, so the next can be sampled."""
     FALL_BEHIND = auto()
-    """Its reader has no credit left."""
+    """The reader has no credit left."""
     CATCH_UP = auto()
-    """Its reader has credit again."""
+    """The reader has credit again."""
     PREEMPT = auto()
-    """It lost its slot to another sequence, or to a failed batch that could not be undone."""
+    """The slot was taken for another sequence, or to a failed batch that could not be undone."""
     END = auto()
     """Finished, cancelled or failed."""
 

@@ -31,7 +31,7 @@ class ThinkingBound:
     limit: int | None
     """Maximum tokens of thinking; None: as many as come, until `close`."""
     warning: str = ""
-    """For the last event: that the thinking was ended; empty where it was not."""
+    """Warning for the last event that the thinking was ended; empty where it was not."""
     _thought: int = attrs.field(default=0, init=False)
     """Tokens of thinking that were read."""
     _times: int = attrs.field(default=0, init=False)
@@ -46,7 +46,7 @@ class ThinkingBound:
         self._thought += was_thinking and self.parser.is_thinking
 
     def read_all(self, tokens: Iterable[int]) -> None:
-        """The same for all that came before there was a bound; these tokens are not counted."""
+        """Read all that came before there was a bound; these tokens are not counted."""
         self.parser.push(self._text.push(b"".join(map(self.piece, tokens))))
 
     def close(self) -> None:

@@ -34,18 +34,18 @@ class Trace:
             self._write(f"queue {_name(sequence)} lane={sequence.lane} tokens={len(sequence.tokens)}")
 
     def started(self, sequence: Sequence) -> None:
-        """It got a slot, for the first time or again."""
+        """Record that it got a slot, for the first time or again."""
         if self._write:
             self._write(f"start {_name(sequence)} tokens={len(sequence.tokens)} cached={sequence.computed}")
 
     def preempted(self, sequence: Sequence) -> None:
-        """It lost its slot."""
+        """Record that it lost its slot."""
         if self._write:
             kept = sequence.kept is not None
             self._write(f"preempt {_name(sequence)} tokens={len(sequence.tokens)} kept={kept}")
 
     def ended(self, sequence: Sequence, how: str) -> None:
-        """It is over: a finish reason, or an error's code."""
+        """Record its end: a finish reason, or an error's code."""
         if self._write:
             self._write(f"end {_name(sequence)} reason={how} generated={sequence.generated}")
 

@@ -40,9 +40,10 @@ class WaitingRoom:
         self._cost = cost
         self._members: dict[int, Sequence] = {}
         self._queues: dict[tuple[Share, int], list[tuple[float, int]]] = {}
-        """By client and lane, those that wait: when each is due, and its key."""
+        """Waiting sequences by client and lane: when one is due, and its key."""
         self._followers: dict[int, list[tuple[int, int]]] = {}
-        """By the key of the leader, which computes what they share: the length they wait for, and their own key."""
+        """Followers by the key of their leader, which computes what they share: the length they wait for, and their own
+        key."""
 
     def __len__(self) -> int:
         """How many wait for a slot and for nothing else."""

@@ -27,8 +27,8 @@ class Withdrawn:
     """
 
     def __init__(self, context: Context, *, gives_way: bool = False) -> None:
-        """With `gives_way` background batches that run are aborted: where what they have left in memory can be cut
-        off.
+        """Make a canceller; with `gives_way` it aborts background batches that run: where what they have left in memory
+        can be cut off.
         """
         self._context = context
         self._gives_way = gives_way
@@ -36,9 +36,9 @@ class Withdrawn:
         """A batch of several sequences moves states of sequences that are not in it."""
         self._gave_way_ms = -TUNING.held_ms
         self._cancelled: set[Sequence] = set()
-        """Those whose command has not been taken up."""
+        """Cancelled sequences whose command has not been taken up."""
         self._coming: set[Sequence] = set()
-        """The same of those that are handed over, but for background ones."""
+        """Sequences that are handed over and not taken up yet, but for background ones."""
         self._running: Collection[Sequence] = ()
         self._lock = threading.Lock()
         """Held while a batch is aborted, and while it ends: an abort is never meant for the batch after it."""

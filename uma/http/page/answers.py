@@ -47,7 +47,7 @@ Make = Callable[[], Awaitable[Request]]
 
 
 def given(request: Request) -> Make:
-    """For a request that is there."""
+    """Called for a request that is there."""
 
     async def make() -> Request:
         return request
@@ -65,7 +65,7 @@ class Answer:
     """Gives its request; until it has been generated: a conversation can be megabytes."""
     keep_sec: float
     model: str | None = None
-    """Of several; None: the default one."""
+    """Model of several; None: the default one."""
     account: Account | None = None
     """The account of the key it was asked for with; its bounds count the answer."""
     client: Hashable = None
@@ -75,7 +75,7 @@ class Answer:
     exchange: None = attrs.field(default=None, init=False)
     """See `Answering`: a page that is left comes back by another one."""
     text: str = attrs.field(default="", init=False)
-    """As far as it has been rendered; of one that is continued, from its first beginning on."""
+    """Text as far as it has been rendered; of one that is continued, from its first beginning on."""
     thinking: str = attrs.field(default="", init=False)
     """The model's thinking. It is shown as it is, at the pace of the text."""
     tokens: list[TokenLikelihood] = attrs.field(factory=list, init=False)
@@ -93,9 +93,9 @@ class Answer:
     _likelihoods: Likelihoods = attrs.field(factory=Likelihoods, init=False)
     """Tokens since then, where log probabilities were asked for."""
     _lengths: list[tuple[int, int, int]] = attrs.field(factory=lambda: [(0, 0, 0)], init=False)
-    """By version, the characters of text and of thinking, and the tokens."""
+    """Characters of text and of thinking, and tokens, by version."""
     _changed: list[int] = attrs.field(factory=list, init=False)
-    """By block, the version in which it last changed."""
+    """Version in which a block last changed, by block."""
     _running: ExitStack = attrs.field(factory=ExitStack, init=False)
     """Counts it for its account."""
     _readers: int = attrs.field(default=0, init=False)
@@ -177,11 +177,11 @@ class Answer:
         return min(int(last_event_id or 0), self.version) if known and len(last_event_id or "") < 10 else 0
 
     def count(self) -> None:
-        """It runs from now on, for its account."""
+        """Count an answer that runs from now on, for its account."""
         self._running.enter_context(running(self.account, 1))
 
     def count_no_more(self) -> None:
-        """It runs no more, or never has."""
+        """Count an answer no more: it has ended, or never ran."""
         self._running.close()
 
     async def _generate(self, source: Source) -> None:

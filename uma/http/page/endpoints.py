@@ -66,7 +66,8 @@ class AnswerBody(Common):
     reasoning: ReasoningMode = "auto"
     """`off` asks a model that thinks for an answer without it. Thinking comes apart from the answer either way."""
     token: Annotated[str, Length(16, 64)] | None = None
-    """Of the page's making, random and secret: with it the answer outlives its reader and can be picked up again."""
+    """Token of the page's making, random and secret: with it the answer outlives its reader and can be picked up again.
+    """
 
 
 PRINTED = "127.0.0.1:"
@@ -88,7 +89,7 @@ class Page:
     answers: Answers = attrs.field(init=False)
     _assets: dict[str, Asset] = attrs.field(factory=load, init=False)
     _renderer: Renderer = attrs.field(factory=Renderer, init=False)
-    """Of texts that the browser has kept. Answers that are being written have one of their own."""
+    """Renderer of texts that the browser has kept. Answers that are being written have one of their own."""
 
     def __attrs_post_init__(self) -> None:
         self.gateway.at_end.append(self._renderer.close)
@@ -296,7 +297,7 @@ def _id(http: Exchange) -> str:
 
 
 def choices(models: Sequence[ListedModel]) -> Sequence[ListedModel]:
-    """Those that can write an answer; all where none can."""
+    """Models that can write an answer; all where none can."""
     return [each for each in models if each.kind not in (EMBEDDINGS, RERANKER)] or models
 
 

@@ -64,10 +64,10 @@ def plain(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """For HTML."""
+    """Text escaped for HTML."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
 
 
 def _normal(text: str) -> str:
-    """With the line ends that the parser counts by. What a text begins with stays so as it grows."""
+    """Text with the line ends that the parser counts by. What a text begins with stays so as it grows."""
     return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -16,14 +16,14 @@ character are one, as likely as all of them together."""
 
 @attrs.define
 class Likelihoods:
-    """Those of a stream that have not been taken yet."""
+    """Likelihoods of a stream that have not been taken yet."""
 
     _pending: PendingLogprobs = attrs.field(factory=PendingLogprobs, init=False)
     _decoder: codecs.IncrementalDecoder = attrs.field(
         factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"), init=False
     )
     _begun: float = attrs.field(default=0.0, init=False)
-    """Of the parts of a character that is not whole."""
+    """Likelihood of the parts of a character that is not whole."""
     _ready: list[TokenLikelihood] = attrs.field(factory=list, init=False)
 
     def take(self, token: Token) -> None:

@@ -58,7 +58,7 @@ class LiveFeed:
     source: Source
     processes: Processes
     activity: Activity | None = attrs.field(default=None, init=False)
-    """Of the newest frame; None before the first, and where the server is too old to tell."""
+    """Activity of the newest frame; None before the first, and where the server is too old to tell."""
     _tells_activity: bool = attrs.field(default=True, init=False)
     _slot: int = attrs.field(default=-1, init=False)
     _frame: bytes = attrs.field(default=b"", init=False)

@@ -25,7 +25,7 @@ _PART = re.compile(r"-\d+$")
 
 @attrs.define(eq=False)
 class Processes:
-    """Of the requests of one gateway. Trio thread."""
+    """Processes that the requests of one gateway come from. Trio thread."""
 
     gateway: Gateway
     _known: dict[Ends, int | None] = attrs.field(factory=dict, init=False)
@@ -62,7 +62,7 @@ class Processes:
 
 
 def _with_pid(request: RunningRequest, pid: int | None, *, is_nameless: bool) -> RunningRequest:
-    """With its process in its `origin`, and the program's name where it gives itself none."""
+    """A request with its process in its `origin`, and the program's name where it gives itself none."""
     if pid is None:
         return request
     name = program_of(pid) if is_nameless else ""
@@ -70,7 +70,7 @@ def _with_pid(request: RunningRequest, pid: int | None, *, is_nameless: bool) ->
 
 
 def _look(connections: list[Ends]) -> dict[Ends, int | None]:
-    """In a thread: files are read, of the system and of all processes."""
+    """Look for processes, in a thread: files are read, of the system and of all processes."""
     ends = dict(zip(connections, ends_at(connections), strict=True))
     pids = pids_of({end for end in ends.values() if end is not None})
     return {each: None if end is None else pids.get(end) for each, end in ends.items()}

@@ -25,7 +25,7 @@ class Renderer:
 
     def __init__(self) -> None:
         self.turns = trio.CapacityLimiter(1)
-        """For the threads that render, one at a time."""
+        """Limiter of the threads that render, one at a time."""
         self._is_warm = False
         self._child = Child(str(PROGRAM), None, deadline_sec=DEADLINE_SEC, max_answer_bytes=MAX_ANSWER_BYTES)
 

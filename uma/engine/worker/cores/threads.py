@@ -62,14 +62,14 @@ class CpuSample:
 
     @property
     def stolen(self) -> float:
-        """Of the time for which a core has something to run, the part that the host takes."""
+        """Part of the time for which a core has something to run that the host takes."""
         cpus = self.cores if self.cpus is None else self.cpus
         busy_ms = cpus * self.wall_ms - (self.idle_ms or 0.0)
         return min(1.0, self.stolen_ms / busy_ms) if busy_ms > 0 else 0.0
 
     @property
     def share(self) -> float:
-        """Of the time that a thread of ours wants to run, the part for which it does."""
+        """Part of the time that a thread of ours wants to run for which it does."""
         wanted_ms = self.running_ms + self.waiting_ms
         return self.running_ms / wanted_ms if wanted_ms > 0 else 1.0
 

@@ -13,7 +13,7 @@ class Guess(NamedTuple):
 
     tokens: list[int]
     probabilities: Rows[float]
-    """Of each token, that it and all before it are accepted: from 1 to 0, falling."""
+    """Probability of each token that it and all before it are accepted: from 1 to 0, falling."""
 
 
 NOTHING = Guess([], ())
@@ -38,7 +38,9 @@ class Drafter(Protocol):
         """
 
     def takes_in(self, sequence: Sequence, token: int) -> bool:
-        """In the middle of a stride, a row was given `token`: whether a guess of the next is likely to be accepted."""
+        """Take in a token that a row was given in the middle of a stride: whether a guess of the next is likely to be
+        accepted.
+        """
 
     def abort(self) -> None:
         """End what is computed, and compute nothing any more. Any thread."""

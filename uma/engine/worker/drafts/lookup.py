@@ -50,9 +50,9 @@ class Lookup:
         """Tokens of the whole text that were taken in."""
         self._tokens = array("i", tokens[-MAX_INDEXED:])
         self._last: dict[tuple[int, ...], int] = {}
-        """Of each three tokens, the index behind their last place."""
+        """Index behind the last place of each three tokens."""
         self._next = array("i", [0] * min(NGRAM, len(self._tokens) + 1))
-        """Of each index, that behind the place before with the same three tokens; 0: there is none."""
+        """Index behind the place before with the same three tokens, by index; 0: there is none."""
         for end, ngram in enumerate(zip(*(islice(self._tokens, at, None) for at in range(NGRAM)), strict=False), NGRAM):
             self._next.append(self._last.get(ngram, 0))
             self._last[ngram] = end
@@ -64,12 +64,12 @@ class Lookup:
         self._agreed = 0
         """Tokens up to there that agree with the end of the text."""
         self._rates = AcceptanceRates(prior, MOST_PRIOR)
-        """By length of agreement."""
+        """Acceptance rates by length of agreement."""
         self._find()
 
     @property
     def agreed(self) -> int:
-        """For how many tokens the place that is followed has agreed; 0: none is."""
+        """Tokens for which the place that is followed has agreed; 0: none is."""
         return self._agreed if self._place else 0
 
     def catch_up(self, tokens: Rows[int]) -> None:
@@ -114,7 +114,7 @@ class Lookup:
         return found
 
     def probabilities(self, count: int) -> list[float]:
-        """Of each token of `guess(count)`, that it and all before it are accepted: from 1 to 0, falling."""
+        """Probability of each token of `guess(count)` that it and all before it are accepted: from 1 to 0, falling."""
         each = self._rates.each()
         found: list[float] = []
         whole = 1.0
@@ -158,9 +158,9 @@ class _ShortMatches:
     def __init__(self, tokens: Rows[int]) -> None:
         size = len(tokens)
         self._last_one: dict[int, int] = dict(zip(tokens[:-1], range(1, size), strict=False))
-        """Of each token, the index behind its last place."""
+        """Index behind the last place of each token."""
         self._last_two: dict[tuple[int, int], int] = dict(zip(pairwise(tokens), range(2, size), strict=False))
-        """The same of each two."""
+        """Index behind the last place of each two tokens."""
         self._one = self._two = 0
         self.take_in(tokens)
 
@@ -189,7 +189,7 @@ class LookupDrafter:
         self._pool = pool
         self._vocab = vocab
         self._rates = AcceptanceRates(PRIOR)
-        """Of all texts: what a new one begins with."""
+        """Acceptance rates of all texts: what a new one begins with."""
         self._lookups: WeakKeyDictionary[Sequence, Lookup] = WeakKeyDictionary()
         self._guesses: WeakKeyDictionary[Sequence, Guess] = WeakKeyDictionary()
         """The last of each row."""

@@ -36,7 +36,7 @@ SURE = (0.3, 0.6, 0.85, 0.97)
 PRIOR = (0.2, 0.45, 0.7, 0.85, 0.95)
 """Acceptance rate by that probability, before any text has shown its own."""
 PRIOR_OF_ALL = 0.7
-"""The same of any token."""
+"""Prior acceptance rate of any token."""
 FORGET_SHARE = 1 / 256
 """Share of what is known of a row's guesses that each tick forgets: a text for which drafts were useless is tried again
 after some hundred tokens."""
@@ -61,20 +61,20 @@ class _Text:
 
     seq_id: int
     rates: AcceptanceRates
-    """By how sure the small model was."""
+    """Acceptance rates by how sure the small model was."""
     any_rate: AcceptanceRates
-    """Of any guess."""
+    """Acceptance rate of any guess."""
     held: array[int] = attrs.field(factory=lambda: array("i"))
     """Tokens whose KV is in memory: the row's, then perhaps guessed ones."""
     guess: list[int] = attrs.field(factory=list)
     """What is guessed to come behind the row's tokens."""
     kinds: list[int] = attrs.field(factory=list)
-    """Of each guessed token, how sure the small model was."""
+    """Confidence of the small model in each guessed token."""
     known: int = 0
     """Tokens of the row that were compared with guesses."""
 
     def probabilities(self) -> list[float]:
-        """Of each token of the guess, that it and all before it are accepted."""
+        """Probability of each token of the guess that it and all before it are accepted."""
         whole, found = 1.0, []
         for kind in self.kinds:
             whole *= self.rates.of(kind)
@@ -105,7 +105,7 @@ class _Going:
     text: _Text
     wanted: int
     grammar: GrammarState | None
-    """Behind the guess so far."""
+    """State of the grammar behind the guess so far."""
 
     @property
     def ahead(self) -> int:
@@ -144,7 +144,7 @@ class ModelDrafter:
         """Oldest first."""
         self._free_ids = list(range(context.n_seq_max))
         self._rates, self._any_rate = AcceptanceRates(PRIOR), AcceptanceRates((PRIOR_OF_ALL,))
-        """Of all texts: what a new one begins with."""
+        """Acceptance rates of all texts: what a new one begins with."""
         self._is_off = False
         self._threads_in_force = 0
         self._asked = 0
@@ -153,7 +153,7 @@ class ModelDrafter:
     # Drafter
 
     def expected(self, sequence: Sequence, most: int) -> Rows[float]:
-        """Those of what is guessed already, then by this text's rate, or that of all texts where it is new."""
+        """Probabilities of what is guessed already, then by this text's rate, or that of all texts where it is new."""
         grammar = sequence.grammar
         if self._is_off or len(sequence.tokens) + most > self._most_tokens or (grammar and grammar.is_over):
             return ()
@@ -169,7 +169,7 @@ class ModelDrafter:
         return expected
 
     def step_ms(self, rows: int) -> float:
-        """As measured, unless that was long ago."""
+        """Time of a step as measured, unless that was long ago."""
         self._asked += 1
         if self._asked > MEASURE_AGAIN:
             self._asked = 0
@@ -201,7 +201,7 @@ class ModelDrafter:
         ]
 
     def takes_in(self, sequence: Sequence, token: int) -> bool:
-        """It has a guess at any time: one that paid would have been verified instead of the stride."""
+        """False always: a guess that paid would have been verified instead of the stride."""
         return False
 
     def abort(self) -> None:

@@ -37,7 +37,7 @@ class Candidate:
     """A row and its draft, as far as the policy is concerned."""
 
     likelihoods: Sequence[float]
-    """Of each drafted token, the chance that it and all before it hold; falling. Empty: there is no draft."""
+    """Chance of each drafted token that it and all before it hold; falling. Empty: there is no draft."""
     target_tbt_ms: float
 
 
@@ -46,7 +46,7 @@ class Drafting:
     """What to verify in one batch."""
 
     lengths: tuple[int, ...]
-    """Of each row, the drafted tokens; 0: its last token alone."""
+    """Drafted tokens of each row; 0: its last token alone."""
     plain_ms: float
     """What a step without drafts would take."""
     batch_ms: float

@@ -111,7 +111,7 @@ class Speculator:
         return Drafts([Draft(row, guess.tokens[:length]) for row, guess, length in parts], drafting, spent_ms)
 
     def sees(self, rows: Rows[Sequence], tokens: Rows[int]) -> bool:
-        """In the middle of a stride that gave each row a token: whether a draft is worth ending it."""
+        """Whether a draft is worth ending a stride that has given each row a token."""
         if not self._can_pay_now:
             return False
         # The next tick catches up with the rows behind the first such row.
