@@ -110,7 +110,7 @@ SYNONYMS = (
 )
 """Names of one bound in several dialects and servers, which clients mix up: each endpoint takes all of them."""
 _FORMS = ("response_format", "format", "output_format", "output_config", "text", "structural_tag", "regex", "ebnf")
-_OTHER_BOUNDS = ("stop_token_ids", "allowed_token_ids", "bad_words", "t_max_predict_ms")
+_OTHER_BOUNDS = ("stop_token_ids", "allowed_token_ids", "bad_words")
 
 
 def read_generating(fields: Mapping[str, Any], cls: type[T], http: Exchange) -> T:
@@ -145,7 +145,7 @@ def as_own(fields: Mapping[str, Any], cls: type, http: Exchange, path: str = "")
     for names in SYNONYMS:
         own = [name for name in names if name in hints_of(cls)]
         alias = next((name for name in names if name not in own and fields.get(name) is not None), None)
-        if alias is not None and all(fields.get(name) is None for name in own):
+        if own and alias is not None and all(fields.get(name) is None for name in own):
             rest = {name: each for name, each in fields.items() if name not in (alias, own[0])}
             fields = {own[0]: fields[alias], **rest}
             http.names[path + own[0]] = alias
