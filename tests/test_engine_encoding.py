@@ -17,7 +17,7 @@ from projectors import MARKER, png, wav, write_seeing_model
 from test_engine_pictures import LENGTH, World, about
 
 from harness import PATIENCE_SEC
-from uma import open_engine
+from uma import Request, open_engine
 from uma.engine.policy import Plan, Scheduler
 from uma.engine.policy.state import State
 from uma.errors import ShuttingDown
@@ -108,6 +108,27 @@ async def test_a_request_that_is_cancelled_meanwhile_ends_the_encoding(world: Wo
         await settled(engine)
         assert len(pieces.generated) < LEAST_PIECES
         assert (await answer(engine, about(QUESTION, file))).token_ids == world.expected(QUESTION, [file])
+
+
+async def test_a_background_picture_gives_way_to_one_of_a_higher_lane(world: World, pieces: Pieces) -> None:
+    background, other = (about(QUESTION, file_for(world, seed), id=str(seed)) for seed in (1, 2))
+    ended: list[tuple[str, tuple[int, ...]]] = []
+    async with open_engine(config_for(world.model)) as engine, trio.open_nursery() as nursery:
+
+        async def run(request: Request) -> None:
+            ended.append((request.id, (await answer(engine, request)).token_ids))
+
+        async def other_comes() -> None:
+            nursery.start_soon(run, other)
+            with trio.fail_after(PATIENCE_SEC):
+                while len((seen := await engine.activity()).running) + len(seen.waiting) < 2:
+                    await trio.lowlevel.checkpoint()
+
+        pieces.on_second = lambda: trio.from_thread.run(other_comes)
+        nursery.start_soon(run, attrs.evolve(background, priority=-1))
+    assert dict(ended) == {id: world.expected(QUESTION, [file_for(world, int(id))]) for id in ("2", "1")}
+    if world.has_eyes:  # a sound this short is encoded before the other has come to its own
+        assert [id for id, _ in ended] == ["2", "1"]
 
 
 async def test_an_engine_that_stops_meanwhile_ends_the_encoding(world: World, pieces: Pieces) -> None:

@@ -28,6 +28,8 @@ class Encoder:
         self._token_ms: dict[bool, float] = {}
         """What the last picture took for each of its tokens, and the last sound; by whether it was one. Of a projector
         that encodes them as one piece."""
+        self._gave_way: Picture | None = None
+        """The picture whose pass gave way last: it is encoded from its start, and gives way no more."""
         self._began_ms = 0.0
         """When the piece began that is computed."""
 
@@ -73,7 +75,7 @@ class Encoder:
                 fault.append(error)
                 return False
             self._began_ms = now_ms()
-            return goes_on and self._is_wanted(picture)
+            return goes_on and self._is_wanted(picture) and not self._gives_way(picture)
 
         try:
             is_whole = self._projector.encode(picture, go_on)
@@ -93,6 +95,21 @@ class Encoder:
         sequence.account.own_ms += ended - self._began_ms
         if (recorder := self._trace.recorder) is not None:
             recorder.span(DECODE, "picture", self._began_ms, ended)
+
+    def _gives_way(self, picture: Picture) -> bool:
+        """Whether a request of a higher lane waits for another picture. llama.cpp encodes one at a time, so that this
+        pass is thrown away.
+        """
+        head = self.next()
+        if head is None or picture is self._gave_way:
+            return False
+        lanes = [
+            each.lane for each in self._residency.active.values() if each.picture and each.picture.picture is picture
+        ]
+        if head.lane <= max(lanes, default=head.lane):
+            return False
+        self._gave_way = picture
+        return True
 
     def _is_wanted(self, picture: Picture) -> bool:
         """Whether a sequence still waits for it: its requests can have been cancelled meanwhile."""
