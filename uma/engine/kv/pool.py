@@ -361,10 +361,11 @@ class KvPool:
         return count
 
     def save(self, holding: Holding, now_ms: float) -> Snapshot | None:
-        """Keep a snapshot of what a running sequence has computed, if it is worth it and has a place."""
+        """Keep a snapshot of what a running sequence has computed, if it is worth it, fits, and stops no stream."""
         tokens = holding.tip.whole()
         if (
             is_squeezed(tokens)
+            or self._would_stop_streams(len(tokens), but=holding.seq_id)
             or self.cells.waits_for_copy(holding.seq_id)
             or not self.store.accepts(tokens, len(tokens), 1)
         ):
@@ -435,13 +436,16 @@ class KvPool:
             return True
         if is_squeezed(node.whole()):  # its cells share positions, so it is read again
             return True
-        is_large = self.cells.expected_size(node.end) > MOST_COPY_BYTES
-        if self.cells.waits_for_copy(seq_id) or (self._decoding and is_large):
+        if self.cells.waits_for_copy(seq_id) or self._would_stop_streams(node.end):
             return False
         size = self._checkpoints.snapshot_size(seq_id, node)
         if self.store.has_place_for(size, node.end, node.reuses, node.used_at):
             self.store.add(self._snapshot_of(seq_id), is_lasting=self._is_worth_saving(node))
         return True
+
+    def _would_stop_streams(self, tokens: int, but: int | None = None) -> bool:
+        """Whether a copy of so many tokens would be a gap in the streams of sequences that decode, `but` one."""
+        return bool(self._decoding - {but}) and self.cells.expected_size(tokens) > MOST_COPY_BYTES
 
     def _restore(self, snapshot: Snapshot, length: int, now_ms: float) -> Holding | None:
         """A sequence with the first `length` tokens of a snapshot; None where there is no room for it."""

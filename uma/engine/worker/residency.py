@@ -132,7 +132,8 @@ class Residency:
         )
 
     def preempt(self, sequence: Sequence, now: float) -> None:
-        """Take a sequence's slot. It is queued, and continues from a snapshot, or computes its tokens again.
+        """Take a sequence's slot. It is queued, and continues from a snapshot, or from what is left of its cells. These
+        are cache without a snapshot, which is evicted from its end: only what was evicted is computed again.
 
         Its reader sees a pause, and then exactly the tokens it would have seen.
         """
@@ -141,18 +142,14 @@ class Residency:
         sequence.kept = self._pool.save(sequence.holding, now)
         if sequence.kept is not None:
             sequence.kept.is_pinned = True
-        self._vacate(sequence, now)
+        self._pool.release(sequence.holding, now, keep=sequence.kept is None)
+        self._queue_again(sequence)
         self._trace.preempted(sequence)
 
     def restart(self, sequence: Sequence) -> None:
         """Queue a sequence whose computed part a failed batch has left in an unknown state: it computes all again."""
         assert sequence.holding is not None
         self._pool.give_up(sequence.holding, now_ms())
-        self._queue_again(sequence)
-
-    def _vacate(self, sequence: Sequence, now: float) -> None:
-        assert sequence.holding is not None
-        self._pool.release(sequence.holding, now, keep=False)
         self._queue_again(sequence)
 
     def _queue_again(self, sequence: Sequence) -> None:
