@@ -290,7 +290,7 @@ def test_a_response_echoes_what_held(client: openai.OpenAI) -> None:
     assert (said.temperature, said.top_p, said.reasoning and said.reasoning.effort) == (0.5, 0.75, "none")
     assert said.metadata == {"topic": "foxes"}
     said = client.responses.create(**asked, reasoning={"effort": "high"})
-    assert (said.temperature, said.top_p, said.reasoning and said.reasoning.effort) == (0.8, 0.95, None)
+    assert (said.temperature, said.top_p, said.reasoning and said.reasoning.effort) == (0.8, 0.95, "high")
 
 
 def test_a_token_that_is_biased_away_does_not_come(client: openai.OpenAI) -> None:
