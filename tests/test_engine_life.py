@@ -6,7 +6,7 @@ import random
 import threading
 from array import array
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import trio
 from engine_world import Answer, answer, answers, ask, break_decode_thread, config_for, settled, tokens_for
 
 from harness import PATIENCE_SEC
-from uma import open_engine
+from uma import Request, open_engine
 from uma.engine import Engine
 from uma.engine.delivery.pacing import CREDITS
 from uma.engine.intake.overload import full_queue_retry_ms
@@ -24,6 +24,7 @@ from uma.engine.kv.pool import KvPool
 from uma.errors import Overloaded, ShuttingDown, UmaError
 from uma.llama.backend import MAX_SEQUENCES
 from uma.llama.context import Context
+from uma.llama.vocab import Vocab
 from uma.types import EmbedRequest, Finished, Slo, Token
 
 FOREVER = 1_500
@@ -336,6 +337,46 @@ async def test_what_is_embedded_as_the_engine_ends_is_refused_and_keeps_no_model
                 assert await trio.to_thread.run_sync(is_making.wait, PATIENCE_SEC)
             may_go_on.set()
     assert len(told) == len(freed) == 1
+
+
+@pytest.mark.parametrize("is_generated", [True, False], ids=["generate", "tokenize"])
+async def test_a_prompt_that_is_read_as_the_engine_ends_is_refused_and_its_model_stays_until_then(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, is_generated: bool
+) -> None:
+    order, is_reading, may_go_on = list[str](), threading.Event(), threading.Event()
+    free, tokenize = lib.llama_model_free, Vocab.tokenize
+
+    def freeing(handle: int) -> None:
+        order.append("freed")
+        free(handle)
+
+    def reading(vocab: Vocab, *args: Any, **kwargs: Any) -> Any:
+        is_reading.set()
+        assert may_go_on.wait(PATIENCE_SEC)
+        try:
+            return tokenize(vocab, *args, **kwargs)
+        finally:
+            order.append("read")
+
+    monkeypatch.setattr(lib, "llama_model_free", freeing)
+    request = Request("long", prompt="once upon a time " * 2_000)
+
+    async def read(engine: Engine) -> None:
+        with suppress(ShuttingDown):  # what it tells where it is generated
+            if is_generated:
+                await answer(engine, request)
+                pytest.fail("an answer of an engine that has ended")
+            else:
+                await engine.tokenize(request)
+
+    with trio.fail_after(PATIENCE_SEC):
+        async with trio.open_nursery() as nursery:  # of the program: it outlives the block
+            async with open_engine(config_for(tiny, n_ctx=65_536)) as engine:
+                monkeypatch.setattr(Vocab, "tokenize", reading)
+                nursery.start_soon(read, engine)
+                assert await trio.to_thread.run_sync(is_reading.wait, PATIENCE_SEC)
+            may_go_on.set()
+    assert order[-1] == "freed" and "read" in order
 
 
 async def test_a_command_after_the_end_of_the_engine_is_answered(tiny: Path) -> None:

@@ -147,35 +147,35 @@ class Engine:
         self._metrics.requests_total += 1
         spent = Preparing()
         try:
-            self._check_open()
-            self._check_generates()
-            check_features(request, self._max_active)
-            asked, request = request, self._chat.prepared(request)
-            self._gate.check_queue(request.priority)
-            tokens, pictures = await self._read(request, asked)
-            if pictures:  # their files are in the ids
-                request, asked = request.with_media(()), asked.with_media(())
-            spent.on("prepare")
-            self._prompts.check_fits(len(tokens))
-            check_prompt(request.sampling, len(tokens))
-            report = await self._report(request)
-            bias = self._constraints.bias(request.sampling)
-            loose, grammar, forced = await self._grammar(asked, tokens)
-            spent.on("grammar")
-            most_tokens = self.max_request_tokens
-            if request.sampling.reproducible:
-                await self._apart.ready_for(len(tokens))
-                most_tokens = self._apart.max_tokens
-            elif request.cache_prompt:
-                await self._fetch_from_disk(tokens)
-                spent.on("disk")
-            has_borders = not pictures and not (self.worker.can_be_cut or request.sampling.reproducible)
-            ends = await self._prompts.message_ends(request, tokens) if has_borders else ()
-            spent.on("prepare")
-            # Other requests came meanwhile. From here on nothing awaits, so what is checked holds.
-            self._check_open()
-            self._gate.check_queue(request.priority)
-            self._gate.check_deadline(request, len(tokens))
+            with self._in_use():
+                self._check_generates()
+                check_features(request, self._max_active)
+                asked, request = request, self._chat.prepared(request)
+                self._gate.check_queue(request.priority)
+                tokens, pictures = await self._read(request, asked)
+                if pictures:  # their files are in the ids
+                    request, asked = request.with_media(()), asked.with_media(())
+                spent.on("prepare")
+                self._prompts.check_fits(len(tokens))
+                check_prompt(request.sampling, len(tokens))
+                report = await self._report(request)
+                bias = self._constraints.bias(request.sampling)
+                loose, grammar, forced = await self._grammar(asked, tokens)
+                spent.on("grammar")
+                most_tokens = self.max_request_tokens
+                if request.sampling.reproducible:
+                    await self._apart.ready_for(len(tokens))
+                    most_tokens = self._apart.max_tokens
+                elif request.cache_prompt:
+                    await self._fetch_from_disk(tokens)
+                    spent.on("disk")
+                has_borders = not pictures and not (self.worker.can_be_cut or request.sampling.reproducible)
+                ends = await self._prompts.message_ends(request, tokens) if has_borders else ()
+                spent.on("prepare")
+                # Other requests came meanwhile. From here on nothing awaits, so what is checked holds.
+                self._check_open()
+                self._gate.check_queue(request.priority)
+                self._gate.check_deadline(request, len(tokens))
         except (UmaError, trio.Cancelled) as why:
             self._note_unqueued(request, spent, why)
             raise
@@ -274,15 +274,17 @@ class Engine:
 
     async def tokenize(self, request: Request) -> Tokenized:
         """See `types.Source.tokenize`."""
-        asked, request = request, self._chat.prepared(request)
-        if not any(request.placed_media()):
-            return await self._prompts.explain(request)
-        tokens, _ = await self._read(request, asked)
-        return await self._prompts.explained(request, array("i", (max(-1, each) for each in tokens)))
+        with self._in_use():
+            asked, request = request, self._chat.prepared(request)
+            if not any(request.placed_media()):
+                return await self._prompts.explain(request)
+            tokens, _ = await self._read(request, asked)
+            return await self._prompts.explained(request, array("i", (max(-1, each) for each in tokens)))
 
     async def tokenize_rendered(self, text: str) -> tuple[int, ...]:
         """Token ids of a text to which another program has applied a chat template, for a request's `token_ids`."""
-        return await self._prompts.read_rendered(text)
+        with self._in_use():
+            return await self._prompts.read_rendered(text)
 
     async def health(self, *, probe: bool = True) -> Health:
         """See `types.Source.health`. Tasks that ask at once share one probe; without an answer: `stalled`."""
