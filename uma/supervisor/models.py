@@ -149,7 +149,7 @@ class LoadedModels(Models):
     def loaded(self, model: str | None) -> Source | None:
         """See `types.Models`."""
         found = self._model(model)
-        return next((held for held in self._loaded() if held.model is found), None)
+        return next((held for held in self._loaded() if held.model is found and not found.is_leaving), None)
 
     async def load(self, model: str | None, keep_sec: float | None = None) -> ListedModel:
         """See `types.Models`."""
