@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from json_schemas import CHECKER, FORMATS, schemas
+from llguidance import LLParserLimits
 from reference import vocabulary
 
 from models import write_model
@@ -528,3 +529,28 @@ def test_a_vocabulary_without_an_end_has_no_grammars(tmp_path: Path, monkeypatch
         assert not compiler.is_available
         with pytest.raises(BadRequest, match="no token that ends a text"):
             compiler.compile(Grammar(json_object=True))
+
+
+def test_requests_with_one_grammar_do_not_use_up_each_other_s_bound(
+    vocab: Vocab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = 8_000 if vocab.n_tokens > 1_000 else 2_000  # some of these texts together need more, none does alone
+    monkeypatch.setattr(module, "LIMITS", LLParserLimits(max_lexer_states=states, verbose_errors=False))
+    compiler, masks = GrammarCompiler(vocab), GrammarMasks(vocab.n_tokens)
+    made = 0
+    make = GrammarCompiler._make
+
+    def counted(compiler: GrammarCompiler, *args: Any) -> Any:
+        nonlocal made
+        made += 1
+        return make(compiler, *args)
+
+    monkeypatch.setattr(GrammarCompiler, "_make", counted)
+    for seed in range(12):
+        random, state = Random(seed), compiler.compile(Grammar(regex="[a-z]*[aeiou][a-z]{40}"))
+        text = "".join(random.choices("aeiourstlnm", k=60))
+        for token in vocab.tokenize(text, add_special=False, parse_special=False).tolist():
+            assert token in allowed(masks, state), seed
+            state.accept(token)
+    masks.close()
+    assert 1 < made < 12

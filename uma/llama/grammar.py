@@ -8,9 +8,11 @@ rest takes microseconds. Masks of a batch are computed by a helper thread while 
 from __future__ import annotations
 
 import json
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import accumulate
 from threading import Lock
 from typing import Any
@@ -30,8 +32,9 @@ from uma.llama.grammar_reasons import LIMITS, bound_of, in_plain_words
 from uma.llama.vocab import Vocab
 from uma.types import GRAMMAR_FIELDS, Grammar
 
-MAX_KEPT = 64
-"""Maximum compiled grammars kept per model: a service uses a few dozen schemas; a large one takes some megabytes."""
+MAX_KEPT = 32
+"""Maximum compiled grammars kept per model: a service uses a few dozen schemas. A large one takes some megabytes, and
+one whose automaton has come near its bound (`MAX_STATES`) 100 MiB; llguidance does not tell how many states it has."""
 MAX_USES = 256
 """Sequences after which a kept grammar is compiled again: they share its automaton, which only ever grows."""
 MAX_PROBES = 256
@@ -68,11 +71,15 @@ class GrammarState:
     The calls go: `force`, then (`GrammarMasks`, `accept`, `force`) for each sampled token, until `is_over`.
     """
 
-    __slots__ = ("fault", "is_over", "matcher")
+    __slots__ = ("_make", "_tokens", "fault", "is_over", "matcher")
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, make: Callable[[], LLMatcher] | None = None) -> None:
+        """`make` compiles the grammar again, for this state alone."""
         self.matcher = matcher
         """llguidance's own object."""
+        self._make = make
+        self._tokens = array("i")
+        """Those that were accepted."""
         self.is_over = False
         """The text is complete and nothing can follow."""
         self.fault: BaseException | None = None
@@ -80,6 +87,7 @@ class GrammarState:
 
     def accept(self, token: int) -> None:
         """Take a sampled token into account. Raises as `check`."""
+        self._tokens.append(token)
         self.matcher.consume_token(token)
         self.check()
 
@@ -87,6 +95,7 @@ class GrammarState:
         """The tokens that come next because nothing else is allowed; they count as accepted."""
         tokens = self.matcher.compute_ff_tokens()
         if tokens:
+            self._tokens.extend(tokens)
             self.matcher.consume_tokens(tokens)
         self.check()
         return tokens
@@ -101,6 +110,8 @@ class GrammarState:
         """
         if self.fault is not None:
             raise RuntimeError("which tokens its grammar allows could not be computed") from self.fault
+        if self.matcher.is_error():
+            self.renew()
         self.is_over = self.matcher.is_stopped()
         if self.is_over and self.matcher.is_error():
             reason = self.matcher.get_error()
@@ -108,9 +119,24 @@ class GrammarState:
                 raise BadRequest(f"grammar: {bound}")
             raise DecodeFailed(f"the grammar cannot be followed further: {in_plain_words(reason)}")
 
+    def renew(self) -> bool:
+        """After a bound of the automaton was reached, which the texts of other requests may have used up: go on in a
+        new one, once. False where that does not help.
+        """
+        if self._make is None or bound_of(self.matcher.get_error()) is None:
+            return False
+        make, self._make = self._make, None
+        matcher = make()
+        matcher.consume_tokens(self._tokens.tolist())
+        if matcher.is_error():
+            return False
+        self.matcher = matcher
+        return True
+
     def fork(self) -> GrammarState:
         """Another state at the same position."""
-        fork = GrammarState(self.matcher.deep_copy())
+        fork = GrammarState(self.matcher.deep_copy(), self._make)
+        fork._tokens = self._tokens[:]
         fork.is_over = self.is_over
         return fork
 
@@ -118,6 +144,8 @@ class GrammarState:
 @attrs.define(eq=False)
 class _Kept:
     matcher: LLMatcher
+    grammar: Grammar
+    before: str
     uses: int = 0
 
 
@@ -169,7 +197,7 @@ class GrammarCompiler:
             return state
         matcher = self._make(grammar, before)
         with self._lock:
-            self._kept[key] = _Kept(matcher)
+            self._kept[key] = _Kept(matcher, grammar, before)
             if len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
             return self._state(key)
@@ -188,7 +216,14 @@ class GrammarCompiler:
         kept.uses += 1
         if kept.uses >= MAX_USES:
             del self._kept[key]
-        return GrammarState(kept.matcher.deep_copy())
+        return GrammarState(kept.matcher.deep_copy(), partial(self._make_anew, key, kept))
+
+    def _make_anew(self, key: str, kept: _Kept) -> LLMatcher:
+        """A kept grammar once more, whose automaton has reached its bound: no other request begins in that one."""
+        with self._lock:
+            if self._kept.get(key) is kept:
+                del self._kept[key]
+        return self._make(kept.grammar, kept.before)
 
     def _make(self, grammar: Grammar, before: str = "") -> LLMatcher:
         if not self.is_available:
@@ -324,7 +359,9 @@ class GrammarMasks:
         if drafted:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *memory)
         for state, row, draft in places:
-            if state.matcher.is_error():  # llguidance allows the end of text then, as if that were a complete one
+            if state.matcher.is_error() and state.renew():
+                self._fill_bits([state], [draft], bits[row : row + 1 + len(draft)])
+            elif state.matcher.is_error():  # llguidance allows the end of text then, as if that were a complete one
                 bits[row : row + 1 + len(draft)] = 0
 
 
