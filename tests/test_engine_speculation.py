@@ -246,7 +246,8 @@ async def test_drafts_beside_others_that_are_preempted_and_cancelled_change_noth
         assert said(mine) == said(theirs)
     assert counters["requests_cancelled"] == 3
     # How far requests overlap is a matter of time, too: with few tokens for all there is nearly always some pressure.
-    assert counters["preemptions_total"] > 0 or name == "qwen35", "there was no pressure"
+    # A hybrid's rows end in another order from one machine to the next: it need not run short of cells.
+    assert counters["preemptions_total"] > 0 or name != "attention", "there was no pressure"
     assert counters["draft_accepted_total"] > 0
 
 
