@@ -142,9 +142,7 @@ def is_good(path: str, answer: Answered) -> bool:
 @pytest.fixture(scope="module")
 def hosted(tiny: Path) -> Iterator[HostedHttp]:
     with hosted_http(RuntimeConfig(model=str(tiny), http="127.0.0.1:0", n_ctx=4096, threads=1, threads_batch=1)) as it:
-        raw = RawHttp(it.port)
-        raw.ask("GET", "/v1/files")  # opens the index of files, which stays open
-        raw.close()
+        open_index(it)
         yield it
 
 
@@ -152,7 +150,15 @@ def hosted(tiny: Path) -> Iterator[HostedHttp]:
 def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedHttp]:
     path = write_encoder(tmp_path_factory.mktemp("model") / "reranker.gguf", pooling="rank")
     with hosted_http(RuntimeConfig(model=str(path), http="127.0.0.1:0", threads=1, threads_batch=1)) as it:
+        open_index(it)
         yield it
+
+
+def open_index(server: HostedHttp) -> None:
+    """Have the index of files opened, which stays open: a server does it once its runner of batches has a turn."""
+    raw = RawHttp(server.port)
+    assert raw.ask("GET", "/v1/files").status == 200
+    raw.close()
 
 
 @attrs.frozen
