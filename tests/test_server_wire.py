@@ -246,7 +246,7 @@ def test_a_client_that_sends_a_whole_frame_that_is_too_large_still_reads_why(ser
 
 
 @pytest.mark.parametrize(
-    "payload", [b"\xff\xfe{}", b"{", b"[]", b"null", b"[" * 60_000, b'{"a":' * 60_000, b'{"id":"a","prompt":NaN}']
+    "payload", [b"\xff\xfe{}", b"{", b"[]", b"null", b"[" * 60_000, b'{"a":' * 100_000, b'{"id":"a","prompt":NaN}']
 )
 def test_a_payload_that_is_no_json_object_closes_the_session(server: ServerProcess, payload: bytes) -> None:
     with server.connect() as raw:
@@ -256,7 +256,7 @@ def test_a_payload_that_is_no_json_object_closes_the_session(server: ServerProce
     assert event["code"] == "E_PROTO_INVALID_JSON"
 
 
-@pytest.mark.parametrize("payload", [b"[" * 100_000, b'{"a":' * 100_000])
+@pytest.mark.parametrize("payload", [b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000])
 def test_a_payload_of_more_lists_than_any_request_needs_is_refused_and_the_session_goes_on(
     server: ServerProcess, payload: bytes
 ) -> None:

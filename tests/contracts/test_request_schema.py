@@ -55,7 +55,7 @@ def stops(**conditions: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("value", "line"),
     [
-        (sampling(temperature=5.0), "sampling_options.temperature: 5.0 must be from 0 to 2"),
+        (sampling(temperature=5.0), "sampling_options.temperature: 5 must be from 0 to 2"),
         (sampling(top_p=1.5), "sampling_options.top_p: 1.5 must be from 0 to 1"),
         (sampling(top_k=-2), "sampling_options.top_k: -2 must be -1 or more"),
         (sampling(min_p="0.1"), "sampling_options.min_p: expected a number, not '0.1'"),
