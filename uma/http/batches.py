@@ -240,8 +240,10 @@ async def _unfinished(gateway: Gateway, jobs: JobFolder) -> list[Batch]:
     if not await jobs.is_there():
         return []
 
+    served = _served(gateway)  # on Trio's thread, to which the names of several models belong
+
     def found(store: Store) -> list[Batch]:
-        batches = store.unfinished(_served(gateway))
+        batches = store.unfinished(served)
         if batches:
             store.check_own()
         return batches
