@@ -7,6 +7,7 @@ import logging
 import re
 import socket
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -138,7 +139,11 @@ class HttpServer:
 
 @contextmanager
 def running_http(directory: Path, *flags: str, **environ: str) -> Iterator[HttpServer]:
-    """`uma run --http` on a port of the system's choice, ready for clients; ended with the block."""
+    """`uma run --http` on a port of the system's choice, ready for clients; ended with the block. Its folder of jobs is
+    its own, unless the flags name one: of several servers on one folder one alone takes changes.
+    """
+    if "--http-jobs" not in flags:
+        flags = (*flags, "--http-jobs", str(directory / "jobs"))
     with running_server(directory / "http.sock", "--http", "127.0.0.1:0", *flags, **environ) as process:
         yield HttpServer(process, _url(process))
     _check_crashes(process.log.join())
@@ -194,6 +199,16 @@ def hosted_http(config: RuntimeConfig, source_of: Callable[[Engine], Source] | N
 
     `source_of` makes of the engine what is served in its place, and that can have faults.
     """
+    if config.http_jobs != RuntimeConfig().http_jobs:
+        with _hosted(config, source_of) as hosted:
+            yield hosted
+        return
+    with tempfile.TemporaryDirectory() as jobs, _hosted(attrs.evolve(config, http_jobs=jobs), source_of) as hosted:
+        yield hosted
+
+
+@contextmanager
+def _hosted(config: RuntimeConfig, source_of: Callable[[Engine], Source] | None) -> Iterator[HostedHttp]:
     ready: list[HostedHttp] = []
     is_ready = threading.Event()
     crashes = _Crashes()
