@@ -18,7 +18,7 @@ from http_server import HttpServer, RawHttp, hosted_http, running_http
 
 from harness import PATIENCE_SEC, short_directory, until
 from uma.engine import Engine
-from uma.http.call import MAX_UNREAD_BYTES
+from uma.http.http1 import MAX_UNREAD_BYTES
 from uma.http.page.renderer import Renderer
 from uma.types import Request
 

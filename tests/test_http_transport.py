@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from harness import PATIENCE_SEC
 from uma.http.body_budget import BodyBudget
-from uma.http.call import Call, Host
 from uma.http.exchange import Exchange
-from uma.http.http1 import Http1
+from uma.http.http1 import Call, Host, Http1
 from uma.http.transport import Transport
 from uma.net.client import THIS_MACHINE
 from uma.net.link import Link

@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable
 import trio
 from starlette.types import ASGIApp
 
-from uma.http.call import Address, Call
-from uma.http.http1 import Http1
+from uma.http.http1 import Address, Call, Http1
 from uma.http.transport import Transport
 from uma.net.throttle import ClientLines
 
