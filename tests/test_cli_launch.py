@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -109,31 +110,33 @@ def _listens(port: int) -> bool:
         return end.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_a_signal_ends_the_agent_and_the_server(tiny: Path, tmp_path: Path, socket_dir: Path) -> None:
-    note, program = tmp_path / "note", tmp_path / "claude"
-    program.write_text(f'#!/bin/sh\necho "$ANTHROPIC_BASE_URL" >{note}.new\nmv {note}.new {note}\nexec cat\n')
+@contextmanager
+def waiting_agent(
+    model: Path, folder: Path, socket_dir: Path, says: str
+) -> Iterator[tuple[subprocess.Popen[bytes], list[str]]]:
+    """`uma launch` with a server of its own and an agent that says these words of the shell, and waits for its input."""
+    note, program = folder / "note", folder / "claude"
+    program.write_text(f"#!/bin/sh\necho {says} >{note}.new\nmv {note}.new {note}\nexec cat\n")
     program.chmod(0o755)
-    environ = clean_environ(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    command = uma_command("launch", "claude", "--socket", str(socket_dir / "no.sock"), "--model", str(tiny))
+    environ = clean_environ(PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
+    command = uma_command("launch", "claude", "--socket", str(socket_dir / "no.sock"), "--model", str(model))
     with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         until(note.exists, bool)
+        yield process, note.read_text().split()
+
+
+def test_a_signal_ends_the_agent_and_the_server(tiny: Path, tmp_path: Path, socket_dir: Path) -> None:
+    with waiting_agent(tiny, tmp_path, socket_dir, '"$ANTHROPIC_BASE_URL"') as (process, said):
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 128 + signal.SIGTERM
-    assert not _listens(int(note.read_text().strip().rpartition(":")[2]))
+    assert not _listens(int(said[0].rpartition(":")[2]))
 
 
 def test_other_users_find_neither_the_port_nor_the_key_in_what_runs_and_are_refused_without_it(
     tiny: Path, tmp_path: Path, socket_dir: Path
 ) -> None:
-    note, program = tmp_path / "note", tmp_path / "claude"
-    told = '"$ANTHROPIC_BASE_URL" "$ANTHROPIC_AUTH_TOKEN"'
-    program.write_text(f"#!/bin/sh\necho {told} >{note}.new\nmv {note}.new {note}\nexec cat\n")
-    program.chmod(0o755)
-    environ = clean_environ(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    command = uma_command("launch", "claude", "--socket", str(socket_dir / "no.sock"), "--model", str(tiny))
-    with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        until(note.exists, bool)
-        url, key = note.read_text().split()
+    says = '"$ANTHROPIC_BASE_URL" "$ANTHROPIC_AUTH_TOKEN"'
+    with waiting_agent(tiny, tmp_path, socket_dir, says) as (process, (url, key)):
         port, seen = url.rpartition(":")[2].encode(), b""
         for lines in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):

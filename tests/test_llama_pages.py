@@ -110,12 +110,21 @@ def test_a_context_takes_no_memory_for_what_is_not_computed_yet() -> None:
     assert is_same == "True"
 
 
-async def test_an_engine_s_answers_are_those_of_a_context_that_kept_its_zeros(tiny: Path) -> None:
-    found = []
+async def test_an_engine_s_answers_are_those_of_a_context_that_kept_its_zeros(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, given_back = [], list[int]()
+
+    def give_back(start: int, end: int) -> None:
+        given_back.append(end - start)
+        pages.give_back_zeros(start, end)
+
+    monkeypatch.setattr("uma.engine.open.give_back_zeros", give_back)
     for owns_process in (True, False):
         async with open_engine(config_for(tiny, n_ctx=65_536), owns_process=owns_process) as engine:
             found.append((await answer(engine, ask(max_tokens=40))).token_ids)
     assert found[0] == found[1]
+    assert sum(given_back) > 16 * MIB
 
 
 @settings(deadline=None, max_examples=30)

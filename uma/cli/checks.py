@@ -78,8 +78,8 @@ def extra_buffer_types(config: RuntimeConfig) -> Check:
         return Check("extra buffers", finding)
     repair = llama_library.rebuild_command(f'CXXFLAGS="{llama_library.AMX_REPAIR}"')
     faster = (
-        "AMX can be faster for long prompts: start with --extra-buffers on. Built by GCC 12 it ends the process at its "
-        f"first use (SIGSEGV); this build does not: {repair}"
+        "to try AMX, start with --extra-buffers on. What GCC 12 has built ends the process at its first use (SIGSEGV); "
+        f"this builds it so that it does not: {repair}"
     )
     return Check("extra buffers", finding, faster=faster)
 
@@ -231,7 +231,7 @@ def folders(config: RuntimeConfig) -> Iterator[Check]:
     socket = Path(config.socket)
     yield Check("socket", f"{socket}, in {_owner(socket.parent)}", _socket_problem(socket))
     if config.prefix_folder:
-        yield _writable("cache_dir", Path(config.prefix_folder).expanduser())
+        yield _cache_dir(Path(config.prefix_folder).expanduser())
 
 
 def _socket_problem(path: Path) -> str:
@@ -246,13 +246,12 @@ def _socket_problem(path: Path) -> str:
     return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written to: choose another --socket"
 
 
-def _writable(name: str, folder: Path) -> Check:
+def _cache_dir(folder: Path) -> Check:
     nearest = _nearest_folder(folder)
     is_usable = os.path.isdir(nearest) and os.access(nearest, os.W_OK | os.X_OK)
-    where = "XDG_CACHE_HOME" if name == "cache" else "--cache-dir"
     mend = "mend its permissions, or " if os.path.isdir(nearest) and nearest.stat().st_uid == os.geteuid() else ""
-    todo = f"{nearest} cannot be written to: {mend}name another folder with {where}"
-    return Check(name, f"{folder}, {_owner(folder)}", "" if is_usable else todo)
+    todo = f"{nearest} cannot be written to: {mend}name another folder with --cache-dir"
+    return Check("cache_dir", f"{folder}, {_owner(folder)}", "" if is_usable else todo)
 
 
 def _nearest_folder(folder: Path) -> Path:

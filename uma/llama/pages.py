@@ -10,7 +10,7 @@ A new context's cells, states and outputs are filled with zeros. Pages that are 
 are there again as soon as they are written to: so a context takes the memory that conversations have come to need. But
 llama.cpp does not tell where its cells lie, and what another thread writes between the look at a page and its return
 would be lost. So only a process that is UMA's alone does it (never the library), only in large mappings that came with
-the context, before a request can be computed, and on Trio's thread: what else writes there has to hold the GIL.
+the context, before a request can be computed, and on Trio's thread, which reads what clients send and keeps the GIL.
 """
 
 from __future__ import annotations
