@@ -114,7 +114,7 @@ def _listens(port: int) -> bool:
 def waiting_agent(
     model: Path, folder: Path, socket_dir: Path, says: str
 ) -> Iterator[tuple[subprocess.Popen[bytes], list[str]]]:
-    """`uma launch` with a server of its own and an agent that says these words of the shell, and waits for its input."""
+    """`uma launch` with a server of its own and an agent that says these words of a shell, and then waits."""
     note, program = folder / "note", folder / "claude"
     program.write_text(f"#!/bin/sh\necho {says} >{note}.new\nmv {note}.new {note}\nexec cat\n")
     program.chmod(0o755)
