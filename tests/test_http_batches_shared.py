@@ -58,8 +58,10 @@ def test_a_row_of_another_version_costs_nothing_but_itself_and_orphans_are_remov
         for batch, data in zip(bad, ("{", '{"id": "a"}', "[]"), strict=True):
             index.execute("UPDATE batches SET is_over = 0, data = ? WHERE id = ?", (data, batch.id))
     orphans = jobs / "files" / "file-0.part", jobs / "files" / "file-1", jobs / "batches" / "batch_0.jsonl"
-    for orphan in orphans:
-        orphan.write_bytes(b"x")
+    others = jobs / "files" / "thesis.txt", jobs / "batches" / "notes.jsonl"
+    for each in (*orphans, *others):
+        each.write_bytes(b"x")
+    (jobs / "files" / "photos").mkdir()
     with running_http(tmp_path, "--http-jobs", str(jobs)) as server, client_of(server) as client:
         assert [each.id for each in client.batches.list()] == [kept.id]
         assert ended(client, begun(client, [line(1)])).status == "completed"
@@ -67,6 +69,7 @@ def test_a_row_of_another_version_costs_nothing_but_itself_and_orphans_are_remov
         for batch in bad:
             assert server.process.log.text.count(f"event=jobs.row_skipped id={batch.id}") == 1
     assert not any(orphan.exists() for orphan in orphans)
+    assert all(other.exists() for other in others), "a user's own, in a folder that they named"
 
 
 def test_one_server_runs_a_folder_s_batches_and_another_says_which(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import secrets
 import sqlite3
 import time
@@ -38,6 +39,10 @@ MAX_STORE_BYTES = 4_294_967_296
 MAX_FILES, MAX_BATCHES, MAX_UNFINISHED = 10_000, 1_000, 100
 """Maximum files of an owner; batches that are remembered, of which the oldest one that has ended makes way; and batches
 that have not ended."""
+_FILE_NAME = re.compile(r"file-[0-9a-f]+(\.part)?")
+"""Names of files' contents, and of parts of those that are being sent."""
+_BATCH_NAME = re.compile(r"batch_[0-9a-f]+\..*")
+"""Names of batches' results and journals."""
 MAX_TOLD = 1_000
 """Maximum unreadable rows of the index that the log names."""
 _TABLES = """
@@ -178,14 +183,16 @@ class Store:
         self._is_own = True
 
     def _sweep(self) -> None:
-        """Remove what a crash has left: parts of uploads, and contents that the index does not know."""
+        """Remove what a crash has left: parts of uploads, and contents that the index does not know. What has no name
+        of ours stays: a user can have named a folder with files of their own.
+        """
         files = {id for (id,) in self._do("SELECT id FROM files")}
         batches = {id for (id,) in self._do("SELECT id FROM batches WHERE NOT is_over")}
         for each in (self.folder / "files").iterdir():
-            if each.name not in files:
+            if _FILE_NAME.fullmatch(each.name) and each.name not in files:
                 each.unlink()
         for each in (self.folder / "batches").iterdir():
-            if each.name.partition(".")[0] not in batches:
+            if _BATCH_NAME.fullmatch(each.name) and each.name.partition(".")[0] not in batches:
                 each.unlink()
 
     def _do(self, statement: str, values: tuple[object, ...] = ()) -> list[Any]:

@@ -79,7 +79,7 @@ class GrammarState:
         """llguidance's own object."""
         self._make = make
         self._tokens = array("i")
-        """Those that were accepted."""
+        """Tokens that were accepted."""
         self.is_over = False
         """The text is complete and nothing can follow."""
         self.fault: BaseException | None = None
