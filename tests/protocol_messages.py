@@ -7,66 +7,8 @@ from typing import Any, Literal
 from hypothesis import strategies as st
 
 from uma.constraints import hints_of
-from uma.protocol.messages import (
-    ActivityEvent,
-    ActivityQuery,
-    Cancel,
-    ClientMessage,
-    EndEvent,
-    EndQuery,
-    EndThinking,
-    EosEvent,
-    ErrorEvent,
-    ExplainEvent,
-    ExplainQuery,
-    Generate,
-    HealthEvent,
-    HealthQuery,
-    Hello,
-    HelloEvent,
-    LoadingEvent,
-    LoadQuery,
-    MetricsEvent,
-    MetricsQuery,
-    ModelsEvent,
-    ModelsQuery,
-    PinQuery,
-    PromptEvent,
-    ServerEvent,
-    TokenEvent,
-    TokenizeEvent,
-    TokenizeQuery,
-    TraceEvent,
-    TraceQuery,
-    UnloadQuery,
-)
-from uma.types import (
-    CAUSES,
-    Answer,
-    Beside,
-    CacheUse,
-    Capabilities,
-    Explained,
-    FillIn,
-    Finished,
-    Grammar,
-    Limits,
-    ListedModel,
-    Logprobs,
-    MemoryPlan,
-    Message,
-    ModelInfo,
-    Prompt,
-    RecordedText,
-    Request,
-    RequestMetrics,
-    RunningRequest,
-    SamplingParams,
-    ServerInfo,
-    Slo,
-    TokenLogprob,
-    Usage,
-)
+from uma.protocol import messages
+from uma import types
 
 N_VOCAB = 1000
 
@@ -84,13 +26,13 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 metadata = st.none() | st.dictionaries(text, json_values, max_size=3)
 
 grammars = st.one_of(
-    st.builds(Grammar, json_schema=st.dictionaries(text, json_values, max_size=3)),
-    st.builds(Grammar, json_object=st.just(True)),
-    st.builds(Grammar, choice=st.lists(prompt_text.filter(bool), min_size=1, max_size=3)),
-    *(st.builds(Grammar, **{kind: prompt_text.filter(bool)}) for kind in ("regex", "lark", "gbnf")),
+    st.builds(types.Grammar, json_schema=st.dictionaries(text, json_values, max_size=3)),
+    st.builds(types.Grammar, json_object=st.just(True)),
+    st.builds(types.Grammar, choice=st.lists(prompt_text.filter(bool), min_size=1, max_size=3)),
+    *(st.builds(types.Grammar, **{kind: prompt_text.filter(bool)}) for kind in ("regex", "lark", "gbnf")),
 )
 sampling = st.builds(
-    SamplingParams,
+    types.SamplingParams,
     max_tokens=st.none() | st.integers(1, 2**63),
     min_tokens=st.integers(0, 100),
     temperature=st.floats(0, 2),
@@ -128,7 +70,7 @@ sampling = st.builds(
     dry_sequence_breakers=st.lists(prompt_text.filter(bool), max_size=4),
     reproducible=st.booleans(),
 )
-turns = st.builds(Message, role=prompt_text.filter(bool), content=prompt_text)
+turns = st.builds(types.Message, role=prompt_text.filter(bool), content=prompt_text)
 prompts = st.one_of(
     st.fixed_dictionaries({"prompt": prompt_text}),
     st.fixed_dictionaries({"messages": st.lists(turns, min_size=1, max_size=3)}),
@@ -138,44 +80,44 @@ targets = st.none() | st.floats(0, 1e6, exclude_min=True)
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> Request:
+def requests(draw: st.DrawFn) -> types.Request:
     """A request with any of its fields."""
-    return Request(
+    return types.Request(
         draw(ids),
         **draw(prompts),
         sampling=draw(sampling),
         stream=draw(st.booleans()),
         priority=draw(st.sampled_from((-1, 0, 1))),
-        slo=Slo(draw(targets), draw(targets)),
+        slo=types.Slo(draw(targets), draw(targets)),
         metadata=draw(metadata),
     )
 
 
-client_messages: st.SearchStrategy[ClientMessage] = st.one_of(
+client_messages: st.SearchStrategy[messages.ClientMessage] = st.one_of(
     st.builds(
-        Hello,
+        messages.Hello,
         versions=st.lists(st.text(characters, min_size=1, max_size=32), min_size=1, max_size=4).map(tuple),
         client=text,
         strict=st.booleans(),
     ),
-    st.builds(Generate, request=requests(), keep_alive=st.booleans()),
-    st.builds(Cancel, id=ids),
-    st.builds(EndThinking, id=ids),
-    st.builds(MetricsQuery, id=st.none() | ids),
-    st.builds(ActivityQuery, id=st.none() | ids),
-    st.builds(ExplainQuery, id=st.none() | ids, request=st.just("") | ids),
-    st.builds(TraceQuery, id=st.none() | ids, seconds=st.floats(0.1, 60)),
-    st.builds(EndQuery, number=st.integers(1, 2**53), id=st.none() | ids),
-    st.builds(ModelsQuery, id=st.none() | ids),
-    st.builds(LoadQuery, model=st.none() | ids, keep_sec=st.none() | st.floats(0, 1e9), id=st.none() | ids),
-    st.builds(UnloadQuery, model=st.none() | ids, id=st.none() | ids),
-    st.builds(PinQuery, model=st.none() | ids, pinned=st.booleans(), id=st.none() | ids),
-    st.builds(HealthQuery, id=st.none() | ids, probe=st.booleans()),
-    st.builds(TokenizeQuery, request=st.builds(lambda id, prompt: Request(id, **prompt), ids, prompts)),
+    st.builds(messages.Generate, request=requests(), keep_alive=st.booleans()),
+    st.builds(messages.Cancel, id=ids),
+    st.builds(messages.EndThinking, id=ids),
+    st.builds(messages.MetricsQuery, id=st.none() | ids),
+    st.builds(messages.ActivityQuery, id=st.none() | ids),
+    st.builds(messages.ExplainQuery, id=st.none() | ids, request=st.just("") | ids),
+    st.builds(messages.TraceQuery, id=st.none() | ids, seconds=st.floats(0.1, 60)),
+    st.builds(messages.EndQuery, number=st.integers(1, 2**53), id=st.none() | ids),
+    st.builds(messages.ModelsQuery, id=st.none() | ids),
+    st.builds(messages.LoadQuery, model=st.none() | ids, keep_sec=st.none() | st.floats(0, 1e9), id=st.none() | ids),
+    st.builds(messages.UnloadQuery, model=st.none() | ids, id=st.none() | ids),
+    st.builds(messages.PinQuery, model=st.none() | ids, pinned=st.booleans(), id=st.none() | ids),
+    st.builds(messages.HealthQuery, id=st.none() | ids, probe=st.booleans()),
+    st.builds(messages.TokenizeQuery, request=st.builds(lambda id, prompt: types.Request(id, **prompt), ids, prompts)),
 )
 
 listed_models = st.builds(
-    ListedModel,
+    types.ListedModel,
     name=text,
     path=text,
     size_bytes=st.integers(0, 2**53),
@@ -189,7 +131,7 @@ warnings = st.lists(text, max_size=2).map(tuple)
 counts = st.integers(0, 2**53)
 times = st.floats(0, 1e9)
 request_metrics = st.builds(
-    RequestMetrics, *[times] * 4, batch_size=counts, tokens_per_second=times, decode_iterations=counts
+    types.RequestMetrics, *[times] * 4, batch_size=counts, tokens_per_second=times, decode_iterations=counts
 )
 BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     str: text,
@@ -208,27 +150,27 @@ def filled(cls: type[Any]) -> st.SearchStrategy[Any]:
 
 
 BY_TYPE |= {int | None: st.none() | counts}
-BY_TYPE |= {FillIn | None: st.none() | filled(FillIn), MemoryPlan | None: st.none() | filled(MemoryPlan)}
+BY_TYPE |= {types.FillIn | None: st.none() | filled(types.FillIn), types.MemoryPlan | None: st.none() | filled(types.MemoryPlan)}
 hellos = st.builds(
-    HelloEvent,
+    messages.HelloEvent,
     version=text,
     server=text,
-    model=filled(ModelInfo),
-    capabilities=filled(Capabilities),
-    limits=filled(Limits),
+    model=filled(types.ModelInfo),
+    capabilities=filled(types.Capabilities),
+    limits=filled(types.Limits),
     warnings=warnings,
 )
 token_logprobs = st.builds(
-    TokenLogprob,
+    types.TokenLogprob,
     token_id=counts,
     text=text,
     bytes=st.binary(max_size=4).map(tuple),
     logprob=st.floats(-9999, 0),
     rank=st.integers(1, N_VOCAB),
 )
-logprobs = st.builds(Logprobs, chosen=token_logprobs, top=st.lists(token_logprobs, max_size=2).map(tuple))
+logprobs = st.builds(types.Logprobs, chosen=token_logprobs, top=st.lists(token_logprobs, max_size=2).map(tuple))
 answers = st.builds(
-    Answer,
+    types.Answer,
     index=st.integers(0, 127),
     reason=st.sampled_from(("stop", "length", "cancelled", "error")),
     seed=counts,
@@ -238,7 +180,7 @@ answers = st.builds(
     logprobs=st.none() | st.lists(logprobs, max_size=2).map(tuple),
 )
 running_requests = st.builds(
-    RunningRequest,
+    types.RunningRequest,
     id=ids,
     priority=st.sampled_from((-1, 0, 1)),
     prompt_tokens=counts,
@@ -255,28 +197,28 @@ running_requests = st.builds(
     worst_gap_ms=times,
 )
 explained = st.builds(
-    Explained,
+    types.Explained,
     id=ids,
     priority=st.sampled_from((-1, 0, 1)),
     origin=text,
     came_at=times,
     age_ms=times,
-    spent_ms=st.dictionaries(st.sampled_from(tuple(CAUSES)), times, max_size=3),
+    spent_ms=st.dictionaries(st.sampled_from(tuple(types.CAUSES)), times, max_size=3),
     prompt_tokens=counts,
     cached_tokens=counts,
     generated_tokens=counts,
-    cache=st.builds(CacheUse, tier=text, known_tokens=counts, why=text, token_id=st.none() | counts),
+    cache=st.builds(types.CacheUse, tier=text, known_tokens=counts, why=text, token_id=st.none() | counts),
     metrics=request_metrics,
     reason=text,
     now=st.none() | running_requests,
     started_before=counts,
-    beside=st.lists(st.builds(Beside, ids, counts, times), max_size=2).map(tuple),
-    text=st.none() | st.builds(RecordedText, text, text),
+    beside=st.lists(st.builds(types.Beside, ids, counts, times), max_size=2).map(tuple),
+    text=st.none() | st.builds(types.RecordedText, text, text),
 )
-server_events: st.SearchStrategy[ServerEvent] = st.one_of(
+server_events: st.SearchStrategy[messages.ServerEvent] = st.one_of(
     hellos,
     st.builds(
-        PromptEvent,
+        messages.PromptEvent,
         id=ids,
         text=text,
         token_ids=token_ids,
@@ -284,7 +226,7 @@ server_events: st.SearchStrategy[ServerEvent] = st.one_of(
         metadata=metadata,
     ),
     st.builds(
-        TokenEvent,
+        messages.TokenEvent,
         id=ids,
         text=text,
         token_id=counts,
@@ -293,10 +235,10 @@ server_events: st.SearchStrategy[ServerEvent] = st.one_of(
         logprobs=st.none() | logprobs,
     ),
     st.builds(
-        EosEvent,
+        messages.EosEvent,
         id=ids,
         reason=st.sampled_from(("stop", "length", "cancelled", "error")),
-        usage=st.builds(Usage, counts, counts, counts, counts),
+        usage=st.builds(types.Usage, counts, counts, counts, counts),
         metrics=request_metrics,
         seed=counts,
         text=st.none() | text,
@@ -304,20 +246,20 @@ server_events: st.SearchStrategy[ServerEvent] = st.one_of(
         warnings=warnings,
         logprobs=st.none() | st.lists(logprobs, max_size=2).map(tuple),
         answers=st.lists(answers, max_size=2).map(tuple),
-        prompt=st.none() | st.builds(Prompt, id=ids, text=text, token_ids=token_ids),
+        prompt=st.none() | st.builds(types.Prompt, id=ids, text=text, token_ids=token_ids),
         metadata=metadata,
     ),
     st.builds(
-        ErrorEvent, code=text, message=text, id=st.none() | ids, retry_after_ms=st.none() | counts, metadata=metadata
+        messages.ErrorEvent, code=text, message=text, id=st.none() | ids, retry_after_ms=st.none() | counts, metadata=metadata
     ),
     st.builds(
-        MetricsEvent,
+        messages.MetricsEvent,
         snapshot=st.dictionaries(text.map("n_{}".format), json_values, max_size=3),
         id=st.none() | ids,
         warnings=warnings,
     ),
     st.builds(
-        ActivityEvent,
+        messages.ActivityEvent,
         running=st.lists(running_requests, max_size=2).map(tuple),
         waiting_interactive=counts,
         waiting_normal=counts,
@@ -326,27 +268,27 @@ server_events: st.SearchStrategy[ServerEvent] = st.one_of(
         warnings=warnings,
         waiting=st.lists(running_requests, max_size=2).map(tuple),
     ),
-    st.builds(TraceEvent, trace=text, id=st.none() | ids, warnings=warnings),
-    st.builds(EndEvent, ended=st.booleans(), id=st.none() | ids, warnings=warnings),
+    st.builds(messages.TraceEvent, trace=text, id=st.none() | ids, warnings=warnings),
+    st.builds(messages.EndEvent, ended=st.booleans(), id=st.none() | ids, warnings=warnings),
     st.builds(
-        ModelsEvent, models=st.lists(listed_models, max_size=2).map(tuple), id=st.none() | ids, warnings=warnings
+        messages.ModelsEvent, models=st.lists(listed_models, max_size=2).map(tuple), id=st.none() | ids, warnings=warnings
     ),
-    st.builds(ExplainEvent, request=explained, id=st.none() | ids, warnings=warnings),
+    st.builds(messages.ExplainEvent, request=explained, id=st.none() | ids, warnings=warnings),
     st.builds(
-        HealthEvent,
+        messages.HealthEvent,
         status=st.sampled_from(("ok", "loading", "draining", "stalled")),
         latency_ms=times,
         tokens_generated=counts,
         id=st.none() | ids,
         warnings=warnings,
     ),
-    st.builds(LoadingEvent, percent=counts),
-    st.builds(TokenizeEvent, id=ids, token_ids=st.lists(counts, max_size=4).map(tuple), warnings=warnings),
+    st.builds(messages.LoadingEvent, percent=counts),
+    st.builds(messages.TokenizeEvent, id=ids, token_ids=st.lists(counts, max_size=4).map(tuple), warnings=warnings),
 )
 
-INFO = ServerInfo(
+INFO = types.ServerInfo(
     server="uma/0.1.0",
-    model=ModelInfo(
+    model=types.ModelInfo(
         name="story",
         path="/models/story.gguf",
         architecture="llama",
@@ -357,7 +299,7 @@ INFO = ServerInfo(
         vocab_size=N_VOCAB,
         has_chat_template=True,
     ),
-    capabilities=Capabilities(
+    capabilities=types.Capabilities(
         streaming=True,
         chat=True,
         cancel=True,
@@ -368,15 +310,15 @@ INFO = ServerInfo(
         max_stop_sequences=16,
         sampling_params=("temperature", "top_p"),
     ),
-    limits=Limits(
+    limits=types.Limits(
         n_ctx=1024, max_tokens=512, max_prompt_bytes=10_000, max_frame_bytes=65_536, max_sessions=8, max_queue=8
     ),
 )
 
 
-def finished(id: str = "a", **fields: Any) -> Finished:
+def finished(id: str = "a", **fields: Any) -> types.Finished:
     """A request's last event."""
-    metrics = RequestMetrics(
+    metrics = types.RequestMetrics(
         queue_ms=1.0,
         prefill_ms=2.0,
         decode_ms=3.0,
@@ -385,4 +327,4 @@ def finished(id: str = "a", **fields: Any) -> Finished:
         tokens_per_second=100.0,
         decode_iterations=4,
     )
-    return Finished(id, **{"reason": "stop", "usage": Usage(3, 0, 4), "metrics": metrics, "seed": 7, **fields})
+    return types.Finished(id, **{"reason": "stop", "usage": types.Usage(3, 0, 4), "metrics": metrics, "seed": 7, **fields})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma.errors import BadRequest, InvalidJson, PromptTooLarge
+from uma.errors import PromptTooLarge
 from uma.protocol.newline import LineDecoder
 
 lines_of_text = st.lists(
@@ -44,12 +44,3 @@ def test_a_line_over_the_cap_is_told_before_its_end_comes() -> None:
     decoder.feed(b"x")
     with pytest.raises(PromptTooLarge, match=r"^prompt too large: .*max_prompt_bytes"):
         decoder.next_line()
-
-
-@pytest.mark.parametrize(("line", "error"), [(b"a\0b", BadRequest), (b"\xff", InvalidJson)])
-def test_a_line_that_is_no_text_is_refused_and_the_next_one_taken(line: bytes, error: type[Exception]) -> None:
-    decoder = LineDecoder(100)
-    decoder.feed(line + b"\nnext\n")
-    with pytest.raises(error):
-        decoder.next_line()
-    assert decoder.next_line() == "next"

@@ -6,9 +6,9 @@ Each row of the protocol's error table has its test here or beside the setting t
 from __future__ import annotations
 
 import json
-import random
 import socket
 import struct
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,16 @@ def tokens_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_a_client_of_the_first_phase_gets_tokens_one_eos_and_a_closed_socket(server: ServerProcess) -> None:
     with server.connect() as raw:
-        raw.send({"id": "a", "prompt": STORY, "max_tokens": 8})
+        raw.send({"id": "a", "prompt": STORY, "max_tokens": 8, "metadata": {"user": 7}, "tempratur": 1})
         *tokens, last = raw.rest()
     assert {event["event"] for event in tokens} == {"token"}
-    assert all(set(event) == {"id", "event", "text", "token_id"} and event["id"] == "a" for event in tokens)
+    assert all(set(event) == {"id", "event", "text", "token_id", "metadata"} for event in tokens)
+    assert all((event["id"], event["metadata"]) == ("a", {"user": 7}) for event in (*tokens, last))
     assert last["event"] == "eos"
     assert last["reason"] in ("length", "stop")
     assert last["usage"]["completion_tokens"] == len(tokens)
     assert last["usage"]["prompt_tokens"] > 0
+    assert any("tempratur" in warning for warning in last["warnings"])
 
 
 def test_a_request_may_come_byte_by_byte(server: ServerProcess) -> None:
@@ -68,12 +70,6 @@ def test_keep_alive_takes_one_request_after_another(server: ServerProcess) -> No
         assert raw.rest()[-1]["id"] == "c"
 
 
-def test_metadata_comes_back_in_every_event(server: ServerProcess) -> None:
-    with server.connect() as raw:
-        raw.send(ask(metadata={"user": 7}))
-        assert all(event["metadata"] == {"user": 7} for event in raw.rest())
-
-
 def test_a_program_can_name_the_client_that_it_asks_for(server: ServerProcess) -> None:
     with server.connect() as raw:
         raw.send({"type": "hello", "versions": ["1.1"]})
@@ -90,12 +86,6 @@ def test_a_program_can_name_the_client_that_it_asks_for(server: ServerProcess) -
         while (event := raw.next()).get("id") != "f":
             pass
         assert event["request"]["origin"] == "a robot"
-
-
-def test_an_unknown_field_is_named_in_the_warnings(server: ServerProcess) -> None:
-    with server.connect() as raw:
-        raw.send(ask(tempratur=1))
-        assert any("tempratur" in warning for warning in raw.rest()[-1]["warnings"])
 
 
 def test_a_client_that_has_said_all_still_gets_its_answer(server: ServerProcess) -> None:
@@ -124,15 +114,6 @@ def test_a_client_that_has_said_all_and_then_hangs_up_cancels_what_it_had_runnin
 
 
 # Hello sessions
-
-
-def test_hello_tells_the_version_the_model_and_the_limits(server: ServerProcess) -> None:
-    with server.connect() as raw:
-        hello = raw.hello()
-    assert hello["version"] == "1.0"
-    assert hello["server"].startswith("uma/")
-    assert hello["model"]["is_builtin"] is True
-    assert hello["limits"]["max_sessions"] == 256
 
 
 def test_requests_of_one_session_run_at_once_and_are_told_apart_by_id(server: ServerProcess) -> None:
@@ -172,36 +153,7 @@ def test_a_cancel_ends_its_request_alone_with_an_eos_that_says_so(server: Server
     assert last["other"]["reason"] == "length"
 
 
-def test_a_cancelled_id_can_be_used_again_after_its_eos(server: ServerProcess) -> None:
-    with server.connect() as raw:
-        raw.hello()
-        raw.send(ask("a", max_tokens=400))
-        raw.until_token("a")
-        raw.send({"event": "cancel", "id": "a"})
-        assert raw.last_of("a")["reason"] == "cancelled"
-        raw.send(ask("a"))
-        assert raw.last_of("a")["reason"] == "length"
-
-
-def test_cancels_of_unknown_and_finished_ids_are_ignored(server: ServerProcess) -> None:
-    with server.connect() as raw:
-        raw.hello()
-        raw.send({"event": "cancel", "id": "never"}, ask("a"))
-        raw.last_of("a")
-        raw.send({"event": "cancel", "id": "a"}, ask("b"))
-        assert raw.last_of("b")["reason"] == "length"
-
-
 # Queries
-
-
-def test_metrics_close_a_plain_session(server: ServerProcess) -> None:
-    with server.connect() as raw:
-        raw.send({"type": "metrics"})
-        (event,) = raw.rest()
-    assert event["event"] == "metrics"
-    wanted = {"tokens_generated_total", "batch_calls_total", "last_batch_size", "decode_ms_last", "decode_ms_ewma"}
-    assert wanted | {"active_sessions", "kv_cells_used", "kv_cells_total", "ttft_ms_count"} <= set(event)
 
 
 def test_health_really_generates_a_token(server: ServerProcess) -> None:
@@ -230,30 +182,25 @@ def test_tokenize_gives_the_ids_that_generate_would_use(server: ServerProcess) -
 # Errors, in the order of the table
 
 
-@pytest.mark.parametrize("length", [0, 8_388_609, 2**32 - 1])
-def test_a_frame_of_a_bad_length_is_refused_from_its_header_alone(server: ServerProcess, length: int) -> None:
-    with server.connect() as raw:
-        raw.send_bytes(struct.pack("<I", length))
-        (event,) = raw.rest()
-    assert event["code"] == "E_PROTO_FRAME_TOO_LARGE"
-
-
-def test_a_client_that_sends_a_whole_frame_that_is_too_large_still_reads_why(server: ServerProcess) -> None:
-    with server.connect() as raw:
-        raw.send_bytes(struct.pack("<I", 9_000_000) + b"x" * 9_000_000)
-        (event,) = raw.rest()
-    assert event["code"] == "E_PROTO_FRAME_TOO_LARGE"
-
-
 @pytest.mark.parametrize(
-    "payload", [b"\xff\xfe{}", b"{", b"[]", b"null", b"[" * 60_000, b'{"a":' * 100_000, b'{"id":"a","prompt":NaN}']
+    ("sent", "code"),
+    [
+        *((struct.pack("<I", length), "E_PROTO_FRAME_TOO_LARGE") for length in (0, 8_388_609, 2**32 - 1)),
+        (struct.pack("<I", 9_000_000) + b"x" * 9_000_000, "E_PROTO_FRAME_TOO_LARGE"),
+        *(
+            (frame(payload), "E_PROTO_INVALID_JSON")
+            for payload in (b"\xff\xfe{}", b"{", b"null", b"[" * 60_000, b'{"a":' * 100_000, b'{"id":"a","prompt":NaN}')
+        ),
+        (frame({**HELLO, "versions": ["2.0", "9.1"]}), "E_PROTO_VERSION"),
+        (frame({"id": "a", "prompt": STORY, "max_tokens": True}), "E_PROTO_BAD_REQUEST"),
+    ],
+    ids=count(),
 )
-def test_a_payload_that_is_no_json_object_closes_the_session(server: ServerProcess, payload: bytes) -> None:
+def test_what_ends_a_session_is_told_in_one_event(server: ServerProcess, sent: bytes, code: str) -> None:
     with server.connect() as raw:
-        raw.hello()
-        raw.send(payload)
+        raw.send_bytes(sent)
         (event,) = raw.rest()
-    assert event["code"] == "E_PROTO_INVALID_JSON"
+    assert event["code"] == code
 
 
 @pytest.mark.parametrize("payload", [b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000])
@@ -270,91 +217,22 @@ def test_a_payload_of_more_lists_than_any_request_needs_is_refused_and_the_sessi
     assert last["event"] == "eos"
 
 
-def test_every_wrong_field_is_named_and_a_plain_session_closes(server: ServerProcess) -> None:
-    with server.connect() as raw:
-        raw.send({"id": "a", "prompt": STORY, "max_tokens": True, "temperature": 3})
-        (event,) = raw.rest()
-    assert event["code"] == "E_PROTO_BAD_REQUEST"
-    assert event["id"] == "a"
-    assert "max_tokens" in event["message"]
-    assert "temperature" in event["message"]
-
-
-def test_a_bad_request_leaves_a_hello_session_and_its_requests_alone(server: ServerProcess) -> None:
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"prompt": STORY, "top_p": 7}, "E_PROTO_BAD_REQUEST"),
+        ({"token_ids": [1, 2**20]}, "E_PROTO_BAD_REQUEST"),
+        ({"token_ids": [5] * 2**15}, "E_LIMIT_PROMPT_TOO_LARGE"),
+    ],
+)
+def test_a_request_that_is_refused_leaves_its_hello_session_and_what_runs_there_alone(
+    server: ServerProcess, fields: dict[str, Any], code: str
+) -> None:
     with server.connect() as raw:
         raw.hello()
-        raw.send(ask("good", max_tokens=20), ask("bad", top_p=7))
-        first = raw.last_of("bad")
-        assert first["code"] == "E_PROTO_BAD_REQUEST"
+        raw.send(ask("good", max_tokens=20), {"id": "bad", **fields})
+        assert raw.last_of("bad")["code"] == code
         assert raw.last_of("good")["reason"] == "length"
-
-
-def test_an_id_that_is_running_cannot_be_used_twice(server: ServerProcess) -> None:
-    with server.connect() as raw:
-        raw.hello()
-        raw.send(ask("a", max_tokens=200), ask("a"))
-        codes = []
-        while (event := raw.receive()) is not None:
-            if event["event"] == "error":
-                codes.append(event["code"])
-            if event["event"] == "eos":
-                break
-    assert codes == ["E_PROTO_BAD_REQUEST"]
-    assert event is not None
-    assert event["usage"]["completion_tokens"] == 200
-
-
-def test_strict_sessions_refuse_unknown_fields(server: ServerProcess) -> None:
-    with server.connect() as raw:
-        raw.hello(strict=True)
-        raw.send(ask("a", tempratur=1))
-        event = raw.last_of("a")
-    assert event["code"] == "E_PROTO_BAD_REQUEST"
-    assert "tempratur" in event["message"]
-
-
-def test_token_ids_outside_the_vocabulary_are_a_bad_request(server: ServerProcess) -> None:
-    with server.connect() as raw:
-        vocab_size = raw.hello()["model"]["vocab_size"]
-        raw.send({"id": "a", "token_ids": [1, vocab_size]})
-        assert raw.last_of("a")["code"] == "E_PROTO_BAD_REQUEST"
-
-
-def test_a_second_request_on_a_busy_plain_session_is_refused_and_the_first_goes_on(server: ServerProcess) -> None:
-    with server.connect() as raw:
-        raw.send(ask("first", max_tokens=60), ask("second"))
-        events = raw.rest()
-    errors = [event for event in events if event["event"] == "error"]
-    assert [event["code"] for event in errors] == ["E_PROTO_BUSY"]
-    assert events[-1]["id"] == "first"
-    assert events[-1]["usage"]["completion_tokens"] == len(tokens_of(events)) == 60
-
-
-def test_a_version_without_a_common_major_closes_the_session(server: ServerProcess) -> None:
-    with server.connect() as raw:
-        raw.send({**HELLO, "versions": ["2.0", "9.1"]})
-        (event,) = raw.rest()
-    assert event["code"] == "E_PROTO_VERSION"
-
-
-def test_a_prompt_over_the_context_is_refused_and_the_session_stays(server: ServerProcess) -> None:
-    with server.connect() as raw:
-        n_ctx = raw.hello()["limits"]["n_ctx"]
-        raw.send({"id": "a", "token_ids": [5] * n_ctx})
-        assert raw.last_of("a")["code"] == "E_LIMIT_PROMPT_TOO_LARGE"
-        raw.send(ask("b"))
-        assert raw.last_of("b")["reason"] == "length"
-
-
-def test_random_bytes_get_an_error_and_an_end(server: ServerProcess) -> None:
-    noise = random.Random(7)
-    for _ in range(30):
-        with server.connect() as raw:
-            raw.send_bytes(noise.randbytes(noise.randrange(4, 200)))
-            raw.sock.shutdown(socket.SHUT_WR)
-            # (The first four bytes are a length, and none of these is that of a frame.)
-            assert [event.get("code") for event in raw.rest()] == ["E_PROTO_FRAME_TOO_LARGE"]
-    assert server.metrics()["event"] == "metrics"
 
 
 def test_one_session_s_requests_end_when_it_hangs_up_and_no_other_s(server: ServerProcess) -> None:
