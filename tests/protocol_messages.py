@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from hypothesis import strategies as st
 
+from uma import types
 from uma.constraints import hints_of
 from uma.protocol import messages
-from uma import types
 
 N_VOCAB = 1000
 
@@ -16,6 +16,7 @@ characters = st.characters(exclude_categories=["Cs"])
 text = st.text(characters, max_size=20)
 prompt_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 ids = st.text(characters, min_size=1, max_size=128)
+maybe_ids = st.none() | ids
 token_ids = st.lists(st.integers(0, N_VOCAB - 1), min_size=1, max_size=8).map(tuple)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 json_values: st.SearchStrategy[Any] = st.recursive(
@@ -103,16 +104,16 @@ client_messages: st.SearchStrategy[messages.ClientMessage] = st.one_of(
     st.builds(messages.Generate, request=requests(), keep_alive=st.booleans()),
     st.builds(messages.Cancel, id=ids),
     st.builds(messages.EndThinking, id=ids),
-    st.builds(messages.MetricsQuery, id=st.none() | ids),
-    st.builds(messages.ActivityQuery, id=st.none() | ids),
-    st.builds(messages.ExplainQuery, id=st.none() | ids, request=st.just("") | ids),
-    st.builds(messages.TraceQuery, id=st.none() | ids, seconds=st.floats(0.1, 60)),
-    st.builds(messages.EndQuery, number=st.integers(1, 2**53), id=st.none() | ids),
-    st.builds(messages.ModelsQuery, id=st.none() | ids),
-    st.builds(messages.LoadQuery, model=st.none() | ids, keep_sec=st.none() | st.floats(0, 1e9), id=st.none() | ids),
-    st.builds(messages.UnloadQuery, model=st.none() | ids, id=st.none() | ids),
-    st.builds(messages.PinQuery, model=st.none() | ids, pinned=st.booleans(), id=st.none() | ids),
-    st.builds(messages.HealthQuery, id=st.none() | ids, probe=st.booleans()),
+    st.builds(messages.MetricsQuery, id=maybe_ids),
+    st.builds(messages.ActivityQuery, id=maybe_ids),
+    st.builds(messages.ExplainQuery, id=maybe_ids, request=st.just("") | ids),
+    st.builds(messages.TraceQuery, id=maybe_ids, seconds=st.floats(0.1, 60)),
+    st.builds(messages.EndQuery, number=st.integers(1, 2**53), id=maybe_ids),
+    st.builds(messages.ModelsQuery, id=maybe_ids),
+    st.builds(messages.LoadQuery, model=maybe_ids, keep_sec=st.none() | st.floats(0, 1e9), id=maybe_ids),
+    st.builds(messages.UnloadQuery, model=maybe_ids, id=maybe_ids),
+    st.builds(messages.PinQuery, model=maybe_ids, pinned=st.booleans(), id=maybe_ids),
+    st.builds(messages.HealthQuery, id=maybe_ids, probe=st.booleans()),
     st.builds(messages.TokenizeQuery, request=st.builds(lambda id, prompt: types.Request(id, **prompt), ids, prompts)),
 )
 
@@ -150,7 +151,8 @@ def filled(cls: type[Any]) -> st.SearchStrategy[Any]:
 
 
 BY_TYPE |= {int | None: st.none() | counts}
-BY_TYPE |= {types.FillIn | None: st.none() | filled(types.FillIn), types.MemoryPlan | None: st.none() | filled(types.MemoryPlan)}
+BY_TYPE |= {types.FillIn | None: st.none() | filled(types.FillIn)}
+BY_TYPE |= {types.MemoryPlan | None: st.none() | filled(types.MemoryPlan)}
 hellos = st.builds(
     messages.HelloEvent,
     version=text,
@@ -250,12 +252,12 @@ server_events: st.SearchStrategy[messages.ServerEvent] = st.one_of(
         metadata=metadata,
     ),
     st.builds(
-        messages.ErrorEvent, code=text, message=text, id=st.none() | ids, retry_after_ms=st.none() | counts, metadata=metadata
+        messages.ErrorEvent, code=text, message=text, id=maybe_ids, retry_after_ms=st.none() | counts, metadata=metadata
     ),
     st.builds(
         messages.MetricsEvent,
         snapshot=st.dictionaries(text.map("n_{}".format), json_values, max_size=3),
-        id=st.none() | ids,
+        id=maybe_ids,
         warnings=warnings,
     ),
     st.builds(
@@ -264,22 +266,22 @@ server_events: st.SearchStrategy[messages.ServerEvent] = st.one_of(
         waiting_interactive=counts,
         waiting_normal=counts,
         waiting_background=counts,
-        id=st.none() | ids,
+        id=maybe_ids,
         warnings=warnings,
         waiting=st.lists(running_requests, max_size=2).map(tuple),
     ),
-    st.builds(messages.TraceEvent, trace=text, id=st.none() | ids, warnings=warnings),
-    st.builds(messages.EndEvent, ended=st.booleans(), id=st.none() | ids, warnings=warnings),
+    st.builds(messages.TraceEvent, trace=text, id=maybe_ids, warnings=warnings),
+    st.builds(messages.EndEvent, ended=st.booleans(), id=maybe_ids, warnings=warnings),
     st.builds(
-        messages.ModelsEvent, models=st.lists(listed_models, max_size=2).map(tuple), id=st.none() | ids, warnings=warnings
+        messages.ModelsEvent, models=st.lists(listed_models, max_size=2).map(tuple), id=maybe_ids, warnings=warnings
     ),
-    st.builds(messages.ExplainEvent, request=explained, id=st.none() | ids, warnings=warnings),
+    st.builds(messages.ExplainEvent, request=explained, id=maybe_ids, warnings=warnings),
     st.builds(
         messages.HealthEvent,
         status=st.sampled_from(("ok", "loading", "draining", "stalled")),
         latency_ms=times,
         tokens_generated=counts,
-        id=st.none() | ids,
+        id=maybe_ids,
         warnings=warnings,
     ),
     st.builds(messages.LoadingEvent, percent=counts),
@@ -327,4 +329,5 @@ def finished(id: str = "a", **fields: Any) -> types.Finished:
         tokens_per_second=100.0,
         decode_iterations=4,
     )
-    return types.Finished(id, **{"reason": "stop", "usage": types.Usage(3, 0, 4), "metrics": metrics, "seed": 7, **fields})
+    plain: dict[str, Any] = {"reason": "stop", "usage": types.Usage(3, 0, 4), "metrics": metrics, "seed": 7}
+    return types.Finished(id, **(plain | fields))
