@@ -15,10 +15,10 @@ from uma.engine.policy import Plan, Scheduler, State, Targets
 from uma.engine.policy.lead import lead_ms, max_lead_ms, steps_lacking
 from uma.engine.policy.order import due_ms
 from uma.engine.policy.scheduler import mixed_position
-from uma.engine.policy.state import Shares
+from uma.engine.policy.state import FairShares
 from uma.engine.policy.tuning import TUNING
 
-ONE_CLIENT = Shares().came("one")
+ONE_CLIENT = FairShares().came("one")
 GAP_MS = 0.2
 """Between two ticks."""
 
@@ -30,11 +30,11 @@ def make_row(key: int, **fields: object) -> PlainRow:
         "lane": 0,
         "arrived_ms": 0.0,
         "prompt_tokens": 16,
-        "remaining": 0,
+        "prefill_left": 0,
         "target_ttft_ms": None,
         "target_tbt_ms": 80.0,
-        "generated": 0 if fields.get("remaining") else 2,
-        "share": ONE_CLIENT,
+        "generated": 0 if fields.get("prefill_left") else 2,
+        "fair_share": ONE_CLIENT,
     }
     return PlainRow(**(plain | fields))  # type: ignore[arg-type]
 
@@ -112,7 +112,7 @@ class World:
         self.cells = 0
         self.running: dict[int, Asked] = {}
         self.ticks: list[Tick] = []
-        self.shares = Shares()
+        self.shares = FairShares()
         self._next_key = 1
 
     @classmethod
@@ -142,11 +142,11 @@ class World:
             lane=lane,
             arrived_ms=self.now_ms,
             prompt_tokens=prompt,
-            remaining=prompt,
+            prefill_left=prompt,
             target_tbt_ms=tbt or 80.0,
             has_own_target=tbt is not None,
             target_ttft_ms=ttft,
-            share=self.shares.came(client),
+            fair_share=self.shares.came(client),
         )
         row.due_ms = due_ms(row, self.scheduler.cost)
         self._next_key += 1
@@ -155,8 +155,8 @@ class World:
 
     def tick(self) -> Tick:
         """Plan; compute decode rows and hand their tokens out, then prefill. No plan is empty while any row can run."""
-        decoding = [each.row for each in self.running.values() if not each.row.remaining]
-        prefilling = [each.row for each in self.running.values() if each.row.remaining]
+        decoding = [each.row for each in self.running.values() if not each.row.prefill_left]
+        prefilling = [each.row for each in self.running.values() if each.row.prefill_left]
         plan = self.scheduler.plan(State(decoding, prefilling, 10**9, self.cells), self.now_ms)
         assert plan.decode or plan.prefill, "nothing was planned although there is work"
         began, cost = self.now_ms, self.scheduler.cost
@@ -193,9 +193,9 @@ class World:
                 self._give(key, plan.pace_ms)
             for key, count in plan.prefill:
                 row = self.running[key].row
-                row.remaining -= count
-                row.share.was_read(count)
-                if row.remaining == 0:
+                row.prefill_left -= count
+                row.fair_share.was_read(count)
+                if row.prefill_left == 0:
                     self._give(key, plan.pace_ms)
         tick = Tick(plan, rows, tokens, began, decode_ms, self.now_ms - began)
         self.now_ms += GAP_MS
@@ -213,10 +213,10 @@ class World:
         asked.given_ms[:] = [min(each, given_ms) for each in asked.given_ms]  # what is due takes along what waits
         asked.given_ms.append(given_ms)
         asked.row.had_token(given_ms)
-        asked.row.share.was_given(1)
+        asked.row.fair_share.was_given(1)
         if asked.is_done:
             self.cells -= asked.row.prompt_tokens + asked.output_tokens - 1
-            self.shares.left(asked.row.share)
+            self.shares.left(asked.row.fair_share)
             del self.running[key]
 
     def run(self, until: Iterable[Asked] | None = None, *, most_ticks: int = 5_000) -> None:

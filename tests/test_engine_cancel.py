@@ -27,7 +27,7 @@ from uma import Request, open_engine
 from uma.engine import Engine
 from uma.engine.delivery.pacing import CREDITS
 from uma.engine.kv.pool import LAST_TOKENS
-from uma.engine.worker.withdrawn import Withdrawn
+from uma.engine.worker.canceller import BatchCanceller
 from uma.llama.context import ABORTED, DONE, Context, ContextParams
 from uma.llama.model import Model
 from uma.types import Finished, Token
@@ -278,9 +278,9 @@ def test_a_request_that_is_cancelled_before_it_is_taken_up_is_in_no_batch(tiny: 
     """The command that cancels it follows the mark; in between the one that hands it over can be taken up."""
     sequence = sequence_for(ask(), PROMPT[:4])
     with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256)) as context:
-        withdrawn = Withdrawn(context)
-        withdrawn.coming(sequence)
-        withdrawn.add(sequence)
-        withdrawn.arrived(sequence)
-        assert not withdrawn.begin([sequence])
-        assert withdrawn.end()
+        canceller = BatchCanceller(context)
+        canceller.submitted(sequence)
+        canceller.cancel(sequence)
+        canceller.submit_taken(sequence)
+        assert not canceller.begin([sequence])
+        assert canceller.end()

@@ -50,7 +50,7 @@ def fail_in_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fail_in_the_making_of_a_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uma.engine.worker.residency.Sampler", fail)
+    monkeypatch.setattr("uma.engine.worker.slots.Sampler", fail)
 
 
 def fail_in_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ async def test_a_mixed_batch_is_filled_up_where_rows_have_ended_since_it_was_pla
 
     def compared(self: Executor, tick: Tick, work: list[tuple[Sequence, int]]) -> Any:
         planned = len(tick.decode) + sum(count for _, count in work)
-        has_more = bool(work) and work[-1][0].missing >= work[-1][1] + len(tick.decode)
+        has_more = bool(work) and work[-1][0].uncomputed >= work[-1][1] + len(tick.decode)
         is_fewer = any(each.status is not Status.DECODING for each in tick.decode)
         batches.clear()
         yield from mixed(self, tick, work)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from harness import PATIENCE_SEC
 from uma import open_engine
-from uma.engine.worker.sampling import Given, Sampled, Sampling
+from uma.engine.worker.sampling import RowResult, SampledToken, Sampling
 from uma.engine.worker.sequence import Sequence
 from uma.engine.worker.status import HAS_SLOT, TRANSITIONS, Change, IllegalTransitionError, Status
 from uma.types import Finished
@@ -100,7 +100,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[tuple[Status, Change
 async def test_under_pressure_every_state_is_passed_through_and_every_life_ends(
     tiny: Path, seen: dict[int, list[tuple[Status, Change, Status]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uma.engine.worker.residency.PATIENCE_MS", 0.0)
+    monkeypatch.setattr("uma.engine.worker.slots.PATIENCE_MS", 0.0)
     common = tokens_for(9, 100)
     async with open_engine(config_for(tiny, n_ctx=1_024, max_sequences=3, tick_budget_ms=1)) as engine:
         with trio.fail_after(PATIENCE_SEC):
@@ -136,19 +136,19 @@ async def test_a_step_that_gives_a_row_several_tokens_gives_the_reader_what_one_
     known = {each.finished.id: ids_of(each) for each in expected}
     extra = 0
 
-    def generous(sequences: Any) -> list[Given]:
+    def generous(sequences: Any) -> list[RowResult]:
         nonlocal extra
-        given: list[Given] = []
+        given: list[RowResult] = []
         for sequence in sequences:
             ids, at = known[sequence.request.id], sequence.generated
             count = 1 + (at + sequence.key) % 4
-            given.append(tuple(Sampled(token) for token in ids[at : at + count]))
+            given.append(tuple(SampledToken(token) for token in ids[at : at + count]))
             extra += count - 1
         return given
 
     plain = Sampling.sample
 
-    def checked(self: Sampling, sequences: Any, indices: Any) -> list[Given]:
+    def checked(self: Sampling, sequences: Any, indices: Any) -> list[RowResult]:
         # What is sampled after several tokens that were computed together is what greedy decoding gives there.
         for sequence, row in zip(sequences, plain(self, sequences, indices), strict=True):
             assert isinstance(row, tuple)

@@ -62,7 +62,7 @@ def test_with_a_buffer_for_each_sequence_nothing_is_mixed(mixes_prompts: bool) -
     scheduler.cost.observe_decode(1, 100, 10.0)
     for size in SIZES:
         scheduler.cost.observe_prefill(size, 0, size / 2)
-    decoding, reading = make_row(1, last_token_ms=2_000.0), make_row(2, prompt_tokens=900, remaining=900)
+    decoding, reading = make_row(1, last_token_ms=2_000.0), make_row(2, prompt_tokens=900, prefill_left=900)
     plan = scheduler.plan(State([decoding], [reading], 10**6, 100), 1_000.0)
     assert plan.is_mixed is mixes_prompts
     alone = scheduler.plan(State([], [reading], 10**6, 100), 1_000.0)
@@ -76,8 +76,8 @@ def test_of_questions_that_are_read_together_the_last_is_read_whole_beside_rows(
     for size in SIZES[:9]:
         scheduler.cost.observe_prefill(size, 0, size / 2)
     streams = [make_row(key, last_token_ms=NOW, target_tbt_ms=1_000.0) for key in range(rows)]
-    questions = [make_row(key, lane=1, prompt_tokens=64, remaining=64) for key in (11, 12, 13)]
-    job = make_row(20, lane=-1, prompt_tokens=900, remaining=900)
+    questions = [make_row(key, lane=1, prompt_tokens=64, prefill_left=64) for key in (11, 12, 13)]
+    job = make_row(20, lane=-1, prompt_tokens=900, prefill_left=900)
     plan = scheduler.plan(State(streams, [job, *questions], 10**6, 100), NOW)
     assert plan.is_mixed
     assert plan.prefill == ((11, 64), (12, 64), (13, 64))
@@ -93,7 +93,7 @@ def test_a_row_deep_in_a_document_is_in_no_batch_in_which_a_whole_tile_would_att
 
     def is_mixed(position: int) -> bool:
         stream = make_row(1, prompt_tokens=position, last_token_ms=NOW, target_tbt_ms=1_000.0)
-        prompt = make_row(2, prompt_tokens=640, remaining=640)
+        prompt = make_row(2, prompt_tokens=640, prefill_left=640)
         return scheduler.plan(State([stream], [prompt], 10**6, position), NOW).is_mixed
 
     assert is_mixed(100), "a batch that is shared takes less"

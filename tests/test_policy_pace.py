@@ -20,7 +20,7 @@ def decode_share(
 ) -> float:
     """Of the time, beside so many prompts."""
     rows = [make_row(key, **stream) for key in range(streams)]
-    waiting = [make_row(100 + key, lane=prompts_lane, remaining=500) for key in range(prompts)]
+    waiting = [make_row(100 + key, lane=prompts_lane, prefill_left=500) for key in range(prompts)]
     return step_ms / choose_pacing(rows, step_ms, budget_ms=BUDGET, prompts=waiting).pace_ms
 
 

@@ -38,7 +38,7 @@ def rows(draw: st.DrawFn) -> list[PlainRow]:
                 lane=draw(st.sampled_from((-1, 0, 1))),
                 arrived_ms=float(key),
                 prompt_tokens=prompt_tokens,
-                remaining=remaining,
+                prefill_left=remaining,
                 target_tbt_ms=draw(st.sampled_from((20.0, 80.0, 1e6))),
                 has_own_target=draw(st.booleans()),
                 has_reader=draw(st.sampled_from((True, True, True, False))),
@@ -72,8 +72,8 @@ def schedulers(draw: st.DrawFn, mixes_prompts: bool | None = None) -> Scheduler:
 
 
 def state_of(every: list[PlainRow], free_cells: int) -> State:
-    decoding = [row for row in every if not row.remaining]
-    return State(decoding, [row for row in every if row.remaining], free_cells, 1_000)
+    decoding = [row for row in every if not row.prefill_left]
+    return State(decoding, [row for row in every if row.prefill_left], free_cells, 1_000)
 
 
 def by_key(every: list[PlainRow]) -> dict[int, PlainRow]:
@@ -85,7 +85,7 @@ def test_every_interactive_and_normal_stream_is_in_every_plan(
     scheduler: Scheduler, every: list[PlainRow], free: int
 ) -> None:
     plan = scheduler.plan(state_of(every, free), NOW)
-    must = {row.key for row in every if row.lane >= 0 and not row.remaining and not row.is_paused}
+    must = {row.key for row in every if row.lane >= 0 and not row.prefill_left and not row.is_paused}
     assert must <= set(plan.decode)
 
 
@@ -103,8 +103,8 @@ def test_a_plan_keeps_within_the_batch_the_cells_and_what_there_is_to_do(
     assert plan.steps >= 1 or ((is_covered or waits) and plan.decode and plan.prefill), "rows are left out"
     in_plan = [*plan.decode, *(key for key, _ in plan.prefill), *plan.preempt]
     assert len(in_plan) == len(set(in_plan)), "a row is in the plan twice"
-    assert all(not known[key].remaining and not known[key].is_paused for key in plan.decode)
-    assert all(0 < count <= known[key].remaining for key, count in plan.prefill)
+    assert all(not known[key].prefill_left and not known[key].is_paused for key in plan.decode)
+    assert all(0 < count <= known[key].prefill_left for key, count in plan.prefill)
     assert not any(known[key].is_paused for key, _ in plan.prefill)
 
 
@@ -128,10 +128,10 @@ def test_prefill_goes_by_lane_then_by_deadline(scheduler: Scheduler, every: list
         return
     left_out = [
         row for row in every
-        if row.remaining and not row.is_paused and row.key not in plan.preempt and row.key not in dict(plan.prefill)
+        if row.prefill_left and not row.is_paused and row.key not in plan.preempt and row.key not in dict(plan.prefill)
     ]  # fmt: skip
     assert all((-row.lane, row.due_ms) >= order[-1] for row in left_out), "a row was overtaken"
-    served_in_part = [key for key, count in plan.prefill if count < known[key].remaining and not is_cut(known[key])]
+    served_in_part = [key for key, count in plan.prefill if count < known[key].prefill_left and not is_cut(known[key])]
     assert served_in_part in ([], [plan.prefill[-1][0]])
 
 
@@ -153,12 +153,12 @@ def test_no_piece_goes_beyond_what_others_wait_for_but_where_less_than_a_tile_is
 def test_what_others_wait_for_is_read_in_whole_tiles_and_then_the_rests_of_all_in_one_batch() -> None:
     scheduler = Scheduler(Targets(80.0, 2048, 64, solo_tokens=512))
     scheduler.cost.observe_prefill(512, 0, 60.0)
-    leader, read = make_row(1, remaining=1_040, prompt_tokens=1_040, branch=1_024), list[tuple[int, int]]()
+    leader, read = make_row(1, prefill_left=1_040, prompt_tokens=1_040, branch=1_024), list[tuple[int, int]]()
     while leader.position < leader.branch:
         read += scheduler.plan(State([], [leader], 5_000, 100), NOW).prefill
-        leader.remaining -= read[-1][1]
+        leader.prefill_left -= read[-1][1]
     leader.branch = 0
-    crowd = [leader, *(make_row(key, remaining=16, prompt_tokens=1_040) for key in range(2, 9))]
+    crowd = [leader, *(make_row(key, prefill_left=16, prompt_tokens=1_040) for key in range(2, 9))]
     assert read == [(1, 512), (1, 512)]
     assert scheduler.plan(State([], crowd, 5_000, 100), NOW).prefill == tuple((row.key, 16) for row in crowd)
 
@@ -169,27 +169,27 @@ def test_where_prompts_do_not_mix_a_piece_of_one_goes_alone_and_whole_ones_only_
 ) -> None:
     known = by_key(every)
     plan = scheduler.plan(state_of(every, free), NOW)
-    pieces = [key for key, count in plan.prefill if count < known[key].remaining]
+    pieces = [key for key, count in plan.prefill if count < known[key].prefill_left]
     assert not pieces or len(plan.prefill) == 1, "a piece beside another prompt"
     if not plan.prefill:
         return
     head, *others = (known[key] for key, _ in plan.prefill)
     for row in others:
-        assert row.remaining == head.remaining or row.position == head.position == 0
-    waiting = [row for row in every if row.remaining and not row.is_paused and row.key not in plan.preempt]
+        assert row.prefill_left == head.prefill_left or row.position == head.position == 0
+    waiting = [row for row in every if row.prefill_left and not row.is_paused and row.key not in plan.preempt]
     first = min(waiting, key=lambda row: (-row.lane, row.due_ms, row.key))
     assert head is first, "the first in order was passed over"
 
 
 def test_where_prompts_do_not_mix_none_is_cut_where_others_wait_for_it() -> None:
-    every = [make_row(key, remaining=200, prompt_tokens=200, branch=branch) for key, branch in ((1, 100), (2, 0))]
+    every = [make_row(key, prefill_left=200, prompt_tokens=200, branch=branch) for key, branch in ((1, 100), (2, 0))]
     scheduler = Scheduler(Targets(80.0, 2048, 64, mixes_prompts=False))
     scheduler.cost.observe_prefill(512, 0, 60.0)
     assert scheduler.plan(State([], every, 5_000, 0), NOW).prefill == ((1, 200), (2, 200))
 
 
 def test_where_prompts_do_not_mix_a_second_one_waits_for_the_next_tick_instead_of_filling_the_first_ones_up() -> None:
-    every = [make_row(key, remaining=size, prompt_tokens=400) for key, size in ((1, 256), (2, 320))]
+    every = [make_row(key, prefill_left=size, prompt_tokens=400) for key, size in ((1, 256), (2, 320))]
     apart = Scheduler(Targets(80.0, 2048, 64, solo_tokens=512, mixes_prompts=False))
     mixed = Scheduler(Targets(80.0, 2048, 64, solo_tokens=512))
     stream = make_row(3, last_token_ms=NOW, target_tbt_ms=1_000.0)
@@ -219,7 +219,7 @@ def test_without_room_the_youngest_of_the_lowest_lane_give_way_and_never_the_old
 
 def test_streams_that_wait_for_their_readers_give_way_before_a_prompt_that_is_being_read() -> None:
     slow = make_row(1, lane=1, cells=300, is_paused=True)
-    prompt = make_row(2, remaining=200, prompt_tokens=400, cells=200)
+    prompt = make_row(2, prefill_left=200, prompt_tokens=400, cells=200)
     scheduler = Scheduler(Targets(80.0, 2048, 64))
     scheduler.cost.observe_prefill(512, 0, 60.0)
     plan = scheduler.plan(state_of([slow, prompt], 0), NOW)
@@ -243,25 +243,25 @@ def test_with_no_row_decoding_prefill_takes_the_whole_batch() -> None:
     scheduler = Scheduler(Targets(80.0, 512, 64))
     for size in SIZES[:8]:
         scheduler.cost.observe_prefill(size, 512, 100.0 + size / 4)
-    plan = scheduler.plan(state_of([make_row(1, remaining=4_096, prompt_tokens=4_096)], 10_000), NOW)
+    plan = scheduler.plan(state_of([make_row(1, prefill_left=4_096, prompt_tokens=4_096)], 10_000), NOW)
     assert plan.prefill == ((1, 512),)
 
 
 @given(schedulers(), st.integers(1, 4_096), st.integers(0, 4_000), st.sampled_from((-1, 0, 1)))
 def test_a_prompt_that_is_read_alone_is_read_in_pieces_of_a_quarter_of_the_target_at_most(
-    scheduler: Scheduler, remaining: int, position: int, lane: int
+    scheduler: Scheduler, left: int, position: int, lane: int
 ) -> None:
     targets, cost = scheduler.targets, scheduler.cost
-    row = make_row(1, lane=lane, remaining=remaining, prompt_tokens=position + remaining)
+    row = make_row(1, lane=lane, prefill_left=left, prompt_tokens=position + left)
     ((_, tokens),) = scheduler.plan(state_of([row], 10_000), NOW).prefill
     if not cost.knows_prefill:
         assert tokens < targets.start_tokens + TILE_TOKENS
     elif tokens > SMALLEST_CHUNK:
         most_ms = targets.slo_ttft_ms / 4
         # (Cut so that whole tiles are left, a piece has fewer tokens than one that was predicted to take so long.)
-        larger = [size for size in (tokens, *SIZES, remaining) if size >= tokens]
+        larger = [size for size in (tokens, *SIZES, left) if size >= tokens]
         took_ms = min(cost.prefill_ms(size, position) for size in larger)
-        is_tile = tokens <= TILE_TOKENS or tokens == remaining < 2 * TILE_TOKENS
+        is_tile = tokens <= TILE_TOKENS or tokens == left < 2 * TILE_TOKENS
         # (A tile is believed to be too slow once it was seen three times.)
         assert took_ms <= (2 * most_ms if is_tile else most_ms) or not cost.is_sure_of(TILE_TOKENS)
 
@@ -269,7 +269,7 @@ def test_a_prompt_that_is_read_alone_is_read_in_pieces_of_a_quarter_of_the_targe
 def test_a_machine_on_which_most_of_a_batch_s_time_is_fixed_reads_a_lone_prompt_in_large_pieces_soon() -> None:
     scheduler, left, pieces = Scheduler(Targets(80.0, 2_048, 64)), 4_096, list[int]()
     while left:
-        row = make_row(1, remaining=left, prompt_tokens=4_096)
+        row = make_row(1, prefill_left=left, prompt_tokens=4_096)
         ((_, tokens),) = scheduler.plan(state_of([row], 10_000), NOW).prefill
         took_ms = 300.0 + tokens / 2 + 1_000.0 * (not pieces)  # the first touches memory
         scheduler.cost.observe_prefill(tokens, 4_096 - left, took_ms)
@@ -286,7 +286,7 @@ def test_a_lone_prompt_is_read_in_tiles_or_in_parts_of_them_and_so_each_time(ms_
     for _ in range(12):
         left, ways = 300, [*ways, set()]
         while left:
-            row = make_row(1, remaining=left, prompt_tokens=300, cells=300 - left)
+            row = make_row(1, prefill_left=left, prompt_tokens=300, cells=300 - left)
             ((_, tokens),) = scheduler.plan(state_of([row], 10_000), NOW).prefill
             scheduler.cost.observe_prefill(tokens, 300 - left, 5.0 + tokens * ms_a_token * random.uniform(0.85, 1.15))
             ways[-1].add(tokens >= TILE_TOKENS)
@@ -301,7 +301,7 @@ def test_with_no_row_decoding_no_first_token_waits_for_a_piece_of_another_prompt
 
     def read(*rows: tuple[int, int]) -> list[tuple[int, int]]:
         every = [
-            make_row(key, lane=lane, remaining=size, prompt_tokens=size, arrived_ms=NOW, due_ms=NOW + key)
+            make_row(key, lane=lane, prefill_left=size, prompt_tokens=size, arrived_ms=NOW, due_ms=NOW + key)
             for key, (lane, size) in enumerate(rows, start=1)
         ]
         return list(scheduler.plan(state_of(every, 10_000), NOW).prefill)
@@ -317,9 +317,9 @@ def test_background_streams_slow_down_no_prompts_but_their_own() -> None:
         scheduler.cost.observe_prefill(size, 0, 100.0 + size * 0.25)
     beside = make_row(1, lane=-1, last_token_ms=NOW)
 
-    def read(lane: int, remaining: int) -> list[int]:
-        row = make_row(2, lane=lane, arrived_ms=NOW, remaining=remaining, prompt_tokens=remaining)
-        own = make_row(3, lane=-1, remaining=1_000, prompt_tokens=1_000, due_ms=NOW)
+    def read(lane: int, left: int) -> list[int]:
+        row = make_row(2, lane=lane, arrived_ms=NOW, prefill_left=left, prompt_tokens=left)
+        own = make_row(3, lane=-1, prefill_left=1_000, prompt_tokens=1_000, due_ms=NOW)
         plan = scheduler.plan(state_of([beside, row, own], 10_000), NOW)
         assert plan.decode == (1,)
         return [] if plan.pace_ms else [count for _, count in plan.prefill]
@@ -335,8 +335,8 @@ def test_the_piece_that_ends_a_prompt_comes_before_the_next_tokens_of_lower_lane
         scheduler.cost.observe_prefill(size, 0, size * 1.0)
     scheduler.cost.observe_decode(1, 1_000, 20.0)
 
-    def steps(lane: int, remaining: int, *others: PlainRow, since_ms: float = 1.0) -> int:
-        row = make_row(9, lane=lane, arrived_ms=NOW, remaining=remaining, prompt_tokens=remaining)
+    def steps(lane: int, left: int, *others: PlainRow, since_ms: float = 1.0) -> int:
+        row = make_row(9, lane=lane, arrived_ms=NOW, prefill_left=left, prompt_tokens=left)
         background = make_row(1, lane=-1, last_token_ms=NOW - since_ms)
         plan = scheduler.plan(state_of([background, *others, row], 10_000), NOW)
         assert set(plan.decode) == {1, *(each.key for each in others)} and plan.prefill
@@ -353,19 +353,19 @@ def test_the_piece_that_ends_a_prompt_comes_before_the_next_tokens_of_lower_lane
 def test_background_rows_decode_several_steps_on_one_plan_only_while_they_are_among_themselves() -> None:
     scheduler = Scheduler(Targets(80.0, 2_048, 64))
     background = [make_row(key, lane=-1, last_token_ms=NOW) for key in (1, 2)]
-    assert scheduler.plan(state_of(background, 10_000), NOW).is_everyday
-    assert not scheduler.plan(state_of([*background, make_row(3, last_token_ms=NOW)], 10_000), NOW).is_everyday
+    assert scheduler.plan(state_of(background, 10_000), NOW).is_decode_only
+    assert not scheduler.plan(state_of([*background, make_row(3, last_token_ms=NOW)], 10_000), NOW).is_decode_only
 
 
 def test_a_machine_that_is_not_known_yet_begins_with_a_small_chunk() -> None:
-    every = [make_row(1, last_token_ms=NOW), make_row(2, remaining=4_096, prompt_tokens=4_096)]
+    every = [make_row(1, last_token_ms=NOW), make_row(2, prefill_left=4_096, prompt_tokens=4_096)]
     plan = Scheduler(Targets(80.0, 2048, 64)).plan(state_of(every, 10_000), NOW)
     assert (plan.decode, plan.prefill, plan.steps) == ((1,), ((2, 64),), 1)
 
 
 def reading_beside_a_stream(position: int = 0) -> State:
     stream = make_row(1, last_token_ms=NOW, target_tbt_ms=80.0)
-    return state_of([stream, make_row(2, remaining=4_096, prompt_tokens=position + 4_096)], 100_000)
+    return state_of([stream, make_row(2, prefill_left=4_096, prompt_tokens=position + 4_096)], 100_000)
 
 
 def test_a_chunk_larger_than_any_seen_is_tried_as_soon_as_it_promises_to_fit() -> None:
@@ -404,7 +404,7 @@ def test_no_piece_outlasts_what_was_computed_ahead(scheduler: Scheduler, every: 
         return  # cells cut it, and a part of what was chosen can be predicted to take longer than all of it
     rows, cells = len(plan.decode), 1_000
     # The choice was of up to a tile more, of which only whole tiles are left; a part can be predicted to take longer.
-    chosen = range(tokens, min(tokens + TILE_TOKENS + plan.steps * rows, known[key].remaining + 1))
+    chosen = range(tokens, min(tokens + TILE_TOKENS + plan.steps * rows, known[key].prefill_left + 1))
     piece_ms = min(scheduler.cost.prefill_ms(size, known[key].position) for size in chosen)
     if plan.is_mixed:
         piece_ms = scheduler.cost.mixed_ms(rows, cells, tokens, known[key].position) or 0.0
@@ -421,7 +421,7 @@ def beside(step_ms: float, *, neighbour_load: float = 0.0, **stream: object) -> 
         for tokens in (8, 16, 32, 64, 128):
             scheduler.cost.observe_prefill(tokens, 0, tokens * 4.0)
     row = make_row(1, last_token_ms=NOW, **stream)
-    state = state_of([row, make_row(2, remaining=4_096, prompt_tokens=4_096)], 100_000)
+    state = state_of([row, make_row(2, prefill_left=4_096, prompt_tokens=4_096)], 100_000)
     plan = scheduler.plan(attrs.evolve(state, neighbour_load=neighbour_load), NOW)
     return plan, sum(scheduler.cost.prefill_ms(count, 0) for _, count in plan.prefill)
 
@@ -447,7 +447,7 @@ def test_late_streams_have_the_same_pace_before_a_pause_as_beside_the_prompts_th
     for _ in range(20):
         scheduler.cost.observe_decode(1, 0, 150.0)
         scheduler.cost.observe_prefill(64, 0, 300.0)
-    prompts = [make_row(key, lane=lane, remaining=500, prompt_tokens=500) for key in range(2, 5)]
+    prompts = [make_row(key, lane=lane, prefill_left=500, prompt_tokens=500) for key in range(2, 5)]
     state = state_of([make_row(1, last_token_ms=NOW), *prompts], 100_000)
     paces = [scheduler.plan(state, NOW, pause_ms=pause_ms).pace_ms for pause_ms in (0.0, 300.0)]
     assert paces == [pytest.approx(150.0 / (0.8 if lane < 0 else 0.25))] * 2
@@ -481,7 +481,7 @@ def test_no_pace_is_given_up_beside_a_busy_program_for_prompts_of_lower_lanes() 
     for _ in range(20):
         scheduler.cost.observe_decode(1, 0, 20.0)
         scheduler.cost.observe_prefill(64, 0, 300.0)
-    prompt = make_row(2, lane=-1, remaining=500, prompt_tokens=500)
+    prompt = make_row(2, lane=-1, prefill_left=500, prompt_tokens=500)
     state = state_of([make_row(1, last_token_ms=NOW), prompt], 100_000)
     assert scheduler.plan(attrs.evolve(state, neighbour_load=1.0), NOW).pace_ms == pytest.approx(72.0)
 
@@ -506,7 +506,7 @@ def test_how_long_a_piece_takes_depends_on_what_may_come_meanwhile(
     for tokens in SIZES[:9] * 5:
         scheduler.cost.observe_prefill(tokens, 0, 16.0 + tokens)  # reads the faster the larger it is
     stream = make_row(1, last_token_ms=NOW, target_tbt_ms=80.0)
-    prompt = make_row(2, lane=lane, remaining=4_096, prompt_tokens=4_096)
+    prompt = make_row(2, lane=lane, prefill_left=4_096, prompt_tokens=4_096)
     state = state_of([stream, prompt], 100_000)
     if is_next_expected:
         state, longest_ms = attrs.evolve(state, answered_ms=NOW - 1), 150.0
@@ -521,7 +521,7 @@ def test_only_rows_that_are_read_as_they_come_slow_down_prompts(has_reader: bool
     for tokens in SIZES[:9] * 5:
         scheduler.cost.observe_prefill(tokens, 0, tokens * 0.9)
     row = make_row(1, last_token_ms=NOW - 10_000, has_reader=has_reader)
-    prompt = make_row(2, remaining=4_096, prompt_tokens=4_096)
+    prompt = make_row(2, prefill_left=4_096, prompt_tokens=4_096)
     plan = scheduler.plan(state_of([row, prompt], 100_000), NOW)
     read = sum(tokens for _, tokens in plan.prefill)
     if has_reader:
@@ -540,7 +540,7 @@ def test_a_prompt_is_read_in_whole_tiles_but_for_its_first_piece() -> None:
             scheduler.cost.observe_prefill(size, 1_000, size * (3.0 if size >= TILE_TOKENS else 15.0))
     position, left, pieces = 0, 1_500, []
     while left:
-        row = make_row(2, remaining=left, prompt_tokens=1_500, cells=position)
+        row = make_row(2, prefill_left=left, prompt_tokens=1_500, cells=position)
         stream = make_row(1, last_token_ms=NOW, target_tbt_ms=80.0)
         ((_, tokens),) = scheduler.plan(state_of([stream, row], 10_000), NOW).prefill
         pieces.append(tokens)
@@ -556,7 +556,7 @@ def test_whole_tiles_are_not_judged_by_what_a_part_of_one_seems_to_take() -> Non
     for tokens, position, ms in ((32, 0, 42.6), (64, 0, 92.5), (28, 0, 34.2), (32, 28, 43.8), (32, 60, 51.4)):
         scheduler.cost.observe_prefill(tokens, position, ms)
     stream = make_row(1, last_token_ms=NOW, target_tbt_ms=80.0)
-    row = make_row(2, remaining=1_408, prompt_tokens=1_500)
+    row = make_row(2, prefill_left=1_408, prompt_tokens=1_500)
     sizes = []
     for _ in range(8):
         plan = scheduler.plan(state_of([stream, row], 100_000), NOW)
@@ -577,7 +577,7 @@ def test_a_slow_model_reads_deep_in_a_prompt_in_whole_tiles_unless_readers_are_a
         for size in SIZES[:9]:
             scheduler.cost.observe_prefill(size, 1_000, size * (9.5 if size >= TILE_TOKENS else 12.5))
     stream = make_row(1, last_token_ms=NOW - 60.0, target_tbt_ms=80.0)
-    row = make_row(2, remaining=1_000, prompt_tokens=2_000, cells=1_000, arrived_ms=NOW - 20)
+    row = make_row(2, prefill_left=1_000, prompt_tokens=2_000, cells=1_000, arrived_ms=NOW - 20)
     state = attrs.evolve(state_of([stream, row], 100_000), answered_ms=ended_ms)
     plan = scheduler.plan(state, NOW)
     assert (plan.prefill[0][1] + plan.is_mixed >= TILE_TOKENS) == is_whole
@@ -631,7 +631,7 @@ def test_without_flash_attention_the_cells_of_others_make_a_piece_smaller(
         for attended in (0, 8_000, 16_000):
             scheduler.cost.observe_prefill(size, attended, 10.0 + size * (0.3 + attended / 20_000))
     decoding = [make_row(1, last_token_ms=NOW)] if has_stream else []
-    prompt = make_row(2, remaining=4_096, prompt_tokens=4_096)
+    prompt = make_row(2, prefill_left=4_096, prompt_tokens=4_096)
 
     def piece(used_cells: int) -> int:
         plan = scheduler.plan(State(decoding, [prompt], 10_000, used_cells), NOW)
@@ -650,7 +650,7 @@ def piece_alone(
     scheduler = Scheduler(Targets(80.0, 2_048, 64))
     for tokens in SIZES[:9] * 5:
         scheduler.cost.observe_prefill(tokens, 0, fixed_ms + tokens * ms_a_token)
-    prompt = make_row(1, lane=lane, remaining=4_096, prompt_tokens=4_096, arrived_ms=arrived_ms)
+    prompt = make_row(1, lane=lane, prefill_left=4_096, prompt_tokens=4_096, arrived_ms=arrived_ms)
     state = attrs.evolve(state_of([prompt], 100_000), answered_ms=answered_ms)
     ((_, tokens),) = scheduler.plan(state, NOW).prefill
     return tokens
@@ -685,7 +685,7 @@ def test_a_question_s_first_token_waits_only_for_those_background_rows_that_have
     for size in ROWS[:12]:
         scheduler.cost.observe_decode(size, 0, 10.0 * size)
     scheduler.cost.observe_prefill(64, 0, 200.0)
-    question = make_row(100, lane=1, remaining=64, prompt_tokens=64, arrived_ms=NOW)
+    question = make_row(100, lane=1, prefill_left=64, prompt_tokens=64, arrived_ms=NOW)
 
     def first(late: int) -> list[int]:
         waits_ms = [TUNING.held_ms + key if key <= late else 300.0 for key in range(1, 41)]
@@ -705,10 +705,10 @@ def test_a_question_s_first_token_waits_for_no_background_prompt_but_for_what_fi
     for size in SIZES[:9] * 5:
         scheduler.cost.observe_prefill(size, 0, 20.0 + size / 4)
     stream = make_row(1, last_token_ms=NOW, target_tbt_ms=80.0)
-    job = make_row(3, lane=-1, remaining=4_096, prompt_tokens=4_096)
+    job = make_row(3, lane=-1, prefill_left=4_096, prompt_tokens=4_096)
 
     def read(tokens: int, lane: int) -> int:
-        question = make_row(2, lane=lane, remaining=tokens, prompt_tokens=tokens)
+        question = make_row(2, lane=lane, prefill_left=tokens, prompt_tokens=tokens)
         plan = scheduler.plan(state_of([stream, job, question], 100_000), NOW)
         assert plan.prefill[0] == (2, tokens)
         return sum(count for _, count in plan.prefill) + plan.is_mixed
@@ -725,7 +725,7 @@ def test_a_piece_takes_a_moment_longer_where_it_reads_clearly_faster() -> None:
     for tokens, ms in ((64, 170.0), (128, 260.0), (256, 520.0)) * 5:
         scheduler.cost.observe_prefill(tokens, 0, ms)
     stream = make_row(1, last_token_ms=NOW, target_tbt_ms=80.0)
-    prompt = make_row(2, remaining=4_096, prompt_tokens=4_096)
+    prompt = make_row(2, prefill_left=4_096, prompt_tokens=4_096)
     assert scheduler.plan(state_of([stream, prompt], 100_000), NOW).prefill[0][1] >= 127
 
 

@@ -21,7 +21,7 @@ from benchmarks.simulation.prefix_cache import Node, PrefixCache
 from benchmarks.simulation.worker import Worker, run
 from uma.engine.policy import Plan, State
 
-READ = {"decode", "prefill", "preempt", "is_everyday", "is_mixed", "steps"}
+READ = {"decode", "prefill", "preempt", "is_decode_only", "is_mixed", "steps"}
 READ |= {"pace_ms", "needed_ms"}
 TOLD = {"held", "lead_ms"}
 """Figures for traces and metrics, which change nothing in what is computed."""
@@ -121,7 +121,7 @@ def test_every_simulated_block_that_is_told_is_held_or_told_away(checkpoints: in
     turns = [talk.begin(0.0) for _ in range(200)]
     for turn in turns:
         cache.begin(turn)
-        turn.row.remaining = 0
+        turn.row.prefill_left = 0
         cache.read(turn)
         cache.end(turn)
         cache.shrink(20_000)

@@ -27,7 +27,7 @@ class Greedy:
         left = min(READ_TOKENS - len(decode), state.free_cells - len(decode))
         prefill = []
         for row in sorted(state.prefilling, key=lambda each: each.key):
-            count = min(row.remaining, left)
+            count = min(row.prefill_left, left)
             if count <= 0:
                 break
             prefill.append((row.key, count))

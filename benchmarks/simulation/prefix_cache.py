@@ -61,7 +61,7 @@ class PrefixCache:
         """See `Cache`."""
         assert isinstance(session, Turn)
         prefix, said = ("prefix", session.prefix), ("said", session.conversation)
-        if session.row.remaining == 0:
+        if session.row.prefill_left == 0:
             self._keep(said, session.prompt_tokens + session.generated - session.prefix_tokens)
         self._unpin(said)
         self._unpin(prefix)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from uma.engine.policy.state import Share, Shares
+from uma.engine.policy.state import FairShare, FairShares
 
 
 @attrs.define(slots=True)
@@ -15,7 +15,7 @@ class PlainRow:
     lane: int
     arrived_ms: float
     prompt_tokens: int
-    remaining: int
+    prefill_left: int
     target_ttft_ms: float | None
     target_tbt_ms: float
     due_ms: float = 0.0
@@ -27,12 +27,12 @@ class PlainRow:
     has_reader: bool = True
     branch: int = 0
     generated: int = 0
-    share: Share = attrs.field(factory=lambda: Shares().came(None), repr=False)
+    fair_share: FairShare = attrs.field(factory=lambda: FairShares().came(None), repr=False)
 
     @property
     def position(self) -> int:
         """See `Row.position`."""
-        return self.prompt_tokens - self.remaining
+        return self.prompt_tokens - self.prefill_left
 
     def had_token(self, now_ms: float) -> None:
         """Note that its next token was sampled."""

@@ -22,7 +22,7 @@ from uma.engine.policy import Plan, State
 from uma.engine.policy.lead import lead_ms, steps_lacking
 from uma.engine.policy.order import admission_key, due_ms, gives_way, may_begin
 from uma.engine.policy.scheduler import mixed_position
-from uma.engine.policy.state import Shares
+from uma.engine.policy.state import FairShares
 from uma.engine.worker.loop import REPLAN_BATCHES
 
 MAX_QUEUE = 1_024
@@ -91,7 +91,7 @@ class Worker:
         self._service_ms = 0.0
         self._steady: Plan | None = None
         self._steady_batches = 0
-        self._shares = Shares()
+        self._shares = FairShares()
         self._answered_ms = -math.inf
         self.now_ms = 0.0
         """When its last batch ended."""
@@ -124,7 +124,7 @@ class Worker:
         if self._policy.is_uma and (self._is_full(row) or self._is_hopeless(row)):
             session.is_refused = True
             return
-        row.share = self._shares.came(session.client)
+        row.fair_share = self._shares.came(session.client)
         self._by_key[row.key] = session
         self._waiting[row.key] = session
 
@@ -144,10 +144,10 @@ class Worker:
         ahead = [each for each in self._waiting.values() if admission_key(each.row, self.now_ms) < mine]
         running = [each for each in self._active.values() if admission_key(each.row, self.now_ms) < mine]
         load = Load(
-            ahead_tokens=sum(each.row.remaining for each in (*ahead, *running)),
+            ahead_tokens=sum(each.row.prefill_left for each in (*ahead, *running)),
             ahead_waiting=len(ahead),
             running=sum(each.row.lane >= min(row.lane, 0) for each in self._active.values()),
-            decoding=sum(each.row.remaining == 0 for each in self._active.values()),
+            decoding=sum(each.row.prefill_left == 0 for each in self._active.values()),
             max_running=self._machine.places,
             service_ms=self._service_ms,
             used_cells=self._own_cells,
@@ -158,7 +158,7 @@ class Worker:
     def _admit(self) -> None:
         while self._waiting:
             session = min(self._waiting.values(), key=lambda each: self._policy.place(each.row, self.now_ms))
-            unread = sum(each.row.remaining for each in self._active.values())
+            unread = sum(each.row.prefill_left for each in self._active.values())
             needed = session.prompt_tokens + session.generated
             has_place = len(self._active) < self._machine.places
             if not (has_place and may_begin(needed, self._free_cells, unread, len(self._active))):
@@ -172,9 +172,9 @@ class Worker:
 
     def _begin(self, session: Session) -> None:
         row, held = session.row, self._cache.begin(session)
-        row.remaining = max(1, row.remaining - held)
+        row.prefill_left = max(1, row.prefill_left - held)
         if not session.generated:
-            session.cached_tokens = row.prompt_tokens - row.remaining
+            session.cached_tokens = row.prompt_tokens - row.prefill_left
         self._active[row.key] = session
         self._steady = None
 
@@ -199,8 +199,8 @@ class Worker:
         self._steady_batches += 1
         if self._steady is not None and not self._waiting and self._steady_batches < REPLAN_BATCHES:
             return self._steady
-        decoding = [each.row for each in self._active.values() if each.row.remaining == 0]
-        prefilling = [each.row for each in self._active.values() if each.row.remaining]
+        decoding = [each.row for each in self._active.values() if each.row.prefill_left == 0]
+        prefilling = [each.row for each in self._active.values() if each.row.prefill_left]
         state = State(
             decoding,
             prefilling,
@@ -209,7 +209,7 @@ class Worker:
             answered_ms=self._answered_ms,
         )
         plan = self._policy.plan(state, self.now_ms)
-        self._steady = plan if plan.is_everyday and self._free_cells > REPLAN_BATCHES * len(plan.decode) else None
+        self._steady = plan if plan.is_decode_only and self._free_cells > REPLAN_BATCHES * len(plan.decode) else None
         self._steady_batches = 0
         return plan
 
@@ -275,10 +275,10 @@ class Worker:
     def _count_read(self, plan: Plan) -> None:
         for key, count in plan.prefill:
             session = self._active[key]
-            session.row.remaining -= count
+            session.row.prefill_left -= count
             session.row.cells += count
-            session.row.share.was_read(count)
-            if session.row.remaining == 0:
+            session.row.fair_share.was_read(count)
+            if session.row.prefill_left == 0:
                 session.row.cells -= self._cache.read(session)
                 self._give(session, plan.pace_ms)
 
@@ -292,7 +292,7 @@ class Worker:
         session = self._active.pop(key)
         self._cache.end(session)
         session.row.cells = 0
-        session.row.prompt_tokens = session.row.remaining = session.prompt_tokens + session.generated
+        session.row.prompt_tokens = session.row.prefill_left = session.prompt_tokens + session.generated
         self._waiting[session.row.key] = session
         self._steady = None
 
@@ -301,7 +301,7 @@ class Worker:
         row = session.row
         session.had_token(reader_ms(row.last_token_ms, self.now_ms, pace_ms))
         row.cells += 1
-        row.share.was_given(1)
+        row.fair_share.was_given(1)
         if session.generated >= session.output_tokens:
             self._finish(session)
 
@@ -311,7 +311,7 @@ class Worker:
         session.done_ms = session.row.last_token_ms if session.row.lane >= 0 else self.now_ms
         if session.row.lane >= 0:
             self._answered_ms = session.done_ms
-        self._shares.left(session.row.share)
+        self._shares.left(session.row.fair_share)
         self.finished.append(session)
         del self._active[session.row.key], self._by_key[session.row.key]
         self._cache.end(session)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from uma.engine.policy.order import admission_key, in_order
 from uma.engine.worker.account import Account, Figures
 from uma.engine.worker.sequence import Sequence
+from uma.engine.worker.slots import blocking_resource
 from uma.engine.worker.status import HAS_SLOT, Status
-from uma.engine.worker.waiting import lack
 from uma.types import Activity, Explained, RecordedText, RunningRequest
 
 MAX_LISTED = 64
@@ -81,8 +81,9 @@ def _describer(sequences: list[Sequence], now_ms: float, max_active: int) -> Cal
     """What describes each of `sequences`."""
     has_slot = [each for each in sequences if each.status in HAS_SLOT]
     prompts = [each for each in has_slot if each.status is Status.PREFILLING]
-    first, missing = next(iter(in_order(prompts, now_ms)), None), lack(len(has_slot), max_active)
-    return lambda each: _described(each, first, missing, now_ms)
+    first = next(iter(in_order(prompts, now_ms)), None)
+    blocked_on = blocking_resource(len(has_slot), max_active)
+    return lambda each: _described(each, first, blocked_on, now_ms)
 
 
 def _order(sequence: Sequence, now_ms: float) -> tuple[int, int, float, int]:
@@ -90,8 +91,8 @@ def _order(sequence: Sequence, now_ms: float) -> tuple[int, int, float, int]:
     return (0 if sequence.due_ms else 1, *admission_key(sequence, now_ms))
 
 
-def _described(sequence: Sequence, first: Sequence | None, missing: str, now_ms: float) -> RunningRequest:
-    reason = _waits_for(sequence, first, missing)
+def _described(sequence: Sequence, first: Sequence | None, blocked_on: str, now_ms: float) -> RunningRequest:
+    reason = _waits_for(sequence, first, blocked_on)
     return RunningRequest(
         id=sequence.request.id,
         priority=sequence.lane,
@@ -110,13 +111,13 @@ def _described(sequence: Sequence, first: Sequence | None, missing: str, now_ms:
     )
 
 
-def _waits_for(sequence: Sequence, first: Sequence | None, missing: str) -> str:
+def _waits_for(sequence: Sequence, first: Sequence | None, blocked_on: str) -> str:
     """Why nothing of it is computed; see `RunningRequest.waits_for`."""
     if sequence.is_reproducible and sequence.started_ms > 0:  # it is computed by itself, without a slot
         return ""
     match sequence.status:
         case Status.WAITING:
-            return missing
+            return blocked_on
         case Status.FOLLOWING:
             return "prefix"
         case Status.PAUSED | Status.PARKED:

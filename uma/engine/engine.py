@@ -120,8 +120,8 @@ class Engine:
             ),
         )
         self._requests = Submission(config, self.worker.commands, self._metrics, self.worker.totals)
-        self._apart = ReproducibleContext(
-            config, context.model, ledger, self.info.limits.max_reproducible_tokens, self.worker.use_apart
+        self._isolated = ReproducibleContext(
+            config, context.model, ledger, self.info.limits.max_reproducible_tokens, self.worker.use_isolated
         )
         self._prompts = PromptReader(config, context.model, self.max_request_tokens)
         self._pictures = None if projector is None else PictureReader(context, projector)
@@ -164,8 +164,8 @@ class Engine:
                 spent.on("grammar")
                 most_tokens = self.max_request_tokens
                 if request.sampling.reproducible:
-                    await self._apart.ready_for(len(tokens))
-                    most_tokens = self._apart.max_tokens
+                    await self._isolated.ready_for(len(tokens))
+                    most_tokens = self._isolated.max_tokens
                 elif request.cache_prompt:
                     await self._fetch_from_disk(tokens)
                     spent.on("disk")
@@ -452,7 +452,7 @@ class Engine:
     def close(self) -> None:
         """Free what the engine made itself, once the decode thread has ended."""
         self._embeddings.close()
-        self._apart.close()
+        self._isolated.close()
         if self._pictures is not None:
             self._pictures.close()
 

@@ -79,7 +79,7 @@ class Gate:
         running = sum(each.holding is not None and each.lane >= min(lane, 0) for each in self._sequences)
         uncached = 1 - self._metrics.cached_tokens_total / max(1, self._metrics.prompt_tokens_total)
         return Load(
-            ahead_tokens=round(uncached * sum(each.remaining for each in ahead)),
+            ahead_tokens=round(uncached * sum(each.prefill_left for each in ahead)),
             ahead_waiting=sum(each.started_ms == 0 for each in ahead),
             running=running,
             decoding=sum(each.generated > 0 for each in self._sequences),

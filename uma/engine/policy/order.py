@@ -1,7 +1,8 @@
 """Whose turn it is: the order in which prompts begin and are read, and in which sequences lose their place.
 
 Lanes come first, each ahead of the next lower one by a stated time. Within a lane clients have equal shares of what is
-computed (`state.Shares`), and the prompts of one client come by their deadlines, so that short ones overtake long ones.
+computed (`state.FairShares`), and the prompts of one client come by their deadlines, so that short ones overtake long
+ones.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from uma.engine.policy.cost import CostModel
-from uma.engine.policy.state import Row, Share
+from uma.engine.policy.state import FairShare, Row
 from uma.engine.policy.tuning import TUNING
 
 R = TypeVar("R", bound=Row)
@@ -45,10 +46,10 @@ def in_order(rows: Iterable[R], now_ms: float) -> list[R]:
     Those of one client come by their deadlines. Each is done when its client has had what is missing of it and of those
     before it; of the same lane, the one that is done at the lowest level comes first.
     """
-    levels: dict[Share, float] = {}
+    levels: dict[FairShare, float] = {}
     keyed: list[tuple[tuple[int, float, float, int], R]] = []
     for behind, due, key, row in sorted((*admission_key(row, now_ms), row) for row in rows):
-        level = levels[row.share] = levels.get(row.share, row.share.level) + row.remaining
+        level = levels[row.fair_share] = levels.get(row.fair_share, row.fair_share.level) + row.prefill_left
         keyed.append(((behind, level, due, key), row))
     return [row for _, row in sorted(keyed)]
 

@@ -54,7 +54,7 @@ class Plan:
     """Rows to take their KV cells from, before anything else. They are in no other part of the plan."""
     held: int = 0
     """Background rows that decode on another tick."""
-    is_everyday: bool = False
+    is_decode_only: bool = False
     """One token a row, no prefill, none throttled: the plan is valid until a sequence arrives, ends or pauses."""
     steps: int = 1
     """Decode steps of each row before the prefill: at least one, or none with `is_mixed`, and where a prompt of a
@@ -164,8 +164,8 @@ class Scheduler:
 
         Before a pause of `pause_ms` rows only decode, as far ahead of their readers as it takes.
         """
-        if not pause_ms and embeds is None and self._is_everyday(state):
-            return Plan(tuple([row.key for row in state.decoding]), is_everyday=True)
+        if not pause_ms and embeds is None and self._is_decode_only(state):
+            return Plan(tuple([row.key for row in state.decoding]), is_decode_only=True)
         rows, preempted = self._make_room(state)
         gone = {row.key for row in preempted}
         free = state.free_cells + sum(row.cells for row in preempted)
@@ -189,7 +189,7 @@ class Scheduler:
 
     # What decodes
 
-    def _is_everyday(self, state: State) -> bool:
+    def _is_decode_only(self, state: State) -> bool:
         """Whether all rows decode, there are cells for all, and none must be held back: the shortest way will do.
 
         Background rows among themselves hold nothing back; beside others they can be made to wait.
@@ -241,7 +241,7 @@ class Scheduler:
         for row in state.prefilling:
             if row.lane > 0 and not row.is_paused:
                 # The last third of its target is to spare.
-                read_ms = self._read_ms([Prompt(row, row.remaining)], row.remaining, state)
+                read_ms = self._read_ms([Prompt(row, row.prefill_left)], row.prefill_left, state)
                 if 1.5 * (now_ms + read_ms - row.arrived_ms) > (row.target_ttft_ms or self.targets.slo_ttft_ms):
                     fitting = 0
         late = sum(now_ms - row.last_token_ms >= TUNING.held_ms for row in background)
@@ -308,10 +308,12 @@ class Scheduler:
         """
         if self.targets.mixes_prompts:
             parts = [(row, row.branch - row.position) for row in rows]
-            return [Prompt(row, part if part >= TILE_TOKENS else row.remaining) for row, part in parts]
+            return [Prompt(row, part if part >= TILE_TOKENS else row.prefill_left) for row, part in parts]
         head = rows[0]
-        others = [row for row in rows[1:] if row.remaining == head.remaining or row.position == head.position == 0]
-        return [Prompt(row, row.remaining) for row in (head, *others)]
+        others = [
+            row for row in rows[1:] if row.prefill_left == head.prefill_left or row.position == head.position == 0
+        ]
+        return [Prompt(row, row.prefill_left) for row in (head, *others)]
 
     def _alone(
         self,

@@ -13,12 +13,12 @@ MAX_PAST = 1_024
 that returns at once is forgiven by this bound, and only where as many others have left meanwhile."""
 
 
-class Share:
+class FairShare:
     """What one client has had: tokens computed for it, of prompts and of answers. Cached ones cost nothing."""
 
     __slots__ = ("_shares", "client", "level", "rows")
 
-    def __init__(self, shares: Shares, client: Hashable) -> None:
+    def __init__(self, shares: FairShares, client: Hashable) -> None:
         self._shares = shares
         self.client = client
         self.level = 0.0
@@ -56,7 +56,7 @@ class Row(Protocol):
         """Length of its prompt."""
 
     @property
-    def remaining(self) -> int:
+    def prefill_left(self) -> int:
         """Tokens still to be computed before it decodes; 0: it decodes."""
 
     @property
@@ -88,7 +88,7 @@ class Row(Protocol):
         """When its first token is due (`order.due_ms`), fixed on arrival."""
 
     @property
-    def share(self) -> Share:
+    def fair_share(self) -> FairShare:
         """What its client has had."""
 
     @property
@@ -156,7 +156,7 @@ class State:
     """Keys of those of `prefilling` that cannot be read now: a picture comes next in them that is not encoded."""
 
 
-class Shares:
+class FairShares:
     """Fair shares of what is computed, among clients that have rows.
 
     It is self-clocked fair queueing (Golestani 1994) of prompts, by counters of tokens (as in VTC, arXiv 2401.00588) to
@@ -169,7 +169,7 @@ class Shares:
     def __init__(self) -> None:
         self.clock = 0.0
         """The level at which prompts are read. A client that comes begins there."""
-        self._shares: dict[Hashable, Share] = {}
+        self._shares: dict[Hashable, FairShare] = {}
         """Clients that have rows."""
         self._past: dict[Hashable, float] = {}
         """Levels above the clock of clients that have left, oldest first: each would begin at the clock again."""
@@ -178,16 +178,16 @@ class Shares:
         """Clients that anything is remembered of."""
         return len(self._shares) + len(self._past)
 
-    def came(self, client: Hashable) -> Share:
+    def came(self, client: Hashable) -> FairShare:
         """A row of this client has come."""
         share = self._shares.get(client)
         if share is None:
-            share = self._shares[client] = Share(self, client)
+            share = self._shares[client] = FairShare(self, client)
             share.level = max(self.clock, self._past.pop(client, 0.0))
         share.rows += 1
         return share
 
-    def left(self, share: Share) -> None:
+    def left(self, share: FairShare) -> None:
         """A row of it has ended."""
         share.rows -= 1
         if share.rows:

@@ -32,26 +32,27 @@ class Totals:
     """Time in batches of decode rows."""
     prompts_ms: float = 0.0
     """Time in batches with pieces of prompts."""
-    apart_ms: float = 0.0
+    isolated_ms: float = 0.0
     """Time in batches of reproducible requests."""
     sample_ms: float = 0.0
     """Choosing tokens after batches of decode rows."""
     started: list[int] = attrs.field(factory=lambda: [0, 0, 0])
     """Requests that were started, by lane, the lowest first."""
-    _lacked_ms: dict[str, float] = attrs.field(factory=lambda: {"": 0.0, "slot": 0.0, "cells": 0.0})
-    _lack: str = ""
+    _blocked_ms: dict[str, float] = attrs.field(factory=lambda: {"": 0.0, "slot": 0.0, "cells": 0.0})
+    """Time for which the first sequence of the queue waited for a slot, and for cells."""
+    _blocked_on: str = ""
     _since_ms: float = 0.0
 
-    def lacks(self, what: str, now: float) -> None:
-        """Note that the first sequence of the queue lacks, from now on, a `slot` or `cells`; empty: none does."""
-        self._lacked_ms[self._lack] += now - self._since_ms
-        self._lack, self._since_ms = what, now
+    def set_blocked_on(self, resource: str, now: float) -> None:
+        """The first sequence of the queue waits, from now on, for a `slot` or `cells`; empty: for neither."""
+        self._blocked_ms[self._blocked_on] += now - self._since_ms
+        self._blocked_on, self._since_ms = resource, now
 
     def reading(self, now: float) -> tuple[float, ...]:
-        """The first four, and for how long there was a lack of slots and of cells."""
-        lacked = dict(self._lacked_ms)
-        lacked[self._lack] += max(0.0, now - self._since_ms)
-        return self.steps_ms, self.prompts_ms, self.apart_ms, self.sample_ms, lacked["slot"], lacked["cells"]
+        """The first four, and for how long the queue was blocked on slots and on cells."""
+        blocked = dict(self._blocked_ms)
+        blocked[self._blocked_on] += max(0.0, now - self._since_ms)
+        return self.steps_ms, self.prompts_ms, self.isolated_ms, self.sample_ms, blocked["slot"], blocked["cells"]
 
 
 class Served(Protocol):
@@ -92,7 +93,7 @@ class Account:
     origin: str
     answers: int
     prompt_tokens: int
-    is_apart: bool
+    is_isolated: bool
     """Whether it is computed in the context of `worker.reproducer`."""
     records_text: bool
     arrived_ms: float
@@ -102,7 +103,7 @@ class Account:
     served: Served | None = None
     """Sequence of the request, until that ends."""
     own_ms: float = 0.0
-    """Time of the batches with a piece of its prompt; of one apart, of all its batches."""
+    """Time of the batches with a piece of its prompt; of an isolated one, of all its batches."""
     cache: CacheUse = attrs.field(factory=CacheUse)
     final: Figures | None = None
     reason: str = ""
@@ -223,10 +224,10 @@ class Account:
         """Add the time since the last change."""
         left_ms, own = max(0.0, now - self._since_ms), self.own_ms - self._own_mark
         reading = zip(self.totals.reading(now), self._marks, strict=True)
-        steps, prompts, apart, sample, slot, cells = (each - before for each, before in reading)
+        steps, prompts, isolated, sample, slot, cells = (each - before for each, before in reading)
         waited = {
-            "prompt": prompts if self.is_apart else prompts - own,
-            "apart": apart - own if self.is_apart else apart,
+            "prompt": prompts if self.is_isolated else prompts - own,
+            "apart": isolated - own if self.is_isolated else isolated,
         }
         parts, rest = dict[str, float](), "rest"
         match self._status:
@@ -238,7 +239,7 @@ class Account:
                 rest = "prefix"
             case Status.PREFILLING:
                 parts = {"read": own, **waited, "streams": steps}
-            case Status.DECODING if self.is_apart:
+            case Status.DECODING if self.is_isolated:
                 parts = {"write": own, **waited, "streams": steps}
             case Status.DECODING:
                 parts = {"write": steps, **waited, "sample": sample}

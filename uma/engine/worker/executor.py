@@ -21,10 +21,10 @@ from uma.engine.policy.lead import lead_ms, steps_lacking
 from uma.engine.policy.order import preemption_order
 from uma.engine.worker.drafts.speculator import Drafts
 from uma.engine.worker.output import steps_ahead
-from uma.engine.worker.residency import Residency
 from uma.engine.worker.runner import Decoding, ModelRunner, Outcome, Work
-from uma.engine.worker.sampling import Given
+from uma.engine.worker.sampling import RowResult
 from uma.engine.worker.sequence import Sequence
+from uma.engine.worker.slots import Slots
 from uma.engine.worker.status import Status
 from uma.errors import DecodeFailed
 from uma.llama.context import ABORTED, NO_ROOM, Context
@@ -66,7 +66,7 @@ class Result(NamedTuple):
     """What one step gave its rows, in order."""
 
     sequences: list[Sequence]
-    given: list[Given]
+    given: list[RowResult]
     at_ms: float
 
 
@@ -81,7 +81,7 @@ class Executor:
     _context: Context
     _pool: KvPool
     _runner: ModelRunner
-    _residency: Residency
+    _slots: Slots
     _metrics: EngineMetrics
 
     def run(self, tick: Tick) -> Iterator[Results]:
@@ -103,7 +103,7 @@ class Executor:
             yield from self._prefill(prefill)
 
     def _decode(self, tick: Tick) -> Iterator[Results]:
-        if any(sequence.missing != 1 for sequence in tick.decode):
+        if any(sequence.uncomputed != 1 for sequence in tick.decode):
             return self._decode_several(tick.decode)
         if tick.drafts is not None:
             return self._verify(tick.drafts)
@@ -120,7 +120,7 @@ class Executor:
     def _decode_ahead(self, tick: Tick, steps: int) -> Generator[Results, None, bool]:
         """More steps of a tick that reads prompts. False where a command came before they were done."""
         while steps > 0:
-            rows = [each for each in tick.decode if each.status is Status.DECODING and each.missing == 1]
+            rows = [each for each in tick.decode if each.status is Status.DECODING and each.uncomputed == 1]
             if not rows:
                 return True
             if self._runner.is_called:
@@ -179,7 +179,7 @@ class Executor:
         """Decode rows of which some were given several tokens at once."""
         left, work = self._context.n_batch, list[tuple[Sequence, int]]()
         for index, sequence in enumerate(sequences):
-            count = min(sequence.missing, left - (len(sequences) - index - 1))
+            count = min(sequence.uncomputed, left - (len(sequences) - index - 1))
             work.append((sequence, count))
             left -= count
         for batch in self._runner.in_one_ubatch(work):
@@ -191,8 +191,8 @@ class Executor:
         pictures = [each for each in work if each[0].picture is not None]
         if pictures:
             work = [each for each in work if each[0].picture is None]
-        for part in self._to_borders([(sequence, min(count, sequence.to_picture)) for sequence, count in work]):
-            for batch in [each for some in self._runner.split_unread(part) for each in self._with_last_apart(some)]:
+        for part in self._to_checkpoints([(sequence, min(count, sequence.to_picture)) for sequence, count in work]):
+            for batch in [each for some in self._runner.split_pending(part) for each in self._with_last_alone(some)]:
                 # The retries of an earlier batch can have taken its slot.
                 left = [each for each in batch if each[0].holding is not None]
                 yield from self._until_done(self._runner.prefill, left)
@@ -202,8 +202,8 @@ class Executor:
             if sequence.holding is not None and placed is not None and placed.picture.embedding is not None:
                 yield from self._until_done(self._runner.prefill, [(sequence, count)])
 
-    def _to_borders(self, work: Work) -> list[Work]:
-        """Work in several parts, in each of which a sequence ends at its next border or before it. What
+    def _to_checkpoints(self, work: Work) -> list[Work]:
+        """Work in several parts, in each of which a sequence ends at its next checkpoint or before it. What
         followers wait for comes last: they begin before more of it is read.
         """
         if self._pool.cells.can_be_cut:
@@ -212,7 +212,7 @@ class Executor:
         for sequence, count in work:
             computed, end = sequence.computed, sequence.computed + count
             for turn in itertools.count():
-                size = min(end - computed, sequence.to_border(computed))
+                size = min(end - computed, sequence.until_checkpoint(computed))
                 if turn == len(found):
                     found.append([])
                 found[turn].append((sequence, size))
@@ -221,16 +221,16 @@ class Executor:
                     break
         return found
 
-    def _with_last_apart(self, work: Work) -> list[Work]:
+    def _with_last_alone(self, work: Work) -> list[Work]:
         """The same, but a prompt that is read while nothing else runs ends with a batch of its last tokens.
 
         A row's last bits depend on how many rows its batch has. So a prompt that is in the cache and one that is not
         have the same answer.
         """
-        if len(work) != 1 or len(self._residency.active) != 1:
+        if len(work) != 1 or len(self._slots.active) != 1:
             return [work]
         ((sequence, count),) = work
-        if sequence.report is not None or count != sequence.missing:
+        if sequence.report is not None or count != sequence.uncomputed:
             return [work]
         if count - LAST_TOKENS < TILE_TOKENS <= count and sequence.computed > LAST_TOKENS:
             # The batch before them fills its tile with tokens that are computed again, where there are any.
@@ -249,7 +249,7 @@ class Executor:
 
         Not one that stands at a checkpoint: that would be lost, and the same prompt, or the next turn, begins there.
         """
-        extra = count - sequence.missing
+        extra = count - sequence.uncomputed
         if (
             extra > 0
             and sequence.holding is not None
@@ -258,12 +258,12 @@ class Executor:
         ):
             sequence.computed -= extra
             self._metrics.reread_tokens_total += extra
-        return sequence, min(count, sequence.missing)
+        return sequence, min(count, sequence.uncomputed)
 
     def _mixed(self, tick: Tick, prefill: Work) -> Iterator[Results]:
         """Decode rows and prefill in one batch; in two where it fails or cannot be, which take the ladder there."""
         rows = [each for each in tick.decode if each.status is Status.DECODING]
-        prefill = self._to_borders(_filled_up(prefill, len(tick.decode) - len(rows)))[0] if prefill else prefill
+        prefill = self._to_checkpoints(_filled_up(prefill, len(tick.decode) - len(rows)))[0] if prefill else prefill
         size = len(rows) + sum(count for _, count in prefill)
         if rows and prefill and size <= self._context.n_batch and _is_plain(rows, prefill):
             outcome = self._runner.mixed(rows, prefill)
@@ -305,7 +305,7 @@ class Executor:
 
     def _is_given_up(self, outcome: Outcome) -> bool:
         """Whether a batch that was aborted is not to be computed again."""
-        return self._context.is_ended or outcome.is_withdrawn
+        return self._context.is_ended or outcome.is_cancelled
 
     def _failed(self, outcome: Outcome, work: Work, retry: Work) -> Iterator[Results]:
         """Deal with a batch that could not be computed; what to try instead is appended to `retry`.
@@ -335,14 +335,14 @@ class Executor:
                     less.append((sequence, min(count, half)))
                     half -= count
             return less
-        candidates = preemption_order(self._residency.active.values())
+        candidates = preemption_order(self._slots.active.values())
         if len(candidates) > 1:
             victim = candidates[0]
-            self._residency.preempt(victim, now_ms())
+            self._slots.preempt(victim, now_ms())
             return [each for each in work if each[0] is not victim]
         # Alone, with no cache left, and still no cells: the context is full.
         for sequence, _ in work:
-            self._residency.finish(sequence, "length")
+            self._slots.finish(sequence, "length")
         return []
 
     def _run_alone(self, work: Work) -> Iterator[Results]:
@@ -357,12 +357,12 @@ class Executor:
                 yield self._booked([sequence], decoding, learns=False)
                 outcome = decoding.outcome
             if outcome.code == NO_ROOM:
-                self._residency.preempt(sequence, now_ms())
+                self._slots.preempt(sequence, now_ms())
             elif not outcome.is_done:
                 self._cut_back(sequence, outcome)
                 if outcome.code != ABORTED:
                     why = f"llama_decode failed with {outcome.code} for this request"
-                    self._residency.end(sequence, DecodeFailed(why))
+                    self._slots.end(sequence, DecodeFailed(why))
 
     def _put_back(self, work: Work, outcome: Outcome) -> Work:
         """Put memory back as it was before a failed batch; what of it can be tried again."""
@@ -374,16 +374,16 @@ class Executor:
         """After a batch of these that llama.cpp has broken off: states of others with a slot can have been moved."""
         if not outcome.are_others_lost:
             return
-        for each in list(self._residency.active.values()):
+        for each in list(self._slots.active.values()):
             if each not in sequences:
-                self._residency.restart(each)
+                self._slots.restart(each)
 
     def _cut_back(self, sequence: Sequence, outcome: Outcome) -> bool:
         """Remove what a failed batch can have left in memory. False where memory cannot be cut: then it is queued."""
         assert sequence.holding is not None
         if not outcome.is_state_lost and self._pool.cells.roll_back(sequence.holding.seq_id, sequence.computed):
             return True
-        self._residency.restart(sequence)
+        self._slots.restart(sequence)
         return False
 
 
@@ -395,11 +395,11 @@ def _filled_up(prefill: Work, tokens: int) -> Work:
     if not prefill:
         return prefill
     sequence, count = prefill[-1]
-    return [*prefill[:-1], (sequence, min(count + tokens, sequence.missing))]
+    return [*prefill[:-1], (sequence, min(count + tokens, sequence.uncomputed))]
 
 
 def _is_plain(rows: list[Sequence], prefill: Work) -> bool:
     """Whether each row has one token to compute, no prompt's logits are wanted, and none comes to a picture."""
-    return all(each.missing == 1 for each in rows) and not any(
-        each.unread or count > each.to_picture for each, count in prefill
+    return all(each.uncomputed == 1 for each in rows) and not any(
+        each.logprobs_pending or count > each.to_picture for each, count in prefill
     )

@@ -37,12 +37,11 @@ from uma.engine.worker.executor import Executor, Result, Tick
 from uma.engine.worker.output import Output
 from uma.engine.worker.pictures import Encoder
 from uma.engine.worker.reproducer import Reproduced, Reproducer
-from uma.engine.worker.residency import PATIENCE_MS, Residency
 from uma.engine.worker.runner import ModelRunner, Probes
 from uma.engine.worker.sequence import Sequence
+from uma.engine.worker.slots import PATIENCE_MS, Slots
 from uma.engine.worker.status import Status
 from uma.engine.worker.trace import Instruments, Trace
-from uma.engine.worker.waiting import WaitingRoom
 from uma.errors import InternalError, ShuttingDown, UmaError
 from uma.llama.context import Context
 from uma.llama.projector import Projector
@@ -105,16 +104,15 @@ class DecodeWorker:
         """What its time went to. Any thread can read it."""
         self._trace = Trace(settings.trace)
         instruments = Instruments(metrics, self.totals, self._trace)
-        self.commands = Commands(self._withdraw, self._coming)
+        self.commands = Commands(self._cancel, self._submitted)
         self._outbox = Outbox(mailbox.post, waits=not context.returns_early)
         self._output = Output(vocab, metrics, self._outbox)
-        waiting = WaitingRoom(pool, settings.max_active, scheduler.cost)
-        self._residency = Residency(vocab, pool, waiting, self._output, self._outbox, instruments)
+        self._slots = Slots(vocab, pool, settings.max_active, scheduler.cost, self._output, self._outbox, instruments)
         self._runner = ModelRunner(
             context, pool, scheduler.cost, self._outbox, self.commands, instruments, settings.projector
         )
-        self._encoder = Encoder(settings.projector, self._residency, self._trace)
-        self._executor = Executor(context, pool, self._runner, self._residency, metrics)
+        self._encoder = Encoder(settings.projector, self._slots, self._trace)
+        self._executor = Executor(context, pool, self._runner, self._slots, metrics)
         self._model_drafter = settings.draft and ModelDrafter(settings.draft, vocab, self._runner.threads, metrics)
         drafters: list[Drafter] = [LookupDrafter(pool, vocab)]
         drafters += [self._model_drafter] if self._model_drafter else []
@@ -124,7 +122,7 @@ class DecodeWorker:
             self._runner.sees_draft = self._speculator.sees
         self._probes = Probes(self._runner, metrics)
         self._embedder = Embedder(scheduler.embeds, self._runner.threads, metrics)
-        self._reproducer = Reproducer(self._residency, self._runner.threads, metrics, self.totals)
+        self._reproducer = Reproducer(self._slots, self._runner.threads, metrics, self.totals)
         self._steady: Tick | None = None
         """The last tick, where the next can be the same."""
         self._is_ahead = False
@@ -152,16 +150,16 @@ class DecodeWorker:
         """Give this recorder, from now on, a span of all that the thread does; None: no longer."""
         self._trace.recorder = recorder
 
-    def _withdraw(self, sequence: Sequence) -> None:
+    def _cancel(self, sequence: Sequence) -> None:
         if sequence.is_reproducible:
-            self._reproducer.withdraw(sequence)
+            self._reproducer.cancel(sequence)
         else:
-            self._runner.withdrawn.add(sequence)
+            self._runner.canceller.cancel(sequence)
 
-    def _coming(self, sequence: Sequence) -> None:
-        self._runner.withdrawn.coming(sequence)
+    def _submitted(self, sequence: Sequence) -> None:
+        self._runner.canceller.submitted(sequence)
 
-    def use_apart(self, context: Context) -> None:
+    def use_isolated(self, context: Context) -> None:
         """Compute requests that are to be reproducible in this context; call it before the first is submitted."""
         self.commands.call(lambda: self._reproducer.attach(context))
 
@@ -201,7 +199,7 @@ class DecodeWorker:
     @property
     def active_count(self) -> int:
         """Sequences that have a slot now."""
-        return len(self._residency.active)
+        return len(self._slots.active)
 
     @property
     def used_cells(self) -> int:
@@ -211,8 +209,8 @@ class DecodeWorker:
     def read_gauges(self) -> None:
         """Bring the gauges of the metrics up to date. Each is one number, read as it is just now."""
         metrics, pool = self._metrics, self._pool
-        metrics.active_sequences = len(self._residency.active) + self._reproducer.running
-        metrics.queued_requests = len(self._residency.all) - metrics.active_sequences
+        metrics.active_sequences = len(self._slots.active) + self._reproducer.running
+        metrics.queued_requests = len(self._slots.all) - metrics.active_sequences
         metrics.kv_cells_used, metrics.kv_cells_share = pool.used_cells, pool.cells.share
         metrics.sequence_ids_used = pool.cells.used_ids
         tree, store, cache = pool.tree, pool.store, metrics.cache
@@ -229,7 +227,7 @@ class DecodeWorker:
         try:
             with self._runner.stall_watch.watching():
                 self._tick_until_stopped()
-            self._residency.end_all(ShuttingDown("the engine is stopping"))
+            self._slots.end_all(ShuttingDown("the engine is stopping"))
             self._embedder.end_all(ShuttingDown("the engine is stopping"))
             # Not after a fault: what the cells hold then is not known.
             if self._saves_at_end:
@@ -238,7 +236,7 @@ class DecodeWorker:
             self.has_failed = True
             _log.critical("the decode thread ends: a fault in the engine", exc_info=fault)
             error = ended_by(fault)
-            self._residency.abandon_all(error)
+            self._slots.abandon_all(error)
             self._embedder.end_all(error)
             raise
         finally:
@@ -268,7 +266,7 @@ class DecodeWorker:
                 return
             had_work = self._turn()
             had_work = self._encode() or had_work
-            if had_work and (self._residency.all or self._embedder):
+            if had_work and (self._slots.all or self._embedder):
                 continue
             # Flush also where the last sequence has ended and others arrive: a burst's first waits for these events.
             self._outbox.flush()
@@ -284,7 +282,7 @@ class DecodeWorker:
             try:
                 self._obey(command)
             except Exception as error:  # noqa: BLE001  (whatever it is, it is this request's alone)
-                self._residency.fail(command.sequence, error)
+                self._slots.fail(command.sequence, error)
 
     def _call(self, call: Call) -> None:
         try:
@@ -299,7 +297,7 @@ class DecodeWorker:
         """A tick, and all else that is computed between two ticks but pictures; False if there was nothing."""
         had_work = self._tick()
         had_work = self._reproduce(is_alone=not had_work) or had_work
-        if self._probes.waiting and not self._residency.is_decoding:
+        if self._probes.waiting and not self._slots.is_decoding:
             self._probes.run()
         return had_work
 
@@ -326,7 +324,7 @@ class DecodeWorker:
         self._reproducer.turns.ticked(ended - began)
         self._metrics.outside_decode_ms_total += ended - began - (self._computing_ms - computing_ms)
         if recorder is not None:
-            waiting = len(self._residency.waiting)
+            waiting = len(self._slots.all) - len(self._slots.active)
             recorder.span(DECODE, "tick", began, ended, steps=tick.steps, waiting=waiting)
         return True
 
@@ -376,14 +374,14 @@ class DecodeWorker:
         """Give a step's tokens to their readers. A fault in one row's sampling or text ends that sequence alone."""
         for sequence, given in zip(result.sequences, result.given, strict=True):
             if isinstance(given, Exception):
-                self._residency.fail(sequence, given)
+                self._slots.fail(sequence, given)
                 continue
             try:
                 reason = self._output.accept(sequence, given, result.at_ms)
                 if reason is not None:
-                    self._residency.finish(sequence, reason)
+                    self._slots.finish(sequence, reason)
             except Exception as error:  # noqa: BLE001  (whatever it is, it is this row's alone)
-                self._residency.fail(sequence, error)
+                self._slots.fail(sequence, error)
         if self._probes.waiting and any(isinstance(given, tuple) for given in result.given):
             self._probes.answer(is_alive=True)
 
@@ -404,12 +402,12 @@ class DecodeWorker:
             self._steady.learns = False
             return self._steady, False
         plan = self._plan(now, pause_ms)
-        active = self._residency.active
+        active = self._slots.active
         tick = Tick(
             decode=[active[key] for key in plan.decode],
             prefill=[(active[key], count) for key, count in plan.prefill],
-            is_steady=plan.is_everyday,
-            learns=is_due or not plan.is_everyday or not self._scheduler.cost.has_decoded(len(plan.decode)),
+            is_steady=plan.is_decode_only,
+            learns=is_due or not plan.is_decode_only or not self._scheduler.cost.has_decoded(len(plan.decode)),
             steps=plan.steps,
             is_mixed=plan.is_mixed,
             needed_ms=plan.needed_ms,
@@ -421,10 +419,10 @@ class DecodeWorker:
             self._metrics.lead_ms = plan.lead_ms
             if plan.prefill:
                 self._metrics.piece_lead_ms.observe(plan.lead_ms)
-        if plan.is_everyday or plan.steps > 1:
-            is_apart = self._context.returns_early  # then no token waits for the stride's end
-            tick.hold_ms = math.inf if is_apart else min((row.hold_ms for row in tick.decode), default=0.0)
-        self._steady = tick if plan.is_everyday and tick.decode else None
+        if plan.is_decode_only or plan.steps > 1:
+            returns_early = self._context.returns_early  # then no token waits for the stride's end
+            tick.hold_ms = math.inf if returns_early else min((row.hold_ms for row in tick.decode), default=0.0)
+        self._steady = tick if plan.is_decode_only and tick.decode else None
         return tick, bool(plan.preempt)
 
     def _is_steady(self, tick: Tick) -> bool:
@@ -432,7 +430,7 @@ class DecodeWorker:
         rows = tick.decode
         if self._embedder or self._reproducer.pause_ms:
             return False
-        if len(rows) != len(self._residency.active) or not self._residency.waiting.is_empty or self._trace.is_on:
+        if len(rows) != len(self._slots.active) or self._slots.has_queued or self._trace.is_on:
             return False
         return len(rows) <= self._pool.free_cells and not any(sequence.is_paused for sequence in rows)
 
@@ -440,18 +438,20 @@ class DecodeWorker:
         """Admit what can start, ask the policy, and preempt as it says. Streams decode ahead of `pause_ms`, or of what
         is computed beside them.
         """
-        residency = self._residency
-        residency.admit(now)
-        state = residency.state(now)
+        slots = self._slots
+        slots.admit(now)
+        state = slots.state(now)
         state.neighbour_load = self._runner.neighbour_load
         pause_ms = pause_ms or self._pause_beside_ms
         self._is_ahead = pause_ms > 0
         plan = self._scheduler.plan(state, now, self._embedder.demand(), pause_ms=pause_ms)
         if self._trace.is_on:
             budget_ms = self._scheduler.targets.tick_budget_ms
-            self._trace.planned(plan, state, residency.active, len(residency.waiting), self._scheduler.cost, budget_ms)
+            self._trace.planned(
+                plan, state, slots.active, len(slots.all) - len(slots.active), self._scheduler.cost, budget_ms
+            )
         for key in plan.preempt:
-            residency.preempt(residency.active[key], now)
+            slots.preempt(slots.active[key], now)
         return plan
 
     @property
@@ -461,7 +461,7 @@ class DecodeWorker:
         """
         if (encode_ms := self._encode_ms) and not self._is_beside_others:
             return encode_ms
-        has_prompts = any(each.status is Status.PREFILLING for each in self._residency.active.values())
+        has_prompts = any(each.status is Status.PREFILLING for each in self._slots.active.values())
         return 0.0 if has_prompts else self._reproducer.pause_ms
 
     @property
@@ -472,39 +472,39 @@ class DecodeWorker:
     @property
     def _is_beside_others(self) -> bool:
         """Whether something else than pictures is to be read or embedded, which a tick before a piece leaves out."""
-        active = self._residency.active.values()
+        active = self._slots.active.values()
         reads = any(each.status is Status.PREFILLING and not each.awaits_encoding for each in active)
         return reads or bool(self._embedder) or self._reproducer.running > 0
 
     def _rest(self) -> None:
         """Wait for a command; when none comes for a while, use the time to take snapshots."""
-        if self._residency.active and self._residency.waiting.wants_slot:
+        if self._slots.active and self._slots.wants_slot:
             # All sequences with a slot are paused, and others wait for their slots.
             self.commands.wait(PATIENCE_MS / 1000)
             return
         idle_sec = IDLE_SEC
         while not self.commands.wait(idle_sec):
             idle_sec = 0.0  # between two parts of a snapshot, only a look at the inbox
-            if self._residency.active or not self._pool.save_cached():
+            if self._slots.active or not self._pool.save_cached():
                 self._pool.trim_cache(until=lambda: self.commands.wait(0.0))
                 self.commands.wait()
                 return
 
     def _submit(self, sequence: Sequence) -> None:
-        self._residency.submit(sequence)
+        self._slots.submit(sequence)
         if sequence.is_reproducible:
             self._reproducer.add(sequence)
 
     def _obey(self, command: Submit | Cancel | Credit | EndThinking) -> None:
         match command:
             case Submit(sequence):
-                self._runner.withdrawn.arrived(sequence)
+                self._runner.canceller.submit_taken(sequence)
                 self._submit(sequence)
             case Cancel(sequence):
-                self._runner.withdrawn.discard(sequence)
-                self._reproducer.discard(sequence)
-                self._residency.finish(sequence, "cancelled")
+                self._runner.canceller.cancel_taken(sequence)
+                self._reproducer.cancel_taken(sequence)
+                self._slots.finish(sequence, "cancelled")
             case Credit(sequence, events):
-                self._residency.credit(sequence, events)
+                self._slots.credit(sequence, events)
             case EndThinking(sequence):
                 sequence.end_thinking()

@@ -6,7 +6,7 @@ import math
 
 from uma.engine.delivery.outbox import Outbox
 from uma.engine.delivery.pacing import due_ms, reader_ms, uniform_steps
-from uma.engine.worker.sampling import Sampled
+from uma.engine.worker.sampling import SampledToken
 from uma.engine.worker.sequence import PromptReport, Sequence
 from uma.engine.worker.status import Change, Status
 from uma.llama.vocab import Vocab
@@ -36,7 +36,7 @@ class Output:
         self.pace_ms = 0.0
         """Minimum time between two tokens that a reader is given; 0: each as it comes. The plan in force says so."""
 
-    def accept(self, sequence: Sequence, given: tuple[Sampled, ...], now_ms: float) -> FinishReason | None:
+    def accept(self, sequence: Sequence, given: tuple[SampledToken, ...], now_ms: float) -> FinishReason | None:
         """Give a step's tokens to the reader, in order. Returns why the request ends with one of them, if it does;
         those after it are dropped.
         """
@@ -53,7 +53,7 @@ class Output:
             sequence.paused_ms = now_ms
         return None
 
-    def _accept(self, sequence: Sequence, sampled: Sampled, now_ms: float) -> FinishReason | None:
+    def _accept(self, sequence: Sequence, sampled: SampledToken, now_ms: float) -> FinishReason | None:
         token = sampled.token
         if token in self._vocab.eog:
             return "stop"
@@ -81,7 +81,7 @@ class Output:
         else:
             metrics.inter_token_ms.observe(sequence.last_gap_ms)
 
-    def _give(self, sequence: Sequence, sampled: Sampled, text: str, now_ms: float) -> None:
+    def _give(self, sequence: Sequence, sampled: SampledToken, text: str, now_ms: float) -> None:
         logprobs = sampled.logprobs
         if not sequence.request.stream:
             sequence.pieces.append(text)
@@ -101,7 +101,7 @@ class Output:
 
     def _tell_prompt(self, sequence: Sequence, report: PromptReport) -> None:
         """Give the reader what it asked about its prompt, once all of that is known."""
-        if report.is_reported or report.unread(sequence.prompt_tokens):
+        if report.is_reported or report.pending(sequence.prompt_tokens):
             return
         report.is_reported = True
         if sequence.request.stream:

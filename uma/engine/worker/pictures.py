@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from uma.engine.clock import now_ms
 from uma.engine.recorder import DECODE
-from uma.engine.worker.residency import Residency
 from uma.engine.worker.sequence import Sequence
+from uma.engine.worker.slots import Slots
 from uma.engine.worker.trace import Trace
 from uma.llama.projector import Picture, Projector
 
@@ -21,9 +21,9 @@ from uma.llama.projector import Picture, Projector
 class Encoder:
     """Encodes the pictures that prompts have come to. Belongs to the decode thread."""
 
-    def __init__(self, projector: Projector | None, residency: Residency, trace: Trace) -> None:
+    def __init__(self, projector: Projector | None, slots: Slots, trace: Trace) -> None:
         self._projector = projector
-        self._residency = residency
+        self._slots = slots
         self._trace = trace
         self._token_ms: dict[bool, float] = {}
         """What the last picture took for each of its tokens, and the last sound; by whether it was one. Of a projector
@@ -37,7 +37,7 @@ class Encoder:
         """The first sequence, by its deadline, that has come to a picture which is not encoded."""
         if self._projector is None:
             return None
-        ready = [each for each in self._residency.active.values() if each.awaits_encoding]
+        ready = [each for each in self._slots.active.values() if each.awaits_encoding]
         return min(ready, key=lambda each: (-each.lane, each.due_ms), default=None)
 
     def pause_ms(self, piece_ms: float) -> float:
@@ -80,7 +80,7 @@ class Encoder:
         try:
             is_whole = self._projector.encode(picture, go_on)
         except Exception as error:  # noqa: BLE001  (whatever it is, it is this request's alone)
-            self._residency.fail(sequence, error)
+            self._slots.fail(sequence, error)
             return True
         if fault:
             raise fault[0]
@@ -103,9 +103,7 @@ class Encoder:
         head = self.next()
         if head is None or picture is self._gave_way:
             return False
-        lanes = [
-            each.lane for each in self._residency.active.values() if each.picture and each.picture.picture is picture
-        ]
+        lanes = [each.lane for each in self._slots.active.values() if each.picture and each.picture.picture is picture]
         if head.lane <= max(lanes, default=head.lane):
             return False
         self._gave_way = picture
@@ -113,5 +111,5 @@ class Encoder:
 
     def _is_wanted(self, picture: Picture) -> bool:
         """Whether a sequence still waits for it: its requests can have been cancelled meanwhile."""
-        placed = (each.picture for each in self._residency.active.values())
+        placed = (each.picture for each in self._slots.active.values())
         return any(each is not None and each.picture is picture for each in placed)

@@ -15,11 +15,11 @@ from uma.engine.clock import now_ms
 from uma.engine.policy.isolated import IsolatedTurns
 from uma.engine.policy.order import in_order
 from uma.engine.worker.account import Totals
-from uma.engine.worker.residency import Residency
-from uma.engine.worker.sampling import Given, Sampling
+from uma.engine.worker.canceller import BatchCanceller
+from uma.engine.worker.sampling import RowResult, Sampling
 from uma.engine.worker.sequence import Sequence, being_computed
+from uma.engine.worker.slots import Slots
 from uma.engine.worker.status import Change, Status
-from uma.engine.worker.withdrawn import Withdrawn
 from uma.errors import DecodeFailed
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, Context
@@ -33,25 +33,23 @@ class Reproduced(NamedTuple):
     """What a batch gave its request."""
 
     sequence: Sequence
-    given: Given
+    given: RowResult
     at_ms: float
 
 
 class Reproducer:
-    """Such requests, and their context. Belongs to the decode thread, but for `abort` and `withdraw`."""
+    """Such requests, and their context. Belongs to the decode thread, but for `abort` and `cancel`."""
 
-    def __init__(
-        self, residency: Residency, threads: Callable[[], int], metrics: EngineMetrics, totals: Totals
-    ) -> None:
+    def __init__(self, slots: Slots, threads: Callable[[], int], metrics: EngineMetrics, totals: Totals) -> None:
         """`threads`: how many of them compute beside other programs now."""
-        self._residency = residency
+        self._slots = slots
         self._threads = threads
         self._threads_in_force = 0
         self.turns = IsolatedTurns()
         self._totals = totals
         self._metrics = metrics
         self._context: Context | None = None
-        self._withdrawn: Withdrawn | None = None
+        self._canceller: BatchCanceller | None = None
         self._is_stopped = False
         self._waiting: dict[Sequence, bytes | None] = {}
         """Waiting sequences in order of arrival, each with its memory if a part of it is computed."""
@@ -78,7 +76,7 @@ class Reproducer:
         self._context = context
         self._sampling = Sampling(context)
         self._batch = Batch(context.n_batch)
-        self._withdrawn = Withdrawn(context)
+        self._canceller = BatchCanceller(context)
         if self._is_stopped:
             context.request_abort()
 
@@ -88,15 +86,15 @@ class Reproducer:
         if self._context is not None:
             self._context.request_abort()
 
-    def withdraw(self, sequence: Sequence) -> None:
+    def cancel(self, sequence: Sequence) -> None:
         """A request is cancelled, and its command follows: a batch of it is aborted. Any thread."""
-        if self._withdrawn is not None:
-            self._withdrawn.add(sequence)
+        if self._canceller is not None:
+            self._canceller.cancel(sequence)
 
-    def discard(self, sequence: Sequence) -> None:
+    def cancel_taken(self, sequence: Sequence) -> None:
         """That command was taken up."""
-        if self._withdrawn is not None:
-            self._withdrawn.discard(sequence)
+        if self._canceller is not None:
+            self._canceller.cancel_taken(sequence)
 
     def close(self) -> None:
         """End the threads that help to sample."""
@@ -114,7 +112,7 @@ class Reproducer:
         sequence, context = self._take_turn(), self._context
         if sequence is None or context is None:
             return False
-        if not is_alone and not self.turns.has_turn(sequence.lane, self._residency.active.values()):
+        if not is_alone and not self.turns.has_turn(sequence.lane, self._slots.active.values()):
             return False
         left = sequence.prompt_tokens - sequence.computed
         # Behind the prompt one by one, as they were sampled: one that lost the context computes them again.
@@ -123,7 +121,7 @@ class Reproducer:
             with being_computed([(sequence, count)], context):
                 return self._compute(sequence, count)
         except Exception as fault:  # noqa: BLE001  (whatever it is, it is this request's alone)
-            self._residency.fail(sequence, fault)
+            self._slots.fail(sequence, fault)
             return True
 
     def _take_turn(self) -> Sequence | None:
@@ -173,11 +171,11 @@ class Reproducer:
             self._context.state_set(0, kept)
 
     def _compute(self, sequence: Sequence, count: int) -> Reproduced | bool:
-        context, batch, metrics, withdrawn = self._context, self._batch, self._metrics, self._withdrawn
+        context, batch, metrics, canceller = self._context, self._batch, self._metrics, self._canceller
         assert context is not None
-        assert withdrawn is not None
+        assert canceller is not None
         if sequence.status is Status.WAITING:
-            self._residency.start_apart(sequence, now_ms())
+            self._slots.start_isolated(sequence, now_ms())
         first = sequence.computed
         is_whole = first + count == len(sequence.tokens)
         self._use_threads(context)
@@ -186,23 +184,23 @@ class Reproducer:
         index = batch.add(sequence.tokens[first : first + count], first, 0, last_logits=has_logits)
         self._sampling.prepare([sequence] if is_whole else [])
         began_ms = now_ms()
-        code = context.decode(batch) if withdrawn.begin([sequence]) else ABORTED
-        if withdrawn.end():
+        code = context.decode(batch) if canceller.begin([sequence]) else ABORTED
+        if canceller.end():
             context.resume()
             return True
         if code != DONE:
             if code != ABORTED:
-                self._residency.end(sequence, DecodeFailed(f"llama_decode failed with {code} for this request"))
+                self._slots.end(sequence, DecodeFailed(f"llama_decode failed with {code} for this request"))
             return code != ABORTED
         took_ms = now_ms() - began_ms
         metrics.tick(count, took_ms)
-        self._totals.apart_ms += took_ms
+        self._totals.isolated_ms += took_ms
         self.turns.computed(took_ms)
         sequence.account.own_ms += took_ms
         if sequence.status is not Status.PREFILLING:
-            sequence.share.was_given(count)
+            sequence.fair_share.was_given(count)
         else:
-            sequence.share.was_read(count)
+            sequence.fair_share.was_read(count)
             metrics.prefill_tokens_total += count
             self._piece_ms = took_ms
         sequence.computed += count

@@ -20,15 +20,15 @@ from uma.engine.kv.pool import KvPool
 from uma.engine.policy import CostModel
 from uma.engine.policy.scheduler import mixed_position
 from uma.engine.recorder import DECODE, Recorder
+from uma.engine.worker.canceller import BatchCanceller
 from uma.engine.worker.commands import Commands
 from uma.engine.worker.cores.watch import Neighbours, StallWatch
 from uma.engine.worker.drafts.policy import saved_ms
 from uma.engine.worker.drafts.speculator import Draft, Drafts
-from uma.engine.worker.sampling import Given, Sampling
+from uma.engine.worker.sampling import RowResult, Sampling
 from uma.engine.worker.sequence import PlacedPicture, Sequence, being_computed
 from uma.engine.worker.status import Change, Status
 from uma.engine.worker.trace import Instruments
-from uma.engine.worker.withdrawn import Withdrawn
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, INVALID_BATCH, Context
 from uma.llama.projector import Projector
@@ -44,7 +44,7 @@ MAX_READ_BYTES = 32 * 2**20
 class Step(NamedTuple):
     """A batch of decode rows that was computed."""
 
-    given: list[Given]
+    given: list[RowResult]
     """The next tokens of each row."""
     at_ms: float
     """When they were known."""
@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
     code: int
     """llama.cpp's answer (`Context.decode`)."""
     took_ms: float
-    is_withdrawn: bool = False
+    is_cancelled: bool = False
     """All its requests were cancelled, or gave way, so that it was aborted: none of it is to be tried again now."""
     is_state_lost: bool = False
     """llama.cpp has broken it off: states of its sequences are not known."""
@@ -82,7 +82,7 @@ class Verified(NamedTuple):
     """That of the last batch."""
     sequences: list[Sequence]
     """Rows of the batches before one that failed."""
-    given: list[Given]
+    given: list[RowResult]
     """Their next tokens."""
     at_ms: float
 
@@ -125,7 +125,7 @@ class ModelRunner:
         self._trace = instruments.trace
         self._totals = instruments.totals
         self.sampling = Sampling(context)
-        self.withdrawn = Withdrawn(context, gives_way=pool.cells.can_be_cut)
+        self.canceller = BatchCanceller(context, gives_way=pool.cells.can_be_cut)
         self._neighbours = Neighbours(context, self._metrics)
         self.stall_watch = StallWatch(context)
         self._threads = 0
@@ -186,10 +186,10 @@ class ModelRunner:
             [sequence.next_position for sequence in sequences],
             [_seq_id(sequence) for sequence in sequences],
         )
-        is_apart = self._context.returns_early
+        returns_early = self._context.returns_early
         # Last of all: the readers that this wakes run while llama.cpp computes.
-        self._outbox.flush_due(now_ms() + (self.decode_ms if is_apart else stride.lasts_ms(self.decode_ms)))
-        count, last_ms = 0, math.inf if is_apart else self._outbox.due_ms
+        self._outbox.flush_due(now_ms() + (self.decode_ms if returns_early else stride.lasts_ms(self.decode_ms)))
+        count, last_ms = 0, math.inf if returns_early else self._outbox.due_ms
         recorder = self._trace.recorder
         ids = [] if recorder is None else [sequence.request.id for sequence in sequences]
         self._prepare(sequences)
@@ -217,13 +217,13 @@ class ModelRunner:
                 self._prepare(sequences)
             self._begin(sequences, self.decode_ms)
             yield Step(given, at_ms, took_ms, is_last=False)
-            if is_apart:
+            if returns_early:
                 self._outbox.flush_due(now_ms() + self.decode_ms)
                 if any(sequence.holding is None for sequence in sequences):
                     # A fault has ended one; the batch that is being computed is the last that has a row of it.
                     last_ms = -math.inf
 
-    def _tokens_to_go_on_with(self, sequences: list[Sequence], given: list[Given]) -> list[int]:
+    def _tokens_to_go_on_with(self, sequences: list[Sequence], given: list[RowResult]) -> list[int]:
         """The next token of each row; none where the batch cannot go on with a row that has a fault, several tokens or
         an end, or where a draft is the better way.
         """
@@ -241,7 +241,7 @@ class ModelRunner:
             assert sequence.holding is not None
             pool.append(sequence.holding, sequence.tokens[-1])
             sequence.computed += 1
-            sequence.share.was_given(1)
+            sequence.fair_share.was_given(1)
             sequence.was_in_batch(size)
         self._metrics.tick(size, took_ms)
         cells = pool.used_cells
@@ -253,8 +253,8 @@ class ModelRunner:
     def prefill(self, work: Work) -> Outcome:
         """Pieces of prompts, computed and booked. Those read to their ends have logits.
 
-        A piece of a prompt whose logits are read (`split_unread`) comes alone, and so does a picture. The cost model is
-        not told of them.
+        A piece of a prompt whose logits are read (`split_pending`) comes alone, and so does a picture. The cost model
+        is not told of them.
         """
         if (placed := work[0][0].picture) is not None:
             return self._read_picture(*work[0], placed)
@@ -297,7 +297,7 @@ class ModelRunner:
         if outcome.is_done:
             if (recorder := self._trace.recorder) is not None:
                 self._record(recorder, "batch", outcome.took_ms, [f"{sequence.request.id}: {tokens} at {start}"])
-            sequence.share.was_read(tokens)
+            sequence.fair_share.was_read(tokens)
             sequence.was_in_batch(1)
             self._metrics.prefill_tokens_total += tokens
             self._metrics.tick(tokens, outcome.took_ms)
@@ -353,7 +353,7 @@ class ModelRunner:
         tokens = sum(1 + len(draft) for _, draft in rows)
         self._pool.make_room(tokens)
         self._outbox.flush_due(now_ms() + drafting.batch_ms)
-        verified, given, took_ms, outcome = list[Draft](), list[Given](), 0.0, Outcome(DONE, 0.0)
+        verified, given, took_ms, outcome = list[Draft](), list[RowResult](), 0.0, Outcome(DONE, 0.0)
         for together in self._cut_together(rows):
             outcome, given_together = self._verify_together(together)
             took_ms += outcome.took_ms
@@ -386,7 +386,7 @@ class ModelRunner:
             for start in range(0, len(equal), most):
                 yield equal[start : start + most]
 
-    def _verify_together(self, rows: list[Draft]) -> tuple[Outcome, list[Given]]:
+    def _verify_together(self, rows: list[Draft]) -> tuple[Outcome, list[RowResult]]:
         tokens = sum(1 + len(draft) for _, draft in rows)
         self._batch.clear()
         for sequence, draft in rows:
@@ -407,7 +407,7 @@ class ModelRunner:
         self._trace.batch("verify", tokens, len(rows), took_ms, self._pool.used_cells)
         return outcome, given
 
-    def _book_draft(self, sequence: Sequence, draft: list[int], given: Given) -> None:
+    def _book_draft(self, sequence: Sequence, draft: list[int], given: RowResult) -> None:
         """Count a row's last token and the part of its draft that held; forget the rest."""
         assert sequence.holding is not None
         accepted = held = 0
@@ -418,7 +418,7 @@ class ModelRunner:
             held = min(accepted, len(given) - 1)
         self._pool.extend(sequence.holding, [sequence.tokens[-1], *draft[:held]])
         sequence.computed += 1 + held
-        sequence.share.was_given(1 + held)
+        sequence.fair_share.was_given(1 + held)
         if held < len(draft):
             self._pool.cells.cut_last(sequence.holding.seq_id, sequence.computed)
         sequence.drafted += len(draft)
@@ -475,10 +475,12 @@ class ModelRunner:
             self._pool.extend(sequence.holding, sequence.tokens[sequence.computed : sequence.computed + count])
             sequence.computed += count
             sequence.was_in_batch(len(work))
-            (sequence.share.was_read if sequence.status is Status.PREFILLING else sequence.share.was_given)(count)
-            if sequence.missing == 0 and sequence.status is Status.PREFILLING:
+            (sequence.fair_share.was_read if sequence.status is Status.PREFILLING else sequence.fair_share.was_given)(
+                count
+            )
+            if sequence.uncomputed == 0 and sequence.status is Status.PREFILLING:
                 sequence.change(Change.PREFILLED)
-            if sequence.is_at_border():
+            if sequence.is_at_checkpoint():
                 self._pool.stop_at(sequence.holding)
         self._metrics.tick(tokens, took_ms)
         return outcome._replace(ends=ends)
@@ -501,20 +503,20 @@ class ModelRunner:
         for sequence in reading:
             sequence.account.own_ms += took_ms
 
-    def split_unread(self, work: Work) -> list[Work]:
+    def split_pending(self, work: Work) -> list[Work]:
         """Work as batches of their own: what is computed together, then each prompt whose logits are wanted,
         as far as one batch can hold them.
         """
-        together = [each for each in work if not each[0].unread]
-        alone = [[(sequence, self._piece(sequence, count))] for sequence, count in work if sequence.unread]
+        together = [each for each in work if not each[0].logprobs_pending]
+        alone = [[(sequence, self._piece(sequence, count))] for sequence, count in work if sequence.logprobs_pending]
         return [*self.in_one_ubatch(together), *alone]
 
     def in_one_ubatch(self, work: Work) -> list[Work]:
         """Work as batches that llama.cpp computes whole: with split KV it takes rows of unequal length apart, which
         a sliding window does not survive (`sizing.context_params`).
         """
-        is_apart = self._pool.is_split and self._context.model.memory == "sliding-window"
-        return [[each] for each in work] if is_apart else [work]
+        is_taken_apart = self._pool.is_split and self._context.model.memory == "sliding-window"
+        return [[each] for each in work] if is_taken_apart else [work]
 
     def _piece(self, sequence: Sequence, count: int) -> int:
         """Tokens of the prompt, at most `count`, that are computed next; all of them with logits, or none."""
@@ -523,7 +525,7 @@ class ModelRunner:
         if not reads_logits(sequence):
             return min(count, report.read - sequence.computed)
         most = max(1, MAX_READ_BYTES // (4 * self._context.model.vocab.n_tokens))
-        return min(count, most, sequence.unread)
+        return min(count, most, sequence.logprobs_pending)
 
     def _read_prompt(self, sequence: Sequence, count: int) -> None:
         """Take the log probabilities of the tokens that follow those just computed."""
@@ -561,7 +563,7 @@ class ModelRunner:
     def _begin(self, sequences: list[Sequence], expected_ms: float, decode: Callable[[], int] | None = None) -> None:
         self.began_ms = now_ms()
         self.stall_watch.begin(self.began_ms, expected_ms, self._threads, self._neighbours.suspected)
-        is_begun = self.withdrawn.begin(sequences)
+        is_begun = self.canceller.begin(sequences)
         self._code = (decode or partial(self._context.begin, self._batch))() if is_begun else ABORTED
         # (Where drafts can be cut off, llama.cpp believes that it can do so with whatever it has broken off.)
         is_broken = self._code == ABORTED or (self._context.rolled_back > 0 and self._code < INVALID_BATCH)
@@ -571,15 +573,15 @@ class ModelRunner:
     def _wait(self) -> Outcome:
         """What became of the batch that was begun, once it is over."""
         self._context.wait()
-        is_stalled, is_withdrawn = self.stall_watch.end(), self.withdrawn.end()
+        is_stalled, is_cancelled = self.stall_watch.end(), self.canceller.end()
         took_ms = now_ms() - self.began_ms
-        outcome = Outcome(self._code, took_ms, is_withdrawn, self._is_state_lost, self._are_others_lost)
+        outcome = Outcome(self._code, took_ms, is_cancelled, self._is_state_lost, self._are_others_lost)
         is_aborted = outcome.code == ABORTED
-        if is_aborted or is_stalled or is_withdrawn:
+        if is_aborted or is_stalled or is_cancelled:
             self._context.resume()
         if outcome.are_others_lost:
             self._pool.distrust()
-        if (is_aborted and not is_withdrawn) or is_stalled:
+        if (is_aborted and not is_cancelled) or is_stalled:
             self._neighbours.ask_again()
             self._metrics.stalls_total += is_aborted and not self._context.is_ended
         return outcome
@@ -617,7 +619,7 @@ class Probes:
 def reads_logits(sequence: Sequence) -> bool:
     """Whether the logits of the prompt tokens that it computes next are read for its report."""
     report = sequence.report
-    return report is not None and sequence.computed == report.read and sequence.unread > 0
+    return report is not None and sequence.computed == report.read and sequence.logprobs_pending > 0
 
 
 def _seq_id(sequence: Sequence) -> int:

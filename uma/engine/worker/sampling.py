@@ -33,7 +33,7 @@ reads them, and the events of one step, small: other rows wait for it no longer 
 Logits = npt.NDArray[np.float32]
 
 
-class Sampled(NamedTuple):
+class SampledToken(NamedTuple):
     """One token that a sequence continues with."""
 
     token: int
@@ -43,7 +43,7 @@ class Sampled(NamedTuple):
     """Whether its grammar is complete with it, and nothing can follow."""
 
 
-Given = tuple[Sampled, ...] | Exception
+RowResult = tuple[SampledToken, ...] | Exception
 """What a step gives a row: its next tokens, one as a rule; or the fault that ends this sequence alone."""
 
 
@@ -113,13 +113,13 @@ class Sampling:
             states = [each.grammar for each, _ in masked if each.grammar is not None]
             self._masks.begin(states, [draft for _, draft in masked])
 
-    def sample(self, sequences: Rows[Sequence], batch_indices: Rows[int]) -> list[Given]:
+    def sample(self, sequences: Rows[Sequence], batch_indices: Rows[int]) -> list[RowResult]:
         """Sample the rows of the batch just computed that have logits, which are these, in this order."""
         if self.is_plain:
             return self._sample_plain(sequences, batch_indices)
         places = [(row, sequence, 1) for row, sequence in enumerate(sequences)]
         step = self._step(len(sequences), places)
-        given: list[Given] = []
+        given: list[RowResult] = []
         for row, sequence in enumerate(sequences):
             try:
                 given.append(self._next(step, row, batch_indices[row], sequence))
@@ -128,17 +128,17 @@ class Sampling:
         self._tell(step, places, given)
         return given
 
-    def _sample_plain(self, sequences: Rows[Sequence], batch_indices: Rows[int]) -> list[Given]:
+    def _sample_plain(self, sequences: Rows[Sequence], batch_indices: Rows[int]) -> list[RowResult]:
         """Sample rows without grammar, bias or log probabilities. Between two batches each line of code comes
         from memory again, so most batches take this shorter way.
         """
         logits = self._context.logits(len(sequences))
 
-        def choose(rows: range) -> list[Given]:
-            step, given = _Step(logits[rows.start : rows.stop], []), list[Given]()
+        def choose(rows: range) -> list[RowResult]:
+            step, given = _Step(logits[rows.start : rows.stop], []), list[RowResult]()
             for at, row in enumerate(rows):
                 try:
-                    given.append((Sampled(self._draw(step, at, batch_indices[row], sequences[row], 0)),))
+                    given.append((SampledToken(self._draw(step, at, batch_indices[row], sequences[row], 0)),))
                 except Exception as error:  # noqa: BLE001  (whatever it is, it is this row's alone)
                     given.append(error)
             return given
@@ -154,7 +154,7 @@ class Sampling:
         self._logprobs.read(self._context.logits(len(tokens)), [count] * len(tokens))
         return self._logprobs.of(range(len(tokens)), tokens)
 
-    def verify(self, drafts: Rows[tuple[Sequence, list[int]]]) -> list[Given]:
+    def verify(self, drafts: Rows[tuple[Sequence, list[int]]]) -> list[RowResult]:
         """Sample rows of the batch just computed in which each sequence's last token is followed by a draft, all with
         logits: at every position in order, for as long as what is sampled is what was drafted. So each row is given
         what it would be given without a draft, token for token.
@@ -165,7 +165,7 @@ class Sampling:
             places.append((count, sequence, 1 + len(draft)))
             count += 1 + len(draft)
         step = self._step(count, places)
-        given: list[Given] = []
+        given: list[RowResult] = []
         for (first, sequence, _), (_, draft) in zip(places, drafts, strict=True):
             try:
                 given.append(self._follow(step, first, sequence, draft))
@@ -174,8 +174,8 @@ class Sampling:
         self._tell(step, places, given)
         return given
 
-    def _follow(self, step: _Step, first: int, sequence: Sequence, draft: list[int]) -> tuple[Sampled, ...]:
-        given: tuple[Sampled, ...] = ()
+    def _follow(self, step: _Step, first: int, sequence: Sequence, draft: list[int]) -> tuple[SampledToken, ...]:
+        given: tuple[SampledToken, ...] = ()
         while True:
             at = len(given)
             given += self._next(step, first + at, first + at, sequence, at)
@@ -219,7 +219,9 @@ class Sampling:
                 logits[row : row + size] += masks[first : first + size]
         self._masked = {}
 
-    def _next(self, step: _Step, row: int, batch_index: int, sequence: Sequence, ahead: int = 0) -> tuple[Sampled, ...]:
+    def _next(
+        self, step: _Step, row: int, batch_index: int, sequence: Sequence, ahead: int = 0
+    ) -> tuple[SampledToken, ...]:
         """The next token of a row, `ahead` tokens after the last that its reader was given, and what is forced then."""
         if sequence.forced:
             return self._forced(sequence)
@@ -234,12 +236,12 @@ class Sampling:
             try:
                 token = self._draw(step, row, batch_index, sequence, ahead)
             except _CompleteError:
-                return (Sampled(int(self._vocab.eog_ids[0]), is_end=True),)
+                return (SampledToken(int(self._vocab.eog_ids[0]), is_end=True),)
         if sequence.wants_logprobs:
             step.chosen[row] = token
         if sequence.thinking is not None:
             sequence.thinking.read(token)
-        sampled = Sampled(token)
+        sampled = SampledToken(token)
         return (sampled,) if sequence.grammar is None else self._advance(sequence, sampled)
 
     def _closes_thinking(self, sequence: Sequence) -> bool:
@@ -283,7 +285,7 @@ class Sampling:
             raise DecodeFailed("the grammar allows no token of this vocabulary here")
         raise _CompleteError
 
-    def _tell(self, step: _Step, places: list[_Place], given: list[Given]) -> None:
+    def _tell(self, step: _Step, places: list[_Place], given: list[RowResult]) -> None:
         """Put log probabilities into what the rows are given that ask for them."""
         if not step.chosen:
             return
@@ -295,7 +297,7 @@ class Sampling:
             if sequence.wants_logprobs and isinstance(row, tuple):
                 given[index] = tuple(each._replace(logprobs=known.get(at)) for at, each in enumerate(row, first))
 
-    def _advance(self, sequence: Sequence, sampled: Sampled) -> tuple[Sampled, ...]:
+    def _advance(self, sequence: Sequence, sampled: SampledToken) -> tuple[SampledToken, ...]:
         """The sampled token, and those that the grammar forces behind it."""
         grammar = sequence.grammar
         assert grammar is not None
@@ -308,7 +310,7 @@ class Sampling:
             return (sampled._replace(is_end=grammar.is_over),)
         return (sampled, *self._forced(sequence))
 
-    def _forced(self, sequence: Sequence) -> tuple[Sampled, ...]:
+    def _forced(self, sequence: Sequence) -> tuple[SampledToken, ...]:
         """The next of the tokens that are certain."""
         grammar = sequence.grammar
         now, sequence.forced = sequence.forced[:MAX_FORCED], sequence.forced[MAX_FORCED:]
@@ -318,7 +320,7 @@ class Sampling:
             if sequence.thinking is not None:
                 sequence.thinking.read(token)
         is_end = grammar is not None and grammar.is_over and not sequence.forced
-        return (*map(Sampled, now[:-1]), Sampled(now[-1], is_end=is_end))
+        return (*map(SampledToken, now[:-1]), SampledToken(now[-1], is_end=is_end))
 
 
 class _CompleteError(Exception):

@@ -17,7 +17,7 @@ from uma.engine.delivery.pacing import hold_ms
 from uma.engine.kv.pictures import PictureRun, position_of
 from uma.engine.kv.pool import Holding
 from uma.engine.kv.snapshots import Snapshot
-from uma.engine.policy.state import Share
+from uma.engine.policy.state import FairShare
 from uma.engine.worker.account import Account
 from uma.engine.worker.status import TRANSITIONS, Change, IllegalTransitionError, Status
 from uma.engine.worker.thinking import ThinkingBound
@@ -44,7 +44,7 @@ class PromptReport:
     is_reported: bool = False
     _known: list[Logprobs | None] = attrs.field(init=False, factory=lambda: [None])
 
-    def unread(self, prompt_tokens: int) -> int:
+    def pending(self, prompt_tokens: int) -> int:
         """Prompt tokens whose logits are still to be read."""
         return 0 if self.count is None else prompt_tokens - len(self._known)
 
@@ -166,7 +166,7 @@ class Sequence:
     """Number of first tokens that followers wait for, the fewest of several; 0: none does."""
     message_ends: tuple[int, ...] = ()
     """How many tokens of its prompt come before where a message ends, as far as others are likely to part there."""
-    borders: list[int] = attrs.field(factory=list)
+    checkpoint_positions: list[int] = attrs.field(factory=list)
     """Where its pieces end besides, the next one last: a checkpoint is taken there (`KvPool.borders`)."""
     pictures: tuple[PlacedPicture, ...] = ()
     """Pictures of its prompt, in order."""
@@ -194,7 +194,7 @@ class Sequence:
     """Likewise."""
     has_reader: bool = attrs.field(init=False)
     """Tokens are read as they come, and not all at the end."""
-    share: Share = attrs.field(init=False)
+    fair_share: FairShare = attrs.field(init=False)
     """What its client has had. The decode thread's, from its submission on."""
     hold_ms: float = attrs.field(init=False)
     """Maximum buffering delay (ms) of its tokens."""
@@ -233,16 +233,16 @@ class Sequence:
         self.status = status
         self.account.turns_to(status)
 
-    def to_border(self, computed: int) -> int:
-        """Tokens from its first `computed` ones to the next border, or to its end."""
-        ends = (each for each in (*self.borders, self.branch) if each > computed)
+    def until_checkpoint(self, computed: int) -> int:
+        """Tokens from its first `computed` ones to the next checkpoint, or to its end."""
+        ends = (each for each in (*self.checkpoint_positions, self.branch) if each > computed)
         return min(ends, default=len(self.tokens)) - computed
 
-    def is_at_border(self) -> bool:
+    def is_at_checkpoint(self) -> bool:
         """Whether it is at one; those that it has passed are forgotten."""
         is_there = self.computed == self.branch > 0
-        while self.borders and self.borders[-1] <= self.computed:
-            is_there = self.borders.pop() == self.computed or is_there
+        while self.checkpoint_positions and self.checkpoint_positions[-1] <= self.computed:
+            is_there = self.checkpoint_positions.pop() == self.computed or is_there
         return is_there
 
     @property
@@ -254,7 +254,7 @@ class Sequence:
         return max(begun, self.computed)
 
     @property
-    def missing(self) -> int:
+    def uncomputed(self) -> int:
         """Tokens known but not yet computed. A decoding sequence usually has one: the last it sampled."""
         return len(self.tokens) - self.computed
 
@@ -288,24 +288,24 @@ class Sequence:
         return position_of(self.squeezed, self.computed)
 
     @property
-    def unread(self) -> int:
+    def logprobs_pending(self) -> int:
         """Prompt tokens whose logits are still to be read for its report."""
-        return 0 if self.report is None else self.report.unread(self.prompt_tokens)
+        return 0 if self.report is None else self.report.pending(self.prompt_tokens)
 
     @property
-    def reusable(self) -> array[int]:
+    def cacheable_tokens(self) -> array[int]:
         """Tokens that can come from the cache, and one more: all, unless logits are still to be read or it
         asks for none.
         """
         if not self.request.cache_prompt and not self.generated:
             return self.tokens[:1]
         report = self.report
-        return self.tokens if report is None or not self.unread else self.tokens[: report.read + 1]
+        return self.tokens if report is None or not self.logprobs_pending else self.tokens[: report.read + 1]
 
     @property
-    def remaining(self) -> int:
+    def prefill_left(self) -> int:
         """Tokens to prefill; 0 once it decodes."""
-        return 0 if self.status is Status.DECODING or self.status is Status.PAUSED else self.missing
+        return 0 if self.status is Status.DECODING or self.status is Status.PAUSED else self.uncomputed
 
     @property
     def position(self) -> int:

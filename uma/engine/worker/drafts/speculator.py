@@ -129,7 +129,7 @@ class Speculator:
         # What a draft takes could make another row wait.
         if self._pool.free_cells < MAX_TOKENS * len(rows):
             return False
-        return all(sequence.missing == 1 and not sequence.forced for sequence in rows)
+        return all(sequence.uncomputed == 1 and not sequence.forced for sequence in rows)
 
     def _can_pay(self, rows: Rows[Sequence]) -> bool:
         target_ms = min(sequence.target_tbt_ms for sequence in rows)

@@ -21,9 +21,9 @@ from uma.engine.worker.sequence import Sequence
 from uma.llama.context import Context
 
 
-class Withdrawn:
-    """Sequences that are cancelled, those that come, and the batch that runs. `add` and `coming` can be called from any
-    thread; the other methods belong to the decode thread.
+class BatchCanceller:
+    """Sequences that are cancelled, those that come, and the batch that runs. `cancel` and `submitted` can be called
+    from any thread; the other methods belong to the decode thread.
     """
 
     def __init__(self, context: Context, *, gives_way: bool = False) -> None:
@@ -37,14 +37,14 @@ class Withdrawn:
         self._gave_way_ms = -TUNING.held_ms
         self._cancelled: set[Sequence] = set()
         """Cancelled sequences whose command has not been taken up."""
-        self._coming: set[Sequence] = set()
+        self._submitted: set[Sequence] = set()
         """Sequences that are handed over and not taken up yet, but for background ones."""
         self._running: Collection[Sequence] = ()
         self._lock = threading.Lock()
         """Held while a batch is aborted, and while it ends: an abort is never meant for the batch after it."""
         self._is_aborted = False
 
-    def add(self, sequence: Sequence) -> None:
+    def cancel(self, sequence: Sequence) -> None:
         """A sequence is cancelled; its command follows."""
         with self._lock:
             self._cancelled.add(sequence)
@@ -53,24 +53,24 @@ class Withdrawn:
                 self._is_aborted = True
                 self._context.request_retry()
 
-    def coming(self, sequence: Sequence) -> None:
+    def submitted(self, sequence: Sequence) -> None:
         """A sequence is handed over; its command follows."""
         if sequence.lane < 0:
             return
         with self._lock:
-            self._coming.add(sequence)
+            self._submitted.add(sequence)
             is_again = now_ms() - self._gave_way_ms < TUNING.held_ms
             if self._gives_way and not is_again and self._give_way(self._running):
                 self._gave_way_ms = now_ms()
                 self._is_aborted = True
                 self._context.request_retry()
 
-    def arrived(self, sequence: Sequence) -> None:
+    def submit_taken(self, sequence: Sequence) -> None:
         """The command that hands it over was taken up: it can be in the next batch."""
         with self._lock:
-            self._coming.discard(sequence)
+            self._submitted.discard(sequence)
 
-    def discard(self, sequence: Sequence) -> None:
+    def cancel_taken(self, sequence: Sequence) -> None:
         """The command that cancels it was taken up: it is in no further batch."""
         with self._lock:
             self._cancelled.discard(sequence)
@@ -95,4 +95,4 @@ class Withdrawn:
         return bool(self._cancelled and sequences) and self._cancelled.issuperset(sequences)
 
     def _give_way(self, sequences: Collection[Sequence]) -> bool:
-        return bool(self._coming and sequences) and all(each.lane < 0 for each in sequences)
+        return bool(self._submitted and sequences) and all(sequence.lane < 0 for sequence in sequences)

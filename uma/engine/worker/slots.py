@@ -1,25 +1,32 @@
-"""Which sequences have a slot: admission, preemption, parking, and the end of each.
+"""Slots of sequences: the queue for them, admission, preemption, parking, and the end of each sequence.
 
-A slot is a sequence id and KV cells. Every change of a sequence's status except those inside a batch happens here, so
-this file and the table in `sequence.py` are the life of a request. Belongs to the decode thread.
+A slot is a sequence id and KV cells. A sequence is admitted when its prompt fits beside what is promised to others. One
+whose prompt begins like a prompt that is being prefilled follows it: it waits until that much is computed, then shares
+it instead of computing it too.
+
+Every change of a sequence's status except those inside a batch happens here, so this file and the table in `status.py`
+are the life of a request. Belongs to the decode thread.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
+from collections import Counter
 
 from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Outbox
 from uma.engine.kv.pool import LAST_TOKENS, LEAST_SHARED_TOKENS, KvPool
-from uma.engine.policy.order import gives_way
-from uma.engine.policy.state import Row, Shares, State
+from uma.engine.kv.prefix_tree import common_length
+from uma.engine.policy.cost import CostModel
+from uma.engine.policy.order import due_ms, gives_way, may_begin, rank
+from uma.engine.policy.state import FairShare, FairShares, Row, State
 from uma.engine.policy.tuning import TUNING
 from uma.engine.worker.output import Output
 from uma.engine.worker.sequence import Sequence
 from uma.engine.worker.status import Change, Status
 from uma.engine.worker.trace import Instruments
-from uma.engine.worker.waiting import WaitingRoom, lack
 from uma.errors import InternalError, UmaError
 from uma.llama.sampler import Sampler
 from uma.llama.vocab import Vocab
@@ -27,25 +34,37 @@ from uma.types import CacheUse, Finished, FinishReason
 
 PATIENCE_MS = 250.0
 """Minimum time a paused sequence keeps its slot while others wait for one: a reader can catch up within it."""
+MAX_EXAMINED = 32
+"""Maximum queued sequences examined in one tick, so that no stream waits for the sorting of many with one prefix."""
+WORTH_WAITING_TOKENS = 32
+"""Minimum length of a prefix worth waiting for while another sequence computes it."""
 
 _log = logging.getLogger("uma.engine")
 
 
-class Residency:
+def blocking_resource(with_slot: int, max_active: int) -> str:
+    """Resource that the first of the queue waits for, where so many sequences have a slot: `slot`, or `cells`."""
+    return "slot" if with_slot >= max_active else "cells"
+
+
+class Slots:
     """All sequences between submission and their end, and the slots that some of them have."""
 
     def __init__(
         self,
         vocab: Vocab,
         pool: KvPool,
-        waiting: WaitingRoom,
+        max_active: int,
+        cost: CostModel,
         output: Output,
         outbox: Outbox,
         instruments: Instruments,
     ) -> None:
+        """`max_active`: maximum sequences that run at once."""
         self._vocab = vocab
         self._pool = pool
-        self.waiting = waiting
+        self._max_active = max_active
+        self._cost = cost
         self._output = output
         self._outbox = outbox
         self._metrics = instruments.metrics
@@ -55,23 +74,39 @@ class Residency:
         """Sequences with a slot, by key."""
         self.all: dict[Sequence, None] = {}
         """Every sequence that has not ended, oldest first."""
-        self._shares = Shares()
+        self._queued: dict[int, Sequence] = {}
+        """Sequences that wait for a slot or follow a leader, by key."""
+        self._heaps: dict[tuple[FairShare, int], list[tuple[float, int]]] = {}
+        """Queued sequences by client and lane: when one is due, and its key. Those that have left are dropped late."""
+        self._followers: dict[int, list[tuple[int, int]]] = {}
+        """Followers by the key of their leader: the length of the prefix that they wait for, and their own key."""
+        self._fair_shares = FairShares()
         self._answered_ms = -math.inf
         """See `State.answered_ms`."""
 
     @property
     def is_decoding(self) -> bool:
         """Whether some sequence is given a token with the next tick."""
-        return any(each.status is Status.DECODING for each in self.active.values())
+        return any(sequence.status is Status.DECODING for sequence in self.active.values())
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether any sequence is queued, followers included."""
+        return bool(self._queued)
+
+    @property
+    def wants_slot(self) -> bool:
+        """Whether a sequence waits for a slot and for nothing else."""
+        return any(sequence.status is Status.WAITING for sequence in self._queued.values())
 
     # In
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         self.all[sequence] = None
-        sequence.share = self._shares.came(sequence.client)
+        sequence.fair_share = self._fair_shares.came(sequence.client)
         if not sequence.is_reproducible:
-            self.waiting.add(sequence)
+            self._queue(sequence)
         self._trace.queued(sequence)
 
     def credit(self, sequence: Sequence, events: int) -> None:
@@ -81,7 +116,117 @@ class Residency:
         if sequence.credits > 0 and (sequence.is_paused or is_parked):
             sequence.change(Change.CATCH_UP)
             if is_parked:
-                self.waiting.add(sequence)
+                self._queue(sequence)
+
+    # The queue
+
+    def _queue(self, sequence: Sequence) -> None:
+        sequence.due_ms = sequence.due_ms or due_ms(sequence, self._cost)
+        self._queued[sequence.key] = sequence
+        heap = self._heaps.setdefault((sequence.fair_share, sequence.lane), [])
+        heapq.heappush(heap, (sequence.due_ms, sequence.key))
+
+    def _peek(self, now: float) -> Sequence | None:
+        """The sequence that starts next, as soon as there is a slot for it: of each client the one that is due first,
+        and among clients in the order in which prompts are read (`order.in_order`).
+        """
+        begun = Counter[FairShare]()
+        for sequence in self.active.values():
+            begun[sequence.fair_share] += sequence.prefill_left
+        best: tuple[tuple[int, float, float, int], Sequence] | None = None
+        for group in list(self._heaps):
+            first = self._first_of(self._heaps[group])
+            if first is None:
+                del self._heaps[group]
+                continue
+            level = first.fair_share.level + begun[first.fair_share] + first.uncomputed
+            place = (rank(first, now), level, first.due_ms, first.key)
+            best = min(best, (place, first)) if best is not None else (place, first)
+        return best and best[1]
+
+    def _first_of(self, heap: list[tuple[float, int]]) -> Sequence | None:
+        while heap:
+            sequence = self._queued.get(heap[0][1])
+            if sequence is not None and sequence.status is Status.WAITING:
+                return sequence
+            heapq.heappop(heap)
+        return None
+
+    def _take(self, now: float) -> Sequence | None:
+        """Take the sequence that starts now out of the queue; None if none can."""
+        self._release_followers()
+        for _ in range(MAX_EXAMINED):
+            if len(self.active) >= self._max_active or not self._pool.has_id():
+                return None
+            sequence = self._peek(now)
+            if sequence is None:
+                return None
+            needed, free = self._cells_needed(sequence), self._pool.free_cells
+            if not may_begin(needed, free, self._promised_cells, len(self.active)):
+                return None
+            heapq.heappop(self._heaps[sequence.fair_share, sequence.lane])
+            found = self._find_leader(sequence)
+            if found is None:
+                del self._queued[sequence.key]
+                return sequence
+            self._follow(sequence, *found)
+        return None
+
+    @property
+    def _promised_cells(self) -> int:
+        """Cells that sequences with a slot have still to fill with their prompts."""
+        return sum(sequence.uncomputed for sequence in self.active.values())
+
+    def _cells_needed(self, sequence: Sequence) -> int:
+        cacheable = sequence.cacheable_tokens
+        return self._pool.cells_needed(cacheable) + len(sequence.tokens) - len(cacheable)
+
+    def _find_leader(self, sequence: Sequence) -> tuple[Sequence, int] | None:
+        """The sequence that computes more of this prompt than is there yet. None follows a sequence of a lower lane."""
+        if sequence.logprobs_pending or not sequence.request.cache_prompt:
+            return None
+        have = self._pool.match(sequence.tokens)[1]
+        best: tuple[Sequence, int] | None = None
+        tokens, most = sequence.tokens, have + WORTH_WAITING_TOKENS - 1
+        if most >= len(tokens) - 1:
+            return None
+        for other in self.active.values():
+            # Many sequences are compared in pairs. This tells nearly all pairs apart.
+            if len(other.tokens) <= most or other.tokens[most] != tokens[most]:
+                continue
+            if not other.prefill_left or other.lane < sequence.lane or other.is_paused:
+                continue
+            common = min(common_length(tokens, other.tokens), len(tokens) - 1)
+            if common > most and other.computed < common:
+                best, most = (other, common), common
+        return best
+
+    def _follow(self, sequence: Sequence, leader: Sequence, length: int) -> None:
+        self._followers.setdefault(leader.key, []).append((length, sequence.key))
+        sequence.change(Change.FOLLOW)
+        leader.branch = min(leader.branch or length, length)
+        # The leader inherits an earlier deadline from its follower.
+        leader.due_ms = min(leader.due_ms, sequence.due_ms)
+
+    def _release_followers(self) -> None:
+        for leader_key, followers in list(self._followers.items()):
+            leader = self.active.get(leader_key)
+            is_gone = leader is None or leader.is_paused
+            if not is_gone and leader is not None and leader.computed < min(followers)[0]:
+                continue
+            # Those that share a few tokens more with it, as by chance, begin with the others.
+            enough = 0 if is_gone or leader is None else leader.computed + WORTH_WAITING_TOKENS
+            staying = [] if is_gone else [follower for follower in followers if follower[0] >= enough]
+            for follower in followers:
+                if follower not in staying and (sequence := self._queued.get(follower[1])) is not None:
+                    sequence.change(Change.UNFOLLOW)
+                    self._queue(sequence)
+            if staying:
+                self._followers[leader_key] = staying
+            else:
+                del self._followers[leader_key]
+            if leader is not None:
+                leader.branch = min(staying)[0] if staying else 0
 
     # Slots
 
@@ -89,23 +234,22 @@ class Residency:
         """Start every sequence that can start. For one that cannot, others are preempted: paused ones first, then
         background.
         """
-        while not self.waiting.is_empty:
-            sequence = self.waiting.next(self.active, now)
-            if sequence is not None:
+        while self._queued:
+            if (sequence := self._take(now)) is not None:
                 self._start(sequence, now)
                 continue
             # Usually no row can give way, and then the order does not matter.
-            can_give_way = any(each.is_paused or each.lane < 0 for each in self.active.values())
-            head = self.waiting.head(self.active, now) if can_give_way else None
+            can_give_way = any(sequence.is_paused or sequence.lane < 0 for sequence in self.active.values())
+            head = self._peek(now) if can_give_way else None
             victims = [] if head is None else self._find_victims(head, now)
             if head is None or not victims:
-                lacks = lack(len(self.active), self.waiting.max_active) if self.waiting.wants_slot else ""
-                self._totals.lacks(lacks, now)
+                blocked_on = blocking_resource(len(self.active), self._max_active) if self.wants_slot else ""
+                self._totals.set_blocked_on(blocked_on, now)
                 return
             for victim in victims:
                 self.preempt(victim, now)
                 victim.account.preempted_by = head.request.id
-        self._totals.lacks("", now)
+        self._totals.set_blocked_on("", now)
 
     def state(self, now: float) -> State:
         """What the policy plans with."""
@@ -127,7 +271,7 @@ class Residency:
             free,
             self._pool.used_cells,
             answered_ms=self._answered_ms,
-            queued=self.waiting.head(self.active, now) if prefilling and not self.waiting.is_empty else None,
+            queued=self._peek(now) if prefilling and self._queued else None,
             unreadable=unreadable,
         )
 
@@ -158,37 +302,39 @@ class Residency:
         sequence.change(Change.PREEMPT)
         # A parked one is queued only when its reader has caught up.
         if sequence.status is Status.WAITING:
-            self.waiting.add(sequence)
+            self._queue(sequence)
 
     def _find_victims(self, head: Sequence, now: float) -> list[Sequence]:
         """Sequences to preempt for `head`: as few as will do, and none if all of them would not do."""
-        slots, cells = self.waiting.lacks(head, self.active)
-        paused = [each for each in self.active.values() if each.is_paused and now - each.paused_ms >= PATIENCE_MS]
-        lower = gives_way(head, self.active.values(), now)
+        active = self.active.values()
+        slots = len(active) + 1 - self._max_active
+        reserved = self._promised_cells + TUNING.reserve_tokens * len(active)
+        cells = self._cells_needed(head) + reserved - self._pool.free_cells
+        paused = [sequence for sequence in active if sequence.is_paused and now - sequence.paused_ms >= PATIENCE_MS]
         victims: list[Sequence] = []
-        for each in dict.fromkeys([*paused, *lower]):
+        for sequence in dict.fromkeys([*paused, *gives_way(head, active, now)]):
             if slots <= 0 and cells <= 0:
                 break
-            assert each.holding is not None
-            victims.append(each)
+            assert sequence.holding is not None
+            victims.append(sequence)
             slots -= 1
-            cells -= self._pool.own_cells(each.holding) + each.missing + TUNING.reserve_tokens
+            cells -= self._pool.own_cells(sequence.holding) + sequence.uncomputed + TUNING.reserve_tokens
         return victims if slots <= 0 and cells <= 0 else []
 
     def _start(self, sequence: Sequence, now: float) -> None:
         is_first = sequence.started_ms == 0.0
         known, differs = self._pool.nearest(sequence.tokens) if is_first else (0, False)
-        sequence.holding, sequence.computed = self._pool.acquire(sequence.reusable, now)
-        self._pool.lay_out(sequence.holding, tuple(each.run for each in sequence.pictures))
+        sequence.holding, sequence.computed = self._pool.acquire(sequence.cacheable_tokens, now)
+        self._pool.lay_out(sequence.holding, tuple(placed.run for placed in sequence.pictures))
         if is_first:
             sequence.account.cache = _cache_use(sequence, known, differs=differs)
-        sequence.borders = self._pool.borders(
-            sequence.reusable, sequence.prompt_tokens, sequence.computed, sequence.message_ends
+        sequence.checkpoint_positions = self._pool.borders(
+            sequence.cacheable_tokens, sequence.prompt_tokens, sequence.computed, sequence.message_ends
         )
         self._unpin(sequence)
-        sequence.change(Change.RESTORE if sequence.generated and sequence.missing == 1 else Change.START)
+        sequence.change(Change.RESTORE if sequence.generated and sequence.uncomputed == 1 else Change.START)
         if sequence.status is Status.PREFILLING:
-            sequence.account.meets(each.account for each in self.active.values())
+            sequence.account.meets(other.account for other in self.active.values())
         self.active[sequence.key] = sequence
         self._totals.started[sequence.lane + 1] += 1
         if is_first:
@@ -199,7 +345,7 @@ class Residency:
                 return
         self._trace.started(sequence)
 
-    def start_apart(self, sequence: Sequence, now: float) -> None:
+    def start_isolated(self, sequence: Sequence, now: float) -> None:
         """A sequence begins that is computed in a context of its own, and has no slot."""
         sequence.change(Change.START)
         sequence.account.cache = CacheUse(why="reproducible")
@@ -228,19 +374,14 @@ class Residency:
         """End a sequence whose grammar cannot be followed further, or in whose sampling or text the engine has a fault.
         What it computed is not kept.
         """
-        if isinstance(error, UmaError):
-            if sequence.status is not Status.ENDED:
-                self.end(sequence, error)
-            return
-        _log.error("request %r failed: a fault in the engine", sequence.request.id, exc_info=error)
-        if sequence.status is not Status.ENDED:
-            self.end(
-                sequence,
-                InternalError(
-                    f"a fault in the engine ended this request ({type(error).__name__}: {error}); "
-                    "its log has the traceback, please report it"
-                ),
+        if not isinstance(error, UmaError):
+            _log.error("request %r failed: a fault in the engine", sequence.request.id, exc_info=error)
+            error = InternalError(
+                f"a fault in the engine ended this request ({type(error).__name__}: {error}); "
+                "its log has the traceback, please report it"
             )
+        if sequence.status is not Status.ENDED:
+            self.end(sequence, error)
 
     def end_all(self, error: UmaError) -> None:
         """End every sequence with an error."""
@@ -259,7 +400,7 @@ class Residency:
         """Give the last event, and take back all that the sequence held."""
         sequence.change(Change.END)
         self.active.pop(sequence.key, None)
-        self.waiting.discard(sequence)
+        self._queued.pop(sequence.key, None)
         self._unpin(sequence)
         self._give_back(sequence, event)
         self._count_end(sequence, event)
@@ -272,28 +413,25 @@ class Residency:
         self._outbox.add(sequence.stream, event, not_before_ms=sequence.last_token_ms if is_due else 0.0)
         reason = event.reason if isinstance(event, Finished) else event.code
         sequence.account.ends(reason, event.metrics if isinstance(event, Finished) else sequence.metrics(now_ms()))
-        self._shares.left(sequence.share)
+        self._fair_shares.left(sequence.fair_share)
         # Last of all: when the metrics show that nothing runs any more, it is counted and its cells are free.
         del self.all[sequence]
         self._trace.ended(sequence, reason)
 
     def _give_back(self, sequence: Sequence, event: Finished | UmaError) -> None:
-        if sequence.holding is not None:
-            self._forget_dropped(sequence)
-            # (Kept, each repetition without the cache would lie in other cells, with other last bits.)
+        if (holding := sequence.holding) is not None:
+            if sequence.computed > len(sequence.tokens):
+                # Tokens of a draft that held, but behind the output's end, are no part of the text.
+                sequence.computed = len(sequence.tokens)
+                self._pool.truncate(holding, sequence.computed)
+            # Dropping the cells of a request without cache lets a repeat use the same cells. They were kept once: each
+            # repeat lay in other cells, and its sums had other last bits.
             keep = isinstance(event, Finished) and sequence.request.cache_prompt
-            self._pool.release(sequence.holding, now_ms(), keep=keep)
+            self._pool.release(holding, now_ms(), keep=keep)
             sequence.holding = None
         if sequence.sampler is not None:
             sequence.sampler.close()
             sequence.sampler = None
-
-    def _forget_dropped(self, sequence: Sequence) -> None:
-        """Cut off tokens of a draft that held, but behind the output's end: they are no part of the text."""
-        assert sequence.holding is not None
-        if sequence.computed > len(sequence.tokens):
-            sequence.computed = len(sequence.tokens)
-            self._pool.truncate(sequence.holding, sequence.computed)
 
     def _count_end(self, sequence: Sequence, event: Finished | UmaError) -> None:
         if sequence.index:  # it is its request that is counted
@@ -313,7 +451,7 @@ def _cache_use(sequence: Sequence, known: int, *, differs: bool) -> CacheUse:
     """What a prompt has of the cache that is begun now: of it, `known` tokens are somewhere (`KvPool.nearest`)."""
     cached, whole = sequence.computed, sequence.prompt_tokens - LAST_TOKENS
     tier = sequence.holding.tier.value if sequence.holding is not None and cached else ""
-    if len(sequence.reusable) < len(sequence.tokens):
+    if len(sequence.cacheable_tokens) < len(sequence.tokens):
         why = "asked"
     elif cached >= whole:
         why = ""
