@@ -11,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -251,6 +251,17 @@ def here(browser: Browser, http_server: HttpServer) -> Iterator[Visitor]:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of random weights that computes in no time and has a context of 32,768 tokens."""
     return write_model(tmp_path_factory.mktemp("model") / "tiny.gguf", context_length=32_768)
+
+
+@pytest.fixture
+def serve(socket_dir: Path, tiny: Path) -> Iterator[Callable[..., ServerProcess]]:
+    """Starts `uma run` with the tiny model and the flags it is given, ready for clients; ended with the test."""
+    with ExitStack() as stack:
+
+        def start(*flags: str, **environ: str) -> ServerProcess:
+            return stack.enter_context(running_server(socket_dir / "s", "--model", str(tiny), *flags, **environ))
+
+        yield start
 
 
 @pytest.fixture(scope="session")

@@ -216,6 +216,9 @@ RunInProcess = Callable[..., "subprocess.CompletedProcess[bytes]"]
 RunInProcessText = Callable[..., "subprocess.CompletedProcess[str]"]
 """The same, with what it says as text."""
 
+Serve = Callable[..., ServerProcess]
+"""`uma run` with the tiny model and these flags."""
+
 
 @contextmanager
 def running_server(path: Path, *flags: str, **environ: str) -> Iterator[ServerProcess]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import signal
 import socket
-import threading
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
-from harness import HELLO, PATIENCE_SEC, ServerProcess, running_server
+from harness import HELLO, PATIENCE_SEC, Serve, ServerProcess
 from uma.client import Client, connect, dial, stream
 from uma.errors import (
     BadRequest,
@@ -23,7 +22,7 @@ from uma.errors import (
     TooManySessions,
     UmaError,
 )
-from uma.types import Event, Finished, Message, Request, SamplingParams, Source, Token
+from uma.types import Event, Finished, Request, SamplingParams, Source, Token
 
 STORY = "Once upon a time there was a fox"
 
@@ -72,14 +71,6 @@ async def test_a_request_gives_tokens_and_one_finished(server: ServerProcess) ->
         assert unstreamed_tokens == []
         assert unstreamed.text == "".join(token.text for token in tokens)
         assert unstreamed.token_ids == tuple(token.token_id for token in tokens)
-
-
-async def test_tokenize_gives_what_generate_uses(server: ServerProcess) -> None:
-    request = Request("a", messages=(Message("user", "Who are you?"),), sampling=SamplingParams(max_tokens=1))
-    async with connect(server.socket) as client:
-        tokenized = await client.tokenize(request)
-        _, last = await collect(client, request)
-    assert len(tokenized.token_ids) == last.usage.prompt_tokens
 
 
 async def test_many_requests_of_one_client_run_at_once_and_do_not_mix(server: ServerProcess) -> None:
@@ -179,51 +170,48 @@ async def test_without_a_server_the_error_says_how_to_start_one(socket_dir: Path
             pass
 
 
-async def test_a_server_that_dies_loses_what_ran_and_names_the_socket(socket_dir: Path, tiny: Path) -> None:
-    with running_server(socket_dir / "s", "--model", str(tiny), "--max-tokens", "30000") as server:
-        async with connect(server.socket) as client:
-            with pytest.raises(ConnectionLost, match=str(server.socket)):
-                async with client.generate(ask("a", 30_000)) as events:
-                    async for _ in events:
-                        server.signal(signal.SIGKILL)
-            for method in (client.health, client.metrics):
-                with pytest.raises(ConnectionLost, match="connect again"):
-                    await method()
-            with pytest.raises(ConnectionLost):
-                await collect(client, ask())
+async def test_a_server_that_dies_loses_what_ran_and_names_the_socket(serve: Serve) -> None:
+    server = serve("--max-tokens", "30000")
+    async with connect(server.socket) as client:
+        with pytest.raises(ConnectionLost, match=str(server.socket)):
+            async with client.generate(ask("a", 30_000)) as events:
+                async for _ in events:
+                    server.signal(signal.SIGKILL)
+        for method in (client.health, client.metrics):
+            with pytest.raises(ConnectionLost, match="connect again"):
+                await method()
+        with pytest.raises(ConnectionLost):
+            await collect(client, ask())
 
 
-async def test_a_server_that_stops_says_so_by_class(socket_dir: Path, tiny: Path) -> None:
-    flags = ("--model", str(tiny), "--drain-timeout-sec", "0", "--max-tokens", "30000")
-    with running_server(socket_dir / "s", *flags) as server:
-        async with connect(server.socket) as client:
-            with pytest.raises(ShuttingDown):
-                async with client.generate(ask("a", 30_000)) as events:
-                    await anext(aiter(events))
-                    server.signal(signal.SIGTERM)  # once: a second one ends at once, without a word
-                    async for _ in events:
-                        pass
-            with pytest.raises(UmaError):
-                await client.health()
-        assert server.wait() == 0
-
-
-async def test_a_full_server_refuses_at_connect(socket_dir: Path, tiny: Path) -> None:
-    with running_server(socket_dir / "s", "--model", str(tiny), "--max-sessions", "1") as server:
-        async with connect(server.socket):
-            with pytest.raises(TooManySessions):
-                async with connect(server.socket):
+async def test_a_server_that_stops_says_so_by_class(serve: Serve) -> None:
+    server = serve("--drain-timeout-sec", "0", "--max-tokens", "30000")
+    async with connect(server.socket) as client:
+        with pytest.raises(ShuttingDown):
+            async with client.generate(ask("a", 30_000)) as events:
+                await anext(aiter(events))
+                server.signal(signal.SIGTERM)  # once: a second one ends at once, without a word
+                async for _ in events:
                     pass
+        with pytest.raises(UmaError):
+            await client.health()
+    assert server.wait() == 0
+
+
+async def test_a_full_server_refuses_at_connect(serve: Serve) -> None:
+    server = serve("--max-sessions", "1")
+    async with connect(server.socket):
+        with pytest.raises(TooManySessions):
+            async with connect(server.socket):
+                pass
 
 
 async def test_a_server_that_does_not_answer_hello_is_given_up_on(
-    socket_dir: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dial, "HELLO_TIMEOUT_SEC", 0.2)
-    with (
-        running_server(socket_dir / "s", "--model", str(tiny), "--protocol", "newline") as server,
-        pytest.raises(ConnectionLost, match="--protocol json"),
-    ):
+    server = serve("--protocol", "newline")
+    with pytest.raises(ConnectionLost, match="--protocol json"):
         async with connect(server.socket):
             pass
 
@@ -250,25 +238,6 @@ async def test_an_answer_to_hello_counts_that_came_while_the_client_had_no_turn(
                     pass
 
 
-async def test_what_is_no_uma_server_is_told(socket_dir: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(socket_dir / "s"))
-        listener.listen()
-
-        def answer_nonsense() -> None:
-            peer, _ = listener.accept()
-            with peer:
-                peer.sendall(b"220 mail.example ESMTP\r\n")
-                peer.recv(1000)
-
-        thread = threading.Thread(target=answer_nonsense)
-        thread.start()
-        with pytest.raises(ConnectionLost, match="does not speak"):
-            async with connect(socket_dir / "s"):
-                pass
-        thread.join()
-
-
 async def test_a_slow_caller_holds_up_no_other_within_its_bound(server: ServerProcess) -> None:
     async with connect(server.socket) as client, client.generate(ask("slow", 300)) as slow:
         await anext(aiter(slow))
@@ -278,43 +247,29 @@ async def test_a_slow_caller_holds_up_no_other_within_its_bound(server: ServerPr
 
 
 async def test_past_its_bound_a_slow_caller_pauses_the_client_and_loses_nothing(
-    socket_dir: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "BUFFER_EVENTS", 16)
-    flags = ("--model", str(tiny), "--max-tx-bytes", "4096", "--max-tokens", "30000")
-    with running_server(socket_dir / "s", *flags) as server:
-        async with connect(server.socket) as watcher, connect(server.socket) as client:
-            async with client.generate(ask("slow", 1_500, metadata={"pad": "x" * 8_000})) as slow:
-                await anext(aiter(slow))
-                seen = [-2, -1]
-                while seen[-1] != seen[-2]:  # the server goes on until every buffer on the way is full
-                    await watcher.health()
-                    seen.append((await watcher.metrics())["tokens_generated_total"])
-                assert seen[-1] < 1_500
-                rest = [event async for event in slow]
-            assert len(rest) == 1_500
-            assert isinstance(rest[-1], Finished)
+    server = serve("--max-tx-bytes", "4096", "--max-tokens", "30000")
+    async with connect(server.socket) as watcher, connect(server.socket) as client:
+        async with client.generate(ask("slow", 1_500, metadata={"pad": "x" * 8_000})) as slow:
+            await anext(aiter(slow))
+            seen = [-2, -1]
+            while seen[-1] != seen[-2]:  # the server goes on until every buffer on the way is full
+                await watcher.health()
+                seen.append((await watcher.metrics())["tokens_generated_total"])
+            assert seen[-1] < 1_500
+            rest = [event async for event in slow]
+        assert len(rest) == 1_500
+        assert isinstance(rest[-1], Finished)
 
 
-async def test_idle_sessions_are_told_why_they_were_closed(socket_dir: Path, tiny: Path) -> None:
-    with running_server(socket_dir / "s", "--model", str(tiny), "--idle-timeout-sec", "0.2") as server:
-        async with connect(server.socket) as client:
-            await trio.to_thread.run_sync(server.log.wait_for, "event=session.idle")
-            with trio.fail_after(PATIENCE_SEC), pytest.raises(UmaError, match=r"idle_timeout_sec"):
-                while True:
-                    await client.metrics()
-
-
-def test_two_servers_and_a_plain_session_beside_a_client(server: ServerProcess, socket_dir: Path, tiny: Path) -> None:
-    async def both() -> None:
-        async with connect(server.socket) as one, connect(socket_dir / "s") as two:
-            assert one.info.model.name != two.info.model.name
-            with server.connect() as raw:
-                raw.send({**HELLO, "client": "raw/2"})
-                assert raw.expect("hello")["model"]["name"] == one.info.model.name
-
-    with running_server(socket_dir / "s", "--model", str(tiny)):
-        trio.run(both)
+async def test_two_servers_and_a_plain_session_beside_a_client(server: ServerProcess, serve: Serve) -> None:
+    async with connect(server.socket) as one, connect(serve().socket) as two:
+        assert one.info.model.name != two.info.model.name
+        with server.connect() as raw:
+            raw.send({**HELLO, "client": "raw/2"})
+            assert raw.expect("hello")["model"]["name"] == one.info.model.name
 
 
 async def test_a_tap_that_raises_ends_its_own_stream_alone(

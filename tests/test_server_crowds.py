@@ -16,7 +16,7 @@ import trio.testing
 from test_server_faults import ask as request
 from test_server_faults import last_of, serving
 
-from harness import PATIENCE_SEC, Raw, ServerProcess, ask, frame, running_server
+from harness import PATIENCE_SEC, Raw, Serve, ServerProcess, ask, frame
 from uma.client import connect
 from uma.engine import Engine
 from uma.engine.intake.overload import full_queue_retry_ms
@@ -62,18 +62,17 @@ async def test_while_a_large_frame_is_parsed_other_sessions_are_served_and_its_o
     assert {event["event"] for event in events} == {"hello", "tokenize", "error"}
 
 
-def test_a_cancel_right_behind_a_large_request_finds_it(socket_dir: Path, tiny: Path) -> None:
-    flags = ("--model", str(tiny), "--max-tokens", "30000")
-    with running_server(socket_dir / "s", *flags) as server, server.connect() as raw:
+def test_a_cancel_right_behind_a_large_request_finds_it(serve: Serve) -> None:
+    with serve("--max-tokens", "30000").connect() as raw:
         raw.hello()
         large = ask("a", max_tokens=10_000, prompt="x" * (PLAIN_BYTES + 1))
         raw.send(large, {"event": "cancel", "id": "a"})
         assert raw.last_of("a")["reason"] == "cancelled"
 
 
-def test_queries_count_against_the_sessions_limit(socket_dir: Path, tiny: Path) -> None:
-    flags = ("--model", str(tiny), "--max-session-queue", "2", "--max-tokens", "30000", "--max-sequences", "4")
-    with running_server(socket_dir / "s", *flags) as server, server.connect() as crowd, server.connect() as other:
+def test_queries_count_against_the_sessions_limit(serve: Serve) -> None:
+    server = serve("--max-session-queue", "2", "--max-tokens", "30000", "--max-sequences", "4")
+    with server.connect() as crowd, server.connect() as other:
         other.hello()
         other.send({"type": "metrics"})
         retry_ms = full_queue_retry_ms(2, 2, other.expect("metrics")["service_ms_ewma"], 4)
@@ -180,18 +179,16 @@ async def test_large_answers_that_are_not_read_are_bounded_for_all_sessions_toge
             assert (await trio.to_thread.run_sync(other.next))["event"] == "embed"
 
 
-def test_a_flood_of_bad_frames_is_a_few_lines_in_the_log_which_say_how_many_there_were(
-    socket_dir: Path, tiny: Path
-) -> None:
-    with running_server(socket_dir / "s", "--model", str(tiny)) as server:
-        with server.connect() as raw:
-            raw.hello()
-            began_sec = time.monotonic()
-            assert len(flood(raw, frame({"id": "a", "prompt": 5}) * 5_000, 5_000)) == 5_000
-            most_lines = LINES_OF_ONE + LINES_OF_ONE_PER_SEC * (time.monotonic() - began_sec)
-        assert server.stop() == 0
-        lines = [line for line in server.log.join().splitlines() if "request.failed" in line]
-        told = sum(int(line.partition("suppressed=")[2] or 0) for line in server.log.text.splitlines())
+def test_a_flood_of_bad_frames_is_a_few_lines_in_the_log_which_say_how_many_there_were(serve: Serve) -> None:
+    server = serve()
+    with server.connect() as raw:
+        raw.hello()
+        began_sec = time.monotonic()
+        assert len(flood(raw, frame({"id": "a", "prompt": 5}) * 5_000, 5_000)) == 5_000
+        most_lines = LINES_OF_ONE + LINES_OF_ONE_PER_SEC * (time.monotonic() - began_sec)
+    assert server.stop() == 0
+    lines = [line for line in server.log.join().splitlines() if "request.failed" in line]
+    told = sum(int(line.partition("suppressed=")[2] or 0) for line in server.log.text.splitlines())
     assert len(lines) <= most_lines
     assert len(lines) + told == 5_000
 

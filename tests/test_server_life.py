@@ -22,6 +22,7 @@ from harness import (
     PATIENCE_SEC,
     Raw,
     RunInProcessText,
+    Serve,
     ServerProcess,
     ask,
     clean_environ,
@@ -57,20 +58,15 @@ def test_the_socket_and_a_directory_made_for_it_are_their_owner_s_alone(socket_d
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_socket_mode_is_what_was_asked_for(socket_dir: Path, tiny: Path) -> None:
-    with running_server(socket_dir / "s", "--model", str(tiny), "--socket-mode", "666") as server:
-        assert stat.S_IMODE(server.socket.stat().st_mode) == 0o666
-
-
-def test_after_a_kill_the_next_server_takes_the_stale_socket_over(socket_dir: Path, tiny: Path) -> None:
-    path = socket_dir / "s"
-    with running_server(path, "--model", str(tiny)) as server:
-        server.signal(signal.SIGKILL)
-        assert server.wait() == -signal.SIGKILL
-    assert path.is_socket()
-    assert is_refused(path)
-    with running_server(path, "--model", str(tiny)):
-        assert serves(path)
+def test_after_a_kill_the_next_server_takes_the_stale_socket_over_with_its_own_mode(serve: Serve) -> None:
+    server = serve()
+    server.signal(signal.SIGKILL)
+    assert server.wait() == -signal.SIGKILL
+    assert server.socket.is_socket()
+    assert is_refused(server.socket)
+    again = serve("--socket-mode", "666")
+    assert serves(again.socket)
+    assert stat.S_IMODE(again.socket.stat().st_mode) == 0o666
 
 
 @pytest.fixture
@@ -96,36 +92,27 @@ def test_a_live_server_s_socket_is_refused_and_it_goes_on_serving(
     assert serves(server.socket)
 
 
-def test_a_file_that_is_no_socket_is_refused_and_kept(socket_dir: Path, refusal: Callable[..., str]) -> None:
-    path = socket_dir / "notes.txt"
-    path.write_text("precious")
-    assert "is no socket" in refusal(path)
-    assert path.read_text() == "precious"
-
-
-def test_a_directory_as_socket_is_refused(socket_dir: Path, refusal: Callable[..., str]) -> None:
+def test_a_place_where_no_server_can_be_is_refused_in_one_sentence(
+    socket_dir: Path, tiny: Path, refusal: Callable[..., str]
+) -> None:
+    notes, too_long = socket_dir / "notes.txt", socket_dir / ("x" * (108 - len(os.fsencode(socket_dir)) - 1))
+    notes.write_text("precious")
+    assert "is no socket" in refusal(notes)
+    assert notes.read_text() == "precious"
     assert "is a directory" in refusal(socket_dir)
-
-
-def test_a_path_too_long_for_a_socket_is_refused_with_the_limit(socket_dir: Path, refusal: Callable[..., str]) -> None:
-    path = socket_dir / ("x" * (108 - len(os.fsencode(socket_dir)) - 1))
-    assert len(os.fsencode(path)) == 108
-    assert "108 bytes" in refusal(path)
-
-
-def test_a_place_that_cannot_be_written_is_refused(tiny: Path, refusal: Callable[..., str]) -> None:
+    assert len(os.fsencode(too_long)) == 108
+    assert "108 bytes" in refusal(too_long)
     assert "cannot be made" in refusal("/proc/uma/s", "--model", str(tiny))
+    assert "log_file" in refusal(socket_dir / "s", "--log-file", str(socket_dir))
 
 
 # Signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_first_signal_lets_what_runs_finish_and_takes_nothing_new(
-    socket_dir: Path, tiny: Path, number: signal.Signals
-) -> None:
-    flags = ("--model", str(tiny), "--drain-timeout-sec", str(PATIENCE_SEC))
-    with running_server(socket_dir / "s", *flags) as server, server.connect() as raw, server.connect() as idle:
+def test_a_first_signal_lets_what_runs_finish_and_takes_nothing_new(serve: Serve, number: signal.Signals) -> None:
+    server = serve("--drain-timeout-sec", str(PATIENCE_SEC))
+    with server.connect() as raw, server.connect() as idle:
         idle.hello()
         raw.hello()
         raw.send(ask("runs", max_tokens=1_500, metadata=BULKY))
@@ -135,24 +122,17 @@ def test_a_first_signal_lets_what_runs_finish_and_takes_nothing_new(
         assert idle.rest()[-1]["code"] == "E_RUNTIME_SHUTDOWN"
         assert is_refused(server.socket)
         raw.send(ask("late"), {"type": "health"})
-        late, health, runs = None, None, None
-        for event in raw.rest():
-            late = event if event.get("id") == "late" else late
-            health = event if event["event"] == "health" else health
-            runs = event if event["event"] == "eos" else runs
-        assert health is not None
-        assert health["status"] == "draining"
-        assert late is not None
-        assert late["code"] == "E_RUNTIME_SHUTDOWN"
-        assert runs is not None
-        assert (runs["id"], runs["usage"]["completion_tokens"]) == ("runs", 1_500)
+        told = {event["event"]: event for event in raw.rest()}
+        assert told["health"]["status"] == "draining"
+        assert (told["error"]["id"], told["error"]["code"]) == ("late", "E_RUNTIME_SHUTDOWN")
+        assert (told["eos"]["id"], told["eos"]["usage"]["completion_tokens"]) == ("runs", 1_500)
         assert server.wait() == (130 if number == signal.SIGINT else 0)
-        assert not server.socket.exists()
+        assert list(server.socket.parent.iterdir()) == []
 
 
-def test_what_outlasts_the_drain_timeout_is_told_so(socket_dir: Path, tiny: Path) -> None:
-    flags = ("--model", str(tiny), "--drain-timeout-sec", "0.1", "--max-tokens", "30000")
-    with running_server(socket_dir / "s", *flags) as server, server.connect() as raw:
+def test_what_outlasts_the_drain_timeout_is_told_so(serve: Serve) -> None:
+    server = serve("--drain-timeout-sec", "0.1", "--max-tokens", "30000")
+    with server.connect() as raw:
         raw.hello()
         raw.send(ask("a", **FOREVER), ask("b", **FOREVER))
         raw.until_token("a")
@@ -162,9 +142,9 @@ def test_what_outlasts_the_drain_timeout_is_told_so(socket_dir: Path, tiny: Path
         assert server.wait() == 0
 
 
-def test_a_second_signal_ends_at_once(socket_dir: Path, tiny: Path) -> None:
-    flags = ("--model", str(tiny), "--drain-timeout-sec", "3600", "--max-tokens", "30000")
-    with running_server(socket_dir / "s", *flags) as server, server.connect() as raw:
+def test_a_second_signal_ends_at_once(serve: Serve) -> None:
+    server = serve("--drain-timeout-sec", "3600", "--max-tokens", "30000")
+    with server.connect() as raw:
         raw.hello()
         raw.send(ask("a", **FOREVER))
         raw.until_token("a")
@@ -173,13 +153,6 @@ def test_a_second_signal_ends_at_once(socket_dir: Path, tiny: Path) -> None:
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
         assert not server.socket.exists()
-
-
-def test_a_stopped_server_leaves_nothing_behind(socket_dir: Path, tiny: Path) -> None:
-    with running_server(socket_dir / "s", "--model", str(tiny)) as server:
-        server.signal(signal.SIGTERM)
-        assert server.wait() == 0
-    assert list(socket_dir.iterdir()) == []
 
 
 ENDLESS_LOAD = """
@@ -221,21 +194,17 @@ def test_sigusr1_writes_the_metrics_to_the_log(server: ServerProcess) -> None:
     assert snapshot["ttft_ms_buckets"]["inf"] == snapshot["ttft_ms_count"]
 
 
-def test_a_second_hang_up_of_one_terminal_does_not_cut_off_what_runs(socket_dir: Path, tiny: Path) -> None:
-    server = start_server(socket_dir / "s", "--model", str(tiny), "--drain-timeout-sec", str(PATIENCE_SEC))
-    try:
-        server.log.wait_for("event=server.ready")
-        with server.connect() as raw:
-            raw.send(ask("a", max_tokens=400, ignore_eos=True))
-            raw.expect("token")
-            for _ in range(2):
-                mark = server.log.mark()
-                server.signal(signal.SIGHUP)
-                server.log.wait_for("name=SIGHUP", since=mark)
-            assert raw.last_of("a")["reason"] == "length"
-        assert server.wait() == 0
-    finally:
-        server.stop()
+def test_a_second_hang_up_of_one_terminal_does_not_cut_off_what_runs(serve: Serve) -> None:
+    server = serve("--drain-timeout-sec", str(PATIENCE_SEC))
+    with server.connect() as raw:
+        raw.send(ask("a", max_tokens=400, ignore_eos=True))
+        raw.expect("token")
+        for _ in range(2):
+            mark = server.log.mark()
+            server.signal(signal.SIGHUP)
+            server.log.wait_for("name=SIGHUP", since=mark)
+        assert raw.last_of("a")["reason"] == "length"
+    assert server.wait() == 0
 
 
 # The log
@@ -262,10 +231,6 @@ def test_a_full_disk_for_the_log_is_no_disaster(socket_dir: Path, tiny: Path) ->
         assert server.wait() == 0
     finally:
         server.stop()
-
-
-def test_a_log_file_that_cannot_be_opened_is_one_sentence(socket_dir: Path, refusal: Callable[..., str]) -> None:
-    assert "log_file" in refusal(socket_dir / "s", "--log-file", str(socket_dir))
 
 
 def test_a_terminal_that_goes_away_ends_the_server_in_order(socket_dir: Path, tiny: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness import BULKY, EXACT, HELLO, Raw, ServerProcess, ask, running_server, short_directory, until
+from harness import BULKY, EXACT, HELLO, Serve, ServerProcess, ask, running_server, short_directory, until
 from uma.engine.intake.overload import full_queue_retry_ms
 from uma.server.json_connection import MAX_STARTING
 
@@ -27,44 +27,30 @@ def service_ms(server: ServerProcess) -> float:
         return float(raw.expect("metrics")["service_ms_ewma"])
 
 
-def test_more_sessions_than_allowed_are_told_so_and_a_place_is_free_again_once_one_leaves(
-    socket_dir: Path, tiny: Path
-) -> None:
-    with running_server(socket_dir / "s", "--model", str(tiny), "--max-sessions", "2") as server:
-        first, second = server.connect(), server.connect()
-        first.hello()
-        second.hello()
-        with server.connect() as third:
-            third.send(HELLO)
-            assert codes(third.rest()) == ["E_LIMIT_SESSIONS"]
-        first.sock.close()
+def test_more_sessions_than_allowed_are_told_so_and_a_place_is_free_again_once_one_leaves(serve: Serve) -> None:
+    server = serve("--max-sessions", "2")
+    first, second = server.connect(), server.connect()
+    first.hello()
+    second.hello()
+    with server.connect() as third:
+        third.send(HELLO)
+        assert codes(third.rest()) == ["E_LIMIT_SESSIONS"]
+    first.sock.close()
 
-        def metrics_or_refusal() -> dict[str, Any]:
-            with server.connect() as raw:
-                raw.send({"type": "metrics"})
-                return raw.receive() or {}
+    def metrics_or_refusal() -> dict[str, Any]:
+        with server.connect() as raw:
+            raw.send({"type": "metrics"})
+            return raw.receive() or {}
 
-        assert until(metrics_or_refusal, lambda event: event["event"] == "metrics")["active_sessions"] == 2
-        second.send(ask("a"))
-        assert second.last_of("a")["reason"] == "length"
-        second.sock.close()
+    assert until(metrics_or_refusal, lambda event: event["event"] == "metrics")["active_sessions"] == 2
+    second.send(ask("a"))
+    assert second.last_of("a")["reason"] == "length"
+    second.sock.close()
 
 
-def test_a_prompt_over_the_byte_limit_is_refused_and_other_requests_go_on(socket_dir: Path, tiny: Path) -> None:
-    flags = ("--model", str(tiny), "--max-prompt-bytes", "100")
-    with running_server(socket_dir / "s", *flags) as server, server.connect() as raw:
-        raw.hello()
-        raw.send(ask("good", max_tokens=50), ask("bad", prompt="é" * 51))
-        assert raw.last_of("bad")["code"] == "E_LIMIT_PROMPT_TOO_LARGE"
-        assert raw.last_of("good")["reason"] == "length"
-        with server.connect() as plain:
-            plain.send(ask("bad", prompt="x" * 101))
-            assert codes(plain.rest()) == ["E_LIMIT_PROMPT_TOO_LARGE"]
-
-
-def test_a_full_queue_is_told_with_a_time_to_try_again_and_the_session_stays(socket_dir: Path, tiny: Path) -> None:
-    flags = ("--model", str(tiny), "--max-queue", "1", "--max-sequences", "1", "--max-tokens", "30000")
-    with running_server(socket_dir / "s", *flags) as server, server.connect() as raw:
+def test_a_full_queue_is_told_with_a_time_to_try_again_and_the_session_stays(serve: Serve) -> None:
+    server = serve("--max-queue", "1", "--max-sequences", "1", "--max-tokens", "30000")
+    with server.connect() as raw:
         raw.hello()
         raw.send(ask("runs", max_tokens=30_000))
         raw.until_token("runs")
@@ -76,9 +62,8 @@ def test_a_full_queue_is_told_with_a_time_to_try_again_and_the_session_stays(soc
         assert raw.last_of("waits")["reason"] == "length"
 
 
-def test_max_tokens_over_the_limit_is_cut_and_told(socket_dir: Path, tiny: Path) -> None:
-    flags = ("--model", str(tiny), "--max-tokens", "5")
-    with running_server(socket_dir / "s", *flags) as server, server.connect() as raw:
+def test_max_tokens_over_the_limit_is_cut_and_told(serve: Serve) -> None:
+    with serve("--max-tokens", "5").connect() as raw:
         raw.send(ask("a", max_tokens=50))
         last = raw.rest()[-1]
     assert last["usage"]["completion_tokens"] == 5
@@ -129,9 +114,9 @@ def test_a_running_request_is_not_idle_and_the_clock_starts_when_it_ends(impatie
                 assert codes(raw.rest()) == ["E_TIMEOUT_IDLE"]
 
 
-def test_a_slow_reader_pauses_only_itself_and_loses_nothing(socket_dir: Path, tiny: Path) -> None:
-    flags = ("--model", str(tiny), "--max-tx-bytes", "65536", *EXACT)
-    with running_server(socket_dir / "s", *flags) as server, server.connect() as slow, server.connect() as quick:
+def test_a_slow_reader_pauses_only_itself_and_loses_nothing(serve: Serve) -> None:
+    server = serve("--max-tx-bytes", "65536", *EXACT)
+    with server.connect() as slow, server.connect() as quick:
         slow.hello()
         slow.send(ask("slow", max_tokens=2_000, metadata=BULKY))
         quick.hello()
@@ -156,9 +141,9 @@ def test_a_slow_reader_pauses_only_itself_and_loses_nothing(socket_dir: Path, ti
         assert got == quick.last_of("whole")["token_ids"]
 
 
-def test_a_reader_that_never_reads_is_hung_up_on_and_its_requests_are_cancelled(socket_dir: Path, tiny: Path) -> None:
-    flags = ("--model", str(tiny), "--max-tx-bytes", "1024", "--tx-timeout-sec", "0.2")
-    with running_server(socket_dir / "s", *flags) as server, server.connect() as raw:
+def test_a_reader_that_never_reads_is_hung_up_on_and_its_requests_are_cancelled(serve: Serve) -> None:
+    server = serve("--max-tx-bytes", "1024", "--tx-timeout-sec", "0.2")
+    with server.connect() as raw:
         raw.hello()
         raw.send(ask("a", max_tokens=4_000, metadata=BULKY))
         server.log.wait_for("event=session.stalled")
@@ -167,23 +152,9 @@ def test_a_reader_that_never_reads_is_hung_up_on_and_its_requests_are_cancelled(
     assert settled["tokens_generated_total"] < 4_000
 
 
-def test_health_and_metrics_answer_while_a_long_prompt_is_read(socket_dir: Path, tiny: Path) -> None:
-    with running_server(socket_dir / "s", "--model", str(tiny)) as server, server.connect() as raw:
-        raw.hello()
-        raw.send({"id": "long", "token_ids": [7] * 16_000, "max_tokens": 1, "ignore_eos": True})
-        raw.send({"type": "health", "id": "h"}, {"type": "metrics", "id": "m"})
-        first, second = raw.next(), raw.next()
-        assert {first["event"], second["event"]} == {"health", "metrics"}
-        health = first if first["event"] == "health" else second
-        assert (health["status"], health["tokens_generated"]) == ("ok", 1)
-        assert raw.last_of("long")["reason"] == "length"
-
-
-def test_a_flood_of_bad_requests_from_a_client_that_never_reads_does_not_grow_without_bound(
-    socket_dir: Path, tiny: Path
-) -> None:
-    flags = ("--model", str(tiny), "--max-tx-bytes", "4096", "--tx-timeout-sec", "0.3")
-    with running_server(socket_dir / "s", *flags) as server, Raw(server.socket) as raw:
+def test_a_flood_of_bad_requests_from_a_client_that_never_reads_does_not_grow_without_bound(serve: Serve) -> None:
+    server = serve("--max-tx-bytes", "4096", "--tx-timeout-sec", "0.3")
+    with server.connect() as raw:
         raw.hello()
         with pytest.raises(OSError, match=r"Broken pipe|reset"):
             for _ in range(10_000):
@@ -192,11 +163,9 @@ def test_a_flood_of_bad_requests_from_a_client_that_never_reads_does_not_grow_wi
         assert server.settled()["active_sessions"] == 1
 
 
-def test_a_session_with_too_many_requests_is_told_when_to_try_again_and_others_are_served(
-    socket_dir: Path, tiny: Path
-) -> None:
-    flags = ("--model", str(tiny), "--max-session-queue", "3", "--max-tokens", "30000", "--max-sequences", "4")
-    with running_server(socket_dir / "s", *flags) as server, server.connect() as crowd, server.connect() as other:
+def test_a_session_with_too_many_requests_is_told_when_to_try_again_and_others_are_served(serve: Serve) -> None:
+    server = serve("--max-session-queue", "3", "--max-tokens", "30000", "--max-sequences", "4")
+    with server.connect() as crowd, server.connect() as other:
         crowd.hello()
         crowd.send(*(ask(str(number), max_tokens=20_000) for number in range(4)))
         refused = crowd.last_of("3")
@@ -211,8 +180,9 @@ def test_a_session_with_too_many_requests_is_told_when_to_try_again_and_others_a
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the limit of a running process is set on Linux only")
-def test_connections_leave_file_descriptors_to_what_runs(socket_dir: Path, tiny: Path) -> None:
-    with running_server(socket_dir / "s", "--model", str(tiny)) as server, server.connect() as first:
+def test_connections_leave_file_descriptors_to_what_runs(serve: Serve) -> None:
+    server = serve()
+    with server.connect() as first:
         first.hello()
         limit = len(list(Path(f"/proc/{server.pid}/fd").iterdir())) + 40
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (limit, limit))

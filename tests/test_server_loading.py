@@ -107,8 +107,14 @@ def loading(path: Path, model: Path, *flags: str, stderr: int = subprocess.PIPE)
 
 
 def test_requests_wait_while_the_model_is_loaded_and_are_told_how_far_it_is(socket_dir: Path, model: Path) -> None:
-    with loading(socket_dir / "s", model) as server, server.connect() as plain, server.connect() as many:
+    with (
+        loading(socket_dir / "s", model) as server,
+        server.connect() as plain,
+        server.connect() as many,
+        server.connect() as old,
+    ):
         plain.send(ask("p"))
+        old.send(HELLO, ask("o"))
         many.send(
             HELLO_1_1,
             ask("a"),
@@ -127,6 +133,8 @@ def test_requests_wait_while_the_model_is_loaded_and_are_told_how_far_it_is(sock
             if (event := many.next())["event"] == "eos":
                 ended[event["id"]] = event["reason"]
         assert ended == {"a": "length", "b": "cancelled"}
+        assert old.expect("hello")["version"] == "1.0", "it does not know how far the load is"
+        assert old.last_of("o")["reason"] == "length"
         assert "request.failed" not in server.log.text
 
 
@@ -147,19 +155,6 @@ def test_health_is_answered_at_once_also_behind_what_waits(socket_dir: Path, mod
         for session in (plain, many):
             session.send(question)
             assert session.expect("health")["status"] == "ok"
-
-
-def test_a_session_of_version_1_0_waits_and_is_told_nothing_that_it_does_not_know(
-    socket_dir: Path, model: Path
-) -> None:
-    with loading(socket_dir / "s", model) as server, server.connect() as old, server.connect() as new:
-        old.send(HELLO, ask("a"))
-        new.send(HELLO_1_1)
-        for _ in range(2):
-            new.expect("loading")
-        server.go_on()
-        assert old.expect("hello")["version"] == "1.0"
-        assert old.last_of("a")["reason"] == "length"
 
 
 def test_sessions_have_their_turn_in_the_order_in_which_they_began_to_wait(socket_dir: Path, model: Path) -> None:
@@ -278,11 +273,14 @@ def test_ps_doctor_and_stop_know_a_server_that_loads(socket_dir: Path, model: Pa
         assert not server.socket.exists()
 
 
-async def test_a_client_waits_for_a_server_that_loads_and_fills_no_log(
+async def test_a_client_waits_for_a_server_that_loads_if_it_is_to_and_fills_no_log(
     socket_dir: Path, model: Path, mock_clock: trio.testing.MockClock
 ) -> None:
     told: list[int] = []
     with loading(socket_dir / "s", model) as server:
+        with pytest.raises(StillLoading, match=r"the model is still being loaded \(\d+ %\)"):
+            async with connect(server.socket, waits=False):
+                pytest.fail("a session was opened")
         with trio.fail_after(PATIENCE_SEC):
 
             def tell(percent: int) -> None:
@@ -299,43 +297,26 @@ async def test_a_client_waits_for_a_server_that_loads_and_fills_no_log(
         assert "request.failed" not in server.log.text
 
 
-async def test_a_client_that_does_not_wait_is_refused(socket_dir: Path, model: Path) -> None:
-    is_loading = pytest.raises(StillLoading, match=r"the model is still being loaded \(\d+ %\)")
-    with loading(socket_dir / "s", model) as server, is_loading:
-        async with connect(server.socket, waits=False):
-            pytest.fail("a session was opened")
-
-
-def test_the_library_waits_for_a_server_that_loads(socket_dir: Path, model: Path) -> None:
-    with loading(socket_dir / "s", model) as server:
-        letting_go = threading.Timer(0, server.let_go)
-        letting_go.start()
-        with LLM(socket=server.socket) as llm:
-            assert llm.generate("Once", SamplingParams(max_tokens=2))[0].outputs[0].token_ids
-        letting_go.join()
-
-
-def test_generate_waits_for_a_server_that_loads(socket_dir: Path, model: Path) -> None:
-    with loading(socket_dir / "s", model) as server:
-        command = uma_command("generate", "--socket", str(server.socket), "--max-tokens", "4", "Once")
-        asking = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environ())
-        said = Log(asking.stderr)
-        said.wait_for("waiting for the server to load the model")
-        server.go_on()
-        assert asking.wait(PATIENCE_SEC) == 0, said.join()
-        assert asking.stdout is not None
-        assert asking.stdout.read()
-        asking.stdout.close()
-
-
-def test_a_gateway_waits_for_a_server_that_loads(socket_dir: Path, model: Path) -> None:
+def test_the_library_a_command_and_a_gateway_wait_for_a_server_that_loads(socket_dir: Path, model: Path) -> None:
     with loading(socket_dir / "s", model) as server:
         with gateway(server.socket) as stopped:
             stopped.signal(signal.SIGTERM)
             assert stopped.wait() == 0
+        command = uma_command("generate", "--socket", str(server.socket), "--max-tokens", "4", "Once")
+        asking = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environ())
+        said = Log(asking.stderr)
+        said.wait_for("waiting for the server to load the model")
         with gateway(server.socket) as served:
-            server.go_on()
+            letting_go = threading.Timer(0, server.let_go)
+            letting_go.start()
+            with LLM(socket=server.socket) as llm:
+                assert llm.generate("Once", SamplingParams(max_tokens=2))[0].outputs[0].token_ids
+            letting_go.join()
             served.log.wait_for("event=http.ready")
+        assert asking.wait(PATIENCE_SEC) == 0, said.join()
+        assert asking.stdout is not None
+        assert asking.stdout.read()
+        asking.stdout.close()
 
 
 @contextmanager

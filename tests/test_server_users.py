@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
 from http_server import running_gateway
 
-from harness import (
-    Raw,
-    RunInProcessText,
-    ServerProcess,
-    ask,
-    run_to_end,
-    running_server,
-    uma_command,
-    until,
-)
+from harness import Raw, RunInProcessText, Serve, ServerProcess, ask, run_to_end, uma_command, until
 from uma.errors import BadRequest
 from uma.net.metering import metered_whole
 from uma.net.quota import Account, Bounds
@@ -35,17 +25,25 @@ max_priority = 0
 
 
 @pytest.fixture
-def bounds(socket_dir: Path) -> Iterator[Path]:
-    yield socket_dir / "users.toml"
+def bounds(socket_dir: Path) -> Path:
+    return socket_dir / "users.toml"
 
 
 @pytest.fixture
-def bounded(bounds: Path, socket_dir: Path, tiny: Path) -> Iterator[ServerProcess]:
+def serve_bounded(bounds: Path, serve: Serve) -> Serve:
+    """A server whose users have the bounds of this TOML text."""
+
+    def start(toml: str, *flags: str) -> ServerProcess:
+        bounds.write_text(toml)
+        return serve("--socket-users", str(bounds), "--max-tokens", "30000", *flags)
+
+    return start
+
+
+@pytest.fixture
+def bounded(serve_bounded: Serve) -> ServerProcess:
     """A server on which this process's user has `MINE`, and other users nearly nothing."""
-    bounds.write_text(f"[{os.getuid()}]{MINE}\n[others]\nmax_tokens = 1\n")
-    flags = ("--model", str(tiny), "--max-tokens", "30000", "--socket-users", str(bounds))
-    with running_server(socket_dir / "s", *flags) as server:
-        yield server
+    return serve_bounded(f"[{os.getuid()}]{MINE}\n[others]\nmax_tokens = 1\n")
 
 
 def code_of(raw: Raw, id: str) -> str:
@@ -88,14 +86,8 @@ def test_bounds_that_change_hold_from_the_next_request_on(bounds: Path, bounded:
     assert "event=socket.users" in bounded.log.text
 
 
-def test_a_bound_that_a_user_is_given_holds_in_sessions_that_are_open(
-    bounds: Path, socket_dir: Path, tiny: Path
-) -> None:
-    bounds.write_text("[nobody]\nmax_tokens = 1\n")
-    with (
-        running_server(socket_dir / "s", "--model", str(tiny), "--socket-users", str(bounds)) as server,
-        server.connect() as raw,
-    ):
+def test_a_bound_that_a_user_is_given_holds_in_sessions_that_are_open(bounds: Path, serve_bounded: Serve) -> None:
+    with serve_bounded("[nobody]\nmax_tokens = 1\n").connect() as raw:
         raw.hello()
         raw.send(ask("free", max_tokens=9))
         assert raw.last_of("free")["reason"] == "length"
@@ -117,14 +109,9 @@ def test_a_chat_at_the_terminal_asks_for_no_more_than_its_user_has(bounded: Serv
 
 
 @pytest.mark.parametrize("most", [-1, 0])
-def test_a_gateway_s_page_asks_for_no_more_than_its_user_has(
-    bounds: Path, socket_dir: Path, tiny: Path, most: int
-) -> None:
-    bounds.write_text(f"[others]\nmax_priority = {most}\nmax_tokens = 10\n")
-    with (
-        running_server(socket_dir / "s", "--model", str(tiny), "--socket-users", str(bounds)) as server,
-        running_gateway(server) as gateway,
-    ):
+def test_a_gateway_s_page_asks_for_no_more_than_its_user_has(serve_bounded: Serve, most: int) -> None:
+    server = serve_bounded(f"[others]\nmax_priority = {most}\nmax_tokens = 10\n")
+    with running_gateway(server) as gateway:
         question = {"messages": [{"role": "user", "content": "a"}], "sampling": {"max_tokens": 3}}
         answer = gateway.ask("POST", "/ui/api/answers", question)
         assert (answer.status, b"event: failed" in answer.body) == (200, False)
@@ -137,12 +124,8 @@ def test_a_gateway_s_page_asks_for_no_more_than_its_user_has(
             assert 10 in (whole.json.get("tokens_predicted"), whole.json.get("usage", {}).get("completion_tokens"))
 
 
-def test_a_user_s_targets_hold_whatever_a_request_says(bounds: Path, socket_dir: Path, tiny: Path) -> None:
-    bounds.write_text("[others]\ntarget_ttft_ms = 1e-6\n")
-    with (
-        running_server(socket_dir / "s", "--model", str(tiny), "--socket-users", str(bounds)) as server,
-        server.connect() as raw,
-    ):
+def test_a_user_s_targets_hold_whatever_a_request_says(serve_bounded: Serve) -> None:
+    with serve_bounded("[others]\ntarget_ttft_ms = 1e-6\n").connect() as raw:
         raw.hello()
         raw.send(ask("measured", priority=-1))
         assert raw.last_of("measured")["reason"] == "length"
@@ -152,44 +135,38 @@ def test_a_user_s_targets_hold_whatever_a_request_says(bounds: Path, socket_dir:
 
 
 @pytest.mark.parametrize("table", [f"[{os.getuid()}]", "[others]"])
-def test_tokens_a_minute_count_answers_that_nothing_read_to_the_end(
-    bounds: Path, socket_dir: Path, tiny: Path, table: str
-) -> None:
-    bounds.write_text(f"{table}\nmax_tokens_per_minute = 50\n")
-    flags = ("--model", str(tiny), "--max-tokens", "30000", "--socket-users", str(bounds))
-    with running_server(socket_dir / "s", *flags) as server:
-        with server.connect() as gone:
-            gone.send(ask("a", max_tokens=30_000))
-            for _ in range(60):
-                assert gone.expect("token")
-        until(server.metrics, lambda found: found["active_sequences"] == 0)
-        with server.connect() as raw:
-            raw.send(ask("b"))
-            refused = raw.last_of("b")
+def test_tokens_a_minute_count_answers_that_nothing_read_to_the_end(serve_bounded: Serve, table: str) -> None:
+    server = serve_bounded(f"{table}\nmax_tokens_per_minute = 50\n")
+    with server.connect() as gone:
+        gone.send(ask("a", max_tokens=30_000))
+        for _ in range(60):
+            assert gone.expect("token")
+    until(server.metrics, lambda found: found["active_sequences"] == 0)
+    with server.connect() as raw:
+        raw.send(ask("b"))
+        refused = raw.last_of("b")
     assert refused["code"] == "E_LIMIT_OVERLOADED"
     assert "max_tokens_per_minute" in refused["message"]
     assert 0 < refused["retry_after_ms"] <= 60_000
 
 
-def test_tokens_a_minute_count_texts_whose_client_has_left(bounds: Path, socket_dir: Path, tiny: Path) -> None:
-    bounds.write_text("[others]\nmax_tokens_per_minute = 200_000\n")
-    with running_server(socket_dir / "s", "--model", str(tiny), "--socket-users", str(bounds)) as server:
-        with server.connect() as gone:
-            gone.hello(versions=["1.1"])
-            gone.send({"type": "embed", "id": "a", "texts": MANY_TEXTS})
-            until(server.metrics, lambda found: found["embed_requests_total"] == 1)
+def test_tokens_a_minute_count_texts_whose_client_has_left(serve_bounded: Serve) -> None:
+    server = serve_bounded("[others]\nmax_tokens_per_minute = 200_000\n")
+    with server.connect() as gone:
+        gone.hello(versions=["1.1"])
+        gone.send({"type": "embed", "id": "a", "texts": MANY_TEXTS})
+        until(server.metrics, lambda found: found["embed_requests_total"] == 1)
+    tries: list[int] = []
 
-        tries: list[int] = []
+    def refusal() -> str:
+        tries.append(len(tries))
+        assert len(tries) < 1_000, "these use up the minute's tokens themselves"
+        with server.connect() as raw:
+            raw.send(ask("b", max_tokens=1))
+            return str(raw.last_of("b").get("message"))
 
-        def refusal() -> str:
-            tries.append(len(tries))
-            assert len(tries) < 1_000, "these use up the minute's tokens themselves"
-            with server.connect() as raw:
-                raw.send(ask("b", max_tokens=1))
-                return str(raw.last_of("b").get("message"))
-
-        until(refusal, lambda message: "max_tokens_per_minute" in message)
-        assert server.metrics()["embed_tokens_total"] < 200_000, "they were not computed to their end"
+    until(refusal, lambda message: "max_tokens_per_minute" in message)
+    assert server.metrics()["embed_tokens_total"] < 200_000, "they were not computed to their end"
 
 
 async def test_what_is_left_is_charged_by_its_size_and_what_fails_costs_nothing() -> None:
@@ -212,10 +189,9 @@ async def test_what_is_left_is_charged_by_its_size_and_what_fails_costs_nothing(
         assert more.objection(1, trio.current_time()) is None
 
 
-def test_lines_have_the_bounds_too(bounds: Path, socket_dir: Path, tiny: Path) -> None:
-    bounds.write_text("[others]\nmax_tokens_per_minute = 1\n")
-    flags = ("--model", str(tiny), "--protocol", "newline", "--socket-users", str(bounds), "--max-tokens", "3")
-    with running_server(socket_dir / "s", *flags) as server, server.connect() as raw:
+def test_lines_have_the_bounds_too(serve_bounded: Serve) -> None:
+    server = serve_bounded("[others]\nmax_tokens_per_minute = 1\n", "--protocol", "newline", "--max-tokens", "3")
+    with server.connect() as raw:
         raw.send_bytes(b"Once\nOnce\n")
         said = b""
         while b"E_LIMIT_OVERLOADED: user" not in said:

@@ -9,12 +9,11 @@ import json
 import socket
 import struct
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import HELLO, Raw, ServerProcess, ask, frame, running_server, until
+from harness import HELLO, Raw, Serve, ServerProcess, ask, frame, until
 
 STORY = "Once upon a time"
 
@@ -103,38 +102,16 @@ def test_a_half_closed_hello_session_ends_when_its_requests_have(server: ServerP
         assert sorted(event["id"] for event in raw.rest() if event["event"] == "eos") == ["a", "b"]
 
 
-def test_a_client_that_has_said_all_and_then_hangs_up_cancels_what_it_had_running(socket_dir: Path, tiny: Path) -> None:
-    flags = ("--model", str(tiny), "--max-tokens", "30000")
-    with running_server(socket_dir / "s", *flags) as server:
-        with server.connect() as raw:
-            raw.send(ask(stream=False, max_tokens=30_000, ignore_eos=True))
-            raw.sock.shutdown(socket.SHUT_WR)
-            until(server.metrics, lambda metrics: metrics["active_sequences"] == 1)
-        assert server.settled()["requests_cancelled"] == 1
+def test_a_client_that_has_said_all_and_then_hangs_up_cancels_what_it_had_running(serve: Serve) -> None:
+    server = serve("--max-tokens", "30000")
+    with server.connect() as raw:
+        raw.send(ask(stream=False, max_tokens=30_000, ignore_eos=True))
+        raw.sock.shutdown(socket.SHUT_WR)
+        until(server.metrics, lambda metrics: metrics["active_sequences"] == 1)
+    assert server.settled()["requests_cancelled"] == 1
 
 
 # Hello sessions
-
-
-def test_requests_of_one_session_run_at_once_and_are_told_apart_by_id(server: ServerProcess) -> None:
-    ids = [f"r{number}" for number in range(8)]
-    with server.connect() as raw:
-        raw.hello()
-        raw.send(*(ask(id, max_tokens=24) for id in ids))
-        ended: list[str] = []
-        started: list[str] = []
-        counts = dict.fromkeys(ids, 0)
-        while len(ended) < len(ids):
-            event = raw.next()
-            if event["event"] == "token":
-                counts[event["id"]] += 1
-                if event["id"] not in started:
-                    started.append(event["id"])
-                    assert not ended, "all of them start before the first one ends"
-            else:
-                assert event["reason"] == "length"
-                ended.append(event["id"])
-    assert set(counts.values()) == {24}
 
 
 def test_a_cancel_ends_its_request_alone_with_an_eos_that_says_so(server: ServerProcess) -> None:
