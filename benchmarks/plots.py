@@ -68,7 +68,7 @@ def _throughput(summary: Summary, path: Path) -> None:
 
 def _setting(options: str) -> str:
     """`200 ms` or `200 ms, 5 s to the first` for UMA's options; llama-server's as they are."""
-    found = re.match(r"--slo-tbt-ms (\d+)(?: --slo-ttft-ms (\d+))?", options)
+    found = re.match(r"--(?:slo-tbt|tick-budget)-ms (\d+)(?: --slo-ttft-ms (\d+))?", options)
     if found is None:
         return options
     return f"{found[1]} ms" + (f", {int(found[2]) / 1000:g} s to the first" if found[2] else "")

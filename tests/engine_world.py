@@ -103,7 +103,7 @@ def config_for(model: Path, **settings: Any) -> RuntimeConfig:
     order in which cells happen to lie, so that a near tie of two tokens may go either way; here it is off. So are
     drafts, whose number depends on time. A model that `write_model` has named `SMALL_WINDOWS` has them.
     """
-    plain: dict[str, Any] = {"model": str(model), "n_ctx": 2_048, "n_gpu_layers": 0, "threads": 1, "threads_batch": 1}
+    plain: dict[str, Any] = {"model": str(model), "n_ctx": 2_048, "n_gpu_layers": 0, "threads": 1}
     plain |= {"flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32", "speculate": "off"}
     if model.stem == SMALL_WINDOWS:  # in cells that are used again and again
         plain |= {"swa_full": "off", "n_ubatch": 32}

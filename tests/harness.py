@@ -29,7 +29,7 @@ import uma
 PATIENCE_SEC = 60.0
 """How long anything may take before the test gives up; never how long anything is expected to take."""
 
-ONE_THREAD = ("--threads", "1", "--threads-batch", "1")
+ONE_THREAD = ("--threads", "1")
 """The test models are so small that more threads only wait for each other, and for whatever else the machine does."""
 
 EXACT = ("--flash-attn", "off", "--cache-type-k", "f32", "--cache-type-v", "f32")

@@ -26,7 +26,7 @@ def texts_of(folder: Path) -> Mapping[str, str]:
     """What each says to `PROMPT` where it is alone."""
     found = {}
     for name in NAMES:
-        with LLM(str(folder / f"{name}.gguf"), threads=1, threads_batch=1) as llm:
+        with LLM(str(folder / f"{name}.gguf"), threads=1) as llm:
             found[name] = llm.generate(PROMPT, SamplingParams(**GREEDY))[0].outputs[0].text
     assert len(set(found.values())) == len(NAMES)
     return found

@@ -121,11 +121,11 @@ def test_a_file_of_the_settings_serves_the_same_models(folder: Path, capsys: pyt
 
 
 def test_the_toml_is_a_file_that_config_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "--toml", "--n-ctx", "77", "--socket-mode", "640", "--log-file", "/tmp/ä\\ö"]) == 0
+    assert main(["config", "--toml", "--n-ctx", "77", "--socket-mode", "640", "--cache-dir", "/tmp/ä\\ö"]) == 0
     file = tmp_path / "uma.toml"
     file.write_text(capsys.readouterr().out, encoding="utf-8")
     config = load(environ={}, config_file=file).config
-    assert (config.n_ctx, config.socket_mode, config.log_file) == (77, 0o640, "/tmp/ä\\ö")
+    assert (config.n_ctx, config.socket_mode, config.cache_dir) == (77, 0o640, "/tmp/ä\\ö")
 
 
 @pytest.mark.parametrize(
@@ -221,12 +221,12 @@ def test_relative_paths_in_a_file_are_meant_from_where_the_file_is(
     file = tmp_path / "settings" / "uma.toml"
     monkeypatch.chdir(tmp_path)
     file.write_text(
-        'model = "models/tiny.gguf"\nsocket = "s"\nlog_file = ""\ndraft = "models/tiny.gguf"\nspeculate = "auto"\n'
+        'model = "models/tiny.gguf"\nsocket = "s"\ncache_dir = ""\ndraft = "models/tiny.gguf"\nspeculate = "auto"\n'
     )
     for named in (file, Path("settings/uma.toml")):
         config = load(environ={}, config_file=named).config
         assert (config.model, config.socket) == (f"{file.parent}/models/tiny.gguf", f"{file.parent}/s")
-        assert (config.log_file, config.draft) == ("", config.model)
+        assert (config.cache_dir, config.draft) == ("", config.model)
     file.write_text('model = "a-name"\n')
     assert load(environ={}, config_file=file).config.model == "a-name"
 

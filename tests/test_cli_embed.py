@@ -98,7 +98,7 @@ def test_without_a_server_the_model_is_loaded_here(tiny: Path) -> None:
     found = rows(
         embed_apart("a fox", "--local", "--model", str(tiny), "--pooling", "last", "--no-normalize", *ONE_THREAD)
     )
-    with LLM(tiny, pooling="last", threads=1, threads_batch=1) as llm:
+    with LLM(tiny, pooling="last", threads=1) as llm:
         assert np.allclose(found, llm.embed("a fox", normalize=False), rtol=1e-4, atol=1e-4)
 
 

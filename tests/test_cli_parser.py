@@ -95,8 +95,8 @@ def test_help_fits_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -
         ),
         (["--modles"], "unknown option --modles"),
         (
-            ["generate", "--max-sessions", "4"],
-            "unknown option --max-sessions for uma generate; it is an option of uma run and uma launch and uma config",
+            ["generate", "--idle-timeout-sec", "4"],
+            "unknown option --idle-timeout-sec for uma generate; it is an option of uma run and uma launch and uma config",
         ),
         (
             ["run", "--kv-unified", "atuo"],

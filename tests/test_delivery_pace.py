@@ -235,7 +235,7 @@ def far_ahead(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 def patient(tiny: Path, **settings: Any) -> RuntimeConfig:
     """Settings with which no stream has to have its next token soon, and a document is read in several pieces."""
-    return config_for(tiny, n_ctx=8_192, n_batch=512, tick_budget_ms=1e9, slo_tbt_ms=1e9, **settings)
+    return config_for(tiny, n_ctx=8_192, n_batch=512, tick_budget_ms=1e9, **settings)
 
 
 async def beside_a_document(engine: Engine, request: Request) -> tuple[list[int], Finished | None]:
@@ -340,15 +340,6 @@ async def test_what_was_computed_ahead_for_several_answers_is_dropped_with_them(
     assert isinstance(last, Finished)
     assert (last.reason, last.usage.completion_tokens) == ("cancelled", 1)
     assert [(each.reason, each.completion_tokens) for each in last.answers] == [("cancelled", 1), ("cancelled", 0)]
-
-
-@pytest.mark.parametrize("targets", [(80.0, 0.0, 80.0), (40.0, 0.0, 80.0), (200.0, 0.0, 200.0), (200.0, 50.0, 50.0)])
-async def test_the_budget_follows_a_longer_target_unless_it_is_set(
-    tiny: Path, targets: tuple[float, float, float]
-) -> None:
-    slo_ms, set_ms, expected_ms = targets
-    async with open_engine(config_for(tiny, slo_tbt_ms=slo_ms, tick_budget_ms=set_ms)) as engine:
-        assert engine.worker._scheduler.targets.tick_budget_ms == expected_ms
 
 
 @pytest.mark.parametrize("have_ended", [False, True])

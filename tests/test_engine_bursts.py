@@ -89,7 +89,7 @@ async def test_requests_that_come_in_one_burst_are_read_in_one_batch_and_decode_
         await answer(engine, ask(tokens_for(number, 10), 8, id=str(number)))
 
     # A machine that was measured to be slow would be given smaller batches.
-    async with open_engine(flash_config(tiny, tick_budget_ms=1e9, slo_tbt_ms=1e9)) as engine:
+    async with open_engine(flash_config(tiny, tick_budget_ms=1e9)) as engine:
         await answer(engine, ask(max_tokens=1))
         caplog.clear()
         # At once after another has ended, while the decode thread still comes to rest.
@@ -349,7 +349,7 @@ async def test_a_crowd_with_one_prefix_reads_it_once_and_the_rests_of_all_in_one
 ) -> None:
     common = tokens_for(0, 200)
     crowd = [ask((*common, *tokens_for(1 + number, 16)), 8, id=str(number)) for number in range(8)]
-    config = flash_config(tiny, tick_budget_ms=1e9, slo_tbt_ms=1e9, slo_ttft_ms=1e9, start_target_tokens=512)
+    config = flash_config(tiny, tick_budget_ms=1e9, slo_ttft_ms=1e9, start_target_tokens=512)
     async with open_engine(config) as engine:
         caplog.clear()
         found = await answers(engine, crowd)
@@ -360,7 +360,7 @@ async def test_a_crowd_with_one_prefix_reads_it_once_and_the_rests_of_all_in_one
 async def test_a_piece_ends_at_each_length_that_others_wait_for(tiny: Path, batches: Batches) -> None:
     whole = tokens_for(0, 664)
     other = 48  # no letter, so what is shared ends just before it
-    config = flash_config(tiny, tick_budget_ms=1e9, slo_tbt_ms=1e9, slo_ttft_ms=1e9, start_target_tokens=512)
+    config = flash_config(tiny, tick_budget_ms=1e9, slo_ttft_ms=1e9, start_target_tokens=512)
     crowd = [
         ask(whole, 4, id="first", priority=1),
         ask((*whole[:200], other, *tokens_for(1, 15)), 4, id="at 200"),

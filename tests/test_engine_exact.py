@@ -244,7 +244,7 @@ class Judge:
 async def test_the_built_in_model_says_the_same_batched_warm_and_under_pressure_but_for_ties() -> None:
     """With the settings that people have: kernels for quantized weights and flash attention round by batch size."""
     requests = [ask(story, 100, id=story) for story in STORIES]
-    config = RuntimeConfig(threads=1, threads_batch=1, n_gpu_layers=0, n_ctx=2_048)
+    config = RuntimeConfig(threads=1, n_gpu_layers=0, n_ctx=2_048)
     async with open_engine(config) as engine:
         prompts = [(await engine.tokenize(request)).token_ids for request in requests]
         expected = [each.token_ids for each in await alone(engine, requests)]

@@ -56,7 +56,7 @@ def constrained(grammar: Grammar, seed: int = 0, **more: Any) -> Request:
 
 @pytest.fixture(scope="module")
 def llm(tiny: Path) -> Iterator[LLM]:
-    with LLM(str(tiny), n_ctx=8_192, n_gpu_layers=0, threads=1, threads_batch=1, max_sequences=8) as llm:
+    with LLM(str(tiny), n_ctx=8_192, n_gpu_layers=0, threads=1, max_sequences=8) as llm:
         yield llm
 
 

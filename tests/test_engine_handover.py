@@ -30,7 +30,7 @@ from uma.types import Event, Finished, RequestMetrics, Slo, Token, Usage
 
 # In groups
 
-BUILT_IN = RuntimeConfig(n_ctx=2_048, n_gpu_layers=0, threads=1, threads_batch=1, speculate="off")
+BUILT_IN = RuntimeConfig(n_ctx=2_048, n_gpu_layers=0, threads=1, speculate="off")
 IMPATIENT_MS = 0.001
 PATIENT_MS = 3_600_000.0
 

@@ -88,7 +88,7 @@ UNCONSTRAINED = [each for each in VARIANTS if each.sampling.grammar is None and 
 
 
 async def test_they_are_the_models_own_before_anything_is_changed_or_cut(tiny: Path) -> None:
-    async with open_engine(config_for(tiny, threads=1, threads_batch=1)) as engine:
+    async with open_engine(config_for(tiny, threads=1)) as engine:
         # The first of them once more without the others, whose rows are copied for what will change in them.
         asked = [*VARIANTS, *UNCONSTRAINED]
         got = [*(await answers(engine, VARIANTS)), *(await answers(engine, UNCONSTRAINED))]

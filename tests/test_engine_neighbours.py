@@ -52,7 +52,7 @@ def busy_programs(count: int) -> Iterator[None]:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how long a thread waited for a core")
 @pytest.mark.skipif(len(backend.affinity()) < 2, reason="with one CPU there is no thread to give up")
 async def test_beside_busy_programs_fewer_threads_compute(tiny: Path) -> None:
-    config = config_for(tiny, threads=2, threads_batch=2)
+    config = config_for(tiny, threads=2)
     with busy_programs(2 * len(backend.affinity())), trio.fail_after(PATIENCE_SEC):
         async with open_engine(config) as engine:
             while engine.snapshot()["compute_threads"] > 1:
@@ -145,7 +145,7 @@ def real_quota() -> Iterator[SetQuota]:
 async def test_cpus_that_taskset_takes_away_from_a_running_engine_take_their_threads_along_and_bring_them_back(
     tiny: Path,
 ) -> None:
-    async with open_engine(config_for(tiny, threads=0, threads_batch=0)) as engine:
+    async with open_engine(config_for(tiny, threads=0)) as engine:
         with pinned({min(backend.affinity())}):
             await _generate_until(engine, 1)
         await _generate_until(engine, backend.core_count())
@@ -158,7 +158,7 @@ async def test_a_quota_that_changes_under_a_running_engine_bounds_its_threads(
     tiny: Path, quota: str, request: pytest.FixtureRequest
 ) -> None:
     set_quota: SetQuota = request.getfixturevalue(quota)
-    async with open_engine(config_for(tiny, threads=0, threads_batch=0)) as engine:
+    async with open_engine(config_for(tiny, threads=0)) as engine:
         threads = backend.core_count()
         set_quota(1.0)
         await _generate_until(engine, 1)

@@ -34,7 +34,7 @@ def question(number: int, length: int) -> Request:
 
 
 def config(model: Path, **settings: Any) -> RuntimeConfig:
-    given = {"flash_attn": "on", "cache_type_k": "f16", "cache_type_v": "f16", "threads": 2, "threads_batch": 2}
+    given = {"flash_attn": "on", "cache_type_k": "f16", "cache_type_v": "f16", "threads": 2}
     return config_for(model, **(given | {"cache_ram_mb": 64} | settings))
 
 
@@ -125,7 +125,7 @@ async def test_the_shortest_prompts_are_read_alone_and_again(tiny: Path, length:
 @pytest.mark.parametrize("length", [66, 200, 264, 450])
 async def test_an_answer_does_not_depend_on_the_pieces_in_which_its_prompt_is_read(tiny: Path, length: int) -> None:
     async def answered(**settings: Any) -> list[Any]:
-        async with open_engine(config(tiny, threads=1, threads_batch=1, **settings)) as engine:
+        async with open_engine(config(tiny, threads=1, **settings)) as engine:
             return told(await answer(engine, ask(tokens_for(3, length), 8, logprobs=1)))
 
     whole = await answered(n_ubatch=512)

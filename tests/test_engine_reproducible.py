@@ -30,7 +30,7 @@ PROMPT = tokens_for(1, 150)
 
 def config(model: Path, **settings: Any) -> RuntimeConfig:
     """With the attention, the KV memory and the threads of an engine that nothing was set for."""
-    given = {"flash_attn": "auto", "cache_type_k": "f16", "cache_type_v": "f16", "threads": 2, "threads_batch": 2}
+    given = {"flash_attn": "auto", "cache_type_k": "f16", "cache_type_v": "f16", "threads": 2}
     return config_for(model, **(given | {"cache_ram_mb": 64} | settings))
 
 
@@ -77,7 +77,7 @@ async def test_streams_decode_ahead_of_each_piece_of_its_prompt(tiny: Path, monk
         return plan(scheduler, state, *args, **options)
 
     monkeypatch.setattr(Scheduler, "plan", watched)
-    async with open_engine(config(tiny, threads=1, threads_batch=1)) as engine:
+    async with open_engine(config(tiny, threads=1)) as engine:
         with trio.fail_after(PATIENCE_SEC):
             async with engine.generate(ask(tokens_for(9, 20), 1_500, id="stream")) as stream:
                 await anext(aiter(stream))
@@ -88,7 +88,7 @@ async def test_streams_decode_ahead_of_each_piece_of_its_prompt(tiny: Path, monk
 
 async def test_several_at_once_are_each_answered_as_alone(tiny: Path) -> None:
     requests = [apart(tokens_for(number, 30), 10, id=str(number), priority=number - 1) for number in range(3)]
-    async with open_engine(config(tiny, threads=1, threads_batch=1)) as engine:
+    async with open_engine(config(tiny, threads=1)) as engine:
         expected = [told(await answer(engine, each)) for each in requests]
         assert [told(each) for each in await answers(engine, requests)] == expected
         both = (await answer(engine, apart(PROMPT, 6, n=2, stream=False))).finished
@@ -98,7 +98,7 @@ async def test_several_at_once_are_each_answered_as_alone(tiny: Path) -> None:
 
 
 async def test_it_is_stopped_constrained_and_counted_as_any_other(tiny: Path) -> None:
-    async with open_engine(config(tiny, threads=1, threads_batch=1)) as engine:
+    async with open_engine(config(tiny, threads=1)) as engine:
         whole = (await answer(engine, apart(max_tokens=12, logprobs=None))).finished
         counters = await settled(engine)
         assert whole.usage.prompt_tokens == len(PROMPT)
@@ -118,7 +118,7 @@ async def test_it_is_stopped_constrained_and_counted_as_any_other(tiny: Path) ->
 
 
 async def test_one_that_is_cancelled_leaves_the_context_to_the_next(tiny: Path) -> None:
-    async with open_engine(config(tiny, threads=1, threads_batch=1)) as engine:
+    async with open_engine(config(tiny, threads=1)) as engine:
         expected = told(await answer(engine, apart()))
         with trio.fail_after(PATIENCE_SEC):
             async with engine.generate(apart(max_tokens=1_500, id="long")) as stream:
@@ -133,7 +133,7 @@ async def test_one_that_is_cancelled_leaves_the_context_to_the_next(tiny: Path) 
 
 
 async def test_a_slow_reader_of_one_pauses_only_itself(tiny: Path) -> None:
-    async with open_engine(config(tiny, threads=1, threads_batch=1)) as engine:
+    async with open_engine(config(tiny, threads=1)) as engine:
         long = apart(tokens_for(5, 40), 400, id="long", logprobs=None)
         expected, other = await answer(engine, long), told(await answer(engine, apart()))
         with trio.fail_after(PATIENCE_SEC):
@@ -151,7 +151,7 @@ async def test_with_windows_one_with_a_slow_reader_is_answered_as_alone(tmp_path
     async def ask_beside(engine: Engine) -> None:
         beside.append(await answer(engine, apart()))
 
-    async with open_engine(config(model, threads=1, threads_batch=1, flash_attn="off")) as engine:
+    async with open_engine(config(model, threads=1, flash_attn="off")) as engine:
         expected, other = told(await answer(engine, long)), told(await answer(engine, apart()))
         with trio.fail_after(PATIENCE_SEC):
             async with engine.generate(long) as stream, trio.open_nursery() as nursery:
@@ -175,7 +175,7 @@ async def test_a_lower_lane_waits_for_a_higher_one_for_a_bounded_time(
         ended.append(name)
 
     async with (
-        open_engine(config(tiny, threads=1, threads_batch=1)) as engine,
+        open_engine(config(tiny, threads=1)) as engine,
         trio.open_nursery() as nursery,
         engine.generate(apart(max_tokens=300, id="first")) as stream,
     ):
@@ -205,7 +205,7 @@ async def test_one_with_a_slow_reader_is_computed_again_where_it_cannot_be_put_a
     monkeypatch.setattr("uma.engine.worker.reproducer.MAX_ASIDE_BYTES", 0)
     model = write_model(tmp_path / "model.gguf", kind=kind, context_length=2_048)
     long = apart(tokens_for(5, 40), 400, id="long")
-    async with open_engine(config(model, threads=1, threads_batch=1)) as engine:
+    async with open_engine(config(model, threads=1)) as engine:
         expected, other = told(await answer(engine, long)), told(await answer(engine, apart()))
         with trio.fail_after(PATIENCE_SEC):
             async with engine.generate(long) as stream:
@@ -216,7 +216,7 @@ async def test_one_with_a_slow_reader_is_computed_again_where_it_cannot_be_put_a
 
 async def test_beside_a_stream_of_a_higher_lane_it_leaves_that_most_of_its_speed(tiny: Path) -> None:
     given = 0
-    async with open_engine(config(tiny, threads=1, threads_batch=1)) as engine, trio.open_nursery() as nursery:
+    async with open_engine(config(tiny, threads=1)) as engine, trio.open_nursery() as nursery:
 
         async def background() -> None:
             nonlocal given
@@ -238,7 +238,7 @@ async def test_what_is_computed_is_charged_to_its_client(tiny: Path, monkeypatch
     charged: list[int] = []
     monkeypatch.setattr("uma.engine.policy.state.Share.was_read", lambda _, tokens: charged.append(tokens))
     monkeypatch.setattr("uma.engine.policy.state.Share.was_given", lambda _, tokens: charged.append(tokens))
-    async with open_engine(config(tiny, threads=1, threads_batch=1)) as engine:
+    async with open_engine(config(tiny, threads=1)) as engine:
         await answer(engine, apart(max_tokens=5))
     assert sum(charged) == len(PROMPT) + 4
 
@@ -248,7 +248,7 @@ async def test_the_answer_is_the_same_with_any_number_of_threads(tmp_path: Path,
     model = write_named(tmp_path, kind)
     answers_of = []
     for threads in (1, 2):
-        async with open_engine(config(model, threads=threads, threads_batch=threads, n_ctx=2_048)) as engine:
+        async with open_engine(config(model, threads=threads, n_ctx=2_048)) as engine:
             answers_of.append(told(await answer(engine, apart(tokens_for(4, 700), 4))))
     assert answers_of[0] == answers_of[1]
 
@@ -278,7 +278,7 @@ async def test_a_real_model_answers_the_same_with_any_company() -> None:
     request = attrs.evolve(
         apart("The capital of France is", 10, temperature=0.8, logprobs=None, ignore_eos=False), id="real"
     )
-    async with open_engine(config(real_model("smollm2"), threads=1, threads_batch=1)) as engine:
+    async with open_engine(config(real_model("smollm2"), threads=1)) as engine:
         first = (await answer(engine, request)).text
         crowd = [ask(f"A sentence about {word}:", 6, id=word) for word in ("rain", "bread", "music")]
         assert (await answers(engine, [*crowd, request]))[3].text == first

@@ -35,7 +35,7 @@ from uma.llama.batch import Batch
 from uma.llama.context import Context
 from uma.types import Finished, Grammar, Slo, Token
 
-BUILT_IN = RuntimeConfig(n_ctx=2_048, n_gpu_layers=0, threads=1, threads_batch=1, speculate="off")
+BUILT_IN = RuntimeConfig(n_ctx=2_048, n_gpu_layers=0, threads=1, speculate="off")
 PATIENT = Slo(target_tbt_ms=3_600_000.0)
 
 

@@ -54,7 +54,7 @@ async def test_programs_with_one_system_prompt_read_none_of_their_own_turns_agai
 
 
 async def test_nor_do_they_with_a_real_model() -> None:
-    config = RuntimeConfig(model=str(real_model("smollm2")), n_ctx=8_192, n_gpu_layers=0, threads=1, threads_batch=1)
+    config = RuntimeConfig(model=str(real_model("smollm2")), n_ctx=8_192, n_gpu_layers=0, threads=1)
     async with open_engine(config) as engine:
         assert_little_is_read_again(*await read_in_turns(engine, answer_tokens=4, turns=FEW_TURNS))
 

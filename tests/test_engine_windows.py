@@ -26,7 +26,7 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def read_by_siblings(model: str, common_tokens: int) -> list[int]:
     """Prompt tokens that were computed for prompts with a common beginning: asked together, and other ones again."""
-    config = RuntimeConfig(model=model, n_ctx=4_096, n_gpu_layers=0, threads=1, threads_batch=1)
+    config = RuntimeConfig(model=model, n_ctx=4_096, n_gpu_layers=0, threads=1)
     common, read = tokens_for(1, common_tokens), []
     async with open_engine(config) as engine:
         for turn in range(2):

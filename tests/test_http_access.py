@@ -75,12 +75,12 @@ def locked(keys: dict[str, str]) -> Iterator[HttpServer]:
     flags: tuple[str, ...] = (
         "--http-keys",
         keys["file"],
-        "--max-http-body-bytes",
+        "--max-frame-bytes",
         str(LIMIT),
         "--http-timeout-sec",
         "1",
     )
-    flags += ("--http-cors", "https://friend.example", "--http-hosts", "uma.example", "--max-http-connections", "20")
+    flags += ("--http-cors", "https://friend.example", "--http-hosts", "uma.example", "--max-sessions", "3")
     with short_directory() as directory, running_http(directory, *flags) as process:
         yield process
 
@@ -773,7 +773,7 @@ def pieces(answer: Answered) -> list[str]:
 def test_half_open_connections_and_slow_readers_cost_others_nothing(tmp_path: Path) -> None:
     model = write_script_model(tmp_path / "script.gguf", NUMBERS, context_length=32_768)
     flags = [f"--model={model}", "--n-ctx=32768", "--kv-unified=off", "--max-sequences=128", "--max-tx-bytes=65536"]
-    flags += ["--http-any-model", "--http-timeout-sec=600", "--tx-timeout-sec=600"]
+    flags += ["--alias=*", "--http-timeout-sec=600", "--tx-timeout-sec=600"]
     body = {"prompt": "Count.\n", "max_tokens": 300, "stream": True, "temperature": 0}
     # The name is in every event, so that a few tokens fill all buffers of a client that does not read: far fewer than
     # those for which it would be given further credit.

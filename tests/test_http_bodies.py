@@ -136,7 +136,7 @@ def test_a_body_counts_until_its_answer_begins(open_to_all: HostedHttp) -> None:
 
 def test_one_client_can_always_send_the_longest_body(tiny: Path) -> None:
     most = MAX_BODIES_BYTES + MIB
-    config = attrs.evolve(config_for(tiny, http="127.0.0.1:0"), max_http_body_bytes=most)
+    config = attrs.evolve(config_for(tiny, http="127.0.0.1:0"), max_frame_bytes=most)
     with hosted_http(config) as hosted, closing(RawHttp(hosted.port)) as raw:
         refused = raw.ask("POST", "/tokenize", b'{"content": ""' + b" " * (most - 15) + b"}")
         assert refused.status == 200

@@ -55,7 +55,7 @@ class Asking:
 
 @pytest.fixture(scope="module")
 def asking(tiny: Path) -> Iterator[Asking]:
-    bounds = {"n_ctx": N_CTX, "max_tokens": 32, "http_any_model": True}
+    bounds = {"n_ctx": N_CTX, "max_tokens": 32, "alias": "*"}
     with hosted_http(config_for(tiny, http="127.0.0.1:0", **bounds)) as hosted:
         noting: Any = Noting(hosted.engine)
         hosted.call(lambda: hosted.gateway.be_ready(noting))
@@ -271,7 +271,7 @@ def test_penalties_count_what_was_generated_alone_where_the_dialect_s_documents_
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, OLLAMA, OLLAMA_CHAT, NATIVE])
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_without_a_number_an_answer_can_fill_the_context(tiny: Path, path: str, is_streamed: bool) -> None:
-    with hosted_http(config_for(tiny, http="127.0.0.1:0", n_ctx=256, http_any_model=True)) as hosted:
+    with hosted_http(config_for(tiny, http="127.0.0.1:0", n_ctx=256, alias="*")) as hosted:
         noting: Any = Noting(hosted.engine)
         hosted.call(lambda: hosted.gateway.be_ready(noting))
         fields = optional(path, {"ignore_eos": True, "temperature": 0})

@@ -141,7 +141,7 @@ def is_good(path: str, answer: Answered) -> bool:
 
 @pytest.fixture(scope="module")
 def hosted(tiny: Path) -> Iterator[HostedHttp]:
-    with hosted_http(RuntimeConfig(model=str(tiny), http="127.0.0.1:0", n_ctx=4096, threads=1, threads_batch=1)) as it:
+    with hosted_http(RuntimeConfig(model=str(tiny), http="127.0.0.1:0", n_ctx=4096, threads=1)) as it:
         open_index(it)
         yield it
 
@@ -149,7 +149,7 @@ def hosted(tiny: Path) -> Iterator[HostedHttp]:
 @pytest.fixture(scope="module")
 def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedHttp]:
     path = write_encoder(tmp_path_factory.mktemp("model") / "reranker.gguf", pooling="rank")
-    with hosted_http(RuntimeConfig(model=str(path), http="127.0.0.1:0", threads=1, threads_batch=1)) as it:
+    with hosted_http(RuntimeConfig(model=str(path), http="127.0.0.1:0", threads=1)) as it:
         open_index(it)
         yield it
 

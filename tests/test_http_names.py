@@ -73,11 +73,12 @@ def test_a_name_of_another_company_s_model_means_the_loaded_one_and_the_answer_s
         assert raw.ask("GET", "/v1/models/gpt-9").status == 404
 
 
-def test_a_setting_turns_that_off(tiny: Path) -> None:
-    config = attrs.evolve(config_for(tiny, http="127.0.0.1:0"), http_foreign_models=False)
+def test_an_alias_can_be_any_name(tiny: Path) -> None:
+    config = config_for(tiny, http="127.0.0.1:0", alias="a, *")
     with hosted_http(config) as hosted, closing(RawHttp(hosted.port)) as raw:
         for path, body in BODIES.items():
-            assert raw.ask("POST", path, {**body, "model": "claude-x"}).status == 404
+            assert raw.ask("POST", path, {**body, "model": "llama-9"}).status == 200
+        assert [model["id"] for model in raw.ask("GET", "/v1/models").json["data"]] == [tiny.stem, "a"]
 
 
 @pytest.mark.parametrize(

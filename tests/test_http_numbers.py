@@ -50,7 +50,7 @@ def booker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedHttp]:
     """A model that calls a tool with such numbers, whatever it is asked."""
     path = tmp_path_factory.mktemp("numbers") / "booker.gguf"
     model = write_script_model(path, SAID, template=TEMPLATE, context_length=32_768)
-    config = RuntimeConfig(model=str(model), http="127.0.0.1:0", n_ctx=32_768, threads=1, threads_batch=1)
+    config = RuntimeConfig(model=str(model), http="127.0.0.1:0", n_ctx=32_768, threads=1)
     with hosted_http(config) as hosted:
         yield hosted
 

@@ -47,9 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def seeing(folder: Path) -> Iterator[HttpServer]:
     with (
         short_directory() as directory,
-        running_http(
-            directory, "--model", str(folder / "model.gguf"), "--http-any-model", *EXACT, *ONE_THREAD
-        ) as server,
+        running_http(directory, "--model", str(folder / "model.gguf"), "--alias=*", *EXACT, *ONE_THREAD) as server,
     ):
         yield server
 
@@ -249,7 +247,7 @@ def test_ollama_s_images_can_be_sounds_and_a_gateway_passes_both_on(
     body: dict[str, Any] = {"model": "any", "stream": False, "options": options}
     body["messages"] = [{"role": "user", "content": QUESTION, "images": [SOUND_DATA]}]
     heard = said_of(reference, f"{MARKER}{QUESTION}", SOUND)
-    with running_gateway(seeing.process, "--http-any-model") as gateway:
+    with running_gateway(seeing.process, "--alias=*") as gateway:
         for server in (seeing, gateway):
             assert server.ask("POST", "/api/chat", body).json["message"]["content"] == heard
         asked = {"messages": [{"role": "user", "content": [IMAGE_URL, {"type": "text", "text": QUESTION}]}]}
@@ -463,7 +461,7 @@ def test_llm_takes_a_path_or_bytes_or_a_picture_of_pillow_s(
     file = tmp_path / "picture.png"
     file.write_bytes(FILE)
     plain: Any = {"flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
-    with LLM(str(folder / "model.gguf"), **plain, threads=1, threads_batch=1) as llm:
+    with LLM(str(folder / "model.gguf"), **plain, threads=1) as llm:
         for image in (FILE, str(file), file, Image.open(BytesIO(FILE)), Image.open(BytesIO(FILE)).convert("RGBA")):
             content = [{"type": "image", "image": image}, {"type": "text", "text": QUESTION}]
             (said,) = llm.chat([{"role": "user", "content": content}], {"max_tokens": LENGTH, **PLAIN})

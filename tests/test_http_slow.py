@@ -70,7 +70,7 @@ def test_a_reader_that_takes_nothing_is_let_go_and_its_request_cancelled(
     tiny: Path, certificate: tuple[Path, Path], caplog: pytest.LogCaptureFixture, is_tls: bool
 ) -> None:
     cert, key = map(str, certificate)
-    config: dict[str, Any] = {"n_ctx": 32_768, "http_any_model": True, "max_tx_bytes": 4_096, "tx_timeout_sec": 0.3}
+    config: dict[str, Any] = {"n_ctx": 32_768, "alias": "*", "max_tx_bytes": 4_096, "tx_timeout_sec": 0.3}
     config |= {"http_tls_cert": cert, "http_tls_key": key} if is_tls else {}
     # The name is in every event, so that a few tokens fill all buffers.
     body = {"prompt": "a", "model": "x" * 20_000, "max_tokens": 30_000, "ignore_eos": True, "stream": True}

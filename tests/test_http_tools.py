@@ -585,7 +585,7 @@ TWO_CALLS = (OPEN, "Os", "lo" + CLOSE, "\n" + OPEN, "Ber", "gen" + CLOSE)
 def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a model that calls a tool twice, whatever it is asked."""
     model = write_script_model(tmp_path_factory.mktemp("two") / "script.gguf", TWO_CALLS, template=QWEN)
-    with hosted_http(RuntimeConfig(model=str(model), http="127.0.0.1:0", threads=1, threads_batch=1)) as server:
+    with hosted_http(RuntimeConfig(model=str(model), http="127.0.0.1:0", threads=1)) as server:
         yield f"http://127.0.0.1:{server.port}"
 
 

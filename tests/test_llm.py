@@ -27,7 +27,7 @@ from uma.llm.arguments import message_of
 from uma.types import DEFAULT_MAX_TOKENS, Tool, ToolCallDelta
 
 TINY: dict[str, Any] = {
-    "n_ctx": 2_048, "threads": 1, "threads_batch": 1, "n_gpu_layers": 0,
+    "n_ctx": 2_048, "threads": 1, "n_gpu_layers": 0,
     "flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32",
 }  # fmt: skip
 """As `engine_world.config_for`."""
@@ -215,7 +215,7 @@ def child():
         llm.generate("Once", params)
     except RuntimeError as error:
         print(error, flush=True)
-    with LLM(sys.argv[1], n_ctx=4096, threads=2, threads_batch=2, n_gpu_layers=0) as own:
+    with LLM(sys.argv[1], n_ctx=4096, threads=2, n_gpu_layers=0) as own:
         out = own.generate("Once", SamplingParams(max_tokens=3, ignore_eos=True))[0]
         print(len(out.outputs[0].token_ids), flush=True)
 llm.generate("Once", SamplingParams(max_tokens=2))
@@ -358,7 +358,7 @@ except OSError:
     pass
 for left in range(16):
     try:
-        LLM(n_ctx=512, threads=1, threads_batch=1).close()
+        LLM(n_ctx=512, threads=1).close()
         print("made", flush=True)
     except OSError as error:
         print(error.strerror, flush=True)
@@ -510,7 +510,7 @@ def test_five_thousand_prompts_take_no_memory_but_for_their_results(tiny: Path) 
 PREAMBLE = """
 import sys
 from uma import LLM, SamplingParams
-llm = LLM(sys.argv[1], n_ctx=4096, threads=1, threads_batch=1, n_gpu_layers=0)
+llm = LLM(sys.argv[1], n_ctx=4096, threads=1, n_gpu_layers=0)
 params = SamplingParams(max_tokens=4000, ignore_eos=True)
 """
 

@@ -16,7 +16,7 @@ from uma import LLM, Grammar, Message, RequestOutput, SamplingParams
 from uma.errors import BadRequest, ConfigError, ConnectionLost, PromptTooLarge
 from uma.jobs import JobChanged
 
-SETTINGS: dict[str, Any] = {"n_ctx": 4_096, "threads": 1, "threads_batch": 1, "n_gpu_layers": 0, "max_sequences": 4}
+SETTINGS: dict[str, Any] = {"n_ctx": 4_096, "threads": 1, "n_gpu_layers": 0, "max_sequences": 4}
 SHORT = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
 
 
@@ -185,7 +185,7 @@ def test_a_model_beside_a_socket_is_the_server_s_own_of_that_name(server: Server
         LLM("qwen3-8b", socket=server.socket)
 
 
-@pytest.mark.parametrize("name", ["http", "max_sessions", "socket_mode", "idle_timeout_sec", "alias", "log_file"])
+@pytest.mark.parametrize("name", ["http", "max_sessions", "socket_mode", "idle_timeout_sec", "alias", "log_format"])
 def test_a_setting_of_a_server_is_refused_without_one(name: str) -> None:
     given: dict[str, Any] = {name: 1}
     with pytest.raises(ConfigError, match=f"{name}: a setting of a server"):

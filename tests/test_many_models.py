@@ -434,7 +434,7 @@ async def test_a_load_that_stands_still_is_ended_and_the_models_behind_it_have_t
     folder: Path, texts: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
 ) -> None:
     monkeypatch.setenv("UMA_MODELS", str(folder))
-    config = RuntimeConfig(models=",".join(NAMES), threads=1, threads_batch=1)
+    config = RuntimeConfig(models=",".join(NAMES), threads=1)
     failures: list[str] = []
 
     async def fail() -> None:
@@ -490,7 +490,7 @@ async def test_what_has_begun_with_a_model_that_is_to_leave_ends_with_it(
     folder: Path, texts: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
 ) -> None:
     monkeypatch.setenv("UMA_MODELS", str(folder))
-    config = RuntimeConfig(models=",".join(NAMES), memory=110, threads=1, threads_batch=1)
+    config = RuntimeConfig(models=",".join(NAMES), memory=110, threads=1)
     found: dict[str, str] = {}
 
     async def ask_of(source: Source, model: str) -> None:

@@ -120,7 +120,7 @@ def test_the_text_is_llama_server_s(tmp_path: Path, sees: Seeing, hears: Hearing
     with (
         llama_server(model, projector) as theirs,
         short_directory() as directory,
-        running_http(directory, "--model", str(model), "--http-any-model", *EXACT, *ONE_THREAD) as ours,
+        running_http(directory, "--model", str(model), "--alias=*", *EXACT, *ONE_THREAD) as ours,
     ):
         for parts in asked:
             assert said(ours.url, *parts) == said(theirs, *parts), parts[0]

@@ -30,7 +30,7 @@ from uma.types import LoadProgress, Request, SamplingParams, Source, Token
 @asynccontextmanager
 async def opened(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> AsyncIterator[LoadedModels]:
     monkeypatch.setenv("UMA_MODELS", str(folder))
-    plain: dict[str, Any] = {"models": ",".join(NAMES), "threads": 1, "threads_batch": 1, "n_ctx": 512}
+    plain: dict[str, Any] = {"models": ",".join(NAMES), "threads": 1, "n_ctx": 512}
     async with open_models(RuntimeConfig(**plain | settings), LoadProgress()) as models:
         yield models
 
@@ -272,7 +272,7 @@ async def test_a_model_that_the_configuration_pins_is_loaded_at_the_start_and_st
     folder: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("UMA_MODELS", str(folder))
-    config = RuntimeConfig(models=",".join(NAMES), threads=1, threads_batch=1, n_ctx=512, idle_unload_sec=5)
+    config = RuntimeConfig(models=",".join(NAMES), threads=1, n_ctx=512, idle_unload_sec=5)
     pinned, too_large = ModelSettings(pin=True), ModelSettings(pin=True, values={"cache_ram_mb": 2**30})
     async with open_models(config, LoadProgress(), {"beta": pinned, "gamma-one": too_large}) as models:
         await until(lambda: models.find("beta").state == "loaded" and "model.not_pinned" in caplog.text)

@@ -30,7 +30,7 @@ UNIT = DOCS / "uma.service"
 def test_the_limits_are_those_of_the_code() -> None:
     told = dict(re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", PAGE, re.MULTILINE))
     defaults = attrs.asdict(RuntimeConfig())
-    assert len(told) == 14
+    assert len(told) == 11
     assert told == {name: str(defaults[name]) for name in told}
     assert f"`--cache-disk-mb` ({defaults['cache_disk_mb']})" in PAGE
     assert f"{throttle.LINES_OF_ONE} lines and one a second for a session or an HTTP" in PAGE

@@ -35,7 +35,7 @@ MAX_WAITING = 5
 """Lanes of requests of which nothing is computed yet."""
 NO_FIGURE = "\N{EN DASH}"
 """What a tile shows where there is nothing to be told yet."""
-TWO_SLOTS = ("--max-sequences", "2", "--http-any-model")
+TWO_SLOTS = ("--max-sequences", "2", "--alias=*")
 
 
 @pytest.fixture(scope="module")

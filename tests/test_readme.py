@@ -33,7 +33,7 @@ def test_each_client_needs_three_lines(snippet: str, http_server: HttpServer) ->
 
 def run_example(snippet: str) -> tuple[str, str]:
     """What a Python example prints and warns of, on the built-in model."""
-    code = snippet.replace('"model.gguf"', '"builtin", threads=1, threads_batch=1')
+    code = snippet.replace('"model.gguf"', '"builtin", threads=1')
     code = code.replace("max_tokens=64", "max_tokens=64, temperature=0")  # what is drawn can be short
     done = run_to_end(sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr

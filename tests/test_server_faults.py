@@ -36,7 +36,7 @@ POISON = 255
 @asynccontextmanager
 async def serving(path: Path, model: Path, **settings: Any) -> AsyncIterator[Server]:
     """A server in this process, ended with the block."""
-    config = RuntimeConfig(model=str(model), socket=str(path), threads=1, threads_batch=1, **settings)
+    config = RuntimeConfig(model=str(model), socket=str(path), threads=1, **settings)
     async with open_engine(config) as engine, trio.open_nursery() as nursery:
         server = Server(engine, config)
         await nursery.start(server.serve)

@@ -221,18 +221,6 @@ def test_a_request_is_one_line_with_its_session_and_id(server: ServerProcess) ->
     assert "session=s" in line
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
-def test_a_full_disk_for_the_log_is_no_disaster(socket_dir: Path, tiny: Path) -> None:
-    server = start_server(socket_dir / "s", "--model", str(tiny), "--log-file", "/dev/full")
-    try:
-        server.log.wait_for("^socket ")  # what a person sees; the log itself went nowhere
-        assert serves(server.socket)
-        server.signal(signal.SIGTERM)
-        assert server.wait() == 0
-    finally:
-        server.stop()
-
-
 def test_a_terminal_that_goes_away_ends_the_server_in_order(socket_dir: Path, tiny: Path) -> None:
     ours, theirs = pty.openpty()
     path = socket_dir / "s"

@@ -14,6 +14,7 @@ import pytest
 from harness import BULKY, EXACT, HELLO, Serve, ServerProcess, ask, running_server, short_directory, until
 from uma.engine.intake.overload import full_queue_retry_ms
 from uma.server.json_connection import MAX_STARTING
+from uma.server.server import MAX_SESSION_REQUESTS
 
 
 def codes(events: list[dict[str, Any]]) -> list[str]:
@@ -164,12 +165,13 @@ def test_a_flood_of_bad_requests_from_a_client_that_never_reads_does_not_grow_wi
 
 
 def test_a_session_with_too_many_requests_is_told_when_to_try_again_and_others_are_served(serve: Serve) -> None:
-    server = serve("--max-session-queue", "3", "--max-tokens", "30000", "--max-sequences", "4")
+    server = serve("--max-tokens", "30000", "--max-sequences", "4")
     with server.connect() as crowd, server.connect() as other:
         crowd.hello()
-        crowd.send(*(ask(str(number), max_tokens=20_000) for number in range(4)))
-        refused = crowd.last_of("3")
-        retry_ms = full_queue_retry_ms(3, 3, service_ms(server), 4)
+        most = MAX_SESSION_REQUESTS
+        crowd.send(*(ask(str(number), max_tokens=20_000) for number in range(most + 1)))
+        refused = crowd.last_of(str(most))
+        retry_ms = full_queue_retry_ms(most, most, service_ms(server), 4)
         assert (refused["code"], refused["retry_after_ms"]) == ("E_LIMIT_OVERLOADED", retry_ms)
         # However often it is told, it is still listened to.
         crowd.send(*(ask(f"more{number}") for number in range(2 * MAX_STARTING)))

@@ -6,6 +6,8 @@ import logging
 import os
 import socket
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from math import inf
 from pathlib import Path
@@ -94,12 +96,20 @@ def test_lines_that_could_not_be_written_are_counted_in_the_next_one_that_can(tm
     )
 
 
+@contextmanager
+def log_in(path: Path) -> Iterator[None]:
+    """A block whose log is in a file instead of standard error."""
+    with path.open("wb") as file, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("uma.server.logs.STDERR", file.fileno())
+        yield
+
+
 @pytest.mark.parametrize(
     ("environ", "is_shown"), [({}, False), ({"UMA_DEBUG": "1"}, True), ({"UMA_DEBUG": "0"}, False)]
 )
 def test_debug_lines_are_shown_with_uma_debug(tmp_path: Path, environ: dict[str, str], is_shown: bool) -> None:
     path = tmp_path / "log"
-    with logging_to(RuntimeConfig(log_file=str(path)), environ):
+    with log_in(path), logging_to(RuntimeConfig(), environ):
         log(logging.getLogger("uma.engine"), logging.DEBUG, "tick", rows=3)
         log(logging.getLogger("uma.engine"), logging.INFO, "shown", rows=3)
     assert ("event=tick rows=3" in path.read_text()) is is_shown
@@ -113,7 +123,7 @@ ANY_TEXT = st.text(st.characters() | st.sampled_from('\ud800\n\r\u2028\x1b\x7f"'
 def test_a_log_in_json_is_an_object_a_line_whatever_a_client_puts_in_it(text: str, fields: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log"
-        with logging_to(RuntimeConfig(log_file=str(path), log_format="json")):
+        with log_in(path), logging_to(RuntimeConfig(log_format="json")):
             log(logging.getLogger("uma.server"), logging.WARNING, "x", rows=3, wide=10**30, none=None, **fields)
             logging.getLogger("uma.engine").error("%s failed", text, exc_info=ValueError(text))
         written = path.read_text(encoding="utf-8")

@@ -24,8 +24,8 @@ CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"
 Toggle = Literal["auto", "on", "off"]
 Speculate = Literal["auto", "always", "off"]
 
-LEAST_BUDGET_MS = 80.0
-"""What `tick_budget_ms` is at least where it is left to the others."""
+ANY_NAME = "*"
+"""The alias that is any name."""
 BARE_HTTP = "127.0.0.1:8080"
 """Where `--http` alone listens."""
 
@@ -93,10 +93,7 @@ class RuntimeConfig:
     )
     n_batch: Annotated[int, Range(1, 2**20)] = setting(2048, "maximum tokens in one llama_decode call", "tokens")
     n_ubatch: Annotated[int, Range(1, 2**20)] = setting(512, "maximum tokens computed at once inside a call", "tokens")
-    threads: Annotated[int, Range(0, 1024)] = setting(0, "CPU threads for decode; 0: this machine's cores", "threads")
-    threads_batch: Annotated[int, Range(0, 1024)] = setting(
-        0, "CPU threads for prefill; 0: this machine's cores", "threads"
-    )
+    threads: Annotated[int, Range(0, 1024)] = setting(0, "CPU threads that compute; 0: this machine's cores", "threads")
     n_gpu_layers: Annotated[int, Range(-1, 10_000)] = setting(
         -1, "layers kept on the GPU; -1: all, or as many as its memory holds, 0: none", "layers"
     )
@@ -129,7 +126,9 @@ class RuntimeConfig:
         "auto", "how a text's embedding is made of its tokens'; auto: as the model says, mean where it does not"
     )
 
-    max_sessions: Annotated[int, Range(1, 100_000)] = setting(256, "maximum sessions open at once", "sessions")
+    max_sessions: Annotated[int, Range(1, 100_000)] = setting(
+        256, "maximum sessions open at once; over HTTP eight times as many connections", "sessions"
+    )
     max_sequences: Annotated[int, Range(0, 256)] = setting(
         0,
         "maximum requests computed at once, more wait; 0: 64, fewer where recurrent states or windows are large",
@@ -138,11 +137,10 @@ class RuntimeConfig:
     max_queue: Annotated[int, Range(1, 1_000_000)] = setting(
         1024, "maximum requests waiting; background ones can be twice as many", "requests"
     )
-    max_session_queue: Annotated[int, Range(1, 1_000_000)] = setting(
-        256, "maximum requests of one session, running and waiting", "requests"
-    )
     max_prompt_bytes: Annotated[int, Range(1)] = setting(1_000_000, "longest prompt", "bytes")
-    max_frame_bytes: Annotated[int, Range(64, 2**31 - 1)] = setting(8_388_608, "longest frame", "bytes")
+    max_frame_bytes: Annotated[int, Range(64, 2**31 - 1)] = setting(
+        8_388_608, "longest frame, or body over HTTP", "bytes"
+    )
     max_tokens: Annotated[int, Range(0)] = setting(
         0,
         "maximum tokens one request can generate; 0: no limit but the context; a request without max_tokens has 4096",
@@ -178,18 +176,15 @@ class RuntimeConfig:
         30.0, "a session that reads less than 8 KiB of what waits for it is closed after", "seconds"
     )
 
-    tick_budget_ms: Annotated[float, Range(0)] = setting(
-        0.0,
-        "time between a stream's tokens to aim for while prompts are read; 0: 80, or slo_tbt_ms if longer",
+    tick_budget_ms: Annotated[float, Range(gt=0)] = setting(
+        80.0,
+        "time between a stream's tokens to aim for while prompts are read; faster ones can come several at a time",
         "milliseconds",
     )
     start_target_tokens: Annotated[int, Range(1)] = setting(
         64, "prefill chunk before this machine's speed is known", "tokens"
     )
     slo_ttft_ms: Annotated[float, Range(gt=0)] = setting(2000.0, "time to first token to aim for", "milliseconds")
-    slo_tbt_ms: Annotated[float, Range(gt=0)] = setting(
-        80.0, "time between tokens to aim for; faster ones can come several at a time", "milliseconds"
-    )
 
     pace: Pace = setting(
         "auto", "hand out tokens evenly while prompts are read; off: as they are computed, also where a request asks"
@@ -243,15 +238,7 @@ class RuntimeConfig:
     http_jobs: str = setting(
         default_jobs, "folder for files and batches that HTTP clients send; empty: none", "path", factory=True
     )
-    http_any_model: bool = setting(False, "answer HTTP requests whatever model they name")
-    http_foreign_models: bool = setting(
-        True, "answer HTTP requests that name a model of Anthropic's or OpenAI's (claude-..., gpt-...)"
-    )
-    alias: str = setting("", "other names of the model over HTTP, with commas")
-    max_http_connections: Annotated[int, Range(1, 100_000)] = setting(
-        2048, "maximum HTTP connections open at once", "connections"
-    )
-    max_http_body_bytes: Annotated[int, Range(64, 2**31 - 1)] = setting(8_388_608, "longest HTTP body", "bytes")
+    alias: str = setting("", "other names of the model over HTTP, with commas; *: whatever a request names")
     http_timeout_sec: Annotated[float, Range(gt=0)] = setting(
         30.0, "maximum time for an HTTP request's head and body, and for the wait for the next request", "seconds"
     )
@@ -260,7 +247,6 @@ class RuntimeConfig:
     otel: bool = setting(False, "send a span and metrics of each request to an OpenTelemetry collector")
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severe log line shown")
     log_format: Literal["text", "json"] = setting("text", "log lines as key=value pairs, or as a JSON object each")
-    log_file: str = setting("", "write log lines here instead of to standard error; empty: standard error", "path")
 
     def __attrs_post_init__(self) -> None:
         hints = hints_of(type(self))
@@ -279,9 +265,14 @@ class RuntimeConfig:
             raise ConfigError("\n".join(wrong))
 
     @property
-    def budget_ms(self) -> float:
-        """`tick_budget_ms`; where that is 0, what follows from `slo_tbt_ms`."""
-        return self.tick_budget_ms or max(LEAST_BUDGET_MS, self.slo_tbt_ms)
+    def takes_any_model(self) -> bool:
+        """Whether a request over HTTP is answered whatever model it names."""
+        return ANY_NAME in _words(self.alias)
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """The names in `alias`."""
+        return tuple(name for name in _words(self.alias) if name != ANY_NAME)
 
     @property
     def prefix_folder(self) -> str:
@@ -299,6 +290,10 @@ class RuntimeConfig:
     def sampler(self) -> SamplerSettings:
         """How tokens are chosen for a request that does not say: greedily, as far as nothing is set."""
         return SamplerSettings(**self.chosen_sampling)
+
+
+def _words(text: str) -> list[str]:
+    return [word for part in text.split(",") if (word := part.strip())]
 
 
 @attrs.frozen
@@ -411,7 +406,6 @@ SERVER_ONLY = HTTP | frozenset(
         "socket_users",
         "protocol",
         "max_sessions",
-        "max_session_queue",
         "max_frame_bytes",
         "idle_timeout_sec",
         "drain_timeout_sec",

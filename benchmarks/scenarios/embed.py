@@ -25,9 +25,7 @@ FIRST = f"{TEXTS_ALONE} texts beside a stream, the engine's first"
 
 async def measure(bench: Bench, index: int, emit: Emit) -> None:
     """The engine's first texts beside a stream, some alone, then all beside a stream."""
-    config = RuntimeConfig(
-        model=str(bench.model.path), n_ctx=16_384, threads=bench.threads, threads_batch=bench.threads
-    )
+    config = RuntimeConfig(model=str(bench.model.path), n_ctx=16_384, threads=bench.threads)
     rng = Random(f"embed {index}")
     async with open_engine(config) as engine:
         some = bench.pick(TEXTS_ALONE, 50)

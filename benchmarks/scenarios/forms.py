@@ -37,9 +37,7 @@ def schema(round_index: int, properties: tuple[str, ...] = FIELDS) -> dict[str, 
 
 async def measure(bench: Bench, index: int, emit: Emit) -> None:
     """Each form with 8 streams and with one, then the first mask of a large schema, then several answers."""
-    config = RuntimeConfig(
-        model=str(bench.model.path), n_ctx=16_384, threads=bench.threads, threads_batch=bench.threads, max_sequences=9
-    )
+    config = RuntimeConfig(model=str(bench.model.path), n_ctx=16_384, threads=bench.threads, max_sequences=9)
     rng = Random(f"forms {index}")
     async with open_engine(config) as engine:
         await _rate(engine, bench, rng, STREAMS, {})
@@ -54,7 +52,6 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
         model=str(bench.model.path),
         n_ctx=16_384,
         threads=bench.threads,
-        threads_batch=bench.threads,
         max_sequences=9,
         cache_tokens=0,
         cache_ram_mb=0,

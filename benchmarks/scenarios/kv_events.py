@@ -82,7 +82,7 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
     """Streams at once, over and over in a pool that has to evict, with one subscriber."""
     rng = Random(f"kv_events {index}")
     config = RuntimeConfig(
-        model=str(bench.model.path), threads=bench.threads, threads_batch=bench.threads,
+        model=str(bench.model.path), threads=bench.threads,
         n_ctx=STREAMS * CELLS_A_STREAM, max_sequences=STREAMS,
     )  # fmt: skip
     async with open_engine(config) as engine, trio.open_nursery() as nursery:

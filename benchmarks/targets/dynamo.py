@@ -131,7 +131,7 @@ async def dynamo(
         command = [sys.executable, "-m", "uma", "worker", "--served-name", MODEL]
         command += ["--model", str(model.path) if model else BUILT_IN]
         command += ["--discovery-backend", "file", "--block-size", str(BLOCK_SIZE)]
-        named = {} if threads is None else {"threads": threads, "threads_batch": threads}
+        named = {} if threads is None else {"threads": threads}
         for key, value in {**named, **settings}.items():
             command += ["--" + key.replace("_", "-"), str(value)]
         frontend = [

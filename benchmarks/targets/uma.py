@@ -95,7 +95,7 @@ async def uma_server(
         socket = Path(folder) / "uma.sock"
         command = [sys.executable, "-m", module, "run", "--model", str(model.path), "--socket", str(socket)]
         wanted: dict[str, object] = {"idle_timeout_sec": IDLE_TIMEOUT_SEC}
-        wanted |= {} if threads is None else {"threads": threads, "threads_batch": threads}
+        wanted |= {} if threads is None else {"threads": threads}
         for name, value in {**wanted, **settings}.items():
             command += ["--" + name.replace("_", "-"), str(value)]
         env = environment()

@@ -76,7 +76,7 @@ async def zmq_engine(
     with tempfile.TemporaryDirectory(prefix="uma-bench-") as folder, zmq.Context() as context:
         endpoint = f"ipc://{folder}/infer.ipc"
         command = [sys.executable, "-m", "uma", "engine-zmq", "--bind", endpoint, "--model", str(model.path)]
-        for name, value in {"threads": threads, "threads_batch": threads, **settings}.items():
+        for name, value in {"threads": threads, **settings}.items():
             command += ["--" + name.replace("_", "-"), str(value)]
         env = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
         env["UMA_SOCKET"] = f"{folder}/uma.sock"

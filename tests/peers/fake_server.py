@@ -96,7 +96,7 @@ def _flags(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _access(options: argparse.Namespace, own: Path) -> Iterator[str]:
-    yield from ("--http", f"{options.host.split(',')[0]}:{options.port}", "--http-any-model", "--http-cors")
+    yield from ("--http", f"{options.host.split(',')[0]}:{options.port}", "--alias=*", "--http-cors")
     yield options.cors_origins
     if options.alias:
         yield from ("--alias", options.alias)

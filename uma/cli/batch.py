@@ -26,7 +26,7 @@ from uma.cli.sanitize import sanitize_line
 from uma.cli.source import open_source
 from uma.cli.trio_run import Interrupts, run
 from uma.client import Client, connect
-from uma.config import Loaded
+from uma.config import ANY_NAME, Loaded
 from uma.errors import ConfigError
 from uma.http.jobs import ask_of
 from uma.jobs import (
@@ -54,7 +54,7 @@ def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     loaded = quiet(load_settings(options))
     if options.any_model:
-        loaded = attrs.evolve(loaded, config=attrs.evolve(loaded.config, http_any_model=True))
+        loaded = attrs.evolve(loaded, config=attrs.evolve(loaded.config, alias=ANY_NAME))
     _check(options)
     form = Form(
         template=options.template,
@@ -154,7 +154,7 @@ def _ask(source: Source, loaded: Loaded, nursery: trio.Nursery) -> Ask:
     nursery.start_soon(server.keep, source)
     if not source.info.models:
         return server
-    any_name = attrs.evolve(loaded.config, http_any_model=True)  # the session has the model that the row names
+    any_name = attrs.evolve(loaded.config, alias=ANY_NAME)  # the session has the model that the row names
     of_model = partial(ask_of, config=any_name, program=PROGRAM)
     return NamedModels(server, lambda name: connect(socket, model=name), of_model, say.note, nursery)
 

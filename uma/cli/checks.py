@@ -130,12 +130,11 @@ def machine(config: RuntimeConfig) -> Iterator[Check]:
 def _threads(config: RuntimeConfig) -> Check:
     cpus, available = len(backend.affinity()), backend.available_cores()
     quota = f", a quota of {available:.3g}" if available < cpus else ""
-    most = max(config.threads, config.threads_batch)
     used = config.threads or backend.core_count()
     todo = ""
-    if most > cpus:
-        todo = f"{most} threads compute on {cpus} CPUs and wait for each other: leave threads and threads_batch at 0"
-    finding = f"{used} for decode, on {cpus} of {os.cpu_count()} CPUs{quota}"
+    if used > cpus:
+        todo = f"{used} threads compute on {cpus} CPUs and wait for each other: leave threads at 0"
+    finding = f"{used}, on {cpus} of {os.cpu_count()} CPUs{quota}"
     waited = _waited_percent()
     if waited is not None:
         finding += f"; threads waited for a CPU during {waited:.0f} % of the last minute"

@@ -29,6 +29,7 @@ def main(options: argparse.Namespace) -> int:
         raise ConfigError(f"engine-zmq needs {error.name}: pip install '.[zmq]'") from None
     from uma.engine import Engine  # noqa: PLC0415  (slow to import, as all below)
     from uma.server import run_server  # noqa: PLC0415
+    from uma.server.server import MAX_SESSION_REQUESTS  # noqa: PLC0415
 
     socket = RouterSocket(
         options.bind, OVERSIZE_FACTOR * config.max_frame_bytes, stall_timeout_sec=config.tx_timeout_sec
@@ -41,7 +42,7 @@ def main(options: argparse.Namespace) -> int:
             source.tokenize_rendered,
             socket,
             config.max_frame_bytes,
-            config.max_session_queue,
+            MAX_SESSION_REQUESTS,
             config.drain_timeout_sec,
         )
 

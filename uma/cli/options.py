@@ -20,7 +20,9 @@ from uma.constraints import Range, hints_of, name_of, problems, show
 from uma.errors import ConfigError
 from uma.types import CHAT_SAMPLING, SAMPLER_FIELDS, SamplingParams
 
-GATEWAY = HTTP | LOG | {"socket", "drain_timeout_sec", "max_tx_bytes", "tx_timeout_sec"}
+GATEWAY = (
+    HTTP | LOG | {"socket", "max_sessions", "max_frame_bytes", "drain_timeout_sec", "max_tx_bytes", "tx_timeout_sec"}
+)
 """Settings that `uma gateway` has a use for."""
 
 DYNAMO_PLANES: Mapping[str, tuple[str, tuple[str, ...]]] = types.MappingProxyType(

@@ -159,4 +159,4 @@ ENDINGS = {
 
 def is_json_log(config: RuntimeConfig) -> bool:
     """Whether standard error is a log of JSON objects, among which nothing else must stand."""
-    return config.log_format == "json" and not config.log_file
+    return config.log_format == "json"

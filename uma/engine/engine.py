@@ -501,7 +501,7 @@ def _make_pool(
 
 def _targets(config: RuntimeConfig, context: Context) -> Targets:
     return Targets(
-        config.budget_ms,
+        config.tick_budget_ms,
         context.n_batch,
         config.start_target_tokens,
         config.slo_ttft_ms,

@@ -72,7 +72,7 @@ class Loader:
             return None
         uses_gpu = self.config.n_gpu_layers != 0
         try:
-            found = Projector(path, model, threads=self.config.threads_batch, uses_gpu=uses_gpu)
+            found = Projector(path, model, threads=self.config.threads, uses_gpu=uses_gpu)
         except ModelError as error:
             if named:
                 raise

@@ -155,7 +155,7 @@ def _generating(config: RuntimeConfig) -> ContextParams:
     """What every context that generates has of the configuration."""
     return ContextParams(
         n_threads=config.threads,
-        n_threads_batch=config.threads_batch,
+        n_threads_batch=config.threads,
         flash_attn=config.flash_attn,
         cache_type_k=config.cache_type_k,
         cache_type_v=config.cache_type_v,
@@ -338,7 +338,7 @@ def embed_params(
         n_ubatch=n_batch,
         n_seq_max=LEAST_STATES if model.has_states else EMBED_SEQUENCES,
         n_threads=config.threads,
-        n_threads_batch=config.threads_batch,
+        n_threads_batch=config.threads,
         # llama.cpp's flash attention for few rows and for many differ in the fifth digit: a text's embedding would
         # depend on the texts that share its batch.
         flash_attn="off" if n_batch <= EXACT_BATCH_TOKENS else config.flash_attn,

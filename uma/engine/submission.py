@@ -217,7 +217,7 @@ class Submission:
             lane=request.priority,
             arrived_ms=arrived_ms,
             target_ttft_ms=request.slo.target_ttft_ms,
-            target_tbt_ms=request.slo.target_tbt_ms or self._config.slo_tbt_ms,
+            target_tbt_ms=request.slo.target_tbt_ms or self._config.tick_budget_ms,
             has_own_target=request.slo.target_tbt_ms is not None,
             credits=CREDITS,
             is_paced=self._is_paced(request),

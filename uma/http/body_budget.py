@@ -15,7 +15,7 @@ import attrs
 from uma.http.problem import BodiesFull
 
 MAX_BODIES_BYTES = 64 * 2**20
-"""Maximum bytes of all bodies together: eight of the longest that `max_http_body_bytes` allows by default."""
+"""Maximum bytes of all bodies together: eight of the longest that `max_frame_bytes` allows by default."""
 CLIENTS = 2
 """Clients that it takes to fill the budget. One alone gets that part of it, and leaves the rest to others."""
 RETRY_MS = 1000

@@ -223,7 +223,7 @@ class Exchange:
             raise BodyEncoded(f"Content-Encoding: {given[:200]!r} is not taken here; send the body as it is")
 
     def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"the body is over {self.max_body_bytes:,} bytes (max_http_body_bytes)")
+        return BodyTooLarge(f"the body is over {self.max_body_bytes:,} bytes (max_frame_bytes)")
 
     async def built(self, build: Callable[[dict[str, Any]], T]) -> T:
         """What `build` makes of the body's JSON object, or of its form's fields; in another thread where it is large.

@@ -180,7 +180,7 @@ class Gateway:
 
     @bodies.default
     def _budget(self) -> BodyBudget:
-        return BodyBudget.of(self.config.max_http_body_bytes)
+        return BodyBudget.of(self.config.max_frame_bytes)
 
     @classmethod
     def of(cls, source: Source | LoadProgress, config: RuntimeConfig) -> Gateway:
@@ -221,8 +221,7 @@ class Gateway:
     @property
     def model_names(self) -> list[str]:
         """What lists of models show: the name, and the configured aliases."""
-        aliases = [each.strip() for each in self.config.alias.split(",") if each.strip()]
-        return list(dict.fromkeys([self.names.name, *aliases]))
+        return list(dict.fromkeys([self.names.name, *self.config.aliases]))
 
     async def generate(self, http: Exchange, job: Job) -> None:
         """Answer with what `job` generates; see `uma/http/generation.py`. Raises `ShuttingDown` where `abort` ended it

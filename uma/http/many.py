@@ -65,8 +65,7 @@ async def _meant(gateway: Gateway, models: Models, http: Exchange, asked: str | 
     try:
         return await known_model(models, http, asked)
     except (UnknownModel, Forbidden):
-        config = gateway.config
-        if not config.http_any_model and not (config.http_foreign_models and (asked or "").startswith(FOREIGN)):
+        if not gateway.config.takes_any_model and not (asked or "").startswith(FOREIGN):
             raise
     name = own_model(models, http, None)
     shown = name or models.listed()[0].name

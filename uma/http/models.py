@@ -28,8 +28,6 @@ class ModelNames:
     aliases: tuple[str, ...] = ()
     takes_any: bool = False
     """Any name means the loaded model."""
-    takes_foreign: bool = False
-    """A name that begins as those of `FOREIGN` do means the loaded model, and the answer says so."""
     loaded_at: int = attrs.field(factory=lambda: int(time.time()))
     """Unix time, for lists that have a date."""
 
@@ -40,10 +38,9 @@ class ModelNames:
         """
         model = source.info.model
         path = Path(model.path)
-        aliases = [each.strip() for each in config.alias.split(",") if each.strip()]
-        aliases += [model.name, path.stem, path.name]
-        others = tuple(dict.fromkeys(each for each in aliases if each != model.called))
-        return cls(model.called, others, config.http_any_model, config.http_foreign_models)
+        names = dict.fromkeys((*config.aliases, model.name, path.stem, path.name))
+        others = tuple(name for name in names if name != model.called)
+        return cls(model.called, others, config.takes_any_model)
 
     def check(self, asked: str | None, http: Exchange | None = None) -> str:
         """The name to answer with. None asks for the loaded model. Raises `ModelNotFound`.
@@ -52,12 +49,12 @@ class ModelNames:
         """
         if asked is None or self.takes_any or self.knows(asked):
             return asked or self.name
-        if http is not None and self.takes_foreign and asked.startswith(FOREIGN):
+        if http is not None and asked.startswith(FOREIGN):
             http.extra_headers.append((MODEL_HEADER, header_value(self.name)))
             return asked
         raise ModelNotFound(
             f"model: {asked[:200]!r} is not loaded here; this server has {self.name!r} "
-            "(--alias gives it more names, --http-any-model answers to all)"
+            "(--alias gives it more names, --alias '*' any)"
         )
 
     def knows(self, asked: str) -> bool:

@@ -78,7 +78,7 @@ class WrongMethod(UmaError):
 
 
 class BodyTooLarge(UmaError):
-    """The body is over `max_http_body_bytes`; raised before it is read."""
+    """The body is over `max_frame_bytes`; raised before it is read."""
 
     code = "E_HTTP_BODY_TOO_LARGE"
 

@@ -33,6 +33,8 @@ from uma.types import LoadProgress, Source
 
 logger = logging.getLogger("uma.http")
 
+CONNECTIONS_A_SESSION = 8
+"""Maximum HTTP connections at once, for each of `max_sessions`: a client keeps several."""
 FAREWELL_SEC = 1.0
 """How long the last answers of a stopping server can take to be read."""
 
@@ -140,7 +142,7 @@ class HttpService:
         """Whether there are too many connections for one more of `machine`. Another machine can have half of them; this
         one has no bound of its own, since all its programs, and a proxy among them, share one address.
         """
-        most = self._config.max_http_connections
+        most = CONNECTIONS_A_SESSION * self._config.max_sessions
         is_over = machine != THIS_MACHINE and self._of_machine[machine] >= max(1, most // 2)
         return is_over or len(self._connections) >= most
 

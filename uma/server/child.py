@@ -43,6 +43,7 @@ class _OneSession(Server):
     def __init__(self, sock: socket.socket, progress: LoadProgress, config: RuntimeConfig) -> None:
         super().__init__(progress, config)
         self._sock = sock
+        self.max_session_requests = sys.maxsize  # it is the session of all clients, whose bounds are the parent's
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:

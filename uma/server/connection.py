@@ -78,6 +78,7 @@ class Host(Protocol):
     """The `Server` as its connections know it."""
 
     config: RuntimeConfig
+    max_session_requests: int
     parsing: trio.CapacityLimiter
     files: OwnFiles
     failures: Throttle

@@ -389,11 +389,11 @@ class JsonConnection(Connection):
             yield stream
 
     def _check_queue(self) -> None:
-        most = self.server.config.max_session_queue
+        most = self.server.max_session_requests
         if len(self.work) >= most:
             service_ms, at_once = self.engine.snapshot()["service_ms_ewma"], self.engine.info.limits.max_sequences
             raise Overloaded(
-                f"this session has {most:,} requests running and waiting (max_session_queue); wait for one to end",
+                f"this session has {most:,} requests running and waiting; wait for one to end",
                 retry_after_ms=full_queue_retry_ms(len(self.work), most, service_ms, at_once),
             )
 

@@ -12,13 +12,11 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import orjson
 
 from uma.config import RuntimeConfig, is_debugging
-from uma.errors import ConfigError
 from uma.net.logfmt import LogEvent, log, logfmt, visible
 
 __all__ = ["LineHandler", "json_line", "log", "logfmt", "logging_to", "text_line"]
@@ -88,12 +86,11 @@ class LineHandler(logging.Handler):
 
 @contextmanager
 def logging_to(config: RuntimeConfig, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Send the log of every `uma` package to `config.log_file` or standard error, for the length of the block.
+    """Send the log of every `uma` package to standard error, for the length of the block.
 
-    `UMA_DEBUG=1` shows everything, whatever `log_level` says. Raises `ConfigError` where the file cannot be opened.
+    `UMA_DEBUG=1` shows everything, whatever `log_level` says.
     """
-    fd = _open(config.log_file) if config.log_file else STDERR
-    handler, root = LineHandler(fd, FORMATS[config.log_format]), logging.getLogger("uma")
+    handler, root = LineHandler(STDERR, FORMATS[config.log_format]), logging.getLogger("uma")
     before = root.level, root.propagate
     root.setLevel(logging.DEBUG if is_debugging(environ) else config.log_level.upper())
     root.propagate = False
@@ -104,13 +101,3 @@ def logging_to(config: RuntimeConfig, environ: Mapping[str, str] = os.environ) -
         root.removeHandler(handler)
         root.setLevel(before[0])
         root.propagate = before[1]
-        if fd != STDERR:
-            os.close(fd)
-
-
-def _open(name: str) -> int:
-    path = Path(name)
-    try:
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise ConfigError(f"log_file: {path}: cannot be written: {error.strerror}") from error

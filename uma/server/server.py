@@ -39,6 +39,10 @@ MAX_PARSING = 2
 """Maximum threads that parse large frames: they share one interpreter lock, so more would only wait for each other."""
 
 
+MAX_SESSION_REQUESTS = 256
+"""Maximum requests of one session, running and waiting: a quarter of what waits by default, the rest is for others."""
+
+
 class Server:
     """Serves one engine on one socket. All methods belong to the Trio thread that runs `serve`.
 
@@ -50,6 +54,7 @@ class Server:
         self._progress = engine if isinstance(engine, LoadProgress) else None
         self._engine = None if isinstance(engine, LoadProgress) else engine
         self.config = config
+        self.max_session_requests = MAX_SESSION_REQUESTS
         self.sessions_total = 0
         """Sessions accepted since the start, refused ones not included."""
         self.sessions_refused_total = 0

@@ -29,8 +29,8 @@ WORDLESS_SEC = 5.0
 """Maximum time between the end of a process's connection and its own, for the reason to be known."""
 CACHE_SHARE = 16
 """Divisor of what all models can take: each keeps so much of prefixes in host memory, without `--cache-ram-mb`."""
-UNBOUNDED = 1_000_000
-"""Bound of a session that is that of all clients: the bounds of each are the supervisor's."""
+NO_TIMEOUT_SEC = 1e6
+"""Timeouts of the session that is that of all clients: those of each are the supervisor's."""
 FILES_BYTES = 4 * (MAX_REQUEST_BYTES // 3 + MAX_MEDIA)
 """Bytes of a frame beyond its text: files that a request has by their paths, or in a form, become base64 there."""
 MAX_FRAME_BYTES = 2**31 - 1
@@ -41,7 +41,7 @@ _PROGRAM = "import sys; sys.path = {path!r}; from uma.server.child import main; 
 
 def child_config(config: RuntimeConfig, path: str, budget_bytes: int) -> RuntimeConfig:
     """The settings of the process that has the model of this file; all together have `budget_bytes`."""
-    plain, frame_bytes = RuntimeConfig(), max(config.max_frame_bytes, config.max_http_body_bytes)
+    plain = RuntimeConfig()
     return attrs.evolve(
         config,
         **{name: getattr(plain, name) for name in (*HTTP, "socket_users", "protocol", "models")},
@@ -49,10 +49,9 @@ def child_config(config: RuntimeConfig, path: str, budget_bytes: int) -> Runtime
         memory=max(1, budget_bytes // 2**20),
         cache_ram_mb=config.cache_ram_mb if config.cache_ram_mb >= 0 else budget_bytes // CACHE_SHARE // 2**20,
         cache_dir=config.prefix_folder,
-        max_session_queue=UNBOUNDED,
-        idle_timeout_sec=float(UNBOUNDED),
-        tx_timeout_sec=float(UNBOUNDED),
-        max_frame_bytes=min(MAX_FRAME_BYTES, frame_bytes + FILES_BYTES),
+        idle_timeout_sec=NO_TIMEOUT_SEC,
+        tx_timeout_sec=NO_TIMEOUT_SEC,
+        max_frame_bytes=min(MAX_FRAME_BYTES, config.max_frame_bytes + FILES_BYTES),
     )
 
 

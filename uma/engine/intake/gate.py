@@ -86,7 +86,7 @@ class Gate:
             max_running=self._max_active,
             service_ms=self._metrics.service_ms_ewma,
             used_cells=self._worker.used_cells,
-            tick_budget_ms=self._config.budget_ms,
+            tick_budget_ms=self._config.tick_budget_ms,
         )
 
 
