@@ -27,7 +27,6 @@ from harness import (
     ask,
     clean_environ,
     running_server,
-    start_server,
     uma_command,
 )
 
@@ -103,7 +102,6 @@ def test_a_place_where_no_server_can_be_is_refused_in_one_sentence(
     assert len(os.fsencode(too_long)) == 108
     assert "108 bytes" in refusal(too_long)
     assert "cannot be made" in refusal("/proc/uma/s", "--model", str(tiny))
-    assert "log_file" in refusal(socket_dir / "s", "--log-file", str(socket_dir))
 
 
 # Signals
