@@ -148,8 +148,9 @@ async def test_errors_are_the_server_s_by_class_and_the_session_goes_on(server: 
             await collect(client, Request("a", token_ids=(client.info.model.vocab_size,)))
         with pytest.raises(BadRequest, match="vocabulary"):
             await client.tokenize(Request("a", token_ids=(client.info.model.vocab_size,)))
+        assert client.info.limits.max_frame_bytes == 2**20
         with pytest.raises(FrameTooLarge):
-            await collect(client, Request("a", prompt="x" * 9_000_000))
+            await collect(client, Request("a", prompt="x" * 2**20))
         assert (await collect(client, ask()))[1].reason == "length"
 
 

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import pytest
 import trio
 import trio.testing
+from http_server import running_gateway
 
-from harness import ServerProcess
+from harness import ServerProcess, running_server
 from models import NO, YES, write_causal_reranker, write_encoder, write_model
 from uma import LLM, RuntimeConfig, connect, open_engine
 from uma.client.probe import ID, SocketProbe
@@ -208,6 +209,35 @@ def test_the_bound_of_bytes_is_one_text_s_and_its_error_names_the_text(encoder: 
             llm.rerank("a query", ["fox", "x" * 21])
         with pytest.raises(PromptTooLarge, match=r"^query: prompt too large: 21 bytes"):
             llm.rerank("x" * 21, ["fox"])
+
+
+def test_texts_that_one_frame_does_not_hold_are_asked_for_in_several(
+    encoder: Path, reranker: Path, socket_dir: Path
+) -> None:
+    frame = ("--max-frame-bytes", "4000")
+    texts = [f"{index} {'fox ' * (index % 20)}" for index in range(150)]
+    with LLM(encoder) as alone, running_server(socket_dir / "e", "--model", str(encoder), *frame) as server:
+        expected = alone.embed(texts)
+        with LLM(socket=server.socket) as llm:
+            assert llm.info.limits.max_frame_bytes == 4000 < len("".join(texts))
+            assert np.allclose(llm.embed(texts), expected, rtol=0, atol=1e-2)
+            with pytest.raises(
+                PromptTooLarge, match=r"^texts\[149\]: prompt too large: the request takes 4,0\d\d bytes"
+            ):
+                llm.embed([*texts[:149], "x" * 4000])
+        with running_gateway(server) as gateway:
+            answer = gateway.ask("POST", "/v1/embeddings", {"input": texts}).json
+            assert [each["index"] for each in answer["data"]] == list(range(150))
+            assert np.allclose([each["embedding"] for each in answer["data"]], expected, rtol=0, atol=1e-2)
+            refused = gateway.ask("POST", "/v1/embeddings", {"input": [*texts[:149], "long" * 50]})
+            assert (refused.status, "input[149]: prompt too large: 202 tokens" in str(refused.json)) == (400, True)
+    with LLM(reranker) as alone, running_server(socket_dir / "r", "--model", str(reranker), *frame) as server:
+        ranked = {each.index: each.score for each in alone.rerank("a fox", texts)}
+        with LLM(socket=server.socket) as llm:
+            found = llm.rerank("a fox", texts, top_n=100)
+            scores = [each.score for each in found]
+            assert len({each.index for each in found}) == 100 and scores == sorted(scores, reverse=True)
+            assert np.allclose(scores, [ranked[each.index] for each in found], rtol=0, atol=1e-2)
 
 
 def test_a_query_that_is_long_beside_many_documents_is_refused_before_it_is_read(

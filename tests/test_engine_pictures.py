@@ -90,6 +90,7 @@ async def test_what_is_said_of_a_picture_is_what_llama_cpp_says(world: World) ->
     ]
     async with open_engine(config_for(world.model)) as engine:
         assert engine.info.capabilities.vision
+        assert engine.info.limits.max_frame_bytes == 8 * 2**20
         for text, files in asked:
             assert (await answer(engine, about(text, *files))).token_ids == world.expected(text, files)
 

@@ -220,6 +220,7 @@ def test_a_session_can_ask_any_model(server: HttpServer, texts: Mapping[str, str
     with server.process.connect() as raw:
         hello = greeted(raw)
         assert (hello["models"], hello["model"]["path"].rpartition("/")[2]) == (list(NAMES), "alpha.gguf")
+        assert hello["limits"]["max_frame_bytes"] == 8 * 2**20
         raw.send(*(ask(name, prompt=PROMPT, stream=False, model=name, **_without_max()) for name in NAMES))
         found: dict[str, str] = {}
         while len(found) < len(NAMES):

@@ -105,4 +105,4 @@ async def test_the_sum_is_named_where_it_is_the_cause(tmp_path: Path, monkeypatc
 def test_a_model_s_process_takes_what_files_become_in_a_frame() -> None:
     config = RuntimeConfig()
     child = child_config(config, "model.gguf", 2**30)
-    assert child.max_frame_bytes >= config.max_frame_bytes + 4 * MAX_REQUEST_BYTES // 3
+    assert child.max_frame_bytes >= config.frame_bytes(takes_media=True) + 4 * MAX_REQUEST_BYTES // 3

@@ -138,8 +138,8 @@ class RuntimeConfig:
         1024, "maximum requests waiting; background ones can be twice as many", "requests"
     )
     max_prompt_bytes: Annotated[int, Range(1)] = setting(1_000_000, "longest prompt", "bytes")
-    max_frame_bytes: Annotated[int, Range(64, 2**31 - 1)] = setting(
-        8_388_608, "longest frame, or body over HTTP", "bytes"
+    max_frame_bytes: Annotated[int, Range(0, 2**31 - 1)] = setting(
+        0, "longest frame, or body over HTTP; 0: 8 MiB, of frames to one model that takes text alone 1 MiB", "bytes"
     )
     max_tokens: Annotated[int, Range(0)] = setting(
         0,
@@ -273,6 +273,10 @@ class RuntimeConfig:
     def aliases(self) -> tuple[str, ...]:
         """The names in `alias`."""
         return tuple(name for name in _words(self.alias) if name != ANY_NAME)
+
+    def frame_bytes(self, *, takes_media: bool) -> int:
+        """Length of the longest frame; `takes_media`: pictures and sounds can be in it, as in a body over HTTP."""
+        return self.max_frame_bytes or 2**20 * (8 if takes_media else 1)
 
     @property
     def prefix_folder(self) -> str:

@@ -31,9 +31,8 @@ def main(options: argparse.Namespace) -> int:
     from uma.server import run_server  # noqa: PLC0415
     from uma.server.server import MAX_SESSION_REQUESTS  # noqa: PLC0415
 
-    socket = RouterSocket(
-        options.bind, OVERSIZE_FACTOR * config.max_frame_bytes, stall_timeout_sec=config.tx_timeout_sec
-    )
+    longest = OVERSIZE_FACTOR * config.frame_bytes(takes_media=True)
+    socket = RouterSocket(options.bind, longest, stall_timeout_sec=config.tx_timeout_sec)
 
     def engine(source: Source, config: RuntimeConfig) -> RustInferEngine:
         assert isinstance(source, Engine)
@@ -41,7 +40,7 @@ def main(options: argparse.Namespace) -> int:
             source,
             source.tokenize_rendered,
             socket,
-            config.max_frame_bytes,
+            source.info.limits.max_frame_bytes,
             MAX_SESSION_REQUESTS,
             config.drain_timeout_sec,
         )

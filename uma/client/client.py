@@ -17,8 +17,9 @@ from typing import Any
 import attrs
 import trio
 
+from uma.client.parts import errors_moved, halves, joined_embeddings, joined_ranking
 from uma.client.stream import Stream
-from uma.errors import ConnectionLost, InternalError, UmaError, from_code
+from uma.errors import ConnectionLost, FrameTooLarge, InternalError, UmaError, from_code
 from uma.net.client import CLIENT, ORIGIN, OWNER, with_span
 from uma.net.link import Link, ReaderStalledError
 from uma.net.peer import pid_of_peer
@@ -167,18 +168,33 @@ class Client:
         return answer.tokenized
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
-        """See `Source.embed`. Raises `BadRequest` where the server is too old to know the question."""
+        """See `Source.embed`. Texts that the server does not take in one frame are asked for in several requests.
+
+        Raises `BadRequest` where the server is too old to know the question.
+        """
         id = self._fresh_id()
         sent = attrs.evolve(request, id=id, metadata=with_span(request.metadata))
-        answer = await self._ask_whole(id, EmbedQuery(sent, "base64", self._sender()))
+        try:
+            answer = await self._ask_whole(id, EmbedQuery(sent, "base64", self._sender()))
+        except FrameTooLarge as error:
+            first, second, middle = halves(request, error)
+            begun = await self.embed(first)
+            with errors_moved(middle):
+                return joined_embeddings(begun, await self.embed(second))
         assert isinstance(answer, EmbedEvent)
         return attrs.evolve(answer.result, id=request.id)
 
     async def rerank(self, request: RerankRequest) -> Ranking:
-        """See `Source.rerank`. Raises `BadRequest` where the server is too old to know the question."""
+        """See `Source.rerank`, and `embed` for documents that are too long for one frame."""
         id = self._fresh_id()
         sent = attrs.evolve(request, id=id, metadata=with_span(request.metadata))
-        answer = await self._ask_whole(id, RerankQuery(sent, self._sender()))
+        try:
+            answer = await self._ask_whole(id, RerankQuery(sent, self._sender()))
+        except FrameTooLarge as error:
+            first, second, middle = halves(request, error)
+            begun = await self.rerank(first)
+            with errors_moved(middle):
+                return joined_ranking(begun, await self.rerank(second), middle, request.top_n)
         assert isinstance(answer, RerankEvent)
         return attrs.evolve(answer.result, id=request.id)
 

@@ -45,7 +45,7 @@ def server_info(
             n_ctx=sizing.max_request_tokens(context),
             max_tokens=config.max_tokens or sizing.max_request_tokens(context),
             max_prompt_bytes=config.max_prompt_bytes,
-            max_frame_bytes=config.max_frame_bytes,
+            max_frame_bytes=config.frame_bytes(takes_media=projector is not None),
             max_sessions=config.max_sessions,
             max_queue=config.max_queue,
             max_sequences=sizing.max_active(context, config),

@@ -332,7 +332,7 @@ class _Entrance:
     def _exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
         config = self.gateway.config
         id = id_of(scope)
-        bounds = config.max_frame_bytes, config.http_timeout_sec
+        bounds = config.frame_bytes(takes_media=True), config.http_timeout_sec
         http = Exchange(scope, receive, send, id, *bounds, self.gateway.parsing, self.gateway.bodies)
         http.extra_headers += headers_of(id)
         scope[EXCHANGE] = http

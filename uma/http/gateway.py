@@ -180,7 +180,7 @@ class Gateway:
 
     @bodies.default
     def _budget(self) -> BodyBudget:
-        return BodyBudget.of(self.config.max_frame_bytes)
+        return BodyBudget.of(self.config.frame_bytes(takes_media=True))
 
     @classmethod
     def of(cls, source: Source | LoadProgress, config: RuntimeConfig) -> Gateway:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import math
-import re
 import warnings
 import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -16,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from uma.client.parts import errors_moved
 from uma.closing import Closing
-from uma.errors import BadRequest, PromptTooLarge
 from uma.llm.arguments import (
     Conversation,
     Sampling,
@@ -228,13 +227,9 @@ class LLM(Closing):
     ) -> Sequence[array.array[float] | None]:
         """Embeddings of one request's texts, the first of which is `texts[start]`; errors name a text by its index."""
         part = texts[start : start + MAX_TEXTS]
-        try:
+        with errors_moved(start):
             request = make_request(EmbedRequest, id=f"embed-{start}", texts=part, **options)
             return self._loop.call(self._loop.source.embed, request).vectors
-        except (BadRequest, PromptTooLarge) as error:
-            raise type(error)(
-                re.sub(r"(?m)^texts\[(\d+)\]", lambda found: f"texts[{start + int(found[1])}]", error.message)
-            ) from None
 
     def rerank(self, query: str, documents: Iterable[str], *, top_n: int | None = None) -> list[Ranked]:
         """The documents, best first, by how well each answers the query; `top_n` keeps the first ones.

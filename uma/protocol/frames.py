@@ -28,7 +28,7 @@ class FrameDecoder:
     """
 
     def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
-        self._max_frame_bytes = max_frame_bytes
+        self.max_frame_bytes = max_frame_bytes
         self._buffer = bytearray()
         self._read = 0
         self._poisoned: str | None = None
@@ -46,7 +46,7 @@ class FrameDecoder:
         if len(self._buffer) < start:
             return None
         length = int.from_bytes(self._buffer[self._read : start], "little")
-        if not 0 < length <= self._max_frame_bytes:
+        if not 0 < length <= self.max_frame_bytes:
             self._poison(length)
         if len(self._buffer) < start + length:
             return None
@@ -68,7 +68,7 @@ class FrameDecoder:
         self._poisoned = (
             "a frame of 0 bytes came; a frame holds one JSON object"
             if length == 0
-            else f"a frame of {length:,} bytes came; at most {self._max_frame_bytes:,} are taken (max_frame_bytes)"
+            else f"a frame of {length:,} bytes came; at most {self.max_frame_bytes:,} are taken (max_frame_bytes)"
         )
         self._buffer.clear()
         self._read = 0

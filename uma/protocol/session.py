@@ -199,9 +199,9 @@ class ServerSession:
         """Running requests by id; a query without one, by the identity of its message."""
         self._unwritten: list[Exchange] = []
 
-    def bound(self, *, n_vocab: int) -> None:
-        """Set the size of the vocabulary: it is known once the model is loaded."""
-        self._n_vocab = n_vocab
+    def bound(self, *, n_vocab: int | None, max_frame_bytes: int) -> None:
+        """Set the bounds that are known once the model is loaded."""
+        self._n_vocab, self._frames.max_frame_bytes = n_vocab, max_frame_bytes
 
     # What comes in.
 

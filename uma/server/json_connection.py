@@ -71,8 +71,9 @@ MAX_QUERIES = 16
 SLICE_SEC = 0.001
 """Time with frames that nothing comes of, such as cancels without effect, after which other sessions have a turn."""
 MAX_WAITING = 64
-"""Maximum frames of one session that wait for the model, of `max_frame_bytes` together; beyond it the session's input
-waits."""
+"""Maximum frames of one session that wait for the model; beyond it the session's input waits."""
+MAX_WAITING_BYTES = 8 * 2**20
+"""The same of what they take together, one frame alone excepted."""
 MAX_STARTING = 64
 """Maximum requests of one session that are being tokenized; beyond it the session's input waits. Once they are
 tokenized the engine's own queue bounds them."""
@@ -83,7 +84,7 @@ class JsonConnection(Connection):
 
     def __init__(self, name: str, sock: socket.socket, server: Host) -> None:
         super().__init__(name, sock, server)
-        self._session = ServerSession(max_frame_bytes=server.config.max_frame_bytes)
+        self._session = ServerSession(max_frame_bytes=server.config.frame_bytes(takes_media=True))
         self._starting = 0
         self._asking = 0
         self._has_turn = trio.lowlevel.ParkingLot()
@@ -101,8 +102,8 @@ class JsonConnection(Connection):
             self.be_ready(server.engine.info)
 
     def be_ready(self, info: ServerInfo) -> None:
-        if not info.models:  # each of several checks its own
-            self._session.bound(n_vocab=info.model.vocab_size)
+        n_vocab = None if info.models else info.model.vocab_size  # each of several checks its own
+        self._session.bound(n_vocab=n_vocab, max_frame_bytes=info.limits.max_frame_bytes)
 
     @property
     def is_mid_frame(self) -> bool:
@@ -167,7 +168,7 @@ class JsonConnection(Connection):
             self._tasks.start_soon(self._take_in_later)
         self._waiting.append(payload)
         self._waiting_bytes += len(payload)
-        while len(self._waiting) >= MAX_WAITING or self._waiting_bytes >= self.server.config.max_frame_bytes:
+        while len(self._waiting) >= MAX_WAITING or self._waiting_bytes >= MAX_WAITING_BYTES:
             await self._has_turn.park()
 
     async def _tell_health(self, payload: bytes, query: HealthQuery) -> None:

@@ -51,7 +51,7 @@ def child_config(config: RuntimeConfig, path: str, budget_bytes: int) -> Runtime
         cache_dir=config.prefix_folder,
         idle_timeout_sec=NO_TIMEOUT_SEC,
         tx_timeout_sec=NO_TIMEOUT_SEC,
-        max_frame_bytes=min(MAX_FRAME_BYTES, config.max_frame_bytes + FILES_BYTES),
+        max_frame_bytes=min(MAX_FRAME_BYTES, config.frame_bytes(takes_media=True) + FILES_BYTES),
     )
 
 

@@ -313,7 +313,7 @@ class LoadedModels(Models):
                 n_ctx=config.n_ctx,
                 max_tokens=config.max_tokens or DEFAULT_MAX_TOKENS,
                 max_prompt_bytes=config.max_prompt_bytes,
-                max_frame_bytes=config.max_frame_bytes,
+                max_frame_bytes=config.frame_bytes(takes_media=True),
                 max_sessions=config.max_sessions,
                 max_queue=config.max_queue,
                 max_sequences=config.max_sequences or AT_ONCE,
@@ -600,8 +600,9 @@ class LoadedModels(Models):
 
     def _with_own_limits(self, info: ServerInfo) -> ServerInfo:
         """A process's card, with the bounds that clients meet here."""
-        ours = {name: getattr(self.config, name) for name in ("max_frame_bytes", "max_sessions")}
-        return attrs.evolve(info, limits=attrs.evolve(info.limits, **ours))
+        ours = self._blank().limits
+        limits = attrs.evolve(info.limits, max_frame_bytes=ours.max_frame_bytes, max_sessions=ours.max_sessions)
+        return attrs.evolve(info, limits=limits)
 
 
 async def _why_lost(client: Client) -> UmaError:
