@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -668,6 +669,17 @@ def test_an_error_has_the_form_and_the_words_of_its_dialect(
         assert locked.ask("POST", "/v1/completions", SMALL, **bearer(keys, "free")).status == 200
     given = {**bearer({**keys, "unknown": "uma-x"}, key), **headers}
     check_error(path, locked.ask(method, path, {**GENERATING[path], **fields}, **given), status)
+
+
+def test_without_a_key_the_server_s_own_user_manages_models_and_root_does_not(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hosted_http(config_for(tiny, http="127.0.0.1:0")) as hosted, closing(RawHttp(hosted.port)) as raw:
+        managed = raw.ask("DELETE", "/api/delete", {"model": "a"})
+        assert (managed.status, "--models" in managed.json["error"]) == (400, True)
+        monkeypatch.setattr(os, "geteuid", lambda: 12_345)  # the server becomes another user's
+        refused = raw.ask("DELETE", "/api/delete", {"model": "a"})
+        assert (refused.status, "only the user that the server runs as" in refused.json["error"]) == (403, True)
 
 
 def test_a_draining_server_says_so_in_the_form_of_each_dialect(tiny: Path) -> None:

@@ -157,6 +157,31 @@ def test_the_page_s_answers_are_their_key_s_and_the_live_view_tells_of_them(
     http.close()
 
 
+def test_what_other_keys_ask_has_neither_its_id_nor_its_origin_but_for_a_key_that_manages_models(
+    server: HttpServer, keys: tuple[Path, str, str]
+) -> None:
+    path, ada, bob = keys
+    chief = add(path, "chief", manages_models=True)
+    http = RawHttp(server.port)
+    http.send("POST", CHAT, {"messages": ASKED, "max_tokens": LONG, "stream": True}, authorization=f"Bearer {ada}")
+    http.head()
+    id = running(server, ada)["id"]
+    for key, sees in ((ada, True), (bob, False), (chief, True)):
+        (slot, *_) = ask(server, "GET", "/slots", key).json
+        live = RawHttp(server.port)
+        live.send("GET", "/ui/api/live", authorization=f"Bearer {key}")
+        live.head()
+        frame = next(chunk for chunk in live.chunks() if chunk.startswith(b"event: frame"))
+        live.close()
+        (shown,) = json.loads(frame.partition(b"data: ")[2])["activity"]["running"]
+        assert (slot["request"] == shown["id"] == id, "key ada" in shown["origin"], shown["origin"] != "") == (
+            sees,
+        ) * 3
+        assert (slot["request"] == shown["id"], shown["prompt_tokens"] > 0) == (True, True)
+    ask(server, "DELETE", f"/v1/requests/{id}", ada)
+    http.close()
+
+
 async def test_without_keys_a_user_ends_their_own_requests_on_the_socket(
     http_server: HttpServer, server: HttpServer, keys: tuple[Path, str, str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -31,12 +32,14 @@ from uma.net.throttle import Throttle
 from uma.net.unread import Unread
 from uma.types import (
     SAMPLER_FIELDS,
+    Activity,
     EmbedRequest,
     Finished,
     LoadProgress,
     Models,
     Request,
     RerankRequest,
+    RunningRequest,
     Source,
     Usage,
 )
@@ -48,6 +51,8 @@ W = TypeVar("W", EmbedRequest, RerankRequest)
 R = TypeVar("R")
 
 ENDED = "the request was ended with DELETE /v1/requests/{id}, or on the page"
+PART = re.compile(r"-\d+$")
+"""What the id of one prompt of several has behind the request's."""
 MAX_PARSING = 2
 """Threads that read large bodies: they share one interpreter lock, so more would only wait for each other."""
 
@@ -325,6 +330,25 @@ class Gateway:
         """Whether a request that runs, or is one of the last, is this owner's."""
         running = self.answering.get(id)
         return id in self._owners and owner == self._owners[id] if running is None else owner == running.owner
+
+    def shown(self, activity: Activity, http: Exchange) -> Activity:
+        """An activity as the key of `http` can see it: of what others ask neither id nor origin, unless it manages
+        models. Without keys it is all there.
+        """
+        if http.account is None or http.account.manages_models:
+            return activity
+        every, aliases = (*activity.running, *activity.waiting), dict[str, str]()
+        for each in every:
+            is_own = self.is_of(each.id, http.owner) or self.is_of(PART.sub("", each.id), http.owner)
+            aliases.setdefault(each.id, each.id if is_own else f"other-{each.number}")
+
+        def shown(request: RunningRequest) -> RunningRequest:
+            id, behind = aliases[request.id], aliases.get(request.behind, "")
+            return attrs.evolve(request, id=id, behind=behind, origin=request.origin if id == request.id else "")
+
+        return attrs.evolve(
+            activity, running=tuple(map(shown, activity.running)), waiting=tuple(map(shown, activity.waiting))
+        )
 
     def requests_of(self, owner: Hashable) -> list[str]:
         """The ids in `answering` that are this owner's."""

@@ -225,7 +225,7 @@ def _default_settings(gateway: Gateway) -> dict[str, Any]:
 
 async def slots(gateway: Gateway, http: Exchange) -> None:
     """`GET /slots`: the requests that run, one object each, then an idle one for each that could run beside them."""
-    running = (await gateway.source.activity()).running
+    running = gateway.shown(await gateway.source.activity(), http).running
     busy = [
         {
             "id": index,

@@ -1,10 +1,14 @@
 """Whose request it is, where it comes from this machine without a key: the user of its process, as Linux tells it.
 
 A page without a key belongs to the user whose browser it is in, and so do their requests on the Unix socket. Through a
-proxy it is the proxy's user that is seen, so what says that it was forwarded has none.
+proxy it is the proxy's user that is seen, so what says that it was forwarded has none. Forwarders of connections say
+nothing (kubectl port-forward, tailscale serve --tcp), and run as root: root is no user here, unless the server runs as
+root, for then there is no other whose the page could be.
 """
 
 from __future__ import annotations
+
+import os
 
 import trio
 
@@ -12,6 +16,7 @@ from uma.http.exchange import Exchange
 from uma.net.client import THIS_MACHINE, machine_at
 from uma.net.tcp_peer import Address, ends_at
 
+ROOT = 0
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-proto")
 
 
@@ -24,9 +29,13 @@ def ends_of(http: Exchange) -> tuple[Address, Address] | None:
 
 
 async def user_of(http: Exchange) -> int | None:
-    """The user id; None where it comes with a key, from elsewhere or through a proxy, or the system does not tell."""
+    """The user id; None where it comes with a key, from elsewhere or through a proxy, from root to a server that does
+    not run as root, or the system does not tell.
+    """
     ends = ends_of(http)
     if http.account is not None or ends is None or any(http.header(name) is not None for name in _FORWARDED):
         return None
     (found,) = await trio.to_thread.run_sync(ends_at, [ends], abandon_on_cancel=True)
-    return None if found is None else found.uid
+    if found is None or (found.uid == ROOT and os.geteuid() != ROOT):
+        return None
+    return found.uid

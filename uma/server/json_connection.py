@@ -73,7 +73,7 @@ SLICE_SEC = 0.001
 MAX_WAITING = 64
 """Maximum frames of one session that wait for the model; beyond it the session's input waits."""
 MAX_WAITING_BYTES = 8 * 2**20
-"""The same of what they take together, one frame alone excepted."""
+"""Bytes of such frames together after which the session's input waits, too."""
 MAX_STARTING = 64
 """Maximum requests of one session that are being tokenized; beyond it the session's input waits. Once they are
 tokenized the engine's own queue bounds them."""

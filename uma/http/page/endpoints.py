@@ -221,14 +221,14 @@ class Page:
         async with _while_connected(http):
             sent: list[str] = []
             user = await user_of(http)
-            frame = await self.live.frame()
+            frame = await self.live.frame(http)
             while True:
                 own = [*self.gateway.requests_of(http.owner), *self.gateway.on_socket(user)]
                 if own != sent:
                     sent = own
                     await http.write(event("own", {"ids": own}))
                 await http.write(frame)
-                frame = await self.live.next_frame()
+                frame = await self.live.next_frame(http)
 
     async def _send_file(self, http: Exchange, name: str) -> None:
         asset = self._assets.get(name)
@@ -264,7 +264,7 @@ class Page:
         models = self.gateway.models
         if models is not None and (percent := models.loading_percent(answer.model)) is not None:
             return event("progress", {"loading_percent": percent})
-        await self.live.frame()
+        await self.live.look()
         return event("progress", progress_of(answer.id, self.live.activity))
 
 

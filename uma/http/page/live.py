@@ -1,6 +1,6 @@
 """The engine as the live view sees it: one snapshot every quarter of a second, shared by all viewers.
 
-There is no task behind it: the first viewer of each quarter takes the snapshot, the others are given the same bytes.
+There is no task behind it: the first viewer of each quarter takes the snapshot, the others are given the same one.
 Without viewers it costs nothing. Counters and histograms are passed on as they are, and a viewer makes rates and
 percentiles of the difference between two frames, so a frame that a slow viewer misses falsifies nothing.
 """
@@ -14,6 +14,7 @@ import attrs
 import trio
 
 from uma.errors import BadRequest
+from uma.http.exchange import Exchange
 from uma.http.page.answers import event
 from uma.http.page.processes import Processes
 from uma.protocol.converter import unstructure
@@ -61,27 +62,33 @@ class LiveFeed:
     """Activity of the newest frame; None before the first, and where the server is too old to tell."""
     _tells_activity: bool = attrs.field(default=True, init=False)
     _slot: int = attrs.field(default=-1, init=False)
+    _metrics: Mapping[str, Any] = attrs.field(factory=dict, init=False)
     _frame: bytes = attrs.field(default=b"", init=False)
+    """The frame of viewers that see all."""
     _taking: trio.Lock = attrs.field(factory=trio.Lock, init=False)
 
-    async def frame(self) -> bytes:
-        """The frame of this quarter of a second, as an event."""
+    async def look(self) -> None:
+        """Have the `activity` of this quarter of a second."""
         async with self._taking:
             slot = _slot_now()
             if slot != self._slot:
-                self._frame = await self._take(slot)
+                self._metrics = await self.source.metrics()
+                self.activity = await self._ask_activity()
+                self._frame = event("frame", _frame(slot, self._metrics, self.activity))
                 self._slot = slot
-            return self._frame
 
-    async def next_frame(self) -> bytes:
+    async def frame(self, http: Exchange) -> bytes:
+        """The frame of this quarter of a second, as an event, with what this viewer can see of others' requests."""
+        await self.look()
+        activity = None if self.activity is None else self.processes.gateway.shown(self.activity, http)
+        if activity is self.activity:
+            return self._frame
+        return event("frame", _frame(self._slot, self._metrics, activity))
+
+    async def next_frame(self, http: Exchange) -> bytes:
         """The frame of the next quarter of a second."""
         await trio.sleep_until((_slot_now() + 1) * INTERVAL_SEC)
-        return await self.frame()
-
-    async def _take(self, slot: int) -> bytes:
-        metrics = await self.source.metrics()
-        self.activity = await self._ask_activity()
-        return event("frame", _frame(slot, metrics, self.activity))
+        return await self.frame(http)
 
     async def _ask_activity(self) -> Activity | None:
         if not self._tells_activity:

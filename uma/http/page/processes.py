@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 
 import attrs
 import trio
 
 from uma.http.exchange import Exchange
-from uma.http.gateway import Gateway
+from uma.http.gateway import PART, Gateway
 from uma.http.local_user import ends_of
 from uma.net.peer import program_of
 from uma.net.tcp_peer import Address, ends_at, pids_of
@@ -19,8 +18,6 @@ Ends = tuple[Address, Address]
 
 LOOK_SEC, REST = 1.0, 20
 """Minimum time between two looks, and how many times as long as the last one took is waited at least."""
-_PART = re.compile(r"-\d+$")
-"""What the id of one prompt of several has behind the request's."""
 
 
 @attrs.define(eq=False)
@@ -57,7 +54,7 @@ class Processes:
         self._rests_until = now + max(LOOK_SEC, REST * (now - began))
 
     def _exchange_of(self, id: str) -> Exchange | None:
-        found = self.gateway.answering.get(id) or self.gateway.answering.get(_PART.sub("", id))
+        found = self.gateway.answering.get(id) or self.gateway.answering.get(PART.sub("", id))
         return None if found is None else found.exchange
 
 
