@@ -51,7 +51,7 @@ def test_no_large_body_is_read_on_the_trio_thread(hosted: HostedHttp, monkeypatc
         readers.append(threading.get_ident())
         return structure(*args)
 
-    monkeypatch.setattr("uma.http.fields.structure", noted)
+    monkeypatch.setattr("uma.http.reader.structure", noted)
     trio_thread = hosted.call(threading.get_ident)
     for path, body in BODIES.items():
         raw = RawHttp(hosted.port)

@@ -18,8 +18,8 @@ from http_server import HttpServer, RawHttp, hosted_http, running_http
 from harness import short_directory, until
 from uma.engine import Engine
 from uma.errors import ShuttingDown
-from uma.http import openai, waiting
-from uma.http.anthropic import MessagesJob
+from uma.http.anthropic import ANTHROPIC
+from uma.http.openai_responses import RESPONSES as RESPONSES_DIALECT
 from uma.http.problem import Problem
 from uma.types import EventStream, Request, Slo
 
@@ -199,7 +199,7 @@ def test_a_response_repeats_effort_and_verbosity(server: HttpServer) -> None:
 
 
 def test_an_error_before_a_response_s_stream_is_an_event_of_type_error() -> None:
-    failed = waiting.RESPONSES.failed(openai.ERRORS.error(Problem(500, "fault", "m: cannot be loaded"), "id"))
+    failed = RESPONSES_DIALECT.failed(Problem(500, "fault", "m: cannot be loaded"), "id")
     event = json.loads(failed.partition(b"data: ")[2])
     assert (event["type"], event["message"]) == ("error", "m: cannot be loaded")
 
@@ -484,8 +484,7 @@ def test_max_completion_tokens_bounds_an_answer_and_timings_tell_its_speed(serve
 
 
 def test_an_error_in_anthropic_s_stream_has_the_id_of_the_headers() -> None:
-    job = MessagesJob([Request("abc", prompt="a")], True, "msg_abc", "builtin")
-    event = job.failed(Problem.of(ShuttingDown("the server is stopping"))).split(b"data: ")[1]
+    event = ANTHROPIC.failed(Problem.of(ShuttingDown("the server is stopping")), "abc").split(b"data: ")[1]
     assert json.loads(event)["request_id"] == "abc"
 
 

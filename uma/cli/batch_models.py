@@ -13,7 +13,7 @@ from uma import json_bytes
 from uma.client import Client
 from uma.errors import UmaError
 from uma.http.dialect import dumps
-from uma.http.openai import ERRORS
+from uma.http.openai import OPENAI
 from uma.http.problem import Problem
 from uma.jobs import Answer, Ask, Progress, ReturningServer
 from uma.types import Source
@@ -45,7 +45,7 @@ class NamedModels:
             ask = await self._ask(name)
         except UmaError as error:
             problem = Problem.of(error)
-            return Answer(problem.status, dumps(ERRORS.error(problem, id)), retry_after_ms=problem.retry_after_ms)
+            return Answer(problem.status, dumps(OPENAI.error(problem, id)), retry_after_ms=problem.retry_after_ms)
         return await ask(path, body, id)
 
     async def progress(self) -> Mapping[str, Progress]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from uma.constraints import show
 from uma.errors import BadRequest
-from uma.http.ignored import Ignored
 from uma.http.problem import Unsupported
+from uma.http.reader import Reader
 from uma.types import MAX_LOGPROBS, Capabilities, Grammar
 
 _NO_TOKEN = re.compile(r"[+-]\d+|")
@@ -21,72 +21,67 @@ _NO_TOKEN = re.compile(r"[+-]\d+|")
 _OF_FORMAT = ("schema", "name", "description", "strict")
 """Members of a format. A name and a description change nothing, and a schema is always kept to strictly."""
 
-Names = dict[str, str]
-"""The body's names for fields that the engine calls otherwise; see `Exchange.names`."""
 
-
-def response_format(
-    value: Any, field: str, able: Capabilities, names: Names, ignored: Ignored, *, is_flat: bool = False
-) -> Grammar | None:
+def response_format(value: Any, field: str, reader: Reader, *, is_flat: bool = False) -> Grammar | None:
     """OpenAI's `{"type": "text" | "json_object" | "json_schema", …}`; `schema` stands flat or in `json_schema`.
 
-    `is_flat`: where it is asked for when it is missing. Adds members that are not known to `ignored`.
+    `is_flat`: where it is asked for when it is missing. Members that are not known are ignored.
     """
     if value is None:
         return None
     if not isinstance(value, dict) or value.get("type") not in ("text", "json_object", "json_schema"):
         raise BadRequest(f"{field}: expected an object of type text, json_object or json_schema, not {show(value)}")
-    ignored.add_unknown(value, (*_OF_FORMAT, "type", "json_schema"), field)
+    reader.ignored.add_unknown(value, (*_OF_FORMAT, "type", "json_schema"), field)
     if value["type"] == "text":
         return None
     inner = value.get("json_schema", value)
     schema = inner.get("schema") if isinstance(inner, dict) else None
     if "json_schema" in value and isinstance(inner, dict):
-        ignored.add_unknown(inner, _OF_FORMAT, f"{field}.json_schema")
+        reader.ignored.add_unknown(inner, _OF_FORMAT, f"{field}.json_schema")
     if value["type"] == "json_object" and schema is None:
-        return grammar({"json_object": True}, field, able, names)
+        return grammar({"json_object": True}, field, reader)
     is_flat = "json_schema" not in value and (is_flat or "schema" in value)
     place = f"{field}.schema" if is_flat else f"{field}.json_schema.schema"
     if not isinstance(schema, dict):
         raise BadRequest(f"{place}: is required (an object)")
-    return json_schema(schema, place, able, names, field)
+    return json_schema(schema, place, reader, field)
 
 
-def json_format(value: Any, field: str, able: Capabilities, names: Names) -> Grammar | None:
+def json_format(value: Any, field: str, reader: Reader) -> Grammar | None:
     """Ollama's `format`: empty, `"json"`, or a JSON Schema."""
     if value is None or value == "":
         return None
     if value == "json":
-        return grammar({"json_object": True}, field, able, names)
-    return json_schema(value, field, able, names)
+        return grammar({"json_object": True}, field, reader)
+    return json_schema(value, field, reader)
 
 
-def json_schema(value: Any, place: str, able: Capabilities, names: Names, field: str | None = None) -> Grammar | None:
+def json_schema(value: Any, place: str, reader: Reader, field: str | None = None) -> Grammar | None:
     """A JSON Schema by itself, at `place`. `field` asks for it, where that is another."""
     if value is None:
         return None
     if not isinstance(value, dict):
         raise BadRequest(f"{place}: expected a JSON Schema, not {show(value)}")
-    names["grammar.json_schema"] = place
-    return grammar({"json_schema": value}, field or place, able, names)
+    reader.names["grammar.json_schema"] = place
+    return grammar({"json_schema": value}, field or place, reader)
 
 
-def gbnf(value: Any, field: str, able: Capabilities, names: Names) -> Grammar | None:
+def gbnf(value: Any, field: str, reader: Reader) -> Grammar | None:
     """A grammar in llama.cpp's notation."""
     if value is None or value == "":
         return None
     if not isinstance(value, str):
         raise BadRequest(f"{field}: expected a grammar as a string, not {show(value)}")
-    names["grammar.gbnf"] = field
-    return grammar({"gbnf": value}, field, able, names)
+    reader.names["grammar.gbnf"] = field
+    return grammar({"gbnf": value}, field, reader)
 
 
-def grammar(given: dict[str, Any], field: str, able: Capabilities, names: Names) -> Grammar:
+def grammar(given: dict[str, Any], field: str, reader: Reader) -> Grammar:
     """The grammar that `field` asks for; `given` has the one field of `Grammar` that it is."""
     (form,) = given
-    names.setdefault(f"grammar.{form}", field)
-    names["grammar"] = field
-    if form not in able.grammars:
+    reader.names.setdefault(f"grammar.{form}", field)
+    reader.names["grammar"] = field
+    if form not in reader.able.grammars:
         raise Unsupported(f"{field}: this server cannot constrain its output by {form.replace('_', ' ')}; leave it out")
     try:
         return Grammar(**given)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import attrs
@@ -23,31 +21,17 @@ from uma.http.anthropic_turns import (
     tool_use,
     turns_of,
 )
+from uma.http.ask import ChatAsk, Generates, Tokenizes
 from uma.http.content import text_of
-from uma.http.dialect import BaseJob, Body, comment, sse
-from uma.http.exchange import Exchange
-from uma.http.fields import (
-    DRAWN,
-    MAX_MESSAGES,
-    Common,
-    allowed_tokens,
-    first,
-    named_first,
-    of_output,
-    read,
-    read_generating,
-    sampling,
-    urgency,
-)
-from uma.http.gateway import Gateway
-from uma.http.generation import small_work
+from uma.http.dialect import Body, Dialect, Writer, comment, sse
+from uma.http.fields import MAX_MESSAGES, Common
 from uma.http.ignored import Ignored
 from uma.http.problem import Problem
+from uma.http.reader import Reader
 from uma.http.structured_outputs import StructuredFields, grammar_of
-from uma.http.thinking import max_reasoning_tokens, thinking
 from uma.http.tools import Effort
 from uma.http.usage import answer_parts, warnings
-from uma.types import Finished, Grammar, Message, ReasoningDelta, Request, Token, ToolCallDelta
+from uma.types import Finished, Grammar, Message, ReasoningDelta, Token, ToolCallDelta
 
 _TYPES = {
     "unauthorized": "authentication_error",
@@ -66,29 +50,23 @@ _TYPES = {
 
 OVERFLOW = "prompt is too long: "
 """Programs know an overflow by Anthropic's words for it, and shorten the conversation by the numbers behind them."""
-_NUMBERS = re.compile(r"([\d,]+) tokens.* context of ([\d,]+) tokens")
-"""The prompt's tokens and the context's, in the engine's words."""
 
 
-class AnthropicErrors:
+def _error(problem: Problem, request_id: str) -> Body:
     """`{"type": "error", "error": {"type", "message"}, "request_id"}`."""
-
-    def error(self, problem: Problem, request_id: str) -> Body:
-        """See `Dialect`."""
-        kind = _TYPES.get(problem.kind, "invalid_request_error")
-        message = _too_long(problem.message) if problem.kind == "context_length" else problem.message
-        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    kind = _TYPES.get(problem.kind, "invalid_request_error")
+    message = _too_long(problem) if problem.kind == "context_length" else problem.message
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
-def _too_long(message: str) -> str:
+def _too_long(problem: Problem) -> str:
     """`prompt is too long: N tokens > M maximum`, and what the engine says. An answer has at least one token."""
-    if (found := _NUMBERS.search(message)) is None:
-        return OVERFLOW + message
-    tokens, context = (int(each.replace(",", "")) for each in found.groups())
-    return f"{OVERFLOW}{tokens} tokens > {context - 1} maximum; {message}"
+    if problem.prompt_tokens is None or problem.n_ctx is None:
+        return OVERFLOW + problem.message
+    return f"{OVERFLOW}{problem.prompt_tokens} tokens > {problem.n_ctx - 1} maximum; {problem.message}"
 
 
-ERRORS = AnthropicErrors()
+ANTHROPIC = Dialect(_error, event=lambda body: sse(body, "error"))
 
 
 @attrs.frozen(kw_only=True)
@@ -123,43 +101,26 @@ class MessagesBody(Conversation, StructuredFields):
     stop_sequences: Annotated[tuple[Annotated[str, Length(1, 1024)], ...], Length(0, 16, "strings")] | None = None
 
 
-async def messages(gateway: Gateway, http: Exchange) -> None:
-    """`POST /v1/messages`."""
-    await gateway.generate(http, await http.built(partial(_job, gateway, http)))
-
-
-def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> MessagesJob:
-    body = read_generating(fields, MessagesBody, http)
-    model = gateway.names.check(body.model, http)
-    prompt = _prompt(gateway, body, http)
-    params = sampling(
-        gateway,
-        body,
-        DRAWN,
-        **of_output(gateway, body),
-        max_tokens=allowed_tokens(gateway, body.max_tokens, "max_tokens"),
-        temperature=body.temperature,
-        max_reasoning_tokens=max_reasoning_tokens(
-            thinking_wish(body.thinking, None), body.max_reasoning_tokens, gateway.source.info.capabilities
-        ),
-        stop=first(http, ("stop_sequences", body.stop_sequences or None), ("stop", body.stop or None)),
-        grammar=grammar_of(
-            body,
-            gateway.source.info.capabilities,
-            http,
-            _grammar(body, gateway, http),
-            prompt.get("tool_choice", "auto"),
-        ),
+def _read(fields: Mapping[str, Any], reader: Reader) -> ChatAsk:
+    body = reader.generating(fields, MessagesBody)
+    conversation = _conversation(body, reader)
+    return ChatAsk(
+        writer=MessageWriter,
+        stream=body.stream,
+        max_tokens=body.max_tokens,
+        grammar=grammar_of(body, reader, _grammar(body, reader), conversation["tool_choice"]),
+        sampling={
+            "temperature": body.temperature,
+            "stop": reader.first(("stop_sequences", body.stop_sequences or None), ("stop", body.stop or None)),
+        },
+        **conversation,
     )
-    how = urgency(body, http)
-    request = Request(http.id, sampling=params, stream=bool(body.stream), **how, **prompt)
-    return MessagesJob([request], bool(body.stream), f"msg_{http.id}", model)
 
 
-def _grammar(body: MessagesBody, gateway: Gateway, http: Exchange) -> tuple[str, Grammar | None]:
+def _grammar(body: MessagesBody, reader: Reader) -> tuple[str, Grammar | None]:
     """`output_config.format`, `output_format` in the beta: `{"type": "json_schema", "schema": …}`; with its name."""
     config = body.output_config or OutputBody()
-    field, form = named_first(http, ("output_config.format", config.format), ("output_format", body.output_format))
+    field, form = reader.named_first(("output_config.format", config.format), ("output_format", body.output_format))
     if form is None:
         return field, None
     if not isinstance(form, dict) or form.get("type") != "json_schema":
@@ -167,31 +128,22 @@ def _grammar(body: MessagesBody, gateway: Gateway, http: Exchange) -> tuple[str,
     place = f"{field}.schema"
     if form.get("schema") is None:
         raise BadRequest(f"{place}: is required (an object)")
-    return field, abilities.json_schema(form["schema"], place, gateway.source.info.capabilities, http.names, field)
+    return field, abilities.json_schema(form["schema"], place, reader, field)
 
 
-async def count_tokens(gateway: Gateway, http: Exchange) -> None:
-    """`POST /v1/messages/count_tokens`: the prompt's tokens, as a request with it would use them."""
-
-    def request(fields: dict[str, Any]) -> Request:
-        body = read(fields, Conversation, http)
-        gateway.names.check(body.model, http)
-        return Request(http.id, **_prompt(gateway, body, http))
-
-    found = await small_work(http, partial(gateway.source.tokenize, await http.built(request)))
-    await http.answer_json({"input_tokens": len(found.token_ids)})
+def _read_conversation(fields: Mapping[str, Any], reader: Reader) -> ChatAsk:
+    return ChatAsk(writer=MessageWriter, **_conversation(reader.body(fields, Conversation), reader))
 
 
-def _prompt(gateway: Gateway, body: Conversation, http: Exchange) -> dict[str, Any]:
-    """The fields of a `Request` that its prompt is made from."""
-    able = gateway.source.info.capabilities
+def _conversation(body: Conversation, reader: Reader) -> dict[str, Any]:
+    """The fields of a `ChatAsk` that its prompt is made from."""
     effort = None if body.output_config is None else body.output_config.effort
-    system = text_of(_without_billing(body.system, http.ignored), "system", http.ignored)
-    turns = turns_of(body.messages, able, http, is_behind_system=bool(system))
+    system = text_of(_without_billing(body.system, reader.ignored), "system", reader)
     return {
-        "messages": (*([Message("system", system)] if system else []), *turns),
-        **thinking(thinking_wish(body.thinking, effort), able, http.ignored),
-        **offered(body.tools or (), body.tool_choice, able, http),
+        "body": body,
+        "messages": [*([Message("system", system)] if system else []), *turns_of(body.messages, reader)],
+        "wish": thinking_wish(body.thinking, effort),
+        **offered(body.tools or (), body.tool_choice, reader),
     }
 
 
@@ -214,13 +166,9 @@ def _is_billing(part: Any) -> bool:
 
 
 @attrs.define
-class MessagesJob(BaseJob):
+class MessageWriter(Writer):
     """One message."""
 
-    id: str
-    model: str
-    prompt_tokens: int | None = attrs.field(default=None, init=False)
-    """See `CountingJob`."""
     _block: int = attrs.field(default=-1, init=False)
     """The number of the content block that is open, or was last."""
     _open: str = attrs.field(default="", init=False)
@@ -228,10 +176,15 @@ class MessagesJob(BaseJob):
     _opening: bytes = attrs.field(default=b"", init=False)
     """A delta of the open block up to its text."""
 
+    @property
+    def counts_first(self) -> bool:
+        """See `Writer`."""
+        return True
+
     def begin(self) -> bytes:
-        """See `Job`. The number of cached tokens comes at the end."""
+        """See `Writer`. The number of cached tokens comes at the end."""
         message: dict[str, Any] = {
-            "id": self.id,
+            "id": f"msg_{self.id}",
             "type": "message",
             "role": "assistant",
             "model": self.model,
@@ -243,13 +196,13 @@ class MessagesJob(BaseJob):
         return sse({"type": "message_start", "message": message}, "message_start")
 
     def token(self, index: int, token: Token) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         if not token.text:
             return b""
         return self._entered("text", "text", _TEXT) + self._opening + orjson.dumps(token.text) + b"}}\n\n"
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
-        """See `Job`. Thinking and each call have a block of their own."""
+        """See `Writer`. Thinking and each call have a block of their own."""
         if isinstance(part, ReasoningDelta):
             entered = self._entered("thinking", "thinking", {"type": "thinking", "thinking": "", "signature": ""})
             return entered + self._opening + orjson.dumps(part.text) + b"}}\n\n"
@@ -276,28 +229,24 @@ class MessagesJob(BaseJob):
         return sse({"type": "content_block_stop", "index": self._block}, "content_block_stop")
 
     def finished(self, index: int, finished: Finished) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         delta = {"stop_reason": _stop_reason(finished), "stop_sequence": finished.stop_string}
         opened = b"" if self._open else self._entered("text", "text", _TEXT)
         last = {"type": "message_delta", "delta": delta, "usage": _usage(finished), **warnings([finished])}
         end = {"type": "message_stop"}
         return opened + self._left() + sse(last, "message_delta") + sse(end, "message_stop")
 
-    def failed(self, problem: Problem) -> bytes:
-        """See `Job`."""
-        return sse(ERRORS.error(problem, self.requests[0].id), "error")
-
     def heartbeat(self, progress: str) -> bytes:
-        """See `Job`. Anthropic's own streams have events for that, behind the one that opens the message."""
+        """See `Writer`. Anthropic's own streams have events for that, behind the one that opens the message."""
         if self.prompt_tokens is None:
             return comment(progress)
         return b": " + progress.encode() + b"\n" + sse({"type": "ping"}, "ping")
 
     def whole(self, results: Sequence[Finished]) -> Body:
-        """See `Job`."""
+        """See `Writer`."""
         result = results[0]
         return {
-            "id": self.id,
+            "id": f"msg_{self.id}",
             "type": "message",
             "role": "assistant",
             "model": self.model,
@@ -339,3 +288,8 @@ def _usage(result: Finished) -> dict[str, Any]:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
     }
+
+
+messages = Generates(ANTHROPIC, _read)
+count_tokens = Tokenizes(_read_conversation, lambda found: {"input_tokens": len(found.token_ids)})
+"""The prompt's tokens, as a message with it would use them."""

@@ -12,23 +12,11 @@ from uma import json_bytes, json_text
 from uma.chat.json_call import whole_members
 from uma.constraints import Length, Range
 from uma.errors import BadRequest
-from uma.http.content import content_of, part_of, question_start, read_part, text_of
-from uma.http.exchange import Exchange
-from uma.http.ignored import Ignored
-from uma.http.media import MediaReader
+from uma.http.content import content_of, part_of, question_start, text_of
+from uma.http.reader import Reader
 from uma.http.thinking import Wish
-from uma.http.tools import (
-    Effort,
-    Name,
-    Schema,
-    check_calls,
-    distinct,
-    name_schemas,
-    named_choice,
-    tool_fields,
-    with_names,
-)
-from uma.types import MAX_TOOLS, Capabilities, CutCall, Media, Message, Tool, ToolCall, joined
+from uma.http.tools import Effort, Name, Schema, check_calls, distinct, name_schemas, named_choice
+from uma.types import MAX_TOOLS, CutCall, Media, Message, Tool, ToolCall, joined
 
 
 @attrs.frozen(kw_only=True)
@@ -82,42 +70,32 @@ _OF_SERVER_TOOLS = re.compile(r"server_tool_use|mcp_tool_use|\w+_tool_result|con
 """Types of blocks about tools that run at Anthropic's: a conversation that began there has them."""
 
 
-def offered(tools: Sequence[ToolBody], choice: ChoiceBody | None, able: Capabilities, http: Exchange) -> dict[str, Any]:
-    """The fields of a `Request` for `tools` and `tool_choice`. Tools that Anthropic defines are named as ignored."""
+def offered(tools: Sequence[ToolBody], choice: ChoiceBody | None, reader: Reader) -> dict[str, Any]:
+    """The fields of a `ChatAsk` for `tools` and `tool_choice`. Tools that Anthropic defines are named as ignored."""
     places = [index for index, tool in enumerate(tools) if tool.type in (None, "custom")]
-    http.ignored.add_all(f"tools[{index}]" for index in range(len(tools)) if index not in places)
+    reader.ignored.add_all(f"tools[{index}]" for index in range(len(tools)) if index not in places)
     every = [
         Tool(tools[at].name, tools[at].description or "", tools[at].input_schema, bool(tools[at].strict))
         for at in places
     ]
     kept = distinct(every)
-    name_schemas(http.names, [places[at] for at in kept], "input_schema")
-    given = [every[at] for at in kept]
-    if choice is None:
-        return tool_fields(given, "auto", able, is_parallel=True)
-    if choice.type == "tool":
+    name_schemas(reader.names, [places[at] for at in kept], "input_schema")
+    word: str = "auto" if choice is None else "required" if choice.type == "any" else choice.type
+    if choice is not None and choice.type == "tool":
         if choice.name is None:
             raise BadRequest("tool_choice.name: is required")
         word = named_choice(choice.name)
-    else:
-        word = "required" if choice.type == "any" else choice.type
-    return tool_fields(given, word, able, is_parallel=not choice.disable_parallel_tool_use)
+    is_parallel = choice is None or not choice.disable_parallel_tool_use
+    return {"tools": [every[at] for at in kept], "tool_choice": word, "is_parallel": is_parallel}
 
 
-def turns_of(
-    bodies: Sequence[TurnBody], able: Capabilities, http: Exchange, *, is_behind_system: bool
-) -> tuple[Message, ...]:
-    """The messages, with a message of its own for each result of a tool. Unknown fields are ignored by name.
-
-    `is_behind_system`: another message will come before them.
-    """
+def turns_of(bodies: Sequence[TurnBody], reader: Reader) -> list[Message]:
+    """The messages, with a message of its own for each result of a tool. Unknown fields are ignored by name."""
     turns: list[Message] = []
-    media = MediaReader(able)
     question = question_start(["tool" if _has_result(body.content) else body.role for body in bodies])
     for number, body in enumerate(bodies):
-        turns += _turns(body, f"messages[{number}].content", able, http.ignored, media, is_question=number >= question)
-    media.name(http.names, [Message("system", ""), *turns] if is_behind_system else turns)
-    return with_names(turns)
+        turns += _turns(body, f"messages[{number}].content", reader, is_question=number >= question)
+    return turns
 
 
 def _has_result(content: Any) -> bool:
@@ -128,11 +106,9 @@ def _kind(block: Any) -> Any:
     return block.get("type") if isinstance(block, dict) else None
 
 
-def _turns(
-    body: TurnBody, path: str, able: Capabilities, ignored: Ignored, media: MediaReader, *, is_question: bool
-) -> Iterator[Message]:
+def _turns(body: TurnBody, path: str, reader: Reader, *, is_question: bool) -> Iterator[Message]:
     if not isinstance(body.content, list):
-        yield Message(body.role, text_of(body.content, path, ignored))
+        yield Message(body.role, text_of(body.content, path, reader))
         return
     parts: list[str | Media] = []
     calls, thoughts, results = list[ToolCall](), list[str](), 0
@@ -140,25 +116,25 @@ def _turns(
         here = f"{path}[{index}]"
         kind = _kind(block)
         if kind == "tool_use":
-            check_calls(able, here)
-            use = read_part(block, _ToolUse, here, ignored)
+            check_calls(reader.able, here)
+            use = reader.part(block, _ToolUse, here)
             calls.append(ToolCall(use.id, use.name, json_text.dumps(use.input)))
         elif kind == "tool_result":
-            check_calls(able, here)
-            result = read_part(block, _ToolResult, here, ignored)
+            check_calls(reader.able, here)
+            result = reader.part(block, _ToolResult, here)
             mark = "Error: " if result.is_error else ""
-            text, seen = content_of(result.content, f"{here}.content", ignored, media, is_question=False)
+            text, seen = content_of(result.content, f"{here}.content", reader, is_question=False)
             results += 1
             shown = tuple(attrs.evolve(each, at=len(mark) + each.at) for each in seen)
             yield Message("tool", mark + text, (), result.tool_use_id, media=shown)
         elif isinstance(kind, str) and _OF_SERVER_TOOLS.fullmatch(kind):
-            ignored.add(here)
+            reader.ignored.add(here)
         elif kind == "thinking":
-            thoughts.append(text_of(block.get("thinking"), f"{here}.thinking", ignored))
+            thoughts.append(text_of(block.get("thinking"), f"{here}.thinking", reader))
         elif kind == "compaction":  # Anthropic's summary of the turns before it
-            parts.append(text_of(block.get("content"), f"{here}.content", ignored))
+            parts.append(text_of(block.get("content"), f"{here}.content", reader))
         elif kind != "redacted_thinking":
-            parts.append(part_of(block, here, ignored, media, is_question=is_question))
+            parts.append(part_of(block, here, reader, is_question=is_question))
     if parts or calls or not results:
         text, seen = joined(parts)
         yield Message(body.role, text, tuple(calls), reasoning="\n".join(thoughts) or None, media=seen)

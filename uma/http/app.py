@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from difflib import get_close_matches
 from typing import Any
@@ -38,10 +38,9 @@ from uma.http import (
     router,
     running,
     vllm_scores,
-    waiting,
 )
 from uma.http.access import AccessRules
-from uma.http.dialect import Dialect, StreamForm
+from uma.http.dialect import Dialect
 from uma.http.exchange import ACCOUNT, ClientGoneError, Exchange, headers_of, id_of
 from uma.http.gateway import Gateway
 from uma.http.health_check import check_health
@@ -141,17 +140,6 @@ _OF_ALL: frozenset[Handler] = frozenset(
 """Endpoints that are for no one of several models, or look for theirs themselves."""
 _UNLESS_NAMED: frozenset[Handler] = frozenset({llama_server.metrics, llama_server.slots, llama_server.props})
 """Handlers that are for all models where the query names none."""
-_FORMS: Mapping[Handler, StreamForm] = {
-    openai_chat.chat_completions: waiting.SSE,
-    openai_completions.completions: waiting.SSE,
-    openai_responses.responses: waiting.RESPONSES,
-    openai_transcriptions.transcriptions: waiting.TRANSCRIPTIONS,
-    anthropic.messages: waiting.ANTHROPIC,
-    llama_server_completion.completion: waiting.SSE,
-    llama_server_completion.infill: waiting.SSE,
-}
-"""Forms of the endpoints that stream."""
-
 _LEFT_OUT = {
     "/slots/": "no slot is saved or erased: prefixes are found by their tokens, with --cache-dir after a restart too",
     "/lora-adapters": "there are no LoRA adapters: merge one into the model's file",
@@ -174,20 +162,26 @@ SHORTENED = frozenset(
 """Paths that are there without `/v1` too, as llama-server has them. The others of OpenAI's are something else there."""
 
 _OLLAMAS_MODELS = tuple(f"/api/{each}" for each in ("push", "create", "blobs"))
-_LLAMA_SERVER = tuple(
-    each.__name__ for each in (llama_server, llama_server_completion, llama_server_embeddings, router)
+_LLAMA_SERVER = tuple(each.__name__ for each in (llama_server, llama_server_embeddings, router))
+_GENERIC: frozenset[Handler] = frozenset(
+    {
+        *(llama_server.apply_template, llama_server_embeddings.embedding),
+        *(llama_server_completion.completion, llama_server_completion.infill),
+    }
 )
-_NATIVE = frozenset(path for _, path, handler in ENDPOINTS if handler.__module__ in _LLAMA_SERVER)
+_NATIVE = frozenset(
+    path for _, path, handler in ENDPOINTS if handler.__module__ in _LLAMA_SERVER or handler in _GENERIC
+)
 
 
 def dialect_of(http: Exchange) -> Dialect:
     """The dialect in whose form errors of this request are written."""
     path = http.path
     if path.startswith("/api/"):
-        return ollama.ERRORS
+        return ollama.OLLAMA
     if path.startswith("/v1/messages") or model_list.is_anthropic(http):
-        return anthropic.ERRORS
-    return llama_server.ERRORS if path in _NATIVE else openai.ERRORS
+        return anthropic.ANTHROPIC
+    return llama_server.LLAMA_SERVER if path in _NATIVE else openai.OPENAI
 
 
 @attrs.frozen
@@ -219,7 +213,7 @@ class _Endpoint:
         named = self.handle in _UNLESS_NAMED and b"model=" not in http.scope["query_string"]
         if named or self.handle in _OF_ALL or http.path == "/" or http.path.startswith("/ui/"):
             return nullcontext(self.gateway)
-        return many.of_model(self.gateway, http, _FORMS.get(self.handle))
+        return many.of_model(self.gateway, http, getattr(self.handle, "dialect", None))
 
 
 async def _fail(http: Exchange, error: UmaError) -> None:
@@ -227,8 +221,8 @@ async def _fail(http: Exchange, error: UmaError) -> None:
     http.lines.log(logger, logging.WARNING, "http.failed", request=http.id, code=error.code, message=error.message)
     if not http.is_started:
         await http.fail(dialect_of(http), problem)
-    elif http.form is not None:
-        await http.write(http.form.failed(dialect_of(http).error(problem, http.id)), is_last=True)
+    elif http.streamed is not None:
+        await http.write(http.streamed.failed(problem, http.id), is_last=True)
 
 
 async def _no_route(request: Any, error: Exception) -> Any:

@@ -18,10 +18,10 @@ from uma.errors import BadRequest, UmaError, sole_error
 from uma.http import files
 from uma.http.dialect import Body
 from uma.http.exchange import Exchange
-from uma.http.fields import read
 from uma.http.gateway import Gateway
 from uma.http.in_memory import InMemory
 from uma.http.problem import NotFound, RateLimited
+from uma.http.reader import read
 from uma.jobs import BadInput, Form, Results, Runner, in_flight, model_of, read_rows
 from uma.jobs.rows import PATHS
 from uma.jobs.store import MAX_UNFINISHED, OVER, Batch, JobFolder, Status, Store
@@ -56,7 +56,7 @@ class BatchBody:
 
 async def create(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/batches`."""
-    body = await http.built(lambda fields: read(fields, BatchBody, http))
+    body = await http.built(lambda fields: read(fields, BatchBody, http.ignored))
     if body.endpoint not in PATHS:
         raise BadRequest(f"endpoint: expected one of {', '.join(sorted(PATHS))}, not {body.endpoint[:100]!r}")
     _check_metadata(body.metadata or {})

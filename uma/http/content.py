@@ -8,19 +8,15 @@ text stands in its place: a program sends it again with every turn, and would ne
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import attrs
 
 from uma.constraints import Text, show
 from uma.errors import BadRequest
 from uma.http import abilities
-from uma.http.ignored import Ignored
-from uma.http.media import MediaReader
-from uma.protocol.converter import structure, unknown_fields
+from uma.http.reader import Reader, checked_text
 from uma.types import Media, joined
-
-T = TypeVar("T")
 
 _IMAGE, _SOUND = "[an image, which this model cannot see]", "[a sound, which this model cannot hear]"
 _FILE, _VIDEO = "[a file, which this model cannot read]", "[a video, which this model cannot see]"
@@ -90,20 +86,10 @@ def question_start(speakers: Sequence[str]) -> int:
     return len(speakers) if "tool" in speakers[start:] else start
 
 
-def read_part(part: Any, cls: type[T], path: str, ignored: Ignored) -> T:
-    """A part of a body as a `cls`; fields that it does not have are added to `ignored`. Raises `BadRequest`."""
-    try:
-        found = structure(part, cls)
-    except BadRequest as error:
-        raise BadRequest(f"{path}.{error.message}") from None
-    ignored.add_all(unknown_fields(part, cls, f"{path}."))
-    return found
-
-
-def text_of(content: Any, path: str, ignored: Ignored, *, is_question: bool = False) -> str:
+def text_of(content: Any, path: str, reader: Reader, *, is_question: bool = False) -> str:
     """A message's content, a string or a list of parts, as one string; parts are lines.
 
-    Fields of a part that are not known are added to `ignored`, and so are images, audio and files, in whose place one
+    Fields of a part that are not known are ignored, and so are images, audio and files, in whose place one
     of `STAND_INS` stands. Raises `Unsupported` for these where the content is the question itself, and `BadRequest` for
     a type that is none of a part.
     """
@@ -114,73 +100,61 @@ def text_of(content: Any, path: str, ignored: Ignored, *, is_question: bool = Fa
     if not isinstance(content, list):
         raise BadRequest(f"{path}: expected a string or a list of parts, not {show(content)}")
     return "\n".join(
-        part_text(part, f"{path}[{index}]", ignored, is_question=is_question) for index, part in enumerate(content)
+        part_text(part, f"{path}[{index}]", reader, is_question=is_question) for index, part in enumerate(content)
     )
 
 
-def content_of(
-    content: Any, path: str, ignored: Ignored, media: MediaReader, *, is_question: bool
-) -> tuple[str, tuple[Media, ...]]:
+def content_of(content: Any, path: str, reader: Reader, *, is_question: bool) -> tuple[str, tuple[Media, ...]]:
     """The text of a message and the pictures and sounds in it; see `text_of`."""
     if not isinstance(content, list):
-        return text_of(content, path, ignored, is_question=is_question), ()
+        return text_of(content, path, reader, is_question=is_question), ()
     return joined(
-        [
-            part_of(part, f"{path}[{index}]", ignored, media, is_question=is_question)
-            for index, part in enumerate(content)
-        ]
+        [part_of(part, f"{path}[{index}]", reader, is_question=is_question) for index, part in enumerate(content)]
     )
 
 
-def part_of(part: Any, path: str, ignored: Ignored, media: MediaReader, *, is_question: bool) -> str | Media:
+def part_of(part: Any, path: str, reader: Reader, *, is_question: bool) -> str | Media:
     """One part of a message: its text (see `text_of`), or a picture or a sound where the model takes it."""
-    if isinstance(part, dict) and media.takes(part.get("type")):
-        return media.read(part, path, ignored)
-    return part_text(part, path, ignored, is_question=is_question)
+    if isinstance(part, dict) and reader.media.takes(part.get("type")):
+        return reader.media.read(part, path, reader.ignored)
+    return part_text(part, path, reader, is_question=is_question)
 
 
-def checked_text(text: str, path: str) -> str:
-    """`text`. Raises `BadRequest` where it cannot be tokenized."""
-    if (problem := Text().problem(text)) is not None:
-        raise BadRequest(f"{path}: {problem}")
-    return text
-
-
-def part_text(part: Any, path: str, ignored: Ignored, *, is_question: bool = False) -> str:
+def part_text(part: Any, path: str, reader: Reader, *, is_question: bool = False) -> str:
     """The text of one part; see `text_of`."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("text", "input_text", "output_text", "summary_text", "reasoning_text"):
-        return read_part(part, _TextPart, path, ignored).text
+        return reader.part(part, _TextPart, path).text
     if kind == "refusal":
-        return read_part(part, _Refusal, path, ignored).refusal
+        return reader.part(part, _Refusal, path).refusal
     if kind == "tool_reference":
-        return read_part(part, _Reference, path, ignored).tool_name
+        return reader.part(part, _Reference, path).tool_name
     if kind == "search_result":
-        found = read_part(part, _SearchResult, path, ignored)
-        return _lines(found.title, found.source, text_of(found.content, f"{path}.content", ignored))
-    if kind == "document" and (text := _document(part, path, ignored, is_question=is_question)) is not None:
+        found = reader.part(part, _SearchResult, path)
+        return _lines(found.title, found.source, text_of(found.content, f"{path}.content", reader))
+    if kind == "document" and (text := _document(part, path, reader, is_question=is_question)) is not None:
         return text
     if isinstance(kind, str) and kind in STAND_INS:
-        return stand_in(kind, path, ignored, is_question=is_question)
+        return stand_in(kind, path, reader, is_question=is_question)
     raise BadRequest(f"{path}: expected a part with type text, not {show(part)}")
 
 
-def stand_in(kind: str, path: str, ignored: Ignored, *, is_question: bool) -> str:
-    """The text in the place of what is none; `path` is added to `ignored`. Raises `Unsupported` in a question."""
+def stand_in(kind: str, path: str, reader: Reader, *, is_question: bool) -> str:
+    """The text in the place of what is none; `path` is noted as ignored. Raises `Unsupported` in a question."""
     if is_question:
         abilities.media(kind, path)
-    ignored.add(path)
+    reader.ignored.add(path)
     return STAND_INS[kind]
 
 
-def _document(part: Any, path: str, ignored: Ignored, *, is_question: bool) -> str | None:
+def _document(part: Any, path: str, reader: Reader, *, is_question: bool) -> str | None:
     """The text of Anthropic's `document`; None for one that is no text."""
-    found = read_part(part, _Document, path, ignored)
+    found = reader.part(part, _Document, path)
     source, here = found.source, f"{path}.source"
     if source.get("type") == "text":
-        text = text_of(source.get("data"), f"{here}.data", ignored)
+        text = text_of(source.get("data"), f"{here}.data", reader)
     elif source.get("type") == "content":
-        text = text_of(source.get("content"), f"{here}.content", ignored, is_question=is_question)
+        text = text_of(source.get("content"), f"{here}.content", reader, is_question=is_question)
     else:
         return None
     return _lines(found.title, found.context, text)

@@ -1,9 +1,10 @@
-"""The interface of a dialect: the form of its errors, and of one generation's stream and whole answer."""
+"""The interface of a dialect: the form of its errors, and of one body's answer, streamed or whole."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import attrs
 import orjson
@@ -18,74 +19,6 @@ Body = Mapping[str, Any]
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 NDJSON = b"application/x-ndjson"
 JSON = b"application/json"
-
-
-class Job(Protocol):
-    """One HTTP request that generates: its `Request`s, and how their events are written.
-
-    The methods return bytes for the stream, empty where there is nothing to say. `index` is that of the request in
-    `requests`. They neither wait nor raise, and are called in the order of events.
-    """
-
-    requests: Sequence[Request]
-    """What the engine is asked; one for each prompt."""
-
-    @property
-    def stream(self) -> bool:
-        """Whether the answer is a stream."""
-
-    @property
-    def media_type(self) -> bytes:
-        """The stream's content type."""
-
-    @property
-    def telemetry(self) -> Telemetry | None:
-        """Members about the stream's speed, where the body asks for them."""
-
-    def begin(self) -> bytes:
-        """What a stream opens with."""
-
-    def progress(self, index: int, fields: Mapping[str, Any]) -> bytes:
-        """How far a prompt is, with these members; only where there is `telemetry`."""
-
-    def prompt(self, index: int, prompt: Prompt) -> bytes:
-        """The prompt, where it was asked for."""
-
-    def token(self, index: int, token: Token) -> bytes:
-        """A token."""
-
-    def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
-        """A piece of thinking or of a tool call, where the request asked for these."""
-
-    def finished(self, index: int, finished: Finished) -> bytes:
-        """The end of one request."""
-
-    def end(self, results: Sequence[Finished]) -> bytes:
-        """The end of the stream, after all requests have ended."""
-
-    def failed(self, problem: Problem) -> bytes:
-        """An error after the stream has begun. Nothing follows it."""
-
-    def heartbeat(self, progress: str) -> bytes:
-        """A sign of life that clients skip."""
-
-    def whole(self, results: Sequence[Finished]) -> Body | list[Body]:
-        """The answer of a request without a stream."""
-
-
-@runtime_checkable
-class CountingJob(Protocol):
-    """A job whose stream opens with the tokens of its one prompt: nothing is sent before they are known."""
-
-    prompt_tokens: int | None
-    """None: not known yet."""
-
-
-class Dialect(Protocol):
-    """The form of a dialect's errors."""
-
-    def error(self, problem: Problem, request_id: str) -> Body:
-        """The body of an error."""
 
 
 def dumps(body: Any) -> bytes:
@@ -105,55 +38,99 @@ def comment(text: str) -> bytes:
 
 
 @attrs.frozen
-class StreamForm:
-    """How the stream of an endpoint is told of what comes before its answer."""
+class Dialect:
+    """What all answers of an API have in common: errors, and what a stream has beside its events."""
 
+    error: Callable[[Problem, str], Body]
+    """Makes the body of an error; the other argument is the request's id."""
     media_type: bytes = EVENT_STREAM
+    """Content type of a stream."""
     alive: Callable[[str], bytes] = comment
-    """A sign of life that clients skip."""
-    failed: Callable[[Body], bytes] = sse
-    """An error, given its body."""
-    is_asked: Callable[[Mapping[str, Any]], bool] = lambda fields: fields.get("stream") is True
+    """Makes a sign of life that clients skip, of a text about the progress."""
+    event: Callable[[Body], bytes] = sse
+    """Makes the event of an error's body."""
+    is_streamed: Callable[[Mapping[str, Any]], bool] = lambda fields: fields.get("stream") is True
     """Whether a body asks for a stream."""
+
+    def failed(self, problem: Problem, request_id: str) -> bytes:
+        """An error after a stream has begun. Nothing follows it."""
+        return self.event(self.error(problem, request_id))
 
 
 @attrs.define
-class BaseJob:
-    """What most jobs have in common. Their streams are server-sent events, unless they say otherwise."""
+class Writer(ABC):
+    """Writes what is generated for one body.
 
+    All methods but `whole` return bytes for the stream, empty where there is nothing to tell. `index` is that of the
+    request in `requests`. They neither wait nor raise, and are called in the order of events.
+    """
+
+    dialect: Dialect
+    id: str
+    """Id of the HTTP request."""
+    model: str
+    """Name of the model as answers have it."""
     requests: Sequence[Request]
-    stream: bool
-    telemetry: Telemetry | None = attrs.field(default=None, init=False)
+    """What the engine is asked for; one for each prompt."""
+    telemetry: Telemetry | None
+    """Members about the stream's speed, where the body asks for them."""
+    notes: list[str] = attrs.field(factory=list, init=False)
+    """Further warnings."""
+    shown_prompt: str | None = attrs.field(default=None, init=False)
+    """The rendered prompt, where the body asks to see it."""
+    prompt_tokens: int | None = attrs.field(default=None, init=False)
+    """Tokens of the one prompt; None: not known yet."""
 
-    def progress(self, index: int, fields: Mapping[str, Any]) -> bytes:
-        """See `Job`. Few dialects have it."""
-        return b""
+    @property
+    def counts_first(self) -> bool:
+        """Whether the stream opens with `prompt_tokens`: nothing is sent before they are known."""
+        return False
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the answer is a stream."""
+        return self.requests[0].stream
 
     def timed(self, index: int) -> dict[str, Any]:
         """Further members of a request's next token, where the body asks for them."""
         return {} if self.telemetry is None else self.telemetry.token(index)
 
-    @property
-    def media_type(self) -> bytes:
-        """See `Job`."""
-        return EVENT_STREAM
-
     def begin(self) -> bytes:
-        """See `Job`."""
+        """What a stream opens with."""
+        return b""
+
+    def progress(self, index: int, fields: Mapping[str, Any]) -> bytes:
+        """How far a prompt is, with these members; only where there is `telemetry`."""
         return b""
 
     def prompt(self, index: int, prompt: Prompt) -> bytes:
-        """See `Job`. Few dialects repeat a prompt."""
+        """The prompt, where it was asked for."""
         return b""
+
+    @abstractmethod
+    def token(self, index: int, token: Token) -> bytes:
+        """A token."""
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
-        """See `Job`. Endpoints of plain text ask for neither."""
+        """A piece of thinking or of a tool call, where the request asked for these."""
         return b""
+
+    @abstractmethod
+    def finished(self, index: int, finished: Finished) -> bytes:
+        """The end of one request."""
 
     def end(self, results: Sequence[Finished]) -> bytes:
-        """See `Job`."""
+        """The end of the stream, after all requests have ended."""
         return b""
 
+    def failed(self, problem: Problem) -> bytes:
+        """An error after the stream has begun. Nothing follows it."""
+        return self.dialect.failed(problem, self.id)
+
     def heartbeat(self, progress: str) -> bytes:
-        """See `Job`."""
-        return comment(progress)
+        """A sign of life that clients skip."""
+        return self.dialect.alive(progress)
+
+    @abstractmethod
+    def whole(self, results: Sequence[Finished]) -> Body | list[Body] | str:
+        """The answer of a request without a stream; plain text where it is a string."""

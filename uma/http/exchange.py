@@ -18,7 +18,7 @@ from uma.constraints import show
 from uma.contracts.versions import CONTRACT_VERSIONS, PROTOCOL_HEADER, SERVER_HEADER
 from uma.errors import BadRequest, InvalidJson, UmaError
 from uma.http.body_budget import BodyBudget
-from uma.http.dialect import JSON, Dialect, StreamForm, dumps
+from uma.http.dialect import JSON, Dialect, dumps
 from uma.http.ignored import Ignored, header_value
 from uma.http.multipart import form_fields
 from uma.http.problem import BodyEncoded, BodyTimeout, BodyTooLarge, Problem, RateLimited, renamed
@@ -119,8 +119,8 @@ class Exchange:
     """Status of the answer; 0 while it has not begun."""
     takes_form: bool = attrs.field(default=False, init=False)
     """Whether its body is a form with a file, and not JSON."""
-    form: StreamForm | None = attrs.field(default=None, init=False)
-    """Where the answer has begun before its model was loaded: how an error is written into it."""
+    streamed: Dialect | None = attrs.field(default=None, init=False)
+    """Dialect of a stream that has begun before its model was loaded."""
     _streams: list[EventStream] = attrs.field(factory=list, init=False)
     """What generates its answer just now."""
     _ends_thinking: bool = attrs.field(default=False, init=False)

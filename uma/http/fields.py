@@ -1,21 +1,20 @@
-"""Fields that all dialects share, and how a body becomes a class, its sampling parameters and its urgency."""
+"""Fields that all dialects share, and how they become sampling parameters, bounds of tokens and urgency."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import attrs
 
-from uma.constraints import Length, Range, Text, hints_of
+from uma.constraints import Length, Range, Text
 from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
 from uma.http.problem import Unsupported
 from uma.net.quota import Lane
-from uma.protocol.converter import structure, unknown_fields
 from uma.types import (
     MAX_SEED,
     Pace,
@@ -26,8 +25,6 @@ from uma.types import (
     Slo,
     TopK,
 )
-
-T = TypeVar("T")
 
 DRAWN: Mapping[str, float] = MappingProxyType({"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05})
 """Figures with which tokens are drawn where nothing else says how: llama-server's."""
@@ -94,71 +91,13 @@ class Common:
 _SHARED = [name for name in (field.name for field in attrs.fields(Common)) if name in attrs.fields_dict(SamplingParams)]
 
 
-def read(fields: Mapping[str, Any], cls: type[T], http: Exchange, more: Callable[[], Iterator[str]] | None = None) -> T:
-    """`fields` as a `cls`; the answer's `X-UMA-Ignored` header names those that it does not have.
-
-    Raises `BadRequest` with a line for each wrong field.
-    """
-    body = structure(fields, cls, more)
-    http.ignored.add_all(unknown_fields(fields, cls))
-    return body
-
-
-SYNONYMS = (
-    ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict", "num_predict"),
-    ("stop", "stop_sequences", "stopping_strings"),
-)
-"""Names of one bound in several dialects and servers, which clients mix up: each endpoint takes all of them."""
-_FORMS = ("response_format", "format", "output_format", "output_config", "text", "structural_tag", "regex", "ebnf")
-_OTHER_BOUNDS = ("stop_token_ids", "allowed_token_ids", "bad_words")
-
-
-def read_generating(fields: Mapping[str, Any], cls: type[T], http: Exchange) -> T:
-    """A body that generates, as `read` has it; a form or a bound that it asks for under another name is never ignored.
-
-    Raises `Unsupported` for those that have no field in `cls`.
-    """
-    fields, own = as_own(fields, cls, http), hints_of(cls)
-    for name in (*_FORMS, *_OTHER_BOUNDS):
-        if name in own or not _asks(fields.get(name)):
-            continue
-        found = name
-        if name in ("output_config", "text"):
-            if not isinstance(fields[name], dict) or not _asks(fields[name].get("format")):
-                continue
-            found = f"{name}.format"
-        place = next((each for each in _FORMS if each in own), "json_schema") if name in _FORMS else "stop"
-        raise Unsupported(f"{found}: is not supported by this endpoint; give {place} instead, or leave it out")
-    return read(fields, cls, http)
-
-
-def _asks(value: Any) -> bool:
-    """Whether a value asks for a form or a bound: text alone and what is empty do not."""
-    return bool(value) and not (isinstance(value, dict) and value.get("type") == "text")
-
-
-def as_own(fields: Mapping[str, Any], cls: type, http: Exchange, path: str = "") -> Mapping[str, Any]:
-    """`fields` with a bound that has another name of `SYNONYMS` under that of `cls`, where that is not given too.
-
-    `path` is where the body has them.
-    """
-    for names in SYNONYMS:
-        own = [name for name in names if name in hints_of(cls)]
-        alias = next((name for name in names if name not in own and fields.get(name) is not None), None)
-        if own and alias is not None and all(fields.get(name) is None for name in own):
-            rest = {name: each for name, each in fields.items() if name not in (alias, own[0])}
-            fields = {own[0]: fields[alias], **rest}
-            http.names[path + own[0]] = alias
-    return fields
-
-
-def sampling(gateway: Gateway, body: Common, defaults: Mapping[str, float], **own: Any) -> SamplingParams:
+def sampling(gateway: Gateway, body: Common, defaults: Mapping[str, float], own: Mapping[str, Any]) -> SamplingParams:
     """The parameters of `body`: its own fields, and in `own` those of other names; None stands for the default.
 
     `defaults` are the dialect's; where the operator or the model's file has a figure, that one counts. Raises
     `Unsupported` for what the source cannot do and `BadRequest` for what does not go together.
     """
-    given = {name: getattr(body, name) for name in _SHARED} | own
+    given = {name: getattr(body, name) for name in _SHARED} | dict(own)
     if body.top_n_sigma is not None and body.top_n_sigma <= 0:
         given["top_n_sigma"] = None
     wanted = {name: value for name, value in given.items() if value is not None}
@@ -173,18 +112,6 @@ def sampling(gateway: Gateway, body: Common, defaults: Mapping[str, float], **ow
         return SamplingParams(**{**_defaults(gateway, defaults), **wanted})
     except ValueError as error:
         raise BadRequest(str(error)) from None
-
-
-def first(http: Exchange, *given: tuple[str, T | None]) -> T | None:
-    """First of several fields that mean the same that the body has. The others that it has are named as ignored."""
-    return named_first(http, *given)[1]
-
-
-def named_first(http: Exchange, *given: tuple[str, T | None]) -> tuple[str, T | None]:
-    """Name and value of the first of several fields that the body has; the name is empty where it has none."""
-    there = [(name, value) for name, value in given if value is not None]
-    http.ignored.add_all(name for name, _ in there[1:])
-    return there[0] if there else ("", None)
 
 
 def all_tokens(gateway: Gateway, http: Exchange, answers: int = 1) -> int:
@@ -205,11 +132,6 @@ def allowed_tokens(gateway: Gateway, asked: int | None, name: str) -> int | None
     if asked is not None and limits.has_max_tokens and asked > limits.max_tokens:
         raise BadRequest(f"{name}: {asked:,} is over this server's limit of {limits.max_tokens:,} (--max-tokens)")
     return asked
-
-
-def tokens_wanted(gateway: Gateway, http: Exchange, asked: int | None, name: str, answers: int = 1) -> int | None:
-    """The same, where -1 asks for as many as each of so many answers can have."""
-    return all_tokens(gateway, http, answers) if asked == -1 else allowed_tokens(gateway, asked, name)
 
 
 def context_window(gateway: Gateway) -> int:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import attrs
 
 from uma.errors import BadRequest
-from uma.http.content import checked_text
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
 from uma.http.generation import small_work
 from uma.http.problem import Unsupported
+from uma.http.reader import checked_text
 from uma.types import Capabilities, FillIn, Request
 
 _REPOSITORY, _FILE = "myproject\n", "filename\n"
@@ -28,8 +28,11 @@ _SNIPPET = "\n\n--- snippet ---\n\n"
 class Gap:
     """A place to fill in."""
 
-    before: str
+    field: str
+    """The body's field that errors are about."""
     behind: str
+    before: str | None = None
+    """None: the request's own prompt."""
     begun: str = ""
     """What stands in the gap already, which the answer goes on from."""
     files: Sequence[tuple[str, str]] | None = None
@@ -43,20 +46,27 @@ def check(able: Capabilities, field: str) -> FillIn:
     return able.fill_in
 
 
-async def filled(gateway: Gateway, http: Exchange, request: Request, gap: Gap, field: str) -> tuple[Request, int]:
-    """`request` with the tokens of `gap` for its prompt, and how many of the files do not fit the context beside it:
-    these are left out, from the first on. Raises what `Source.tokenize` does, and `BadRequest` for what is no text.
+async def filled(
+    gateway: Gateway, http: Exchange, requests: Sequence[Request], gap: Gap
+) -> tuple[list[Request], list[str]]:
+    """The requests with the tokens of `gap` for their prompts, and what is to be told of it: files that do not fit the
+    context are left out, from the first on. Raises what `Source.tokenize` does, and `BadRequest` for what is no text.
     """
-    prompt = _Prompt(gateway, http, check(gateway.source.info.capabilities, field), field)
-    ids: list[int] = []
-    left_out = 0
+    marks = check(gateway.source.info.capabilities, gap.field)
+    made, notes = list[Request](), list[str]()
 
     async def read() -> None:
-        nonlocal ids, left_out
-        ids, left_out = await prompt.ids(gap, gateway.source.info.limits.n_ctx - _wanted(gateway, request))
+        for request in requests:
+            prompt = _Prompt(gateway, http, marks, gap.field)
+            before = _text_before(request) if gap.before is None else gap.before
+            most = gateway.source.info.limits.n_ctx - _wanted(gateway, request)
+            ids, left_out = await prompt.ids(gap, before, most)
+            made.append(attrs.evolve(request, prompt=None, messages=None, parse_special=False, token_ids=tuple(ids)))
+            if left_out:
+                notes.append(f"input_extra: the first {left_out} of {len(gap.files or ())} do not fit the context")
 
     await small_work(http, read)
-    return attrs.evolve(request, prompt=None, messages=None, parse_special=False, token_ids=tuple(ids)), left_out
+    return made, notes
 
 
 def _wanted(gateway: Gateway, request: Request) -> int:
@@ -74,9 +84,9 @@ class _Prompt:
     field: str
     _bos: tuple[int, ...] = attrs.field(default=(), init=False)
 
-    async def ids(self, gap: Gap, most: int) -> tuple[list[int], int]:
-        """The prompt's tokens, `most` with the files, and how many of these are left out."""
-        before = [self.marks.prefix, *await self._read(gap.before), *await self._read(gap.begun)]
+    async def ids(self, gap: Gap, text: str, most: int) -> tuple[list[int], int]:
+        """The prompt's tokens behind `text`, at most so many with the files, and how many of these are left out."""
+        before = [self.marks.prefix, *await self._read(text), *await self._read(gap.begun)]
         behind = [self.marks.suffix, *await self._read(gap.behind)]
         core = [*before, *behind, self.marks.middle]
         if gap.files is None:
@@ -105,7 +115,7 @@ class _Prompt:
         return found.token_ids[found.added_tokens :]
 
 
-def text_before(request: Request) -> str:
+def _text_before(request: Request) -> str:
     """The text of a request that is to be filled in behind. Raises `BadRequest` where it has none."""
     if request.prompt is None or request.media:
         raise BadRequest("suffix: needs a prompt that is a string, without pictures and sounds")

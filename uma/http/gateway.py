@@ -19,12 +19,13 @@ from uma.config import RuntimeConfig
 from uma.errors import Ended, ShuttingDown, UmaError
 from uma.http.batch_queue import BatchQueue
 from uma.http.body_budget import BodyBudget
-from uma.http.dialect import Job
+from uma.http.dialect import Writer
 from uma.http.exchange import Exchange
 from uma.http.generation import gather, stream, unless_gone
 from uma.http.keys import KeyFile
 from uma.http.models import ModelNames
 from uma.http.problem import Forbidden, Problem, RateLimited
+from uma.http.reader import Reader
 from uma.jobs.store import JobFolder
 from uma.net.metering import metered_whole
 from uma.net.quota import Account, Excess
@@ -228,24 +229,32 @@ class Gateway:
         """What lists of models show: the name, and the configured aliases."""
         return list(dict.fromkeys([self.names.name, *self.config.aliases]))
 
-    async def generate(self, http: Exchange, job: Job) -> None:
-        """Answer with what `job` generates; see `uma/http/generation.py`. Raises `ShuttingDown` where `abort` ended it
-        before the answer had begun, and `Ended` where its client did.
+    def reader(self, http: Exchange) -> Reader:
+        """A reader of the body of `http`."""
+        return Reader(http.id, self.source.info, http.ignored, http.names, partial(self.names.check, http=http))
+
+    async def generate(self, http: Exchange, writer: Writer) -> None:
+        """Answer with what is generated for `writer`; see `uma/http/generation.py`. Raises `ShuttingDown` where `abort`
+        ended it before the answer had begun, and `Ended` where its client did.
         """
-        job.requests = self.admitted(http, job.requests)
+        writer.requests = self.admitted(http, writer.requests)
         results: list[Finished] = []
-        with self._ended_from_outside(http, len(job.requests)) as work:
-            if job.stream:
-                await stream(self.source, http, job)
+        with self._ended_from_outside(http, len(writer.requests)) as work:
+            if writer.is_streamed:
+                await stream(self.source, http, writer)
             else:
-                results = await gather(self.source, http, job.requests)
+                results = await gather(self.source, http, writer.requests)
         if results:  # written to its end, whatever happens meanwhile: its length has been told
-            await http.answer_json(job.whole(results))
+            body = writer.whole(results)
+            if isinstance(body, str):
+                await http.answer(body.encode(), media_type=b"text/plain; charset=utf-8")
+            else:
+                await http.answer_json(body)
         elif work.scope.cancelled_caught:
             error = work.error()
             if not http.is_started:
                 raise error
-            await http.write(job.failed(Problem.of(error)), is_last=True)
+            await http.write(writer.failed(Problem.of(error)), is_last=True)
 
     async def compute(
         self, http: Exchange, request: W, ask: Callable[[W], Awaitable[R]], tokens_of: Callable[[R], int]

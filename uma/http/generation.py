@@ -1,4 +1,4 @@
-"""A job's way through the engine: its requests run side by side, its answer is streamed or gathered, and a client that
+"""A body's way through the engine: its requests run side by side, its answer is streamed or gathered, and a client that
 goes away ends all of it.
 
 A stream's status goes out with its first bytes, so a request that fails before that still has a status of its own.
@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from uma.errors import BadRequest, PromptTooLarge, UmaError
-from uma.http.dialect import CountingJob, Job
+from uma.http.dialect import Writer
 from uma.http.exchange import ClientGoneError, Exchange
 from uma.http.telemetry import POLL_SEC, PromptState, Telemetry
 from uma.net.faults import as_uma_error
@@ -42,12 +42,12 @@ NO_BUFFERING = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 """So that a proxy passes each event on at once."""
 
 
-async def stream(source: Source, http: Exchange, job: Job) -> None:
-    """Answer `http` with what `job` generates as it comes, and charge the account of its key.
+async def stream(source: Source, http: Exchange, writer: Writer) -> None:
+    """Answer `http` with what is generated as it comes, as `writer` has it, and charge the account of its key.
 
     Raises the `UmaError` of a request that fails before the answer has begun; later errors are part of the stream.
     """
-    await while_connected(http, partial(_Streamed(http, job).run, source))
+    await while_connected(http, partial(_Streamed(http, writer).run, source))
 
 
 async def gather(source: Source, http: Exchange, requests: Sequence[Request]) -> list[Finished]:
@@ -147,7 +147,7 @@ class _Streamed:
     """One streamed answer: each request's task pushes, the task that called `run` writes."""
 
     http: Exchange
-    job: Job
+    writer: Writer
     _unsent: list[bytes] = attrs.field(factory=list, init=False)
     _unsent_bytes: int = attrs.field(default=0, init=False)
     _work: Wakeup = attrs.field(factory=Wakeup, init=False)
@@ -179,27 +179,27 @@ class _Streamed:
 
     async def _break_off(self, error: UmaError) -> None:
         """End an answer that has begun, behind the events of its requests."""
-        self._unsent.append(self.job.failed(self.http.problem(error)))
+        self._unsent.append(self.writer.failed(self.http.problem(error)))
         await self._write_unsent()
         await self.http.write(b"", is_last=True)
 
     async def _generate_all(self, source: Source) -> None:
-        if len(self.job.requests) == 1:
+        if len(self.writer.requests) == 1:
             await self._generate(source, 0, None)
         else:
             async with trio.open_nursery() as nursery:
-                for index in range(len(self.job.requests)):
+                for index in range(len(self.writer.requests)):
                     nursery.start_soon(self._generate, source, index, nursery.cancel_scope)
         if self._failure is None:
-            self._push(self.job.end([self._results[index] for index in sorted(self._results)]))
+            self._push(self.writer.end([self._results[index] for index in sorted(self._results)]))
         elif self.http.is_started or self._unsent:
-            self._push(self.job.failed(self.http.problem(self._failure)))
+            self._push(self.writer.failed(self.http.problem(self._failure)))
         self._is_over = True
         self._work.ring()
 
     async def _generate(self, source: Source, index: int, siblings: trio.CancelScope | None) -> None:
         try:
-            request = self.job.requests[index]
+            request = self.writer.requests[index]
             async with (
                 self._turns,
                 source.generate(request) as stream,
@@ -209,18 +209,18 @@ class _Streamed:
                 with self.http.generating(stream):
                     await self._follow(source, index, stream, meter)
         except UmaError as error:
-            self._failure = self._failure or _placed(error, index, len(self.job.requests))
+            self._failure = self._failure or _placed(error, index, len(self.writer.requests))
             if siblings is not None:
                 siblings.cancel()
 
     async def _follow(self, source: Source, index: int, stream: EventStream, meter: Meter) -> None:
         """Tell all events of a request."""
-        if isinstance(self.job, CountingJob):
-            self.job.prompt_tokens = await _prompt_tokens(source, self.job.requests[index], stream)
-        if self.job.telemetry is None:
+        if self.writer.counts_first:
+            self.writer.prompt_tokens = await _prompt_tokens(source, self.writer.requests[index], stream)
+        if self.writer.telemetry is None:
             stream.tap = partial(self._take, index)
         else:
-            for event in await self._watched(source, index, stream, self.job.telemetry):
+            for event in await self._watched(source, index, stream, self.writer.telemetry):
                 await self._tell(index, event, meter)
         async for event in stream:
             await self._tell(index, event, meter)
@@ -230,9 +230,9 @@ class _Streamed:
         if isinstance(event, Finished):
             meter.usage = event.usage
             self._results[index] = event
-            self._push(self.job.finished(index, event))
+            self._push(self.writer.finished(index, event))
         elif isinstance(event, Prompt):
-            self._push(self.job.prompt(index, event))
+            self._push(self.writer.prompt(index, event))
         else:
             self._push(self._said(index, event))
             while self._unsent_bytes >= MAX_UNSENT_BYTES:
@@ -254,7 +254,7 @@ class _Streamed:
                 now = attrs.evolve(state, processed=state.total) if events else state
                 self._open()
                 for fields in telemetry.looked(index, now):
-                    self._push(self.job.progress(index, fields))
+                    self._push(self.writer.progress(index, fields))
         return events
 
     async def _state(self, source: Source, index: int) -> PromptState | None:
@@ -263,24 +263,24 @@ class _Streamed:
             running = (await source.activity()).running
         except BadRequest:  # behind a gateway, a server of an older protocol
             return None
-        found = (each for each in running if each.id == self.job.requests[index].id)
+        found = (each for each in running if each.id == self.writer.requests[index].id)
         return next((PromptState(each.prompt_tokens, each.cached_tokens, each.computed_tokens) for each in found), None)
 
     def _said(self, index: int, event: Token | ReasoningDelta | ToolCallDelta) -> bytes:
-        return self.job.token(index, event) if isinstance(event, Token) else self.job.part(index, event)
+        return self.writer.token(index, event) if isinstance(event, Token) else self.writer.part(index, event)
 
     def _take(self, index: int, token: Token) -> bool:
         if self._unsent_bytes >= MAX_UNSENT_BYTES:
             return False
         self._open()
-        self._push(self.job.token(index, token))
+        self._push(self.writer.token(index, token))
         return True
 
     def _open(self) -> None:
-        """Let the job say its opening words, before any other but a sign of life."""
-        if not self._is_open and not (isinstance(self.job, CountingJob) and self.job.prompt_tokens is None):
+        """Open the stream, before anything else but a sign of life."""
+        if not self._is_open and not (self.writer.counts_first and self.writer.prompt_tokens is None):
             self._is_open = True
-            self._push(self.job.begin())
+            self._push(self.writer.begin())
 
     def _push(self, data: bytes) -> None:
         if not data:
@@ -305,7 +305,7 @@ class _Streamed:
 
     async def _write_unsent(self) -> None:
         if not self.http.is_started:
-            await self.http.start(200, self.job.media_type, NO_BUFFERING)
+            await self.http.start(200, self.writer.dialect.media_type, NO_BUFFERING)
         data = b"".join(self._unsent)
         self._unsent.clear()
         self._unsent_bytes = 0
@@ -323,7 +323,7 @@ class _Streamed:
                 if progress and not self._is_over:
                     self._wrote_at = trio.current_time()
                     self._open()
-                    self._push(self.job.heartbeat(progress))
+                    self._push(self.writer.heartbeat(progress))
             due, now = self._wrote_at + HEARTBEAT_SEC, trio.current_time()
             if due <= now:  # a reader that takes nothing leaves `_wrote_at` in the past, and this task must still sleep
                 due = now + HEARTBEAT_SEC
@@ -332,7 +332,7 @@ class _Streamed:
         """How far the prompts have been read. Nothing, for a while, where one can still be refused with a status of its
         own: the answer has not begun, and not all that can be with the source at once have been taken by it.
         """
-        mine, at_once = {request.id for request in self.job.requests}, min(len(self.job.requests), MAX_AT_ONCE)
+        mine, at_once = {request.id for request in self.writer.requests}, min(len(self.writer.requests), MAX_AT_ONCE)
         may_wait = not self._is_open and trio.current_time() < self._began_at + MOST_SILENT_SEC
         if may_wait and self._asked < at_once:
             return ""

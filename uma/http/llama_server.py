@@ -11,15 +11,16 @@ import trio
 from uma.constraints import Range
 from uma.errors import BadRequest
 from uma.http import openai_chat
-from uma.http.content import checked_text
-from uma.http.dialect import Body
+from uma.http.ask import Tokenizes
+from uma.http.dialect import Body, Dialect
 from uma.http.exchange import Exchange
-from uma.http.fields import DRAWN, Common, first, read, sampling
+from uma.http.fields import DRAWN, Common, sampling
 from uma.http.gateway import Gateway
 from uma.http.generation import small_work
 from uma.http.problem import Problem
 from uma.http.prometheus import exposition
 from uma.http.prompts import MEDIA_MARKER
+from uma.http.reader import checked_text
 from uma.types import MAX_SEED, Request, SamplingParams
 
 _TYPES = {
@@ -46,19 +47,16 @@ OVERFLOW = "the request exceeds the available context size, try increasing it: "
 """And an overflow by these."""
 
 
-class LlamaServerErrors:
+def _error(problem: Problem, request_id: str) -> Body:
     """`{"error": {"code", "message", "type"}}`, `code` being the status."""
-
-    def error(self, problem: Problem, request_id: str) -> Body:
-        """See `Dialect`."""
-        kind = _TYPES.get(problem.kind, "invalid_request_error")
-        message = LOADING if problem.kind == "loading" else problem.message
-        if problem.kind == "context_length":
-            message = OVERFLOW + message
-        return {"error": {"code": problem.status, "message": message, "type": kind, **problem.size}}
+    kind = _TYPES.get(problem.kind, "invalid_request_error")
+    message = LOADING if problem.kind == "loading" else problem.message
+    if problem.kind == "context_length":
+        message = OVERFLOW + message
+    return {"error": {"code": problem.status, "message": message, "type": kind, **problem.size}}
 
 
-ERRORS = LlamaServerErrors()
+LLAMA_SERVER = Dialect(_error)
 
 UNBOUNDED = -1
 """A number of tokens: as many as there may be."""
@@ -78,9 +76,9 @@ class TokenizeBody:
 
 async def tokenize(gateway: Gateway, http: Exchange) -> None:
     """`POST /tokenize`: the ids of a text, without the beginning of text unless `add_special` asks for it."""
-    body = await http.built(lambda fields: read(fields, TokenizeBody, http))
-    gateway.names.check(body.model, http)
-    text = first(http, ("content", body.content), ("prompt", body.prompt))
+    reader = gateway.reader(http)
+    body = await http.built(lambda fields: reader.body(fields, TokenizeBody))
+    text = reader.first(("content", body.content), ("prompt", body.prompt))
     if text is None:
         raise BadRequest("content: is required (a string)")
     tokens = await small_work(http, partial(_tokenized, gateway, http, text, body))
@@ -116,8 +114,7 @@ async def detokenize(gateway: Gateway, http: Exchange) -> None:
     """`POST /detokenize`: the text of token ids. Special tokens have none."""
 
     def request(fields: dict[str, Any]) -> Request | None:
-        body = read(fields, DetokenizeBody, http)
-        gateway.names.check(body.model, http)
+        body = gateway.reader(http).body(fields, DetokenizeBody)
         http.names["token_ids"] = "tokens"
         return Request(http.id, token_ids=body.tokens) if body.tokens else None
 
@@ -126,16 +123,8 @@ async def detokenize(gateway: Gateway, http: Exchange) -> None:
     await http.answer_json({"content": "" if found is None else found.text or ""})
 
 
-async def apply_template(gateway: Gateway, http: Exchange) -> None:
-    """`POST /apply-template`: the prompt that a chat completion of this conversation has, tools included."""
-
-    def request(fields: dict[str, Any]) -> Request:
-        body = read(fields, openai_chat.Conversation, http)
-        gateway.names.check(body.model, http)
-        return Request(http.id, **openai_chat.prompt(gateway, body, http))
-
-    found = await small_work(http, partial(gateway.source.tokenize, await http.built(request)))
-    await http.answer_json({"prompt": found.text})
+apply_template = Tokenizes(openai_chat.read_conversation, lambda found: {"prompt": found.text})
+"""The prompt that a chat completion of this conversation has, tools included."""
 
 
 async def health(gateway: Gateway, http: Exchange) -> None:
@@ -220,7 +209,7 @@ def _default_settings(gateway: Gateway) -> dict[str, Any]:
     info = gateway.source.info
     if not info.capabilities.generate:
         return {}
-    return settings(sampling(gateway, Common(), DRAWN), UNBOUNDED, MAX_SEED, stream=False)
+    return settings(sampling(gateway, Common(), DRAWN, {}), UNBOUNDED, MAX_SEED, stream=False)
 
 
 async def slots(gateway: Gateway, http: Exchange) -> None:

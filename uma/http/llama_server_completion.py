@@ -12,28 +12,18 @@ import orjson
 
 from uma.constraints import Length, Range, Text
 from uma.http import abilities, fill_in
-from uma.http.dialect import BaseJob, Body, sse
-from uma.http.exchange import Exchange
-from uma.http.fields import (
-    DRAWN,
-    MAX_WINDOW,
-    Common,
-    context_window,
-    first,
-    read_generating,
-    sampling,
-    tokens_wanted,
-    urgency,
-)
-from uma.http.gateway import Gateway
-from uma.http.llama_server import ERRORS, UNBOUNDED, settings
+from uma.http.ask import Generates, TextAsk
+from uma.http.dialect import Body, Writer, sse
+from uma.http.fields import MAX_WINDOW, Common
+from uma.http.llama_server import LLAMA_SERVER, UNBOUNDED, settings
 from uma.http.logprobs import Unshown, shown
-from uma.http.problem import Problem, Unsupported
-from uma.http.prompts import PROMPTS, built_with_ids, is_one_prompt, requests_for
+from uma.http.problem import Unsupported
+from uma.http.prompts import PROMPTS, is_one_prompt
+from uma.http.reader import Reader
 from uma.http.structured_outputs import StructuredFields, grammar_of
-from uma.http.telemetry import Telemetry, TelemetryFields
+from uma.http.telemetry import TelemetryFields
 from uma.http.usage import timings, warnings
-from uma.types import MAX_SEED, Finished, Logprobs, Request, SamplingParams, Temperature, Token
+from uma.types import MAX_SEED, Finished, Logprobs, Temperature, Token
 
 _Window = Annotated[int, Range(-1, MAX_WINDOW)]
 _DRAWN = (-1, MAX_SEED)
@@ -63,12 +53,6 @@ class CompletionBody(Common, StructuredFields, TelemetryFields):
     image_data: Any = None
 
 
-async def completion(gateway: Gateway, http: Exchange) -> None:
-    """`POST /completion`: one prompt or several; several answers are a list, or told apart by `index`."""
-    build = partial(_completion, gateway, http)
-    await gateway.generate(http, await built_with_ids(gateway, http, ("prompt",), build))
-
-
 @attrs.frozen(kw_only=True)
 class FileBody:
     """What another file holds."""
@@ -87,96 +71,68 @@ class InfillBody(CompletionBody):
     input_extra: Annotated[tuple[FileBody, ...], Length(0, 1024, "files")] = ()
 
 
-async def infill(gateway: Gateway, http: Exchange) -> None:
-    """`POST /infill`: what comes between two texts, of a model that has tokens for that."""
-
-    def build(fields: dict[str, Any]) -> tuple[CompletionJob, fill_in.Gap]:
-        body = read_generating(fields, InfillBody, http)
-        gateway.names.check(body.model, http)
-        fill_in.check(gateway.source.info.capabilities, "input_prefix")
-        files = [(each.filename, each.text) for each in body.input_extra]
-        gap = fill_in.Gap(body.input_prefix, body.input_suffix, body.prompt, files)
-        return _job(gateway, http, attrs.evolve(body, prompt=body.input_prefix + body.prompt)), gap
-
-    job, gap = await http.built(build)
-    filled, left_out = await fill_in.filled(gateway, http, job.requests[0], gap, "input_prefix")
-    job.requests = [filled]
-    if left_out:
-        job.notes.append(f"input_extra: the first {left_out} of {len(gap.files or ())} do not fit the context")
-    await gateway.generate(http, job)
+def _read(fields: Mapping[str, Any], reader: Reader) -> TextAsk:
+    body = reader.generating(fields, CompletionBody)
+    return _ask(body, body.prompt, reader)
 
 
-def _completion(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> CompletionJob:
-    return _job(gateway, http, read_generating(fields, CompletionBody, http))
+def _read_infill(fields: Mapping[str, Any], reader: Reader) -> TextAsk:
+    body = reader.generating(fields, InfillBody)
+    fill_in.check(reader.able, "input_prefix")
+    files = [(each.filename, each.text) for each in body.input_extra]
+    gap = fill_in.Gap("input_prefix", body.input_suffix, body.input_prefix, body.prompt, files)
+    return _ask(body, body.input_prefix + body.prompt, reader, gap)
 
 
-def _job(gateway: Gateway, http: Exchange, body: CompletionBody) -> CompletionJob:
-    model = gateway.names.check(body.model, http)
+def _ask(body: CompletionBody, prompt: Any, reader: Reader, gap: fill_in.Gap | None = None) -> TextAsk:
     if body.image_data:
         raise Unsupported(
             "image_data: is not read; give prompt_string and multimodal_data in prompt to a model that sees"
         )
-    asked = first(
-        http,
+    asked = reader.first(
         ("n_predict", body.n_predict),
         ("max_completion_tokens", body.max_completion_tokens),
         ("max_tokens", body.max_tokens),
     )
     n_predict = UNBOUNDED if asked is None else asked
-    params = _sampling(gateway, http, body, n_predict)
-    requests = requests_for(gateway, http, body.prompt, params, stream=bool(body.stream), **urgency(body, http))
-    job = CompletionJob(
-        requests,
-        bool(body.stream),
-        model,
+    abilities.post_sampling_probs(body.post_sampling_probs)
+    penalties = ("repeat_penalty", body.repeat_penalty), ("repetition_penalty", body.repetition_penalty)
+    windows = ("repeat_last_n", body.repeat_last_n), ("penalty_window", body.penalty_window)
+    dry_windows = ("dry_penalty_last_n", body.dry_penalty_last_n), ("dry_window", body.dry_window)
+    writer = partial(
+        CompletionWriter,
         n_predict=n_predict,
-        n_ctx=gateway.source.info.limits.n_ctx,
+        n_ctx=reader.info.limits.n_ctx,
         returns_tokens=bool(body.return_tokens),
         fields=body.response_fields or (),
-        is_list=len(requests) > 1 and not is_one_prompt(body.prompt),
+        is_one=is_one_prompt(prompt),
     )
-    job.telemetry = Telemetry.of(body, stream=bool(body.stream))
-    return job
-
-
-def _sampling(gateway: Gateway, http: Exchange, body: CompletionBody, n_predict: int) -> SamplingParams:
-    able = gateway.source.info.capabilities
-    abilities.post_sampling_probs(body.post_sampling_probs)
-    params = sampling(
-        gateway,
-        body,
-        DRAWN,
-        max_tokens=tokens_wanted(gateway, http, n_predict, "n_predict"),
-        temperature=body.temperature,
-        seed=None if body.seed in _DRAWN else body.seed,
-        repetition_penalty=first(
-            http, ("repeat_penalty", body.repeat_penalty), ("repetition_penalty", body.repetition_penalty)
-        ),
-        penalty_window=_window(
-            gateway, first(http, ("repeat_last_n", body.repeat_last_n), ("penalty_window", body.penalty_window))
-        ),
-        dry_window=_window(
-            gateway, first(http, ("dry_penalty_last_n", body.dry_penalty_last_n), ("dry_window", body.dry_window))
-        ),
-        logprobs=abilities.logprobs(body.n_probs or None, "n_probs", able),
-        logit_bias=abilities.logit_bias(body.logit_bias, able, bans_by_false=True),
-        grammar=grammar_of(body, able, http),
+    return TextAsk(
+        body=body,
+        writer=writer,
+        prompt=prompt,
+        gap=gap,
+        stream=body.stream,
+        max_tokens=n_predict,
+        tokens_field="n_predict",
+        logprobs=abilities.logprobs(body.n_probs or None, "n_probs", reader.able),
+        logit_bias=abilities.logit_bias(body.logit_bias, reader.able, bans_by_false=True),
+        grammar=grammar_of(body, reader),
+        sampling={
+            "temperature": body.temperature,
+            "seed": None if body.seed in _DRAWN else body.seed,
+            "repetition_penalty": reader.first(*penalties),
+            "penalty_window": reader.first(*windows),
+            "dry_window": reader.first(*dry_windows),
+        },
+        penalizes_output=False,
     )
-    return params.over(gateway.config.sampler)
 
 
-def _window(gateway: Gateway, asked: int | None) -> int | None:
-    """-1 is the whole context."""
-    return context_window(gateway) if asked == -1 else asked
-
-
-@attrs.define(kw_only=True)
-class CompletionJob(BaseJob):
+@attrs.define
+class CompletionWriter(Writer):
     """Native completions: of each prompt an object for each token, and one at the end with `stop: true`."""
 
-    requests: Sequence[Request] = attrs.field(kw_only=False)
-    stream: bool = attrs.field(kw_only=False)
-    model: str = attrs.field(kw_only=False)
     n_predict: int
     """Tokens to generate as the body has them."""
     n_ctx: int
@@ -184,17 +140,15 @@ class CompletionJob(BaseJob):
     returns_tokens: bool
     fields: Sequence[str]
     """Members of the last object that are wanted (`a/b`: the member `b` of `a`); none: all."""
-    is_list: bool
-    """Whether a whole answer is a list."""
-    notes: list[str] = attrs.field(factory=list, init=False)
-    """Further warnings."""
+    is_one: bool
+    """Whether the body has one prompt by itself, and no list of them."""
     _n: Counter[int] = attrs.field(factory=Counter, init=False)
     _unshown: defaultdict[int, Unshown] = attrs.field(factory=lambda: defaultdict(Unshown), init=False)
     _lines: set[int] = attrs.field(factory=set, init=False)
     """Answers with a line break."""
 
     def token(self, index: int, token: Token) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         self._n[index] += 1
         if "\n" in token.text:
             self._lines.add(index)
@@ -210,7 +164,7 @@ class CompletionJob(BaseJob):
         )
 
     def progress(self, index: int, fields: Mapping[str, Any]) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         return sse({"index": index, "content": "", "tokens": [], "stop": False, "tokens_predicted": 0, **fields})
 
     def _piece(self, index: int, token: Token) -> dict[str, Any]:
@@ -223,23 +177,15 @@ class CompletionJob(BaseJob):
         }
 
     def finished(self, index: int, finished: Finished) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         rest = self._unshown[index].rest(finished)
         last = self._last(index, finished, "", has_new_line=index in self._lines)
         return sse(self._wanted({**last, **(_probabilities(rest) if rest else {})}))
 
-    def end(self, results: Sequence[Finished]) -> bytes:
-        """See `Job`. The last object says `stop` itself."""
-        return b""
-
-    def failed(self, problem: Problem) -> bytes:
-        """See `Job`."""
-        return sse(ERRORS.error(problem, ""))
-
     def whole(self, results: Sequence[Finished]) -> Body | list[Body]:
-        """See `Job`."""
+        """See `Writer`."""
         bodies = [self._whole(index, result) for index, result in enumerate(results)]
-        return bodies if self.is_list else bodies[0]
+        return bodies if len(bodies) > 1 and not self.is_one else bodies[0]
 
     def _whole(self, index: int, result: Finished) -> Body:
         text = result.text or ""
@@ -300,3 +246,9 @@ def _probability(position: Any) -> dict[str, Any]:
         return {"id": token.token_id, "token": token.text, "bytes": list(token.bytes), "logprob": token.logprob}
 
     return {**one(position.chosen), "top_logprobs": [one(each) for each in position.top]}
+
+
+completion = Generates(LLAMA_SERVER, _read)
+"""One prompt or several; several answers are a list, or told apart by `index`."""
+infill = Generates(LLAMA_SERVER, _read_infill)
+"""What comes between two texts, of a model that has tokens for that."""

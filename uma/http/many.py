@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
@@ -10,28 +10,27 @@ from typing import Any
 import trio
 
 from uma.errors import BadRequest, Loading, UnknownModel
-from uma.http.dialect import StreamForm
+from uma.http.dialect import Dialect
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
-from uma.http.generation import unless_gone
+from uma.http.generation import HEARTBEAT_SEC, NO_BUFFERING, unless_gone
 from uma.http.ignored import header_value
 from uma.http.keep_alive import keep_sec
 from uma.http.models import FOREIGN, MODEL_HEADER, ModelNames
 from uma.http.problem import Forbidden, NotFound
 from uma.http.rights import is_manager
-from uma.http.waiting import tell_of_load
 from uma.net.quota import Excess
 from uma.types import MAX_KEEP_SEC, ListedModel, Models, Source
 
 
 @asynccontextmanager
-async def of_model(gateway: Gateway, http: Exchange, form: StreamForm | None = None) -> AsyncIterator[Gateway]:
+async def of_model(gateway: Gateway, http: Exchange, dialect: Dialect | None = None) -> AsyncIterator[Gateway]:
     """A block with the gateway to the model that a request names, which stays loaded; with one model, `gateway`.
 
-    An endpoint that streams has a `form`. Raises `UnknownModel`, `Forbidden` where the key is bound to others, and why
-    the model cannot be loaded; where the query says that it is not to be (`autoload=false`), `BadRequest`, or `Loading`
-    while it is being loaded. A GET loads nothing, so that no page elsewhere can do so by the address of a picture: it
-    raises `NotFound` where the model is not loaded.
+    An endpoint that streams has a `dialect`. Raises `UnknownModel`, `Forbidden` where the key is bound to others, and
+    why the model cannot be loaded; where the query says that it is not to be (`autoload=false`), `BadRequest`, or
+    `Loading` while it is being loaded. A GET loads nothing, so that no page elsewhere can do so by the address of a
+    picture: it raises `NotFound` where the model is not loaded.
     """
     if (models := gateway.models) is None:
         check_only_model(gateway, http)
@@ -52,12 +51,25 @@ async def of_model(gateway: Gateway, http: Exchange, form: StreamForm | None = N
         http.ignored.add("keep_alive")
     async with AsyncExitStack() as stack:
         async with trio.open_nursery() as telling:
-            if form is not None and form.is_asked(fields):
+            if dialect is not None and dialect.is_streamed(fields):
                 shown = name or models.listed()[0].name
-                telling.start_soon(tell_of_load, http, form, shown, partial(models.loading_percent, name))
+                telling.start_soon(_tell_of_load, http, dialect, shown, partial(models.loading_percent, name))
             source = await unless_gone(http, partial(stack.enter_async_context, models.using(name, kept)))
             telling.cancel_scope.cancel()
         yield gateway.to_model(source, ModelNames(asked or source.info.model.called, takes_any=True))
+
+
+async def _tell_of_load(http: Exchange, dialect: Dialect, model: str, percent: Callable[[], int | None]) -> None:
+    """Begin a stream after a while, and tell how far its model is; to be cancelled once it is loaded.
+
+    An error then has no status of its own any more.
+    """
+    await trio.sleep(HEARTBEAT_SEC)
+    http.streamed = dialect
+    await http.start(200, dialect.media_type, NO_BUFFERING)
+    while True:
+        await http.write(dialect.alive(f"loading {model}: {percent() or 0} %"))
+        await trio.sleep(HEARTBEAT_SEC)
 
 
 async def _meant(gateway: Gateway, models: Models, http: Exchange, asked: str | None) -> str | None:

@@ -14,37 +14,23 @@ import trio
 from uma import json_bytes, json_text
 from uma.constraints import Json, Length, Range, Text
 from uma.errors import BadRequest
-from uma.http import abilities, fill_in, waiting
+from uma.http import abilities, fill_in
+from uma.http.ask import ChatAsk, Generates, Said, TextAsk
 from uma.http.content import question_start, stand_in
-from uma.http.dialect import NDJSON, BaseJob, Body, dumps
+from uma.http.dialect import NDJSON, Body, Dialect, Writer, dumps
 from uma.http.exchange import Exchange
-from uma.http.fields import (
-    MAX_MESSAGES,
-    MAX_WINDOW,
-    SYNONYMS,
-    Common,
-    Stop,
-    all_tokens,
-    allowed_tokens,
-    as_own,
-    context_window,
-    first,
-    read,
-    read_generating,
-    sampling,
-    urgency,
-)
+from uma.http.fields import MAX_MESSAGES, MAX_WINDOW, Common, Stop, sampling
 from uma.http.gateway import Gateway
-from uma.http.ignored import Ignored
 from uma.http.keep_alive import keep_sec
 from uma.http.logprobs import PendingLogprobs, entries, spelling
 from uma.http.many import known_model, of_model, own_models
 from uma.http.media import MediaReader
-from uma.http.problem import Problem, Unsupported
+from uma.http.problem import Unsupported
+from uma.http.reader import SYNONYMS, Reader, read
 from uma.http.rights import check_manager
 from uma.http.structured_outputs import StructuredFields, grammar_of
-from uma.http.thinking import Wish, thinking
-from uma.http.tools import Name, Tools, check_calls, distinct, name_schemas, tool_fields, with_names
+from uma.http.thinking import Wish
+from uma.http.tools import Name, Tools, check_calls, distinct, name_schemas
 from uma.http.usage import decoded_ms, warnings
 from uma.models.digest import digest, warm
 from uma.types import (
@@ -57,8 +43,6 @@ from uma.types import (
     Penalty,
     ReasoningDelta,
     RepetitionPenalty,
-    Request,
-    SamplingParams,
     ServerInfo,
     Temperature,
     Token,
@@ -80,15 +64,16 @@ class _Piece(Protocol):
     def __call__(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]: ...
 
 
-class OllamaErrors:
-    """`{"error": "text"}`."""
-
-    def error(self, problem: Problem, request_id: str) -> Body:
-        """See `Dialect`."""
-        return {"error": problem.message}
-
-
-ERRORS = OllamaErrors()
+OLLAMA = Dialect(
+    lambda problem, request_id: {"error": problem.message},
+    NDJSON,
+    # White space in front of the next line's JSON: a line of its own would be read as JSON.
+    alive=lambda text: b" ",
+    event=lambda body: dumps(body) + b"\n",
+    is_streamed=lambda fields: (
+        fields.get("stream") is not False and bool(fields.get("messages") or fields.get("prompt"))
+    ),
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -170,47 +155,47 @@ class GenerateBody(_Body):
 
 async def chat(gateway: Gateway, http: Exchange) -> None:
     """`POST /api/chat`. Without messages it has the model loaded, or with a `keep_alive` of 0 leave."""
-    nothing = {"message": {"role": "assistant", "content": ""}}
-    if await _unloaded(gateway, http, nothing):
-        return
-    async with of_model(gateway, http, waiting.OLLAMA) as one:
-        job = await http.built(partial(_chat_job, one, http))
-        if isinstance(job, str):
-            await _say(http, job, nothing, "load")
-        else:
-            await one.generate(http, job)
+    await _answer(gateway, http, _CHAT, _chat_piece(""))
 
 
-def _chat_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> OllamaJob | str:
-    """The job, or the model's name where there is nothing to generate."""
-    body = read_generating(_with_options(fields, http), ChatBody, http)
-    model = gateway.names.check(body.model, http)
-    able = gateway.source.info.capabilities
+async def generate(gateway: Gateway, http: Exchange) -> None:
+    """`POST /api/generate`. Without a prompt it has the model loaded, or with a `keep_alive` of 0 leave."""
+    await _answer(gateway, http, _GENERATE, _generate_piece(""))
+
+
+async def _answer(gateway: Gateway, http: Exchange, endpoint: Generates, nothing: dict[str, Any]) -> None:
+    if not await _unloaded(gateway, http, nothing):
+        async with of_model(gateway, http, OLLAMA) as one:
+            await endpoint(one, http)
+
+
+def _read_chat(fields: Mapping[str, Any], reader: Reader) -> ChatAsk | Said:
+    body = reader.generating(_with_options(fields, reader), ChatBody)
     for index, message in enumerate(body.messages):
         if message.tool_calls:
-            check_calls(able, f"messages[{index}].tool_calls")
+            check_calls(reader.able, f"messages[{index}].tool_calls")
     if not body.messages:
-        return model
+        return _said(reader.model, _chat_piece(""), "load")
     tools = [each.function.tool for each in body.tools or ()]
     places = distinct(tools)
-    name_schemas(http.names, places, "function.parameters")
-    offered = tool_fields([tools[at] for at in places], "auto", able, is_parallel=None)
-    media = MediaReader(able)
-    messages = list(_messages(body.messages, http.ignored, media))
-    media.name(http.names, messages)
-    prompt = {"messages": with_names(messages), **offered}
-    return _job(gateway, body, http, model, prompt, _chat_piece)
+    name_schemas(reader.names, places, "function.parameters")
+    return ChatAsk(
+        messages=list(_messages(body.messages, reader)),
+        tools=[tools[at] for at in places],
+        wish=_wish(body),
+        **_asked(body, reader, _chat_piece),
+    )
 
 
-def _messages(bodies: Sequence[ChatMessage], ignored: Ignored, media: MediaReader) -> Iterator[Message]:
+def _messages(bodies: Sequence[ChatMessage], reader: Reader) -> Iterator[Message]:
     """The conversation, with ids for calls by their order: a result is that of the first call that has none yet."""
     count, waiting, question = 0, _Unanswered(), question_start([body.role for body in bodies])
     for index, body in enumerate(bodies):
         text, shown = body.content or "", tuple[Media, ...]()
-        if body.images and media.takes_any:
-            text, shown = joined([*_images(body.images, f"messages[{index}].images", media), text])
+        if body.images and reader.media.takes_any:
+            text, shown = joined([*_images(body.images, f"messages[{index}].images", reader.media), text])
         elif body.images:
-            seen = stand_in("image", f"messages[{index}].images", ignored, is_question=index >= question)
+            seen = stand_in("image", f"messages[{index}].images", reader, is_question=index >= question)
             text = f"{text}\n{seen}" if text else seen
         calls = []
         for call in body.tool_calls or ():
@@ -254,22 +239,6 @@ class _Unanswered:
         return None
 
 
-async def generate(gateway: Gateway, http: Exchange) -> None:
-    """`POST /api/generate`. Without a prompt it has the model loaded, or with a `keep_alive` of 0 leave."""
-    if await _unloaded(gateway, http, {"response": ""}):
-        return
-    async with of_model(gateway, http, waiting.OLLAMA) as one:
-        job = await http.built(partial(_generate_job, one, http))
-        if isinstance(job, str):
-            await _say(http, job, {"response": ""}, "load")
-            return
-        if job.suffix:
-            (request,) = job.requests
-            gap = fill_in.Gap(fill_in.text_before(request), job.suffix)
-            job.requests = [(await fill_in.filled(one, http, request, gap, "suffix"))[0]]
-        await one.generate(http, job)
-
-
 async def _unloaded(gateway: Gateway, http: Exchange, nothing: dict[str, Any]) -> bool:
     """Whether the body asks for nothing but that the model leaves, which this answers. Raises `Unsupported` where it is
     the only one.
@@ -285,41 +254,34 @@ async def _unloaded(gateway: Gateway, http: Exchange, nothing: dict[str, Any]) -
     asked = fields.get("model")
     name = await known_model(gateway.models, http, asked if isinstance(asked, str) else None)
     left = await gateway.models.unload(name)
-    await _say(http, left.name, nothing, "unload")
+    await http.answer_json(_said(left.name, nothing, "unload").body)
     return True
 
 
-def _generate_job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> OllamaJob | str:
-    """Job of a generation; see `_chat_job`."""
-    body = read_generating(_with_options(fields, http), GenerateBody, http)
-    model = gateway.names.check(body.model, http)
-    able, is_plain = gateway.source.info.capabilities, bool(body.raw or body.suffix)
-    if body.images and not (able.vision or able.audio):
+def _read_generate(fields: Mapping[str, Any], reader: Reader) -> ChatAsk | TextAsk | Said:
+    body = reader.generating(_with_options(fields, reader), GenerateBody)
+    if body.images and not reader.media.takes_any:
         abilities.media("images", "images")
-    if body.images and is_plain:
+    if body.images and (body.raw or body.suffix):
         raise Unsupported("images: cannot stand beside raw or suffix, which have no place for them; leave either out")
     if body.template or body.context:
         raise BadRequest("template, context: are not supported; the model's own template is used, or none with raw")
     if not body.prompt:
-        return model
-    if body.suffix:
-        fill_in.check(able, "suffix")
-    if is_plain:
-        prompt: dict[str, Any] = {"prompt": body.prompt, "parse_special": True}
-        http.ignored.add_all(["system"] if body.system else [])
-    else:
-        system = [Message("system", body.system)] if body.system else []
-        media = MediaReader(able)
-        text, shown = joined([*_images(body.images or [], "images", media), body.prompt])
-        messages = (*system, Message("user", text, media=shown))
-        media.name(http.names, messages)
-        prompt = {"messages": messages}
-    job = _job(gateway, body, http, model, prompt, _generate_piece)
-    job.suffix = body.suffix or ""
-    return job
+        return _said(reader.model, _generate_piece(""), "load")
+    gap = fill_in.Gap("suffix", body.suffix) if body.suffix else None
+    if gap is not None:
+        fill_in.check(reader.able, "suffix")
+    asked = _asked(body, reader, _generate_piece)
+    if body.raw or gap is not None:
+        reader.ignored.add_all(["system"] if body.system else [])
+        reader.ignored.add_all(["think"] if body.think is not None else [])  # without a template it thinks if it will
+        return TextAsk(prompt=body.prompt, gap=gap, **asked)
+    text, shown = joined([*_images(body.images or [], "images", reader.media), body.prompt])
+    system = [Message("system", body.system)] if body.system else []
+    return ChatAsk(messages=[*system, Message("user", text, media=shown)], wish=_wish(body), **asked)
 
 
-def _with_options(fields: dict[str, Any], http: Exchange) -> dict[str, Any]:
+def _with_options(fields: Mapping[str, Any], reader: Reader) -> Mapping[str, Any]:
     """The body, whose options have UMA's own fields and the bounds of other dialects from beside them."""
     options = fields.get("options")
     if options is None:
@@ -330,57 +292,44 @@ def _with_options(fields: dict[str, Any], http: Exchange) -> dict[str, Any]:
         name: fields[name] for name in ("priority", "slo", "pace", "cache_prompt", "reproducible") if name in fields
     }
     bounds: dict[str, Any] = {name: fields[name] for names in SYNONYMS for name in names if name in fields}
-    own = as_own(bounds | options | moved, Options, http, "options.")
+    own = reader.as_own(bounds | options | moved, Options, "options.")
     return {**{name: each for name, each in fields.items() if name not in bounds}, "options": own}
 
 
-def _job(gateway: Gateway, body: _Body, http: Exchange, model: str, prompt: dict[str, Any], piece: _Piece) -> OllamaJob:
-    options = body.options or Options()
-    how = urgency(options, http)
-    stream = body.stream is not False
-    able, is_chat = gateway.source.info.capabilities, "messages" in prompt
-    if body.think is not None and not is_chat:
-        http.ignored.add("think")  # without a template it thinks if it will
+def _wish(body: _Body) -> Wish:
     effort = body.think if isinstance(body.think, str) else None
-    wish = Wish(
-        wanted=None if body.think is None else bool(body.think), field="think", effort=effort, effort_field="think"
-    )
-    request = Request(
-        http.id,
-        sampling=_sampling(gateway, body, options, http),
-        stream=stream,
-        **how,
-        **(thinking(wish, able, http.ignored) if is_chat else {}),
-        **prompt,
-    )
-    return OllamaJob([request], stream, model, piece, is_unbounded=(options.num_predict or -1) < 0)
+    wanted = None if body.think is None else bool(body.think)
+    return Wish(wanted=wanted, field="think", effort=effort, effort_field="think")
 
 
-def _sampling(gateway: Gateway, body: _Body, options: Options, http: Exchange) -> SamplingParams:
-    able = gateway.source.info.capabilities
+def _asked(body: _Body, reader: Reader, piece: _Piece) -> dict[str, Any]:
+    """The fields of an `Ask` that both endpoints have."""
+    options = body.options or Options()
     if options.num_predict == 0:
         raise BadRequest(
             "options.num_predict: 0 generates nothing; give a number from 1, or -1 for no bound of its own"
         )
-    asked, seed = options.num_predict, options.seed
+    is_unbounded = (options.num_predict or -1) < 0
     penalties = ("repeat_penalty", options.repeat_penalty), ("repetition_penalty", options.repetition_penalty)
     windows = ("repeat_last_n", options.repeat_last_n), ("penalty_window", options.penalty_window)
-    window = first(http, *windows)
-    form = abilities.json_format(body.format, "format", able, http.names)
-    return sampling(
-        gateway,
-        options,
-        DEFAULTS,
-        temperature=options.temperature,
-        max_tokens=allowed_tokens(gateway, asked, "options.num_predict")
-        if asked is not None and asked > 0
-        else all_tokens(gateway, http),
-        repetition_penalty=first(http, *penalties),
-        penalty_window=context_window(gateway) if window == -1 else window,
-        seed=None if seed is None or seed < 0 else seed,
-        grammar=grammar_of(body, able, http, ("format", form)),
-        logprobs=abilities.chat_logprobs(body.logprobs, body.top_logprobs, able),
-    )
+    form = abilities.json_format(body.format, "format", reader)
+    return {
+        "body": options,
+        "writer": partial(OllamaWriter, piece=piece, is_unbounded=is_unbounded),
+        "stream": body.stream is not False,
+        "max_tokens": None if is_unbounded else options.num_predict,
+        "tokens_field": "options.num_predict",
+        "logprobs": abilities.chat_logprobs(body.logprobs, body.top_logprobs, reader.able),
+        "grammar": grammar_of(body, reader, ("format", form)),
+        "sampling": {
+            "temperature": options.temperature,
+            "repetition_penalty": reader.first(*penalties),
+            "penalty_window": reader.first(*windows),
+            "seed": None if options.seed is None or options.seed < 0 else options.seed,
+        },
+        "defaults": DEFAULTS,
+        "penalizes_output": False,
+    }
 
 
 def _now() -> str:
@@ -395,8 +344,8 @@ def _as_time(at: datetime) -> str:
     return at.isoformat().replace("+00:00", "Z")
 
 
-async def _say(http: Exchange, model: str, more: dict[str, Any], what: str) -> None:
-    await http.answer_json({"model": model, "created_at": _now(), **more, "done_reason": what, "done": True})
+def _said(model: str, nothing: dict[str, Any], what: str) -> Said:
+    return Said({"model": model, "created_at": _now(), **nothing, "done_reason": what, "done": True})
 
 
 def _chat_piece(text: str, thinking: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
@@ -419,34 +368,26 @@ def _logprobs(positions: Sequence[Logprobs]) -> dict[str, Any]:
 
 
 @attrs.define
-class OllamaJob(BaseJob):
+class OllamaWriter(Writer):
     """A line for each token, and one at the end with counts and durations in nanoseconds."""
 
-    model: str
     piece: _Piece
     is_unbounded: bool
     """See `warnings`."""
-    suffix: str = attrs.field(default="", init=False)
-    """What comes behind the answer, where it fills in the middle."""
     _pending: PendingLogprobs = attrs.field(factory=PendingLogprobs, init=False)
 
-    @property
-    def media_type(self) -> bytes:
-        """See `Job`."""
-        return NDJSON
-
     def token(self, index: int, token: Token) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         positions = self._pending.take(token)
         return self._line({**self.piece(token.text), **_logprobs(positions)}) if token.text else b""
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
-        """See `Job`. Ollama tells a call when it is whole, and one that never is as text."""
+        """See `Writer`. Ollama tells a call when it is whole, and one that never is as text."""
         self._pending.aside()
         return self._line(self.piece("", part.text)) if isinstance(part, ReasoningDelta) else b""
 
     def finished(self, index: int, finished: Finished) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         calls = self._line(self.piece("", "", finished.tool_calls)) if finished.tool_calls else b""
         cut = self._line(self.piece(finished.cut_call.text)) if finished.cut_call is not None else b""
         return calls + cut + dumps(self._last(finished, self.piece(""))) + b"\n"
@@ -454,16 +395,8 @@ class OllamaJob(BaseJob):
     def _line(self, piece: dict[str, Any]) -> bytes:
         return dumps({"model": self.model, "created_at": _now(), **piece, "done": False}) + b"\n"
 
-    def failed(self, problem: Problem) -> bytes:
-        """See `Job`."""
-        return dumps(ERRORS.error(problem, "")) + b"\n"
-
-    def heartbeat(self, progress: str) -> bytes:
-        """See `Job`. White space in front of the next line's JSON: a line of its own would be read as JSON."""
-        return b" "
-
     def whole(self, results: Sequence[Finished]) -> Body:
-        """See `Job`."""
+        """See `Writer`."""
         result = results[0]
         text, thinking = result.text or "", result.reasoning or ""
         logprobs = _logprobs(spelling(result.logprobs or (), text, thinking))
@@ -489,6 +422,9 @@ class OllamaJob(BaseJob):
             "cached_tokens": usage.cached_tokens,
             **warnings([result], is_unbounded=self.is_unbounded),
         }
+
+
+_CHAT, _GENERATE = Generates(OLLAMA, _read_chat), Generates(OLLAMA, _read_generate)
 
 
 async def version(gateway: Gateway, http: Exchange) -> None:
@@ -591,7 +527,7 @@ def _parameters(gateway: Gateway) -> dict[str, Any]:
     info = gateway.source.info
     found: dict[str, Any] = {"num_ctx": info.limits.n_ctx}
     if info.capabilities.generate:
-        figures = sampling(gateway, Options(), DEFAULTS).settled
+        figures = sampling(gateway, Options(), DEFAULTS, {}).settled
         found |= {
             "temperature": figures.temperature,
             "top_k": figures.top_k,
@@ -616,8 +552,9 @@ def _modelfile(gateway: Gateway, parameters: Mapping[str, Any]) -> str:
 
 async def show(gateway: Gateway, http: Exchange) -> None:
     """`POST /api/show`."""
-    body = await http.built(lambda fields: read(fields, ShowBody, http))
-    gateway.names.check(first(http, ("model", body.model or None), ("name", body.name or None)))
+    reader = gateway.reader(http)
+    body = await http.built(lambda fields: read(fields, ShowBody, http.ignored))
+    gateway.names.check(reader.first(("model", body.model or None), ("name", body.name or None)))
     model, able = gateway.source.info.model, gateway.source.info.capabilities
     parameters = _parameters(gateway)
     await http.answer_json(

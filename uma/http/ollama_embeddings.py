@@ -6,21 +6,20 @@ Where a text has no token, its embedding is an empty list, which Ollama's own cl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
 import attrs
-import trio
 
 from uma.constraints import Range, Text, show
 from uma.errors import BadRequest
-from uma.http.content import checked_text
-from uma.http.embedding import Input, InputRequest, answer_vectors, embed, request_of, warnings_of
-from uma.http.exchange import Exchange
-from uma.http.fields import read
-from uma.http.gateway import Gateway
+from uma.http.ask import Said
+from uma.http.embedding import EmbedAsk, Embeds, warnings_of
+from uma.http.reader import Reader
 from uma.net.quota import Lane
+from uma.types import Embeddings
 
 _NS_PER_SEC = 1_000_000_000
 
@@ -64,75 +63,46 @@ class EmbeddingsBody(_Body):
     prompt: Annotated[str, Text()] | None = None
 
 
-async def embed_texts(gateway: Gateway, http: Exchange) -> None:
-    """`POST /api/embed`. Without texts it only says that the model is loaded."""
-    began = trio.current_time()
-    model, wanted = await http.built(partial(_asked, gateway, http))
-    if wanted is None:
-        await http.answer_json({"model": model, "embeddings": []})
-        return
-    found = await embed(gateway, http, wanted)
-
-    def form(vectors: Sequence[Any]) -> dict[str, Any]:
-        return {
-            "model": model,
-            "embeddings": [[] if each is None else each for each in vectors],
-            "total_duration": total_ns,
-            "load_duration": 0,
-            "prompt_eval_count": sum(found.prompt_tokens),
-            **warnings_of(found),
-        }
-
-    total_ns = round((trio.current_time() - began) * _NS_PER_SEC)
-    await answer_vectors(gateway, http, found, form)
-
-
-def _asked(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> tuple[str, InputRequest | None]:
-    """The model, and what to embed; None: nothing."""
-    body = read(fields, EmbedBody, http)
-    model, texts = gateway.names.check(body.model, http), _texts(body.input)
-    if not texts:
-        return model, None
-    given = Input("input", isinstance(body.input, str), texts, None)
-    wanted = request_of(
-        gateway,
-        http,
-        given,
+def _read(fields: Mapping[str, Any], reader: Reader) -> EmbedAsk | Said:
+    began, body = time.monotonic(), reader.body(fields, EmbedBody)
+    if not body.input and isinstance(body.input, str | list | None):
+        return Said({"model": reader.model, "embeddings": []})
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    if not (isinstance(texts, list) and all(isinstance(each, str) for each in texts)):
+        raise BadRequest(f"input: expected a string or a list of strings, not {show(body.input)}")
+    return EmbedAsk(
+        value=body.input,
+        field="input",
+        form=partial(_form, reader.model, began),
         priority=body.lane,
         dimensions=body.dimensions or None,
         fail_on_empty=body.fail_on_empty,
     )
-    return model, wanted
 
 
-def _texts(given: Any) -> tuple[str, ...]:
-    if given is None or given == "":
-        return ()
-    if isinstance(given, str):
-        return (checked_text(given, "input"),)
-    if not (isinstance(given, list) and all(isinstance(each, str) for each in given)):
-        raise BadRequest(f"input: expected a string or a list of strings, not {show(given)}")
-    return tuple(checked_text(each, f"input[{index}]") for index, each in enumerate(given))
+def _form(model: str, began: float, vectors: Sequence[Any], found: Embeddings) -> dict[str, Any]:
+    return {
+        "model": model,
+        "embeddings": [[] if each is None else each for each in vectors],
+        "total_duration": round((time.monotonic() - began) * _NS_PER_SEC),
+        "load_duration": 0,
+        "prompt_eval_count": sum(found.prompt_tokens),
+        **warnings_of(found),
+    }
 
 
-async def embed_prompt(gateway: Gateway, http: Exchange) -> None:
-    """`POST /api/embeddings`: one text, whose embedding is not normalised."""
+def _read_prompt(fields: Mapping[str, Any], reader: Reader) -> EmbedAsk | Said:
+    body = reader.body(fields, EmbeddingsBody)
+    if not body.prompt:
+        return Said({"embedding": []})
+    return EmbedAsk(value=body.prompt, field="prompt", form=_one, priority=body.lane, normalizes=False)
 
-    def read_body(fields: dict[str, Any]) -> InputRequest | None:
-        body = read(fields, EmbeddingsBody, http)
-        gateway.names.check(body.model, http)
-        if not body.prompt:
-            return None
-        given = Input("prompt", True, (body.prompt,), None)
-        return request_of(gateway, http, given, priority=body.lane, normalize=False)
 
-    wanted = await http.built(read_body)
-    if wanted is None:
-        await http.answer_json({"embedding": []})
-        return
-    found = await embed(gateway, http, wanted)
+def _one(vectors: Sequence[Any], found: Embeddings) -> dict[str, Any]:
+    return {"embedding": [] if vectors[0] is None else vectors[0], **warnings_of(found)}
 
-    def form(vectors: Sequence[Any]) -> dict[str, Any]:
-        return {"embedding": [] if vectors[0] is None else vectors[0], **warnings_of(found)}
 
-    await answer_vectors(gateway, http, found, form)
+embed_texts = Embeds(_read)
+"""`POST /api/embed`. Without texts it only says that the model is loaded."""
+embed_prompt = Embeds(_read_prompt)
+"""`POST /api/embeddings`: one text, whose embedding is not normalised."""

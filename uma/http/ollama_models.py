@@ -14,11 +14,11 @@ import trio
 from uma.errors import BadRequest, ModelError, UmaError
 from uma.http.dialect import NDJSON, dumps
 from uma.http.exchange import Exchange
-from uma.http.fields import first, read
 from uma.http.gateway import Gateway
 from uma.http.generation import NO_BUFFERING, while_connected
 from uma.http.many import own_model
 from uma.http.problem import NotFound, Unsupported
+from uma.http.reader import Reader, read
 from uma.http.rights import check_manager
 from uma.types import Download, Models
 
@@ -33,9 +33,9 @@ class NameBody:
     model: str | None = None
     name: str | None = None
 
-    def asked(self, http: Exchange) -> str:
+    def asked(self, reader: Reader) -> str:
         """The name. Raises `BadRequest` where there is none."""
-        found = first(http, ("model", self.model or None), ("name", self.name or None))
+        found = reader.first(("model", self.model or None), ("name", self.name or None))
         if found is None:
             raise BadRequest("model: the name of the model is missing")
         return found
@@ -50,10 +50,10 @@ class PullBody(NameBody):
 
 async def pull(gateway: Gateway, http: Exchange) -> None:
     """`POST /api/pull`. A client that goes away ends it, and the next one goes on where it was."""
-    body = await http.built(lambda fields: read(fields, PullBody, http))
+    body = await http.built(lambda fields: read(fields, PullBody, http.ignored))
     await check_manager(http, "pull models")
     models = _managed(gateway)
-    download = models.download(body.asked(http))
+    download = models.download(body.asked(gateway.reader(http)))
     answer = _answer_whole if body.stream is False else _answer_stream
     await while_connected(http, partial(answer, http, models, download))
 
@@ -112,9 +112,9 @@ def _written(line: dict[str, Any]) -> bytes:
 
 async def delete(gateway: Gateway, http: Exchange) -> None:
     """`DELETE /api/delete`. Requests that run with it come to their end."""
-    body = await http.built(lambda fields: read(fields, NameBody, http))
+    body = await http.built(lambda fields: read(fields, NameBody, http.ignored))
     await check_manager(http, "delete models")
-    models, asked = _managed(gateway), body.asked(http)
+    models, asked = _managed(gateway), body.asked(gateway.reader(http))
     await models.remove(own_model(models, http, asked) or asked)
     await http.answer(b"")
 

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import attrs
 
-from uma.http.dialect import Body
+from uma.http.dialect import Body, Dialect
 from uma.http.gateway import Gateway
 from uma.http.problem import Problem
-from uma.types import Capabilities, ListedModel
+from uma.types import Capabilities, ListedModel, Tokenized
 
 Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
 """Role of a message. A template takes any, and with it whatever it spells."""
@@ -43,23 +43,25 @@ OVERFLOW = "This model's maximum context length is exceeded: "
 """Programs know an overflow by OpenAI's words for it, some by these alone."""
 
 
-class OpenAiErrors:
+def error(problem: Problem, request_id: str) -> Body:
     """`{"error": {"message", "type", "param", "code"}}`, and of a prompt that does not fit llama-server's two sizes."""
-
-    def error(self, problem: Problem, request_id: str) -> Body:
-        """See `Dialect`."""
-        return {
-            "error": {
-                "message": OVERFLOW + problem.message if problem.kind == "context_length" else problem.message,
-                "type": _TYPES.get(problem.kind, "invalid_request_error"),
-                "param": problem.param,
-                "code": _CODES.get(problem.kind),
-                **problem.size,
-            }
+    return {
+        "error": {
+            "message": OVERFLOW + problem.message if problem.kind == "context_length" else problem.message,
+            "type": _TYPES.get(problem.kind, "invalid_request_error"),
+            "param": problem.param,
+            "code": _CODES.get(problem.kind),
+            **problem.size,
         }
+    }
 
 
-ERRORS = OpenAiErrors()
+OPENAI = Dialect(error)
+
+
+def input_tokens(found: Tokenized) -> Body:
+    """The number of a prompt's tokens."""
+    return {"object": "response.input_tokens", "input_tokens": len(found.token_ids)}
 
 
 @attrs.frozen(kw_only=True)

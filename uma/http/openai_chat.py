@@ -12,61 +12,22 @@ import attrs
 from uma.constraints import Json, Length, Range, Text
 from uma.errors import BadRequest
 from uma.http import abilities
-from uma.http.content import content_of, question_start, read_part
+from uma.http.ask import ChatAsk, Generates, Tokenizes
+from uma.http.content import content_of, question_start
 from uma.http.dialect import Body
-from uma.http.exchange import Exchange
-from uma.http.fields import (
-    DRAWN,
-    MAX_MESSAGES,
-    Common,
-    MaxTokens,
-    all_tokens,
-    first,
-    named_first,
-    of_output,
-    read,
-    read_generating,
-    sampling,
-    tokens_wanted,
-    urgency,
-)
-from uma.http.gateway import Gateway
-from uma.http.generation import small_work
+from uma.http.fields import MAX_MESSAGES, Common, MaxTokens
 from uma.http.ignored import Ignored
 from uma.http.logprobs import PendingLogprobs, chat_form, spelling
-from uma.http.media import MediaReader
-from uma.http.openai import Role, StreamOptions
-from uma.http.openai_job import Choice, ChoicesJob
+from uma.http.openai import OPENAI, Role, StreamOptions, input_tokens
+from uma.http.openai_choices import Choice, ChoicesWriter
 from uma.http.problem import Unsupported
+from uma.http.reader import Reader
 from uma.http.structured_outputs import StructuredFields, grammar_of
-from uma.http.telemetry import Telemetry, TelemetryFields
-from uma.http.thinking import BudgetFields, ReasoningBody, Wish, max_reasoning_tokens, thinking
-from uma.http.tools import (
-    Calls,
-    Effort,
-    Tools,
-    check_calls,
-    legacy,
-    name_schemas,
-    openai_choice,
-    past_call,
-    tool_fields,
-    with_names,
-)
+from uma.http.telemetry import TelemetryFields
+from uma.http.thinking import BudgetFields, ReasoningBody, Wish
+from uma.http.tools import Calls, Effort, Tools, check_calls, legacy, name_schemas, openai_choice, past_call
 from uma.http.usage import calls_of, finish_reason, numbered, stop_reason
-from uma.types import (
-    MAX_ANSWERS,
-    Answer,
-    Capabilities,
-    Finished,
-    Grammar,
-    Message,
-    ReasoningDelta,
-    Request,
-    Temperature,
-    Token,
-    ToolCallDelta,
-)
+from uma.types import MAX_ANSWERS, Answer, Finished, Message, ReasoningDelta, Temperature, Token, ToolCallDelta
 
 
 @attrs.frozen(kw_only=True)
@@ -125,118 +86,73 @@ class ChatBody(Conversation, TelemetryFields):
     audio: Any = None
 
 
-async def chat_completions(gateway: Gateway, http: Exchange) -> None:
-    """`POST /v1/chat/completions`."""
-    job = await http.built(partial(_job, gateway, http))
-    if job.is_verbose:
-        found = await small_work(http, partial(gateway.source.tokenize, job.requests[0]))
-        job.verbose = {"__verbose": {"prompt": found.text}}
-    await gateway.generate(http, job)
+def read_conversation(fields: Mapping[str, Any], reader: Reader) -> ChatAsk:
+    """The prompt alone of a body that is not answered."""
+    unused = partial(ChatWriter, include_usage=False, is_unbounded=False)
+    return ChatAsk(writer=unused, **_conversation(reader.body(fields, Conversation), reader))
 
 
-async def count_tokens(gateway: Gateway, http: Exchange) -> None:
-    """`POST /v1/chat/completions/input_tokens`: the prompt's tokens, as a chat with it would use them."""
-
-    def request(fields: dict[str, Any]) -> Request:
-        body = read(fields, Conversation, http)
-        gateway.names.check(body.model, http)
-        return Request(http.id, **prompt(gateway, body, http))
-
-    found = await small_work(http, partial(gateway.source.tokenize, await http.built(request)))
-    await http.answer_json({"object": "response.input_tokens", "input_tokens": len(found.token_ids)})
-
-
-def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ChatJob:
-    body = read_generating(fields, ChatBody, http)
-    model = gateway.names.check(body.model, http)
+def _read(fields: Mapping[str, Any], reader: Reader) -> ChatAsk:
+    body = reader.generating(fields, ChatBody)
     if body.audio is not None or (body.modalities and set(body.modalities) != {"text"}):
         raise Unsupported("modalities: answers are text alone; leave out modalities and audio")
-    request = _request(gateway, body, http)
-    usage_wanted = body.stream_options is not None and bool(body.stream_options.include_usage)
-    is_unbounded = (body.max_completion_tokens or body.max_tokens) in (None, -1)
-    job = ChatJob(
-        [request],
-        bool(body.stream),
-        f"chatcmpl-{http.id}",
-        model,
-        include_usage=usage_wanted,
-        is_unbounded=is_unbounded,
-    )
-    job.telemetry = Telemetry.of(body, stream=bool(body.stream))
-    job.is_verbose = bool(body.verbose)
-    return job
-
-
-def _request(gateway: Gateway, body: ChatBody, http: Exchange) -> Request:
-    able, wish = gateway.source.info.capabilities, _wish(body, http)
-    fields = prompt(gateway, body, http, wish)
-    params = sampling(
-        gateway,
-        body,
-        DRAWN,
-        **of_output(gateway, body),
-        max_tokens=tokens_wanted(gateway, http, body.max_completion_tokens, "max_completion_tokens", body.n or 1)
-        or tokens_wanted(gateway, http, body.max_tokens, "max_tokens", body.n or 1)
-        or all_tokens(gateway, http, body.n or 1),
-        temperature=body.temperature,
-        n=None if body.n == 1 else abilities.answers(body.n, "n", able),
-        grammar=_grammar(body, fields.get("tool_choice", "auto"), able, http),
-        logprobs=abilities.chat_logprobs(body.logprobs, body.top_logprobs, able),
-        logit_bias=abilities.logit_bias(body.logit_bias, able),
-        max_reasoning_tokens=max_reasoning_tokens(wish, body.max_reasoning_tokens, able),
-    )
-    how = urgency(body, http)
-    return Request(
-        http.id,
-        sampling=params,
-        stream=bool(body.stream),
-        **how,
-        **fields,
+    conversation = _conversation(body, reader)
+    form = abilities.response_format(body.response_format, "response_format", reader)
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    includes_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    return ChatAsk(
+        writer=partial(ChatWriter, include_usage=includes_usage, is_unbounded=max_tokens in (None, -1)),
+        stream=body.stream,
+        max_tokens=max_tokens,
+        tokens_field="max_completion_tokens" if body.max_completion_tokens else "max_tokens",
+        n=body.n,
+        logprobs=abilities.chat_logprobs(body.logprobs, body.top_logprobs, reader.able),
+        logit_bias=abilities.logit_bias(body.logit_bias, reader.able),
+        grammar=grammar_of(body, reader, ("response_format", form), conversation["tool_choice"]),
+        sampling={"temperature": body.temperature},
+        shows_prompt=bool(body.verbose),
+        **conversation,
     )
 
 
-def _grammar(body: ChatBody, tool_choice: str, able: Capabilities, http: Exchange) -> Grammar | None:
-    form = abilities.response_format(body.response_format, "response_format", able, http.names, http.ignored)
-    return grammar_of(body, able, http, ("response_format", form), tool_choice)
-
-
-def prompt(gateway: Gateway, body: Conversation, http: Exchange, wish: Wish | None = None) -> dict[str, Any]:
-    """The fields of a `Request` that its prompt is made from; `wish` is what the body says of thinking."""
-    wish = wish or _wish(body, http)
-    able = gateway.source.info.capabilities
+def _conversation(body: Conversation, reader: Reader) -> dict[str, Any]:
+    """The fields of a `ChatAsk` that its prompt is made from."""
     legacy(body.functions, "functions")
     legacy(body.function_call, "function_call")
     question = question_start(["tool" if each.role == "function" else each.role for each in body.messages])
-    media = MediaReader(able)
     messages = [
-        _message(each, f"messages[{index}]", http.ignored, media, is_question=index >= question)
+        _message(each, f"messages[{index}]", reader, is_question=index >= question)
         for index, each in enumerate(body.messages)
     ]
-    media.name(http.names, messages)
     if any(each.tool_calls for each in messages):
-        check_calls(able, "messages")
+        check_calls(reader.able, "messages")
     tools = [each.function.tool for each in body.tools or ()]
     places, choice = openai_choice(body.tool_choice, tools)
-    name_schemas(http.names, places, "function.parameters")
+    name_schemas(reader.names, places, "function.parameters")
     return {
-        "messages": with_names(messages),
-        "continue_final_message": _goes_on(body, http.ignored),
-        **thinking(wish, able, http.ignored),
-        **tool_fields([tools[at] for at in places], choice, able, is_parallel=body.parallel_tool_calls),
+        "body": body,
+        "messages": messages,
+        "continues": _goes_on(body, reader.ignored),
+        "wish": _wish(body, reader),
+        "tools": [tools[at] for at in places],
+        "tool_choice": choice,
+        "is_parallel": body.parallel_tool_calls,
     }
 
 
-def _wish(body: Conversation, http: Exchange) -> Wish:
+def _wish(body: Conversation, reader: Reader) -> Wish:
     """What the body says of thinking."""
     asked = ReasoningBody()
     if isinstance(body.reasoning, dict):
-        asked = read_part(body.reasoning, ReasoningBody, "reasoning", http.ignored)
-        asked.note_ignored(http.ignored)
+        asked = reader.part(body.reasoning, ReasoningBody, "reasoning")
+        asked.note_ignored(reader.ignored)
     elif body.reasoning is not None:
-        http.ignored.add("reasoning")
-    effort: Effort | None = first(http, ("reasoning_effort", body.reasoning_effort), ("reasoning.effort", asked.effort))
+        reader.ignored.add("reasoning")
+    effort: Effort | None = reader.first(
+        ("reasoning_effort", body.reasoning_effort), ("reasoning.effort", asked.effort)
+    )
     budgets = [(field.name, getattr(body, field.name)) for field in attrs.fields(BudgetFields)]
-    budget_field, budget = named_first(http, ("reasoning.max_tokens", asked.max_tokens), *budgets)
+    budget_field, budget = reader.named_first(("reasoning.max_tokens", asked.max_tokens), *budgets)
     return Wish(
         wanted=asked.wanted,
         field="reasoning",
@@ -260,40 +176,37 @@ def _goes_on(body: Conversation, ignored: Ignored) -> bool:
     return wanted is not False and not opens
 
 
-def _message(message: ChatMessage, path: str, ignored: Ignored, media: MediaReader, *, is_question: bool) -> Message:
+def _message(message: ChatMessage, path: str, reader: Reader, *, is_question: bool) -> Message:
     legacy(message.function_call, f"{path}.function_call")
     # Models know `system`; OpenAI has renamed it.
     role = "system" if message.role == "developer" else message.role
     said, name = (message.refusal, "refusal") if message.content is None else (message.content, "content")
-    text, seen = content_of(said, f"{path}.{name}", ignored, media, is_question=is_question)
-    calls = [
-        past_call(
-            each.id, each.function.name, each.function.arguments, f"{path}.tool_calls[{at}].function.arguments", ignored
-        )
-        for at, each in enumerate(message.tool_calls or ())
-    ]
+    text, seen = content_of(said, f"{path}.{name}", reader, is_question=is_question)
+    calls = []
+    for at, each in enumerate(message.tool_calls or ()):
+        said_at = f"{path}.tool_calls[{at}].function"
+        calls.append(past_call(each.id, each.function.name, each.function.arguments, said_at, reader.ignored))
     thought = message.reasoning_content or message.reasoning
     return Message(role, text, tuple(calls), message.tool_call_id, message.name, thought, seen)
 
 
 @attrs.define
-class ChatJob(ChoicesJob):
+class ChatWriter(ChoicesWriter):
     """A chat completion: one request, with as many choices as it has answers."""
 
     kind = "chat.completion.chunk"
     text_key = b'"content":'
-    is_verbose: bool = attrs.field(default=False, init=False)
-    """Whether `verbose` is wanted."""
+    prefix = "chatcmpl-"
     _pending: defaultdict[int, PendingLogprobs] = attrs.field(factory=lambda: defaultdict(PendingLogprobs), init=False)
     """Pending log probabilities by choice."""
 
     def begin(self) -> bytes:
-        """See `Job`. Each choice opens with its role."""
+        """See `Writer`. Each choice opens with its role."""
         opening = {"role": "assistant", "content": ""}
         return b"".join(self.chunk([_choice(place, opening)]) for place in range(self.requests[0].sampling.n))
 
     def token(self, index: int, token: Token) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         more = self.timed(index)
         if self.requests[0].sampling.logprobs is None:
             return self.piece(token.index, token.text, more) if token.text else b""
@@ -303,7 +216,7 @@ class ChatJob(ChoicesJob):
         return self.chunk([_choice(token.index, {"content": token.text}, logprobs=chat_form(positions))], **more)
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         self._pending[part.index].aside()
         if isinstance(part, ReasoningDelta):
             return self.chunk([_choice(part.index, {"reasoning_content": part.text})])
@@ -315,11 +228,11 @@ class ChatJob(ChoicesJob):
         return self.chunk([_choice(part.index, {"tool_calls": [call]})])
 
     def delta(self, place: int, text: str = "", reason: str | None = None) -> Choice:
-        """See `ChoicesJob`."""
+        """See `ChoicesWriter`."""
         return _choice(place, {} if reason else {"content": text}, reason)
 
     def whole(self, results: Sequence[Finished]) -> Body:
-        """See `Job`."""
+        """See `Writer`."""
         return {
             **self.head("chat.completion"),
             "choices": [
@@ -361,3 +274,8 @@ def _choice(
     index: int, delta: Mapping[str, Any], reason: str | None = None, logprobs: Mapping[str, Any] | None = None
 ) -> Choice:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+
+chat_completions = Generates(OPENAI, _read)
+count_tokens = Tokenizes(read_conversation, input_tokens)
+"""The prompt's tokens, as a chat with it would use them."""

@@ -12,27 +12,18 @@ import attrs
 from uma.constraints import Range, Text
 from uma.errors import BadRequest
 from uma.http import abilities, fill_in
+from uma.http.ask import Generates, TextAsk
 from uma.http.dialect import Body
-from uma.http.exchange import Exchange
-from uma.http.fields import (
-    DRAWN,
-    Common,
-    all_tokens,
-    of_output,
-    read_generating,
-    sampling,
-    tokens_wanted,
-    urgency,
-)
-from uma.http.gateway import Gateway
+from uma.http.fields import Common
 from uma.http.logprobs import Place, Unshown, completion_form, shown
-from uma.http.openai import StreamOptions
-from uma.http.openai_job import Choice, ChoicesJob
-from uma.http.prompts import PROMPTS, built_with_ids, requests_for
+from uma.http.openai import OPENAI, StreamOptions
+from uma.http.openai_choices import Choice, ChoicesWriter
+from uma.http.prompts import PROMPTS
+from uma.http.reader import Reader
 from uma.http.structured_outputs import StructuredFields, grammar_of
-from uma.http.telemetry import Telemetry, TelemetryFields
+from uma.http.telemetry import TelemetryFields
 from uma.http.usage import finish_reason, numbered, stop_reason
-from uma.types import MAX_ANSWERS, Answer, Finished, Logprobs, Prompt, Request, Temperature, Token
+from uma.types import MAX_ANSWERS, Answer, Finished, Logprobs, Prompt, Temperature, Token
 
 DEFAULT_MAX_TOKENS = 16
 """Default length, as OpenAI's documents have it for this endpoint."""
@@ -57,78 +48,52 @@ class CompletionBody(Common, StructuredFields, TelemetryFields):
     response_format: Any = None
 
 
-async def completions(gateway: Gateway, http: Exchange) -> None:
-    """`POST /v1/completions`."""
-    job = await built_with_ids(gateway, http, ("prompt",), partial(_job, gateway, http))
-    if job.suffix:
-        gaps = [(each, fill_in.Gap(fill_in.text_before(each), job.suffix)) for each in job.requests]
-        job.requests = [(await fill_in.filled(gateway, http, each, gap, "suffix"))[0] for each, gap in gaps]
-    await gateway.generate(http, job)
-
-
-def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> CompletionJob:
-    body = read_generating(fields, CompletionBody, http)
-    model = gateway.names.check(body.model, http)
-    if body.suffix:
-        fill_in.check(gateway.source.info.capabilities, "suffix")
+def _read(fields: Mapping[str, Any], reader: Reader) -> TextAsk:
+    body = reader.generating(fields, CompletionBody)
+    gap = fill_in.Gap("suffix", body.suffix) if body.suffix else None
+    if gap is not None:
+        fill_in.check(reader.able, "suffix")
         if body.echo:
             raise BadRequest("echo: a text that is filled in is not repeated; leave echo or suffix out")
-    requests = _requests(gateway, body, http)
-    usage_wanted = body.stream_options is not None and bool(body.stream_options.include_usage)
-    job = CompletionJob(
-        requests,
-        bool(body.stream),
-        f"cmpl-{http.id}",
-        model,
-        include_usage=usage_wanted,
-        is_unbounded=body.max_tokens == -1,
-    )
-    job.suffix = body.suffix or ""
-    job.telemetry = Telemetry.of(body, stream=bool(body.stream))
-    return job
-
-
-def _requests(gateway: Gateway, body: CompletionBody, http: Exchange) -> list[Request]:
-    able = gateway.source.info.capabilities
-    top = abilities.logprobs(body.logprobs, "logprobs", able)
-    echo = abilities.echo(body.echo, able)
-    answers = max(body.n or 1, body.best_of or 1)
-    asked = tokens_wanted(gateway, http, body.max_tokens, "max_tokens", answers)
-    by_default = min(DEFAULT_MAX_TOKENS, all_tokens(gateway, http, answers))
-    form = abilities.response_format(body.response_format, "response_format", able, http.names, http.ignored)
-    params = sampling(
-        gateway,
-        body,
-        DRAWN,
-        **of_output(gateway, body),
-        max_tokens=by_default if asked is None else asked,
-        temperature=body.temperature,
-        n=None if body.n == 1 else abilities.answers(body.n, "n", able),
-        best_of=None if body.best_of == (body.n or 1) else abilities.answers(body.best_of, "best_of", able),
-        echo=echo or None,
+    top = abilities.logprobs(body.logprobs, "logprobs", reader.able)
+    echo = abilities.echo(body.echo, reader.able)
+    form = abilities.response_format(body.response_format, "response_format", reader)
+    includes_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    return TextAsk(
+        body=body,
+        writer=partial(CompletionWriter, include_usage=includes_usage, is_unbounded=body.max_tokens == -1),
+        prompt=body.prompt,
+        gap=gap,
+        stream=body.stream,
+        max_tokens=body.max_tokens,
+        default_tokens=DEFAULT_MAX_TOKENS,
+        n=body.n,
+        best_of=body.best_of,
         logprobs=top,
-        prompt_logprobs=top if echo else None,
-        logit_bias=abilities.logit_bias(body.logit_bias, able),
-        grammar=grammar_of(body, able, http, ("response_format", form)),
+        logit_bias=abilities.logit_bias(body.logit_bias, reader.able),
+        grammar=grammar_of(body, reader, ("response_format", form)),
+        sampling={
+            "temperature": body.temperature,
+            "echo": echo or None,
+            "prompt_logprobs": top if echo else None,
+        },
     )
-    return requests_for(gateway, http, body.prompt, params, stream=bool(body.stream), **urgency(body, http))
 
 
 @attrs.define
-class CompletionJob(ChoicesJob):
+class CompletionWriter(ChoicesWriter):
     """Completions of one or more prompts."""
 
     kind = "text_completion"
     text_key = b'"text":'
-    suffix: str = attrs.field(default="", init=False)
-    """What comes behind each answer, where it fills in the middle."""
+    prefix = "cmpl-"
     _places: defaultdict[int, Place] = attrs.field(factory=lambda: defaultdict(Place), init=False)
     """Where each choice's next text begins."""
     _unshown: defaultdict[int, Unshown] = attrs.field(factory=lambda: defaultdict(Unshown), init=False)
     """Text that is not shown yet, by choice."""
 
     def prompt(self, index: int, prompt: Prompt) -> bytes:
-        """See `Job`. Each choice opens with the prompt."""
+        """See `Writer`. Each choice opens with the prompt."""
         chunks = []
         for answer in range(self.requests[0].sampling.n):
             place = self.place(index, answer)
@@ -139,7 +104,7 @@ class CompletionJob(ChoicesJob):
         return b"".join(chunks)
 
     def token(self, index: int, token: Token) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         place, more = self.place(index, token.index), self.timed(index)
         if self.requests[0].sampling.logprobs is None:
             return self.piece(place, token.text, more) if token.text else b""
@@ -152,17 +117,17 @@ class CompletionJob(ChoicesJob):
         return self.chunk([_choice(place, text, logprobs=form)], **more)
 
     def finished(self, index: int, finished: Finished) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         places = ((self.place(index, each.index), each) for each in finished.every_answer)
         rest = [self._chunk(place, "", self._unshown[place].rest(each), {}) for place, each in places]
         return b"".join(rest) + super().finished(index, finished)
 
     def delta(self, place: int, text: str = "", reason: str | None = None) -> Choice:
-        """See `ChoicesJob`."""
+        """See `ChoicesWriter`."""
         return _choice(place, text, reason)
 
     def whole(self, results: Sequence[Finished]) -> Body:
-        """See `Job`."""
+        """See `Writer`."""
         choices = [_whole_choice(place, result, answer) for place, result, answer in numbered(results)]
         return {**self.head(self.kind), "choices": choices, **self.account(results)}
 
@@ -187,3 +152,6 @@ def _texts(positions: Sequence[Logprobs | None], prompt: Prompt) -> list[tuple[s
     rest = "".join(each.chosen.text for each in positions if each is not None)
     first = prompt.text.removesuffix(rest) if prompt.text.endswith(rest) else ""
     return [(first if each is None else each.chosen.text, each) for each in positions]
+
+
+completions = Generates(OPENAI, _read)

@@ -10,14 +10,12 @@ import attrs
 from uma import json_text
 from uma.constraints import Text, show
 from uma.errors import BadRequest
-from uma.http.content import content_of, question_start, read_part, text_of
-from uma.http.exchange import Exchange
+from uma.http.content import content_of, question_start, text_of
 from uma.http.fields import MAX_MESSAGES
-from uma.http.ignored import Ignored
-from uma.http.media import MediaReader
 from uma.http.openai_tools import checked_name, custom_arguments
-from uma.http.tools import Name, check_calls, past_call, with_names
-from uma.types import Capabilities, Message, ToolCall
+from uma.http.reader import Reader
+from uma.http.tools import Name, check_calls, past_call
+from uma.types import Message, ToolCall
 
 INPUT = "a string or a list of messages"
 
@@ -83,21 +81,20 @@ class _Reasoning:
     status: Any = None
 
 
-def _thought(item: _Reasoning, path: str, ignored: Ignored) -> str:
+def _thought(item: _Reasoning, path: str, reader: Reader) -> str:
     """The text of an item of thinking: all of it where the item has that, else its summary."""
     name, parts = ("content", item.content) if item.content else ("summary", item.summary)
-    return "\n".join(text_of(part.get("text"), f"{path}.{name}[{at}].text", ignored) for at, part in enumerate(parts))
+    return "\n".join(text_of(part.get("text"), f"{path}.{name}[{at}].text", reader) for at, part in enumerate(parts))
 
 
-def messages_of(given: Any, instructions: str | None, able: Capabilities, http: Exchange) -> tuple[Message, ...]:
-    """The conversation that `input` and `instructions` are. Adds what cannot be read to what is ignored.
+def messages_of(given: Any, instructions: str | None, reader: Reader) -> list[Message]:
+    """The conversation that `input` and `instructions` are. What cannot be read is ignored.
 
     Raises `BadRequest` for what is none.
     """
-    ignored, media = http.ignored, MediaReader(able)
     system = [Message("system", instructions)] if instructions else []
     if isinstance(given, str):
-        return (*system, Message("user", text_of(given, "input", ignored)))
+        return [*system, Message("user", text_of(given, "input", reader))]
     if not isinstance(given, list) or not given:
         raise BadRequest(f"input: expected {INPUT}, not {show(given)}")
     if len(given) > MAX_MESSAGES:
@@ -105,12 +102,11 @@ def messages_of(given: Any, instructions: str | None, able: Capabilities, http: 
     turns = list(system)
     question = question_start([_speaker(item) for item in given])
     for index, item in enumerate(given):
-        _add(turns, item, f"input[{index}]", able, ignored, media, is_question=index >= question)
+        _add(turns, item, f"input[{index}]", reader, is_question=index >= question)
     turns = [each for each in turns if not _is_thought(each)]  # an answer that was cut off in its thinking is none
     if not turns:
         raise BadRequest("input: has no message")
-    media.name(http.names, turns)
-    return with_names(turns)
+    return turns
 
 
 def _is_thought(turn: Message) -> bool:
@@ -126,40 +122,31 @@ def _speaker(item: Any) -> str:
     return "tool" if str(kind).endswith("_output") else "assistant"
 
 
-def _add(
-    turns: list[Message],
-    item: Any,
-    path: str,
-    able: Capabilities,
-    ignored: Ignored,
-    media: MediaReader,
-    *,
-    is_question: bool,
-) -> None:
+def _add(turns: list[Message], item: Any, path: str, reader: Reader, *, is_question: bool) -> None:
     """Put an input item behind the conversation so far; a call belongs to the assistant's turn before it."""
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if kind == "reasoning":
-        if thought := _thought(read_part(item, _Reasoning, path, ignored), path, ignored):
+        if thought := _thought(reader.part(item, _Reasoning, path), path, reader):
             turns.append(Message("assistant", "", reasoning=thought))
     elif kind in ("function_call", "custom_tool_call", "local_shell_call"):
-        check_calls(able, path)
+        check_calls(reader.able, path)
         last = turns.pop() if turns and turns[-1].role == "assistant" else Message("assistant", "")
-        turns.append(attrs.evolve(last, tool_calls=(*last.tool_calls, _past_call(item, kind, path, ignored))))
+        turns.append(attrs.evolve(last, tool_calls=(*last.tool_calls, _past_call(item, kind, path, reader))))
     elif kind in ("function_call_output", "custom_tool_call_output", "local_shell_call_output"):
-        check_calls(able, path)
-        result = read_part(item, _Output, path, ignored)
-        text, seen = content_of(result.output, f"{path}.output", ignored, media, is_question=False)
+        check_calls(reader.able, path)
+        result = reader.part(item, _Output, path)
+        text, seen = content_of(result.output, f"{path}.output", reader, is_question=False)
         turns.append(Message("tool", text, (), result.call_id, media=seen))
     elif kind == "message":
-        message = read_part(item, _Item, path, ignored)
+        message = reader.part(item, _Item, path)
         role = "system" if message.role == "developer" else message.role
-        text, seen = content_of(message.content, f"{path}.content", ignored, media, is_question=is_question)
+        text, seen = content_of(message.content, f"{path}.content", reader, is_question=is_question)
         if role == "assistant" and turns and _is_thought(turns[-1]):
             turns[-1] = attrs.evolve(turns[-1], content=text, media=seen)
         else:
             turns.append(Message(role, text, media=seen))
     elif isinstance(kind, str) and _OF_HOSTED_TOOLS.fullmatch(kind):
-        ignored.add(path)
+        reader.ignored.add(path)
     else:
         raise BadRequest(f"{path}: expected a message, a call or its output, not {show(item)}")
 
@@ -168,17 +155,15 @@ _OF_HOSTED_TOOLS = re.compile(r"\w+_call|\w+_call_output|tool_search_output|mcp_
 """Types of items about tools that run at OpenAI's: a conversation that began there has them."""
 
 
-def _past_call(item: Any, kind: str, path: str, ignored: Ignored) -> ToolCall:
+def _past_call(item: Any, kind: str, path: str, reader: Reader) -> ToolCall:
     """A call of an earlier answer, by the name that the model calls the tool."""
     if kind == "local_shell_call":
-        shell = read_part(item, _ShellCall, path, ignored)
+        shell = reader.part(item, _ShellCall, path)
         return ToolCall(shell.call_id, "local_shell", json_text.dumps(shell.action))
     if kind == "custom_tool_call":
-        custom = read_part(item, _CustomCall, path, ignored)
-        return ToolCall(
-            custom.call_id, checked_name(custom.name, custom.namespace, path), custom_arguments(custom.input)
-        )
-    found = read_part(item, _Call, path, ignored)
-    return past_call(
-        found.call_id, checked_name(found.name, found.namespace, path), found.arguments, f"{path}.arguments", ignored
-    )
+        custom = reader.part(item, _CustomCall, path)
+        name = checked_name(custom.name, custom.namespace, path)
+        return ToolCall(custom.call_id, name, custom_arguments(custom.input))
+    found = reader.part(item, _Call, path)
+    name = checked_name(found.name, found.namespace, path)
+    return past_call(found.call_id, name, found.arguments, path, reader.ignored)

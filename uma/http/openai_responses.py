@@ -11,34 +11,21 @@ import attrs
 
 from uma.constraints import Length, Range, Text
 from uma.http import abilities
-from uma.http.dialect import BaseJob, Body, sse
-from uma.http.exchange import Exchange
-from uma.http.fields import (
-    DRAWN,
-    Common,
-    all_tokens,
-    allowed_tokens,
-    of_output,
-    read_generating,
-    sampling,
-    urgency,
-)
-from uma.http.gateway import Gateway
-from uma.http.generation import small_work
+from uma.http.ask import ChatAsk, Generates, Tokenizes
+from uma.http.dialect import Body, Dialect, Writer, sse
+from uma.http.fields import Common
 from uma.http.ignored import Ignored
 from uma.http.logprobs import PendingLogprobs, entries, spelling
-from uma.http.openai import ERRORS
+from uma.http.openai import error, input_tokens
 from uma.http.openai_input import INPUT, messages_of
 from uma.http.openai_items import ItemKind, OutputItem
 from uma.http.openai_tools import Offered, offered
 from uma.http.problem import Problem, Unsupported
+from uma.http.reader import Reader
 from uma.http.structured_outputs import StructuredFields, grammar_of
-from uma.http.telemetry import Telemetry, TelemetryFields
-from uma.http.thinking import ReasoningBody, Wish, max_reasoning_tokens, thinking
-from uma.http.tools import (
-    openai_choice,
-    tool_fields,
-)
+from uma.http.telemetry import TelemetryFields
+from uma.http.thinking import ReasoningBody, Wish
+from uma.http.tools import openai_choice
 from uma.http.usage import answer_parts, finish_reason, timings, warnings
 from uma.protocol.converter import field_name
 from uma.types import (
@@ -47,8 +34,6 @@ from uma.types import (
     CutCall,
     Finished,
     ReasoningDelta,
-    Request,
-    SamplerSettings,
     Temperature,
     Token,
     ToolCall,
@@ -92,65 +77,36 @@ class ResponsesBody(Common, StructuredFields, TelemetryFields):
     metadata: dict[str, Any] | None = None
 
 
-async def count_tokens(gateway: Gateway, http: Exchange) -> None:
-    """`POST /v1/responses/input_tokens`: the prompt's tokens, as a response to it would use them."""
-    job = await http.built(partial(_job, gateway, http))
-    found = await small_work(http, partial(gateway.source.tokenize, job.requests[0]))
-    await http.answer_json({"object": "response.input_tokens", "input_tokens": len(found.token_ids)})
-
-
-async def responses(gateway: Gateway, http: Exchange) -> None:
-    """`POST /v1/responses`."""
-    await gateway.generate(http, await http.built(partial(_job, gateway, http)))
-
-
-def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> ResponsesJob:
-    body = read_generating(fields, ResponsesBody, http)
-    model = gateway.names.check(body.model, http)
+def _read(fields: Mapping[str, Any], reader: Reader) -> ChatAsk:
+    body = reader.generating(fields, ResponsesBody)
     _refuse(body)
-    _note_ignored(body, http.ignored)
-    form = None if body.text is None else body.text.format
-    able = gateway.source.info.capabilities
-    tools = offered(body.tools or (), http)
+    _note_ignored(body, reader.ignored)
+    tools = offered(body.tools or (), reader)
     places, choice = openai_choice(body.tool_choice, tools.tools)
-    tools.name_schemas(http.names, places)
-    wish = _wish(body.reasoning or ReasoningBody())
-    wanted = abilities.response_format(form, "text.format", able, http.names, http.ignored, is_flat=True)
-    params = sampling(
-        gateway,
-        body,
-        DRAWN,
-        **of_output(gateway, body),
-        max_tokens=allowed_tokens(gateway, body.max_output_tokens, "max_output_tokens") or all_tokens(gateway, http),
-        temperature=body.temperature,
-        grammar=grammar_of(body, able, http, ("text.format", wanted), choice),
-        logprobs=_logprobs(body, able),
-        max_reasoning_tokens=max_reasoning_tokens(wish, body.max_reasoning_tokens, able),
-    )
-    how = urgency(body, http)
-    request = Request(
-        http.id,
-        messages=messages_of(body.input, body.instructions, able, http),
-        sampling=params,
-        stream=bool(body.stream),
-        **how,
-        **thinking(wish, able, http.ignored),
-        **tool_fields([tools.tools[at] for at in places], choice, able, is_parallel=body.parallel_tool_calls),
-    )
-    job = ResponsesJob([request], bool(body.stream), f"resp_{http.id}", model, body, params.settled, tools)
-    job.telemetry = Telemetry.of(body, stream=bool(body.stream))
-    return job
-
-
-def _wish(asked: ReasoningBody) -> Wish:
-    """What the body says of thinking."""
-    return Wish(
-        wanted=asked.wanted,
-        field="reasoning",
-        effort=asked.effort,
-        effort_field="reasoning.effort",
-        budget=asked.max_tokens,
-        budget_field="reasoning.max_tokens",
+    tools.name_schemas(reader.names, places)
+    asked, form = body.reasoning or ReasoningBody(), None if body.text is None else body.text.format
+    wanted = abilities.response_format(form, "text.format", reader, is_flat=True)
+    return ChatAsk(
+        body=body,
+        writer=partial(ResponsesWriter, body=body, tools=tools),
+        messages=messages_of(body.input, body.instructions, reader),
+        tools=[tools.tools[at] for at in places],
+        tool_choice=choice,
+        is_parallel=body.parallel_tool_calls,
+        wish=Wish(
+            wanted=asked.wanted,
+            field="reasoning",
+            effort=asked.effort,
+            effort_field="reasoning.effort",
+            budget=asked.max_tokens,
+            budget_field="reasoning.max_tokens",
+        ),
+        stream=body.stream,
+        max_tokens=body.max_output_tokens,
+        tokens_field="max_output_tokens",
+        logprobs=_logprobs(body, reader.able),
+        grammar=grammar_of(body, reader, ("text.format", wanted), choice),
+        sampling={"temperature": body.temperature},
     )
 
 
@@ -181,14 +137,10 @@ def _logprobs(body: ResponsesBody, able: Capabilities) -> int | None:
 
 
 @attrs.define
-class ResponsesJob(BaseJob):
+class ResponsesWriter(Writer):
     """One response: thinking, a message and calls, each an item of its own."""
 
-    id: str
-    model: str
     body: ResponsesBody
-    settings: SamplerSettings
-    """What its tokens are sampled with, as the answer repeats it."""
     tools: Offered
     created: int = attrs.field(factory=lambda: int(time.time()), init=False)
     _number: int = attrs.field(default=-1, init=False)
@@ -198,30 +150,30 @@ class ResponsesJob(BaseJob):
     _pending: PendingLogprobs = attrs.field(factory=PendingLogprobs, init=False)
 
     def begin(self) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         response = self._response("in_progress", [], None)
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
 
     def token(self, index: int, token: Token) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         positions, more = self._pending.take(token), self.timed(index)
         return self._grown("message", token.text, logprobs=entries(positions), fields=more) if token.text else b""
 
     def progress(self, index: int, fields: Mapping[str, Any]) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         return self._event("response.in_progress", response=self._response("in_progress", [], None), **fields)
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         self._pending.aside()
         if isinstance(part, ReasoningDelta):
             return self._grown("reasoning", part.text)
         return self._grown(self._kind(part.name), part.arguments, ToolCall(part.call_id, part.name, ""))
 
     def finished(self, index: int, finished: Finished) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         empty = b"" if self._items else self._grown("message", "")
         closed = self._close(_status(finished))
         kind = "response.completed" if _status(finished) == "completed" else "response.incomplete"
@@ -230,12 +182,12 @@ class ResponsesJob(BaseJob):
         return empty + closed + self._event(kind, response=response, **times)
 
     def failed(self, problem: Problem) -> bytes:
-        """See `Job`."""
-        body = ERRORS.error(problem, self.id)["error"]
+        """See `Writer`."""
+        body = self.dialect.error(problem, self.id)["error"]
         return self._event("error", code=body["code"], message=body["message"], param=body["param"])
 
     def whole(self, results: Sequence[Finished]) -> Body:
-        """See `Job`."""
+        """See `Writer`."""
         result = results[0]
         if result.reasoning:
             self._add("reasoning").text = result.reasoning
@@ -263,7 +215,7 @@ class ResponsesJob(BaseJob):
     def _add(self, kind: ItemKind, call: ToolCall | CutCall | None = None) -> OutputItem:
         prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}[kind]
         called = None if call is None else self.tools.called(call.name)
-        item = OutputItem(kind, f"{prefix}_{self.requests[0].id}_{len(self._items)}", call, called)
+        item = OutputItem(kind, f"{prefix}_{self.id}_{len(self._items)}", call, called)
         self._items.append(item)
         return item
 
@@ -321,12 +273,12 @@ class ResponsesJob(BaseJob):
         return self._item_event(kind, item_id=item.id, **place, **fields)
 
     def _response(self, status: str, output: Sequence[Mapping[str, Any]], result: Finished | None) -> dict[str, Any]:
-        body = self.body
+        body, settings = self.body, self.requests[0].sampling.settled
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
         form = None if body.text is None else body.text.format
         verbosity = None if body.text is None else body.text.verbosity
         return {
-            "id": self.id,
+            "id": f"resp_{self.id}",
             "object": "response",
             "created_at": self.created,
             "status": status,
@@ -340,12 +292,12 @@ class ResponsesJob(BaseJob):
             "previous_response_id": None,
             "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
             "store": False,
-            "temperature": self.settings.temperature,
+            "temperature": settings.temperature,
             "text": {"format": form or {"type": "text"}} | ({"verbosity": verbosity} if verbosity else {}),
             "tool_choice": body.tool_choice or "auto",
             "tools": [_tool(each) for each in body.tools or ()],
             "top_logprobs": self.requests[0].sampling.logprobs or 0,
-            "top_p": self.settings.top_p,
+            "top_p": settings.top_p,
             "truncation": "disabled",
             "usage": None if result is None else _usage(result),
             "metadata": body.metadata or {},
@@ -380,3 +332,14 @@ def _usage(result: Finished) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
+
+
+def _early_event(body: Body) -> bytes:
+    """The event of an error before any other."""
+    return sse({**body["error"], "type": "error", "sequence_number": 0}, "error")
+
+
+RESPONSES = Dialect(error, event=_early_event)
+responses = Generates(RESPONSES, _read)
+count_tokens = Tokenizes(_read, input_tokens, is_whole=True)
+"""The prompt's tokens, as a response to it would use them."""

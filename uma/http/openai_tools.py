@@ -19,9 +19,8 @@ from uma.chat.json_call import whole_members
 from uma.chat.lark_pattern import NoPatternError, pattern_of
 from uma.constraints import Length, Text, show
 from uma.errors import BadRequest
-from uma.http.content import read_part
-from uma.http.exchange import Exchange
 from uma.http.ignored import Ignored
+from uma.http.reader import Reader
 from uma.http.tools import MAX_NAME, Function, Name, full_name
 from uma.types import MAX_TOOLS, Tool
 
@@ -116,9 +115,9 @@ class Offered:
             names[f"tools[{at}].parameters{own[0]}"] = own[1]
 
 
-def offered(bodies: Sequence[Any], http: Exchange) -> Offered:
+def offered(bodies: Sequence[Any], reader: Reader) -> Offered:
     """The tools of a body. Those that run at OpenAI's are named as ignored. Raises `BadRequest` for what is no tool."""
-    found = list(_tools(bodies, "tools", None, http.ignored))
+    found = list(_tools(bodies, "tools", None, reader))
     if len(found) > MAX_TOOLS:
         raise BadRequest(f"tools: {len(found)} functions, those in namespaces counted, are more than {MAX_TOOLS}")
     by_name = {tool.name: called for _, called, tool in found}
@@ -126,7 +125,7 @@ def offered(bodies: Sequence[Any], http: Exchange) -> Offered:
 
 
 def _tools(
-    bodies: Sequence[Any], field: str, namespace: str | None, ignored: Ignored
+    bodies: Sequence[Any], field: str, namespace: str | None, reader: Reader
 ) -> Iterator[tuple[str, Called, Tool]]:
     for index, body in enumerate(bodies):
         path = f"{field}[{index}]"
@@ -134,22 +133,22 @@ def _tools(
             raise BadRequest(f"{path}: expected an object, not {show(body)}")
         kind = body.get("type", "function")
         if kind == "function":
-            function = read_part(body, FunctionBody, path, ignored)
+            function = reader.part(body, FunctionBody, path)
             name = checked_name(function.name, namespace, path)
             yield path, Called(function.name, namespace), attrs.evolve(function.tool, name=name)
         elif kind == "custom":
-            custom = read_part(body, CustomBody, path, ignored)
+            custom = reader.part(body, CustomBody, path)
             name = checked_name(custom.name, namespace, path)
-            yield path, Called(custom.name, namespace, is_custom=True), custom.tool(name, path, ignored)
+            yield path, Called(custom.name, namespace, is_custom=True), custom.tool(name, path, reader.ignored)
         elif kind == "namespace" and namespace is None:
-            space = read_part(body, NamespaceBody, path, ignored)
+            space = reader.part(body, NamespaceBody, path)
             about = f"Of all {full_name('…', space.name)}: {space.description}" if space.description else ""
-            for place, called, tool in _tools(space.tools, f"{path}.tools", space.name, ignored):
+            for place, called, tool in _tools(space.tools, f"{path}.tools", space.name, reader):
                 description = "\n\n".join(filter(None, (about, tool.description)))
                 yield place, called, attrs.evolve(tool, description=description)
                 about = ""
         elif isinstance(kind, str):
-            ignored.add(path)
+            reader.ignored.add(path)
         else:
             raise BadRequest(f"{path}.type: expected a string, not {show(kind)}")
 

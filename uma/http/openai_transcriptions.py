@@ -14,15 +14,16 @@ from uma import json_text
 from uma.constraints import Text
 from uma.errors import BadRequest
 from uma.http import abilities
-from uma.http.dialect import BaseJob, Body, sse
-from uma.http.exchange import Exchange
-from uma.http.fields import DRAWN, Common, MaxTokens, all_tokens, of_output, read, sampling, tokens_wanted, urgency
-from uma.http.gateway import Gateway
+from uma.http.ask import ChatAsk, Generates
+from uma.http.dialect import Body, Dialect, Writer, sse
+from uma.http.fields import Common, MaxTokens
 from uma.http.media import MediaReader
-from uma.http.openai import ERRORS
-from uma.http.problem import Problem, Unsupported
+from uma.http.openai import error
+from uma.http.problem import Unsupported
+from uma.http.reader import Reader
+from uma.http.thinking import Wish
 from uma.http.usage import Total
-from uma.types import Capabilities, Finished, Media, Message, Request, Temperature, Token, joined
+from uma.types import Finished, Media, Message, Temperature, Token, joined
 
 ASKED = "Transcribe audio to text"
 """What the model is asked, where the form has no prompt: llama-server's words."""
@@ -51,22 +52,10 @@ class TranscriptionBody(Common):
     stream: bool | None = None
 
 
-async def transcriptions(gateway: Gateway, http: Exchange) -> None:
-    """`POST /v1/audio/transcriptions`."""
-    job = await http.built(partial(_job, gateway, http))
-    if job.stream or job.form == "json":
-        await gateway.generate(http, job)
-        return
-    finished = await gateway.finish(http, job.requests[0])
-    await http.answer((finished.text or "").encode(), media_type=b"text/plain; charset=utf-8")
-
-
-def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> TranscriptionJob:
-    body = read({name: _value(name, value) for name, value in fields.items()}, TranscriptionBody, http)
-    gateway.names.check(body.model, http)
-    able = gateway.source.info.capabilities
-    abilities.hearing(able)
-    sound, place = _sound(body, able)
+def _read(fields: Mapping[str, Any], reader: Reader) -> ChatAsk:
+    body = reader.body({name: _value(name, value) for name, value in fields.items()}, TranscriptionBody)
+    abilities.hearing(reader.able)
+    sound = _sound(body, reader.media)
     form = body.response_format or "json"
     if form in _TIMED:
         raise Unsupported(f"response_format: {form!r} has times, which this model does not tell; ask for json or text")
@@ -76,33 +65,24 @@ def _job(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Transcript
     if body.language:
         asked += f" (language: {body.language})"
     text, media = joined([asked, sound])
-    http.names["messages[0].media[0].data"] = http.names["messages[0].media[0].url"] = place
-    params = sampling(
-        gateway,
-        body,
-        DRAWN,
-        **of_output(gateway, body),
-        max_tokens=tokens_wanted(gateway, http, body.max_tokens, "max_tokens") or all_tokens(gateway, http),
-        temperature=0.0 if body.temperature is None else body.temperature,
+    return ChatAsk(
+        body=body,
+        writer=partial(TranscriptWriter, form=form),
+        messages=[Message("user", text, media=media)],
+        wish=Wish(wanted=False if reader.able.reasoning_switch else None),
+        stream=body.stream,
+        max_tokens=body.max_tokens,
+        sampling={"temperature": 0.0 if body.temperature is None else body.temperature},
     )
-    request = Request(
-        http.id,
-        messages=(Message("user", text, media=media),),
-        sampling=params,
-        stream=bool(body.stream),
-        reasoning="off" if able.reasoning_switch else "auto",
-        **urgency(body, http),
-    )
-    return TranscriptionJob([request], bool(body.stream), form, http.id)
 
 
-def _sound(body: TranscriptionBody, able: Capabilities) -> tuple[Media, str]:
-    """What is to be heard, and where the body has it."""
+def _sound(body: TranscriptionBody, media: MediaReader) -> Media:
+    """What is to be heard."""
     if body.file_url is not None and body.file is None:
-        return MediaReader(able).of_url(body.file_url, "file_url"), "file_url"
+        return media.of_url(body.file_url, "file_url")
     if not isinstance(body.file, bytes) or not body.file or body.file_url is not None:
         raise BadRequest("file: expected a sound's file in a form, or file_url in JSON, which is its data URL")
-    return Media(base64.b64encode(body.file).decode()), "file"
+    return media.take(base64.b64encode(body.file).decode(), "file")
 
 
 def _value(name: str, value: Any) -> Any:
@@ -113,35 +93,31 @@ def _value(name: str, value: Any) -> Any:
 
 
 @attrs.define
-class TranscriptionJob(BaseJob):
+class TranscriptWriter(Writer):
     """One transcript."""
 
     form: str
-    id: str
     _texts: list[str] = attrs.field(factory=list, init=False)
 
     def token(self, index: int, token: Token) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         if not token.text:
             return b""
         self._texts.append(token.text)
         return sse({"type": "transcript.text.delta", "delta": token.text})
 
     def finished(self, index: int, finished: Finished) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         return b""
 
     def end(self, results: Sequence[Finished]) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         return sse({"type": "transcript.text.done", "text": "".join(self._texts), "usage": _usage(results)})
 
-    def failed(self, problem: Problem) -> bytes:
-        """See `Job`."""
-        return sse(ERRORS.error(problem, self.id))
-
-    def whole(self, results: Sequence[Finished]) -> Body:
-        """See `Job`."""
-        return {"text": results[0].text or "", "usage": _usage(results)}
+    def whole(self, results: Sequence[Finished]) -> Body | str:
+        """See `Writer`."""
+        text = results[0].text or ""
+        return {"text": text, "usage": _usage(results)} if self.form == "json" else text
 
 
 def _usage(results: Sequence[Finished]) -> Mapping[str, Any]:
@@ -152,3 +128,7 @@ def _usage(results: Sequence[Finished]) -> Mapping[str, Any]:
         "output_tokens": total.completion_tokens,
         "total_tokens": total.prompt_tokens + total.completion_tokens,
     }
+
+
+TRANSCRIPTIONS = Dialect(error, is_streamed=lambda fields: fields.get("stream") == "true")
+transcriptions = Generates(TRANSCRIPTIONS, _read)

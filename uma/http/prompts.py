@@ -5,22 +5,16 @@ of either, and llama-server's further forms: texts among token ids, `{"prompt_st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
-from uma.constraints import Text, show
+from uma.constraints import show
 from uma.errors import BadRequest
 from uma.http import abilities
-from uma.http.exchange import Exchange
-from uma.http.gateway import Gateway
-from uma.http.generation import small_work
 from uma.http.media import MediaReader
-from uma.types import Media, Request, SamplingParams, Tokenized, joined
-
-T = TypeVar("T")
+from uma.http.reader import Reader, checked_text
+from uma.types import Media, Request, Source, Tokenized, joined
 
 PROMPTS = "a string, a list of token ids, or a list of these"
 MEDIA_MARKER = "<__media__>"
@@ -31,37 +25,20 @@ MAX_TEXTS_AMONG_IDS = 1024
 """Maximum texts of a body's prompts that stand among token ids: each is tokenized by itself."""
 
 
-async def built_with_ids(
-    gateway: Gateway,
-    http: Exchange,
-    names: Sequence[str],
-    build: Callable[[dict[str, Any]], T],
-    *,
-    in_one_kind: bool = False,
-) -> T:
-    """What `build` makes of the body, where texts among token ids have become token ids in the first of the fields
-    `names` that it has.
+def has_mixed(value: Any, *, in_one_kind: bool = False) -> bool:
+    """Whether some of the prompts of a body's field mix texts with token ids, for `with_ids`.
 
-    `in_one_kind`: so have texts in a list that has token ids too. Raises what `Exchange.built` and `Source.tokenize`
-    do.
+    `in_one_kind`: also where a list has prompts of both kinds.
     """
+    found = _each(value)
+    return any(map(_is_mixed, found)) or (in_one_kind and len({isinstance(each, list) for each in found}) > 1)
 
-    def is_asked(value: Any) -> bool:
-        found = _each(value)
-        return any(map(_is_mixed, found)) or (in_one_kind and len({isinstance(each, list) for each in found}) > 1)
 
-    def begin(fields: dict[str, Any]) -> tuple[dict[str, Any] | None, list[T]]:
-        return (fields, []) if is_asked(fields.get(named(fields))) else (None, [build(fields)])
-
-    def named(fields: dict[str, Any]) -> str:
-        return next((name for name in names if fields.get(name) is not None), names[0])
-
-    fields, made = await http.built(begin)
-    if fields is None:
-        return made[0]
-    field = named(fields)
-    reader = _Reader(gateway, http, field)
-    return build({**fields, field: await small_work(http, partial(reader.ids_of_all, fields[field], in_one_kind))})
+async def with_ids(source: Source, id: str, value: Any, field: str, *, in_one_kind: bool = False) -> Any:
+    """The prompts of a body's field, with token ids in place of those that mix texts with these; with `in_one_kind` in
+    place of all. Raises what `Source.tokenize` does, and `BadRequest`.
+    """
+    return await _Tokenizer(source, id, field).ids_of_all(value, in_one_kind)
 
 
 def _each(value: Any) -> list[Any]:
@@ -74,11 +51,11 @@ def _is_mixed(value: Any) -> bool:
 
 
 @attrs.define
-class _Reader:
+class _Tokenizer:
     """Makes token ids of prompts that mix them with texts."""
 
-    gateway: Gateway
-    http: Exchange
+    source: Source
+    id: str
     field: str
     _texts: int = attrs.field(default=0, init=False)
 
@@ -110,54 +87,33 @@ class _Reader:
         self._texts += 1
         if self._texts > MAX_TEXTS_AMONG_IDS:
             raise BadRequest(f"{self.field}: more than {MAX_TEXTS_AMONG_IDS:,} texts stand among token ids; join them")
-        if problem := Text().problem(text):
-            raise BadRequest(f"{self.field}: {problem}")
-        tokenized = await self._tokenized(text)
+        tokenized = await self._tokenized(checked_text(text, self.field))
         if is_first:
             return tokenized.token_ids
         return tokenized.token_ids[tokenized.added_tokens : len(tokenized.token_ids) - await self._added_behind()]
 
     async def _added_behind(self) -> int:
         """How many tokens a model that embeds wants behind a text."""
-        if self.gateway.source.info.capabilities.generate:
+        if self.source.info.capabilities.generate:
             return 0
         around = await self._tokenized("")
         return len(around.token_ids) - around.added_tokens
 
     async def _tokenized(self, text: str) -> Tokenized:
-        return await self.gateway.source.tokenize(Request(self.http.id, prompt=text, parse_special=True))
+        return await self.source.tokenize(Request(self.id, prompt=text, parse_special=True))
 
 
-def requests_for(
-    gateway: Gateway, http: Exchange, value: Any, params: SamplingParams, *, stream: bool, **how: Any
-) -> list[Request]:
-    """A request for each prompt of the field `prompt`, with `how` as further fields. Raises as `prompts`."""
-    media = MediaReader(gateway.source.info.capabilities)
-    requests = [
-        Request(
-            f"{http.id}-{index}" if index else http.id,
-            sampling=params,
-            stream=stream,
-            parse_special=True,
-            **how,
-            **prompt,
-        )
-        for index, prompt in enumerate(prompts(gateway, value, "prompt", media))
-    ]
-    media.name_in_prompts(http.names, requests)
-    return requests
-
-
-def prompts(gateway: Gateway, value: Any, field: str, media: MediaReader | None = None) -> list[dict[str, Any]]:
-    """Each prompt as `Request` takes it, with what `media` reads of it. Raises `BadRequest` for what is none."""
-    vocab_size = gateway.source.info.model.vocab_size
+def prompts(reader: Reader, value: Any, field: str, *, with_media: bool = True) -> list[dict[str, Any]]:
+    """Each prompt as `Request` takes it, with pictures and sounds where these can be. Raises `BadRequest` for what is
+    none.
+    """
     if is_one_prompt(value):
-        return [_prompt(value, field, vocab_size, media)]
+        return [_prompt(reader, value, field, with_media)]
     if not isinstance(value, list) or not value:
         raise BadRequest(f"{field}: expected {PROMPTS}, not {show(value)}")
     if len(value) > MAX_PROMPTS:
         raise BadRequest(f"{field}: {len(value):,} prompts are more than {MAX_PROMPTS:,}")
-    return [_prompt(each, f"{field}[{index}]", vocab_size, media) for index, each in enumerate(value)]
+    return [_prompt(reader, each, f"{field}[{index}]", with_media) for index, each in enumerate(value)]
 
 
 def is_one_prompt(value: Any) -> bool:
@@ -169,11 +125,11 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and set(map(type, value)) == {int}
 
 
-def _prompt(value: Any, field: str, vocab_size: int, media: MediaReader | None) -> dict[str, Any]:
+def _prompt(reader: Reader, value: Any, field: str, with_media: bool) -> dict[str, Any]:
     shown: tuple[Media, ...] = ()
     if isinstance(value, dict):
-        if media is not None and media.takes_any and value.get("multimodal_data") is not None:
-            value, shown = _marked(value, field, media)
+        if with_media and reader.media.takes_any and value.get("multimodal_data") is not None:
+            value, shown = _marked(value, field, reader.media)
             field = f"{field}.prompt_string"
         else:
             value, field = _text_of(value, field)
@@ -183,6 +139,7 @@ def _prompt(value: Any, field: str, vocab_size: int, media: MediaReader | None) 
         return {"prompt": value, "media": shown} if shown else {"prompt": value}
     if not _is_ids(value):
         raise BadRequest(f"{field}: expected a string or a list of token ids, not {show(value)}")
+    vocab_size = reader.info.model.vocab_size
     if (wrong := min(value)) < 0 or (wrong := max(value)) >= vocab_size:
         raise BadRequest(f"{field}: {wrong} is not in the vocabulary of {vocab_size:,} tokens")
     return {"token_ids": tuple(value)}

@@ -8,10 +8,10 @@ import attrs
 
 from uma.errors import BadRequest, UmaError
 from uma.http.exchange import Exchange
-from uma.http.fields import read
 from uma.http.gateway import Gateway
 from uma.http.many import own_model
 from uma.http.problem import Unsupported
+from uma.http.reader import read
 from uma.http.rights import check_manager
 from uma.types import ListedModel, Models
 
@@ -49,7 +49,7 @@ async def unload(gateway: Gateway, http: Exchange) -> None:
 
 
 async def _found(gateway: Gateway, http: Exchange) -> tuple[Models, ListedModel]:
-    body = await http.built(lambda fields: read(fields, RouterBody, http))
+    body = await http.built(lambda fields: read(fields, RouterBody, http.ignored))
     if gateway.models is None:
         raise Unsupported("model: this server has one model for as long as it runs; start it with --models")
     name = own_model(gateway.models, http, body.model)

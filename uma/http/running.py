@@ -16,10 +16,10 @@ import attrs
 
 from uma.errors import BadRequest, Ended
 from uma.http.exchange import Exchange
-from uma.http.fields import read
 from uma.http.gateway import ENDED, Gateway, SocketStream
 from uma.http.local_user import user_of
 from uma.http.problem import NotFound, Unsupported
+from uma.http.reader import read
 from uma.protocol.converter import unstructure
 from uma.types import RunningRequest
 
@@ -75,7 +75,7 @@ async def answer_now(gateway: Gateway, http: Exchange) -> None:
 
 async def control(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/chat/completions/control`."""
-    body = await http.built(lambda fields: read(fields, ControlBody, http))
+    body = await http.built(lambda fields: read(fields, ControlBody, http.ignored))
     await _end_thinking(gateway, http, body.id)
     await http.answer_json({"success": True})
 

@@ -13,9 +13,8 @@ from uma import json_text
 from uma.constraints import show
 from uma.errors import BadRequest
 from uma.http import abilities
-from uma.http.abilities import Names
-from uma.http.exchange import Exchange
-from uma.types import Capabilities, Grammar
+from uma.http.reader import Reader
+from uma.types import Grammar
 
 
 @attrs.frozen(kw_only=True)
@@ -44,8 +43,7 @@ class StructuredFields:
 
 def grammar_of(
     body: StructuredFields,
-    able: Capabilities,
-    http: Exchange,
+    reader: Reader,
     own: tuple[str, Grammar | None] = ("", None),
     tool_choice: str = "auto",
 ) -> Grammar | None:
@@ -56,16 +54,16 @@ def grammar_of(
     """
     given = (
         own,
-        ("grammar", abilities.gbnf(body.grammar, "grammar", able, http.names)),
-        ("json_schema", abilities.json_schema(body.json_schema, "json_schema", able, http.names)),
-        *((field, _grammar(kind, value, field, able, http.names)) for field, kind, value in _asked(body)),
+        ("grammar", abilities.gbnf(body.grammar, "grammar", reader)),
+        ("json_schema", abilities.json_schema(body.json_schema, "json_schema", reader)),
+        *((field, _grammar(kind, value, field, reader)) for field, kind, value in _asked(body)),
     )
     found = [(field, grammar) for field, grammar in given if grammar is not None]
     if len(found) > 1:
         raise BadRequest(f"{found[1][0]}: is given beside {found[0][0]}; give one of them")
     if not found or tool_choice in ("auto", "none"):
         return found[0][1] if found else None
-    http.ignored.add(found[0][0])
+    reader.ignored.add(found[0][0])
     return None
 
 
@@ -80,20 +78,20 @@ def _asked(body: StructuredFields) -> Iterator[tuple[str, str, Any]]:
                 yield field, kind, value
 
 
-def _grammar(kind: str, value: Any, field: str, able: Capabilities, names: Names) -> Grammar:
+def _grammar(kind: str, value: Any, field: str, reader: Reader) -> Grammar:
     if kind == "json":
-        return abilities.grammar({"json_schema": _schema(value, field)}, field, able, names)
+        return abilities.grammar({"json_schema": _schema(value, field)}, field, reader)
     if kind == "json_object":
-        return abilities.grammar({"json_object": True}, field, able, names)
+        return abilities.grammar({"json_object": True}, field, reader)
     if kind == "choice":
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise BadRequest(f"{field}: expected a list of strings, not {show(value)}")
-        return abilities.grammar({"choice": tuple(value)}, field, able, names)
+        return abilities.grammar({"choice": tuple(value)}, field, reader)
     if not isinstance(value, str):
         raise BadRequest(f"{field}: expected a string, not {show(value)}")
     if kind == "grammar":  # vLLM takes either notation
         kind = "gbnf" if "::=" in value else "lark"
-    return abilities.grammar({kind: value}, field, able, names)
+    return abilities.grammar({kind: value}, field, reader)
 
 
 def _schema(value: Any, field: str) -> dict[str, Any]:

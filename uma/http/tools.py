@@ -76,7 +76,7 @@ Calls = Annotated[tuple[Call, ...], Length(0, 128, "calls")]
 
 
 def past_call(id: str, name: str, arguments: str, path: str, ignored: Ignored) -> ToolCall:
-    """A call of an earlier answer, whose `arguments` the body has at `path`.
+    """A call of an earlier answer, whose function the body has at `path`.
 
     Where they are no JSON object, as those of a call that was cut off, the members that are whole are kept: templates
     take no others. The field is named among the ignored ones then.
@@ -88,7 +88,7 @@ def past_call(id: str, name: str, arguments: str, path: str, ignored: Ignored) -
         is_object = False
     if is_object:
         return ToolCall(id, name, given)
-    ignored.add(path)
+    ignored.add(f"{path}.arguments")
     return ToolCall(id, name, whole_members(given) if given.startswith("{") else "{}")
 
 

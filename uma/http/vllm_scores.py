@@ -19,7 +19,7 @@ from uma.constraints import show
 from uma.errors import BadRequest, PromptTooLarge, UmaError
 from uma.http import abilities
 from uma.http.exchange import Exchange
-from uma.http.fields import lane_alone, read
+from uma.http.fields import lane_alone
 from uma.http.gateway import Gateway
 from uma.http.generation import MAX_AT_ONCE
 from uma.http.openai_embeddings import usage
@@ -113,9 +113,8 @@ async def score(gateway: Gateway, http: Exchange) -> None:
 
 
 def _asked(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Pairs:
-    body = read(fields, ScoreBody, http)
-    model = gateway.names.check(body.model, http)
-    able = gateway.source.info.capabilities
+    reader = gateway.reader(http)
+    body, able = reader.body(fields, ScoreBody), reader.able
     if not able.rerank:
         abilities.embeddings(able)
     given = {name for names in PAIRS for name in names if getattr(body, name) is not None}
@@ -129,7 +128,7 @@ def _asked(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Pairs:
             f"{first.field}: {len(first.texts):,} texts cannot be compared with {len(second.texts):,}: give one, or as "
             f"many as {second.field} has"
         )
-    return Pairs(first, second, model, lane_alone(body.priority, http))
+    return Pairs(first, second, reader.model, lane_alone(body.priority, http))
 
 
 async def _compared(gateway: Gateway, http: Exchange, asked: Pairs) -> Scored:

@@ -16,7 +16,7 @@ from uma.constraints import Length, Range, Text, hints_of
 from uma.errors import BadRequest, UnknownModel
 from uma.http.access import host_parts
 from uma.http.exchange import Exchange
-from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, read, urgency
+from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, urgency
 from uma.http.gateway import Gateway
 from uma.http.generation import small_work
 from uma.http.local_user import user_of
@@ -28,6 +28,7 @@ from uma.http.page.live import LiveFeed
 from uma.http.page.processes import Processes
 from uma.http.page.renderer import Renderer
 from uma.http.problem import Forbidden, NotFound, Problem
+from uma.http.reader import read
 from uma.http.thinking import Wish, thinking
 from uma.protocol.converter import unstructure
 from uma.types import (
@@ -140,7 +141,7 @@ class Page:
 
     async def ask(self, http: Exchange) -> None:
         """Begin an answer, and stream it. Of several models the answer's own is loaded meanwhile."""
-        body = await http.built(lambda fields: read(fields, AnswerBody, http))
+        body = await http.built(lambda fields: read(fields, AnswerBody, http.ignored))
         if body.sampling.n != 1 or body.sampling.best_of not in (None, 1):
             raise BadRequest("sampling: n and best_of must be 1; the page asks for one answer at a time")
         _check_media(body.messages)
@@ -205,7 +206,7 @@ class Page:
 
     async def render(self, http: Exchange) -> None:
         """The blocks of finished texts, for conversations that the browser has kept as text."""
-        body = await http.built(lambda fields: read(fields, MarkdownBody, http))
+        body = await http.built(lambda fields: read(fields, MarkdownBody, http.ignored))
         found = await small_work(http, partial(self._rendered, body.texts))
         await http.answer_json({"blocks": found}, headers=[NO_CACHE])
 

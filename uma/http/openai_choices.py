@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import attrs
 import orjson
 
-from uma.http.dialect import BaseJob, dumps, sse
-from uma.http.openai import ERRORS
-from uma.http.problem import Problem
+from uma.http.dialect import Writer, dumps
 from uma.http.usage import Total, finish_reason, stop_reason, timings, warnings
 from uma.types import Finished
 from uma.version import __version__
@@ -24,7 +22,7 @@ FINGERPRINT = f"build-uma-{__version__}"
 
 
 @attrs.define
-class ChoicesJob(BaseJob, ABC):
+class ChoicesWriter(Writer):
     """One or more prompts, each with as many choices as it has answers. The choices of one prompt are neighbours."""
 
     kind: ClassVar[str]
@@ -32,13 +30,12 @@ class ChoicesJob(BaseJob, ABC):
     text_key: ClassVar[bytes]
     """The key under which a choice of `delta` has its text."""
 
-    id: str
-    model: str
+    prefix: ClassVar[str]
+    """What an answer's id begins with."""
+
     include_usage: bool
     is_unbounded: bool
     """See `warnings`."""
-    verbose: Mapping[str, Any] = attrs.field(factory=dict, init=False)
-    """llama-server's `__verbose`, where it is asked for: what the model reads."""
     created: int = attrs.field(factory=lambda: int(time.time()), init=False)
     _frames: dict[int, tuple[bytes, bytes]] = attrs.field(factory=dict, init=False)
     """Frames by choice: an event up to the token's text, and what follows it: all of it but the text stays the same."""
@@ -52,7 +49,7 @@ class ChoicesJob(BaseJob, ABC):
         return index * self.requests[0].sampling.n + answer
 
     def progress(self, index: int, fields: Mapping[str, Any]) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         return self.chunk([self.delta(self.place(index, 0))], **fields)
 
     def piece(self, place: int, text: str, fields: Mapping[str, Any]) -> bytes:
@@ -68,29 +65,29 @@ class ChoicesJob(BaseJob, ABC):
         return frame
 
     def finished(self, index: int, finished: Finished) -> bytes:
-        """See `Job`. The last of a prompt's choices carries its timings and warnings."""
+        """See `Writer`. The last of a prompt's choices carries its timings and warnings."""
         *others, last = [
             {**self.delta(self.place(index, each.index), reason=finish_reason(each)), **stop_reason(each)}
             for each in finished.every_answer
         ]
-        account = {**self.verbose, "timings": timings(finished), **warnings([finished], is_unbounded=self.is_unbounded)}
+        account = {
+            **self._shown(),
+            "timings": timings(finished),
+            **warnings([finished], is_unbounded=self.is_unbounded),
+        }
         return b"".join([*(self.chunk([each]) for each in others), self.chunk([last], **account)])
 
     def end(self, results: Sequence[Finished]) -> bytes:
-        """See `Job`."""
+        """See `Writer`."""
         usage = b""
         if self.include_usage:
             usage = self.chunk([], usage=Total.of(results).openai(), timings=timings(results[0]))
         return usage + b"data: [DONE]\n\n"
 
-    def failed(self, problem: Problem) -> bytes:
-        """See `Job`."""
-        return sse(ERRORS.error(problem, self.id))
-
     def head(self, kind: str) -> dict[str, Any]:
         """What every chunk, and the whole answer, begins with."""
         return {
-            "id": self.id,
+            "id": self.prefix + self.id,
             "object": kind,
             "created": self.created,
             "model": self.model,
@@ -105,4 +102,8 @@ class ChoicesJob(BaseJob, ABC):
     def account(self, results: Sequence[Finished]) -> dict[str, Any]:
         """What the whole answer ends with."""
         notes = warnings(results, is_unbounded=self.is_unbounded)
-        return {**self.verbose, "usage": Total.of(results).openai(), "timings": timings(results[0]), **notes}
+        return {**self._shown(), "usage": Total.of(results).openai(), "timings": timings(results[0]), **notes}
+
+    def _shown(self) -> dict[str, Any]:
+        """llama-server's `__verbose`, where it is asked for: what the model reads."""
+        return {} if self.shown_prompt is None else {"__verbose": {"prompt": self.shown_prompt}}
