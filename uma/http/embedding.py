@@ -46,7 +46,7 @@ class EmbedAsk:
     normalizes: bool = True
     fail_on_empty: bool | None = None
     encoding: Encoding = "float"
-    """As numbers, or in base64 as 32-bit floats, little-endian."""
+    """How the answer has vectors: numbers, or base64 of 32-bit floats, little-endian."""
 
 
 @attrs.frozen(eq=False)
