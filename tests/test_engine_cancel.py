@@ -26,7 +26,7 @@ from models import Kind, write_model
 from uma import Request, open_engine
 from uma.engine import Engine
 from uma.engine.delivery.pacing import CREDITS
-from uma.engine.kv.pool import LAST_TOKENS
+from uma.engine.kv.checkpoints import LAST_TOKENS
 from uma.engine.worker.canceller import BatchCanceller
 from uma.llama.context import ABORTED, DONE, Context, ContextParams
 from uma.llama.model import Model

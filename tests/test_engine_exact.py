@@ -16,8 +16,8 @@ from every_kind import MEMORIES, PLAIN, WINDOWED, kinds, write_named
 
 from models import write_model
 from uma import Request, RuntimeConfig, open_engine
+from uma.engine.kv.checkpoints import LAST_TOKENS
 from uma.engine.kv.disk import FOLDER
-from uma.engine.kv.pool import LAST_TOKENS
 from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model

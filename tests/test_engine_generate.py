@@ -12,7 +12,7 @@ from engine_world import Answer, alone, answer, answers, ask, config_for, tokens
 from models import BOS, EOS, IM_END, IM_START, MERGES, N_VOCAB, SHOWN, SPECIALS, write_model
 from uma import Message, Request, SamplingParams, open_engine
 from uma.engine.delivery.pacing import STRIDE_STEPS
-from uma.engine.kv.pool import LAST_TOKENS
+from uma.engine.kv.checkpoints import LAST_TOKENS
 from uma.engine.policy import Plan, Scheduler, State
 from uma.engine.policy.scheduler import EmbedDemand
 from uma.engine.worker.loop import REPLAN_BATCHES

@@ -13,7 +13,7 @@ from engine_world import answer, ask, compute_with, config_for, tokens_for
 from harness import PATIENCE_SEC
 from uma import open_engine
 from uma.engine import Engine
-from uma.engine.kv import snapshot_copies
+from uma.engine.kv import memory_kinds
 from uma.llama.batch import Batch
 from uma.llama.context import Context
 
@@ -46,7 +46,7 @@ async def test_a_large_cache_is_copied_in_parts_and_a_request_that_comes_meanwhi
     long = ask(tokens_for(1, 600), 8)
     config = config_for(tiny, n_ctx=1_024, kv_unified="on", cache_ram_mb=64, cache_tokens=1_024)
     async with open_engine(config) as engine:
-        monkeypatch.setattr(snapshot_copies, "MOST_COPY_BYTES", 50 * engine.worker._pool.cells.bytes_per_token)
+        monkeypatch.setattr(memory_kinds, "MOST_COPY_BYTES", 50 * engine.worker._pool.cells.bytes_per_token)
         first = await answer(engine, long)
         steps.clear()
         await until(engine, is_copying.is_set)

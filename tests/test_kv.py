@@ -1,7 +1,7 @@
 """The pool of cells and sequence ids through random lives: a sequence has the tokens that it was told of.
 
 llama.cpp's memory is a plain account here: for each sequence id its cells, each with the token computed into it. A
-snapshot is a copy of that account, and a copy between separate buffers happens with the next batch, as it really does.
+snapshot is a copy of that account.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from uma.engine.kv import checkpoints, snapshot_copies, snapshots
+from uma.engine.kv import checkpoints, memory_kinds, snapshots
 from uma.engine.kv import pool as kv
 from uma.engine.kv.pool import Holding, KvPool
 from uma.engine.kv.snapshots import Snapshot, SnapshotStore
@@ -54,16 +54,14 @@ class FakeContext:
         self.has_state = has_state
         self.states: dict[int, list[int]] = {seq_id: [] for seq_id in range(N_IDS)}
         """What each has read, where that cannot be cut."""
-        self.n_sequences, self.n_ctx = N_IDS, N_CELLS
+        self.n_sequences, self.n_ctx, self.rolled_back = N_IDS, N_CELLS, 0
         self.held: dict[int, Cells] = {seq_id: [] for seq_id in range(N_IDS)}
         self.first: dict[int, int] = dict.fromkeys(range(N_IDS), 0)
         """The position of the first of them."""
-        self.queued: list[tuple[int, int]] = []
         self._serial = count()
 
     def compute(self, work: dict[int, list[int]]) -> None:
         """A batch."""
-        self.queued.clear()
         for seq_id, tokens in work.items():
             self.assert_at_its_end(seq_id)
             self.held[seq_id] = self.held[seq_id] + [(next(self._serial), token) for token in tokens]
@@ -96,17 +94,14 @@ class FakeContext:
             assert self.first[source] == self.first[target] + len(self.held[target]), "a part out of its place"
             self.held[target] = self.held[target] + self.held[source]
             return
-        assert self.params.kv_unified == (end >= 0)
+        assert self.params.kv_unified and end >= 0
         if self.held[target]:
             assert max(start, 0) == 0 and self.first[target] == end, "copied over cells"
             self.held[target] = self.held[source][:end] + self.held[target]
             self.first[target] = 0
-        elif end >= 0:
+        else:
             self.first[target] = max(start, 0)
             self.held[target] = self.held[source][self.first[target] : end]
-        else:
-            self.held[target] = [(next(self._serial), token) for _, token in self.held[source]]
-            self.queued.append((source, target))
 
     def seq_rm(self, seq_id: int, start: int = -1, end: int = -1) -> bool:
         assert end == -1
@@ -127,12 +122,10 @@ class FakeContext:
         return len(self.state_get(seq_id))
 
     def state_get(self, seq_id: int) -> bytes:
-        assert all(seq_id != target for _, target in self.queued), "saved what has not been copied yet"
         self.assert_at_its_end(seq_id)
         return pickle.dumps((self.first[seq_id], self.tokens(seq_id)))
 
     def state_set(self, seq_id: int, data: bytes) -> bool:
-        assert all(seq_id not in pair for pair in self.queued), "a queued copy would write over it"
         self.held[seq_id] = []
         first, tokens = pickle.loads(data)
         if self.params.kv_unified and self.used() + len(tokens) > N_CELLS:
@@ -165,7 +158,6 @@ class PoolLives(RuleBasedStateMachine):
     def compute(self, holding: Holding, tokens: list[int]) -> None:
         self.pool.make_room(len(tokens))
         self.context.compute({holding.seq_id: tokens})
-        self.pool.cells.batch_done()
         self.pool.extend(holding, tokens)
 
     @precondition(lambda self: not self.has_state and any(each.tip.end for each in self.running))
@@ -191,11 +183,11 @@ class PoolLives(RuleBasedStateMachine):
         self.running.append(holding)
         assert len(tokens) - length <= self.pool.free_cells, "what was promised does not fit"
         if computes:
-            borders, start = self.pool.borders(wanted, len(tokens), length, ()), length
+            borders, start = self.pool.checkpoint_positions(wanted, len(tokens), length, ()), length
             while borders:
                 self.compute(holding, tokens[start : borders[-1]])
                 start = borders.pop()
-                self.pool.stop_at(holding)
+                self.pool.take_checkpoint(holding)
             self.compute(holding, tokens[start:])
 
     @precondition(lambda self: self.running)
@@ -207,7 +199,7 @@ class PoolLives(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(choice=st.integers(0, N_IDS))
     def stop(self, choice: int) -> None:
-        self.pool.stop_at(self.running[choice % len(self.running)])
+        self.pool.take_checkpoint(self.running[choice % len(self.running)])
 
     @precondition(lambda self: self.running)
     @rule(choice=st.integers(0, N_IDS))
@@ -216,8 +208,8 @@ class PoolLives(RuleBasedStateMachine):
         holding = self.running.pop(choice % len(self.running))
         for seq_id in (holding.seq_id, *self.pool.tree.cached):
             self.context.states[seq_id] = [-1] * self.has_state
-        self.pool.distrust()
-        self.pool.give_up(holding, self.tick())
+        self.pool.invalidate_cached_states()
+        self.pool.release_after_abort(holding, self.tick())
 
     @precondition(lambda self: self.running)
     @rule(choice=st.integers(0, N_IDS), keep=st.booleans())
@@ -266,10 +258,11 @@ class PoolLives(RuleBasedStateMachine):
         if self.context.params.kv_unified:
             assert self.pool.used_cells == self.context.used() <= N_CELLS
         if self.has_state:
-            for node in filter(self.pool.tree.is_held, self.pool.tree.nodes()):
-                if not any(map(self.pool.tree.is_held, node.every_child())):
+            for node in self.pool.tree.nodes():
+                if node.is_reported and not any(child.is_reported for child in node.every_child()):
                     asked = array("i", [*node.whole(), 2])
-                    assert self.pool.tree.place(asked)[1] == node.end, "told of what no sequence can begin behind"
+                    _, begins = self.pool.cells.resume_point(asked, self.pool.tree.match(asked))
+                    assert begins == node.end, "told of what no sequence can begin behind"
         assert self.store.reserved_bytes() == self.pool.tree.checkpoint_bytes
         assert self.store.size_bytes + self.pool.tree.checkpoint_bytes <= 2_000
 
@@ -307,12 +300,11 @@ class TestPool:
             (kv, "LEAST_SHARED_TOKENS", 2),
             (kv, "LEAST_GAIN_TOKENS", 3),
             (kv, "LEAST_EVICTED_TOKENS", 3),
-            (snapshot_copies, "MOST_COPY_BYTES", 7),
+            (memory_kinds, "MOST_COPY_BYTES", 7),
             (snapshots, "LEAST_WORTH", 2.0),
             (snapshots, "MOST_LOST_TOKENS", 3),
             (checkpoints, "LEAST_SAVED_TOKENS", 2),
-            (kv, "LEAST_SAVED_TOKENS", 2),
-            (kv, "BORDER_TOKENS", 7),
+            (checkpoints, "INTERVAL_TOKENS", 7),
         ):
             monkeypatch.setattr(module, name, value)
 

@@ -13,8 +13,8 @@ from every_kind import write_named
 
 from harness import PATIENCE_SEC
 from uma import open_engine
+from uma.engine.kv.checkpoints import FIRST_INTERVAL_TOKENS, LAST_TOKENS
 from uma.engine.kv.events import Run, Tier
-from uma.engine.kv.pool import FIRST_BORDER_TOKENS, LAST_TOKENS
 from uma.types import Token
 
 Prefix = tuple[int, ...]
@@ -104,7 +104,7 @@ async def test_where_memory_cannot_be_cut_it_is_told_up_to_where_a_sequence_can_
         got = await answer(engine, ask((*said, *tokens_for(4, 9)), 2))
         assert got.finished.usage.cached_tokens == len(said)
         parted = await answer(engine, ask((*prompt[:300], *tokens_for(5, 9)), 2))
-        assert parted.finished.usage.cached_tokens == FIRST_BORDER_TOKENS, "held for what goes on behind, and no place"
+        assert parted.finished.usage.cached_tokens == FIRST_INTERVAL_TOKENS, "held for what goes on"
     assert not +book.held[Tier.CELLS]
 
 

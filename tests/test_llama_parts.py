@@ -18,7 +18,8 @@ from hybrids import Hybrid
 from reference import real_model
 
 from models import WINDOW, Kind
-from uma.engine.kv.cells import SequenceCells
+from uma.engine.kv.memory_kinds import Attention, memory_kind
+from uma.engine.kv.prefix_tree import Prefix
 from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
@@ -47,7 +48,7 @@ class World:
     """A context, and what sequences in it hold."""
 
     context: Context
-    cells: SequenceCells
+    cells: Attention
     scale: int
     """So many times as long is everything, for windows that are so many times as long."""
 
@@ -56,7 +57,6 @@ class World:
         batch = Batch(BATCH * self.scale)
         batch.add(list(tokens), first, seq, last_logits=True)
         assert self.context.decode(batch) == DONE
-        self.cells.batch_done()
         self.cells.grown(seq, first + len(tokens))
         return np.array(self.context.logits(1)[0])
 
@@ -86,7 +86,7 @@ def world(model: Model, *, kv_unified: bool = True, swa_full: bool = True, has_g
         guards_window=has_guards,
     )  # fmt: skip
     context = Context(model, params)
-    return World(context, SequenceCells(context), scale)
+    return World(context, memory_kind(context), scale)
 
 
 def worlds(model: Model, way: Way) -> Iterator[Callable[[], World]]:
@@ -102,8 +102,7 @@ def worlds(model: Model, way: Way) -> Iterator[Callable[[], World]]:
         yield partial(world, model)
         if has_windows:
             yield partial(world, model, swa_full=False)
-        if way == "snapshot" or not has_windows:  # whose part would lie in cells that are copied with the next batch
-            yield partial(world, model, kv_unified=False)
+        yield partial(world, model, kv_unified=False)
     if way == "snapshot" and has_windows:
         yield partial(world, model, has_guards=True)
 
@@ -121,19 +120,19 @@ def check_others(here: World, way: Way, new_world: Callable[[], World]) -> None:
     kept = dict[int, tuple[bytes, ...]]()
 
     def keep(border: int) -> None:
-        kept[border] = here.cells.states(first) if way == "snapshot" else (here.cells.checkpoint(first),)
+        kept[border] = tuple(here.cells.states(first)) if way == "snapshot" else (here.cells.checkpoint(first),)
 
     first = here.cells.take_id()
     here.read_all(here.text, first, keep)
     here.read(tokens_for(2, FURTHER * here.scale), here.borders[-1], first)  # its end is another now
     for border in here.borders:
         others = here.cells.take_id(), here.cells.take_id()  # both begin before anything is computed
-        spare = here.cells.take_id()
         for seq in others:
             if way == "snapshot":
-                assert here.cells.load(seq, kept[border], spare)
+                assert here.cells.load(seq, kept[border])
             else:
-                here.cells.copy(first, seq, border, kept[border][0] if way == "checkpoint" else None)
+                checkpoint = kept[border][0] if way == "checkpoint" else None
+                assert here.cells.copy(first, seq, Prefix(border, border, checkpoint))
         own, there = tokens_for(border, OWN), new_world()
         with there.context:
             there.read_all(here.text[:border], 0)
@@ -141,8 +140,8 @@ def check_others(here: World, way: Way, new_world: Callable[[], World]) -> None:
         for seq in others:
             off = float(np.abs(here.read(own, border, seq) - expected).max())
             assert off == 0.0, (border, here.context.params)
-        for seq in (*others, spare):
-            here.cells.trim(seq, 0)
+        for seq in others:
+            here.cells.free(seq)
 
 
 def test_a_part_has_nothing_of_cells_that_can_be_cut(model: Model) -> None:
@@ -153,4 +152,4 @@ def test_a_part_has_nothing_of_cells_that_can_be_cut(model: Model) -> None:
         here.read_all(here.text, 0, lambda _: sizes.append(here.cells.checkpoint_size(0)))
         whole = {size for border, size in zip(here.borders, sizes, strict=True) if border >= model.window_tokens}
         assert len(whole) == 1
-        assert sizes[-1] < here.cells.state_size(0) or model.memory == "recurrent"
+        assert sizes[-1] < here.context.state_size(0) or model.memory == "recurrent"

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from uma.engine.kv.events import KvEvents, Run, Tier
-from uma.engine.kv.prefix_tree import Node, PrefixTree, common_length
+from uma.engine.kv.memory_kinds import Attention
+from uma.engine.kv.prefix_tree import Node, Prefix, PrefixTree, common_length
 
 N_IDS = 6
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
@@ -32,22 +33,27 @@ class FakeCells:
     def compute(self, seq_id: int, tokens: list[int]) -> None:
         self.held[seq_id] += [(next(self._serial), token) for token in tokens]
 
-    def copy(self, source: int, target: int, length: int, checkpoint: bytes | None) -> bool:
+    can_be_cut = True
+    end_before = Attention.end_before
+
+    def copy(self, source: int, target: int, prefix: Prefix) -> bool:
+        length = prefix.length
         assert len(self.held[source]) >= length, "copied cells that the source does not hold"
         assert not self.held[target], "copied over a sequence that holds cells"
         if not self.fails:
             self.held[target] = self.held[source][:length]
         return not self.fails
 
-    def trim(self, seq_id: int, length: int, checkpoint: bytes | None) -> bool:
+    def cut(self, seq_id: int, prefix: Prefix) -> bool:
         assert seq_id not in self.running, "dropped cells of a running sequence"
-        assert length < len(self.held[seq_id]) or length == 0
-        if length and self.fails:
-            return False
-        self.held[seq_id] = self.held[seq_id][:length]
-        if length == 0:
-            del self.held[seq_id]
-        return True
+        assert 0 < prefix.length < len(self.held[seq_id])
+        if not self.fails:
+            self.held[seq_id] = self.held[seq_id][: prefix.length]
+        return not self.fails
+
+    def free(self, seq_id: int) -> None:
+        assert seq_id not in self.running, "dropped cells of a running sequence"
+        del self.held[seq_id]
 
     def tokens(self, seq_id: int) -> list[int]:
         return [token for _, token in self.held[seq_id]]
@@ -98,7 +104,7 @@ class TreeLives(RuleBasedStateMachine):
     @precondition(lambda self: len(self.cells.held) < N_IDS)
     @rule(tokens=TOKENS, less=st.integers(0, 3))
     def begin(self, tokens: list[int], less: int) -> None:
-        node, length = self.tree.match(array("i", tokens))
+        node, length, _ = self.tree.match(array("i", tokens))
         length = max(0, length - less)
         while node.parent is not None and length <= node.start:
             node = node.parent
@@ -180,7 +186,7 @@ class TreeLives(RuleBasedStateMachine):
 
     @rule(tokens=TOKENS)
     def match_is_the_longest(self, tokens: list[int]) -> None:
-        node, length = self.tree.match(array("i", tokens))
+        node, length, _ = self.tree.match(array("i", tokens))
         held = [self.cells.tokens(seq_id) for seq_id in self.cells.held]
         assert length == max((common_length(array("i", tokens), array("i", each)) for each in held), default=0)
         assert list(node.whole())[:length] == tokens[:length]
@@ -188,7 +194,7 @@ class TreeLives(RuleBasedStateMachine):
 
     @invariant()
     def the_same_question_has_the_answer_of_now(self) -> None:
-        node, length = self.tree.match(self.asked_again)
+        node, length, _ = self.tree.match(self.asked_again)
         held = [array("i", self.cells.tokens(seq_id)) for seq_id in self.cells.held]
         assert length == max((common_length(self.asked_again, each) for each in held), default=0)
         assert node is self.tree.root or node in self.tree.nodes()
@@ -282,7 +288,7 @@ def test_the_longest_match_is_found_also_behind_a_shorter_run() -> None:
             branch = tree.extend(tree.start(9, tip, 2, 0.0), 9, [3, 4])
             cells.compute(9, [3, 4])
     assert list(branch.whole()) == [1, 2, 3, 4]
-    node, length = tree.match(array("i", [1, 2, 3, 4, 5]))
+    node, length, _ = tree.match(array("i", [1, 2, 3, 4, 5]))
     assert (node, length) == (branch, 4)
 
 

@@ -169,8 +169,8 @@ class Engine:
                 elif request.cache_prompt:
                     await self._fetch_from_disk(tokens)
                     spent.on("disk")
-                has_borders = not pictures and not (self.worker.can_be_cut or request.sampling.reproducible)
-                ends = await self._prompts.message_ends(request, tokens) if has_borders else ()
+                is_checkpointed = not (pictures or self._pool.cells.can_be_cut or request.sampling.reproducible)
+                ends = await self._prompts.message_ends(request, tokens) if is_checkpointed else ()
                 spent.on("prepare")
                 # Other requests came meanwhile. From here on nothing awaits, so what is checked holds.
                 self._check_open()

@@ -17,6 +17,7 @@ from uma.engine import sizing
 from uma.engine.engine import Engine
 from uma.engine.kv.archive import MAX_QUEUED_BYTES, Archive
 from uma.engine.kv.disk import DiskTier
+from uma.engine.kv.memory_kinds import why_no_pictures
 from uma.engine.ledger import Ledger
 from uma.engine.loading import Loader
 from uma.engine.worker.loop import ended_by
@@ -74,7 +75,7 @@ async def open_engine(
         stack.callback(context.close)
         if owns_process and not backend.has_gpu():  # a GPU's driver has pinned what it uses
             await _give_back_zeros(new)
-        if projector is not None and (reason := sizing.why_no_pictures(context, uses_mrope=projector.uses_mrope)):
+        if projector is not None and (reason := why_no_pictures(context, uses_mrope=projector.uses_mrope)):
             if config.mmproj:
                 raise ConfigError(f"mmproj: {reason}; leave it out")
             projector = None

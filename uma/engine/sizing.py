@@ -104,10 +104,10 @@ def context_params(model: Model, config: RuntimeConfig) -> ContextParams:
     streams = small or streams
     n_ctx = config.n_ctx or _pool_tokens(model, config, streams, is_unified=unified, swa_full=not small)
     # A recurrent state, a small window or a buffer of its own costs each its size.
-    n_seq_max = max(streams, POOL_SEQUENCE_IDS) if unified and not (model.has_states or small) else streams
+    # Where ids share cells, parts of a state pass through one more.
+    n_seq_max = max(streams + 1, POOL_SEQUENCE_IDS) if unified and not (model.has_states or small) else streams
     guards_window = unified and not small and model.memory == "sliding-window" and can_guard(streams)
-    if guards_window:
-        n_seq_max = min(2 * n_seq_max, backend.MAX_SEQUENCES)
+    n_seq_max = min(2 * n_seq_max if guards_window else n_seq_max, backend.MAX_SEQUENCES)
     # A batch has room for a token of every sequence and some prefill, or prompts would wait for ever.
     n_batch = min(max(_most_batch_tokens(model, config), streams + SIZES[0]), n_ctx)
     params = attrs.evolve(
@@ -606,16 +606,6 @@ def why_no_drafts(context: Context, config: RuntimeConfig, *, sees: bool) -> str
 def speculate(context: Context, config: RuntimeConfig, *, sees: bool) -> Speculate:
     """Whether tokens are drafted."""
     return "off" if why_no_drafts(context, config, sees=sees) else config.speculate
-
-
-def why_no_pictures(context: Context, *, uses_mrope: bool) -> str | None:
-    """Why the model cannot take pictures, though there is a projector for it; None where it can."""
-    model = context.model
-    if not model.is_causal:
-        return "an encoder takes none"
-    if model.memory == "attention" or (context.params.guards_window and not uses_mrope):
-        return None
-    return f"with a {model.memory} model's memory pictures cannot be read yet"
 
 
 def draft_params(model: Model, target: Context, config: RuntimeConfig, free_bytes: int) -> ContextParams:

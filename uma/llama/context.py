@@ -318,7 +318,7 @@ class Context(Closing):
 
         False where only a part was to go and the memory cannot do that (a recurrent state has no parts). With
         `rolled_back` it says True for so many last tokens, and is right about those of the last batch alone: see
-        `kv/cells.py`.
+        `kv/memory_kinds.py`.
         """
         return bool(lib.llama_memory_seq_rm(self._checked_memory(seq), seq, p0, p1))
 

@@ -211,7 +211,7 @@ class Projector(Closing):
         """Whether its tokens attend to later ones too: then one ubatch must hold all of them."""
         return bool(lib.mtmd_decode_use_non_causal(self.handle, picture.handle))
 
-    def can_be_cut(self, picture: Picture) -> bool:
+    def is_divisible(self, picture: Picture) -> bool:
         """Whether `decode` can compute a part of its tokens: their positions are those of a text, and none attends to
         later ones.
         """
@@ -219,12 +219,12 @@ class Projector(Closing):
 
     def decode(self, context: Context, picture: Picture, part: range, position: int, seq_id: int) -> int:
         """Compute a `part` of the tokens of a picture that is encoded at the end of a sequence: all of them unless it
-        `can_be_cut`. Returns what `Context.decode` does; what a failed one leaves in memory lies at `position` and
+        `is_divisible`. Returns what `Context.decode` does; what a failed one leaves in memory lies at `position` and
         behind. One that `attends_both_ways` fits a ubatch.
         """
         if picture.embedding is None:
             raise ValueError("picture: is not encoded")
-        if self.can_be_cut(picture):
+        if self.is_divisible(picture):
             return context.decode_embeddings(
                 EmbeddingBatch(picture.embedding[part.start : part.stop], position, seq_id)
             )

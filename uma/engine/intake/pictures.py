@@ -189,7 +189,7 @@ class PictureReader:
     def _cuts(self, picture: Picture) -> list[int]:
         """Where a picture is cut, its beginning and end included: streams go on between its parts."""
         tokens, parts = picture.n_tokens, 1
-        if self._projector.can_be_cut(picture):
+        if self._projector.is_divisible(picture):
             parts = -(-tokens // min(PART_TOKENS, self._context.n_batch))
         return [tokens * each // parts for each in range(parts + 1)]
 

@@ -9,12 +9,27 @@ comes and of what is used again (GreedyDual, Cao and Irani 1997). Owned by the d
 
 from __future__ import annotations
 
-from uma.engine.kv.cells import SequenceCells
+from array import array
+from collections.abc import Collection
+
+from uma.engine.kv.memory_kinds import Attention
 from uma.engine.kv.prefix_tree import Node, PrefixTree
 from uma.engine.kv.snapshots import UNUSED_REUSES, SnapshotStore
 
 LEAST_SAVED_TOKENS = 32
 """Minimum tokens between two checkpoints of a sequence: fewer are read again as quickly as a state is copied."""
+INTERVAL_TOKENS = 2_048
+"""Maximum tokens of a long prompt between two checkpoints."""
+FIRST_INTERVAL_TOKENS = 256
+"""Tokens of a prompt to the first of its regular checkpoints; the next are twice as far, up to `INTERVAL_TOKENS`. So of
+more tokens than these that two prompts have in common, though no message ends there, the second reads about half at
+most, and the third nothing.
+"""
+LAST_TOKENS = 2
+"""Tokens of the last batch of a prompt that is read alone: the fewest for which llama.cpp's attention does not depend
+on the order of cells. With four, as llama-server reads last where a model has windows, it does, and a repeated question
+has another answer. The last checkpoint of a prompt is as far before its end, if no message ends there.
+"""
 STORE_SHARE = 2
 """Divisor of the memory for snapshots: checkpoints take at most half of it."""
 MOST_IN_SNAPSHOT = 8
@@ -25,26 +40,47 @@ there."""
 
 
 class Checkpoints:
-    """Checkpoints of one tree."""
+    """Checkpoints of one tree; there are none of memory that can be cut."""
 
-    def __init__(self, cells: SequenceCells, tree: PrefixTree, store: SnapshotStore) -> None:
+    def __init__(self, cells: Attention, tree: PrefixTree, store: SnapshotStore) -> None:
         self._cells = cells
         self._tree = tree
         self._store = store
+        self._capacity_bytes = 0 if cells.can_be_cut else store.capacity_bytes // STORE_SHARE
         store.reserved_bytes = lambda: tree.checkpoint_bytes
         self._last_worth = 0.0
         """Worth of the checkpoint that was given up last."""
 
-    def take(self, tip: Node, seq_id: int) -> bool:
-        """Take one of a sequence that ends in `tip` now; whether there is one now."""
-        if tip.checkpoint is not None:
-            return True
-        if tip.parent is None or self._cells.waits_for_copy(seq_id):
-            return False
-        if not self._make_place(self._cells.checkpoint_size(seq_id)):
-            return False
-        self._put(tip, self._cells.checkpoint(seq_id))
-        return True
+    def positions(self, tokens: array[int], prompt_tokens: int, computed: int, ends: Collection[int]) -> list[int]:
+        """Where a sequence stops to have a checkpoint taken, the next one last. `computed` of its tokens are there, and
+        messages of its prompt end behind so many tokens as in `ends`.
+        """
+        if not self._capacity_bytes:
+            return []
+        ends = [end for end in ends if end <= prompt_tokens - LAST_TOKENS]  # no prompt begins behind that
+        wanted = {*ends, *range(INTERVAL_TOKENS, prompt_tokens, INTERVAL_TOKENS)}
+        position = FIRST_INTERVAL_TOKENS
+        while position < INTERVAL_TOKENS:
+            wanted.add(position)
+            position *= 2
+        if not any(prompt_tokens - end <= LEAST_SAVED_TOKENS for end in ends):
+            wanted.add(prompt_tokens - LAST_TOKENS)
+        found: list[int] = []
+        for end in sorted(wanted):
+            if computed < end < prompt_tokens and end - (found[-1] if found else computed) >= LEAST_SAVED_TOKENS:
+                found.append(end)
+        # Others have gone on differently from here: so can further ones.
+        branch = min(self._tree.match(tokens).length, prompt_tokens - 1)
+        if branch - computed >= LEAST_SAVED_TOKENS:
+            found = sorted({branch, *(end for end in found if abs(end - branch) >= LEAST_SAVED_TOKENS)})
+        return found[::-1]
+
+    def take(self, tip: Node, seq_id: int) -> None:
+        """Take one of a sequence that ends in `tip` now, if there is memory for it."""
+        if not self._capacity_bytes or tip.checkpoint is not None or tip.parent is None:
+            return
+        if self._make_place(self._cells.checkpoint_size(seq_id)):
+            self._put(tip, self._cells.checkpoint(seq_id))
 
     def put(self, tip: Node, checkpoint: bytes) -> None:
         """Give `tip` a checkpoint from a snapshot, if there is memory for it."""
@@ -58,17 +94,16 @@ class Checkpoints:
 
     def of_snapshot(self, node: Node) -> dict[int, bytes] | None:
         """Checkpoints that a snapshot of the path to `node` takes along, by their lengths; None where it can be cut."""
-        if self._cells.can_be_cut:
+        if not self._capacity_bytes:
             return None
-        found = [each for each in node.path() if each.checkpoint is not None and each is not node]
-        chosen = [each for index, each in enumerate(found) if index < LAST_IN_SNAPSHOT or each.reuses or each.branches][
-            :MOST_IN_SNAPSHOT
-        ]
-        return {each.end: each.checkpoint for each in reversed(chosen) if each.checkpoint is not None}
+        found = [above for above in node.path() if above.checkpoint is not None and above is not node]
+        last, others = found[:LAST_IN_SNAPSHOT], found[LAST_IN_SNAPSHOT:]
+        chosen = [*last, *(above for above in others if above.reuses or above.branches)][:MOST_IN_SNAPSHOT]
+        return {above.end: above.checkpoint for above in reversed(chosen) if above.checkpoint is not None}
 
-    def snapshot_size(self, seq_id: int, node: Node) -> int:
+    def snapshot_size(self, node: Node) -> int:
         """Bytes of a snapshot of a sequence that ends in `node`, with these."""
-        return self._cells.state_size(seq_id) + sum(map(len, (self.of_snapshot(node) or {}).values()))
+        return self._cells.state_size(node.end) + sum(map(len, (self.of_snapshot(node) or {}).values()))
 
     def _put(self, node: Node, checkpoint: bytes) -> None:
         self._tree.set_checkpoint(node, checkpoint)
@@ -82,7 +117,7 @@ class Checkpoints:
         return self._last_worth + saved * (node.reuses + UNUSED_REUSES) / len(node.checkpoint)
 
     def _make_place(self, size: int) -> bool:
-        most, tree = self._store.capacity_bytes // STORE_SHARE, self._tree
+        most, tree = self._capacity_bytes, self._tree
         if size > most:
             return False
         while tree.checkpoint_bytes + size > most:

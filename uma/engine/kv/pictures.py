@@ -36,8 +36,8 @@ class PictureRun:
     """Number of positions that it takes."""
 
     @property
-    def surplus(self) -> int:
-        """How many more tokens it has than positions."""
+    def mrope_delta(self) -> int:
+        """Number of tokens that it has more than positions."""
         return self.end - self.start - self.positions
 
 
@@ -79,9 +79,4 @@ def outside(tokens: Sequence[int], length: int) -> int:
 
 def position_of(runs: Sequence[PictureRun], length: int) -> int:
     """The position of the token that comes behind the first `length`, none of which is a part of a picture alone."""
-    return length - sum(each.surplus for each in runs if each.end <= length)
-
-
-def is_squeezed(tokens: Sequence[int]) -> bool:
-    """Whether positions are not indices behind some picture of it."""
-    return any(each.surplus for each in runs_in(tokens))
+    return length - sum(run.mrope_delta for run in runs if run.end <= length)

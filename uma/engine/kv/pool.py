@@ -11,30 +11,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import attrs
 
-from uma.engine.kv.cells import SequenceCells
-from uma.engine.kv.checkpoints import LEAST_SAVED_TOKENS, Checkpoints
+from uma.engine.kv.checkpoints import LAST_TOKENS, Checkpoints
 from uma.engine.kv.events import KvListener, Run, Tier
-from uma.engine.kv.pictures import PictureRun, is_squeezed, outside
-from uma.engine.kv.prefix_tree import Node, PrefixTree, common_length
+from uma.engine.kv.memory_kinds import PLENTY, memory_kind
+from uma.engine.kv.pictures import outside, position_of, runs_in
+from uma.engine.kv.prefix_tree import Node, Prefix, PrefixTree, common_length
 from uma.engine.kv.snapshot_copies import SnapshotCopies
 from uma.engine.kv.snapshots import LEAST_GAIN_TOKENS, MOST_COPY_BYTES, Snapshot, SnapshotStore
 from uma.llama.context import Context
 
-PLENTY = 2**31 - 1
 LEAST_SHARED_TOKENS = 8
 """Minimum length of a shared prefix: to compute a shorter one again costs less than to keep track of it."""
-BORDER_TOKENS = 2_048
-"""Maximum tokens of a long prompt between two checkpoints."""
-FIRST_BORDER_TOKENS = 256
-"""Tokens of a prompt to the first of its regular checkpoints; the next are twice as far, up to `BORDER_TOKENS`. So of
-more tokens than these that two prompts have in common, though no message ends there, the second reads about half at
-most, and the third nothing.
-"""
-LAST_TOKENS = 2
-"""Tokens of the last batch of a prompt that is read alone: the fewest for which llama.cpp's attention does not depend
-on the order of cells. With four, as llama-server reads last where a model has windows, it does, and a repeated question
-has another answer. The last checkpoint of a prompt is as far before its end, if no message ends there.
-"""
 LEAST_EVICTED_TOKENS = 256
 """Minimum cells evicted at a time."""
 
@@ -68,26 +55,25 @@ class KvPool:
         cache_cells: int,
         keeps_answers: bool = True,
     ) -> None:
-        self.cells = SequenceCells(context)
-        self._cache_cells = cache_cells
-        self._keeps_answers = keeps_answers
+        self.cells = memory_kind(context)
+        # In a buffer of its own cache is in no other sequence's way, and a repeated prompt has other cells anyway.
+        self._cache_cells = PLENTY if self.cells.is_split and cache_cells else cache_cells
+        self._keeps_answers = keeps_answers or self.cells.is_split
         self.store = store
         # One order of events for both tiers, since they share their listeners.
         self._events = store.events
-        self.tree = PrefixTree(self.cells, self._events, can_be_cut=self.cells.can_be_cut)
+        self.tree = PrefixTree(self.cells, self._events)
         self._checkpoints = Checkpoints(self.cells, self.tree, store)
         self._decoding: set[int] = set()
         """Ids of running sequences that decode: large copies would be a gap in their streams, and wait."""
         self._is_lone = False
         """Whether no more than one sequence runs, or ran last, at a time."""
-        self._copies = SnapshotCopies(
-            self.cells, self.tree, store, self._checkpoints, self._is_worth_saving, self._take_id
-        )
+        self._copies = SnapshotCopies(self.cells, self.tree, store, self._checkpoints, self._is_worth_saving)
 
     @property
     def is_split(self) -> bool:
         """Whether a batch must hold its sequences in the order of their ids, or be computed in pieces."""
-        return not self.cells.is_unified
+        return self.cells.is_split
 
     @property
     def used_cells(self) -> int:
@@ -96,11 +82,8 @@ class KvPool:
 
     @property
     def free_cells(self) -> int:
-        """Cells available at once: unused ones, and those that hold nothing but cache.
-
-        With split KV every sequence has cells of its own, as many as its context is long: they never run short.
-        """
-        return self.cells.total - self.tree.protected_tokens if self.cells.is_unified else PLENTY
+        """Cells available at once: unused ones, and those that hold nothing but cache."""
+        return self.cells.total - self.tree.protected_tokens
 
     def cells_needed(self, tokens: array[int]) -> int:
         """Cells of `free_cells` that a sequence with these tokens takes: all but those it shares with a running one."""
@@ -117,14 +100,8 @@ class KvPool:
         """The longest computed prefix of `tokens` worth sharing behind which a sequence can begin; never all, since the
         last token gives the logits.
         """
-        node, length = self.tree.place(tokens)
-        length = outside(tokens, length)
-        while node.parent is not None and node.start >= length:
-            node = node.parent
-        is_short = length < LEAST_SHARED_TOKENS
-        if is_short or (self.cells.can_be_cut and not self.cells.stands(self.tree.any_id(node), length)):
-            return self.tree.root, 0
-        return node, length
+        node, length = self.cells.resume_point(tokens, self.tree.match(tokens))
+        return (node, length) if length >= LEAST_SHARED_TOKENS else (self.tree.root, 0)
 
     def known_tokens(self, tokens: array[int]) -> int:
         """How many of `tokens` a sequence that began now would not have to compute."""
@@ -135,7 +112,7 @@ class KvPool:
         """How much of `tokens` what is cached or runs has in common with them, wherever a sequence can begin, and
         whether it goes on differently; else it ends there.
         """
-        node, length = self.tree.match(tokens)
+        node, length, _ = self.tree.match(tokens)
         differs = length < node.end or bool(node.children)
         if (kept := self.store.find(tokens, length)) is not None:
             length = common_length(kept[0].tokens, tokens)
@@ -149,7 +126,7 @@ class KvPool:
         """
         self._copies.try_all_again()
         self._is_lone = self.cells.used_ids == len(self.tree.cached)
-        is_repeated = self.tree.match(tokens)[1] == len(tokens) > 1
+        is_repeated = self.tree.match(tokens).length == len(tokens) > 1
         begun = self._restored(tokens, now_ms) or self._begun(tokens, now_ms, is_repeated=is_repeated)
         if self._is_lone and not is_repeated:
             self._trim(until=None)  # what the last one was spared
@@ -179,64 +156,36 @@ class KvPool:
         self._checkpoints.used(holding.tip)
         return holding, holding.tip.end
 
-    def lay_out(self, holding: Holding, pictures: tuple[PictureRun, ...]) -> None:
-        """Say which pictures a sequence has that begins."""
-        self.cells.lay_out(holding.seq_id, pictures)
-
     def _kept(self, tokens: array[int], least: int) -> tuple[Snapshot, int] | None:
         """The snapshot that has most of `tokens`, more than `least` of them, and how many."""
         kept = self.store.find(tokens, least)
         return kept if kept is None or (length := outside(tokens, kept[1])) == kept[1] else (kept[0], length)
 
-    def borders(self, tokens: array[int], prompt_tokens: int, computed: int, ends: Collection[int]) -> list[int]:
-        """Where a sequence stops to have a checkpoint taken (`stop_at`), the next one last: none where memory can be
-        cut. `computed` of its tokens are there, and messages of its prompt end behind so many tokens as in `ends`.
-        """
-        if self.cells.can_be_cut or not self.store.is_enabled:
-            return []
-        ends = [end for end in ends if end <= prompt_tokens - LAST_TOKENS]  # no prompt begins behind that
-        wanted = {*ends, *range(BORDER_TOKENS, prompt_tokens, BORDER_TOKENS)}
-        border = FIRST_BORDER_TOKENS
-        while border < BORDER_TOKENS:
-            wanted.add(border)
-            border *= 2
-        if not any(prompt_tokens - end <= LEAST_SAVED_TOKENS for end in ends):
-            wanted.add(prompt_tokens - LAST_TOKENS)
-        found: list[int] = []
-        for end in sorted(wanted):
-            if computed < end < prompt_tokens and end - (found[-1] if found else computed) >= LEAST_SAVED_TOKENS:
-                found.append(end)
-        # Others have gone on differently from here: so can further ones.
-        branch = min(self.tree.match(tokens)[1], prompt_tokens - 1)
-        if branch - computed >= LEAST_SAVED_TOKENS:
-            found = sorted({branch, *(each for each in found if abs(each - branch) >= LEAST_SAVED_TOKENS)})
-        return found[::-1]
+    def checkpoint_positions(
+        self, tokens: array[int], prompt_tokens: int, computed: int, ends: Collection[int]
+    ) -> list[int]:
+        """See `Checkpoints.positions`."""
+        return self._checkpoints.positions(tokens, prompt_tokens, computed, ends)
 
-    def stop_at(self, holding: Holding) -> None:
-        """A sequence that goes on is where others can begin later: take a checkpoint."""
-        if not self.cells.can_be_cut:
-            self._checkpoints.take(holding.tip, holding.seq_id)
+    def take_checkpoint(self, holding: Holding) -> None:
+        """Take one, where memory needs it, of a sequence that goes on: others can begin there later."""
+        self._checkpoints.take(holding.tip, holding.seq_id)
 
-    def give_up(self, holding: Holding, now_ms: float) -> None:
+    def release_after_abort(self, holding: Holding, now_ms: float) -> None:
         """A sequence ends in an unknown state: as far as there is a checkpoint of it, it stays as cache."""
-        ends = (each for each in holding.tip.path() if each.checkpoint is not None)
-        node = next(ends, None)
-        if node is None or node.checkpoint is None:
-            self.release(holding, now_ms, keep=False)
-            return
-        is_back = self.cells.trim_to(holding.seq_id, node.end, node.checkpoint)
-        if is_back:
+        node = next((node for node in holding.tip.path() if node.checkpoint is not None), None)
+        is_back = node is not None and self.cells.cut(holding.seq_id, node.prefix())
+        if node is not None and is_back:
             holding.tip = self.tree.truncate(holding.tip, holding.seq_id, node.end)
         self.release(holding, now_ms, keep=is_back)
 
-    def distrust(self) -> None:
-        """A batch was broken off: where memory is a state for each sequence, llama.cpp can have moved others in
-        its midst. Cached ones go back to their checkpoints, or go.
+    def invalidate_cached_states(self) -> None:
+        """A batch was broken off in whose midst llama.cpp can have moved states of other sequences: cached ones go back
+        to their checkpoints, or go.
         """
-        for seq_id in list(self.tree.cached):
-            node = self.tree.cached[seq_id]
-            if node.checkpoint is None or not self.cells.trim_to(seq_id, node.end, node.checkpoint):
-                self.tree.go_back(seq_id)
+        for seq_id, node in list(self.tree.cached.items()):
+            if node.checkpoint is None or not self.cells.cut(seq_id, node.prefix()):
+                self.tree.shorten(seq_id, len(node.tokens))
 
     def _drop_answers(self, tokens: array[int]) -> None:
         """A prompt is asked again: cached sequences that hold all of it leave the cells of its last tokens, which are
@@ -246,14 +195,12 @@ class KvPool:
         and with it several threads add up attention of a single row over parts of the buffer: in other cells the last
         bits differ, and at a near tie the text.
         """
-        if not self.cells.is_unified:
-            return
         shared = self.match(tokens)[1]
         length = min(shared, len(tokens) - LAST_TOKENS)
-        while (found := self.tree.match(tokens))[1] == len(tokens) and not found[0].locks:
+        while (found := self.tree.match(tokens)).length == len(tokens) and not found.node.locks:
             # (A prompt that is too short to be shared can be the beginning of anything.)
             leaves = self.tree.leaves() if shared else self.tree.leaves()[-1:]
-            leaf = next((each for each in leaves if found[0] in self.tree.cached[each].path()), None)
+            leaf = next((each for each in leaves if found.node in self.tree.cached[each].path()), None)
             if leaf is None:
                 return
             self._save_before_drop(leaf)
@@ -266,7 +213,7 @@ class KvPool:
 
     def give_back_id(self, seq_id: int) -> None:
         """End of the loan: what the id holds is dropped."""
-        self.cells.trim(seq_id, 0)
+        self.cells.free(seq_id)
 
     def extend(self, holding: Holding, tokens: Sequence[int]) -> None:
         """Count tokens that a batch has computed for the holder."""
@@ -280,27 +227,36 @@ class KvPool:
         self.cells.grown(holding.seq_id, holding.tip.end)
 
     def truncate(self, holding: Holding, length: int) -> bool:
-        """Cut a running sequence to its first `length` tokens, 1 or more: to roll back what was computed in vain.
+        """Cut a running sequence to its first `length` tokens: to roll back what was computed in vain.
 
-        False, and nothing changed, where memory cannot be cut (a recurrent state has no parts).
+        False, and nothing changed, where memory cannot be cut there, or a picture would be.
         """
-        if not self.cells.roll_back(holding.seq_id, length):
+        whole = holding.tip.whole()
+        if outside(whole, length) != length or not self.cells.cut(holding.seq_id, holding.tip.prefix(length)):
             return False
-        holding.tip = self.tree.truncate(holding.tip, holding.seq_id, length)
+        if length:
+            holding.tip = self.tree.truncate(holding.tip, holding.seq_id, length)
         return True
+
+    def cut_draft(self, holding: Holding) -> None:
+        """Cut off tokens of the last batch that were not counted."""
+        self.cells.cut_last(holding.seq_id, holding.tip.prefix())
 
     def listen(self, listener: KvListener) -> None:
         """Call `listener` with all that cells and memory hold, and from now on with every change."""
         self._events.listeners = (*self._events.listeners, listener)
-        for node in filter(self.tree.is_held, self.tree.nodes()):
+        for node in self._reported():
             listener.stored(Tier.CELLS, Run(node.start, node.end, node.whole))
         for snapshot in self.store:
             listener.stored(Tier.MEMORY, Run(0, len(snapshot.tokens), snapshot.whole))
 
     def held(self) -> Iterator[array[int]]:
         """The tokens of all that cells and memory hold, each run from its sequence's beginning."""
-        yield from (node.whole() for node in self.tree.nodes() if self.tree.is_held(node))
+        yield from (node.whole() for node in self._reported())
         yield from (snapshot.whole() for snapshot in self.store)
+
+    def _reported(self) -> Iterator[Node]:
+        return (node for node in self.tree.nodes() if node.is_reported)
 
     def report_end(self) -> None:
         """Report to listeners that cells and memory are gone: the engine ends."""
@@ -326,16 +282,13 @@ class KvPool:
         request can wait.
 
         A sequence whose snapshot cannot be taken now stays until there is time or the room is needed. What was used
-        last stays: it is the conversation that goes on. In a buffer of its own cache is in no other sequence's way, and
-        stays. With no cells for cache all of it leaves. Behind a sequence that ran alone nothing does until another
-        begins: asked again, it would lie in the cells that were freed.
+        last stays: it is the conversation that goes on. With no cells for cache all of it leaves. Do not trim after a
+        lone sequence until another begins: a repeat of its prompt should reuse the same cells (same numerics).
         """
         if not (self._is_lone and self._cache_cells):
             self._trim(until)
 
     def _trim(self, until: Callable[[], bool] | None) -> None:
-        if self._cache_cells and not self.cells.is_unified:
-            return
         newest = self.tree.newest() if self._cache_cells else None
         for seq_id in self.tree.leaves():
             if self._excess <= 0:
@@ -362,19 +315,12 @@ class KvPool:
 
     def save(self, holding: Holding, now_ms: float) -> Snapshot | None:
         """Keep a snapshot of what a running sequence has computed, if it is worth it, fits, and stops no stream."""
-        tokens = holding.tip.whole()
-        if (
-            is_squeezed(tokens)
-            or self._would_stop_streams(len(tokens), but=holding.seq_id)
-            or self.cells.waits_for_copy(holding.seq_id)
-            or not self.store.accepts(tokens, len(tokens), 1)
-        ):
+        tip, tokens = holding.tip, holding.tip.whole()
+        if self._would_stop_streams(len(tokens), but=holding.seq_id) or not self.store.accepts(tokens, len(tokens), 1):
             return None
-        size = self._checkpoints.snapshot_size(holding.seq_id, holding.tip)
-        if not self.store.has_place_for(size, len(tokens), 1, now_ms):
+        if not self.store.has_place_for(self._checkpoints.snapshot_size(tip), len(tokens), 1, now_ms):
             return None
-        ends = self._checkpoints.of_snapshot(holding.tip)
-        snapshot = Snapshot(tokens, self.cells.states(holding.seq_id), 1, now_ms, ends=ends)
+        snapshot = self._snapshot_of(holding.seq_id, tip, 1, now_ms)
         return snapshot if self.store.add(snapshot) else None
 
     def save_cached(self) -> bool:
@@ -388,7 +334,7 @@ class KvPool:
         """Add, at the end, a snapshot of each cached prefix to the store, which passes it on to the disk tier."""
         for seq_id, node in self.tree.cached.items():
             if self._is_worth_saving(node):
-                self.store.add(self._snapshot_of(seq_id))
+                self.store.add(self._snapshot_of(seq_id, node, node.reuses, node.used_at))
 
     def _is_worth_saving(self, node: Node) -> bool:
         """Whether a cached end is worth a snapshot before its cells are needed, and a place on disk.
@@ -396,19 +342,15 @@ class KvPool:
         Cells that another id shares are not lost: the part that counts begins behind them.
         """
         own = node.alone()
-        return not is_squeezed(node.whole()) and self.store.accepts(
-            node.whole(), node.end - own[-1].start, max(each.reuses for each in own)
-        )
+        return self.store.accepts(node.whole(), node.end - own[-1].start, max(node.reuses for node in own))
 
-    def _snapshot_of(self, seq_id: int) -> Snapshot:
-        node, states = self.tree.cached[seq_id], self.cells.states(seq_id)
+    def _snapshot_of(self, seq_id: int, node: Node, reuses: int, used_ms: float) -> Snapshot:
         ends = self._checkpoints.of_snapshot(node)
-        return Snapshot(node.whole(), states, node.reuses, node.used_at, ends=ends)
+        return Snapshot(node.whole(), tuple(self.cells.states(seq_id)), reuses, used_ms, ends=ends)
 
     def make_room(self, cells: int) -> None:
         """Drop cache, the longest unused first, until `cells` cells are unused or no cache is left."""
-        if self.cells.is_unified:
-            self._evict(cells - (self.cells.total - self.used_cells))
+        self._evict(cells - (self.cells.total - self.used_cells))
 
     def drop_cache(self) -> bool:
         """Drop all cache from the cells; returns whether there was any."""
@@ -434,78 +376,54 @@ class KvPool:
         saves = node.end - node.alone()[-1].start
         if saves < LEAST_GAIN_TOKENS or not self.store.is_enabled or self.store.covers(node.whole()):
             return True
-        if is_squeezed(node.whole()):  # its cells share positions, so it is read again
-            return True
-        if self.cells.waits_for_copy(seq_id) or self._would_stop_streams(node.end):
+        if self._would_stop_streams(node.end):
             return False
-        size = self._checkpoints.snapshot_size(seq_id, node)
-        if self.store.has_place_for(size, node.end, node.reuses, node.used_at):
-            self.store.add(self._snapshot_of(seq_id), is_lasting=self._is_worth_saving(node))
+        if self.store.has_place_for(self._checkpoints.snapshot_size(node), node.end, node.reuses, node.used_at):
+            snapshot = self._snapshot_of(seq_id, node, node.reuses, node.used_at)
+            self.store.add(snapshot, is_lasting=self._is_worth_saving(node))
         return True
 
     def _would_stop_streams(self, tokens: int, but: int | None = None) -> bool:
         """Whether a copy of so many tokens would be a gap in the streams of sequences that decode, `but` one."""
-        return bool(self._decoding - {but}) and self.cells.expected_size(tokens) > MOST_COPY_BYTES
+        return bool(self._decoding - {but}) and self.cells.state_size(tokens) > MOST_COPY_BYTES
 
     def _restore(self, snapshot: Snapshot, length: int, now_ms: float) -> Holding | None:
         """A sequence with the first `length` tokens of a snapshot; None where there is no room for it."""
         whole = len(snapshot.tokens)
-        if whole > self.cells.share:
-            return None
-        if self.cells.is_copying:
-            # A state is written at once, but a queued copy only with the next batch, and over it.
-            return None
-        if self.cells.is_unified and whole > self.free_cells:
+        if whole > min(self.cells.max_seq_cells, self.free_cells):
             return None
         self.make_room(whole)
         seq_id = self._take_id(keep=None)
         if seq_id is None:
             return None
         holding = Holding(seq_id, self.tree.start(seq_id, self.tree.root, 0, now_ms))
-        if not self._load(seq_id, snapshot.parts):
-            self.tree.finish(holding.tip, seq_id, now_ms, keep=False)
-            return None
-        ends = snapshot.ends or {}
-        is_cut = length == whole or self.cells.trim(seq_id, length, ends.get(length))
-        if not is_cut or not self.cells.stands(seq_id, length):
+        ends, tokens = snapshot.ends or {}, snapshot.tokens[:length]
+        prefix = Prefix(length, position_of(runs_in(tokens), length), ends.get(length))
+        is_there = self.cells.load(seq_id, snapshot.parts) and (length == whole or self.cells.cut(seq_id, prefix))
+        if not is_there or not self.cells.can_resume_at(seq_id, length):
             self.tree.finish(holding.tip, seq_id, now_ms, keep=False)
             return None
         start = 0
-        for end in sorted(each for each in ends if each <= length):
-            self.extend(holding, snapshot.tokens[start:end])
-            self._checkpoints.put(holding.tip, ends[end])
+        for end in sorted({length, *(end for end in ends if end <= length)}):
+            self.extend(holding, tokens[start:end])
+            if end in ends:
+                self._checkpoints.put(holding.tip, ends[end])
             start = end
-        if start < length:
-            self.extend(holding, snapshot.tokens[start:length])
         return holding
-
-    def _load(self, seq_id: int, parts: Sequence[bytes]) -> bool:
-        """Put a snapshot into an empty sequence. False where it does not fit."""
-        if len(parts) == 1:
-            return self.cells.load(seq_id, parts, None)
-        spare = self._take_id(keep=None) if self.cells.is_unified else None
-        is_loaded = self.cells.load(seq_id, parts, spare)
-        if spare is not None:
-            self.cells.trim(spare, 0)
-        return is_loaded
 
     def _take_id(self, keep: Node | None) -> int | None:
         """A free id, if need be that of the cache unused longest; never one that alone holds `keep`.
 
         With split KV it is the lowest available: llama.cpp computes only neighbouring ids together.
         """
-        needed = self._holder(keep)
+        needed = None if keep is None or keep is self.tree.root else keep.any_id()
         spare = [seq_id for seq_id in self.tree.cached if seq_id != needed]
-        lowest = min(spare, default=PLENTY)
-        free = self.cells.lowest_free_id
-        if free is not None and (self.cells.is_unified or free < lowest):
+        lowest, free = min(spare, default=PLENTY), self.cells.lowest_free_id
+        if free is not None and not (self.is_split and lowest < free):
             return self.cells.take_id()
         if not spare:
             return None
-        oldest = min(spare, key=lambda seq_id: self.tree.cached[seq_id].used_at) if self.cells.is_unified else lowest
+        oldest = lowest if self.is_split else min(spare, key=lambda seq_id: self.tree.cached[seq_id].used_at)
         self._save_before_drop(oldest)
         self.tree.drop(oldest)
         return self.cells.take_id()
-
-    def _holder(self, node: Node | None) -> int | None:
-        return None if node is None or node is self.tree.root else self.tree.any_id(node)

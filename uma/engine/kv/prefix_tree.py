@@ -5,10 +5,8 @@ request takes the longest path that is computed, whether its sequence is finishe
 and grows its own branch from there. Nodes on the path of a running sequence are protected; all others are cache,
 dropped from the ends inwards, the longest unused first.
 
-Where memory can be cut, a sequence can begin behind any token that is there. A recurrent state is only ever that of a
-sequence's end: then one begins where another ends, or behind a node that has a checkpoint.
-
-The tree knows nothing of llama.cpp: it calls a `Cells` for what must happen to the cells, so it is tested by itself.
+Where a sequence can begin and be cut depends on the kind of memory (`memory_kinds.py`). The tree knows nothing of
+llama.cpp: it calls a `Cells` for what must happen to the cells, so it is tested by itself.
 """
 
 from __future__ import annotations
@@ -16,28 +14,48 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import chain, takewhile
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from uma.engine.kv.events import KvEvents, Tier
-from uma.engine.kv.pictures import outside
+from uma.engine.kv.pictures import position_of, runs_in
+
+
+class Prefix(NamedTuple):
+    """Beginning of a sequence, which is copied, or stays when the rest is cut off."""
+
+    length: int
+    """Number of its tokens."""
+    position: int
+    """Position of the token behind them: with M-RoPE the tokens of a picture have fewer positions."""
+    checkpoint: bytes | None
+    """Checkpoint of its end, where one was taken."""
 
 
 class Cells(Protocol):
-    """What the tree asks of the KV cache. Positions are token counts from the beginning of the sequence."""
+    """Operations on the KV cache that the tree calls."""
 
-    def copy(self, source: int, target: int, length: int, checkpoint: bytes | None) -> bool:
-        """Let `target` hold the first `length` cells of `source` too; it ends there, or there is a checkpoint.
+    @property
+    def can_be_cut(self) -> bool:
+        """See `memory_kinds.Attention`."""
+
+    def copy(self, source: int, target: int, prefix: Prefix) -> bool:
+        """Let `target` hold this prefix of `source` too. Without a checkpoint `source` ends there, or can be cut there.
 
         False where memory could not be copied: `target` is empty then.
         """
 
-    def trim(self, seq_id: int, length: int, checkpoint: bytes | None) -> bool:
-        """Let `seq_id` keep its first `length` cells only; 0: none. Where memory cannot be cut, by a checkpoint.
-
-        False where it could not be cut: what `seq_id` holds is not known then, and must be given up.
+    def cut(self, seq_id: int, prefix: Prefix) -> bool:
+        """Let `seq_id` keep this prefix only. False where it cannot be cut there: what it holds is not known then, and
+        must be given up, if the prefix has a checkpoint; else nothing is changed.
         """
+
+    def free(self, seq_id: int) -> None:
+        """Drop all that `seq_id` holds, and give it back."""
+
+    def end_before(self, node: Node, length: int) -> tuple[Node, int]:
+        """See `memory_kinds.Attention`."""
 
 
 class Node:
@@ -63,7 +81,8 @@ class Node:
         self.worth = 0.0
         """Worth of the checkpoint (`checkpoints.py`)."""
         self.is_reported = False
-        """Whether it was reported, where memory cannot be cut: a sequence can begin here or further behind."""
+        """Whether listeners know of it: where memory can be cut always, else once a sequence can begin here or further
+        behind."""
 
     @property
     def is_end(self) -> bool:
@@ -128,6 +147,30 @@ class Node:
             tokens.extend(node.tokens)
         return tokens
 
+    def prefix(self, length: int | None = None) -> Prefix:
+        """The first `length` tokens of its path; None: all."""
+        tokens = self.whole()[:length]
+        checkpoint = self.checkpoint if len(tokens) == self.end else None
+        return Prefix(len(tokens), position_of(runs_in(tokens), len(tokens)), checkpoint)
+
+    def any_id(self) -> int:
+        """A sequence id that holds all cells from the root to the end of this run."""
+        node = self
+        while not node.ids:
+            node = next(node.every_child())
+        return next(iter(node.ids))
+
+
+class Match(NamedTuple):
+    """What the tree has of some tokens."""
+
+    node: Node
+    """Node that holds the longest computed prefix of them."""
+    length: int
+    """Length of that prefix."""
+    end: Node
+    """Node at the end of the longest prefix of them where a sequence ends or a checkpoint was taken; not of all."""
+
 
 FEW_TOKENS = 4
 """Tokens that are compared one by one before numpy compares the rest."""
@@ -152,9 +195,9 @@ def common_length(left: array[int], right: array[int], at: int = 0) -> int:
 class PrefixTree:
     """All sequences that hold cells. Belongs to the thread that owns the KV cache."""
 
-    def __init__(self, cells: Cells, events: KvEvents | None = None, *, can_be_cut: bool = True) -> None:
+    def __init__(self, cells: Cells, events: KvEvents | None = None) -> None:
         self._cells = cells
-        self._can_be_cut = can_be_cut
+        self._can_be_cut = cells.can_be_cut
         self._events = events or KvEvents()
         self.root = Node(None, 0, array("i"))
         self.total_tokens = 0
@@ -169,32 +212,22 @@ class PrefixTree:
         self.checkpoints: dict[Node, None] = {}
         """Nodes that have one."""
         self.checkpoint_bytes = 0
-        self._matched: tuple[array[int], int, tuple[Node, int, Node]] | None = None
-        """The last answer of `_match`, until the tree changes."""
+        self._matched: tuple[array[int], int, Match] | None = None
+        """The last answer of `match`, until the tree changes."""
 
     @property
     def evictable_tokens(self) -> int:
         """Cells that hold cache alone."""
         return self.total_tokens - self.protected_tokens
 
-    def match(self, tokens: array[int]) -> tuple[Node, int]:
-        """The node that holds the longest computed prefix of `tokens`, and that prefix's length."""
-        return self._matches(tokens)[:2]
-
-    def place(self, tokens: array[int]) -> tuple[Node, int]:
-        """Node and length of the longest prefix behind which a sequence can begin; never all of `tokens`, since the
-        last gives the logits.
-        """
-        node, length, end = self._matches(tokens)
-        return (node, min(length, len(tokens) - 1)) if self._can_be_cut else (end, end.end)
-
-    def _matches(self, tokens: array[int]) -> tuple[Node, int, Node]:
+    def match(self, tokens: array[int]) -> Match:
+        """The longest prefix of `tokens` that is computed."""
         # Admission asks several times for the same tokens before it changes anything.
         if self._matched is None or self._matched[0] is not tokens or self._matched[1] != len(tokens):
             self._matched = tokens, len(tokens), self._match(tokens)
         return self._matched[2]
 
-    def _match(self, tokens: array[int]) -> tuple[Node, int, Node]:
+    def _match(self, tokens: array[int]) -> Match:
         best, most, end = self.root, 0, self.root
         # Two sequences can have computed the same tokens side by side, in runs of different lengths, so the run that
         # has most in common is not always on the way to the longest path.
@@ -208,7 +241,7 @@ class PrefixTree:
                     ahead.append(child)
                     if child.is_end and end.end < child.end < len(tokens):
                         end = child
-        return best, most, end
+        return Match(best, most, end)
 
     def continuation(self, tokens: array[int], most: int) -> array[int]:
         """What another sequence went on with after exactly `tokens`: at most `most` tokens, none where none did."""
@@ -243,8 +276,10 @@ class PrefixTree:
         elif length < node.end:
             node = self._split(node, length)
         if length:
-            at_end = self._can_be_cut or node.ids
-            if self._cells.copy(self.any_id(node), seq_id, length, None if at_end else node.checkpoint):
+            prefix = node.prefix()
+            if node.ids:  # a sequence ends there, so no checkpoint is needed
+                prefix = prefix._replace(checkpoint=None)
+            if self._cells.copy(node.any_id(), seq_id, prefix):
                 node.reuses += 1
             else:
                 node = self.root
@@ -264,7 +299,7 @@ class PrefixTree:
             self._grew(tip, len(tokens))
             return tip
         child = Node(tip, tip.end, array("i", tokens))
-        child.used_at, child.locks = tip.used_at, 1
+        child.used_at, child.locks, child.is_reported = tip.used_at, 1, self._can_be_cut
         tip.ids.discard(seq_id)
         child.ids.add(seq_id)
         tip.adopt(child)
@@ -333,30 +368,14 @@ class PrefixTree:
         self._matched = None
         self.evictions += 1
         node = self.cached[seq_id]
-        keep = outside(node.tokens, max(0, len(node.tokens) - tokens))
-        if self._can_be_cut and keep > 0:
-            if not self._cells.trim(seq_id, node.start + keep, None):
-                self._forget(node, seq_id)
-                return False
-            self._cut(node, keep)
-            return True
-        return self.go_back(seq_id)
-
-    def go_back(self, seq_id: int) -> bool:
-        """Take a cached sequence's last run from it, and where memory cannot be cut all behind the checkpoint before
-        it. Returns whether it still holds anything, which no other id holds.
-        """
-        self._matched = None
-        node = self.cached[seq_id]
-        above = node.parent
-        assert above is not None
-        while not (self._can_be_cut or above is self.root or above.is_end or above.branches):
-            assert above.parent is not None
-            above = above.parent
-        is_held = above is self.root or above.ids or above.branches
-        if is_held or not self._cells.trim(seq_id, above.end, None if self._can_be_cut else above.checkpoint):
+        above, length = self._cells.end_before(node, node.end - tokens)
+        is_held = above is self.root or (above is not node and (above.ids or above.branches))
+        if is_held or not self._cells.cut(seq_id, above.prefix(length)):
             self._forget(node, seq_id)
             return False
+        if above is node:
+            self._cut(node, length - node.start)
+            return True
         node.ids.discard(seq_id)
         above.ids.add(seq_id)
         self.cached[seq_id] = above
@@ -413,20 +432,12 @@ class PrefixTree:
 
     # Events
 
-    def is_held(self, node: Node) -> bool:
-        """Whether its tokens are held for others: where memory cannot be cut, only up to where a sequence can begin,
-        and not those that a running sequence alone goes on with.
-        """
-        return self._can_be_cut or node.is_reported
-
     def _grew(self, node: Node, tokens: int) -> None:
-        if self._can_be_cut and self._events.listeners:
+        if node.is_reported and self._events.listeners:
             self._events.stored(Tier.CELLS, node.end - tokens, node.end, node.whole)
 
     def _report(self, node: Node) -> None:
         """A sequence can begin behind this run."""
-        if self._can_be_cut:
-            return
         for each in reversed(list(takewhile(lambda each: not each.is_reported and each is not self.root, node.path()))):
             each.is_reported = True
             if self._events.listeners:
@@ -441,7 +452,7 @@ class PrefixTree:
             node = node.parent
 
     def _is_of_use(self, node: Node) -> bool:
-        if node.checkpoint is not None or not self.cached.keys().isdisjoint(node.ids):
+        if self._can_be_cut or node.checkpoint is not None or not self.cached.keys().isdisjoint(node.ids):
             return True
         return any(child.is_reported for child in node.every_child())
 
@@ -455,7 +466,7 @@ class PrefixTree:
 
     def _cut(self, node: Node, keep: int) -> None:
         """Drop all but the first `keep` tokens of a run that nothing goes on behind."""
-        if self._events.listeners:
+        if node.is_reported and self._events.listeners:
             self._events.removed(Tier.CELLS, node.start + keep, node.end, node.whole)
         self.drop_checkpoint(node)
         self.total_tokens -= len(node.tokens) - keep
@@ -473,18 +484,13 @@ class PrefixTree:
         at = length - node.start
         upper = Node(node.parent, node.start, node.tokens[:at])
         upper.locks, upper.used_at, upper.reuses = node.locks, node.used_at, node.reuses
+        upper.is_reported = node.is_reported
         node.parent.disown(node)
         node.parent.adopt(upper)
         node.start, node.tokens = length, node.tokens[at:]
         upper.adopt(node)
         self.node_count += 1
         return upper
-
-    def any_id(self, node: Node) -> int:
-        """A sequence id that holds all cells from the root to the end of `node`."""
-        while not node.ids:
-            node = next(node.every_child())
-        return next(iter(node.ids))
 
     def _is_redundant(self, tip: Node, seq_id: int) -> bool:
         """Whether another sequence holds all these tokens anyway."""
@@ -511,7 +517,7 @@ class PrefixTree:
 
     def _forget(self, tip: Node, seq_id: int) -> None:
         self._matched = None
-        self._cells.trim(seq_id, 0, None)
+        self._cells.free(seq_id)
         self.cached.pop(seq_id, None)
         tip.ids.discard(seq_id)
         self._unreport(tip)
@@ -521,7 +527,7 @@ class PrefixTree:
         """Remove this node and its ancestors, as far as no id holds them."""
         while node.parent is not None and not node.ids and not node.children:
             parent = node.parent
-            if self._can_be_cut and self._events.listeners:
+            if node.is_reported and self._events.listeners:
                 self._events.removed(Tier.CELLS, node.start, node.end, node.whole)
             self.drop_checkpoint(node)
             parent.disown(node)

@@ -3,8 +3,8 @@
 A cancel is a command, and the decode thread takes commands up between two batches. A batch can take seconds, with a
 large model on few cores, and where nothing that it computes is wanted any more, all other requests would wait for it.
 So the thread that cancels has llama.cpp abort it. A batch with one request that is still wanted goes on. So does one of
-several sequences with a recurrent state: to compute it, llama.cpp moves states of others too, and in the midst of that
-none is known, so that all others would be read again.
+several sequences whose memory cannot be cut: to compute it, llama.cpp moves states of others too, and in the midst of
+that none is known, so that all others would be read again.
 
 In the same way a background batch gives way to a request of a higher lane, and is computed after it. One that has not
 begun always does; one that runs is not aborted again and again.
@@ -26,14 +26,10 @@ class BatchCanceller:
     from any thread; the other methods belong to the decode thread.
     """
 
-    def __init__(self, context: Context, *, gives_way: bool = False) -> None:
-        """Make a canceller; with `gives_way` it aborts background batches that run: where what they have left in memory
-        can be cut off.
-        """
+    def __init__(self, context: Context, *, can_abort: bool = False) -> None:
+        """Make a canceller. With `can_abort`, what a batch of several sequences has left in memory can be cut off."""
         self._context = context
-        self._gives_way = gives_way
-        self._moves_others = context.model.has_states
-        """A batch of several sequences moves states of sequences that are not in it."""
+        self._can_abort = can_abort
         self._gave_way_ms = -TUNING.held_ms
         self._cancelled: set[Sequence] = set()
         """Cancelled sequences whose command has not been taken up."""
@@ -48,8 +44,7 @@ class BatchCanceller:
         """A sequence is cancelled; its command follows."""
         with self._lock:
             self._cancelled.add(sequence)
-            is_known = len(self._running) == 1 or not self._moves_others
-            if is_known and self._are_cancelled(self._running):
+            if (self._can_abort or len(self._running) == 1) and self._are_cancelled(self._running):
                 self._is_aborted = True
                 self._context.request_retry()
 
@@ -60,7 +55,7 @@ class BatchCanceller:
         with self._lock:
             self._submitted.add(sequence)
             is_again = now_ms() - self._gave_way_ms < TUNING.held_ms
-            if self._gives_way and not is_again and self._give_way(self._running):
+            if self._can_abort and not is_again and self._give_way(self._running):
                 self._gave_way_ms = now_ms()
                 self._is_aborted = True
                 self._context.request_retry()

@@ -15,7 +15,8 @@ import attrs
 
 from uma.engine.clock import now_ms
 from uma.engine.delivery.pacing import ONE_STEP, Stride, plan_stride
-from uma.engine.kv.pool import LAST_TOKENS, KvPool
+from uma.engine.kv.checkpoints import LAST_TOKENS
+from uma.engine.kv.pool import KvPool
 from uma.engine.policy.cost import TILE_TOKENS
 from uma.engine.policy.lead import lead_ms, steps_lacking
 from uma.engine.policy.order import preemption_order
@@ -206,8 +207,6 @@ class Executor:
         """Work in several parts, in each of which a sequence ends at its next checkpoint or before it. What
         followers wait for comes last: they begin before more of it is read.
         """
-        if self._pool.cells.can_be_cut:
-            return [work]
         found: list[Work] = []
         for sequence, count in work:
             computed, end = sequence.computed, sequence.computed + count
@@ -381,7 +380,7 @@ class Executor:
     def _cut_back(self, sequence: Sequence, outcome: Outcome) -> bool:
         """Remove what a failed batch can have left in memory. False where memory cannot be cut: then it is queued."""
         assert sequence.holding is not None
-        if not outcome.is_state_lost and self._pool.cells.roll_back(sequence.holding.seq_id, sequence.computed):
+        if not outcome.is_state_lost and self._pool.truncate(sequence.holding, sequence.computed):
             return True
         self._slots.restart(sequence)
         return False

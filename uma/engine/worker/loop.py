@@ -192,11 +192,6 @@ class DecodeWorker:
         self.commands.call(lambda: self._pool.listen(listener))
 
     @property
-    def can_be_cut(self) -> bool:
-        """See `SequenceCells.can_be_cut`; it does not change."""
-        return self._pool.cells.can_be_cut
-
-    @property
     def active_count(self) -> int:
         """Sequences that have a slot now."""
         return len(self._slots.active)
@@ -211,7 +206,7 @@ class DecodeWorker:
         metrics, pool = self._metrics, self._pool
         metrics.active_sequences = len(self._slots.active) + self._reproducer.running
         metrics.queued_requests = len(self._slots.all) - metrics.active_sequences
-        metrics.kv_cells_used, metrics.kv_cells_share = pool.used_cells, pool.cells.share
+        metrics.kv_cells_used, metrics.kv_cells_share = pool.used_cells, pool.cells.max_seq_cells
         metrics.sequence_ids_used = pool.cells.used_ids
         tree, store, cache = pool.tree, pool.store, metrics.cache
         cache.evictions = tree.evictions

@@ -125,9 +125,9 @@ class ModelRunner:
         self._trace = instruments.trace
         self._totals = instruments.totals
         self.sampling = Sampling(context)
-        self.canceller = BatchCanceller(context, gives_way=pool.cells.can_be_cut)
+        self.canceller = BatchCanceller(context, can_abort=pool.cells.can_be_cut)
         self._neighbours = Neighbours(context, self._metrics)
-        self.stall_watch = StallWatch(context)
+        self.stall_watch = StallWatch(context, is_able=pool.cells.can_be_cut)
         self._threads = 0
         """Compute threads of the batch that is prepared."""
         self.sees_draft: Callable[[list[Sequence], list[int]], bool] | None = None
@@ -199,8 +199,6 @@ class ModelRunner:
             if not outcome.is_done:
                 return outcome
             took_ms = outcome.took_ms
-            if not count:
-                self._pool.cells.batch_done()
             count += 1
             given, at_ms = self.sampling.sample(sequences, range(size)), now_ms()
             self._totals.sample_ms += at_ms - self.began_ms - took_ms
@@ -378,7 +376,7 @@ class ModelRunner:
         It takes rows of unequal length apart, and each piece can move the states of rows outside of it: but not those
         of their last tokens, which a draft is cut off with. Once it is cut off, a state is moved as it should be.
         """
-        if not self._pool.cells.has_states:
+        if not self._context.rolled_back:
             yield rows
             return
         for length, group in groupby(sorted(rows, key=_draft_length), _draft_length):
@@ -420,7 +418,7 @@ class ModelRunner:
         sequence.computed += 1 + held
         sequence.fair_share.was_given(1 + held)
         if held < len(draft):
-            self._pool.cells.cut_last(sequence.holding.seq_id, sequence.computed)
+            self._pool.cut_draft(sequence.holding)
         sequence.drafted += len(draft)
         sequence.accepted += accepted
         self._metrics.draft_tokens_total += len(draft)
@@ -481,7 +479,7 @@ class ModelRunner:
             if sequence.uncomputed == 0 and sequence.status is Status.PREFILLING:
                 sequence.change(Change.PREFILLED)
             if sequence.is_at_checkpoint():
-                self._pool.stop_at(sequence.holding)
+                self._pool.take_checkpoint(sequence.holding)
         self._metrics.tick(tokens, took_ms)
         return outcome._replace(ends=ends)
 
@@ -549,10 +547,7 @@ class ModelRunner:
         """
         self._prepare(sampled, drafts)
         self._begin(sequences, expected_ms, decode)
-        outcome = self._wait()
-        if outcome.is_done:
-            self._pool.cells.batch_done()
-        return outcome
+        return self._wait()
 
     def _prepare(self, sampled: list[Sequence], drafts: list[list[int]] | None = None) -> None:
         """Choose the compute threads of the next batch, and start computing what constrains its tokens."""
@@ -567,7 +562,7 @@ class ModelRunner:
         self._code = (decode or partial(self._context.begin, self._batch))() if is_begun else ABORTED
         # (Where drafts can be cut off, llama.cpp believes that it can do so with whatever it has broken off.)
         is_broken = self._code == ABORTED or (self._context.rolled_back > 0 and self._code < INVALID_BATCH)
-        self._is_state_lost = is_begun and is_broken and self._pool.cells.has_states
+        self._is_state_lost = is_begun and is_broken and not self._pool.cells.can_be_cut
         self._are_others_lost = self._is_state_lost and len(sequences) > 1
 
     def _wait(self) -> Outcome:
@@ -580,7 +575,7 @@ class ModelRunner:
         if is_aborted or is_stalled or is_cancelled:
             self._context.resume()
         if outcome.are_others_lost:
-            self._pool.distrust()
+            self._pool.invalidate_cached_states()
         if (is_aborted and not is_cancelled) or is_stalled:
             self._neighbours.ask_again()
             self._metrics.stalls_total += is_aborted and not self._context.is_ended

@@ -167,7 +167,7 @@ class Sequence:
     message_ends: tuple[int, ...] = ()
     """How many tokens of its prompt come before where a message ends, as far as others are likely to part there."""
     checkpoint_positions: list[int] = attrs.field(factory=list)
-    """Where its pieces end besides, the next one last: a checkpoint is taken there (`KvPool.borders`)."""
+    """Where its pieces end besides, the next one last: a checkpoint is taken there (`Checkpoints.positions`)."""
     pictures: tuple[PlacedPicture, ...] = ()
     """Pictures of its prompt, in order."""
     squeezed: tuple[PictureRun, ...] = attrs.field(init=False)
@@ -209,7 +209,7 @@ class Sequence:
     """Forced tokens are given without computing what comes before them. Not where their log probability is asked."""
 
     def __attrs_post_init__(self) -> None:
-        self.squeezed = tuple(each.run for each in self.pictures if each.run.surplus)
+        self.squeezed = tuple(each.run for each in self.pictures if each.run.mrope_delta)
         sampling = self.request.sampling
         self.text = TextStream(sampling.stop)
         self.has_reader = self.request.stream

@@ -17,7 +17,8 @@ from collections import Counter
 
 from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Outbox
-from uma.engine.kv.pool import LAST_TOKENS, LEAST_SHARED_TOKENS, KvPool
+from uma.engine.kv.checkpoints import LAST_TOKENS
+from uma.engine.kv.pool import LEAST_SHARED_TOKENS, KvPool
 from uma.engine.kv.prefix_tree import common_length
 from uma.engine.policy.cost import CostModel
 from uma.engine.policy.order import due_ms, gives_way, may_begin, rank
@@ -293,7 +294,7 @@ class Slots:
     def restart(self, sequence: Sequence) -> None:
         """Queue a sequence whose computed part a failed batch has left in an unknown state: it computes all again."""
         assert sequence.holding is not None
-        self._pool.give_up(sequence.holding, now_ms())
+        self._pool.release_after_abort(sequence.holding, now_ms())
         self._queue_again(sequence)
 
     def _queue_again(self, sequence: Sequence) -> None:
@@ -325,10 +326,9 @@ class Slots:
         is_first = sequence.started_ms == 0.0
         known, differs = self._pool.nearest(sequence.tokens) if is_first else (0, False)
         sequence.holding, sequence.computed = self._pool.acquire(sequence.cacheable_tokens, now)
-        self._pool.lay_out(sequence.holding, tuple(placed.run for placed in sequence.pictures))
         if is_first:
             sequence.account.cache = _cache_use(sequence, known, differs=differs)
-        sequence.checkpoint_positions = self._pool.borders(
+        sequence.checkpoint_positions = self._pool.checkpoint_positions(
             sequence.cacheable_tokens, sequence.prompt_tokens, sequence.computed, sequence.message_ends
         )
         self._unpin(sequence)

@@ -205,7 +205,10 @@ class _Running(NamedTuple):
 class StallWatch:
     """Watches the batches of one context. `begin` and `end` belong to the decode thread."""
 
-    def __init__(self, context: Context, *, proc: Path = PROC) -> None:
+    def __init__(self, context: Context, *, is_able: bool = True, proc: Path = PROC) -> None:
+        """Make a watch. It is able to have a batch computed again where memory can be cut; else the text of each of its
+        sequences would be read from its last checkpoint.
+        """
         self._context = context
         self._proc = proc
         self._running: _Running | None = None
@@ -218,8 +221,7 @@ class StallWatch:
         self._interval_sec: float | None = LOOK_SEC
         """How long the watching thread waits until it looks again; None: until a batch runs."""
         self._aborted_ms = -PAUSE_MS
-        # A recurrent state cannot be put back to what it was before the batch; the text would be read from its start.
-        self._is_able = not context.model.has_states
+        self._is_able = is_able
 
     @contextmanager
     def watching(self) -> Iterator[None]:

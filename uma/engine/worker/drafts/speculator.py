@@ -60,7 +60,7 @@ class Speculator:
         self._policy = policy
         self._pool = pool
         self._n_batch = context.n_batch
-        self._most = min(MAX_DRAFT, context.rolled_back) if context.model.has_states else MAX_DRAFT
+        self._most = context.rolled_back or MAX_DRAFT
         """Drafted tokens of a row."""
         self._mode = mode
         self._drafters = drafters

@@ -1,0 +1,217 @@
+"""What a model keeps in memory of each token and of each sequence, by its header, as llama.cpp lays it out.
+
+llama.cpp makes a tensor of keys and one of values for each layer that attends, and two tensors of states for each that
+is recurrent. Which layers these are, and how large, it takes from the header; its own interface tells of the first
+layer alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+import attrs
+
+from uma.llama.header import Header
+
+Memory = Literal["attention", "sliding-window", "recurrent", "hybrid"]
+Pooling = Literal["none", "mean", "cls", "last", "rank"]
+POOLINGS: tuple[Pooling, ...] = ("none", "mean", "cls", "last", "rank")
+"""Poolings by llama.cpp's number."""
+
+COPIED_WHOLE = "deepseek4"
+"""An architecture that keeps keys and values of groups of tokens, so that llama.cpp can only copy whole sequences."""
+STATE_TENSORS = ("ssm_conv1d", "shortconv.", "time_mix_")
+"""Beginnings of the names of tensors that only a recurrent layer has: Mamba's and the delta nets', LFM2's, RWKV's."""
+KEY_TENSORS = ("attn_k.", "attn_kv_a_mqa.")
+"""Names of tensors that only a layer has whose keys are kept. Delta nets have an `attn_qkv`."""
+LAYER_TENSOR = re.compile(r"blk\.\d+\.")
+STATE_BYTES = 4
+"""Bytes of a state's figure: llama.cpp keeps them in F32."""
+TOKEN_SHIFTS = 2
+"""Token shifts of an RWKV whose header does not say, as llama.cpp takes it."""
+ELEMENT_BYTES = {
+    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32,
+    "q4_0": 18 / 32, "iq4_nl": 18 / 32,
+}  # fmt: skip
+"""ggml's block sizes: bytes of a block over its elements."""
+WINDOW_PERIODS = {
+    "afmoe": 4, "cohere2": 4, "cohere2moe": -4, "exaone-moe": 4, "exaone4": 4, "gemma2": 2, "gemma3": 6, "gemma3n": 5,
+    "gpt-oss": 2, "laguna": -4, "llama4": 4, "mellum": 4, "muse-glimmer": 4, "olmo2": 4, "plamo3": 8,
+    "smallthinker": -4,
+}  # fmt: skip
+"""Period of layers by architecture: of so many the last attends to everything, and the others have a window, where the
+header does not say; with a minus the first does. As llama.cpp has them (`load_swa_pattern` in its `models/`)."""
+
+
+@attrs.frozen(kw_only=True)
+class Shape:
+    """Figures of a model by which memory is planned: those of its header, or what llama.cpp says of a loaded one."""
+
+    architecture: str
+    size_bytes: int
+    """Bytes of the weights."""
+    n_ctx_train: int
+    """Tokens that it was trained for; 0 where it does not say."""
+    is_causal: bool
+    """Whether a token's state depends on no later token. Only such a model generates, or reads a text in pieces."""
+    memory: Memory
+    """Kind of memory that it keeps of a sequence."""
+    window_tokens: int
+    """Positions that layers with a sliding window attend to, the token's own among them; 0: there are none."""
+    state_bytes: int
+    """Bytes of a sequence's recurrent states, whatever its length; 0 without recurrent layers."""
+    keys: int
+    """Figures of a token's keys, over all layers."""
+    values: int
+    """Figures of a token's values, over all layers."""
+    window_keys: int
+    """Figures of a token's keys in layers with a sliding window."""
+    window_values: int
+    """Figures of a token's values in layers with a sliding window."""
+    n_tokens: int
+    """Tokens of the vocabulary."""
+    n_heads: int
+    """Attention heads of a layer."""
+    pooling: Pooling
+    """How the file wants a text's embedding to be made; `none` where it does not say."""
+    is_mapped: bool = True
+    """Whether the weights are pages of their file, and so take memory that counts as free."""
+
+    @classmethod
+    def of(cls, parts: list[Header]) -> Shape:
+        """The shape of a model of these parts, as its header has it."""
+        first, figures = parts[0], _Figures(parts[0])
+        kept = _Kept.of(parts, figures)
+        has_windows = first.architecture in WINDOW_PERIODS or "attention.sliding_window_pattern" in first.by_layer
+        window_tokens = figures.number("attention.sliding_window") if has_windows else 0
+        memory: Memory = "sliding-window" if window_tokens else "attention"
+        if kept.states or first.architecture == COPIED_WHOLE:
+            memory = "hybrid" if kept.keys else "recurrent"
+        return cls(
+            architecture=first.architecture,
+            size_bytes=sum(part.size_bytes for part in parts),
+            n_ctx_train=first.context_length,
+            is_causal=first.metadata.get(f"{first.architecture}.attention.causal") is not False,
+            memory=memory,
+            window_tokens=window_tokens,
+            state_bytes=kept.states * figures.state_values * STATE_BYTES,
+            keys=kept.keys,
+            values=kept.values,
+            window_keys=kept.window_keys,
+            window_values=kept.window_values,
+            n_tokens=int(first.metadata.get("tokenizer.ggml.tokens", 0)),
+            n_heads=figures.number("attention.head_count"),
+            pooling=_pooling_of(parts),
+        )
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a sequence has a state of which there is only that of its end."""
+        return self.memory in ("recurrent", "hybrid")
+
+    def bytes_per_token(self, type_k: str, type_v: str) -> int:
+        """Bytes of one KV cell with these cache types, over all layers; 0 for a model without attention."""
+        return int(self.keys * ELEMENT_BYTES[type_k] + self.values * ELEMENT_BYTES[type_v])
+
+    def window_bytes_per_token(self, type_k: str, type_v: str) -> int:
+        """Bytes of them that are of layers with a sliding window, which need not keep more than it."""
+        if self.memory != "sliding-window":
+            return 0
+        return int(self.window_keys * ELEMENT_BYTES[type_k] + self.window_values * ELEMENT_BYTES[type_v])
+
+
+@attrs.define
+class _Kept:
+    """Number of recurrent layers, and figures of a token that the others keep."""
+
+    states: int = 0
+    keys: int = 0
+    values: int = 0
+    window_keys: int = 0
+    window_values: int = 0
+
+    @classmethod
+    def of(cls, parts: Iterable[Header], figures: _Figures) -> _Kept:
+        kept, tensors = cls(), dict[str, list[str]]()
+        for name in (name for part in parts for name in part.tensor_bytes if LAYER_TENSOR.match(name)):
+            _, layer_number, own_name = name.split(".", 2)
+            tensors.setdefault(layer_number, []).append(own_name)
+        n_layers = figures.first.n_layers  # without those that only guess further tokens
+        # Of the last layers, those that read the keys and values of others.
+        with_keys = figures.number("block_count", n_layers) - figures.number("attention.shared_kv_layers")
+        for layer in range(n_layers):
+            own = tensors.get(str(layer), ())
+            is_recurrent = any(name.startswith(STATE_TENSORS) for name in own)
+            kept.states += is_recurrent
+            if layer < with_keys and (not is_recurrent or any(name.startswith(KEY_TENSORS) for name in own)):
+                keys, values = figures.keys(layer), figures.values(layer)
+                kept.keys += keys
+                kept.values += values
+                if figures.has_window(layer):
+                    kept.window_keys += keys
+                    kept.window_values += values
+        return kept
+
+
+class _Figures:
+    """Figures of a header, by llama.cpp's rules for what it leaves out."""
+
+    def __init__(self, first: Header) -> None:
+        self.first = first
+
+    def number(self, name: str, otherwise: int = 0, layer: int = 0) -> int:
+        """A figure of one layer, where layers differ, or of all."""
+        by_layer = self.first.by_layer.get(name, ())
+        stated = self.first.metadata.get(f"{self.first.architecture}.{name}") if not by_layer else None
+        figure = by_layer[layer] if layer < len(by_layer) else stated
+        return int(figure) if isinstance(figure, int) else otherwise
+
+    def keys(self, layer: int) -> int:
+        """Figures of a token's keys, in a layer that attends."""
+        return self._kv_heads(layer) * self._head_size("key", layer)
+
+    def values(self, layer: int) -> int:
+        """Figures of a token's values, in a layer that attends; none with latent attention, which keeps a key alone."""
+        return 0 if self.number("attention.key_length_mla") else self._kv_heads(layer) * self._head_size("value", layer)
+
+    def has_window(self, layer: int) -> bool:
+        """Whether a layer that attends has a sliding window, in a model with such layers."""
+        name = "attention.sliding_window_pattern"
+        if name in self.first.by_layer:
+            return bool(self.number(name, layer=layer))
+        default = WINDOW_PERIODS.get(self.first.architecture, 1)
+        period = self.number(name, abs(default))
+        return period == 0 or layer % period != (0 if default < 0 else period - 1)
+
+    @property
+    def state_values(self) -> int:
+        """Figures of a sequence's state in a recurrent layer: of its convolution, and of what it has read."""
+        embed, heads = self.number("embedding_length"), self.number("attention.head_count")
+        if wkv := self.number("wkv.head_size"):
+            return embed * (self.number("token_shift_count", TOKEN_SHIFTS) + wkv)
+        if length := self.number("shortconv.l_cache"):
+            return embed * (length - 1)
+        kernel = self.number("ssm.conv_kernel")
+        if head := self.number("kda.head_dim"):
+            return heads * head * (3 * (kernel - 1 if kernel else 3) + head)
+        inner, size = self.number("ssm.inner_size"), self.number("ssm.state_size")
+        return max(0, kernel - 1) * (inner + 2 * self.number("ssm.group_count") * size) + inner * size
+
+    def _kv_heads(self, layer: int) -> int:
+        return self.number("attention.head_count_kv", self.number("attention.head_count", layer=layer), layer)
+
+    def _head_size(self, which: str, layer: int) -> int:
+        heads = self.number("attention.head_count")
+        size = self.number(f"attention.{which}_length", self.number("embedding_length") // heads if heads else 0)
+        is_stated_by_layer = "attention.sliding_window_pattern" in self.first.by_layer
+        has_own_size = is_stated_by_layer and self.has_window(layer)
+        return self.number(f"attention.{which}_length_swa", size) if has_own_size else size
+
+
+def _pooling_of(parts: list[Header]) -> Pooling:
+    number = parts[0].metadata.get(f"{parts[0].architecture}.pooling_type")
+    stated = POOLINGS[number] if isinstance(number, int) and 0 <= number < len(POOLINGS) else "none"
+    # Without a classifier llama.cpp's "scores" are the first figures of the text's state.
+    return "none" if stated == "rank" and not any(part.has_classifier for part in parts) else stated
