@@ -114,7 +114,11 @@ client_messages: st.SearchStrategy[messages.ClientMessage] = st.one_of(
     st.builds(messages.UnloadQuery, model=maybe_ids, id=maybe_ids),
     st.builds(messages.PinQuery, model=maybe_ids, pinned=st.booleans(), id=maybe_ids),
     st.builds(messages.HealthQuery, id=maybe_ids, probe=st.booleans()),
-    st.builds(messages.TokenizeQuery, request=st.builds(lambda id, prompt: types.Request(id, **prompt), ids, prompts)),
+    st.builds(
+        messages.TokenizeQuery,
+        request=st.builds(lambda id, prompt: types.Request(id, **prompt), ids, prompts),
+        pieces=st.booleans(),
+    ),
 )
 
 listed_models = st.builds(

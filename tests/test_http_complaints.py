@@ -7,11 +7,12 @@ tools in `test_http_tools`, log probabilities in `test_http_openai`, faults in `
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from http_server import HttpServer, RawHttp, running_http
+from http_server import HttpServer, RawHttp, running_gateway, running_http
 
 from harness import short_directory, until
 
@@ -118,11 +119,30 @@ def test_a_schema_is_enforced_or_refused_with_its_place_in_the_body(
         assert refused.json["error"]["param"] == place
 
 
+@pytest.mark.parametrize("is_gateway", [False, True])
+def test_special_tokens_and_parts_of_characters_are_told_as_llama_server_tells_them(
+    http_server: HttpServer, is_gateway: bool
+) -> None:
+    with running_gateway(http_server.process) if is_gateway else nullcontext(http_server) as server:
+        body = {"content": "<|im_start|>a狐", "add_special": True, "with_pieces": True}
+        tokens = server.ask("POST", "/tokenize", body).json["tokens"]
+        pieces = [each["piece"] for each in tokens]
+        assert pieces[0].startswith("<") and pieces[1:] == ["<|im_start|>", "a", [0xE7], [0x8B], [0x90]]
+        ids = [each["id"] for each in tokens]
+        assert server.ask("POST", "/tokenize", {**body, "with_pieces": False}).json["tokens"] == ids
+        assert server.ask("POST", "/detokenize", {"tokens": ids}).json["content"] == f"{pieces[0]}<|im_start|>a狐"
+        assert "\N{REPLACEMENT CHARACTER}" in server.ask("POST", "/detokenize", {"tokens": ids[:-1]}).json["content"]
+        refused = server.ask("POST", "/detokenize", {"tokens": ids[:2] * 100_000})
+        assert (refused.status, "tokens: prompt too large" in refused.json["error"]["message"]) == (400, True)
+
+
 def test_tokens_can_be_counted_and_turned_back_into_text(http_server: HttpServer) -> None:
     text = "The fox said: “Grüße, 狐!”"
     found = http_server.ask("POST", "/tokenize", {"content": text, "with_pieces": True}).json
     ids = [each["id"] for each in found["tokens"]]
     assert http_server.ask("POST", "/detokenize", {"tokens": ids}).json["content"] == text
+    told = (each["piece"] for each in found["tokens"])
+    assert b"".join(bytes(each) if isinstance(each, list) else each.encode() for each in told) == text.encode()
     assert found["count"] == len(ids)
     whole = http_server.ask("POST", "/tokenize", {"content": text, "add_special": True}).json["count"]
     done = http_server.ask("POST", "/v1/completions", {"prompt": text, "max_tokens": 1}).json

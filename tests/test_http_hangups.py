@@ -200,7 +200,7 @@ class Waiting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    async def tokenize(self, request: Request) -> None:
+    async def tokenize(self, request: Request, *, pieces: bool = False) -> None:
         self.running += 1
         try:
             await trio.sleep_forever()

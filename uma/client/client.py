@@ -160,10 +160,10 @@ class Client:
 
         return Stream(request.id, start, self._cancel, self._end_thinking)
 
-    async def tokenize(self, request: Request) -> Tokenized:
+    async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
         """See `Source.tokenize`."""
         id = self._fresh_id()
-        answer = await self._ask(id, TokenizeQuery(attrs.evolve(request, id=id)))
+        answer = await self._ask(id, TokenizeQuery(attrs.evolve(request, id=id), pieces))
         assert isinstance(answer, TokenizeEvent)
         return answer.tokenized
 

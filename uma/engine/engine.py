@@ -272,14 +272,15 @@ class Engine:
         with self._in_use():
             return await self._embeddings.rerank(request)
 
-    async def tokenize(self, request: Request) -> Tokenized:
+    async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
         """See `types.Source.tokenize`."""
         with self._in_use():
             asked, request = request, self._chat.prepared(request)
             if not any(request.placed_media()):
-                return await self._prompts.explain(request)
+                return await self._prompts.explain(request, pieces=pieces)
             tokens, _ = await self._read(request, asked)
-            return await self._prompts.explained(request, array("i", (max(-1, each) for each in tokens)))
+            ids = array("i", (max(-1, each) for each in tokens))
+            return await self._prompts.explained(request, ids, pieces=pieces)
 
     async def tokenize_rendered(self, text: str) -> tuple[int, ...]:
         """Token ids of a text to which another program has applied a chat template, for a request's `token_ids`."""

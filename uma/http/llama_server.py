@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from uma.constraints import Range
 from uma.errors import BadRequest
 from uma.http import openai_chat
 from uma.http.ask import Tokenizes
-from uma.http.dialect import Body, Dialect
+from uma.http.dialect import Body, Dialect, dumps
 from uma.http.exchange import Exchange
 from uma.http.fields import DRAWN, Common, sampling
 from uma.http.gateway import Gateway
@@ -58,6 +59,8 @@ def _error(problem: Problem, request_id: str) -> Body:
 
 LLAMA_SERVER = Dialect(_error)
 
+MAX_INLINE_TOKENS = 2_000
+"""Maximum tokens that are written in Trio's thread; more would keep streams waiting."""
 UNBOUNDED = -1
 """A number of tokens: as many as there may be."""
 
@@ -81,25 +84,36 @@ async def tokenize(gateway: Gateway, http: Exchange) -> None:
     text = reader.first(("content", body.content), ("prompt", body.prompt))
     if text is None:
         raise BadRequest("content: is required (a string)")
-    tokens = await small_work(http, partial(_tokenized, gateway, http, text, body))
-    limit = gateway.source.info.limits.n_ctx
-    await http.answer_json({"tokens": tokens, "count": len(tokens), "max_model_len": limit})
+    answer = await small_work(http, partial(_tokenized, gateway, http, text, body))
+    await http.answer(answer)
 
 
-async def _tokenized(gateway: Gateway, http: Exchange, text: str, body: TokenizeBody) -> list[Any]:
-    if not text and not body.add_special:
-        return []
-    request = Request(http.id, prompt=checked_text(text, "content"), parse_special=body.parse_special is not False)
-    found = await gateway.source.tokenize(request)
-    tokens = found.token_ids if body.add_special else found.token_ids[found.added_tokens :]
-    if body.with_pieces:
-        return [{"id": token, "piece": await _piece(gateway, http, token)} for token in tokens]
-    return list(tokens)
+async def _tokenized(gateway: Gateway, http: Exchange, text: str, body: TokenizeBody) -> bytes:
+    tokens: Sequence[int] = ()
+    pieces: Sequence[bytes] | None = None
+    if text or body.add_special:
+        request = Request(http.id, prompt=checked_text(text, "content"), parse_special=body.parse_special is not False)
+        found = await gateway.source.tokenize(request, pieces=bool(body.with_pieces))
+        first = 0 if body.add_special else found.added_tokens
+        tokens, pieces = found.token_ids[first:], found.pieces and found.pieces[first:]
+    written = partial(_written_tokens, tokens, pieces, gateway.source.info.limits.n_ctx)
+    return written() if len(tokens) <= MAX_INLINE_TOKENS else await trio.to_thread.run_sync(written)
 
 
-async def _piece(gateway: Gateway, http: Exchange, token: int) -> str:
-    await trio.lowlevel.checkpoint()  # a text of a million tokens leaves others their turn
-    return (await gateway.source.tokenize(Request(http.id, token_ids=(token,)))).text or ""
+def _written_tokens(tokens: Sequence[int], pieces: Sequence[bytes] | None, limit: int) -> bytes:
+    entries: Sequence[Any] = tokens
+    if pieces is not None:
+        shown = {token: _piece(piece) for token, piece in zip(tokens, pieces, strict=True)}
+        entries = [{"id": token, "piece": shown[token]} for token in tokens]
+    return dumps({"tokens": entries, "count": len(tokens), "max_model_len": limit})
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    """A token's text, and its bytes where these are a part of a character."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
 
 
 @attrs.frozen(kw_only=True)
@@ -111,7 +125,7 @@ class DetokenizeBody:
 
 
 async def detokenize(gateway: Gateway, http: Exchange) -> None:
-    """`POST /detokenize`: the text of token ids. Special tokens have none."""
+    """`POST /detokenize`: the text of token ids, special tokens by their spelling."""
 
     def request(fields: dict[str, Any]) -> Request | None:
         body = gateway.reader(http).body(fields, DetokenizeBody)
@@ -119,7 +133,7 @@ async def detokenize(gateway: Gateway, http: Exchange) -> None:
         return Request(http.id, token_ids=body.tokens) if body.tokens else None
 
     asked = await http.built(request)
-    found = None if asked is None else await small_work(http, partial(gateway.source.tokenize, asked))
+    found = None if asked is None else await small_work(http, partial(gateway.source.tokenize, asked, pieces=True))
     await http.answer_json({"content": "" if found is None else found.text or ""})
 
 

@@ -223,9 +223,13 @@ class Vocab:
         """A token alone, as text and as bytes: special ones by their spelling, parts of characters as U+FFFD."""
         shown = self._shown.get(token)
         if shown is None:
-            data = self.piece(token) or self.text_of(token).encode()
+            data = self.spelled(token)
             shown = self._shown[token] = (data.decode("utf-8", "replace"), tuple(data))
         return shown
+
+    def spelled(self, token: int) -> bytes:
+        """A token's bytes as `piece` gives them, and special ones by their spelling."""
+        return self.piece(token) or self.text_of(token).encode()
 
     def difference(self, other: Vocab) -> str | None:
         """The first place where tokens of another vocabulary mean something else; None where they mean the same.

@@ -125,7 +125,9 @@ def message_of(
     if kind == "generate":
         return _generate(flat, warnings)
     if kind == "tokenize":
-        return TokenizeQuery(_request(**_own_fields(flat)), warnings)
+        fields = _own_fields(flat)
+        pieces = fields.pop("pieces")
+        return TokenizeQuery(_request(**fields), pieces, warnings)
     if kind == "embed":
         return _embed(flat, warnings)
     if kind == "rerank":
@@ -338,7 +340,8 @@ def _message_fields(message: ClientMessage) -> dict[str, Any]:
         request = unstructure(message.request)
         request.pop("sampling", None)
         if isinstance(message, TokenizeQuery):
-            return {"type": "tokenize"} | {name: request[name] for name in TOKENIZE_FIELDS if name in request}
+            pieces = {"pieces": True} if message.pieces else {}
+            return {"type": "tokenize"} | {name: request[name] for name in TOKENIZE_FIELDS if name in request} | pieces
         keep_alive = {"keep_alive": True} if message.keep_alive else {}
         return request | unstructure(message.request.sampling) | keep_alive | _sender(message.sender)
     if isinstance(message, EmbedQuery):

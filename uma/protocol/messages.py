@@ -7,9 +7,9 @@ cannot disagree. On the wire a request's sampling parameters stand flat beside i
 from __future__ import annotations
 
 from array import array
-from base64 import b64decode
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 import attrs
 
@@ -48,6 +48,8 @@ from uma.types import (
     Usage,
 )
 
+S = TypeVar("S", str, bytes)
+T = TypeVar("T", str, bytes)
 Encoding = Literal["float", "base64"]
 Id = Annotated[str, Length(1, 128)]
 
@@ -229,6 +231,8 @@ class TokenizeQuery:
     """Token ids asked for: `{"type": "tokenize", "id": …}` with one of `prompt`, `messages`, `token_ids`."""
 
     request: Request
+    pieces: bool = False
+    """Tell what each token stands for, too."""
     warnings: tuple[str, ...] = ()
 
 
@@ -564,11 +568,20 @@ class TokenizeEvent:
     text: str | None = None
     """What the ids stand for, where `messages` or `token_ids` were asked about."""
     added_tokens: int = 0
+    pieces: tuple[str, ...] | None = None
+    """Each token's bytes in base64, where they were asked for."""
+
+    @classmethod
+    def of(cls, query: TokenizeQuery, found: Tokenized) -> TokenizeEvent:
+        """The event that answers `query`."""
+        pieces = None if found.pieces is None else _each_once(lambda piece: b64encode(piece).decode(), found.pieces)
+        return cls(query.request.id, found.token_ids, query.warnings, found.text, found.added_tokens, pieces)
 
     @property
     def tokenized(self) -> Tokenized:
         """The event as `uma.types` has it."""
-        return Tokenized(self.token_ids, self.text, self.added_tokens)
+        pieces = None if self.pieces is None else _each_once(b64decode, self.pieces)
+        return Tokenized(self.token_ids, self.text, self.added_tokens, pieces)
 
 
 @attrs.frozen
@@ -589,6 +602,12 @@ class EmbedEvent:
     def result(self) -> Embeddings:
         """The event as `uma.types` has it. Raises `ValueError` for what is no base64 of 32-bit floats."""
         return Embeddings(self.id, tuple(map(_vector, self.embeddings)), self.prompt_tokens, self.warnings)
+
+
+def _each_once(convert: Callable[[S], T], pieces: Sequence[S]) -> tuple[T, ...]:
+    """`convert` of each piece, called once for equal ones: of 100,000 tokens few are different."""
+    known = {piece: convert(piece) for piece in set(pieces)}
+    return tuple(map(known.__getitem__, pieces))
 
 
 def _vector(written: str | list[float] | None) -> array[float] | None:

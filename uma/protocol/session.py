@@ -390,9 +390,7 @@ class ServerSession:
         event: ServerEvent
         match query, result:
             case TokenizeQuery(), Tokenized():
-                event = TokenizeEvent(
-                    query.request.id, result.token_ids, query.warnings, result.text, result.added_tokens
-                )
+                event = TokenizeEvent.of(query, result)
             case EmbedQuery(), Embeddings():
                 return self.answer_embed(query, result, written_embeddings(result, query.encoding))
             case RerankQuery(), Ranking():

@@ -453,7 +453,7 @@ class JsonConnection(Connection):
             self._loaded(request.model, request.id) as source,
             self.server.files.read(request, self._user) as whole,
         ):
-            return await source.tokenize(whole)
+            return await source.tokenize(whole, pieces=query.pieces)
 
     async def _trace(self, query: TraceQuery) -> str:
         self._check_owner("trace the server")

@@ -283,10 +283,10 @@ class Held:
         with self.tells_crash():
             return await self.client.rerank(_own(request))
 
-    async def tokenize(self, request: Request) -> Tokenized:
+    async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
         """See `Source`."""
         with self.tells_crash():
-            return await self.client.tokenize(_own(request))
+            return await self.client.tokenize(_own(request), pieces=pieces)
 
     async def health(self, *, probe: bool = True) -> Health:
         """See `Source`."""

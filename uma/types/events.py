@@ -240,3 +240,6 @@ class Tokenized:
     which the caller has. Special tokens among given ids have no text."""
     added_tokens: int = 0
     """Number of ids at the front that come from the tokenizer and not from the prompt: the beginning of text."""
+    pieces: tuple[bytes, ...] | None = None
+    """Each token's bytes, perhaps half a character, special tokens by their spelling; None where they were not asked
+    for. Where they were, special tokens have their spelling in `text` too."""

@@ -76,8 +76,11 @@ class Source(Protocol):
     async def rerank(self, request: RerankRequest) -> Ranking:
         """The documents by how well they answer the query. Otherwise as `embed`."""
 
-    async def tokenize(self, request: Request) -> Tokenized:
-        """The token ids `generate` would compute for this request. Raises what `generate` would for a bad prompt."""
+    async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
+        """The token ids `generate` would compute for this request; with `pieces`, each one's bytes too.
+
+        Raises what `generate` would for a bad prompt.
+        """
 
     async def health(self, *, probe: bool = True) -> Health:
         """Ask whether generation works; with `probe` by really generating one token."""
@@ -161,10 +164,10 @@ class Models(Source):
         async with self.using(request.model) as source:
             return await source.rerank(request)
 
-    async def tokenize(self, request: Request) -> Tokenized:
+    async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
         """See `Source`."""
         async with self.using(request.model) as source:
-            return await source.tokenize(request)
+            return await source.tokenize(request, pieces=pieces)
 
     @abstractmethod
     async def load(self, model: str | None, keep_sec: float | None = None) -> ListedModel:

@@ -112,23 +112,31 @@ class PromptReader:
         ends = message_ends(self._model.chat_template, request, text)
         return tuple(sorted({common_length(self._tokens_of(text[:end]), tokens) for end in ends} - {0}))
 
-    async def explain(self, request: Request) -> Tokenized:
+    async def explain(self, request: Request, *, pieces: bool) -> Tokenized:
         """The prompt's tokens, and what they stand for. Raises what `read` does."""
-        return await self.explained(request, await self.read(request, must_fit=False))
+        return await self.explained(request, await self.read(request, must_fit=False), pieces=pieces)
 
-    async def explained(self, request: Request, tokens: array[int]) -> Tokenized:
-        """What a prompt's tokens stand for."""
+    async def explained(self, request: Request, tokens: array[int], *, pieces: bool) -> Tokenized:
+        """What a prompt's tokens stand for. Raises `PromptTooLarge` where given ids stand for too much text."""
+        told = await self._prepare(lambda _: self._pieces_of(tokens), request) if pieces else None
         if request.prompt is not None:
             vocab = self._model.vocab
             is_added = (
                 vocab.adds_bos and tokens[0] == vocab.bos and self._adds_special(request.prompt, request.parse_special)
             )
-            return Tokenized(tuple(tokens), added_tokens=int(is_added))
-        return Tokenized(tuple(tokens), await self.text(request))
+            return Tokenized(tuple(tokens), added_tokens=int(is_added), pieces=told)
+        text = await self.text(request) if told is None or request.token_ids is None else _text(told)
+        return Tokenized(tuple(tokens), text, pieces=told)
 
     async def text(self, request: Request) -> str:
         """What the prompt's tokens stand for: the prompt itself, the rendered conversation, or the text of the ids."""
         return request.prompt if request.prompt is not None else await self._prepare(self._text_of, request)
+
+    def _pieces_of(self, tokens: array[int]) -> tuple[bytes, ...]:
+        known = {token: self._model.vocab.spelled(token) for token in set(tokens)}
+        pieces = tuple(map(known.__getitem__, tokens))
+        self._check_size("token_ids: ", sum(map(len, pieces)))
+        return pieces
 
     async def _prepare(self, function: Callable[[Request], T], request: Request) -> T:
         """Call `function(request)`: at once for a short prompt, else in a thread when it is the turn of its lane.
@@ -222,7 +230,9 @@ class PromptReader:
     def _text_of(self, request: Request) -> str:
         if request.messages is not None:
             return self._render(request)
-        return b"".join(map(self._model.vocab.piece, request.token_ids or ())).decode("utf-8", "replace")
+        pieces = tuple(map(self._model.vocab.piece, request.token_ids or ()))
+        self._check_size("token_ids: ", sum(map(len, pieces)))
+        return _text(pieces)
 
     def check_fits(self, prompt_tokens: int) -> None:
         """Raise `PromptTooLarge` for a prompt that leaves no space for an answer in the context."""
@@ -242,10 +252,13 @@ class PromptReader:
         if sum(map(len, texts)) * 4 <= self._max_bytes:
             return
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-        if size > self._max_bytes:
+        self._check_size(f"{where}{': ' if where else ''}", size)
+
+    def _check_size(self, where: str, n_bytes: int) -> None:
+        if n_bytes > self._max_bytes:
             raise PromptTooLarge(
-                f"{where}{': ' if where else ''}prompt too large: {size:,} bytes are over this server's limit of "
-                f"{self._max_bytes:,} (max_prompt_bytes)"
+                f"{where}prompt too large: {n_bytes:,} bytes are over this server's limit of {self._max_bytes:,} "
+                "(max_prompt_bytes)"
             )
 
     def _render(self, request: Request) -> str:
@@ -283,6 +296,10 @@ def _pieces(sizes: Sequence[int]) -> Iterator[range]:
             yield range(start, index)
             start, taken = index, size + TEXT_CHARS
     yield range(start, len(sizes))
+
+
+def _text(pieces: Sequence[bytes]) -> str:
+    return b"".join(pieces).decode("utf-8", "replace")
 
 
 def _chars(request: Request) -> int:
