@@ -12,6 +12,7 @@ import attrs
 
 from uma.cli.sanitize import json_text, sanitize
 from uma.cli.table import print_table
+from uma.client.http import HttpServer, read_key
 from uma.client.http_probe import HttpProbe
 from uma.client.probe import SocketProbe
 from uma.config import load
@@ -61,18 +62,7 @@ def _probe(options: argparse.Namespace) -> Probe:
         if options.key_file is not None:
             raise ConfigError("--key-file: is for --http alone; the socket asks for no key")
         return SocketProbe(options.socket or Path(load().config.socket))
-    return HttpProbe(options.http, options.key_file and _key(options.key_file))
-
-
-def _key(path: Path) -> str:
-    """The key in a file. Raises `ConfigError` where no header could carry what is there."""
-    try:
-        key = path.read_text(encoding="ascii").strip()
-    except UnicodeDecodeError:
-        key = ""
-    if not key.isprintable() or not key:
-        raise ConfigError(f"--key-file: {path} holds no key; it is one line, as `uma key new` printed it")
-    return key
+    return HttpProbe(HttpServer(options.http, read_key(options.key_file), option="--http"))
 
 
 def check(probe: Probe) -> Iterator[Finding]:

@@ -7,7 +7,6 @@ where none listens; or to the one at --url.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -21,16 +20,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.request import ProxyHandler, Request, build_opener
 
 from uma.cli import say
 from uma.cli.agents import AGENTS, Agent, Place
 from uma.cli.config import as_toml
 from uma.cli.default_model import with_default
 from uma.cli.options import load_settings
+from uma.client.http import HttpServer, read_key
 from uma.config import Loaded
-from uma.errors import ConfigError, UmaError
+from uma.errors import ConfigError, ConnectionLost, UmaError
 from uma.http.keys import add
 
 STEP_SEC = 0.1
@@ -52,7 +50,7 @@ def main(options: argparse.Namespace) -> int:
     program = shutil.which(agent.program)
     if program is None:
         raise ConfigError(f"there is no {agent.program} on this machine; install it with: {agent.install}")
-    key = _key(options.key_file)
+    key = read_key(options.key_file) or NO_KEY
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     with tempfile.TemporaryDirectory(prefix="uma-launch-") as name:
@@ -61,15 +59,6 @@ def main(options: argparse.Namespace) -> int:
             return _run(agent, program, options.arguments, options.url.rstrip("/"), key, folder)
         with _server(load_settings(options), folder) as (url, key):
             return _run(agent, program, options.arguments, url, key, folder)
-
-
-def _key(file: Path | None) -> str:
-    if file is None:
-        return NO_KEY
-    try:
-        return file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from None
 
 
 def _leave(number: int, _: Any) -> None:
@@ -99,16 +88,12 @@ def _waited(process: subprocess.Popen[bytes]) -> int:
 
 def _model(url: str, key: str) -> dict[str, Any]:
     """The model that the server at `url` has. Raises `UmaError` where it is no such server."""
-    asked = Request(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"})
+    answer = HttpServer(url, key, ANSWER_SEC).read_json("GET", "/v1/models")
     try:
-        with _DIRECTLY.open(asked, timeout=ANSWER_SEC) as answer:
-            model = json.load(answer)["data"][0]
-            return {"id": str(model["id"]), "max_model_len": int(model["max_model_len"])}
-    except HTTPError as error:
-        hint = "; give a file with the key as --key-file" if error.code in (401, 403) else ""
-        raise UmaError(f"{url}: answers {error.code}{hint}") from None
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UmaError(f"{url}: no server of UMA answers there: {error}") from None
+        model = answer["data"][0]
+        return {"id": str(model["id"]), "max_model_len": int(model["max_model_len"])}
+    except (ValueError, LookupError, TypeError) as error:
+        raise UmaError(f"{url}: no UMA server answers there: {error}") from None
 
 
 @contextmanager
@@ -160,10 +145,10 @@ def _listens(path: str) -> bool:
 
 def _is_ready(url: str) -> bool:
     try:
-        with _DIRECTLY.open(f"{url}/health", timeout=ANSWER_SEC) as answer:
-            return bool(answer.status == 200)
-    except (URLError, OSError):
+        HttpServer(url, timeout_sec=ANSWER_SEC).read_json("GET", "/health")
+    except ConnectionLost:
         return False
+    return True
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -174,7 +159,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-_DIRECTLY = build_opener(ProxyHandler({}))
-"""Asks servers without the proxy that variables name: most stand on this machine."""

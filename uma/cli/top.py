@@ -9,7 +9,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -21,6 +20,7 @@ from uma.cli.sanitize import json_text
 from uma.cli.top_feed import INTERVAL_SEC, Feed, HttpFeed, SocketFeed
 from uma.cli.top_state import SHORT, End, Event, Frame, Key, Note, State, pid_of, program_of, reduce
 from uma.cli.trio_run import Interrupts, run
+from uma.client.http import read_key
 from uma.config import Loaded
 from uma.errors import ConfigError, UmaError
 
@@ -37,21 +37,13 @@ FRAMES_OF_A_SNAPSHOT = 3
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     loaded = load_settings(options)
-    key = _key(options.key_file)
-    if options.url is None and key is not None:
+    if options.url is None and options.key_file is not None:
         raise ConfigError("--key-file: a key is for --url; a socket asks for none")
-    top = Top(loaded, options.url and options.url.rstrip("/"), key)
+    top = Top(loaded, options.url and options.url.rstrip("/"), read_key(options.key_file))
     is_dumb = os.environ.get("TERM", "dumb") == "dumb"
     if options.once or options.json or is_dumb or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return run(partial(_snapshot, top, options.json))
     return run(partial(_live, top))
-
-
-def _key(file: Path | None) -> str | None:
-    try:
-        return None if file is None else file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--key-file: {file}: cannot be read: {error}") from None
 
 
 @attrs.define(eq=False)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import quote, urlsplit
+from typing import Any, Protocol, TypeVar
+from urllib.parse import quote
 
 import attrs
 import trio
 
 from uma.cli.top_state import Event, Frame, Lost
 from uma.client import Client, connect
-from uma.errors import BadRequest, ConfigError, ConnectionLost, Loading, ShuttingDown, UmaError
+from uma.client.http import HttpServer
+from uma.errors import BadRequest, ConnectionLost, Loading, ShuttingDown, UmaError
 from uma.protocol.converter import structure
 from uma.types import Activity, ListedModel
 
@@ -29,6 +29,7 @@ SILENCE_SEC = 15.0
 """Time without a word after which a server is given up: over HTTP frames come four times a second."""
 
 Post = Callable[[Event], None]
+T = TypeVar("T")
 
 
 class Feed(Protocol):
@@ -108,37 +109,36 @@ class HttpFeed:
     where: str
     _key: str | None
 
+    @property
+    def _server(self) -> HttpServer:
+        return HttpServer(self.where, self._key, SILENCE_SEC)
+
     async def follow(self, post: Post) -> None:
         """See `Feed`."""
         await _again(self.where, post, self._follow_once)
 
     async def _follow_once(self, post: Post) -> None:
-        info = json.loads(
-            await trio.to_thread.run_sync(partial(self._ask, "GET", "/ui/api/info"), abandon_on_cancel=True)
-        )
+        info = await _in_thread(self._server.read_json, "GET", "/ui/api/info")
         try:
             model, most = str(info["model"]["called"]), int(info["limits"]["max_sequences"])
             if several := info.get("models"):  # each has sequences of its own
                 model, most = f"{len(several)} models", 0
         except (LookupError, TypeError, ValueError):
             raise ConnectionLost(f"{self.where}: what answers there is no UMA server") from None
-        with self._connection() as connection:
-            response = await trio.to_thread.run_sync(
-                self._begin, connection, "GET", "/ui/api/live", abandon_on_cancel=True
-            )
-            own: frozenset[str] = frozenset()
-            name = b""
-            try:
-                while line := await trio.to_thread.run_sync(response.readline, abandon_on_cancel=True):
-                    field, _, value = line.strip().partition(b": ")
-                    if field == b"event":
-                        name = value
-                    elif field == b"data" and name == b"own":
-                        own = frozenset(json.loads(value)["ids"])
-                    elif field == b"data" and name == b"frame":
-                        post(self._frame(model, most, own, json.loads(value)))
-            except (OSError, HTTPException, ValueError) as error:
-                raise ConnectionLost(f"{self.where}: {error}") from error
+        with self._server.connection() as connection:
+            response = await _in_thread(self._server.begin, connection, "GET", "/ui/api/live")
+            self._server.check(response)
+            own, name = frozenset[str](), b""
+            while line := await _in_thread(response.readline):
+                field, _, value = line.strip().partition(b": ")
+                if field == b"event":
+                    name = value
+                elif field == b"data" and name in (b"own", b"frame"):
+                    values = _read_values(value)
+                    if name == b"own":
+                        own = frozenset(values["ids"])
+                    else:
+                        post(self._frame(model, most, own, values))
         raise ConnectionLost(f"{self.where}: the server went away")
 
     def _frame(self, model: str, most: int, own: frozenset[str], values: dict[str, Any]) -> Frame:
@@ -147,56 +147,26 @@ class HttpFeed:
 
     async def end(self, number: int, id: str) -> bool:
         """See `Feed`."""
-        path = f"/v1/requests/{quote(id, safe='')}"
-        try:
-            await trio.to_thread.run_sync(self._ask, "DELETE", path, abandon_on_cancel=True)
-        except FileNotFoundError:
-            return False
-        return True
+        return await _in_thread(self._end, f"/v1/requests/{quote(id, safe='')}")
 
-    def _ask(self, method: str, path: str) -> bytes:
-        with self._connection() as connection:
-            return self._begin(connection, method, path).read()
+    def _end(self, path: str) -> bool:
+        with self._server.ask("DELETE", path) as response:
+            if response.status == 404:
+                return False
+            self._server.check(response)
+            return True
 
-    def _begin(self, connection: HTTPConnection, method: str, path: str) -> HTTPResponse:
-        """The answer's head. Raises `FileNotFoundError` where nothing is there to end, else `ConnectionLost` where it
-        is no success.
-        """
-        headers = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
-        base = urlsplit(self.where).path.rstrip("/")
-        try:
-            connection.request(method, base + path, headers=headers)
-            response = connection.getresponse()
-        except (OSError, HTTPException) as error:
-            raise ConnectionLost(f"{self.where}: {error}; start a server with `uma run --http`") from error
-        if response.status == 404 and method == "DELETE":
-            raise FileNotFoundError(path)
-        if response.status != 200:
-            hint = "; give a file with the key as --key-file" if response.status in (401, 403) else ""
-            raise ConnectionLost(f"{self.where}: answers {response.status}{hint}")
-        return response
 
-    @contextmanager
-    def _connection(self) -> Iterator[HTTPConnection]:
-        """A connection, closed with the block: a thread that still reads it ends with it."""
-        try:
-            parts = urlsplit(self.where)
-            host, port = parts.hostname, parts.port
-        except ValueError:  # of a port or an IPv6 address that is none
-            host, port = None, None
-        if host is None or parts.scheme not in ("http", "https"):
-            raise ConfigError(
-                f"--url: {self.where!r} is no address of a server; give one such as http://127.0.0.1:8080"
-            )
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        connection = kind(host, port, timeout=SILENCE_SEC)
-        try:
-            yield connection
-        finally:
-            if connection.sock is not None:
-                with suppress(OSError):
-                    connection.sock.shutdown(socket.SHUT_RDWR)
-            connection.close()
+async def _in_thread(ask: Callable[..., T], *arguments: Any) -> T:
+    return await trio.to_thread.run_sync(partial(ask, *arguments), abandon_on_cancel=True)
+
+
+def _read_values(data: bytes) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = json.loads(data)
+    except ValueError:
+        raise HTTPException("an event is no JSON") from None
+    return values
 
 
 async def _again(where: str, post: Post, once: Callable[[Post], Any]) -> None:

@@ -12,14 +12,14 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPResponse
 from typing import Any
-from urllib.parse import urlsplit
 
 import attrs
 
+from uma.client.http import HttpServer
 from uma.contracts.proofs import Question, Reply
-from uma.errors import ConfigError, ConnectionLost
+from uma.errors import ConnectionLost
 from uma.protocol.converter import structure
 from uma.protocol.messages import HelloEvent
 from uma.protocol.versions import SUPPORTED
@@ -49,14 +49,9 @@ _ONLY_OPENAI = ("n", "best_of", "echo")
 
 @attrs.frozen
 class HttpProbe:
-    """Asks the server at `url`, and waits for each answer. `timeout_sec` bounds each wait.
+    """Asks a server, and waits for each answer. Raises as `HttpServer`."""
 
-    Raises `ConfigError` for what is no URL of a server, and `ConnectionLost` where no server of UMA's answers.
-    """
-
-    url: str
-    key: str | None = None
-    timeout_sec: float = 120.0
+    server: HttpServer
 
     def introduce(self) -> ServerInfo:
         """What the server says of itself, less what HTTP has no fields for."""
@@ -70,7 +65,7 @@ class HttpProbe:
                 **{name: found[name] for name in names},
             }
         except (KeyError, TypeError):
-            raise ConnectionLost(f"{self.url}/props: what answers there is no UMA server") from None
+            raise ConnectionLost(f"{self.server.url}/props: what answers there is no UMA server") from None
         info = structure(shown, HelloEvent).info
         offered = tuple(each for each in info.capabilities.grammars if each in GRAMMARS)
         return attrs.evolve(info, capabilities=attrs.evolve(info.capabilities, grammars=offered))
@@ -112,10 +107,10 @@ class HttpProbe:
 
     def _wait_until_gone(self, request: str) -> None:
         """Until the server runs the request no more."""
-        end = time.monotonic() + self.timeout_sec
+        end = time.monotonic() + self.server.timeout_sec
         while any(each.get("request") == request for each in self._get_json("/slots")):
             if time.monotonic() > end:
-                raise ConnectionLost(f"{self.url}: still computes a request whose client hung up")
+                raise ConnectionLost(f"{self.server.url}: still computes a request whose client hung up")
             time.sleep(POLL_SEC)
 
     # Other questions
@@ -140,40 +135,12 @@ class HttpProbe:
         with self._call("GET", path) as response:
             return _read_json(response)
 
-    # Connections
-
     @contextmanager
     def _call(self, method: str, path: str, body: Fields | None = None) -> Iterator[HTTPResponse]:
-        connection, base = self._connection()
-        headers = {"content-type": "application/json"}
-        if self.key is not None:
-            headers["authorization"] = f"Bearer {self.key}"
-        try:
-            connection.request(method, base + path, None if body is None else json.dumps(body), headers)
-            response = connection.getresponse()
+        with self.server.ask(method, path, body) as response:
             if response.status in (401, 403):
-                raise ConnectionLost(f"{self.url}: {_message(_read_json(response))}")
+                raise ConnectionLost(f"{self.server.url}: {_message(_read_json(response))}")
             yield response
-        except TimeoutError:
-            raise ConnectionLost(f"{self.url}: no answer within {self.timeout_sec:g} s") from None
-        except (OSError, HTTPException) as error:
-            raise ConnectionLost(f"{self.url}{path}: {error}; start a server with `uma run --http`") from error
-        finally:
-            connection.close()
-
-    def _connection(self) -> tuple[HTTPConnection, str]:
-        try:
-            parts = urlsplit(self.url)
-            port = parts.port
-        except ValueError:  # of a port or an IPv6 address that is none
-            raise self._no_address() from None
-        if parts.scheme not in ("http", "https") or parts.hostname is None:
-            raise self._no_address()
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        return kind(parts.hostname, port, timeout=self.timeout_sec), parts.path.rstrip("/")
-
-    def _no_address(self) -> ConfigError:
-        return ConfigError(f"--http: {self.url!r} is no address of a server; give one such as http://127.0.0.1:8080")
 
 
 # Forms of a generation
