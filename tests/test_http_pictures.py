@@ -20,7 +20,7 @@ from projectors import MARKER, Reference, png, wav, write_projector, write_seein
 
 from harness import EXACT, ONE_THREAD, PATIENCE_SEC, short_directory
 from uma.cli.contract import prove
-from uma.client.http import HttpServer
+from uma.client.http import HttpClient
 from uma.client.http_probe import HttpProbe
 from uma.client.probe import SocketProbe
 from uma.contracts.claims import claims_of
@@ -435,7 +435,7 @@ def test_a_session_goes_on_however_many_of_its_files_cannot_be_read(
 
 
 def test_that_it_sees_and_hears_is_proven_and_its_denial_found(seeing: HttpServer) -> None:
-    for probe in (SocketProbe(seeing.process.socket), HttpProbe(HttpServer(seeing.url))):
+    for probe in (SocketProbe(seeing.process.socket), HttpProbe(HttpClient(seeing.url))):
         info = probe.introduce()
         for told in (True, False):
             denied = attrs.evolve(info, capabilities=attrs.evolve(info.capabilities, vision=told, audio=told))

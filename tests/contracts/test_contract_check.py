@@ -19,7 +19,7 @@ from harness import ONE_THREAD, ServerProcess, run_to_end, running_server, short
 from models import CHATML, write_encoder, write_model
 from uma import RuntimeConfig, open_engine
 from uma.cli.contract import Probe, check, prove
-from uma.client.http import HttpServer
+from uma.client.http import HttpClient
 from uma.client.http_probe import HttpProbe
 from uma.client.probe import SocketProbe
 from uma.contracts.claims import claims_of
@@ -60,8 +60,8 @@ def test_everything_the_server_claims_is_true_over_http_too(web: HttpServer) -> 
     [("sampling: seed", "forgets_the_seed"), ("streaming", "miscounts"), ("sampling: entropy_dial", "hides_warnings")],
 )
 def test_a_false_claim_is_found_over_http_too(web: HttpServer, claim: str, tampers: str) -> None:
-    assert is_proven(claim, Liar(HttpProbe(HttpServer(web.url))))
-    assert not is_proven(claim, Liar(HttpProbe(HttpServer(web.url)), tampers=globals()[tampers]))
+    assert is_proven(claim, Liar(HttpProbe(HttpClient(web.url))))
+    assert not is_proven(claim, Liar(HttpProbe(HttpClient(web.url)), tampers=globals()[tampers]))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ DENIALS: dict[str, Any] = {"reasoning": False, "speculation": "none: for no reas
 
 @pytest.mark.parametrize("is_http", [False, True], ids=["socket", "HTTP"])
 def test_thinking_and_drafts_show_and_their_denial_is_found(thinker: HttpServer, is_http: bool) -> None:
-    probe: Probe = HttpProbe(HttpServer(thinker.url)) if is_http else SocketProbe(thinker.process.socket)
+    probe: Probe = HttpProbe(HttpClient(thinker.url)) if is_http else SocketProbe(thinker.process.socket)
     found = {each.name: prove(each, probe) for each in claims_of(probe.introduce()) if each.name in DENIALS}
     assert all(each.is_true and not each.seen.startswith(NOT_SHOWN) for each in found.values()), found
     for name, lie in DENIALS.items():
@@ -407,7 +407,7 @@ class Other(BaseHTTPRequestHandler):
 def test_a_stream_of_another_kind_is_no_server_of_ours() -> None:
     with HTTPServer(("127.0.0.1", 0), Other) as server:
         threading.Thread(target=server.handle_request).start()
-        probe = HttpProbe(HttpServer(f"http://127.0.0.1:{server.server_port}"))
+        probe = HttpProbe(HttpClient(f"http://127.0.0.1:{server.server_port}"))
         with pytest.raises(ConnectionLost, match="no JSON object, so no UMA server answers: b'data: ready"):
             probe.ask(Question({"prompt": "a"}))
 

@@ -12,7 +12,7 @@ import attrs
 
 from uma.cli.sanitize import json_text, sanitize
 from uma.cli.table import print_table
-from uma.client.http import HttpServer, read_key
+from uma.client.http import HttpClient, read_key
 from uma.client.http_probe import HttpProbe
 from uma.client.probe import SocketProbe
 from uma.config import load
@@ -62,7 +62,7 @@ def _probe(options: argparse.Namespace) -> Probe:
         if options.key_file is not None:
             raise ConfigError("--key-file: is for --http alone; the socket asks for no key")
         return SocketProbe(options.socket or Path(load().config.socket))
-    return HttpProbe(HttpServer(options.http, read_key(options.key_file), option="--http"))
+    return HttpProbe(HttpClient(options.http, read_key(options.key_file), option="--http"))
 
 
 def check(probe: Probe) -> Iterator[Finding]:

@@ -26,7 +26,7 @@ from uma.cli.agents import AGENTS, Agent, Place
 from uma.cli.config import as_toml
 from uma.cli.default_model import with_default
 from uma.cli.options import load_settings
-from uma.client.http import HttpServer, read_key
+from uma.client.http import HttpClient, read_key
 from uma.config import Loaded
 from uma.errors import ConfigError, ConnectionLost, UmaError
 from uma.http.keys import add
@@ -88,7 +88,7 @@ def _waited(process: subprocess.Popen[bytes]) -> int:
 
 def _model(url: str, key: str) -> dict[str, Any]:
     """The model that the server at `url` has. Raises `UmaError` where it is no such server."""
-    answer = HttpServer(url, key, ANSWER_SEC).read_json("GET", "/v1/models")
+    answer = HttpClient(url, key, ANSWER_SEC).read_json("GET", "/v1/models")
     try:
         model = answer["data"][0]
         return {"id": str(model["id"]), "max_model_len": int(model["max_model_len"])}
@@ -145,7 +145,7 @@ def _listens(path: str) -> bool:
 
 def _is_ready(url: str) -> bool:
     try:
-        HttpServer(url, timeout_sec=ANSWER_SEC).read_json("GET", "/health")
+        HttpClient(url, timeout_sec=ANSWER_SEC).read_json("GET", "/health")
     except ConnectionLost:
         return False
     return True

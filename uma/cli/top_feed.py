@@ -16,7 +16,7 @@ import trio
 
 from uma.cli.top_state import Event, Frame, Lost
 from uma.client import Client, connect
-from uma.client.http import HttpServer
+from uma.client.http import HttpClient
 from uma.errors import BadRequest, ConnectionLost, Loading, ShuttingDown, UmaError
 from uma.protocol.converter import structure
 from uma.types import Activity, ListedModel
@@ -110,8 +110,8 @@ class HttpFeed:
     _key: str | None
 
     @property
-    def _server(self) -> HttpServer:
-        return HttpServer(self.where, self._key, SILENCE_SEC)
+    def _server(self) -> HttpClient:
+        return HttpClient(self.where, self._key, SILENCE_SEC)
 
     async def follow(self, post: Post) -> None:
         """See `Feed`."""

@@ -20,7 +20,7 @@ from uma.errors import ConfigError, ConnectionLost
 
 
 @attrs.frozen
-class HttpServer:
+class HttpClient:
     """A server at a URL. `timeout_sec` bounds each wait for it; `option` names the URL in errors."""
 
     url: str

@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from uma.client.http import HttpServer
+from uma.client.http import HttpClient
 from uma.contracts.proofs import Question, Reply
 from uma.errors import ConnectionLost
 from uma.protocol.converter import structure
@@ -49,9 +49,9 @@ _ONLY_OPENAI = ("n", "best_of", "echo")
 
 @attrs.frozen
 class HttpProbe:
-    """Asks a server, and waits for each answer. Raises as `HttpServer`."""
+    """Asks a server, and waits for each answer. Raises as `HttpClient`."""
 
-    server: HttpServer
+    server: HttpClient
 
     def introduce(self) -> ServerInfo:
         """What the server says of itself, less what HTTP has no fields for."""
