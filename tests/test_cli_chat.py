@@ -452,7 +452,7 @@ def test_what_is_no_picture_or_cannot_be_sent_is_told_in_one_sentence(
     told = {
         "/image none.png": "none.png: cannot be read: No such file or directory",
         "/image .": ".: is no file",
-        "/image notes.txt": "notes.txt: is nothing that is known; send PNG, JPEG, GIF or BMP",
+        "/image notes.txt": "notes.txt: has an unrecognized format; send PNG, JPEG, GIF or BMP",
         "/image large.png": "the server takes 1,048,576 (--max-frame-bytes); send a smaller one",
     }
     with chat(seeing, home, columns=200) as terminal:
@@ -462,7 +462,11 @@ def test_what_is_no_picture_or_cannot_be_sent_is_told_in_one_sentence(
         ask(terminal, "notes.txt")  # no picture's path
     with chat(server, home, columns=200) as terminal:
         for line in ("/image cat.png", str(home / "cat.png")):
-            tell(terminal, line, "this model sees no pictures; one that has a projector beside it (--mmproj) does")
+            tell(
+                terminal,
+                line,
+                "this model does not support image input; one that has a projector",
+            )
 
 
 def test_a_question_is_asked_again_for_another_answer(server: ServerProcess, home: Path) -> None:

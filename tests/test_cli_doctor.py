@@ -213,7 +213,7 @@ def test_without_huge_pages_decoding_is_slower_unless_weights_are_mapped(
         ({"pages.gives_huge_pages": lambda: False}, "huge pages", "never given", "faster: as root: echo madvise"),
         ({"backend.affinity": lambda: frozenset({0, 1}), "backend.available_cores": lambda *_: 0.5},
          "threads", "on 2 of [0-9]+ CPUs, a quota of 0.5; threads waited for a CPU during 42 % of the last minute", ""),
-        ({"_ask_server": too_slow}, "server", "does not answer", "todo: no answer within 15 s"),
+        ({"_ask_server": too_slow}, "server", "does not answer", "todo: timeout: no answer within 15 s"),
     ],
 )  # fmt: skip
 def test_what_a_machine_lacks_is_told_with_what_to_do(

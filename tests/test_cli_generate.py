@@ -157,7 +157,7 @@ def test_a_name_that_is_wrong_is_told_before_anything_is_said_of_loading_it(
     options: tuple[str, ...], alone: dict[str, str], uma_here: RunInProcess
 ) -> None:
     done = uma_here("generate", "hello", "-m", "bultin", *options, **alone)
-    told = b"uma: error: bultin: no such file, and no model of this name is here; did you mean builtin?\n"
+    told = b"uma: error: bultin: model not found, and no such file; did you mean builtin?\n"
     assert (done.returncode, done.stderr) == (2, told)
 
 
@@ -315,7 +315,7 @@ def test_a_picture_goes_with_the_prompt(generate_here: RunInProcess, at: tuple[s
     assert read[2] - read[1] == read[1] - read[0] == 16
     refused = [generate_here("What?", *place, *given) for place, given in ((at, picture), (here, missing))]
     assert [each.returncode for each in refused] == [2, 2]
-    assert b"--image: this model sees no pictures; one that has a projector" in refused[0].stderr
+    assert b"--image: this model does not support image input; one that has a projector" in refused[0].stderr
     assert b"b.png: cannot be read" in refused[1].stderr
     assert generate_here("What?", *here, "--raw", *picture).returncode == 2
 

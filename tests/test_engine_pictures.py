@@ -163,12 +163,12 @@ async def test_where_cells_run_short_pictures_are_read_again(world: World) -> No
 
 BROKEN = {
     "no base64": "~~~",
-    "is nothing that is known": base64.b64encode(b"nothing at all").decode(),
+    "has an unrecognized format": base64.b64encode(b"nothing at all").decode(),
     "PNG is broken": base64.b64encode(png(40, 30)[:20]).decode(),
     "cannot be decoded": base64.b64encode(png(40, 30)[:90]).decode(),
     "50,000 x 50,000 pixels": base64.b64encode(png_header(50_000, 50_000)).decode(),
     "this WebP is broken": base64.b64encode(b"RIFF\0\0\0\0WEBPVP8 ").decode(),
-    "is WAV, and this model hears nothing; send PNG": base64.b64encode(b"RIFF\0\0\0\0WAVEfmt ").decode(),
+    "is WAV, and this model does not support audio input; send PNG": base64.b64encode(b"RIFF\0\0\0\0WAVEfmt ").decode(),
     "at: 99 is before another one's": base64.b64encode(png(40, 30)).decode(),
 }
 
@@ -208,7 +208,9 @@ async def test_what_pictures_exclude_is_refused_by_name(world: World) -> None:
 async def test_a_model_without_a_projector_refuses_pictures_by_name(tiny: Path) -> None:
     async with open_engine(config_for(tiny)) as engine:
         assert not engine.info.capabilities.vision
-        with pytest.raises(BadRequest, match=r"messages\[0\]: this model cannot see pictures .* \(an mmproj file\)"):
+        with pytest.raises(
+            BadRequest, match=r"messages\[0\]: .* does not support image or audio .* \(an mmproj file\)"
+        ):
             await answer(engine, about(f"{MARKER}What?", png(9, 9)))
 
 

@@ -71,7 +71,7 @@ async def test_a_bad_sound_ends_its_request_and_nothing_else(world: World) -> No
         "samples that are no sound": float_wav(np.full(16_000, np.nan, np.float32)),
     }
     if not world.has_eyes:
-        broken["is PNG, and this model sees nothing"] = png(9, 9)
+        broken["is PNG, and this model does not support image input"] = png(9, 9)
     async with open_engine(config_for(world.model)) as engine, engine.generate(ask(max_tokens=200)) as stream:
         for problem, data in broken.items():
             wrong = Message("user", "What?", media=(Media(base64.b64encode(data).decode()),))

@@ -238,7 +238,7 @@ def test_an_index_that_cannot_be_written_leaves_the_server_and_the_batch(tmp_pat
         batch = begun(client, [line(0)])
         with closing(sqlite3.connect(jobs / "index.sqlite3", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            until(lambda: "http.batch_left" in server.process.log.text, bool)
+            until(lambda: "batch.paused" in server.process.log.text, bool)
             other.execute("ROLLBACK")
         assert ended(client, begun(client, [line(1)])).status == "completed"
         assert ended(client, batch).status == "completed"

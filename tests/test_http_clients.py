@@ -98,7 +98,7 @@ def test_anthropic_s_errors_have_their_classes(claude: anthropic.Anthropic) -> N
     with pytest.raises(anthropic.BadRequestError, match="temperature"):
         claude.messages.create(model="builtin", max_tokens=1, messages=TURNS, extra_body={"temperature": 1.5})
     image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
-    with pytest.raises(anthropic.BadRequestError, match="this model cannot see pictures"):
+    with pytest.raises(anthropic.BadRequestError, match="this model does not support image input"):
         claude.messages.create(model="builtin", max_tokens=1, messages=[{"role": "user", "content": [image]}])
 
 

@@ -146,11 +146,13 @@ def test_a_broken_file_of_keys_leaves_them_as_they_are_and_is_warned_of_once(loc
     good, mark = keys.read_text(), locked.process.log.mark()
     keys.write_text(good + "[broken\n")
     assert [status(locked, key) for _ in range(3)] == [200] * 3
-    assert "is not TOML" in locked.process.log.wait_for("event=http.keys kept=", since=mark)
+    assert "is not TOML" in locked.process.log.wait_for("event=http.keys_not_reloaded kept=", since=mark)
     keys.unlink()
     assert status(locked, key) == 200
-    assert "cannot be read" in locked.process.log.wait_for("event=http.keys kept=.*cannot be read", since=mark)
-    assert locked.process.log.text.count("event=http.keys kept=") == 2
+    assert "cannot be read" in locked.process.log.wait_for(
+        "event=http.keys_not_reloaded kept=.*cannot be read", since=mark
+    )
+    assert locked.process.log.text.count("event=http.keys_not_reloaded kept=") == 2
     keys.write_text(good)
     assert status(locked, key) == 200
 

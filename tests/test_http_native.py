@@ -103,7 +103,10 @@ def test_what_is_no_prompt_is_refused_by_name(server: Server, prompt: Any) -> No
 def test_an_image_in_a_prompt_is_refused_by_name(server: Server, text: str, files: list[str]) -> None:
     refused = server.ask("POST", "/completion", {"prompt": {"prompt_string": text, "multimodal_data": files}})
     message = refused.json["error"]["message"]
-    assert (refused.status, "this model cannot see pictures or hear sounds (multimodal_data)" in message) == (400, True)
+    assert (refused.status, "this model does not support image or audio input (multimodal_data)" in message) == (
+        400,
+        True,
+    )
 
 
 def test_the_last_object_says_how_it_was_sampled(server: Server) -> None:

@@ -175,7 +175,7 @@ def test_of_several_models_a_form_names_the_one_that_hears(tmp_path: Path) -> No
         assert done.text == heard
         large = ("large.wav", wav(9, rate=192_000))  # as base64 it is over 8 MiB, which a body is not
         assert ask(model="ear", file=large, extra_body=more).text
-        with pytest.raises(openai.BadRequestError, match="this server's model hears nothing"):
+        with pytest.raises(openai.BadRequestError, match="this server's model does not support audio input"):
             ask(model="deaf", file=file)
         with pytest.raises(openai.NotFoundError, match="nobody"):
             ask(model="nobody", file=file)
@@ -301,7 +301,7 @@ def test_a_picture_of_an_earlier_turn_is_seen_and_comes_from_the_cache(seeing: H
             [{"type": "image", "source": {"type": "url", "url": "https://x.org"}}],
             "source.url: .*fetches nothing",
         ),
-        (CLAUDE, [{**IMAGE, "source": {"type": "base64", "data": "AAAA"}}], "source.data: is nothing that is known"),
+        (CLAUDE, [{**IMAGE, "source": {"type": "base64", "data": "AAAA"}}], "source.data: has an unrecognized format"),
         (CLAUDE, [{"type": "document", "source": {"type": "base64", "data": "AA"}}], "document cannot be read"),
         (RESPONSES, [{"type": "input_image", "file_id": "file-1"}], "file_id: files are not read"),
         (RESPONSES, [{**INPUT_IMAGE, "image_url": f"data:image/png;base64,{DATA[:40]}"}], "image_url: .*broken"),

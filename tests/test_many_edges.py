@@ -116,7 +116,7 @@ def test_ollamas_client_pulls_lists_shows_generates_with_two_models_and_deletes(
         until(lambda: status(server, "Tiny-8B-Q4_K_M"), lambda now: now == "unloaded")
         assert client.delete(PULLED).status == "success"
         assert {each.model for each in client.list().models} == before
-        with pytest.raises(ollama.ResponseError, match="no model of this name is here"):
+        with pytest.raises(ollama.ResponseError, match="model not found"):
             client.generate(PULLED, "Once")
 
 
@@ -215,7 +215,7 @@ def test_a_model_has_settings_of_its_own_and_further_names(server: HttpServer) -
     ("method", "path", "body", "said"),
     [
         ("POST", "/api/copy", {"source": "alpha", "destination": "gamma"}, "destination: a copy would only be another"),
-        ("DELETE", "/api/delete", {"model": "builtin"}, "model: builtin is a part of UMA"),
+        ("DELETE", "/api/delete", {"model": "builtin"}, "model: the built-in model cannot be removed"),
         ("DELETE", "/api/delete", {}, "model: the name of the model is missing"),
         ("POST", "/api/pull", {"model": "llama3.2"}, "model: llama3.2: is no repository of the hub"),
         (

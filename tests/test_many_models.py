@@ -374,7 +374,7 @@ def test_names_that_are_not_here_are_told_before_anything_is_served(folder: Path
         *uma_command("run", "--models", "alpha,bet,omega", *ONE_THREAD), environ=clean_environ(UMA_MODELS=str(folder))
     )
     assert done.returncode == 2
-    assert "omega: no such file, and no model of this name is here" in done.stderr
+    assert "omega: model not found, and no such file" in done.stderr
 
 
 MEMORY_MIB = 160

@@ -129,11 +129,11 @@ def llama_file(name: str) -> bytes:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"", "is nothing that is known; send PNG, JPEG, GIF or BMP"),
+        (b"", "has an unrecognized format; send PNG, JPEG, GIF or BMP"),
         (b"RIFF\0\0\0\0WEBPVP8 ", "this WebP is broken"),
-        (b"fLaC\0", r"is FLAC, and this model hears nothing; send PNG"),
-        (b"\xff\xfb\x90\0", "is MP3, and this model hears nothing"),
-        (b"\xff\xf1\x90\0", "is nothing that is known"),
+        (b"fLaC\0", r"is FLAC, and this model does not support audio input; send PNG"),
+        (b"\xff\xfb\x90\0", "is MP3, and this model does not support audio input"),
+        (b"\xff\xf1\x90\0", "has an unrecognized format"),
         (b"OggS\0", "is Ogg"),
         (b"%PDF-1.7", "is PDF"),
         (b"\0\0\0\x18ftypheic", "is MP4 "),
@@ -150,7 +150,7 @@ def test_what_is_no_picture_is_refused_without_decoding(data: bytes, problem: st
 
 def test_a_model_that_only_hears_says_what_it_takes() -> None:
     assert check_file(wav(0.1), "sound", sees=False, hears=True) == "WAV"
-    with pytest.raises(BadRequest, match="is PNG, and this model sees nothing; send WAV, MP3 or FLAC"):
+    with pytest.raises(BadRequest, match="is PNG, and this model does not support image input; send WAV, MP3 or FLAC"):
         check_file(png(9, 9), "sound", sees=False, hears=True)
 
 

@@ -82,9 +82,7 @@ def test_a_split_model_has_one_name(folder: Path) -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_nearest(folder: Path) -> None:
-    with pytest.raises(
-        ModelError, match=r"^tinny: no such file, and no model of this name is here; did you mean tiny\?"
-    ):
+    with pytest.raises(ModelError, match=r"^tinny: model not found, and no such file; did you mean tiny\?"):
         resolve("tinny", {"UMA_MODELS": str(folder)})
     with pytest.raises(ModelError, match=r"did you mean builtin\?"):
         resolve("bultin", {})
@@ -107,7 +105,7 @@ def test_a_server_s_models_are_near_by_their_beginnings_too(asked: str, near: st
     names = ("builtin", "SmolLM2-135M-Instruct.Q4_1", "bartowski/Qwen3-8B-Q4_K_M")
     with pytest.raises(UnknownModel) as told:
         one_meant(asked, {each: [each] for each in names})
-    assert told.value.message == f"model: {asked!r}: no model of this name is here{near}"
+    assert told.value.message == f"model: {asked!r}: model not found{near}"
 
 
 def test_each_model_is_described_from_its_header(folder: Path) -> None:

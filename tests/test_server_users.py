@@ -83,7 +83,7 @@ def test_bounds_that_change_hold_from_the_next_request_on(bounds: Path, bounded:
         bounds.write_text("")
         raw.send(ask("free", max_tokens=9))
         assert raw.last_of("free")["reason"] == "length"
-    assert "event=socket.users" in bounded.log.text
+    assert "event=socket.users_reloaded" in bounded.log.text
 
 
 def test_a_bound_that_a_user_is_given_holds_in_sessions_that_are_open(bounds: Path, serve_bounded: Serve) -> None:

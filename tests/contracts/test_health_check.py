@@ -99,7 +99,7 @@ def test_a_working_server_passes_each_kind_of_check(web: HttpServer, payload: di
 def test_a_check_that_takes_longer_than_its_timeout_fails(web: HttpServer) -> None:
     with web.connect() as raw:
         got = raw.ask("POST", "/health/check", {"type": "generation", "timeout_ms": 100, "max_tokens": 2_000})
-    assert (got.status, got.json["success"], got.json["error"]) == (503, False, "no answer within 100 ms")
+    assert (got.status, got.json["success"], got.json["error"]) == (503, False, "timeout: no answer within 100 ms")
 
 
 def test_a_check_that_is_wrong_itself_is_the_client_s_mistake(web: HttpServer) -> None:

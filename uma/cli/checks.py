@@ -297,7 +297,7 @@ def server(config: RuntimeConfig) -> Check:
     try:
         return trio.run(_ask_server, config)
     except trio.TooSlowError:
-        remedy = f"no answer within {SERVER_TIMEOUT_SEC:.0f} s: look at its log, restart it"
+        remedy = f"timeout: no answer within {SERVER_TIMEOUT_SEC:.0f} s: look at its log, restart it"
         return Check("server", "does not answer", remedy)
     except ConnectionLost as error:
         if isinstance(error.__cause__, ConnectionRefusedError):

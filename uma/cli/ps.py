@@ -74,7 +74,7 @@ async def _running(loaded: Loaded) -> Any:
         try:
             yield await _ask_within(ANSWER_SEC, path)
         except trio.TooSlowError:
-            say.warn(f"{path}: the server there gave no answer within {ANSWER_SEC:g} s")
+            say.warn(f"{path}: the server there gave no answer (timeout) within {ANSWER_SEC:g} s")
         except ConnectionLost as error:
             if loaded.origins["socket"] != "default":
                 raise

@@ -60,7 +60,7 @@ def _offline(name: str) -> int:
     try:
         print(sanitize_line(str(catalog.named(name, os.environ).path)))
     except ModelError as error:
-        raise UmaError(f"{error.message}. It is not asked for: HF_HUB_OFFLINE is set; unset it to pull") from None
+        raise UmaError(f"{error.message}. Offline: HF_HUB_OFFLINE is set; unset it to pull") from None
     return 0
 
 

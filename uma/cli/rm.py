@@ -19,7 +19,7 @@ FAILED = 1
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     if options.name == BUILTIN:
-        raise ModelError("builtin: is a part of UMA, and 4 MB")
+        raise ModelError("builtin: the built-in model cannot be removed")
     found = catalog.named(options.name, os.environ)
     removed = removal(found)
     size = words.size(removed.freed_bytes)

@@ -10,7 +10,7 @@ from uma.types import Finished, Logprobs, MemoryPlan, ModelInfo, ServerInfo
 DEMONSTRATION = (
     "This is the small built-in demonstration model; `uma pull OWNER/NAME` gets a real one, --model FILE.gguf names one"
 )
-BLIND = "this model sees no pictures; one that has a projector beside it (--mmproj) does"
+BLIND = "this model does not support image input; one that has a projector beside it (--mmproj) does"
 
 MOST_NAMED = 8
 """Maximum of models that one line names."""

@@ -83,7 +83,7 @@ async def _answer_to_hello(session: Client, path: str | Path) -> int | None:
     if session.is_greeted:
         return await session.answer_to_hello()
     raise ConnectionLost(
-        f"{path}: no answer within {HELLO_TIMEOUT_SEC:g} s; is it a UMA server with `--protocol json`?"
+        f"{path}: timeout: no answer within {HELLO_TIMEOUT_SEC:g} s; is it a UMA server with `--protocol json`?"
     )
 
 

@@ -69,7 +69,7 @@ class SocketProbe:
                     raise ConnectionLost(f"{self.path}: what listens there does not greet as a UMA server: {hello}")
                 yield wire, hello
             except TimeoutError:
-                raise ConnectionLost(f"{self.path}: no answer within {self.timeout_sec:g} s") from None
+                raise ConnectionLost(f"{self.path}: timeout: no answer within {self.timeout_sec:g} s") from None
             except OSError as error:
                 raise ConnectionLost(f"{self.path}: {error.strerror}; start a server with `uma run`") from error
 

@@ -224,8 +224,8 @@ class Engine:
             return await self._prompts.read(request), ()
         if self._pictures is None:
             raise BadRequest(
-                f"{place.removesuffix('[0]').removesuffix('.media')}: this model cannot see pictures or hear sounds; "
-                "leave them out, or ask a model that has a projector (an mmproj file)"
+                f"{place.removesuffix('[0]').removesuffix('.media')}: this model does not support image or audio "
+                "input; leave them out, or ask a model that has a projector (an mmproj file)"
             )
         request = await self._with_files(request, first)
         return await self._prompts.read_pictures(partial(self._pictures.read, first=first), request)

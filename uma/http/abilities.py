@@ -165,7 +165,7 @@ def echo(value: bool | None, able: Capabilities) -> bool:
     return bool(value)
 
 
-_SEES, _HEARS = "this model cannot see pictures", "this model cannot hear sounds"
+_SEES, _HEARS = "this model does not support image input", "this model does not support audio input"
 _UNABLE = {
     **dict.fromkeys(("image_url", "input_image", "image", "images"), _SEES),
     **dict.fromkeys(("input_audio", "audio_url"), _HEARS),
@@ -193,7 +193,7 @@ def generation(able: Capabilities) -> None:
 def hearing(able: Capabilities) -> None:
     """Endpoints that take sounds."""
     if not able.audio:
-        raise Unsupported("this server's model hears nothing; load one with a projector for sounds (--mmproj)")
+        raise Unsupported("this server's model does not support audio input; load one with such a projector (--mmproj)")
 
 
 def embeddings(able: Capabilities) -> None:

@@ -218,7 +218,7 @@ async def _pause(gateway: Gateway, jobs: JobFolder, batch: Batch | None, error: 
         why = sole_error(fault)
     is_known = isinstance(why, UmaError | OSError)
     fields = {"batch": None if batch is None else batch.id, "reason": str(why)}
-    log(logger, logging.WARNING, "http.batch_left", fault=None if is_known else why, **fields)
+    log(logger, logging.WARNING, "batch.paused", fault=None if is_known else why, **fields)
     if batch is None:
         return
     gateway.batches.left.add(batch.id)
@@ -227,7 +227,7 @@ async def _pause(gateway: Gateway, jobs: JobFolder, batch: Batch | None, error: 
     def told(store: Store) -> None:
         now = store.batch(batch.id, None)
         if now is not None and now.status not in OVER:
-            store.keep(attrs.evolve(now, error=f"it cannot go on now: {reason}"))
+            store.keep(attrs.evolve(now, error=f"paused: {reason}"))
 
     with suppress(UmaError):
         await jobs.do(told)

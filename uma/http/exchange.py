@@ -220,7 +220,7 @@ class Exchange:
     def _check_encoding(self) -> None:
         given = b",".join(value for key, value in self.scope["headers"] if key == b"content-encoding").decode("latin-1")
         if any(each.strip().lower() not in ("", "identity") for each in given.split(",")):
-            raise BodyEncoded(f"Content-Encoding: {given[:200]!r} is not taken here; send the body as it is")
+            raise BodyEncoded(f"Content-Encoding: {given[:200]!r} is unsupported; send the body uncompressed")
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"the body is over {self.max_body_bytes:,} bytes (max_frame_bytes)")

@@ -160,7 +160,7 @@ async def _received(http: Exchange, form: FormReader, part: _Part) -> None:
             message = await http.receive()
         if patience.cancelled_caught:
             raise BodyTimeout(
-                f"upload timeout: nothing came for {http.timeout_sec:g} s (http_timeout_sec), or less than "
+                f"upload timeout: the upload stalled for {http.timeout_sec:g} s (http_timeout_sec), or less than "
                 f"{MIN_BYTES_PER_SEC:,} bytes a second"
             )
         if message["type"] == "http.disconnect":

@@ -30,7 +30,7 @@ async def check_health(gateway: Gateway, http: Exchange) -> None:
         result = await _result(gateway, http, payload)
     latency_ms = round(1000 * (trio.current_time() - began), 3)
     if result is None:  # how many tokens there were by then is not known
-        error = f"no answer within {payload.timeout_ms:,} ms"
+        error = f"timeout: no answer within {payload.timeout_ms:,} ms"
         await http.answer_json({"success": False, "latency_ms": latency_ms, "error": error}, status=503)
         return
     result = attrs.evolve(result, latency_ms=latency_ms)

@@ -122,9 +122,9 @@ class KeyFile:
         try:
             self._keys = Keys.load(self._watch.path).after(self._keys)
         except ConfigError as error:
-            log(logger, logging.WARNING, "http.keys", kept=len(self._keys.known), error=error.message)
+            log(logger, logging.WARNING, "http.keys_not_reloaded", kept=len(self._keys.known), error=error.message)
         else:
-            log(logger, logging.INFO, "http.keys", read=len(self._keys.known))
+            log(logger, logging.INFO, "http.keys_reloaded", read=len(self._keys.known))
 
 
 def _key(path: Path, name: str, table: Any) -> Key:

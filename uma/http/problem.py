@@ -90,7 +90,7 @@ class BodiesFull(UmaError):
 
 
 class BodyEncoded(UmaError):
-    """The body is compressed, or otherwise not what it is."""
+    """The body has an unsupported Content-Encoding."""
 
     code = "E_HTTP_ENCODED"
 

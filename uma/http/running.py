@@ -51,7 +51,7 @@ async def explain(gateway: Gateway, http: Exchange) -> None:
     id = http.scope["path_params"]["id"]
     found = _ID.fullmatch(id)
     if found is None or not gateway.is_of(found[2], http.owner):
-        raise NotFound("no such request runs, or ended lately: its id is none that an answer of this key had")
+        raise NotFound("request not found: no request of this key that runs, or ended lately, has this id")
     try:
         explained = await gateway.source.explain(found[1])
     except BadRequest as error:  # it was no generation, or the source no longer knows it
@@ -115,7 +115,7 @@ async def _find(gateway: Gateway, http: Exchange, id: str) -> _Found:
     if running is None and (stream := gateway.on_socket(await user_of(http)).get(id)) is not None:
         return _OnSocket(stream)
     if running is None or running.owner != http.owner:
-        raise NotFound("no such request runs: it has ended, or its id is none that an answer of this key had")
+        raise NotFound("request not found: it has ended, or no request of this key has this id")
     return running
 
 

@@ -49,7 +49,7 @@ class MediaDecoder:
         try:
             answer, content = child.ask_about({"form": form, "max_bytes": _MAX_BYTES}, data)
         except TimeoutError:
-            raise BadRequest(f"{field}: takes longer than {DEADLINE_SEC:g} s to be decoded") from None
+            raise BadRequest(f"{field}: timeout: it takes longer than {DEADLINE_SEC:g} s to decode") from None
         except ChildBusyError:
             raise Overloaded(
                 f"{field}: this machine is too busy to decode it; ask again", retry_after_ms=RETRY_AFTER_MS

@@ -96,7 +96,7 @@ class Fetcher:
                         each = attrs.evolve(each, url=None, data=await _base64_of(data))  # noqa: PLW2901
                     media.append(each)
             if patience.cancelled_caught:
-                raise BadRequest(f"{place}: did not come within {DEADLINE_SEC:g} s; send the file itself")
+                raise BadRequest(f"{place}: timeout: not fetched within {DEADLINE_SEC:g} s; send the file itself")
         return request.with_media(media)
 
     @asynccontextmanager
@@ -111,7 +111,7 @@ class Fetcher:
                 await turn.enter_async_context(self._turns)
             if patience.cancelled_caught:
                 raise Overloaded(
-                    f"too many files are being fetched: no turn came within {TURN_SEC:g} s; send the file itself",
+                    f"too many files are being fetched: timeout after {TURN_SEC:g} s; send the file itself",
                     retry_after_ms=round(1_000 * DEADLINE_SEC),
                 )
             yield

@@ -85,9 +85,9 @@ def check_file(data: bytes, field: str, *, sees: bool, hears: bool) -> str:
         if find_spec("PIL") is None:
             raise BadRequest(f"{field}: is WebP, which needs Pillow (pip install pillow); or send PNG or JPEG")
     elif form not in taken:
-        what = f"is {form}" if form else "is nothing that is known"
+        what = f"is {form}" if form else "has an unrecognized format"
         if form in SOUNDS or form in PICTURES:
-            what += ", and this model hears nothing" if form in SOUNDS else ", and this model sees nothing"
+            what += f", and this model does not support {'audio' if form in SOUNDS else 'image'} input"
         raise BadRequest(f"{field}: {what}; send {', '.join(taken[:-1])} or {taken[-1]}")
     if form in SOUNDS:
         return form

@@ -100,7 +100,7 @@ def named(model: str, environ: Mapping[str, str], others: Iterable[str] = ()) ->
         raise ModelError(f"{model}: {several_words(sorted(shown[each] for each in matching))}")
     near = nearest_model(model, [*shown.values(), *(each.name for each in found), BUILTIN, *others])
     hint = near or "; `uma models` tells what is here, `uma pull` gets others"
-    raise ModelError(f"{model}: no such file, and {NONE_HERE}{hint}")
+    raise ModelError(f"{model}: {NONE_HERE}, and no such file{hint}")
 
 
 def short_name(path: Path, environ: Mapping[str, str]) -> str:
@@ -245,7 +245,7 @@ _RANK = 4
 _STATE_KEYS = ("ssm.conv_kernel", "ssm.inner_size", "shortconv.l_cache", "wkv.head_size", "kda.head_dim")
 """Figures that only recurrent layers have."""
 _OTHER_KINDS = {
-    "adapter": "is an adapter (LoRA), which changes a model and is none by itself",
+    "adapter": "is a LoRA adapter, not a model",
     "mmproj": "is a projector for images, a part of a model that reads them",
     "imatrix": "is an importance matrix for quantizing, not a model",
 }

@@ -49,7 +49,7 @@ def one_meant(asked: str, names: Mapping[str, Iterable[str]]) -> str:
     raise UnknownModel(f"model: {asked[:MOST_SHOWN]!r}: {NONE_HERE}{there}")
 
 
-NONE_HERE = "no model of this name is here"
+NONE_HERE = "model not found"
 """What is said of a name that means none; behind it comes what to name instead."""
 
 

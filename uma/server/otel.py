@@ -92,7 +92,7 @@ async def exporting(engine: Engine, config: RuntimeConfig) -> AsyncIterator[None
         with trio.move_on_after(FLUSH_SEC, shield=True) as patience:
             await trio.to_thread.run_sync(telemetry.close, abandon_on_cancel=True)
         if patience.cancelled_caught:
-            log(logger, logging.WARNING, "otel.unsent", seconds=FLUSH_SEC)
+            log(logger, logging.WARNING, "otel.export_failed", seconds=FLUSH_SEC)
 
 
 class Telemetry:

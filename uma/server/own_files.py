@@ -49,7 +49,7 @@ class OwnFiles:
                 request = await trio.to_thread.run_sync(reading, limiter=self._threads, abandon_on_cancel=True)
             if patience.cancelled_caught:
                 raise BadRequest(
-                    f"media: files did not come by their paths within {DEADLINE_SEC:g} s; send data instead"
+                    f"media: timeout: files were not read by their paths within {DEADLINE_SEC:g} s; send data instead"
                 )
             yield request
 

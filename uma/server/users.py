@@ -87,12 +87,12 @@ class Users:
         try:
             self._file = _File.load(self._watch.path)
         except ConfigError as error:
-            log(logger, logging.WARNING, "socket.users", kept=len(self._file.named), error=error.message)
+            log(logger, logging.WARNING, "socket.users_not_reloaded", kept=len(self._file.named), error=error.message)
             return
         for uid, account in self._accounts.items():
             name, account.bounds = self._file.of(uid)
             account.name = f"user {name}"
-        log(logger, logging.INFO, "socket.users", read=len(self._file.named))
+        log(logger, logging.INFO, "socket.users_reloaded", read=len(self._file.named))
 
 
 def _bounds(where: str, table: Any) -> Bounds:

@@ -33,8 +33,10 @@ class Download:
     def run(self) -> None:
         """Fetch it. Raises `UmaError`; where the task that waits for this thread is cancelled, it ends."""
         cache, endpoint = places.hub_cache(os.environ), hub.endpoint_of(os.environ)
-        if cache is None or hub.is_offline(os.environ):
-            raise UmaError("nothing is asked for: HF_HUB_OFFLINE is set, or there is no folder for it (HF_HOME)")
+        if hub.is_offline(os.environ):
+            raise UmaError("offline: HF_HUB_OFFLINE is set; unset it to pull")
+        if cache is None:
+            raise UmaError("there is no folder for the Hugging Face cache: name one by HF_HOME")
         listing = hub.listing(self.reference, endpoint)
         offer = listing.choose()
         offer = offer.beside(listing.projector_of(offer))

@@ -193,7 +193,7 @@ class LoadedModels(Models):
         found = await self._find(model)
         path = str(found.file.path)
         if found.file.name == BUILTIN:
-            raise BadRequest("model: builtin is a part of UMA")
+            raise BadRequest("model: the built-in model cannot be removed")
         await trio.to_thread.run_sync(removal_of, path)  # before it is unloaded in vain
         await self.unload(found.file.name)
         await trio.to_thread.run_sync(remove, path)
@@ -691,9 +691,9 @@ def _with_prefixes(config: RuntimeConfig) -> RuntimeConfig:
     except ConfigError as error:
         if config.cache_dir == config.prefix_folder:  # somebody has named it
             raise
-        log(_log, logging.WARNING, "prefixes.not_kept", reason=error.message)
+        log(_log, logging.WARNING, "cache.disk_disabled", reason=error.message)
         return attrs.evolve(config, cache_dir="")
-    log(_log, logging.INFO, "prefixes.kept", folder=folder, most_mib=config.cache_disk_mb)
+    log(_log, logging.INFO, "cache.disk_enabled", folder=folder, most_mib=config.cache_disk_mb)
     return config
 
 

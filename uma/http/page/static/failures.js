@@ -73,7 +73,7 @@ function isBadRequest(code) {
 
 /** @param {string} message Begins with the field that is wrong, where it is one. */
 function wrong(message) {
-  if (/^messages\[\d+\]: this model cannot see pictures|, and this model sees nothing/.test(message)) return BLIND;
+  if (/this model does not support image /.test(message)) return BLIND;
   return /^(sampling|priority|reasoning)\b/i.test(message) ? WRONG_SETTING : WRONG_CHAT;
 }
 
