@@ -26,7 +26,7 @@ from uma.chat.grammar import calls_grammar
 from uma.chat.harmony import HarmonyParser
 from uma.chat.lark import Rules, Specials
 from uma.chat.parser import Parser
-from uma.chat.parts import CallBroken, CallEnded, Part, Text
+from uma.chat.parts import AnswerText, CallBroken, CallEnded, Part
 from uma.chat.schema import UnservableError, kinds_of, schema_of
 from uma.chat.thought import thought_first
 from uma.llama.grammar import GrammarCompiler, GrammarMasks, GrammarState
@@ -160,7 +160,7 @@ def test_every_call_that_is_parsed_validates(
     assert is_parallel or len(calls) <= 1
     if must_call and state.is_over:
         assert calls
-        assert not "".join(part.text for part in parts if isinstance(part, Text)).strip()
+        assert not "".join(part.text for part in parts if isinstance(part, AnswerText)).strip()
 
 
 @pytest.mark.parametrize("name", sorted(name for name in FAMILIES if not name.startswith("tokens")))
@@ -273,7 +273,7 @@ def test_a_grammar_holds_in_the_final_channel(vocab: Vocab, compiler: GrammarCom
         assert matcher.consume_tokens(tokens)
         assert matcher.is_accepting()
         (parts,) = [HarmonyParser({}, ends_with_answer=True).push(f"{before}[1]<|end|>")]
-        assert "".join(part.text for part in parts if isinstance(part, Text)) == "[1]<|end|>"
+        assert "".join(part.text for part in parts if isinstance(part, AnswerText)) == "[1]<|end|>"
 
 
 HARD: dict[str, Any] = {

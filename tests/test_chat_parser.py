@@ -19,7 +19,7 @@ from uma.chat.families import GENERIC, Family, family_of, thinking_of
 from uma.chat.harmony import HarmonyParser
 from uma.chat.json_call import whole_members
 from uma.chat.parser import Parser
-from uma.chat.parts import CallArguments, CallBegun, CallBroken, CallCut, CallEnded, Part, Reasoning, Text, joined
+from uma.chat.parts import AnswerText, CallArguments, CallBegun, CallBroken, CallCut, CallEnded, Part, Reasoning, joined
 from uma.llama.template import ChatTemplate
 from uma.types import Message, ToolCall
 
@@ -60,7 +60,7 @@ def parts_of_bytes(text: str, name: str, **options: bool) -> list[Part]:
 
 
 def text_in(parts: list[Part]) -> str:
-    return "".join(part.text for part in parts if isinstance(part, Text))
+    return "".join(part.text for part in parts if isinstance(part, AnswerText))
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -144,12 +144,12 @@ def test_arguments_before_the_name_and_as_a_string_are_understood() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(WRITTEN) - {"generic", "llama3", "harmony"}))
 def test_text_before_calls_is_text(name: str) -> None:
-    assert parts_of(f"Let me see.\n{WRITTEN[name]}", name, [])[0] == Text("Let me see.")
+    assert parts_of(f"Let me see.\n{WRITTEN[name]}", name, [])[0] == AnswerText("Let me see.")
 
 
 def test_text_behind_calls_is_text() -> None:
     parts = parts_of(f"<tool_call>{TWO}</tool_call>\n\nDone.", "hermes", [])
-    assert parts[-2:] == [CALLS[1], Text("Done.")]
+    assert parts[-2:] == [CALLS[1], AnswerText("Done.")]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_call_that_the_output_ends_inside_of_is_told_with_what_there_is_of_it(
         assert PARIS.startswith("".join(part.text for part in parts if isinstance(part, CallArguments)))
         kinds |= {type(part) for part in parts}
         assert parts_of(text[:end], name, list(range(1, end))) == parts
-    assert {Text, CallBegun, CallArguments, CallCut} <= kinds | ({Text} if name == "harmony" else set())
+    assert {AnswerText, CallBegun, CallArguments, CallCut} <= kinds | ({AnswerText} if name == "harmony" else set())
 
 
 JSON_VALUES = st.recursive(
@@ -224,7 +224,7 @@ def test_thinking_is_kept_out_of_the_text_and_holds_no_calls() -> None:
 
 def test_thinking_that_the_prompt_began_is_thinking() -> None:
     ended = read("hm</think>yes", "hermes", [], begins_thinking=True)
-    assert ended == ([Reasoning("hm"), Text("yes")], ["hm</think>"])
+    assert ended == ([Reasoning("hm"), AnswerText("yes")], ["hm</think>"])
     assert read("hm", "hermes", [], begins_thinking=True) == ([Reasoning("hm")], ["hm"])
 
 
@@ -244,10 +244,10 @@ def test_channels_become_thinking_text_and_calls() -> None:
     thought, call = Reasoning("Which <|channel|> is it?"), [CallBegun("add"), CallArguments(SUM), CALLS[1]]
     for cuts in ([], list(range(1, len(HARMONY)))):
         parts, thoughts = read(HARMONY, "harmony", cuts)
-        assert parts == [thought, Text("Moment."), *call]
+        assert parts == [thought, AnswerText("Moment."), *call]
         assert thoughts == ["<|channel|>analysis<|message|>Which <|channel|> is it?<|end|>"]
     answer = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
-    assert parts_of(answer, "harmony", []) == [Reasoning("Hm."), Text("Yes.")]
+    assert parts_of(answer, "harmony", []) == [Reasoning("Hm."), AnswerText("Yes.")]
     assert text_in(parts_of(answer, "harmony", [], splits_thinking=False)).endswith("Hm.<|end|>Yes.")
 
 
@@ -277,7 +277,7 @@ def test_arguments_nested_beyond_any_bound_are_text() -> None:
 def test_a_channel_s_label_is_no_thought() -> None:
     text = "<|channel>thought\nHm.<channel|>Yes."
     for cuts in ([], list(range(1, len(text)))):
-        assert parts_of(text, "gemma-4", cuts) == [Reasoning("Hm."), Text("Yes.")]
+        assert parts_of(text, "gemma-4", cuts) == [Reasoning("Hm."), AnswerText("Yes.")]
 
 
 VALUES: dict[str, Any] = {

@@ -28,7 +28,7 @@ from harness import (
     until,
 )
 from uma.cli.chat import COMMANDS
-from uma.cli.conversation import ChatFileError, Conversation, Turn
+from uma.cli.conversation import ChatFileError, ChatHistory, ChatTurn
 from uma.cli.editor import MAX_HISTORY_BYTES
 from uma.cli.pictures import ChatPicture
 from uma.llama.header import read
@@ -101,7 +101,7 @@ def tell(terminal: Terminal, command: str, answer: str) -> None:
 def questions(terminal: Terminal, home: Path) -> list[str]:
     """Those that are part of the conversation now."""
     tell(terminal, "/save so-far.json", "Saved to so-far.json")
-    return [turn.question for turn in Conversation.load(home / "so-far.json").turns]
+    return [turn.question for turn in ChatHistory.load(home / "so-far.json").turns]
 
 
 def begin_a_story(terminal: Terminal) -> None:
@@ -182,7 +182,7 @@ def test_an_answer_that_is_suspended_and_resized_and_stopped_is_left_once(
         wait_for_prompt(terminal)
         screen = terminal.text
         tell(terminal, "/save so-far.json", "Saved to so-far.json")
-    (turn,) = Conversation.load(home / "so-far.json").turns
+    (turn,) = ChatHistory.load(home / "so-far.json").turns
     said, at = " ".join(turn.answer.split()), 0
     left = screen.partition("> Tell me a story")[2].partition("Stopped;")[0]
     # Each line goes on behind the one before, of which a narrower screen may have cut the end off. A line that is left
@@ -207,7 +207,7 @@ def test_a_model_without_a_template_does_not_play_the_person_s_part(
             ask(terminal, question)
         tell(terminal, "/save so-far.json", "Saved to so-far.json")
         assert "owl" not in terminal.text
-    saved = Conversation.load(home / "so-far.json")
+    saved = ChatHistory.load(home / "so-far.json")
     assert [turn.answer.strip() for turn in saved.turns] == ["The fox sleeps."] * 2
 
 
@@ -233,7 +233,7 @@ def test_the_conversation_can_be_saved_taken_back_and_loaded(server: ServerProce
         tell(terminal, "/system -", "There are no instructions.")
         tell(terminal, "/reset", "The conversation starts over.")
         tell(terminal, "/undo", "There is nothing to take back.")
-    saved = Conversation.load(home / "talk.json")
+    saved = ChatHistory.load(home / "talk.json")
     assert [turn.question for turn in saved.turns] == ["first question", "second question"]
     assert saved.system == "Be kind."
     assert all(turn.answer for turn in saved.turns)
@@ -381,7 +381,7 @@ def test_a_full_context_goes_on_without_the_oldest_turns_and_asks_again(server: 
         terminal.wait_for("first after")
         wait_for_prompt(terminal)
         assert [question[:2] for question in questions(terminal, home)] == ["2 ", "3 ", "wh"]
-        assert Conversation.load(home / "so-far.json").system == "Be kind."
+        assert ChatHistory.load(home / "so-far.json").system == "Be kind."
 
 
 def test_what_was_shown_of_an_answer_outlives_its_server(socket_dir: Path, home: Path) -> None:
@@ -391,7 +391,7 @@ def test_what_was_shown_of_an_answer_outlives_its_server(socket_dir: Path, home:
         terminal.wait_for("The conversation is kept, and so is the answer up to here.")
         wait_for_prompt(terminal)
         tell(terminal, "/save so-far.json", "Saved to so-far.json")
-    (turn,) = Conversation.load(home / "so-far.json").turns
+    (turn,) = ChatHistory.load(home / "so-far.json").turns
     assert turn.question == "Tell me a story"
     assert len(turn.answer.split()) > 10
 
@@ -436,7 +436,7 @@ def test_a_picture_goes_with_the_next_question_and_stays_in_the_conversation(see
         ask(terminal, "Sure?")
         assert prompt_tokens(terminal) > plain + 2 * LLAVA_TOKENS
         tell(terminal, "/save so-far.json", "Saved to so-far.json")
-    turns = Conversation.load(home / "so-far.json").turns
+    turns = ChatHistory.load(home / "so-far.json").turns
     assert [[each.name for each in turn.pictures] for turn in turns] == [["my cat.png", "dog.png"], []]
     assert turns[0].pictures[0].data == cat.read_bytes()
     done = piped(seeing, f"/image {cat}\nAnd this?\n", "--load", str(home / "so-far.json"))
@@ -488,7 +488,7 @@ def test_a_question_that_is_asked_again_in_vain_keeps_its_answer(socket_dir: Pat
         server.wait()
         tell(terminal, "/retry", "The conversation is kept, ")
         assert questions(terminal, home) == ["first"]
-    assert Conversation.load(home / "so-far.json").turns[0].answer
+    assert ChatHistory.load(home / "so-far.json").turns[0].answer
 
 
 def test_lines_that_are_typed_before_there_is_a_prompt_are_lines_of_their_own(
@@ -644,7 +644,7 @@ def piped(server: ServerProcess, text: str, *arguments: str) -> subprocess.Compl
 def test_each_line_of_a_pipe_is_a_turn_of_one_conversation(server: ServerProcess, tmp_path: Path) -> None:
     done = piped(server, f"Hello!\n\nAnd you?\r\n/save {tmp_path}/talk.json\n")
     assert done.returncode == 0
-    turns = Conversation.load(tmp_path / "talk.json").turns
+    turns = ChatHistory.load(tmp_path / "talk.json").turns
     assert [turn.question for turn in turns] == ["Hello!", "And you?"]
     assert done.stdout == "".join(f"{turn.answer}\n" for turn in turns)
     assert "\x1b" not in done.stdout + done.stderr
@@ -658,7 +658,7 @@ def test_thinking_is_no_part_of_an_answer(socket_dir: Path, home: Path, tmp_path
         done = run_to_end(*uma_command("chat", "--socket", str(server.socket)), stdin=f"Where?\n/save {file}\n")
         assert done.stdout == "Oslo.\n"
         # The template of the next turn decides how much of it the model sees again.
-        assert Conversation.load(file).turns == [Turn("Where?", "Oslo.", reasoning="Which city is it?")]
+        assert ChatHistory.load(file).turns == [ChatTurn("Where?", "Oslo.", reasoning="Which city is it?")]
         with chat(server, home) as terminal:
             ask(terminal, "where?")
             assert "(thought for 4 words)" in terminal.text
@@ -671,7 +671,7 @@ def test_a_saved_chat_is_gone_on_with(server: ServerProcess, tmp_path: Path) -> 
     piped(server, f"Hello!\n/save {file}\n")
     done = piped(server, "And you?\n/save\n", "--load", str(file))
     assert done.returncode == 0
-    assert [turn.question for turn in Conversation.load(file).turns] == ["Hello!", "And you?"]
+    assert [turn.question for turn in ChatHistory.load(file).turns] == ["Hello!", "And you?"]
 
 
 def test_a_failed_turn_of_a_pipe_shows_in_the_exit_code(server: ServerProcess) -> None:
@@ -709,34 +709,38 @@ def test_a_chat_without_a_home_works(server: ServerProcess) -> None:
 
 
 def test_a_question_joins_with_its_answer_or_not_at_all() -> None:
-    conversation = Conversation("Be kind.")
-    assert conversation.asking(Turn("a")) == (Message("system", "Be kind."), Message("user", "a"))
+    conversation = ChatHistory("Be kind.")
+    assert conversation.asking(ChatTurn("a")) == (Message("system", "Be kind."), Message("user", "a"))
     assert conversation.turns == []
-    conversation.add(Turn("a", "b"))
-    assert conversation.asking(Turn("c"))[1:] == (Message("user", "a"), Message("assistant", "b"), Message("user", "c"))
-    conversation.add(Turn("c", "d", reasoning="e"))
-    assert conversation.asking(Turn("f"))[3:5] == (Message("user", "c"), Message("assistant", "d", reasoning="e"))
+    conversation.add(ChatTurn("a", "b"))
+    assert conversation.asking(ChatTurn("c"))[1:] == (
+        Message("user", "a"),
+        Message("assistant", "b"),
+        Message("user", "c"),
+    )
+    conversation.add(ChatTurn("c", "d", reasoning="e"))
+    assert conversation.asking(ChatTurn("f"))[3:5] == (Message("user", "c"), Message("assistant", "d", reasoning="e"))
     assert conversation.undo() == "c"
     assert conversation.undo() == "a"
     assert conversation.undo() is None
-    conversation.add(Turn("a", "b"))
+    conversation.add(ChatTurn("a", "b"))
     conversation.reset()
     assert (conversation.system, conversation.turns) == ("Be kind.", [])
 
 
 def test_a_saved_conversation_comes_back_as_it_was(tmp_path: Path) -> None:
-    conversation = Conversation(None, [Turn("ä\n\u2028", "\x1b[2J"), Turn("", ""), Turn("a", "b", "c")])
-    conversation.add(Turn("d", "e", pictures=(ChatPicture("ä.png", b"\x89PNG"),)))
+    conversation = ChatHistory(None, [ChatTurn("ä\n\u2028", "\x1b[2J"), ChatTurn("", ""), ChatTurn("a", "b", "c")])
+    conversation.add(ChatTurn("d", "e", pictures=(ChatPicture("ä.png", b"\x89PNG"),)))
     for _ in range(2):
         conversation.save(tmp_path / "chat.json")
-    assert Conversation.load(tmp_path / "chat.json") == conversation
+    assert ChatHistory.load(tmp_path / "chat.json") == conversation
     assert [path.name for path in tmp_path.iterdir()] == ["chat.json"]
 
 
 def test_another_file_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ChatFileError, match="is no chat"):
-        Conversation().save(tmp_path / "notes.txt")
+        ChatHistory().save(tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
@@ -754,11 +758,11 @@ def test_another_file_is_never_overwritten(tmp_path: Path) -> None:
 def test_a_file_that_is_no_chat_is_refused_by_name(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ChatFileError, match=r"x\.json: is no chat that /save wrote"):
-        Conversation.load(tmp_path / "x.json")
+        ChatHistory.load(tmp_path / "x.json")
 
 
 def test_a_folder_that_cannot_be_written_is_told_by_name(tmp_path: Path) -> None:
     with pytest.raises(ChatFileError, match=r"none/chat\.json: cannot be written: No such file"):
-        Conversation().save(tmp_path / "none" / "chat.json")
+        ChatHistory().save(tmp_path / "none" / "chat.json")
     with pytest.raises(ChatFileError, match=r"is a directory; name a file in it, such as .*chat\.json"):
-        Conversation().save(tmp_path)
+        ChatHistory().save(tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from harness import RunInProcess, ServerProcess, run_to_end, uma_command
 from uma.cli.answer_options import ANSWER_FIELDS
 from uma.cli.options import SAMPLING_HELP, load_settings, sampling_of
-from uma.cli.parser import COMMANDS, Parser, build_parser
+from uma.cli.parser import COMMANDS, CommandParser, build_parser
 from uma.config import SERVER_ONLY, Setting, settings
 from uma.errors import ConfigError
 from uma.http.address import Address
@@ -21,7 +21,7 @@ from uma.types import SAMPLER_FIELDS, SamplingParams
 HEAVY = {"numpy", "llama_cpp", "rich", "trio", "prompt_toolkit", "cattrs", "orjson", "asyncio", "jinja2"}
 
 
-def command(name: str) -> Parser:
+def command(name: str) -> CommandParser:
     return build_parser().siblings[name]
 
 

@@ -31,7 +31,7 @@ from harness import (
     until,
 )
 from uma.cli.top_screen import keys_in
-from uma.cli.top_state import End, Event, Frame, Key, Lost, Note, Server, State, reduce
+from uma.cli.top_state import End, Event, Frame, KeyPress, Lost, Note, TopState, WatchedServer, reduce
 from uma.cli.top_view import BLOCKS, draw, sparkline
 from uma.types import Activity, RunningRequest
 
@@ -67,19 +67,19 @@ def frame(at_sec: float = 0.0, *running: RunningRequest, **more: Any) -> Frame:
     return attrs.evolve(made, **more)
 
 
-def after(*events: Event, state: State | None = None) -> State:
+def after(*events: Event, state: TopState | None = None) -> TopState:
     """The state behind all of them."""
-    state = state or State()
+    state = state or TopState()
     for event in events:
         state, _ = reduce(state, event)
     return state
 
 
-def press(state: State, *keys: str) -> State:
-    return after(*map(Key, keys), state=state)
+def press(state: TopState, *keys: str) -> TopState:
+    return after(*map(KeyPress, keys), state=state)
 
 
-def text(state: State, columns: int = 120, lines: int | None = None) -> str:
+def text(state: TopState, columns: int = 120, lines: int | None = None) -> str:
     """The screen as plain text."""
     file = StringIO()
     Console(file=file, width=columns, color_system=None).print(draw(state, columns, lines))
@@ -171,9 +171,9 @@ def test_what_is_paused_stays_while_the_figures_go_on() -> None:
 def test_a_request_is_ended_only_after_a_yes() -> None:
     state = press(after(frame(0, request(1), request(2))), "down", "down", "x")
     assert state.mode == "confirm"
-    assert reduce(state, Key("y"))[1] == End("/run/uma.sock", 2, "id-2")
+    assert reduce(state, KeyPress("y"))[1] == End("/run/uma.sock", 2, "id-2")
     for key in ("n", "enter", "escape", "q"):
-        still, effect = reduce(state, Key(key))
+        still, effect = reduce(state, KeyPress(key))
         assert (effect, still.mode, still.note) == (None, "list", "nothing was ended")
 
 
@@ -187,13 +187,13 @@ def test_without_a_choice_or_of_others_nothing_is_asked() -> None:
 
 def test_a_request_that_ends_while_it_is_asked_about_is_not_ended() -> None:
     state = press(after(frame(0, request(1))), "down", "x")
-    assert reduce(after(frame(1), state=state), Key("y"))[1] is None
+    assert reduce(after(frame(1), state=state), KeyPress("y"))[1] is None
 
 
 # The screen
 
 
-def full(*, lost: bool = False) -> State:
+def full(*, lost: bool = False) -> TopState:
     """Every part of the screen has something to show."""
     waiting = (request(8, waits_for="slot", ttft_ms=None, generated_tokens=0, computed_tokens=0),)
     rows = [request(1, computed_tokens=45, generated_tokens=0), request(2, priority=1), request(3, priority=-1)]
@@ -254,7 +254,7 @@ def test_a_sparkline_is_highest_where_the_values_are() -> None:
     line = sparkline([0.0] * 30 + [1.0] * 30, 10)
     assert line == BLOCKS[0] * 5 + BLOCKS[-1] * 5
     assert sparkline([0.0] * 60, 7) == BLOCKS[0] * 7
-    assert len(sparkline(Server().history("x"), 25)) == 25
+    assert len(sparkline(WatchedServer().history("x"), 25)) == 25
 
 
 def test_escape_sequences_are_one_key_or_none() -> None:

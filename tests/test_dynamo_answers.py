@@ -14,8 +14,8 @@ from engine_world import config_for
 
 from harness import PATIENCE_SEC
 from models import BOS, write_model
-from uma.bridges.dynamo.answers import Answers
-from uma.bridges.dynamo.host import EngineHost, Job
+from uma.bridges.dynamo.answers import DynamoAnswers
+from uma.bridges.dynamo.host import DynamoJob, EngineHost
 from uma.bridges.dynamo.mapping import Chunks
 from uma.contracts.load import report_of
 from uma.contracts.response import OutputChecker
@@ -31,7 +31,7 @@ PROBE: dict[str, Any] = {
 """As the canary of a worker of Dynamo 1.6.1 asks for its `/health`."""
 
 
-def on_answers(tmp_path: Path, body: Callable[[EngineHost, Answers], Awaitable[None]], **settings: Any) -> None:
+def on_answers(tmp_path: Path, body: Callable[[EngineHost, DynamoAnswers], Awaitable[None]], **settings: Any) -> None:
     """Start an engine of a tiny model, run `body` on a loop beside it, and end it."""
     path = write_model(tmp_path / "tiny.gguf", context_length=8_192)
 
@@ -39,7 +39,7 @@ def on_answers(tmp_path: Path, body: Callable[[EngineHost, Answers], Awaitable[N
         host = EngineHost(config_for(path, n_ctx=8_192, **settings))
         try:
             await host.start()
-            await body(host, Answers(host, BOS))
+            await body(host, DynamoAnswers(host, BOS))
         finally:
             await host.close(0)
 
@@ -53,7 +53,7 @@ def wanted(tokens: int = 8_000, **more: Any) -> dict[str, Any]:
 
 
 def test_an_aborted_request_is_freed_while_its_generator_is_still_held(tmp_path: Path) -> None:
-    async def body(host: EngineHost, answers: Answers) -> None:
+    async def body(host: EngineHost, answers: DynamoAnswers) -> None:
         held = answers.generate(wanted(), "a")
         assert (await anext(held))["token_ids"]
         answers.abort("a")
@@ -67,7 +67,7 @@ def test_an_aborted_request_is_freed_while_its_generator_is_still_held(tmp_path:
 def test_a_request_that_comes_again_with_its_id_is_answered_beside_the_first_and_aborted_apart(tmp_path: Path) -> None:
     """A migration brings a request to another worker, and perhaps back, with its id."""
 
-    async def body(host: EngineHost, answers: Answers) -> None:
+    async def body(host: EngineHost, answers: DynamoAnswers) -> None:
         first = answers.generate(wanted(), "a")
         await anext(first)
         (*_, last) = [chunk async for chunk in answers.generate(wanted(3), "a")]
@@ -83,7 +83,7 @@ def test_a_request_that_comes_again_with_its_id_is_answered_beside_the_first_and
 def test_an_answer_of_which_a_migration_left_only_the_end_ends(tmp_path: Path) -> None:
     """Its worker died between the last token and the end; the frontend takes what came off `max_tokens`."""
 
-    async def body(host: EngineHost, answers: Answers) -> None:
+    async def body(host: EngineHost, answers: DynamoAnswers) -> None:
         (chunk,) = [each async for each in answers.generate(wanted(0), "a")]
         assert (chunk["token_ids"], chunk["finish_reason"]) == ([], "length")
         usage = chunk["completion_usage"]
@@ -93,7 +93,7 @@ def test_an_answer_of_which_a_migration_left_only_the_end_ends(tmp_path: Path) -
 
 
 def test_a_health_probe_is_answered_where_no_other_request_would_be(tmp_path: Path) -> None:
-    async def body(host: EngineHost, answers: Answers) -> None:
+    async def body(host: EngineHost, answers: DynamoAnswers) -> None:
         running = answers.generate(wanted(), "a")
         await anext(running)
         (chunk,) = [each async for each in answers.generate({**PROBE, "model": ""}, "b")]
@@ -109,7 +109,7 @@ def test_a_probe_of_an_engine_that_stands_still_ends_by_itself(tmp_path: Path, m
     monkeypatch.setattr("uma.engine.engine.PROBE_TIMEOUT_SEC", 0.05)
     goes_on = threading.Event()
 
-    async def body(host: EngineHost, answers: Answers) -> None:
+    async def body(host: EngineHost, answers: DynamoAnswers) -> None:
         def stand_still(_: object) -> None:
             goes_on.wait(PATIENCE_SEC)
 
@@ -124,7 +124,7 @@ def test_a_probe_of_an_engine_that_stands_still_ends_by_itself(tmp_path: Path, m
 
 
 def test_a_prompt_that_the_frontend_did_not_measure_is_the_client_s_mistake(tmp_path: Path) -> None:
-    async def body(host: EngineHost, answers: Answers) -> None:
+    async def body(host: EngineHost, answers: DynamoAnswers) -> None:
         with pytest.raises(PromptTooLarge, match="do not fit the context"):
             await anext(answers.generate(wanted(token_ids=[5] * 9_000), "a"))
 
@@ -136,13 +136,13 @@ def test_a_stream_that_ends_without_its_end_is_an_error_not_a_short_answer(
 ) -> None:
     submit, jobs = EngineHost.submit, []
 
-    def noted(host: EngineHost, request: Request) -> Job:
+    def noted(host: EngineHost, request: Request) -> DynamoJob:
         jobs.append(submit(host, request))
         return jobs[-1]
 
     monkeypatch.setattr(EngineHost, "submit", noted)
 
-    async def body(host: EngineHost, answers: Answers) -> None:
+    async def body(host: EngineHost, answers: DynamoAnswers) -> None:
         running = answers.generate(wanted(), "a")
         await anext(running)
         (job,) = jobs
@@ -155,7 +155,7 @@ def test_a_stream_that_ends_without_its_end_is_an_error_not_a_short_answer(
 
 
 def test_a_newer_frontend_s_field_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def body(host: EngineHost, answers: Answers) -> None:
+    async def body(host: EngineHost, answers: DynamoAnswers) -> None:
         for name in "ab":
             assert [each async for each in answers.generate(wanted(2, sparkle=1), name)]
 
@@ -172,7 +172,7 @@ def test_an_answer_that_breaks_the_contract_is_counted_logged_and_an_error(
         lambda asked, _: Chunks(asked, OutputChecker(1, asked.prompt_tokens)),
     )
 
-    async def body(host: EngineHost, answers: Answers) -> None:
+    async def body(host: EngineHost, answers: DynamoAnswers) -> None:
         with pytest.raises(ContractViolation, match="is not in the vocabulary"):
             await anext(answers.generate(wanted(), "a"))
         assert answers.violations == 1
@@ -184,7 +184,7 @@ def test_an_answer_that_breaks_the_contract_is_counted_logged_and_an_error(
 
 
 def test_cleanup_lets_an_answer_end_whole_and_refuses_others_as_a_worker_that_stops(tmp_path: Path) -> None:
-    async def body(host: EngineHost, answers: Answers) -> None:
+    async def body(host: EngineHost, answers: DynamoAnswers) -> None:
         running = answers.generate(wanted(500), "a")
         chunks = [await anext(running)]
         end = asyncio.create_task(host.close(PATIENCE_SEC))
@@ -203,7 +203,7 @@ def test_cleanup_lets_an_answer_end_whole_and_refuses_others_as_a_worker_that_st
 def test_a_chat_in_json_is_a_json_object(tmp_path: Path) -> None:
     """The frontend hands `response_format: {"type": "json_object"}` on as a schema."""
 
-    async def body(host: EngineHost, answers: Answers) -> None:
+    async def body(host: EngineHost, answers: DynamoAnswers) -> None:
         asked = wanted(500, sampling_options={"guided_decoding": {"json": {"type": "object"}}, "seed": 5})
         chunks = [chunk async for chunk in answers.generate(asked, "a")]
         text = "".join(chunk.get("text") or "" for chunk in chunks)
@@ -214,7 +214,7 @@ def test_a_chat_in_json_is_a_json_object(tmp_path: Path) -> None:
 
 
 def test_blocks_of_nothing_but_cache_are_told_as_free(tmp_path: Path) -> None:
-    async def body(host: EngineHost, answers: Answers) -> None:
+    async def body(host: EngineHost, answers: DynamoAnswers) -> None:
         def active() -> int:
             told = report_of(host.engine.snapshot(), worker_id=1, timestamp_ms=0, total_slots=4, block_size=16)
             return told.kv_stats.kv_active_blocks

@@ -11,7 +11,7 @@ from engine_world import ask, break_decode_thread, config_for
 
 from harness import PATIENCE_SEC
 from models import write_model
-from uma.bridges.dynamo.host import EngineHost, Job
+from uma.bridges.dynamo.host import DynamoJob, EngineHost
 from uma.errors import ModelError, ShuttingDown
 from uma.types import Finished, Prompt, Token
 
@@ -31,11 +31,11 @@ def on_a_host(tmp_path: Path, body: Callable[[EngineHost], Awaitable[None]]) -> 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_SEC))
 
 
-async def to_the_end(job: Job) -> list[Prompt | Token | Finished]:
+async def to_the_end(job: DynamoJob) -> list[Prompt | Token | Finished]:
     return [event async for events in batches(job) for event in events]
 
 
-async def batches(job: Job) -> AsyncIterator[list[Prompt | Token | Finished]]:
+async def batches(job: DynamoJob) -> AsyncIterator[list[Prompt | Token | Finished]]:
     while events := await job.next():
         yield events
 

@@ -33,7 +33,7 @@ from uma.http import page
 from uma.http.address import Address
 from uma.http.app import ENDPOINTS
 from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
-from uma.net.quota import Account, Bounds
+from uma.net.quota import Bounds, ClientAccount
 from uma.types import Request, Slo
 
 TURNS = [{"role": "user", "content": "a"}]
@@ -269,7 +269,7 @@ def test_texts_that_their_client_left_count(tmp_path: Path, tiny: Path) -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(1, 100)), min_size=1, max_size=12), st.integers(1, 200))
 def test_a_refusal_says_when_enough_tokens_are_a_minute_old(used: list[tuple[float, int]], rate: int) -> None:
-    account, now = Account("x", Bounds(max_tokens_per_minute=rate)), 0.0
+    account, now = ClientAccount("x", Bounds(max_tokens_per_minute=rate)), 0.0
     for after, tokens in used:
         now += after
         account.charge(tokens, now)
@@ -290,7 +290,7 @@ def test_a_key_s_lane_and_targets_hold_whatever_a_request_says(locked: HttpServe
     refused = locked.ask("POST", "/v1/completions", {**SMALL, "slo": {"target_ttft_ms": 1e9}}, **bearer(keys, "hasty"))
     assert (refused.status, "target_ttft_ms" in refused.json["error"]["message"]) == (429, True)
     asked = Request("1", prompt="x", priority=-1, slo=Slo(target_ttft_ms=9, target_tbt_ms=7))
-    account = Account("fixed", Bounds(priority=1, target_tbt_ms=50))
+    account = ClientAccount("fixed", Bounds(priority=1, target_tbt_ms=50))
     fitted = account.fit(asked, has_priority=True, default_max_tokens=8)
     assert isinstance(fitted, Request)
     assert (fitted.priority, fitted.slo) == (1, Slo(target_ttft_ms=9, target_tbt_ms=50))
@@ -304,7 +304,7 @@ def test_a_key_s_max_tokens_over_the_default_are_given_to_no_request_without_a_n
     assert (answer.status, answer.json.get("warnings")) == (200, None)
     asked = Request("1", prompt="x")
     for bound, expected in [(4097, None), (4096, None), (4095, 4095)]:
-        fitted = Account("x", Bounds(max_tokens=bound)).fit(asked, has_priority=False, default_max_tokens=4096)
+        fitted = ClientAccount("x", Bounds(max_tokens=bound)).fit(asked, has_priority=False, default_max_tokens=4096)
         assert isinstance(fitted, Request)
         assert fitted.sampling.max_tokens == expected
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from uma.jobs import JobChanged, Results
-from uma.jobs.journal import WINDOW, CannotWrite, Ended
+from uma.jobs.journal import WINDOW, CannotWrite, EndedRow
 
 HEADER: dict[str, Any] = {"model": {"name": "tiny"}, "sampling": {"stop": ("a", "b")}}
 LINES = [b'{"row": %d, "text": "%s"}\n' % (number, b"x" * (7 * number)) for number in range(6)]
@@ -40,8 +40,8 @@ def no_file_over(n_bytes: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, before)
 
 
-def ended(number: int, line: bytes = b"", *, is_failed: bool = False) -> Ended:
-    return Ended(number, 100 + number, line or LINES[number], is_failed)
+def ended(number: int, line: bytes = b"", *, is_failed: bool = False) -> EndedRow:
+    return EndedRow(number, 100 + number, line or LINES[number], is_failed)
 
 
 def done_in(results: Results, rows: int = len(LINES)) -> list[int]:

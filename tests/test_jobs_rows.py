@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from uma.jobs import BadInput, BadRow, Form, Row, count_rows, read_rows
+from uma.jobs import BadInput, BadRow, JobRow, RowForm, count_rows, read_rows
 from uma.jobs.rows import MAX_ROW_BYTES, PATHS, filled
 from uma.jobs.runner import together, work_of
 
 CHAT = "/v1/chat/completions"
 
 
-def row(data: Any) -> Row:
+def row(data: Any) -> JobRow:
     """A row of the first line."""
     return next(iter(read_rows(io.BytesIO(data if isinstance(data, bytes) else json.dumps(data).encode() + b"\n"))))
 
 
 def asked(data: Any, **form: Any) -> tuple[str, Any, str]:
     """The path, the body and the id of what a row asks."""
-    found = Form(**form).asked(row(data))
+    found = RowForm(**form).asked(row(data))
     return found.path, found.body, found.custom_id
 
 
@@ -139,7 +139,7 @@ def test_a_row_that_can_be_no_request_says_why(line: Any, why: str) -> None:
 
 
 def test_the_result_of_a_row_that_can_be_no_request_has_the_row_s_own_id() -> None:
-    form = Form(template="{nothing}")
+    form = RowForm(template="{nothing}")
     for data, name in (({"id": "a", "text": "b"}, "a"), (b"not json\n", "row-1")):
         ended = work_of(row(data), form).ended
         assert ended is not None
@@ -178,11 +178,11 @@ def test_a_row_of_csv_with_a_comma_too_many_is_bad_and_not_cut_off() -> None:
     text = b'id,text\n1,"a, b"\n2,It rains, says the owl\n3,a,\n'
     one, two, three = read_rows(io.BytesIO(text), is_csv=True)
     for each in (one, three):  # a comma at the end is none too many
-        assert Form(template="{text}").asked(each).custom_id == each.data["id"]  # type: ignore[call-overload]
+        assert RowForm(template="{text}").asked(each).custom_id == each.data["id"]  # type: ignore[call-overload]
     with pytest.raises(BadRow, match="not UTF-8; write the file in that encoding"):
-        Form(template="{text}").asked(next(read_rows(io.BytesIO(b"text\ncaf\xe9\n"), is_csv=True)))
+        RowForm(template="{text}").asked(next(read_rows(io.BytesIO(b"text\ncaf\xe9\n"), is_csv=True)))
     with pytest.raises(BadRow, match=r"the row has 3 values, and the first line 2 names: .*quotes") as caught:
-        Form(template="{text}").asked(two)
+        RowForm(template="{text}").asked(two)
     assert caught.value.custom_id == "2"
 
 
@@ -200,8 +200,8 @@ def test_rows_that_begin_alike_come_together_and_what_all_share_does_not_count()
     system = "You are a careful reader. " * 40
     documents = [f"{index} tale " * 100 for index in range(3)]
     prompts = [system + documents[number % 3] + f"Question {number}" for number in range(9)]
-    block = [work_of(row({"prompt": each}), Form()) for each in prompts]
+    block = [work_of(row({"prompt": each}), RowForm()) for each in prompts]
     ordered = [each.asked.body["messages"][0]["content"] for each in together(block) if each.asked]
     assert ordered == [prompts[number] for number in (0, 3, 6, 1, 4, 7, 2, 5, 8)]
-    alike = [work_of(row({"prompt": f"Summarise: {number}"}), Form()) for number in range(20)]
+    alike = [work_of(row({"prompt": f"Summarise: {number}"}), RowForm()) for number in range(20)]
     assert together(alike) == alike or {id(each) for each in together(alike)} == {id(each) for each in alike}

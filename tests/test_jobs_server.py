@@ -11,7 +11,7 @@ import pytest
 import trio.testing
 
 from uma.errors import ConnectionLost, UmaError
-from uma.jobs import Answer, JobChanged, Progress, ReturningServer
+from uma.jobs import JobChanged, Progress, ReturningServer, RowAnswer
 
 
 class Session:
@@ -28,8 +28,8 @@ class Session:
 class Good:
     """An `Ask` that answers everything."""
 
-    async def __call__(self, path: str, body: bytes, id: str) -> Answer:
-        return Answer(200, b"{}")
+    async def __call__(self, path: str, body: bytes, id: str) -> RowAnswer:
+        return RowAnswer(200, b"{}")
 
     async def progress(self) -> dict[str, Progress]:
         return {}

@@ -25,7 +25,7 @@ from uma.client import connect, dialled
 from uma.config import RuntimeConfig
 from uma.errors import BadRequest, Ended, InternalError
 from uma.supervisor import open_models
-from uma.supervisor.model import STANDSTILL_SEC, Load
+from uma.supervisor.model import STANDSTILL_SEC, ModelLoad
 from uma.types import Finished, LoadProgress, Request, SamplingParams, Source, Token
 
 
@@ -464,7 +464,7 @@ async def test_a_load_that_stands_still_is_ended_and_the_models_behind_it_have_t
 
 
 async def test_a_load_that_says_the_same_again_stands_still(mock_clock: trio.testing.MockClock) -> None:
-    load = Load()
+    load = ModelLoad()
     due = []
     for percent in (0, 0, 7, 7):
         load.note(percent)

@@ -12,7 +12,7 @@ from page_browser import ENDLESS, Visitor, saying
 from playwright.sync_api import Browser, FilePayload, Page, expect
 from playwright.sync_api import Request as PageRequest
 
-from uma.net.quota import Account, Bounds, Excess
+from uma.net.quota import Bounds, ClientAccount, Excess
 from uma.types import Message, Request, SamplingParams
 
 ANSWERS = "**/ui/api/answers"
@@ -193,7 +193,7 @@ def test_how_long_to_wait_is_told(here: Visitor) -> None:
 
 def over(bounds: Bounds, running: int = 0, used_tokens: int = 0) -> Excess:
     """What the key `bob` is told where it is over a bound."""
-    account = Account("bob", bounds)
+    account = ClientAccount("bob", bounds)
     account.begin(running)
     account.charge(used_tokens, 0.0)
     sampling = SamplingParams(max_tokens=100)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from uma.errors import BadRequest
 from uma.json_bytes import BLOCK_BYTES
-from uma.protocol.json_size import Bounds, check_size
+from uma.protocol.json_size import JsonBounds, check_size
 from uma.protocol.session import ServerSession, Unparsed
 
 Values = st.recursive(
@@ -34,7 +34,7 @@ def parts(value: Any) -> Iterator[Any]:
 def test_what_strings_hold_does_not_count_and_all_else_does(value: Any, before: int, escape: str) -> None:
     text = [escape * before, value]  # a string of escapes over the border between two blocks
     held = list(parts(text))
-    exact = Bounds(
+    exact = JsonBounds(
         containers=sum(isinstance(each, list | dict) for each in held),
         members=sum(len(each) for each in held if isinstance(each, dict)),
         commas=sum(max(0, len(each) - 1) for each in held if isinstance(each, list | dict)),

@@ -22,10 +22,10 @@ from uma.protocol.states import (
     AFTER_ERROR,
     PHASES,
     TRANSITIONS,
-    Exchange,
     LocalProtocolError,
     Phase,
-    State,
+    RequestExchange,
+    RequestState,
     Step,
 )
 
@@ -98,18 +98,24 @@ def test_a_streamed_request_goes_through_every_state() -> None:
     seen.append(exchange.state)
     assert session.flushed()
     seen.append(exchange.state)
-    assert Exchange().state is State.RECV_REQ
-    assert seen == [State.PREFILL, State.DECODE, State.DECODE, State.STREAM, State.DONE]
+    assert RequestExchange().state is RequestState.RECV_REQ
+    assert seen == [
+        RequestState.PREFILL,
+        RequestState.DECODE,
+        RequestState.DECODE,
+        RequestState.STREAM,
+        RequestState.DONE,
+    ]
     session = plain()
     give(session, ask())
     exchange = session.running["a"]
     session.fail(errors.DecodeFailed("no"), "a")
-    assert exchange.state is State.ERRORED
+    assert exchange.state is RequestState.ERRORED
 
 
 @given(st.lists(st.sampled_from(["request", "token", "end", "error", "flushed"]), max_size=8))
 def test_no_step_but_those_of_the_table_can_be_taken(steps: list[Step]) -> None:
-    exchange = Exchange()
+    exchange = RequestExchange()
     for step in steps:
         before = exchange.state
         if (before, step) in TRANSITIONS:
@@ -122,8 +128,8 @@ def test_no_step_but_those_of_the_table_can_be_taken(steps: list[Step]) -> None:
 
 
 def test_every_state_can_be_reached_and_only_the_ends_have_no_way_on() -> None:
-    assert {State.RECV_REQ, *TRANSITIONS.values()} == set(State)
-    assert {state for state, _ in TRANSITIONS} == set(State) - {State.DONE, State.ERRORED}
+    assert {RequestState.RECV_REQ, *TRANSITIONS.values()} == set(RequestState)
+    assert {state for state, _ in TRANSITIONS} == set(RequestState) - {RequestState.DONE, RequestState.ERRORED}
     assert {Phase.START, *PHASES.values()} == set(Phase)
     assert {phase for phase, _ in PHASES} == set(Phase) - {Phase.CLOSED}
 

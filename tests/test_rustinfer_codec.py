@@ -12,13 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uma.bridges.pieces import TokenFollower
-from uma.bridges.rustinfer.codec import BadMessageError, Form, MetricsQuery, decode, encode, refuse_oversized
+from uma.bridges.rustinfer.codec import (
+    BadMessageError,
+    RustInferMetricsQuery,
+    WireForm,
+    decode,
+    encode,
+    refuse_oversized,
+)
 from uma.bridges.rustinfer.messages import (
     Answer,
-    EngineMetrics,
     InferenceMetrics,
     InferenceRequest,
     InferenceResponse,
+    RustInferMetrics,
     StreamChunk,
 )
 from uma.constraints import hints_of
@@ -28,7 +35,7 @@ from uma.types import Token
 METRICS = InferenceMetrics(45, 123, 0, 1, 14.5, 7)
 RESPONSE = InferenceResponse("a", "Success", "Hello!", (12345, 67890), 7, None, METRICS)
 CHUNK = StreamChunk("a", "Token", "Hel", 12345, None, None)
-STATS = EngineMetrics(EngineStats(9, 8, 1, 70, 1.5, 2.5, 3.5, 0, 1024, 2), CacheStats(0.5, 4, 4, 5, 6, 11, 99, 0, 3))
+STATS = RustInferMetrics(EngineStats(9, 8, 1, 70, 1.5, 2.5, 3.5, 0, 1024, 2), CacheStats(0.5, 4, 4, 5, 6, 11, 99, 0, 3))
 
 
 @pytest.mark.parametrize(
@@ -49,13 +56,13 @@ def test_each_class_has_the_fields_of_its_struct_in_their_order(cls: type, field
 @pytest.mark.parametrize(
     ("data", "form"),
     [
-        (rust.json_bytes({"Inference": rust.inference()}), Form.JSON),
-        (b" \n" + rust.json_bytes({"Inference": rust.inference()}), Form.JSON),
-        (rust.named_bytes({"Inference": rust.inference()}), Form.NAMED),
-        (rust.compact_bytes(rust.inference()), Form.COMPACT),
+        (rust.json_bytes({"Inference": rust.inference()}), WireForm.JSON),
+        (b" \n" + rust.json_bytes({"Inference": rust.inference()}), WireForm.JSON),
+        (rust.named_bytes({"Inference": rust.inference()}), WireForm.NAMED),
+        (rust.compact_bytes(rust.inference()), WireForm.COMPACT),
     ],
 )
-def test_a_request_is_the_same_in_each_form(data: bytes, form: Form) -> None:
+def test_a_request_is_the_same_in_each_form(data: bytes, form: WireForm) -> None:
     request, found = decode(data)
     assert found is form
     assert isinstance(request, InferenceRequest)
@@ -63,29 +70,29 @@ def test_a_request_is_the_same_in_each_form(data: bytes, form: Form) -> None:
     assert request.max_tokens == 8
 
 
-@pytest.mark.parametrize("data", [rust.json_bytes("MetricsQuery"), rust.named_bytes("MetricsQuery")])
+@pytest.mark.parametrize("data", [rust.json_bytes("RustInferMetricsQuery"), rust.named_bytes("RustInferMetricsQuery")])
 def test_a_variant_without_data_is_its_name(data: bytes) -> None:
-    assert isinstance(decode(data)[0], MetricsQuery)
+    assert isinstance(decode(data)[0], RustInferMetricsQuery)
 
 
 def test_json_answers_are_the_bytes_that_serde_writes() -> None:
     metrics = (
         '{"prefill_ms":45,"decode_ms":123,"queue_ms":0,"batch_size":1,"tokens_per_second":14.5,"decode_iterations":7}'
     )
-    assert encode(RESPONSE, Form.JSON).decode() == (
+    assert encode(RESPONSE, WireForm.JSON).decode() == (
         '{"Inference":{"request_id":"a","status":"Success","text":"Hello!","tokens":[12345,67890],"num_tokens":7,'
         f'"error":null,"metrics":{metrics}}}}}'
     )
-    assert encode(CHUNK, Form.JSON).decode() == (
+    assert encode(CHUNK, WireForm.JSON).decode() == (
         '{"request_id":"a","chunk_type":"Token","token":"Hel","token_id":12345,"finish_reason":null,"metrics":null}'
     )
 
 
 @pytest.mark.parametrize("answer", [RESPONSE, CHUNK, STATS])
 def test_the_forms_of_an_answer_say_the_same(answer: Answer) -> None:
-    as_json = json.loads(encode(answer, Form.JSON))
-    assert msgpack.unpackb(encode(answer, Form.NAMED)) == as_json
-    assert rust.from_compact(encode(answer, Form.COMPACT)) == as_json
+    as_json = json.loads(encode(answer, WireForm.JSON))
+    assert msgpack.unpackb(encode(answer, WireForm.NAMED)) == as_json
+    assert rust.from_compact(encode(answer, WireForm.COMPACT)) == as_json
 
 
 def test_fields_of_a_newer_peer_are_ignored_in_each_form() -> None:
@@ -121,9 +128,9 @@ def test_a_missing_field_is_named() -> None:
 
 
 def test_an_unknown_variant_is_refused_with_the_id_inside() -> None:
-    with pytest.raises(BadMessageError, match="MetricsQuery") as refused:
+    with pytest.raises(BadMessageError, match="RustInferMetricsQuery") as refused:
         decode(rust.named_bytes({"Telepathy": {"request_id": "t-1"}}))
-    assert (refused.value.request_id, refused.value.form) == ("t-1", Form.NAMED)
+    assert (refused.value.request_id, refused.value.form) == ("t-1", WireForm.NAMED)
 
 
 @pytest.mark.parametrize("write", [rust.json_bytes, rust.named_bytes])

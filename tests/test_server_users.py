@@ -12,7 +12,7 @@ from http_server import running_gateway
 from harness import Raw, RunInProcessText, Serve, ServerProcess, ask, run_to_end, uma_command, until
 from uma.errors import BadRequest
 from uma.net.metering import metered_whole
-from uma.net.quota import Account, Bounds
+from uma.net.quota import Bounds, ClientAccount
 from uma.types import EmbedRequest, RerankRequest
 
 MANY_TEXTS = ["a fox in the forest " * 20] * 2_000
@@ -176,14 +176,14 @@ async def test_what_is_left_is_charged_by_its_size_and_what_fails_costs_nothing(
         (EmbedRequest("i", token_ids=((1, 2, 3), (4,))), 4),
     ]
     for request, tokens in asked:
-        account = Account("x", Bounds(max_tokens_per_minute=tokens))
+        account = ClientAccount("x", Bounds(max_tokens_per_minute=tokens))
         with pytest.raises(BadRequest), metered_whole(request, account):
             raise BadRequest("no")
         assert account.objection(1, trio.current_time()) is None
         with pytest.raises(KeyError), metered_whole(request, account):
             raise KeyError
         assert account.objection(1, trio.current_time()) is not None
-        more = Account("x", Bounds(max_tokens_per_minute=tokens + 1))
+        more = ClientAccount("x", Bounds(max_tokens_per_minute=tokens + 1))
         with pytest.raises(KeyError), metered_whole(request, more):
             raise KeyError
         assert more.objection(1, trio.current_time()) is None

@@ -82,7 +82,7 @@ class _NoCallError(Exception):
     """What comes is no call, for this reason."""
 
 
-class _Call(ABC):
+class _CallReader(ABC):
     """The pushing side of a generator that reads."""
 
     def __init__(self, tools: Mapping[str, Schema]) -> None:
@@ -171,7 +171,7 @@ class _Call(ABC):
         return self.arguments
 
 
-class _NamedCall(_Call):
+class _NamedCall(_CallReader):
     def __init__(self, form: NamedForm, tools: Mapping[str, Schema]) -> None:
         self._form = form
         super().__init__(tools)
@@ -188,7 +188,7 @@ class _NamedCall(_Call):
         return (yield from self._one_of(form.end))
 
 
-class _PairsCall(_Call):
+class _PairsCall(_CallReader):
     def __init__(self, form: PairsForm, tools: Mapping[str, Schema]) -> None:
         self._form = form
         self._seen: set[str] = set()
@@ -260,7 +260,7 @@ class _PairsCall(_Call):
         return mark
 
 
-class _BracesCall(_Call):
+class _BracesCall(_CallReader):
     def __init__(self, form: BracesForm, tools: Mapping[str, Schema]) -> None:
         self._form = form
         self._depth = 0

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from uma.chat.calls import reader_of
 from uma.chat.forms import NamedForm
-from uma.chat.parts import CallBegun, Part, Reasoning, Text
+from uma.chat.parts import AnswerText, CallBegun, Part, Reasoning
 from uma.chat.schema import Schema
 from uma.chat.steps import StepParser, first_mark
 
@@ -53,7 +53,7 @@ class HarmonyParser(StepParser):
         self._tools = tools
         self._splits = splits_thinking
         self._ends_with_answer = ends_with_answer
-        self._part: type[Text | Reasoning] = Text
+        self._part: type[AnswerText | Reasoning] = AnswerText
         self._keeps_end = False
 
     def finish(self) -> list[Part]:
@@ -61,7 +61,9 @@ class HarmonyParser(StepParser):
         if self._call is not None:
             self._cut()
         if self._pending:
-            self._parts.append(self._part(self._pending) if self._step == self._read_body else Text(self._pending))
+            self._parts.append(
+                self._part(self._pending) if self._step == self._read_body else AnswerText(self._pending)
+            )
         self._pending = ""
         self._end_thought()
         return self._run()
@@ -88,9 +90,9 @@ class HarmonyParser(StepParser):
 
     def _leave_header(self) -> bool:
         """Take the first character as text, so that no header is looked for in the same place again."""
-        self._parts.append(Text(self._pending[0]))
+        self._parts.append(AnswerText(self._pending[0]))
         self._pending = self._pending[1:]
-        self._begin_message(Text)
+        self._begin_message(AnswerText)
         return True
 
     def _open(self, header: str, channel: str, recipient: str) -> None:
@@ -103,24 +105,24 @@ class HarmonyParser(StepParser):
             self._parts.append(CallBegun(name))
             self._step = self._read_call
         elif recipient and recipient != "assistant":
-            self._parts.append(Text(header))
-            self._begin_message(Text)
+            self._parts.append(AnswerText(header))
+            self._begin_message(AnswerText)
         elif channel == "analysis":
             self._thought_from = self._at - len(header)
             if not self._splits:
-                self._parts.append(Text(header))
-            self._begin_message(Reasoning if self._splits else Text, keeps_end=not self._splits)
+                self._parts.append(AnswerText(header))
+            self._begin_message(Reasoning if self._splits else AnswerText, keeps_end=not self._splits)
         else:
-            self._begin_message(Text)
+            self._begin_message(AnswerText)
             if channel == "final" and self._ends_with_answer:
                 self._step = self._read_answer
 
     def _read_answer(self) -> bool:
-        self._parts.append(Text(self._pending))
+        self._parts.append(AnswerText(self._pending))
         self._pending = ""
         return False
 
-    def _begin_message(self, part: type[Text | Reasoning], *, keeps_end: bool = False) -> None:
+    def _begin_message(self, part: type[AnswerText | Reasoning], *, keeps_end: bool = False) -> None:
         self._part = part
         self._keeps_end = keeps_end
         self._step = self._read_body
@@ -135,14 +137,14 @@ class HarmonyParser(StepParser):
         if mark != START:
             self._pending = self._pending[len(mark) :]
             if self._keeps_end:
-                self._parts.append(Text(mark))
+                self._parts.append(AnswerText(mark))
         self._end_thought()
         self._step = self._read_header
         return True
 
     def _end_call(self) -> None:
-        self._begin_message(Text)
+        self._begin_message(AnswerText)
 
     def _give_back(self, raw: str) -> None:
-        self._parts.append(Text(raw))
-        self._begin_message(Text)
+        self._parts.append(AnswerText(raw))
+        self._begin_message(AnswerText)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from uma.chat.calls import reader_of
 from uma.chat.families import Family, Thinking
 from uma.chat.forms import NamedForm, ObjectForm
-from uma.chat.parts import Part, Reasoning, Text, joined
+from uma.chat.parts import AnswerText, Part, Reasoning, joined
 from uma.chat.schema import Schema
 from uma.chat.steps import StepParser, first_mark
 
@@ -70,7 +70,7 @@ class Parser(StepParser):
             self._emit_text(self._pending)
         self._pending = ""
         if self._space and not self._is_after_mark:
-            self._parts.append(Text(self._space))
+            self._parts.append(AnswerText(self._space))
         self._space = ""
         return joined([*parts, *self._run()])
 
@@ -146,7 +146,7 @@ class Parser(StepParser):
         if self._splits:
             self._is_after_mark = True
         else:
-            self._parts.append(Text(mark))
+            self._parts.append(AnswerText(mark))
         self._is_start = True
         self._step = self._after_thinking
         return True
@@ -170,7 +170,7 @@ class Parser(StepParser):
         return False
 
     def _thought(self, text: str) -> Part:
-        return Reasoning(text) if self._splits else Text(text)
+        return Reasoning(text) if self._splits else AnswerText(text)
 
     def _emit_text(self, text: str) -> None:
         if self._is_after_mark:
@@ -179,7 +179,7 @@ class Parser(StepParser):
         body = text.rstrip()
         self._space = text[len(body) :]
         if body:
-            self._parts.append(Text(body))
+            self._parts.append(AnswerText(body))
             self._is_start = self._is_after_mark = False
 
     # Calls

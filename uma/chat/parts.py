@@ -6,7 +6,7 @@ import attrs
 
 
 @attrs.frozen
-class Text:
+class AnswerText:
     """A piece of the answer itself."""
 
     text: str
@@ -43,7 +43,7 @@ class CallEnded:
 
 @attrs.frozen
 class CallBroken:
-    """The call that had begun is none: what the model wrote of it comes as `Text`, for what `reason` says."""
+    """The call that had begun is none: what the model wrote of it comes as `AnswerText`, for what `reason` says."""
 
     name: str
     reason: str
@@ -59,7 +59,7 @@ class CallCut:
     text: str
 
 
-Part = Text | Reasoning | CallBegun | CallArguments | CallEnded | CallBroken | CallCut
+Part = AnswerText | Reasoning | CallBegun | CallArguments | CallEnded | CallBroken | CallCut
 
 
 def joined(parts: list[Part]) -> list[Part]:
@@ -67,7 +67,7 @@ def joined(parts: list[Part]) -> list[Part]:
     whole: list[Part] = []
     for part in parts:
         last = whole[-1] if whole else None
-        if isinstance(part, Text | Reasoning | CallArguments) and type(part) is type(last):
+        if isinstance(part, AnswerText | Reasoning | CallArguments) and type(part) is type(last):
             whole[-1] = type(part)(last.text + part.text)
         else:
             whole.append(part)

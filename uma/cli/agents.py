@@ -13,7 +13,7 @@ import attrs
 
 
 @attrs.frozen
-class Place:
+class AgentPlace:
     """Where an agent finds its model."""
 
     url: str
@@ -40,7 +40,7 @@ class Agent:
     program: str
     install: str
     """The command that installs it."""
-    start: Callable[[Place], Start]
+    start: Callable[[AgentPlace], Start]
 
 
 CLAUDES_LEAST_TOKENS = 65_536
@@ -50,7 +50,7 @@ long.
 """
 
 
-def _claude(place: Place) -> Start:
+def _claude(place: AgentPlace) -> Start:
     sizes = ["CLAUDE_CODE_MAX_CONTEXT_TOKENS", "CLAUDE_CODE_AUTO_COMPACT_WINDOW"]
     models = ["ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL"]
     models += [f"ANTHROPIC_DEFAULT_{each}_MODEL" for each in ("OPUS", "SONNET", "HAIKU")]
@@ -67,7 +67,7 @@ def _claude(place: Place) -> Start:
     )
 
 
-def _codex(place: Place) -> Start:
+def _codex(place: AgentPlace) -> Start:
     provider = {"name": "UMA", "base_url": f"{place.url}/v1", "wire_api": "responses", "env_key": "UMA_AGENT_KEY"}
     settings = {
         "model": place.model,
@@ -79,7 +79,7 @@ def _codex(place: Place) -> Start:
     return Start([each for pair in pairs for each in pair], {"UMA_AGENT_KEY": place.key})
 
 
-def _opencode(place: Place) -> Start:
+def _opencode(place: AgentPlace) -> Start:
     model = {"name": place.model, "limit": {"context": place.context_tokens, "output": _output_tokens(place)}}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
@@ -98,7 +98,7 @@ def _opencode(place: Place) -> Start:
     return Start(variables={"OPENCODE_CONFIG_CONTENT": json.dumps(config), "OPENCODE_DISABLE_MODELS_FETCH": "1"})
 
 
-def _aider(place: Place) -> Start:
+def _aider(place: AgentPlace) -> Start:
     name, file = f"openai/{place.model}", place.folder / "aider.json"
     sizes = {"max_input_tokens": place.context_tokens, "max_output_tokens": _output_tokens(place)}
     file.write_text(json.dumps({name: {**sizes, "litellm_provider": "openai", "mode": "chat"}}))
@@ -107,7 +107,7 @@ def _aider(place: Place) -> Start:
     return Start(options, {"OPENAI_API_BASE": f"{place.url}/v1", "OPENAI_API_KEY": place.key})
 
 
-def _qwen(place: Place) -> Start:
+def _qwen(place: AgentPlace) -> Start:
     file = place.folder / "qwen.json"  # what the user and the project set goes before it
     file.write_text(json.dumps({"model": {"generationConfig": {"contextWindowSize": place.context_tokens}}}))
     variables = {"OPENAI_BASE_URL": f"{place.url}/v1", "OPENAI_API_KEY": place.key, "OPENAI_MODEL": place.model}
@@ -116,7 +116,7 @@ def _qwen(place: Place) -> Start:
     )
 
 
-def _pi(place: Place) -> Start:
+def _pi(place: AgentPlace) -> Start:
     model = {
         "id": place.model,
         "name": place.model,
@@ -137,7 +137,7 @@ def _pi(place: Place) -> Start:
     return Start(["--extension", str(file), "--provider", "uma", "--model", place.model], {"UMA_AGENT_KEY": place.key})
 
 
-def _output_tokens(place: Place) -> int:
+def _output_tokens(place: AgentPlace) -> int:
     """A quarter of the context is kept for an answer."""
     return max(1, place.context_tokens // 4)
 

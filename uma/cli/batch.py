@@ -32,9 +32,9 @@ from uma.http.jobs import ask_of
 from uma.jobs import (
     Ask,
     BadInput,
-    Form,
     Results,
     ReturningServer,
+    RowForm,
     Runner,
     Tally,
     count_rows,
@@ -56,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
     if options.any_model:
         loaded = attrs.evolve(loaded, config=attrs.evolve(loaded.config, alias=ANY_NAME))
     _check(options)
-    form = Form(
+    form = RowForm(
         template=options.template,
         system=options.system,
         schema=json_object(options.schema) if options.schema else None,
@@ -99,7 +99,7 @@ def _opened(name: str) -> IO[bytes]:
 
 
 async def _batch(
-    options: argparse.Namespace, loaded: Loaded, form: Form, file: IO[bytes], interrupts: Interrupts
+    options: argparse.Namespace, loaded: Loaded, form: RowForm, file: IO[bytes], interrupts: Interrupts
 ) -> int:
     async with (
         open_source(loaded, interrupts, local=options.local, say=say.note) as opened,
@@ -131,7 +131,7 @@ async def _batch(
     return code
 
 
-def _settings(form: Form, options: argparse.Namespace) -> dict[str, Any]:
+def _settings(form: RowForm, options: argparse.Namespace) -> dict[str, Any]:
     """What results depend on beside their rows and the model, by words that a person knows."""
     return {
         "--template": form.template,

@@ -15,7 +15,7 @@ from uma.errors import UmaError
 from uma.http.dialect import dumps
 from uma.http.openai import OPENAI
 from uma.http.problem import Problem
-from uma.jobs import Answer, Ask, Progress, ReturningServer
+from uma.jobs import Ask, Progress, ReturningServer, RowAnswer
 from uma.types import Source
 
 
@@ -35,7 +35,7 @@ class NamedModels:
     _asks: dict[str, Ask] = attrs.field(factory=dict, init=False)
     _opening: defaultdict[str, trio.Lock] = attrs.field(factory=lambda: defaultdict(trio.Lock), init=False)
 
-    async def __call__(self, path: str, body: bytes, id: str) -> Answer:
+    async def __call__(self, path: str, body: bytes, id: str) -> RowAnswer:
         """See `Ask`."""
         fields = json_bytes.loads(body)
         name = fields.get("model") if isinstance(fields, dict) else None
@@ -45,7 +45,7 @@ class NamedModels:
             ask = await self._ask(name)
         except UmaError as error:
             problem = Problem.of(error)
-            return Answer(problem.status, dumps(OPENAI.error(problem, id)), retry_after_ms=problem.retry_after_ms)
+            return RowAnswer(problem.status, dumps(OPENAI.error(problem, id)), retry_after_ms=problem.retry_after_ms)
         return await ask(path, body, id)
 
     async def progress(self) -> Mapping[str, Progress]:

@@ -77,7 +77,7 @@ def _joined(parts: list[str]) -> str:
     return " · ".join(filter(None, parts))
 
 
-class View(Protocol):
+class ProgressView(Protocol):
     """Where progress is written."""
 
     period_sec: float
@@ -98,15 +98,15 @@ class Lines:
     period_sec = LINES_SEC
 
     def look(self, speed: Speed) -> None:
-        """See `View`."""
+        """See `ProgressView`."""
         say.note(speed.line())
 
     def tell(self, text: str) -> None:
-        """See `View`."""
+        """See `ProgressView`."""
         say.note(text)
 
     def end(self, speed: Speed, *, is_done: bool) -> None:
-        """See `View`."""
+        """See `ProgressView`."""
         tally, tokens = speed.tally, speed.tally.completion_tokens
         now = f", {tally.rows - tally.begun_rows:,} of them now" if tally.begun_rows else ""
         took = f"{now} in {words.time_span(speed.elapsed_sec)}"
@@ -121,7 +121,7 @@ class OneLine(Lines):
     period_sec = LINE_SEC
 
     def look(self, speed: Speed) -> None:
-        """See `View`."""
+        """See `ProgressView`."""
         say.passing(speed.line(say.columns()))
 
 
@@ -131,15 +131,15 @@ class Events:
     period_sec = LINE_SEC
 
     def look(self, speed: Speed) -> None:
-        """See `View`."""
+        """See `ProgressView`."""
         self._write("progress", **self._figures(speed))
 
     def tell(self, text: str) -> None:
-        """See `View`."""
+        """See `ProgressView`."""
         say.note(text)
 
     def end(self, speed: Speed, *, is_done: bool) -> None:
-        """See `View`."""
+        """See `ProgressView`."""
         self._write("done" if is_done else "stopped", **self._figures(speed))
 
     def _figures(self, speed: Speed) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class Events:
         print(json.dumps({"event": event, **fields}), file=sys.stdout, flush=True)
 
 
-async def keep_showing(view: View, speed: Speed, look: Callable[[], Awaitable[None]]) -> None:
+async def keep_showing(view: ProgressView, speed: Speed, look: Callable[[], Awaitable[None]]) -> None:
     """Tell how far a job is, again and again; to be cancelled. `look` has the tally know of the rows that run."""
     await trio.sleep(FIRST_SEC)
     while True:

@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 
 from uma.cli import words
-from uma.cli.conversation import Conversation, Turn
+from uma.cli.conversation import ChatHistory, ChatTurn
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.pick_view import standard_view
@@ -23,7 +23,7 @@ from uma.cli.pictures import ChatPicture, dropped
 from uma.cli.slash import ALIASES, COMMANDS, DESTRUCTIVE, FAREWELLS, NO_ROOM, SET
 from uma.cli.source import Bond, Opened, open_source
 from uma.cli.trio_run import Interrupts, run
-from uma.cli.view import DROPPED, View
+from uma.cli.view import DROPPED, ChatView
 from uma.config import Loaded, nearest
 from uma.errors import BadRequest, ConnectionLost, IdleTimeout, ModelError, PromptTooLarge, ShuttingDown, UmaError
 from uma.types import CHAT_SAMPLING, Finished, ReasoningDelta, Request, SamplingParams, ServerInfo, Token
@@ -40,7 +40,7 @@ def main(options: argparse.Namespace) -> int:
         _check_model(options.positional_model)
     sampling = sampling_of(options, loaded)
     file = Path(options.load).expanduser() if options.load is not None else None
-    conversation = Conversation.load(file) if file is not None else Conversation()
+    conversation = ChatHistory.load(file) if file is not None else ChatHistory()
     if options.system is not None:
         conversation.system = options.system
     chat = partial(Chat, conversation=conversation, sampling=sampling, loaded=loaded, last_file=file)
@@ -60,7 +60,7 @@ def _check_model(name: str) -> None:
 
 async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[..., Chat], interrupts: Interrupts) -> int:
     chat = begin(view=standard_view(COMMANDS, keeps_history=not options.no_history), interrupts=interrupts)
-    question: Turn | None = None
+    question: ChatTurn | None = None
     while True:
         try:
             is_local = options.local or chat.is_local
@@ -86,8 +86,8 @@ def _advice(name: str) -> str:
 class Chat:
     """A conversation with its person on one side and a model on the other."""
 
-    view: View
-    conversation: Conversation
+    view: ChatView
+    conversation: ChatHistory
     sampling: SamplingParams
     loaded: Loaded
     interrupts: Interrupts
@@ -105,11 +105,11 @@ class Chat:
     """A server has closed the session, before the first word of an answer: the question is asked again, once."""
     pictures: list[ChatPicture] = attrs.field(factory=list)
     """Pictures that go with the next question."""
-    again: Turn | None = None
+    again: ChatTurn | None = None
     """A question that a command asks: `/retry`'s, `/shorten`'s."""
-    taken_back: Turn | None = None
+    taken_back: ChatTurn | None = None
     """The turn that `/retry` asks again: it comes back where there is no other answer."""
-    refused: Turn | None = None
+    refused: ChatTurn | None = None
     """The last question, where the conversation had become too long for it."""
     is_shortening: bool = False
     n_failed: int = 0
@@ -140,7 +140,7 @@ class Chat:
             pictures = " /image FILE shows it a picture." if self.info.capabilities.vision else ""
             self.view.tell(f"/help tells the commands. Ctrl-C stops an answer, Ctrl-D leaves.{pictures}")
 
-    async def talk(self, question: Turn | None) -> Turn | None:
+    async def talk(self, question: ChatTurn | None) -> ChatTurn | None:
         """Take turns until the user leaves (None), or asks a question while no source is open (that question)."""
         while not self.is_over:
             if question is not None and self.opened is None:
@@ -152,7 +152,7 @@ class Chat:
             question = await self._next_question()
         return None
 
-    async def _next_question(self) -> Turn | None:
+    async def _next_question(self) -> ChatTurn | None:
         """The next line that is a question; None after anything else."""
         line = await self.view.lines.read()
         if line is None:
@@ -170,7 +170,7 @@ class Chat:
         elif self.is_interactive and line.strip().lower() in FAREWELLS:
             self.is_over = True
         elif line.strip():
-            question, self.pictures = Turn(line, pictures=tuple(self.pictures)), []
+            question, self.pictures = ChatTurn(line, pictures=tuple(self.pictures)), []
             return question
         return None
 
@@ -195,7 +195,7 @@ class Chat:
                 f"{most:,} (--max-frame-bytes); send a smaller one, or /reset"
             )
 
-    async def ask(self, question: Turn) -> None:
+    async def ask(self, question: ChatTurn) -> None:
         """One turn: a question and its answer, which join the conversation together or not at all."""
         assert self.opened is not None
         self.n_asked += 1
@@ -243,7 +243,7 @@ class Chat:
         self.last, self.refused = finished or self.last, None
         self._conclude(turn, finished)
 
-    def _conclude(self, turn: Turn, finished: Finished | None) -> None:
+    def _conclude(self, turn: ChatTurn, finished: Finished | None) -> None:
         is_stopped = finished is None or finished.reason == "cancelled"
         self._keep(turn, is_whole=not is_stopped)
         if is_stopped:
@@ -255,7 +255,7 @@ class Chat:
         if finished is not None:
             self._tell_how_it_went(finished)
 
-    def _keep(self, turn: Turn, *, is_whole: bool = False) -> None:
+    def _keep(self, turn: ChatTurn, *, is_whole: bool = False) -> None:
         """Add a turn with what there is of its answer; where there is nothing, the one that it was to replace."""
         taken_back, self.taken_back = self.taken_back, None
         if turn.answer or is_whole:
@@ -274,7 +274,7 @@ class Chat:
             is_full = used >= self.info.limits.n_ctx
             self.view.tell(f"The context is full: {NO_ROOM}." if is_full else "Cut at the limit of --max-tokens.")
 
-    def fail(self, error: UmaError, turn: Turn | None = None) -> None:
+    def fail(self, error: UmaError, turn: ChatTurn | None = None) -> None:
         """Say what went wrong and what can be done. What was shown of a turn's answer is kept, as after Ctrl-C."""
         self.n_failed += 1
         self.is_hung_up_on = False
@@ -306,7 +306,7 @@ class Chat:
         if self.opened is None or self.info is None:
             self.view.complain("no server is there that could tell what fits; the next question looks for one")
             return
-        question, n_left_out = self.refused or Turn(""), 0
+        question, n_left_out = self.refused or ChatTurn(""), 0
         most = self.info.limits.n_ctx - self.info.limits.n_ctx // 4
         while self.conversation.turns and (n_left_out == 0 or await self._prompt_tokens(question) > most):
             del self.conversation.turns[0]
@@ -317,7 +317,7 @@ class Chat:
         )
         self.again, self.refused = self.refused, None
 
-    async def _prompt_tokens(self, question: Turn) -> float:
+    async def _prompt_tokens(self, question: ChatTurn) -> float:
         assert self.opened is not None
         question = attrs.evolve(question, question=question.question or " ")
         request = Request(id=f"count-{self.n_asked}", messages=self.conversation.asking(question))

@@ -29,7 +29,7 @@ class ChatFileError(UmaError):
 
 
 @attrs.frozen
-class Turn:
+class ChatTurn:
     """A question and its answer; one that is only asked has none yet."""
 
     question: str
@@ -45,13 +45,13 @@ class Turn:
 
 
 @attrs.define
-class Conversation:
+class ChatHistory:
     """Instructions, and questions each with its answer."""
 
     system: str | None = None
-    turns: list[Turn] = attrs.field(factory=list)
+    turns: list[ChatTurn] = attrs.field(factory=list)
 
-    def asking(self, question: Turn) -> tuple[Message, ...]:
+    def asking(self, question: ChatTurn) -> tuple[Message, ...]:
         """The messages with which `question` is asked. Raises `ValueError` for a text that no model takes."""
         messages = [Message("system", self.system)] if self.system is not None else []
         for turn in self.turns:
@@ -59,7 +59,7 @@ class Conversation:
             messages += [turn.asked(), answered]
         return (*messages, question.asked())
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: ChatTurn) -> None:
         """A turn is over."""
         self.turns.append(turn)
 
@@ -76,7 +76,7 @@ class Conversation:
         if path.is_dir():
             raise ChatFileError(f"{path}: is a directory; name a file in it, such as {path / 'chat.json'}")
         if path.exists():
-            Conversation.load(path)  # a file of ours: it can be written again
+            ChatHistory.load(path)  # a file of ours: it can be written again
         text = json.dumps(self._as_json(), indent=2, ensure_ascii=False) + "\n"
         try:
             _replace(path, text)
@@ -84,7 +84,7 @@ class Conversation:
             raise ChatFileError(f"{path}: cannot be written: {error.strerror}") from error
 
     @classmethod
-    def load(cls, path: Path) -> Conversation:
+    def load(cls, path: Path) -> ChatHistory:
         """The conversation that `save` wrote (`ChatFileError` for anything else)."""
         try:
             return cls._of_json(json.loads(path.read_text(encoding="utf-8")))
@@ -103,17 +103,17 @@ class Conversation:
         return {"format": FORMAT, "version": VERSION, "system": self.system, "turns": turns}
 
     @classmethod
-    def _of_json(cls, table: Any) -> Conversation:
+    def _of_json(cls, table: Any) -> ChatHistory:
         if table["format"] != FORMAT or table["version"] != VERSION:
             raise ValueError("another format or version")
         system = None if table["system"] is None else _text(table["system"])
         return cls(system, [_turn(turn) for turn in table["turns"]])
 
 
-def _turn(table: Any) -> Turn:
+def _turn(table: Any) -> ChatTurn:
     question, answer = _text(table["user"]), _text(table["assistant"])
     pictures = tuple(map(ChatPicture.of_json, table.get("pictures", ())))
-    return Turn(question, answer, _text(table.get("reasoning", "")), pictures)
+    return ChatTurn(question, answer, _text(table.get("reasoning", "")), pictures)
 
 
 def _text(value: Any) -> str:

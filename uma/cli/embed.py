@@ -15,7 +15,7 @@ from uma.cli import say, words
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings
 from uma.cli.source import open_source
-from uma.cli.terminal import Output
+from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
 from uma.config import Loaded
 from uma.errors import BadRequest, ConfigError, PromptTooLarge
@@ -81,7 +81,7 @@ async def _embed_all(options: argparse.Namespace, loaded: Loaded, texts: list[st
         if opened.source.info.capabilities.generate:
             name = opened.source.info.model.called
             say.note(f"{name} is made to generate; a model made for embeddings tells texts apart better (uma models)")
-        output = Output.standard("utf-8")
+        output = TextOutput.standard("utf-8")
         written = _in_base64 if options.base64 else _as_numbers
         first = 0
         empty: list[int] = []

@@ -20,7 +20,7 @@ from uma.cli.answer_options import with_answer
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.pictures import ChatPicture
 from uma.cli.source import Opened, open_source
-from uma.cli.terminal import Output
+from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
 from uma.config import Loaded
 from uma.errors import BadRequest, ConfigError, UmaError
@@ -156,7 +156,7 @@ async def _generate(options: argparse.Namespace, loaded: Loaded, task: Task, int
     async with open_source(loaded, interrupts, local=options.local, say=say.note) as opened:
         if line := words.demonstration(opened.source.info.model, loaded):
             say.note(line)
-        output, n_ctx = Output.standard("utf-8" if options.json else None), opened.source.info.limits.n_ctx
+        output, n_ctx = TextOutput.standard("utf-8" if options.json else None), opened.source.info.limits.n_ctx
         try:
             finished = await _stream(opened, task, output, interrupts, is_json=options.json)
         finally:
@@ -181,7 +181,7 @@ async def _generate(options: argparse.Namespace, loaded: Loaded, task: Task, int
 
 
 async def _stream(
-    opened: Opened, task: Task, output: Output, interrupts: Interrupts, *, is_json: bool
+    opened: Opened, task: Task, output: TextOutput, interrupts: Interrupts, *, is_json: bool
 ) -> Finished | None:
     """Write the answer to `output`; its last event, or None where Ctrl-C came and nothing more followed."""
     request = task.request(opened.source.info.capabilities)

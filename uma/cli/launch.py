@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from uma.cli import say
-from uma.cli.agents import AGENTS, Agent, Place
+from uma.cli.agents import AGENTS, Agent, AgentPlace
 from uma.cli.config import as_toml
 from uma.cli.default_model import with_default
 from uma.cli.options import load_settings
@@ -67,7 +67,7 @@ def _leave(number: int, _: Any) -> None:
 
 def _run(agent: Agent, program: str, arguments: list[str], url: str, key: str, folder: Path) -> int:
     model = _model(url, key)
-    start = agent.start(Place(url, model["id"], model["max_model_len"], key, folder))
+    start = agent.start(AgentPlace(url, model["id"], model["max_model_len"], key, folder))
     say.note(f"{agent.program} on {model['id']} at {url}, {model['max_model_len']:,} tokens of context")
     process = subprocess.Popen([program, *start.options, *arguments], env={**os.environ, **start.variables})
     try:

@@ -66,14 +66,14 @@ class Formatter(argparse.HelpFormatter):
         )
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """An argument parser that takes no abbreviations and answers a typo with the nearest option that exists."""
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", Formatter)
         super().__init__(allow_abbrev=False, **kwargs)
         self.color = False  # from Python 3.14 on: `sanitize` would show the escape sequences instead of colours
-        self.siblings: dict[str, Parser] = {}
+        self.siblings: dict[str, CommandParser] = {}
         """The commands' parsers by name, this one's included: to tell which command has an option."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
@@ -697,17 +697,17 @@ COMMANDS: tuple[Command, ...] = (
 )
 
 
-def build_parser() -> Parser:
+def build_parser() -> CommandParser:
     """The whole grammar. The result of parsing names its command in `command`."""
-    parser = Parser(
+    parser = CommandParser(
         prog="uma",
         description="Load a language model once and let every program on the machine share it. To begin: `uma pull "
         "OWNER/NAME` gets a model, `uma chat` talks with it, `uma run` serves it.",
         epilog=EPILOG,
     )
     parser.add_argument("-V", "--version", action="version", version=f"uma {__version__}")
-    choices = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=Parser)
-    siblings: dict[str, Parser] = {}
+    choices = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=CommandParser)
+    siblings: dict[str, CommandParser] = {}
     for command in COMMANDS:
         made = choices.add_parser(
             command.name,

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import attrs
 
 from uma.cli import words
-from uma.cli.conversation import Conversation, Turn
+from uma.cli.conversation import ChatHistory, ChatTurn
 from uma.cli.pictures import ChatPicture, path_of
-from uma.cli.view import View
+from uma.cli.view import ChatView
 from uma.config import settings
 from uma.errors import UmaError
 from uma.types import CHAT_SAMPLING, SAMPLER_FIELDS, Finished, SamplerSettings, SamplingParams, ServerInfo
@@ -25,18 +25,18 @@ NO_ROOM = "/shorten leaves out the oldest turns, /reset starts over; a larger --
 class Talk(Protocol):
     """The `Chat` as its commands know it."""
 
-    view: View
-    conversation: Conversation
+    view: ChatView
+    conversation: ChatHistory
     info: ServerInfo | None
     last: Finished | None
     last_file: Path | None
     is_over: bool
     sampling: SamplingParams
-    again: Turn | None
+    again: ChatTurn | None
     """A question that is asked once the command is over."""
     pictures: list[ChatPicture]
     """Pictures that go with the next question."""
-    taken_back: Turn | None
+    taken_back: ChatTurn | None
     """A turn that comes back where its question gets no other answer."""
 
     def switch(self) -> None:
@@ -88,7 +88,7 @@ def _load(chat: Talk, name: str) -> None:
         chat.view.complain("which file? /load FILE")
         return
     path = Path(name).expanduser()
-    chat.conversation = Conversation.load(path)
+    chat.conversation = ChatHistory.load(path)
     chat.last_file = path
     turns = chat.conversation.turns
     last = f"; the last question was: {_short(turns[-1].question)}" if turns else ""
@@ -111,7 +111,7 @@ def _retry(chat: Talk, _: str) -> None:
         chat.view.tell("There is no question to ask again.")
         return
     chat.taken_back = chat.conversation.turns.pop()
-    chat.again = Turn(chat.taken_back.question, pictures=chat.taken_back.pictures)
+    chat.again = ChatTurn(chat.taken_back.question, pictures=chat.taken_back.pictures)
     chat.view.tell(f"Asked again: {_short(chat.again.question)}")
 
 

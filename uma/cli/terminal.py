@@ -21,7 +21,7 @@ WRITE_BYTES = 4096
 
 
 @attrs.define(eq=False)
-class Output:
+class TextOutput:
     """Standard output for streamed text, in its own encoding, unbuffered. Belongs to the Trio thread.
 
     Raises `BrokenPipeError` where the reader is gone and `OSError` where the disk is full.
@@ -34,7 +34,7 @@ class Output:
     _ends_line: bool = True
 
     @classmethod
-    def standard(cls, encoding: str | None = None) -> Output:
+    def standard(cls, encoding: str | None = None) -> TextOutput:
         """The process's standard output; in its own encoding, where none is given."""
         sys.stdout.flush()
         return cls(sys.stdout.fileno(), encoding or sys.stdout.encoding or "utf-8", sys.stdout.isatty())

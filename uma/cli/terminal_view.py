@@ -18,7 +18,7 @@ from uma.cli.editor import Editor
 from uma.cli.markdown import LiveMarkdown
 from uma.cli.sanitize import sanitize
 from uma.cli.terminal import SilentTyping
-from uma.cli.view import Answer
+from uma.cli.view import ShownAnswer
 
 FRAME_SEC = 0.05
 """Interval between two drawings of an answer: quick enough to look alive, slow enough to cost nothing."""
@@ -52,7 +52,7 @@ class TerminalView:
         self.console.print(grid)
 
     @asynccontextmanager
-    async def answering(self) -> AsyncIterator[Answer]:
+    async def answering(self) -> AsyncIterator[ShownAnswer]:
         """See `View.answering`. However the block is left, the terminal is as it was before."""
         live, silence = LiveMarkdown(self.console, self.console.file), SilentTyping(sys.stdin.fileno())
         # A Ctrl-Z that comes too late for `_suspend` stops the process once the terminal is as it was.
@@ -80,11 +80,11 @@ class LiveAnswer:
     _live: LiveMarkdown
 
     async def add(self, text: str) -> None:
-        """See `Answer.add`."""
+        """See `ShownAnswer.add`."""
         self._live.add(text)
 
     async def think(self, text: str) -> None:
-        """See `Answer.think`."""
+        """See `ShownAnswer.think`."""
         self._live.think(text)
 
 

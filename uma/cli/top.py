@@ -18,7 +18,7 @@ from uma.cli.options import load_settings
 from uma.cli.ps import sockets
 from uma.cli.sanitize import json_text
 from uma.cli.top_feed import INTERVAL_SEC, Feed, HttpFeed, SocketFeed
-from uma.cli.top_state import SHORT, End, Event, Frame, Key, Note, State, pid_of, program_of, reduce
+from uma.cli.top_state import SHORT, End, Event, Frame, KeyPress, Note, TopState, pid_of, program_of, reduce
 from uma.cli.trio_run import Interrupts, run
 from uma.client.http import read_key
 from uma.config import Loaded
@@ -53,7 +53,7 @@ class Top:
     loaded: Loaded
     url: str | None
     key: str | None
-    state: State = State()
+    state: TopState = TopState()
     changed: trio.Event = attrs.field(factory=trio.Event, init=False)
     _feeds: dict[str, Feed] = attrs.field(factory=dict, init=False)
 
@@ -130,13 +130,13 @@ async def _snapshot(top: Top, is_json: bool, _: Interrupts) -> int:
     return 0
 
 
-def _is_enough(state: State) -> bool:
+def _is_enough(state: TopState) -> bool:
     """Whether each server has told what a speed is made of, or does not answer."""
     known = state.servers.values()
     return bool(known) and all(each.lost or len(each.frames) >= FRAMES_OF_A_SNAPSHOT for each in known)
 
 
-def _as_json(state: State) -> list[dict[str, Any]]:
+def _as_json(state: TopState) -> list[dict[str, Any]]:
     servers = []
     for where, server in state.servers.items():
         frame = server.newest or Frame(where, 0.0, "", 0, {})
@@ -206,7 +206,7 @@ async def _note_each(sizes: AsyncIterator[int], top: Top) -> None:
 async def _obey(top: Top, keys: AsyncIterator[str], nursery: trio.Nursery) -> None:
     async with aclosing(keys) as pressed:  # type: ignore[type-var]
         async for key in pressed:
-            effect = top.take(Key(key))
+            effect = top.take(KeyPress(key))
             if effect == "quit":
                 break
             if isinstance(effect, End):

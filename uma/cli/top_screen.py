@@ -15,7 +15,7 @@ import attrs
 import trio
 from rich.console import Console, RenderableType
 
-from uma.cli.terminal import Output
+from uma.cli.terminal import TextOutput
 
 ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 """The other screen, empty and without a cursor."""
@@ -44,7 +44,7 @@ class Screen:
     """A terminal that `opened` has taken over. Belongs to the Trio thread."""
 
     _keyboard: int
-    _out: Output
+    _out: TextOutput
     _shown: str = attrs.field(default="", init=False)
 
     @classmethod
@@ -56,7 +56,7 @@ class Screen:
         raw[3] &= ~(termios.ICANON | termios.ECHO)
         raw[6] = list(before[6])
         raw[6][termios.VSUSP] = os.fpathconf(in_fd, "PC_VDISABLE").to_bytes(1, "little")
-        screen = cls(in_fd, Output(out_fd, "utf-8", is_terminal=False))
+        screen = cls(in_fd, TextOutput(out_fd, "utf-8", is_terminal=False))
         try:
             termios.tcsetattr(in_fd, termios.TCSADRAIN, raw)
             await screen._out.write(ENTER)

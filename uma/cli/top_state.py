@@ -57,7 +57,7 @@ class Lost:
 
 
 @attrs.frozen
-class Key:
+class KeyPress:
     """A key: a character, or `up`, `down`, `enter`, `escape`, `backspace`."""
 
     name: str
@@ -70,7 +70,7 @@ class Note:
     text: str
 
 
-Event = Frame | Lost | Key | Note
+Event = Frame | Lost | KeyPress | Note
 
 
 @attrs.frozen
@@ -86,7 +86,7 @@ Effect = End | Literal["quit"]
 
 
 @attrs.frozen
-class Server:
+class WatchedServer:
     """A server, as its frames of the last minute tell."""
 
     frames: tuple[Frame, ...] = ()
@@ -190,7 +190,7 @@ def pid_of(origin: str) -> str:
 
 
 @attrs.frozen
-class Row:
+class RequestRow:
     """One request."""
 
     where: str
@@ -227,25 +227,25 @@ class Row:
 
 
 @attrs.frozen
-class State:
+class TopState:
     """All that is shown."""
 
-    servers: Mapping[str, Server] = attrs.field(factory=dict)
+    servers: Mapping[str, WatchedServer] = attrs.field(factory=dict)
     sort: str = SORTS[0]
     is_reversed: bool = False
     filter: str = ""
     mode: Mode = "list"
     selected: tuple[str, int, str] | None = None
     note: str = ""
-    paused: Mapping[str, Server] | None = None
+    paused: Mapping[str, WatchedServer] | None = None
     """What is shown instead of `servers`, which go on."""
 
     @property
-    def shown(self) -> Mapping[str, Server]:
+    def shown(self) -> Mapping[str, WatchedServer]:
         """The servers as they are to be shown."""
         return self.servers if self.paused is None else self.paused
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[RequestRow]:
         """The requests, as filter and order have them."""
         wanted = self.filter.casefold()
         rows = [row for where, server in self.shown.items() for row in _rows(where, server)]
@@ -254,12 +254,12 @@ class State:
             rows.sort(key=lambda row: _order(row, self.sort))
         return rows[::-1] if self.is_reversed else rows
 
-    def chosen(self) -> Row | None:
+    def chosen(self) -> RequestRow | None:
         """The request that keys are about."""
         return next((row for row in self.rows() if row.key == self.selected), None)
 
 
-def _rows(where: str, server: Server) -> Iterable[Row]:
+def _rows(where: str, server: WatchedServer) -> Iterable[RequestRow]:
     frame = server.newest
     if frame is None or frame.activity is None:
         return
@@ -274,19 +274,19 @@ def _rows(where: str, server: Server) -> Iterable[Row]:
 
 def _row(
     where: str,
-    server: Server,
+    server: WatchedServer,
     frame: Frame,
     request: RunningRequest,
     place: int | None = None,
     starts_in_ms: float | None = None,
-) -> Row:
+) -> RequestRow:
     # Of several prompts of one HTTP request each has a number behind its id.
     is_own = frame.own is None or request.id in frame.own or request.id.rpartition("-")[0] in frame.own
     can_end = is_own and (request.number > 0 or frame.own is not None) and not server.lost
-    return Row(where, frame.model, request, place, starts_in_ms, server.speed(request.number), can_end)
+    return RequestRow(where, frame.model, request, place, starts_in_ms, server.speed(request.number), can_end)
 
 
-def _order(row: Row, sort: str) -> Any:
+def _order(row: RequestRow, sort: str) -> Any:
     each = row.request
     match sort:
         case "speed":
@@ -301,32 +301,32 @@ def _order(row: Row, sort: str) -> Any:
             return program_of(each.origin).casefold()
 
 
-def reduce(state: State, event: Event) -> tuple[State, Effect | None]:
+def reduce(state: TopState, event: Event) -> tuple[TopState, Effect | None]:
     """The state after `event`, and what is to be done."""
     match event:
         case Frame():
-            server = _with(state.servers.get(event.where, Server()), event)
+            server = _with(state.servers.get(event.where, WatchedServer()), event)
             return attrs.evolve(state, servers={**state.servers, event.where: server}), None
         case Lost():
-            server = attrs.evolve(state.servers.get(event.where, Server()), lost=event.why)
+            server = attrs.evolve(state.servers.get(event.where, WatchedServer()), lost=event.why)
             return attrs.evolve(state, servers={**state.servers, event.where: server}), None
         case Note():
             return attrs.evolve(state, note=event.text), None
-        case Key():
+        case KeyPress():
             return _pressed(attrs.evolve(state, note=""), event.name)
 
 
-def _with(server: Server, frame: Frame) -> Server:
+def _with(server: WatchedServer, frame: Frame) -> WatchedServer:
     frames: Sequence[Frame] = server.frames
     if frames and frame.metrics.get("requests_total", 0) < frames[-1].metrics.get("requests_total", 0):
         frames = ()  # started anew: its counters and numbers begin again
     if len(frames) > 1 and frames[-1].at_sec - frames[-2].at_sec < STEP_SEC:
         frames = frames[:-1]
     kept = [each for each in frames if each.at_sec > frame.at_sec - WINDOW_SEC]
-    return Server((*kept, frame))
+    return WatchedServer((*kept, frame))
 
 
-def _pressed(state: State, key: str) -> tuple[State, Effect | None]:
+def _pressed(state: TopState, key: str) -> tuple[TopState, Effect | None]:
     if state.mode == "filter":
         return _typed(state, key), None
     if state.mode == "confirm":
@@ -339,7 +339,7 @@ def _pressed(state: State, key: str) -> tuple[State, Effect | None]:
     return (state, "quit") if key == "q" else (_listed(state, key), None)
 
 
-def _listed(state: State, key: str) -> State:
+def _listed(state: TopState, key: str) -> TopState:
     """A key among the requests."""
     match key:
         case "?" | "h":
@@ -363,7 +363,7 @@ def _listed(state: State, key: str) -> State:
     return state
 
 
-def _typed(state: State, key: str) -> State:
+def _typed(state: TopState, key: str) -> TopState:
     match key:
         case "enter":
             return attrs.evolve(state, mode="list")
@@ -376,7 +376,7 @@ def _typed(state: State, key: str) -> State:
     return state
 
 
-def _moved(state: State, by: int) -> State:
+def _moved(state: TopState, by: int) -> TopState:
     keys = [row.key for row in state.rows()]
     if not keys:
         return state
@@ -384,7 +384,7 @@ def _moved(state: State, by: int) -> State:
     return attrs.evolve(state, selected=keys[max(0, min(at, len(keys) - 1))])
 
 
-def _asked(state: State) -> State:
+def _asked(state: TopState) -> TopState:
     row = state.chosen()
     if row is None:
         return attrs.evolve(state, note="choose a request with the arrows first")

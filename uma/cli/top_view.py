@@ -19,7 +19,7 @@ from rich.text import Text
 
 from uma.cli import words
 from uma.cli.sanitize import sanitize_line
-from uma.cli.top_state import WINDOW_SEC, Row, Server, State, pid_of, program_of
+from uma.cli.top_state import WINDOW_SEC, RequestRow, TopState, WatchedServer, pid_of, program_of
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 LEAST_COLUMNS = 60
@@ -53,7 +53,7 @@ class Column:
     title: str
     width: int
     from_columns: int
-    show: Callable[[Row], str]
+    show: Callable[[RequestRow], str]
     justify: Literal["left", "right"] = "right"
     whole_width: int = 0
     """Width with its longest words, which it has from `WHOLE_FROM_COLUMNS` on; 0: `width`."""
@@ -63,7 +63,7 @@ class Column:
         return self.whole_width if self.whole_width and columns >= WHOLE_FROM_COLUMNS else self.width
 
 
-def _lane(row: Row) -> str:
+def _lane(row: RequestRow) -> str:
     return LANES.get(row.request.priority, str(row.request.priority))
 
 
@@ -93,7 +93,7 @@ COLUMNS = (
 )
 
 
-def draw(state: State, columns: int, lines: int | None = None) -> RenderableType:
+def draw(state: TopState, columns: int, lines: int | None = None) -> RenderableType:
     """The whole screen; without `lines` as long as it needs to be, and without a word of keys."""
     head = [_title(state, columns)]
     if not state.shown:
@@ -129,7 +129,7 @@ def _plain(text: str, style: str = "") -> Text:
     return Text(sanitize_line(text), style=style, no_wrap=True, overflow="ellipsis")
 
 
-def _title(state: State, columns: int) -> Text:
+def _title(state: TopState, columns: int) -> Text:
     activities = [each.newest.activity for each in state.shown.values() if each.newest and each.newest.activity]
     running = sum(len(each.running) for each in activities)
     waiting = sum(each.waiting_interactive + each.waiting_normal + each.waiting_background for each in activities)
@@ -144,7 +144,7 @@ def _title(state: State, columns: int) -> Text:
     return title
 
 
-def _server(where: str, server: Server, columns: int) -> list[Text]:
+def _server(where: str, server: WatchedServer, columns: int) -> list[Text]:
     frame = server.newest
     name = _plain(where if frame is None else frame.model, "bold cyan")
     parts = [name] if frame is None else [name, _plain(where, "dim")]
@@ -179,7 +179,7 @@ def _share(hits: int, misses: int) -> str:
     return f"{100 * hits / (hits + misses):.0f} %" if hits + misses else "-"
 
 
-def _spark(name: str, server: Server, counter: str, width: int, style: str) -> Text:
+def _spark(name: str, server: WatchedServer, counter: str, width: int, style: str) -> Text:
     line = Text(f"{name} ", no_wrap=True)
     line.append(sparkline(server.history(counter), width), style)
     line.append(f" {words.figure(server.rate(counter)):>6} tok/s", "bold")
@@ -194,7 +194,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(BLOCKS[min(len(BLOCKS) - 1, round(each / most * (len(BLOCKS) - 1)))] for each in means)
 
 
-def _times(name: str, server: Server, histogram: str) -> list[Text]:
+def _times(name: str, server: WatchedServer, histogram: str) -> list[Text]:
     half, most = (server.quantile_ms(histogram, share) for share in (0.5, 0.95))
     if half is None or most is None:
         return []
@@ -217,7 +217,7 @@ def _cells(metrics: Mapping[str, Any]) -> Text:
     return line
 
 
-def _programs(state: State, columns: int) -> list[Text]:
+def _programs(state: TopState, columns: int) -> list[Text]:
     work: Counter[str] = Counter()
     for server in state.shown.values():
         work += server.work()
@@ -245,7 +245,7 @@ def _flow(parts: Iterable[Text], columns: int) -> list[Text]:
     return lines
 
 
-def _requests(state: State, rows: Sequence[Row], columns: int, left: int | None) -> list[RenderableType]:
+def _requests(state: TopState, rows: Sequence[RequestRow], columns: int, left: int | None) -> list[RenderableType]:
     if not rows:
         said = "no request has this" if state.filter else "nothing runs"
         return [Text(said, style="dim")]
@@ -266,19 +266,19 @@ def _requests(state: State, rows: Sequence[Row], columns: int, left: int | None)
     return [table] if not hidden else [table, Text(f"and {hidden:,} more", style="dim")]
 
 
-def _program(row: Row, columns: int) -> str:
+def _program(row: RequestRow, columns: int) -> str:
     """The program, with its process where that has no column of its own."""
     pid = "" if columns >= PID_FROM_COLUMNS else pid_of(row.request.origin)
     return f"{program_of(row.request.origin)} {pid}".rstrip()
 
 
-def _first_shown(state: State, rows: Sequence[Row], left: int | None) -> int:
+def _first_shown(state: TopState, rows: Sequence[RequestRow], left: int | None) -> int:
     """The first row on the screen: the selected one is always there."""
     at = next((index for index, row in enumerate(rows) if row.key == state.selected), 0)
     return 0 if left is None else max(0, at - left + 1)
 
 
-def _foot(state: State, columns: int) -> list[Text]:
+def _foot(state: TopState, columns: int) -> list[Text]:
     if state.mode == "confirm" and (row := state.chosen()) is not None:
         end = f" ({row.request.id})? y: yes, any other key: no"
         program = sanitize_line(program_of(row.request.origin))

@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from uma.cli import say
-from uma.cli.terminal import Output
+from uma.cli.terminal import TextOutput
 
 PROMPT = "> "
 DROPPED = "\x03"
@@ -32,7 +32,7 @@ class LineSource(Protocol):
         """Keep the last line out of what later chats remember."""
 
 
-class Answer(Protocol):
+class ShownAnswer(Protocol):
     """An answer that is being written."""
 
     async def add(self, text: str) -> None:
@@ -42,7 +42,7 @@ class Answer(Protocol):
         """More of the thinking before it, which is not part of it."""
 
 
-class View(Protocol):
+class ChatView(Protocol):
     """How a chat talks to its person."""
 
     @property
@@ -58,7 +58,7 @@ class View(Protocol):
     def listing(self, rows: Sequence[tuple[str, str]]) -> None:
         """Names, each with what there is to say of it."""
 
-    def answering(self) -> AbstractAsyncContextManager[Answer]:
+    def answering(self) -> AbstractAsyncContextManager[ShownAnswer]:
         """A block in which an answer is shown as it is added to."""
 
 
@@ -97,25 +97,25 @@ class PlainView:
     """Text as it is."""
 
     lines: PlainLines
-    _output: Output
+    _output: TextOutput
 
     def tell(self, text: str) -> None:
-        """See `View.tell`."""
+        """See `ChatView.tell`."""
         say.plain(text)
 
     def complain(self, text: str) -> None:
-        """See `View.complain`."""
+        """See `ChatView.complain`."""
         say.complain(text)
 
     def listing(self, rows: Sequence[tuple[str, str]]) -> None:
-        """See `View.listing`."""
+        """See `ChatView.listing`."""
         width = max(len(name) for name, _ in rows)
         for name, words in rows:
             self.tell(f"{name:<{width}}  {words}")
 
     @asynccontextmanager
-    async def answering(self) -> AsyncIterator[Answer]:
-        """See `View.answering`."""
+    async def answering(self) -> AsyncIterator[ShownAnswer]:
+        """See `ChatView.answering`."""
         try:
             yield PlainAnswer(self._output)
         finally:
@@ -126,11 +126,11 @@ class PlainView:
 class PlainAnswer:
     """An answer written as it comes."""
 
-    _output: Output
+    _output: TextOutput
 
     async def add(self, text: str) -> None:
-        """See `Answer.add`."""
+        """See `ShownAnswer.add`."""
         await self._output.write(text)
 
     async def think(self, text: str) -> None:
-        """See `Answer.think`: it is left out, as a script wants the answer alone."""
+        """See `ShownAnswer.think`: it is left out, as a script wants the answer alone."""

@@ -84,7 +84,7 @@ _log = logging.getLogger("uma.client")
 
 
 @attrs.define(eq=False)
-class Question:
+class PendingQuery:
     """A query that waits for its one answer."""
 
     on_loading: Callable[[int], None] = lambda _: None
@@ -120,7 +120,7 @@ class Client:
     """The hello is answered, be it with how far the server's model is loaded: then another answer follows."""
     _loading_percent: int | None = attrs.field(default=None, init=False)
     _streams: dict[str, Stream] = attrs.field(factory=dict, init=False)
-    _questions: dict[str, Question] = attrs.field(factory=dict, init=False)
+    _questions: dict[str, PendingQuery] = attrs.field(factory=dict, init=False)
     _numbers: count[int] = attrs.field(factory=lambda: count(1), init=False)
     _failure: UmaError | None = attrs.field(default=None, init=False)
     _lost: trio.Event = attrs.field(factory=trio.Event, init=False)
@@ -336,7 +336,7 @@ class Client:
         await self._link.room()
         self._raise_if_lost()
         self._link.post(self._session.send(query))
-        question = self._questions[id] = Question(on_loading)
+        question = self._questions[id] = PendingQuery(on_loading)
         try:
             await question.answered.wait()
         finally:

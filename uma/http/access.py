@@ -17,7 +17,7 @@ from uma.config import RuntimeConfig
 from uma.http.exchange import Exchange, Header
 from uma.http.keys import KeyFile, presented_in
 from uma.http.problem import Forbidden, Unauthorized
-from uma.net.quota import Account
+from uma.net.quota import ClientAccount
 
 PREFLIGHT_SEC = 600
 """Time for which a browser can remember the answer to a preflight."""
@@ -104,7 +104,7 @@ class AccessRules:
             (b"access-control-max-age", str(PREFLIGHT_SEC).encode()),
         ]
 
-    def account(self, http: Exchange) -> Account | None:
+    def account(self, http: Exchange) -> ClientAccount | None:
         """The account of the request's key; None where no keys are asked for. Raises `Unauthorized`."""
         if self.keys is None or is_public(http.path):
             return None

@@ -22,9 +22,9 @@ from uma.http.gateway import Gateway
 from uma.http.in_memory import InMemory
 from uma.http.problem import NotFound, RateLimited
 from uma.http.reader import read
-from uma.jobs import BadInput, Form, Results, Runner, in_flight, model_of, read_rows
+from uma.jobs import BadInput, Results, RowForm, Runner, in_flight, model_of, read_rows
 from uma.jobs.rows import PATHS
-from uma.jobs.store import MAX_UNFINISHED, OVER, Batch, JobFolder, Status, Store
+from uma.jobs.store import MAX_UNFINISHED, OVER, JobFolder, Status, Store, StoredBatch
 from uma.net.logfmt import log
 
 logger = logging.getLogger("uma.http")
@@ -61,7 +61,7 @@ async def create(gateway: Gateway, http: Exchange) -> None:
         raise BadRequest(f"endpoint: expected one of {', '.join(sorted(PATHS))}, not {body.endpoint[:100]!r}")
     _check_metadata(body.metadata or {})
     http.ignored.add("completion_window")
-    batch = Batch(
+    batch = StoredBatch(
         owner=files.owner_of(http),
         model=_served(gateway)[0],
         endpoint=body.endpoint,
@@ -85,7 +85,7 @@ def _check_metadata(metadata: dict[str, str]) -> None:
             )
 
 
-def _made(batch: Batch, store: Store) -> Batch:
+def _made(batch: StoredBatch, store: Store) -> StoredBatch:
     """A new batch, in one turn of the store: nothing comes between the bounds and it."""
     if store.file(batch.input_file_id, batch.owner) is None:
         raise BadRequest("input_file_id: no such file: it was deleted, or is another key's")
@@ -130,7 +130,7 @@ async def cancel(gateway: Gateway, http: Exchange) -> None:
     gateway.batches.stop(id)
     is_running = gateway.batches.is_current(id)
 
-    def cancelled(store: Store) -> Batch:
+    def cancelled(store: Store) -> StoredBatch:
         store.check_own()
         batch = _found(http, store)
         if batch.status in OVER:
@@ -146,14 +146,14 @@ async def cancel(gateway: Gateway, http: Exchange) -> None:
     await http.answer_json(batch_object(gateway, batch))
 
 
-def _found(http: Exchange, store: Store) -> Batch:
+def _found(http: Exchange, store: Store) -> StoredBatch:
     batch = store.batch(http.scope["path_params"]["id"], files.owner_of(http))
     if batch is None:
         raise NotFound("no such batch: it is long over, or another key's")
     return batch
 
 
-def batch_object(gateway: Gateway, batch: Batch) -> Body:
+def batch_object(gateway: Gateway, batch: StoredBatch) -> Body:
     """A batch as OpenAI tells of one."""
     tally = gateway.batches.tally(batch.id)
     completed, failed = (batch.completed, batch.failed) if tally is None else (tally.rows - tally.failed, tally.failed)
@@ -190,7 +190,7 @@ async def run_all(gateway: Gateway) -> None:
     await gateway.readiness.wait()
     queue, turns = gateway.batches, dict[str, int]()
     while not queue.is_draining:
-        batch: Batch | None = None
+        batch: StoredBatch | None = None
         is_paused = False
         try:
             todo = await _unfinished(gateway, jobs)
@@ -208,7 +208,7 @@ async def run_all(gateway: Gateway) -> None:
             queue.left.clear()
 
 
-async def _pause(gateway: Gateway, jobs: JobFolder, batch: Batch | None, error: BaseException) -> None:
+async def _pause(gateway: Gateway, jobs: JobFolder, batch: StoredBatch | None, error: BaseException) -> None:
     """Tell why batches, or this one, cannot go on just now. Raises `error` where it is a cancellation alone."""
     why: BaseException = error
     if isinstance(error, BaseExceptionGroup):
@@ -233,7 +233,7 @@ async def _pause(gateway: Gateway, jobs: JobFolder, batch: Batch | None, error: 
         await jobs.do(told)
 
 
-async def _unfinished(gateway: Gateway, jobs: JobFolder) -> list[Batch]:
+async def _unfinished(gateway: Gateway, jobs: JobFolder) -> list[StoredBatch]:
     """Batches to be run, but for those that cannot go on. A folder that is not there is not made for looking. Raises
     `StoreTaken` where another process runs them.
     """
@@ -242,7 +242,7 @@ async def _unfinished(gateway: Gateway, jobs: JobFolder) -> list[Batch]:
 
     served = _served(gateway)  # on Trio's thread, to which the names of several models belong
 
-    def found(store: Store) -> list[Batch]:
+    def found(store: Store) -> list[StoredBatch]:
         batches = store.unfinished(served)
         if batches:
             store.check_own()
@@ -256,7 +256,7 @@ def _served(gateway: Gateway) -> list[str]:
     return [gateway.names.name] if gateway.models is None else [each.name for each in gateway.models.listed()]
 
 
-async def _run(gateway: Gateway, jobs: JobFolder, batch: Batch) -> None:
+async def _run(gateway: Gateway, jobs: JobFolder, batch: StoredBatch) -> None:
     """Run a batch to its end, until it is another owner's turn, or until the server stops. Raises `UmaError` and
     `OSError` where it can go on later.
     """
@@ -288,7 +288,7 @@ async def _run_rows(gateway: Gateway, jobs: JobFolder, id: str) -> tuple[bool, s
         runner = Runner(
             InMemory(gateway.app, "batch", gateway.source, account),
             read_rows(rows, takes_gzip=False),
-            Form(endpoint=batch.endpoint, defaults={} if gateway.models is None else {"model": batch.model}),
+            RowForm(endpoint=batch.endpoint, defaults={} if gateway.models is None else {"model": batch.model}),
             results,
             in_flight(gateway.source, has_others=True),
             prefix=f"{id}-",
@@ -304,7 +304,7 @@ async def _run_rows(gateway: Gateway, jobs: JobFolder, id: str) -> tuple[bool, s
     raise AssertionError("the nursery's block has returned")
 
 
-def _begun(id: str, store: Store) -> tuple[Batch | None, BufferedReader | None, Path]:
+def _begun(id: str, store: Store) -> tuple[StoredBatch | None, BufferedReader | None, Path]:
     """A batch as it is now, without the error of an attempt before; its rows, and where its results are."""
     batch, out, rows = store.batch(id, None), store.results(id), None
     if batch is not None and batch.status == "in_progress":

@@ -25,7 +25,7 @@ from uma.http.problem import BodyEncoded, BodyTimeout, BodyTooLarge, Problem, Ra
 from uma.net.arrivals import arrivals
 from uma.net.client import CLIENT
 from uma.net.inline import is_quick
-from uma.net.quota import Account
+from uma.net.quota import ClientAccount
 from uma.net.throttle import ClientLines, Throttle
 from uma.protocol.json_size import check_size
 from uma.types import EventStream
@@ -107,7 +107,7 @@ class Exchange:
     """Fields of the body that are not known or not done: `X-UMA-Ignored` names them."""
     names: dict[str, str] = attrs.field(factory=dict, init=False)
     """The body's names for fields that the engine calls otherwise; errors use them."""
-    account: Account | None = None
+    account: ClientAccount | None = None
     """The account of the key that came with it; None where no keys are asked for."""
     owner: Hashable = None
     """Whose the request is, and who can end it: the account, or without keys the machine that it came from."""

@@ -28,7 +28,7 @@ from uma.http.problem import Forbidden, Problem, RateLimited
 from uma.http.reader import Reader
 from uma.jobs.store import JobFolder
 from uma.net.metering import metered_whole
-from uma.net.quota import Account, Excess
+from uma.net.quota import ClientAccount, Excess
 from uma.net.throttle import Throttle
 from uma.net.unread import Unread
 from uma.types import (
@@ -380,12 +380,12 @@ class Gateway:
         self.answers[http.status] += 1
 
 
-def running(account: Account | None, requests: int) -> AbstractContextManager[None]:
+def running(account: ClientAccount | None, requests: int) -> AbstractContextManager[None]:
     """A block in which so many requests of `account` run."""
     return nullcontext() if account is None else account.running_now(requests)
 
 
-def _check_rate(account: Account, requests: int) -> None:
+def _check_rate(account: ClientAccount, requests: int) -> None:
     if (excess := account.objection(requests, trio.current_time())) is not None:
         if excess.retry_after_ms is None:
             raise Forbidden(excess.message)

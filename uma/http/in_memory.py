@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message
 
 from uma.errors import UmaError
 from uma.http.exchange import ACCOUNT, ID, LINES
-from uma.jobs import Answer, Progress
-from uma.net.quota import Account
+from uma.jobs import Progress, RowAnswer
+from uma.net.quota import ClientAccount
 from uma.net.throttle import ClientLines, Throttle
 from uma.types import Source
 
@@ -33,10 +33,10 @@ class InMemory:
     """What its requests are listed under."""
     source: Source
     """That of the application."""
-    account: Account | None = None
+    account: ClientAccount | None = None
     """Whose bounds hold for them."""
 
-    async def __call__(self, path: str, body: bytes, id: str) -> Answer:
+    async def __call__(self, path: str, body: bytes, id: str) -> RowAnswer:
         """See `Ask`."""
         scope = {
             "type": "http",
@@ -78,7 +78,7 @@ class InMemory:
         await self.app(scope, receive, send)
         headers = dict(started["headers"])
         wait = headers.get(b"retry-after-ms")
-        return Answer(
+        return RowAnswer(
             started["status"],
             b"".join(parts),
             headers.get(b"x-request-id", b"").decode(),

@@ -28,7 +28,7 @@ from uma.constraints import Length
 from uma.errors import BadRequest, ConfigError
 from uma.net.file_watch import FileWatch
 from uma.net.logfmt import log
-from uma.net.quota import Account, Bounds
+from uma.net.quota import Bounds, ClientAccount
 from uma.protocol.converter import structure, unknown_fields
 
 logger = logging.getLogger("uma.http")
@@ -54,7 +54,7 @@ class Key:
     """A key's hash, and the account that its requests are counted on."""
 
     sha256: str
-    account: Account
+    account: ClientAccount
 
 
 @attrs.frozen
@@ -72,10 +72,10 @@ class Keys:
         tables = read_toml(path, f"http_keys: {path}")
         return cls(tuple(_key(path, name, table) for name, table in tables.items()))
 
-    def find(self, presented: str) -> Account | None:
+    def find(self, presented: str) -> ClientAccount | None:
         """The account of a key, or None. Takes the same time whichever key it is, or none."""
         digest = hash_of(presented)
-        found: Account | None = None
+        found: ClientAccount | None = None
         for key in self.known:
             if hmac.compare_digest(digest, key.sha256):
                 found = key.account
@@ -105,7 +105,7 @@ class KeyFile:
             raise ConfigError(f"http_keys: {path}: holds no key; make one with `uma key new NAME --keys {path}`")
         return cls(watch, keys)
 
-    def find(self, presented: str) -> Account | None:
+    def find(self, presented: str) -> ClientAccount | None:
         """The account of a key, or None; as `Keys.find`.
 
         A file that has changed is read first. One that cannot be read is warned of, and the keys stay as they were.
@@ -114,7 +114,7 @@ class KeyFile:
             self._read()
         return self._keys.find(presented)
 
-    def named(self, name: str) -> Account | None:
+    def named(self, name: str) -> ClientAccount | None:
         """The account of a key by the key's name."""
         return next((key.account for key in self._keys.known if key.account.name == name), None)
 
@@ -140,7 +140,7 @@ def _key(path: Path, name: str, table: Any) -> Key:
     if not _HASH.fullmatch(entry.sha256):
         raise ConfigError(f"{where}: sha256: expected 64 hexadecimal digits")
     bounds = Bounds(**{bound: getattr(entry, bound) for bound in _BOUNDS})
-    return Key(entry.sha256, Account(name, bounds, entry.manage_models))
+    return Key(entry.sha256, ClientAccount(name, bounds, entry.manage_models))
 
 
 _BOUNDS = tuple(field.name for field in attrs.fields(Bounds))

@@ -4,26 +4,26 @@ A job knows neither engine nor socket nor HTTP: it is given an `Ask`, which answ
 over HTTP is one (`uma.http.in_memory`), so the rules of every dialect hold for rows as they hold for clients.
 """
 
-from uma.jobs.ask import Answer, Ask, Progress
-from uma.jobs.journal import Ended, Finished, JobChanged, Results
-from uma.jobs.rows import BadInput, BadRow, Form, Row, count_rows, has_columns, read_rows
+from uma.jobs.ask import Ask, Progress, RowAnswer
+from uma.jobs.journal import EndedRow, FinishedRows, JobChanged, Results
+from uma.jobs.rows import BadInput, BadRow, JobRow, RowForm, count_rows, has_columns, read_rows
 from uma.jobs.runner import Runner, in_flight
 from uma.jobs.server import ReturningServer, model_of
 from uma.jobs.tally import Tally
 
 __all__ = [
-    "Answer",
     "Ask",
     "BadInput",
     "BadRow",
-    "Ended",
-    "Finished",
-    "Form",
+    "EndedRow",
+    "FinishedRows",
     "JobChanged",
+    "JobRow",
     "Progress",
     "Results",
     "ReturningServer",
-    "Row",
+    "RowAnswer",
+    "RowForm",
     "Runner",
     "Tally",
     "count_rows",

@@ -9,7 +9,7 @@ import attrs
 
 
 @attrs.frozen
-class Answer:
+class RowAnswer:
     """A whole answer over HTTP."""
 
     status: int
@@ -34,7 +34,7 @@ class Progress:
 class Ask(Protocol):
     """Answers requests; any number at once."""
 
-    async def __call__(self, path: str, body: bytes, id: str) -> Answer:
+    async def __call__(self, path: str, body: bytes, id: str) -> RowAnswer:
         """The answer to a POST of `body` to `path`. `id` is that of no other request that runs."""
 
     async def progress(self) -> Mapping[str, Progress]:

@@ -76,7 +76,7 @@ class Entry:
 
 
 @attrs.frozen
-class Ended:
+class EndedRow:
     """A row's result, on its way to the disk."""
 
     number: int
@@ -85,7 +85,7 @@ class Ended:
     is_failed: bool
 
 
-class Finished:
+class FinishedRows:
     """Which rows have ended, asked in the order of the rows. Reads OUT's journal in step, in bounded memory."""
 
     def __init__(self, journal: IO[bytes], out: IO[bytes], end_bytes: int) -> None:
@@ -128,7 +128,7 @@ class Finished:
 
 
 @attrs.frozen
-class _Walk:
+class _JournalWalk:
     """What a journal and OUT agree on."""
 
     header: dict[str, Any] | None
@@ -154,9 +154,9 @@ class Results:
     """Rows of these that failed."""
     is_new: bool
     """Nothing of the job was on the disk."""
-    finished: Finished
+    finished: FinishedRows
     """The entries of these rows."""
-    reusable: Finished | None
+    reusable: FinishedRows | None
     """What an earlier job left, of which good results are taken over."""
     _marked_bytes: int = 0
 
@@ -211,7 +211,7 @@ class Results:
                 written = orjson.dumps(header) + b"\n"
                 os.ftruncate(journal, 0)
                 _write(journal, written, 0)
-                walk = _Walk(dict(header), 0, len(written))
+                walk = _JournalWalk(dict(header), 0, len(written))
             before = _before(path)
             reusable = _finished(before, _walk(before, anew)) if before.exists() else None
             out = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -229,7 +229,7 @@ class Results:
         sizes = walk.out_bytes, walk.journal_bytes, walk.rows, walk.failed
         return cls(path, out, journal, *sizes, is_new, _finished(path, walk), reusable)
 
-    def append(self, ended: Sequence[Ended]) -> None:
+    def append(self, ended: Sequence[EndedRow]) -> None:
         """Write results, each whole: where the disk is full, as many as there is space for. Raises `CannotWrite`."""
         lines = b"".join(each.line for each in ended)
         entries = b"".join(
@@ -353,13 +353,13 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 100 else text[:100] + "…"
 
 
-def _finished(path: Path, walk: _Walk) -> Finished:
+def _finished(path: Path, walk: _JournalWalk) -> FinishedRows:
     journal = journal_of(path).open("rb")
     journal.readline()
-    return Finished(journal, path.open("rb"), walk.journal_bytes)
+    return FinishedRows(journal, path.open("rb"), walk.journal_bytes)
 
 
-def _walk(path: Path, anew: str) -> _Walk:
+def _walk(path: Path, anew: str) -> _JournalWalk:
     """Compare OUT with its journal, entry by entry. Raises `JobChanged` where OUT was changed by something else.
 
     An OUT that was removed has no results.
@@ -369,14 +369,14 @@ def _walk(path: Path, anew: str) -> _Walk:
             first = journal.readline()
             header = _header(first)
             if header is None or not path.exists():
-                return _Walk(header, 0, len(first))
+                return _JournalWalk(header, 0, len(first))
             with path.open("rb") as out:
-                return _compare(path, _Walk(header, 0, len(first)), journal, out, anew)
+                return _compare(path, _JournalWalk(header, 0, len(first)), journal, out, anew)
     except FileNotFoundError:
-        return _Walk(None)
+        return _JournalWalk(None)
 
 
-def _compare(path: Path, walk: _Walk, lines: Iterable[bytes], out: IO[bytes], anew: str) -> _Walk:
+def _compare(path: Path, walk: _JournalWalk, lines: Iterable[bytes], out: IO[bytes], anew: str) -> _JournalWalk:
     at_bytes, is_whole, marked_bytes = walk.journal_bytes, True, 0
     for line in lines:
         at_bytes += len(line)
@@ -388,7 +388,7 @@ def _compare(path: Path, walk: _Walk, lines: Iterable[bytes], out: IO[bytes], an
         is_whole = entry is not None and xxhash.xxh3_64_intdigest(written) == entry.check
         if entry is not None and is_whole:
             rows, failed = walk.rows + 1, walk.failed + entry.is_failed
-            walk = _Walk(walk.header, walk.out_bytes + len(written), at_bytes, rows, failed)
+            walk = _JournalWalk(walk.header, walk.out_bytes + len(written), at_bytes, rows, failed)
     if walk.out_bytes < marked_bytes:
         raise JobChanged(
             f"{path}: was changed after byte {walk.out_bytes:,} ({walk.rows:,} results), so it is not known which rows "

@@ -61,7 +61,7 @@ class BadRow(ValueError):
 
 
 @attrs.frozen
-class Row:
+class JobRow:
     """A row as the input has it."""
 
     number: int
@@ -77,7 +77,7 @@ class Row:
 
 
 @attrs.frozen
-class Asked:
+class RowRequest:
     """The request that a row is."""
 
     path: str
@@ -92,7 +92,7 @@ class Asked:
 
 
 @attrs.frozen(kw_only=True)
-class Form:
+class RowForm:
     """How plain rows become requests."""
 
     template: str | None = None
@@ -108,7 +108,7 @@ class Form:
     defaults: Mapping[str, Any] = attrs.field(factory=dict)
     """Fields of a body that generates, where the row has none of that name; every body has the model and the lane."""
 
-    def asked(self, row: Row) -> Asked:
+    def asked(self, row: JobRow) -> RowRequest:
         """The request that `row` is. Raises `BadRow`."""
         fields = _object(row.data) if row.data else {}
         try:
@@ -118,7 +118,7 @@ class Form:
             error.custom_id = None if given is None else str(given)
             raise
 
-    def _of(self, fields: Mapping[str, Any], row: Row) -> Asked:
+    def _of(self, fields: Mapping[str, Any], row: JobRow) -> RowRequest:
         if row.fault:
             raise BadRow(row.fault)
         is_ready = self.endpoint is not None or "body" in fields or "url" in fields
@@ -126,9 +126,9 @@ class Form:
             return self._ready(fields, row)
         custom_id = fields.get("custom_id", fields.get("id"))
         path, body = self._filled(fields) if self.template is not None else self._plain(fields)
-        return Asked(path, self._with_defaults(path, body), _id(custom_id, row))
+        return RowRequest(path, self._with_defaults(path, body), _id(custom_id, row))
 
-    def _ready(self, fields: Mapping[str, Any], row: Row) -> Asked:
+    def _ready(self, fields: Mapping[str, Any], row: JobRow) -> RowRequest:
         """OpenAI's batch line."""
         given, body = fields.get("url"), fields.get("body")
         path = _ALIASES.get(str(given), str(given))
@@ -140,7 +140,7 @@ class Form:
             raise BadRow(f"body: expected a JSON object, not {_shown(body)}")
         if fields.get("method", "POST") != "POST":
             raise BadRow(f"method: expected POST, not {_shown(fields['method'])}")
-        return Asked(path, self._with_defaults(path, body), _id(fields.get("custom_id"), row))
+        return RowRequest(path, self._with_defaults(path, body), _id(fields.get("custom_id"), row))
 
     def _filled(self, fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         return self._prompted(filled(self.template or "", fields), {})
@@ -209,7 +209,7 @@ def has_columns(template: str) -> bool:
     return any(found[1] is not None for found in _HOLE.finditer(template))
 
 
-def read_rows(file: IO[bytes], *, is_csv: bool = False, takes_gzip: bool = True) -> Iterator[Row]:
+def read_rows(file: IO[bytes], *, is_csv: bool = False, takes_gzip: bool = True) -> Iterator[JobRow]:
     """The rows of `file`, which can be compressed where it `takes_gzip`. Blocks where the file does. Raises `BadInput`
     and `OSError`.
     """
@@ -242,7 +242,7 @@ def count_rows(file: IO[bytes]) -> tuple[int, bool]:
     return round(counted * size / (PIECES * PIECE_OF_LINES_BYTES)), False
 
 
-def _lines(file: Any, position: Callable[[], int] | None) -> Iterator[Row]:
+def _lines(file: Any, position: Callable[[], int] | None) -> Iterator[JobRow]:
     number = done_bytes = 0
     while line := file.readline(MAX_ROW_BYTES):
         done_bytes += len(line)
@@ -258,7 +258,7 @@ def _lines(file: Any, position: Callable[[], int] | None) -> Iterator[Row]:
             continue
         if not is_too_long:
             digest = xxhash.xxh3_64(line.rstrip(b"\r\n"))  # the last line can get its newline later
-        yield Row(
+        yield JobRow(
             number, line, digest.intdigest(), position() if position else done_bytes, TOO_LONG if is_too_long else ""
         )
         number += 1
@@ -275,7 +275,7 @@ class _InPieces:
         return self._file.read(min(size, PIECE_BYTES))
 
 
-def _csv_rows(file: Any, position: Callable[[], int] | None) -> Iterator[Row]:
+def _csv_rows(file: Any, position: Callable[[], int] | None) -> Iterator[JobRow]:
     csv.field_size_limit(MAX_ROW_BYTES)
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     counted = _Counted(text)
@@ -299,7 +299,7 @@ def _csv_rows(file: Any, position: Callable[[], int] | None) -> Iterator[Row]:
             text.detach()
 
 
-def _csv_row(number: int, names: Sequence[str], values: Sequence[str], end_bytes: int) -> Row:
+def _csv_row(number: int, names: Sequence[str], values: Sequence[str], end_bytes: int) -> JobRow:
     """A row with a value for each name: where some are missing they are empty, and where there are more it is bad."""
     fields = {name: value for name, value in zip_longest(names, values[: len(names)], fillvalue="") if name}
     more, fault = values[len(names) :], ""
@@ -311,7 +311,7 @@ def _csv_row(number: int, names: Sequence[str], values: Sequence[str], end_bytes
             'needs quotes around it ("a, b")'
         )
     digest = xxhash.xxh3_64_intdigest(written.encode("utf-8", "surrogateescape"))
-    return Row(number, fields, digest, end_bytes, fault)
+    return JobRow(number, fields, digest, end_bytes, fault)
 
 
 class _Counted:
@@ -364,7 +364,7 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def _id(given: Any, row: Row) -> str:
+def _id(given: Any, row: JobRow) -> str:
     return f"row-{row.number + 1}" if given is None else str(given)
 
 

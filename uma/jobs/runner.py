@@ -17,9 +17,9 @@ import orjson
 import trio
 
 from uma import json_bytes
-from uma.jobs.ask import Answer, Ask, Progress
-from uma.jobs.journal import WINDOW, Ended, Entry, JobChanged, Results
-from uma.jobs.rows import Asked, BadInput, BadRow, Form, Row
+from uma.jobs.ask import Ask, Progress, RowAnswer
+from uma.jobs.journal import WINDOW, EndedRow, Entry, JobChanged, Results
+from uma.jobs.rows import BadInput, BadRow, JobRow, RowForm, RowRequest
 from uma.jobs.tally import Begun, Tally
 from uma.types import Source
 
@@ -55,12 +55,12 @@ def in_flight(source: Source, *, has_others: bool = False) -> int:
 
 
 @attrs.frozen
-class Work:
+class RowWork:
     """A row to be run, or one whose result an earlier job has."""
 
-    row: Row
-    asked: Asked | None
-    ended: Ended | None = None
+    row: JobRow
+    asked: RowRequest | None
+    ended: EndedRow | None = None
     size_bytes: int = 0
     """Size of the row, as it lies on disk."""
 
@@ -70,9 +70,9 @@ class Runner:
     """One run of a job. Belongs to a Trio thread."""
 
     ask: Ask
-    rows: Iterator[Row]
+    rows: Iterator[JobRow]
     """Read in another thread."""
-    form: Form
+    form: RowForm
     results: Results
     most: int
     """Maximum rows asked at once."""
@@ -85,10 +85,10 @@ class Runner:
     tally: Tally = attrs.field(factory=Tally)
     _asked: set[str] = attrs.field(factory=set, init=False)
     """Ids of the requests that run."""
-    _ready: deque[Work] = attrs.field(factory=deque, init=False)
-    _open: deque[Row] = attrs.field(factory=deque, init=False)
+    _ready: deque[RowWork] = attrs.field(factory=deque, init=False)
+    _open: deque[JobRow] = attrs.field(factory=deque, init=False)
     """Rows that were read, from the first on that has not ended."""
-    _ended: dict[int, Ended | None] = attrs.field(factory=dict, init=False)
+    _ended: dict[int, EndedRow | None] = attrs.field(factory=dict, init=False)
     """Rows of these that have ended, and what still has to be written of them."""
     _stopping: trio.Event = attrs.field(factory=trio.Event, init=False)
     _reading: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
@@ -146,7 +146,7 @@ class Runner:
                 )
         self.tally.note(found)
 
-    async def _next(self) -> Work | None:
+    async def _next(self) -> RowWork | None:
         """The next row, once there is space for it; None: there is none, or the run is to stop."""
         while not self._stopping.is_set():
             if not self._ready and not await self._read():
@@ -161,7 +161,7 @@ class Runner:
         """Read a block of rows; False where there are no more."""
         if self._stopping.is_set():
             return False
-        block: list[Work] | None = None
+        block: list[RowWork] | None = None
         with trio.CancelScope() as self._reading:
             block = await trio.to_thread.run_sync(self._block, abandon_on_cancel=True)
         if not block:
@@ -170,9 +170,9 @@ class Runner:
         self._ready.extend(together(block))
         return True
 
-    def _block(self) -> list[Work]:
+    def _block(self) -> list[RowWork]:
         """The next rows without a result, in their order. Runs in a thread."""
-        block: list[Work] = []
+        block: list[RowWork] = []
         n_bytes = 0
         while (row := self._row()) is not None:
             size_bytes = row.end_bytes - self.tally.passed_bytes
@@ -190,7 +190,7 @@ class Runner:
             self.tally.passed_all()
         return block
 
-    def _row(self) -> Row | None:
+    def _row(self) -> JobRow | None:
         """The next row; None behind the last that can be read."""
         try:
             return next(self.rows, None)
@@ -198,21 +198,21 @@ class Runner:
             self._bad_input = error
             return None
 
-    def _check_row(self, row: Row, known: Entry) -> None:
+    def _check_row(self, row: JobRow, known: Entry) -> None:
         if known.digest != row.digest:
             raise JobChanged(
                 f"{self.results.path}: row {row.number + 1:,} of the input is another one than when its result was "
                 "written; --only-failed runs such rows again and keeps the others' results, --restart begins anew"
             )
 
-    def _work(self, row: Row, size_bytes: int) -> Work:
+    def _work(self, row: JobRow, size_bytes: int) -> RowWork:
         if (before := self.results.reusable) is not None:
             known = before.find(row.number)
             if known is not None and known.digest == row.digest and not known.is_failed:
-                return Work(row, None, Ended(row.number, row.digest, before.line(known), is_failed=False))
+                return RowWork(row, None, EndedRow(row.number, row.digest, before.line(known), is_failed=False))
         return work_of(row, self.form, size_bytes)
 
-    async def _finish(self, work: Work, begun: Begun) -> None:
+    async def _finish(self, work: RowWork, begun: Begun) -> None:
         ended = work.ended
         used: Progress | None = None
         try:
@@ -228,7 +228,7 @@ class Runner:
         assert ended is not None
         self._note_end(ended)
 
-    async def _answer(self, row: Row, asked: Asked) -> Answer | None:
+    async def _answer(self, row: JobRow, asked: RowRequest) -> RowAnswer | None:
         """The answer to a row, asked again as often as that can help; None where the run stops meanwhile."""
         body, id = json_bytes.dumps(asked.body), f"{self.prefix}row-{row.number + 1}"
         wait_sec, tries = FIRST_WAIT_SEC, 0
@@ -252,7 +252,7 @@ class Runner:
                 return None
             wait_sec = min(2 * wait_sec, MAX_WAIT_SEC)
 
-    def _note_end(self, ended: Ended) -> None:
+    def _note_end(self, ended: EndedRow) -> None:
         """Write what can be written: the result, or all whose turn it is now."""
         due = [] if self.in_order else [ended]
         self._ended[ended.number] = ended if self.in_order else None
@@ -279,16 +279,16 @@ class Runner:
             await self.results.sync()
 
 
-def work_of(row: Row, form: Form, size_bytes: int = 0) -> Work:
+def work_of(row: JobRow, form: RowForm, size_bytes: int = 0) -> RowWork:
     """What is to be done for a row; of a bad one nothing is."""
     try:
-        return Work(row, form.asked(row), size_bytes=size_bytes)
+        return RowWork(row, form.asked(row), size_bytes=size_bytes)
     except BadRow as error:
         shown = {"code": "invalid_row", "message": str(error)}
-        return Work(row, None, _ended(row, _line(row, error.custom_id, None, shown)))
+        return RowWork(row, None, _ended(row, _line(row, error.custom_id, None, shown)))
 
 
-def together(block: Sequence[Work]) -> list[Work]:
+def together(block: Sequence[RowWork]) -> list[RowWork]:
     """The rows of a block, with those next to each other that begin alike: the source reads what they share once.
 
     Groups, and rows within them, keep their order. What all rows of the block share does not count.
@@ -297,13 +297,13 @@ def together(block: Sequence[Work]) -> list[Work]:
     prompts = [each for each in begins if each]
     ends = zip(min(prompts), max(prompts), strict=False) if prompts else ()
     shared = next((at for at, (one, other) in enumerate(ends) if one != other), 0)
-    groups: dict[bytes, list[Work]] = {}
+    groups: dict[bytes, list[RowWork]] = {}
     for each, begin in zip(block, begins, strict=True):
         groups.setdefault(begin[shared : shared + ALIKE_BYTES], []).append(each)
     return [each for group in groups.values() for each in group]
 
 
-def _end_of(row: Row, asked: Asked, answer: Answer) -> tuple[Ended, Progress]:
+def _end_of(row: JobRow, asked: RowRequest, answer: RowAnswer) -> tuple[EndedRow, Progress]:
     """A row's result, and what it took."""
     text, usage = answer.body.decode(), dict[str, int]()
     body: Any = json_bytes.verbatim(text)
@@ -320,8 +320,8 @@ def _end_of(row: Row, asked: Asked, answer: Answer) -> tuple[Ended, Progress]:
     return _ended(row, _line(row, asked.custom_id, response, None), is_failed=answer.status >= 400), used
 
 
-def _ended(row: Row, line: bytes, *, is_failed: bool = True) -> Ended:
-    return Ended(row.number, row.digest, line, is_failed)
+def _ended(row: JobRow, line: bytes, *, is_failed: bool = True) -> EndedRow:
+    return EndedRow(row.number, row.digest, line, is_failed)
 
 
 def _why(line: bytes) -> str:
@@ -332,7 +332,7 @@ def _why(line: bytes) -> str:
     return ""
 
 
-def _line(row: Row, custom_id: str | None, response: Any, error: Any) -> bytes:
+def _line(row: JobRow, custom_id: str | None, response: Any, error: Any) -> bytes:
     """A result as OpenAI's output and error files have it."""
     name = f"row-{row.number + 1}"
     shown = {

@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from uma.errors import ConnectionLost, Overloaded, TooManySessions, UmaError
-from uma.jobs.ask import Answer, Ask, Progress
+from uma.jobs.ask import Ask, Progress, RowAnswer
 from uma.jobs.journal import JobChanged
 from uma.types import Source
 
@@ -36,10 +36,10 @@ class ReturningServer:
     """Gets a line when the server goes away, and when it is back."""
     _ask: Ask | None = attrs.field(default=None, init=False)
 
-    async def __call__(self, path: str, body: bytes, id: str) -> Answer:
+    async def __call__(self, path: str, body: bytes, id: str) -> RowAnswer:
         """See `Ask`."""
         if self._ask is None:
-            return Answer(503, _GONE, retry_after_ms=int(1000 * RETRY_SEC))
+            return RowAnswer(503, _GONE, retry_after_ms=int(1000 * RETRY_SEC))
         return await self._ask(path, body, id)
 
     async def progress(self) -> Mapping[str, Progress]:

@@ -68,7 +68,7 @@ class StoredFile:
 
 
 @attrs.frozen(kw_only=True)
-class Batch:
+class StoredBatch:
     """A batch, as OpenAI tells of one. Times are Unix time."""
 
     id: str = attrs.field(factory=lambda: f"batch_{secrets.token_hex(12)}")
@@ -90,7 +90,7 @@ class Batch:
     error: str | None = None
     """Why it has failed as a whole."""
 
-    def now(self, status: Status, **more: Any) -> Batch:
+    def now(self, status: Status, **more: Any) -> StoredBatch:
         """A copy in another state."""
         return attrs.evolve(self, status=status, times={**self.times, status: int(time.time())}, **more)
 
@@ -260,7 +260,7 @@ class Store:
         self._do("DELETE FROM files WHERE id = ?", (file.id,))
         self.path(file.id).unlink(missing_ok=True)
 
-    def keep(self, batch: Batch) -> None:
+    def keep(self, batch: StoredBatch) -> None:
         """Remember a batch as it is now."""
         self._do(
             "INSERT INTO batches VALUES (?1, ?2, ?3, ?4, ?5) "
@@ -273,22 +273,22 @@ class Store:
             (batch.owner, MAX_BATCHES),
         )
 
-    def batch(self, batch_id: str, owner: str | None) -> Batch | None:
+    def batch(self, batch_id: str, owner: str | None) -> StoredBatch | None:
         """The owner's batch of that id; None for the owner: anyone's."""
         query = "SELECT id, data FROM batches WHERE id = ?1 AND (?2 IS NULL OR owner = ?2)"
-        return next(self._read(Batch, self._do(query, (batch_id, owner))), None)
+        return next(self._read(StoredBatch, self._do(query, (batch_id, owner))), None)
 
-    def batches(self, owner: str, limit: int, after: str | None = None) -> tuple[list[Batch], bool]:
+    def batches(self, owner: str, limit: int, after: str | None = None) -> tuple[list[StoredBatch], bool]:
         """Page of the owner's batches; see `files`."""
-        return self._page(Batch, "batches", owner, limit, after)
+        return self._page(StoredBatch, "batches", owner, limit, after)
 
-    def unfinished(self, models: Collection[str] | None = None, owner: str | None = None) -> list[Batch]:
+    def unfinished(self, models: Collection[str] | None = None, owner: str | None = None) -> list[StoredBatch]:
         """Batches that have not ended, the oldest first: for one of these models, or this owner's."""
         query = "SELECT id, data, model FROM batches WHERE NOT is_over AND (?1 IS NULL OR owner = ?1) ORDER BY rowid"
         rows = self._do(query, (owner,))
-        return list(self._read(Batch, [row[:2] for row in rows if models is None or row[2] in models]))
+        return list(self._read(StoredBatch, [row[:2] for row in rows if models is None or row[2] in models]))
 
-    def finish(self, batch: Batch, why: str | None = None) -> Batch:
+    def finish(self, batch: StoredBatch, why: str | None = None) -> StoredBatch:
         """End a batch that nothing runs: its results become its files. `why`: the reason for which it failed."""
         results = self.results(batch.id)
         output, error = (
@@ -379,5 +379,5 @@ def _private(path: Path) -> IO[bytes]:
     return file
 
 
-def _text(entry: StoredFile | Batch) -> str:
+def _text(entry: StoredFile | StoredBatch) -> str:
     return orjson.dumps(attrs.asdict(entry)).decode()

@@ -258,7 +258,7 @@ def read(path: Path) -> Header:
         start = file.read(512)
     _check_magic(path, start)
     backend.start()
-    with _Reader(path) as reader:
+    with _HeaderReader(path) as reader:
         header = reader.header(size)
     if header.needed_bytes > size:
         raise ModelError(
@@ -275,7 +275,7 @@ def check_vocabulary(path: Path) -> None:
 
     Takes a tenth of a second for 150,000 tokens, so it is for files that are about to be loaded.
     """
-    with _Reader(path) as reader:
+    with _HeaderReader(path) as reader:
         reader.check_vocabulary()
 
 
@@ -324,7 +324,7 @@ def _check_magic(path: Path, start: bytes) -> None:
         raise ModelError(f"{path}: has GGUF version {version}; this llama.cpp reads versions 2 and 3")
 
 
-class _Reader:
+class _HeaderReader:
     """Owner of one `gguf_context`."""
 
     def __init__(self, path: Path) -> None:
@@ -390,7 +390,7 @@ class _Reader:
         length = int(_array_length(self._handle, index))
         return tuple((ctype * length).from_address(_array_data(self._handle, index))) if length else ()
 
-    def __enter__(self) -> _Reader:
+    def __enter__(self) -> _HeaderReader:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,8 +1,8 @@
 """A projector (mmproj file): it turns pictures and sounds into embeddings that a model reads in the place of tokens.
 
-llama.cpp's libmtmd does it. A `Projector` owns its context, a `Picture` one piece of a prompt, others are `Text`. What
-llama-server does with a picture is done by the same calls here, so its text is the same. A sound is one of the pictures
-here: it is told from them only where it is decoded, and libmtmd cuts a long one into several.
+llama.cpp's libmtmd does it. A `Projector` owns its context, a `Picture` one piece of a prompt, others are `TextPiece`.
+What llama-server does with a picture is done by the same calls here, so its text is the same. A sound is a picture
+here: it is told from one only where it is decoded, and libmtmd cuts a long one into several.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Samples:
 
 
 @attrs.frozen
-class Text:
+class TextPiece:
     """A piece of a prompt that is tokens."""
 
     tokens: npt.NDArray[np.int32]
@@ -159,7 +159,7 @@ class Projector(Closing):
             raise ValueError(f"{self.path}: the projector is closed")
         return self._handle
 
-    def prepare(self, file: Pixels | Samples) -> list[Text | Picture]:
+    def prepare(self, file: Pixels | Samples) -> list[TextPiece | Picture]:
         """What a file is in a prompt: pictures, and the tokens that the model has around them. Raises `BadRequest`.
 
         llama.cpp's prompt is text and these one behind another: it reads each text between two files by itself.
@@ -283,12 +283,12 @@ def _chunks() -> Iterator[int]:
         lib.mtmd_input_chunks_free(handle)
 
 
-def _piece(chunk: int) -> Text | Picture:
+def _piece(chunk: int) -> TextPiece | Picture:
     if lib.mtmd_input_chunk_get_type(chunk) != lib.MTMD_INPUT_CHUNK_TYPE_TEXT:
         return Picture(chunk)
     count = ctypes.c_size_t(0)
     tokens = lib.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
-    return Text(ctypeslib.as_array(tokens, (count.value,)).copy() if count.value else np.zeros(0, np.int32))
+    return TextPiece(ctypeslib.as_array(tokens, (count.value,)).copy() if count.value else np.zeros(0, np.int32))
 
 
 def _identity(path: Path) -> str:

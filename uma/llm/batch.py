@@ -27,7 +27,7 @@ MAX_AHEAD_PER_IN_FLIGHT = 8
 
 
 @attrs.frozen
-class Row:
+class PromptRow:
     """One prompt or conversation, as it was given, with the fields of its request."""
 
     index: int
@@ -36,14 +36,16 @@ class Row:
     sampling: SamplingParams
 
 
-def results_of(loop: SourceThread, rows: Iterator[Row], *, in_order: bool) -> Generator[RequestOutput, None, None]:
+def results_of(
+    loop: SourceThread, rows: Iterator[PromptRow], *, in_order: bool
+) -> Generator[RequestOutput, None, None]:
     """The result of each row: as they end, or in the order of the rows.
 
     `rows` is read in the caller's thread, and only as far as there is work for; it can be endless. Closing this
     iterator cancels what runs. Raises what ended the source.
     """
     most = in_flight(loop.source)
-    inbox, taken = trio.open_memory_channel[list[Row]](math.inf)
+    inbox, taken = trio.open_memory_channel[list[PromptRow]](math.inf)
     outbox, results = trio.open_memory_channel[RequestOutput](math.inf)
     scope = trio.CancelScope()
     loop.spawn(_serve, loop, taken, outbox, scope)
@@ -76,7 +78,7 @@ def results_of(loop: SourceThread, rows: Iterator[Row], *, in_order: bool) -> Ge
 
 async def _serve(
     loop: SourceThread,
-    inbox: trio.MemoryReceiveChannel[list[Row]],
+    inbox: trio.MemoryReceiveChannel[list[PromptRow]],
     outbox: trio.MemorySendChannel[RequestOutput],
     scope: trio.CancelScope,
 ) -> None:
@@ -87,7 +89,7 @@ async def _serve(
                     nursery.start_soon(_run, loop, row, outbox)
 
 
-async def _run(loop: SourceThread, row: Row, outbox: trio.MemorySendChannel[RequestOutput]) -> None:
+async def _run(loop: SourceThread, row: PromptRow, outbox: trio.MemorySendChannel[RequestOutput]) -> None:
     outbox.send_nowait(attrs.evolve(await _generate_one(loop, row), index=row.index))
 
 
@@ -99,7 +101,7 @@ async def _take(results: trio.MemoryReceiveChannel[RequestOutput]) -> list[Reque
     return taken
 
 
-async def _generate_one(loop: SourceThread, row: Row) -> RequestOutput:
+async def _generate_one(loop: SourceThread, row: PromptRow) -> RequestOutput:
     prompt, fields = row.prompt, row.fields
     try:
         if "messages" in fields:

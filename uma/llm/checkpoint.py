@@ -14,9 +14,9 @@ import cattrs
 import xxhash
 
 from uma.errors import ConnectionLost, InternalError, ShuttingDown, UmaError, from_code
-from uma.jobs import Ended, JobChanged, Results, model_of
+from uma.jobs import EndedRow, JobChanged, Results, model_of
 from uma.jobs.runner import SYNC_SEC
-from uma.llm.batch import Row, results_of
+from uma.llm.batch import PromptRow, results_of
 from uma.llm.results import RequestOutput
 from uma.llm.thread import SourceThread
 from uma.types import Message
@@ -26,7 +26,7 @@ PASSING = (ConnectionLost, InternalError, ShuttingDown)
 ANEW = "remove it and its journal to begin anew"
 
 
-def results_with(loop: SourceThread, rows: Sequence[Row], path: Path) -> Generator[RequestOutput, None, None]:
+def results_with(loop: SourceThread, rows: Sequence[PromptRow], path: Path) -> Generator[RequestOutput, None, None]:
     """The result of each row, in order: from the file as far as it has them, and the others, which are appended.
 
     Raises `JobChanged` where the file has results of other rows, parameters or another model.
@@ -48,7 +48,7 @@ def results_with(loop: SourceThread, rows: Sequence[Row], path: Path) -> Generat
                     keeps = keeps and not isinstance(out.error, PASSING)
                     if keeps:
                         line = json.dumps(placed.to_dict(), ensure_ascii=False).encode() + b"\n"
-                        results.append([Ended(row.index, _digest(row), line, out.error is not None)])
+                        results.append([EndedRow(row.index, _digest(row), line, out.error is not None)])
                     if time.monotonic() - synced_sec > SYNC_SEC:
                         loop.call(results.sync)
                         synced_sec = time.monotonic()
@@ -58,7 +58,7 @@ def results_with(loop: SourceThread, rows: Sequence[Row], path: Path) -> Generat
                 loop.call(results.sync)
 
 
-def _kept(results: Results, row: Row) -> RequestOutput:
+def _kept(results: Results, row: PromptRow) -> RequestOutput:
     found = results.finished.find(row.index)
     if found is None or found.digest != _digest(row):
         raise JobChanged(
@@ -68,7 +68,7 @@ def _kept(results: Results, row: Row) -> RequestOutput:
     return _converter().structure(json.loads(results.finished.line(found)), RequestOutput)
 
 
-def _digest(row: Row) -> int:
+def _digest(row: PromptRow) -> int:
     return xxhash.xxh3_64_intdigest(json.dumps([row.prompt, attrs.asdict(row.sampling)], default=str).encode())
 
 

@@ -19,14 +19,14 @@ from uma.types import Source
 
 
 @attrs.frozen
-class Place:
+class ModelPlace:
     """The model's name or file, or the server's socket, and how the source there is opened."""
 
     name: str
     opened: Callable[[], AbstractAsyncContextManager[Source]]
 
 
-def place_of(model: Any, socket: Any, settings: Mapping[str, Any]) -> Place:
+def place_of(model: Any, socket: Any, settings: Mapping[str, Any]) -> ModelPlace:
     """The place that these arguments of `LLM` name. Raises `TypeError` and `ConfigError` for what does not fit."""
     if not isinstance(model, str | PathLike | None):
         raise TypeError(f"model: expected a path or a name, not {shown(model)}")
@@ -34,13 +34,13 @@ def place_of(model: Any, socket: Any, settings: Mapping[str, Any]) -> Place:
         raise TypeError(f"socket: expected the path of a server's Unix socket, not {shown(socket)}")
     if socket is None:
         config = config_of("builtin" if model is None else fspath(model), dict(settings))
-        return Place(config.model, partial(open_engine, config))
+        return ModelPlace(config.model, partial(open_engine, config))
     if settings:
         raise ConfigError(
             f"{', '.join(settings)}: the server on the socket has its own; leave it out, or leave socket out to load a "
             "model in this process"
         )
-    return Place(fspath(socket), partial(_served, fspath(socket), None if model is None else fspath(model)))
+    return ModelPlace(fspath(socket), partial(_served, fspath(socket), None if model is None else fspath(model)))
 
 
 @asynccontextmanager

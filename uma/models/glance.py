@@ -41,12 +41,12 @@ def glance(path: Path) -> Glance | None:
             return None
         with path.open("rb") as file:
             block = file.read(BLOCK_BYTES)
-        return _Walk(block).all()
+        return _HeaderWalk(block).all()
     except (OSError, EOFError, ValueError, LookupError, struct.error):
         return None
 
 
-class _Walk:
+class _HeaderWalk:
     """A walk over the keys of a block."""
 
     def __init__(self, block: bytes) -> None:

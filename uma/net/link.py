@@ -54,7 +54,7 @@ class Flusher:
 
 
 @attrs.define(eq=False)
-class Turn:
+class LoopTurn:
     """A block in which what is posted on the links of a Trio thread gathers, and at whose end it is sent.
 
     For the task that gives all streams their tokens: no other has to be woken to send them. Not to be nested.
@@ -79,15 +79,15 @@ class Turn:
             link.flush()
 
 
-_TURN: trio.lowlevel.RunVar[Turn] = trio.lowlevel.RunVar("TURN")
+_TURN: trio.lowlevel.RunVar[LoopTurn] = trio.lowlevel.RunVar("TURN")
 
 
-def turn() -> Turn:
+def turn() -> LoopTurn:
     """That of the Trio thread that calls."""
     try:
         return _TURN.get()
     except LookupError:
-        _TURN.set(found := Turn())
+        _TURN.set(found := LoopTurn())
         return found
 
 
@@ -107,7 +107,7 @@ class Link:
     stall_timeout_sec: float
     """How long the peer can take to read `FAIR_BYTES` while more than the system will hold waits for it."""
     _flusher: Flusher | None = None
-    _turn: Turn = attrs.field(factory=turn, init=False)
+    _turn: LoopTurn = attrs.field(factory=turn, init=False)
     unsent_bytes: int = attrs.field(default=0, init=False)
     _due: float | None = attrs.field(default=None, init=False)
     """When the peer must have read `FAIR_BYTES`; None while the system takes all there is."""

@@ -12,7 +12,7 @@ import attrs
 import trio
 
 from uma.errors import UmaError
-from uma.net.quota import Account
+from uma.net.quota import ClientAccount
 from uma.types import EmbedRequest, EventStream, Finished, RerankRequest, Usage
 
 SETTLE_SEC = 5.0
@@ -30,7 +30,7 @@ class Meter:
 
 
 @asynccontextmanager
-async def metered(stream: EventStream, account: Account | None) -> AsyncIterator[Meter]:
+async def metered(stream: EventStream, account: ClientAccount | None) -> AsyncIterator[Meter]:
     """A block that reads `stream` and gives its usage to the meter; the account is charged when the block ends.
 
     Where the block ends without a usage, the request is cancelled and its last event awaited. A request that failed
@@ -50,7 +50,7 @@ async def metered(stream: EventStream, account: Account | None) -> AsyncIterator
 
 
 @contextmanager
-def metered_whole(request: EmbedRequest | RerankRequest, account: Account | None) -> Iterator[Meter]:
+def metered_whole(request: EmbedRequest | RerankRequest, account: ClientAccount | None) -> Iterator[Meter]:
     """Meter a request that is answered in one piece. One that is left before its end counts as many tokens as it
     has, where they are token ids, or one for every `BYTES_PER_TOKEN` of its texts: the engine tells no more of it.
     """

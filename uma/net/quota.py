@@ -67,7 +67,7 @@ class Excess:
 
 
 @attrs.define(eq=False)
-class Account:
+class ClientAccount:
     """The use of one holder's bounds. Belongs to one thread."""
 
     name: str

@@ -14,7 +14,7 @@ from uma.json_bytes import is_balanced, outside_strings
 
 
 @attrs.frozen
-class Bounds:
+class JsonBounds:
     """What one text can hold."""
 
     containers: int = 65_536
@@ -25,7 +25,7 @@ class Bounds:
     """Commas between items and members. OpenAI takes 300,000 token ids in one request."""
 
 
-def check_size(data: bytes, bounds: Bounds = Bounds()) -> None:
+def check_size(data: bytes, bounds: JsonBounds = JsonBounds()) -> None:
     """Raise `BadRequest` where a JSON text holds more than `bounds`, and `InvalidJson` where the brackets of such a one
     tell that it is no JSON. A text within the bounds is not checked.
     """

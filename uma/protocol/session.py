@@ -116,7 +116,16 @@ from uma.protocol.messages import (
     TraceQuery,
     UnloadQuery,
 )
-from uma.protocol.states import AFTER_ERROR, PHASES, After, Exchange, LocalProtocolError, Phase, PhaseStep, State
+from uma.protocol.states import (
+    AFTER_ERROR,
+    PHASES,
+    After,
+    LocalProtocolError,
+    Phase,
+    PhaseStep,
+    RequestExchange,
+    RequestState,
+)
 from uma.protocol.versions import SUPPORTED, negotiate
 from uma.types import (
     Activity,
@@ -195,9 +204,9 @@ class ServerSession:
         self._strict = False
         self._hello_warnings: tuple[str, ...] = ()
         self._is_draining = False
-        self._running: dict[str | int, Exchange] = {}
+        self._running: dict[str | int, RequestExchange] = {}
         """Running requests by id; a query without one, by the identity of its message."""
-        self._unwritten: list[Exchange] = []
+        self._unwritten: list[RequestExchange] = []
 
     def bound(self, *, n_vocab: int | None, max_frame_bytes: int) -> None:
         """Set the bounds that are known once the model is loaded."""
@@ -347,7 +356,7 @@ class ServerSession:
         if exchange is None:
             raise _not_running(event.id)
         if type(event) is Token:
-            if exchange.state is not State.DECODE:  # every token but the first leaves it where it is
+            if exchange.state is not RequestState.DECODE:  # every token but the first leaves it where it is
                 exchange.step("token")
             return encode_token(event, exchange.fragment)
         assert not isinstance(event, Token)
@@ -498,7 +507,7 @@ class ServerSession:
     # What the driver asks.
 
     @property
-    def running(self) -> Mapping[str | int, Exchange]:
+    def running(self) -> Mapping[str | int, RequestExchange]:
         """What runs, by id (a query without one: by a number)."""
         return MappingProxyType(self._running)
 
@@ -616,13 +625,13 @@ def _key(message: Generate | Query) -> str | int:
     return id(message) if message.id is None else message.id
 
 
-def _exchange(message: Generate | Query) -> Exchange:
+def _exchange(message: Generate | Query) -> RequestExchange:
     if isinstance(message, EmbedQuery | RerankQuery):
-        return Exchange(metadata=message.request.metadata, warnings=message.warnings, can_cancel=True)
+        return RequestExchange(metadata=message.request.metadata, warnings=message.warnings, can_cancel=True)
     if not isinstance(message, Generate):
-        return Exchange(warnings=message.warnings)
+        return RequestExchange(warnings=message.warnings)
     metadata = message.request.metadata
-    return Exchange(
+    return RequestExchange(
         metadata=metadata,
         fragment=None if metadata is None else fragment(metadata),
         warnings=message.warnings,

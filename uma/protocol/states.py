@@ -82,7 +82,7 @@ PHASES: Mapping[tuple[Phase, PhaseStep], Phase] = MappingProxyType(
 """Every step that a session can take. A hello that is not the first frame is a bad request."""
 
 
-class State(Enum):
+class RequestState(Enum):
     """A request's state."""
 
     RECV_REQ = "recv_req"
@@ -96,17 +96,17 @@ class State(Enum):
 Step = Literal["request", "token", "end", "error", "flushed"]
 """What moves a request on: its frame came; a token goes out; its last event does; it failed; all has been written."""
 
-TRANSITIONS: Mapping[tuple[State, Step], State] = MappingProxyType(
+TRANSITIONS: Mapping[tuple[RequestState, Step], RequestState] = MappingProxyType(
     {
-        (State.RECV_REQ, "request"): State.PREFILL,
-        (State.RECV_REQ, "error"): State.ERRORED,
-        (State.PREFILL, "token"): State.DECODE,
-        (State.PREFILL, "end"): State.STREAM,
-        (State.PREFILL, "error"): State.ERRORED,
-        (State.DECODE, "token"): State.DECODE,
-        (State.DECODE, "end"): State.STREAM,
-        (State.DECODE, "error"): State.ERRORED,
-        (State.STREAM, "flushed"): State.DONE,
+        (RequestState.RECV_REQ, "request"): RequestState.PREFILL,
+        (RequestState.RECV_REQ, "error"): RequestState.ERRORED,
+        (RequestState.PREFILL, "token"): RequestState.DECODE,
+        (RequestState.PREFILL, "end"): RequestState.STREAM,
+        (RequestState.PREFILL, "error"): RequestState.ERRORED,
+        (RequestState.DECODE, "token"): RequestState.DECODE,
+        (RequestState.DECODE, "end"): RequestState.STREAM,
+        (RequestState.DECODE, "error"): RequestState.ERRORED,
+        (RequestState.STREAM, "flushed"): RequestState.DONE,
     }
 )
 """Every step that a request can take. There is no way on from DONE and ERRORED."""
@@ -146,10 +146,10 @@ class LocalProtocolError(RuntimeError):
 
 
 @attrs.define(eq=False)
-class Exchange:
+class RequestExchange:
     """A request or query from its frame to its last event, and what its events carry along."""
 
-    state: State = State.RECV_REQ
+    state: RequestState = RequestState.RECV_REQ
     metadata: dict[str, Any] | None = None
     warnings: tuple[str, ...] = ()
     keep_alive: bool = False

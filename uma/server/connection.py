@@ -61,7 +61,7 @@ TELL_SEC = 1.0
 """Between two words to a session that waits for the model. Clients give up after some ten seconds of silence."""
 
 
-class Served(Source, Protocol):
+class ServedEngine(Source, Protocol):
     """What a server serves: an engine, or several models."""
 
     def begin_drain(self) -> None:
@@ -74,7 +74,7 @@ class Served(Source, Protocol):
         """Snapshot of `metrics`, at once."""
 
 
-class Host(Protocol):
+class ConnectionHost(Protocol):
     """The `Server` as its connections know it."""
 
     config: RuntimeConfig
@@ -86,7 +86,7 @@ class Host(Protocol):
     unread: Unread
 
     @property
-    def engine(self) -> Served:
+    def engine(self) -> ServedEngine:
         """The engine. There is none before `is_ready`."""
 
     @property
@@ -113,7 +113,7 @@ class Host(Protocol):
 
 
 @attrs.define(eq=False)
-class Work:
+class SessionWork:
     """One thing a connection does for its client, and how to end it."""
 
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -163,7 +163,7 @@ class Work:
 class Connection(ABC):
     """What JSON and newline sessions have in common. Belongs to the server's Trio thread."""
 
-    def __init__(self, name: str, sock: socket.socket, server: Host) -> None:
+    def __init__(self, name: str, sock: socket.socket, server: ConnectionHost) -> None:
         self.name = name
         self.server = server
         self.link = Link(sock, server.config.max_tx_bytes, server.config.tx_timeout_sec)
@@ -180,13 +180,13 @@ class Connection(ABC):
         self._origin = origin(
             "socket", self.account.name if self.account and is_bounded else None, program_of(pid), pid
         )
-        self.work: dict[object, Work] = {}
+        self.work: dict[object, SessionWork] = {}
         self._log_lines = ClientLines(server.failures)
         self._saw_eof = False
         self._tasks: trio.Nursery
 
     @property
-    def engine(self) -> Served:
+    def engine(self) -> ServedEngine:
         """The server's engine, once it has one."""
         return self.server.engine
 
@@ -328,12 +328,12 @@ class Connection(ABC):
         if self.link.is_full:
             await self.link.room()
 
-    def begin(self, key: object) -> Work:
+    def begin(self, key: object) -> SessionWork:
         """Enter a piece of work; `done` takes it out again."""
-        self.work[key] = work = Work()
+        self.work[key] = work = SessionWork()
         return work
 
-    def done(self, key: object, work: Work) -> None:
+    def done(self, key: object, work: SessionWork) -> None:
         """A piece of work is over. Its id can be in use again by now: then that one stays."""
         if self.work.get(key) is work:
             del self.work[key]

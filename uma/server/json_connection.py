@@ -43,7 +43,7 @@ from uma.protocol.messages import (
 )
 from uma.protocol.session import Incoming, Parsed, QueryResult, Refused, ServerSession
 from uma.protocol.versions import negotiate
-from uma.server.connection import TELL_SEC, A, Connection, Host, Work
+from uma.server.connection import TELL_SEC, A, Connection, ConnectionHost, SessionWork
 from uma.server.logs import log
 from uma.server.tracing import traced
 from uma.types import (
@@ -82,7 +82,7 @@ tokenized the engine's own queue bounds them."""
 class JsonConnection(Connection):
     """One session of the protocol. Its `ServerSession` belongs to all its tasks, which share one thread."""
 
-    def __init__(self, name: str, sock: socket.socket, server: Host) -> None:
+    def __init__(self, name: str, sock: socket.socket, server: ConnectionHost) -> None:
         super().__init__(name, sock, server)
         self._session = ServerSession(max_frame_bytes=server.config.frame_bytes(takes_media=True))
         self._starting = 0
@@ -314,7 +314,7 @@ class JsonConnection(Connection):
         log(logger, logging.DEBUG, "request.received", session=self.name, request=id)
         self._tasks.start_soon(self._answer_whole, query, work)
 
-    async def _answer_whole(self, query: Whole, work: Work) -> None:
+    async def _answer_whole(self, query: Whole, work: SessionWork) -> None:
         """Embed or rank. The engine bounds what waits for it."""
         self.speak_for(query.sender)
         try:
@@ -350,7 +350,7 @@ class JsonConnection(Connection):
         )
         return self._session.answer_embed(query, found, written)
 
-    async def _generate(self, request: Request, work: Work, sender: Sender | None) -> None:
+    async def _generate(self, request: Request, work: SessionWork, sender: Sender | None) -> None:
         self.speak_for(sender)
         id, entered = request.id, self._entered(request)
         del request  # its files are large, and once it is admitted nobody needs them
@@ -418,7 +418,7 @@ class JsonConnection(Connection):
         link.post(self._session.relay(token))
         return True
 
-    async def _answer(self, query: Query, key: object, work: Work) -> None:
+    async def _answer(self, query: Query, key: object, work: SessionWork) -> None:
         try:
             with work.scope:
                 self.link.post(self._session.answer(query, await self._ask(query)))

@@ -19,7 +19,7 @@ from uma.config import RuntimeConfig
 from uma.engine import Engine, open_engine
 from uma.errors import ShuttingDown, UmaError, sole_error
 from uma.server import otel, socketfile
-from uma.server.connection import Served
+from uma.server.connection import ServedEngine
 from uma.server.logs import log, logging_to
 from uma.server.server import Server
 from uma.server.tracing import traced, written
@@ -62,11 +62,11 @@ class Service(Protocol):
 class EarlyService(Service, Protocol):
     """A service that answers while the model is being loaded, too."""
 
-    def be_ready(self, engine: Served, /) -> None:
+    def be_ready(self, engine: ServedEngine, /) -> None:
         """The model is loaded: take requests from now on."""
 
 
-Open = Callable[[RuntimeConfig, LoadProgress], AbstractAsyncContextManager[Served]]
+Open = Callable[[RuntimeConfig, LoadProgress], AbstractAsyncContextManager[ServedEngine]]
 """Opens what a server serves, for as long as the block."""
 MakeServer = Callable[[LoadProgress, RuntimeConfig], Server]
 MakeService = Callable[[Source, RuntimeConfig], Service]
@@ -118,7 +118,7 @@ async def _main(
         async with trio.open_nursery() as nursery:
             server = make_server(progress, config)
             first: list[EarlyService] = [server, *(make(progress, config) for make in early)]
-            run = Run(nursery, server, [*first], at_end)
+            run = ServerRun(nursery, server, [*first], at_end)
             nursery.start_soon(run.watch, signals)
             for service in first:
                 await nursery.start(run.serve, service)
@@ -186,7 +186,7 @@ def _announce(on_ready: OnReady | None, info: ServerInfo) -> None:
 
 
 @attrs.define(eq=False)
-class Run:
+class ServerRun:
     """A server's life, and the signals that change it."""
 
     nursery: trio.Nursery

@@ -16,7 +16,7 @@ import trio
 from uma.errors import BadRequest, InvalidJson, UmaError
 from uma.net.metering import metered
 from uma.protocol.newline import METRICS_LINE, LineDecoder
-from uma.server.connection import Connection, Host, Work
+from uma.server.connection import Connection, ConnectionHost, SessionWork
 from uma.types import Finished, Request, Token
 
 MAX_WAITING_LINES = 64
@@ -26,7 +26,7 @@ MAX_WAITING_LINES = 64
 class NewlineConnection(Connection):
     """One session of lines."""
 
-    def __init__(self, name: str, sock: socket.socket, server: Host) -> None:
+    def __init__(self, name: str, sock: socket.socket, server: ConnectionHost) -> None:
         super().__init__(name, sock, server)
         self._lines = LineDecoder(server.config.max_prompt_bytes)
         self._waiting: deque[str | UmaError] = deque()
@@ -114,7 +114,7 @@ class NewlineConnection(Connection):
             self._has_warned = True
             self.link.post(f"waiting: the model is still being loaded ({percent} %)\n".encode())
 
-    async def _answer(self, line: str | UmaError, id: str, work: Work) -> None:
+    async def _answer(self, line: str | UmaError, id: str, work: SessionWork) -> None:
         if isinstance(line, UmaError):
             self.server.note_refused(line.code)
             raise line

@@ -83,7 +83,7 @@ async def exporting(engine: Engine, config: RuntimeConfig) -> AsyncIterator[None
     if not config.otel:
         yield
         return
-    telemetry = Telemetry(engine.info, config)
+    telemetry = OtelTelemetry(engine.info, config)
     engine.on_request_over(telemetry.tell)
     engine.on_embedded(telemetry.tell_embedded)
     try:
@@ -95,7 +95,7 @@ async def exporting(engine: Engine, config: RuntimeConfig) -> AsyncIterator[None
             log(logger, logging.WARNING, "otel.export_failed", seconds=FLUSH_SEC)
 
 
-class Telemetry:
+class OtelTelemetry:
     """One server's spans and metrics. `tell` belongs to one thread."""
 
     def __init__(self, info: ServerInfo, config: RuntimeConfig) -> None:

@@ -23,7 +23,7 @@ from uma.net.accept import accept_forever
 from uma.net.throttle import Throttle
 from uma.net.unread import Unread
 from uma.server import socketfile
-from uma.server.connection import Connection, Served
+from uma.server.connection import Connection, ServedEngine
 from uma.server.json_connection import JsonConnection
 from uma.server.logs import log
 from uma.server.newline import NewlineConnection
@@ -50,7 +50,7 @@ class Server:
     is, everything else waits in its session until `be_ready` or `give_up`.
     """
 
-    def __init__(self, engine: Served | LoadProgress, config: RuntimeConfig) -> None:
+    def __init__(self, engine: ServedEngine | LoadProgress, config: RuntimeConfig) -> None:
         self._progress = engine if isinstance(engine, LoadProgress) else None
         self._engine = None if isinstance(engine, LoadProgress) else engine
         self.config = config
@@ -85,12 +85,12 @@ class Server:
         self._began_sec = time.monotonic()
 
     @property
-    def engine(self) -> Served:
+    def engine(self) -> ServedEngine:
         """The engine. There is none before `be_ready`."""
         assert self._engine is not None
         return self._engine
 
-    def be_ready(self, engine: Served) -> None:
+    def be_ready(self, engine: ServedEngine) -> None:
         """The model is loaded: take requests from now on."""
         self._engine, self._progress = engine, None
         for connection in self._connections:

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 from uma.engine import Engine
 from uma.errors import BadRequest
-from uma.server.connection import Served
+from uma.server.connection import ServedEngine
 from uma.types import Models
 
 
-async def traced(served: Served, seconds: float) -> Iterable[bytes]:
+async def traced(served: ServedEngine, seconds: float) -> Iterable[bytes]:
     """What the threads of its engine do within so many seconds, or those of all its models: JSON, in pieces that are
     written as they are taken, in any thread. Raises `BadRequest` where a trace is on.
     """

@@ -18,7 +18,7 @@ from uma.config import read_toml
 from uma.errors import BadRequest, ConfigError
 from uma.net.file_watch import FileWatch
 from uma.net.logfmt import log
-from uma.net.quota import Account, Bounds
+from uma.net.quota import Bounds, ClientAccount
 from uma.protocol.converter import structure, unknown_fields
 
 logger = logging.getLogger("uma.server")
@@ -28,7 +28,7 @@ OTHERS = "others"
 
 
 @attrs.frozen
-class _File:
+class _UsersFile:
     """What a file says."""
 
     named: Mapping[int, tuple[str, Bounds]] = attrs.field(factory=dict)
@@ -37,7 +37,7 @@ class _File:
     """None: users without a table have no bounds."""
 
     @classmethod
-    def load(cls, path: Path) -> _File:
+    def load(cls, path: Path) -> _UsersFile:
         """Raises `ConfigError` where the file cannot be read, or names a user or a bound that does not exist."""
         where = f"socket_users: {path}"
         tables = {name: _bounds(f"{where}: [{name}]", table) for name, table in read_toml(path, where).items()}
@@ -59,18 +59,18 @@ class Users:
     """The accounts of a server's users, by user id, with the bounds that the file has now. Belongs to one thread."""
 
     _watch: FileWatch | None = None
-    _file: _File = attrs.field(factory=_File)
-    _accounts: dict[int | None, Account] = attrs.field(factory=dict, init=False)
+    _file: _UsersFile = attrs.field(factory=_UsersFile)
+    _accounts: dict[int | None, ClientAccount] = attrs.field(factory=dict, init=False)
 
     @classmethod
     def load(cls, file: str) -> Users:
         """The users of a file: tables `[NAME]` or `[UID]`, and `[others]`, each with `Bounds`; an empty name: no file.
 
-        Raises `ConfigError` as `_File.load`.
+        Raises `ConfigError` as `_UsersFile.load`.
         """
-        return cls(FileWatch(Path(file)), _File.load(Path(file))) if file else cls()
+        return cls(FileWatch(Path(file)), _UsersFile.load(Path(file))) if file else cls()
 
-    def account(self, uid: int | None) -> Account | None:
+    def account(self, uid: int | None) -> ClientAccount | None:
         """The account of a user, also of one that nothing bounds yet: what the file says later reaches open sessions.
         None where there is no file.
         """
@@ -78,14 +78,14 @@ class Users:
             return None
         self.look()
         name, bounds = self._file.of(uid)
-        return self._accounts.setdefault(uid, Account(f"user {name}", bounds))
+        return self._accounts.setdefault(uid, ClientAccount(f"user {name}", bounds))
 
     def look(self) -> None:
         """Read a file that has changed. One that cannot be read is warned of, and the bounds stay as they were."""
         if self._watch is None or not self._watch.has_changed():
             return
         try:
-            self._file = _File.load(self._watch.path)
+            self._file = _UsersFile.load(self._watch.path)
         except ConfigError as error:
             log(logger, logging.WARNING, "socket.users_not_reloaded", kept=len(self._file.named), error=error.message)
             return

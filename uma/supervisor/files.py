@@ -14,7 +14,7 @@ from uma.models.remove import Removal, removal
 
 
 @attrs.define(eq=False)
-class Download:
+class HubDownload:
     """One download, which its own thread runs; see `types.Download`."""
 
     reference: hub.Reference
@@ -23,7 +23,7 @@ class Download:
     completed_bytes: int = attrs.field(default=0, init=False)
 
     @classmethod
-    def of(cls, name: str) -> Download:
+    def of(cls, name: str) -> HubDownload:
         """That of what `uma pull` takes. Raises `BadRequest` for anything else."""
         try:
             return cls(hub.parse(name, os.environ))

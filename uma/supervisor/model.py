@@ -44,10 +44,10 @@ STANDSTILL_SEC = 300.0
 A = TypeVar("A", Request, EmbedRequest, RerankRequest)
 
 
-class Loader(Protocol):
+class ModelLoader(Protocol):
     """All models together, as one of them needs it."""
 
-    def ask_for(self, model: Model) -> Load:
+    def ask_for(self, model: ServedModel) -> ModelLoad:
         """The load of a model that is not loaded; it begins once those before it have ended."""
 
     def changed(self) -> None:
@@ -58,7 +58,7 @@ class Loader(Protocol):
 
 
 @attrs.define(eq=False)
-class Load:
+class ModelLoad:
     """One load of a model, for all that wait for it."""
 
     ended: trio.Event = attrs.field(factory=trio.Event)
@@ -76,11 +76,11 @@ class Load:
 
 
 @attrs.define(eq=False)
-class Model:
+class ServedModel:
     """One model by its name, which whatever needs it has loaded. Belongs to the Trio thread."""
 
     file: ModelFile
-    loader: Loader
+    loader: ModelLoader
     index: int
     """Tells it from the others, in the numbers of its requests."""
     default_keep_sec: float
@@ -99,7 +99,7 @@ class Model:
     """What its process said last."""
     activity: Activity = Activity((), 0, 0, 0, ())
     """Last known activity of its requests."""
-    load: Load | None = None
+    load: ModelLoad | None = None
     """The load that is asked for, or that runs."""
     file_state: FileState | None = None
     """State of its file when its last load began; None: there was none."""
@@ -244,7 +244,7 @@ class Model:
 class Held:
     """A model that is loaded, as a `Source` that waits for nothing, also where it is to leave."""
 
-    model: Model
+    model: ServedModel
     client: Client
 
     @contextmanager

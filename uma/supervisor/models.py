@@ -28,8 +28,8 @@ from uma.net.logfmt import log
 from uma.supervisor.backoff import Failures
 from uma.supervisor.child import child_config, running, taken_bytes
 from uma.supervisor.estimate import most_weights_bytes, planned_bytes
-from uma.supervisor.files import Download, removal_of, remove
-from uma.supervisor.model import LOOK_SEC, MOST_MODELS, STANDSTILL_SEC, Held, Load, Model
+from uma.supervisor.files import HubDownload, removal_of, remove
+from uma.supervisor.model import LOOK_SEC, MOST_MODELS, STANDSTILL_SEC, Held, ModelLoad, ServedModel
 from uma.supervisor.residency import passes, plan
 from uma.types import (
     DEFAULT_MAX_TOKENS,
@@ -74,8 +74,8 @@ class LoadedModels(Models):
     shelf: Shelf
     budget_bytes: int
     """What all processes together can take."""
-    _known: dict[str, Model] = attrs.field(factory=dict, init=False)
-    _asked: list[Model] = attrs.field(factory=list, init=False)
+    _known: dict[str, ServedModel] = attrs.field(factory=dict, init=False)
+    _asked: list[ServedModel] = attrs.field(factory=list, init=False)
     """Models that are to be loaded, in the order in which they were asked for."""
     _changes: dict[trio.Event, None] = attrs.field(factory=dict, init=False)
     """Events of the tasks that look at what changes."""
@@ -92,7 +92,7 @@ class LoadedModels(Models):
         """The default model's card, with the names of all; before its first load what is so of any."""
         return self._card_of(self._model(None))
 
-    def _card_of(self, model: Model) -> ServerInfo:
+    def _card_of(self, model: ServedModel) -> ServerInfo:
         return attrs.evolve(self._blank() if model.card is None else model.card, models=self.names)
 
     @property
@@ -182,11 +182,11 @@ class LoadedModels(Models):
         self.changed()
         return self._listed(found.file)
 
-    def download(self, name: str) -> Download:
+    def download(self, name: str) -> HubDownload:
         """See `types.Models`."""
         if self.config.models != ALL_MODELS:
             raise BadRequest(f"model: this server has {self.config.models} alone; --models all serves what comes")
-        return Download.of(name)
+        return HubDownload.of(name)
 
     async def remove(self, model: str) -> None:
         """See `types.Models`."""
@@ -220,7 +220,7 @@ class LoadedModels(Models):
             return None
         return None if found.client else found.load.percent if found.load else 0
 
-    async def _find(self, name: str | None) -> Model:
+    async def _find(self, name: str | None) -> ServedModel:
         """The model of a name. One that is not known can have come since: then the folders are read again."""
         try:
             return self._model(name)
@@ -228,13 +228,13 @@ class LoadedModels(Models):
             await self.look_again()
             return self._model(name)
 
-    def _model(self, name: str | None) -> Model:
+    def _model(self, name: str | None) -> ServedModel:
         return self._model_of(self.shelf.files[0] if name is None else self.shelf.named(name))
 
-    def _model_of(self, file: ModelFile) -> Model:
+    def _model_of(self, file: ModelFile) -> ServedModel:
         if (model := self._known.get(file.name)) is None:
             keep_sec = self._config_of(file).idle_unload_sec or math.inf
-            model = self._known[file.name] = Model(file, self, len(self._known), keep_sec)
+            model = self._known[file.name] = ServedModel(file, self, len(self._known), keep_sec)
         return model
 
     # As a source of its own.
@@ -351,7 +351,7 @@ class LoadedModels(Models):
         events = [event for each in traces for event in each["traceEvents"]]
         return json.dumps(traces[0] | {"traceEvents": events})
 
-    def ask_for(self, model: Model) -> Load:
+    def ask_for(self, model: ServedModel) -> ModelLoad:
         """See `model.Loader`. Raises `InternalError` where it has failed a moment ago."""
         if self._is_draining:
             raise ShuttingDown("the server is stopping; start it again with `uma run`")
@@ -361,7 +361,7 @@ class LoadedModels(Models):
                     f"{model.failures.why}; it is tried again in {retry_ms / 1000:.0f} s at the earliest",
                     retry_after_ms=retry_ms,
                 )
-            model.load = Load()
+            model.load = ModelLoad()
             self._asked.append(model)
             self.changed()
         return model.load
@@ -430,12 +430,12 @@ class LoadedModels(Models):
         for each in too_large:
             log(_log, logging.WARNING, "model.too_large", reason=f"{each}, and {most} (--memory)")
 
-    async def _planned_bytes(self, model: Model) -> int:
+    async def _planned_bytes(self, model: ServedModel) -> int:
         config = self._child_config(model)
         planned = await trio.to_thread.run_sync(planned_bytes, model.file.path, config)
         return planned + config.cache_ram_mb * 2**20  # which fills later
 
-    def _child_config(self, model: Model) -> RuntimeConfig:
+    def _child_config(self, model: ServedModel) -> RuntimeConfig:
         path = BUILTIN if model.file.name == BUILTIN else str(model.file.path)
         return child_config(self._config_of(model.file), path, self.budget_bytes)
 
@@ -444,7 +444,7 @@ class LoadedModels(Models):
         values = self.shelf.settings_of(file).values
         return attrs.evolve(self.config, **values) if values else self.config
 
-    def _next_load(self) -> tuple[Model | None, float]:
+    def _next_load(self) -> tuple[ServedModel | None, float]:
         """The model to load now; or None, and when to look again. For the first that waits for memory others leave;
         those behind it are loaded where it does not wait any longer for that.
         """
@@ -473,7 +473,7 @@ class LoadedModels(Models):
             ahead_bytes += size
         return None, again_at
 
-    def _refuse(self, model: Model, why: str) -> None:
+    def _refuse(self, model: ServedModel, why: str) -> None:
         """Tell all that wait for a model that it cannot be loaded."""
         assert model.load is not None
         self._asked.remove(model)
@@ -546,7 +546,7 @@ class LoadedModels(Models):
         for model in self._known.values():
             model.stay.cancel()
 
-    async def _serve(self, model: Model) -> None:
+    async def _serve(self, model: ServedModel) -> None:
         """The life of one process, from its start to its end."""
         load, began = model.load, trio.current_time()
         assert load is not None

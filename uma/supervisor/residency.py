@@ -27,7 +27,7 @@ class Resident:
 
 
 @attrs.frozen
-class Plan:
+class ResidencyPlan:
     """What to do for the model that is to be loaded next."""
 
     loads: bool = False
@@ -40,23 +40,23 @@ class Plan:
     """Models beside which it does not fit, and which do not leave: it cannot be loaded."""
 
 
-def plan(name: str, size_bytes: int, budget_bytes: int, residents: Sequence[Resident], now: float) -> Plan:
+def plan(name: str, size_bytes: int, budget_bytes: int, residents: Sequence[Resident], now: float) -> ResidencyPlan:
     """The next step for a model of this size, which must not be over the budget.
 
     Idle models leave first, those used least recently before others; then those that run, which other requests wait
     for: they end what they have begun.
     """
     if any(each.name == name for each in residents):
-        return Plan()  # its last process has yet to end
+        return ResidencyPlan()  # its last process has yet to end
     pinned = [each for each in residents if each.is_pinned and not each.is_leaving]
     if size_bytes > budget_bytes - sum(each.size_bytes for each in pinned):
-        return Plan(pinned=tuple(each.name for each in pinned))
+        return ResidencyPlan(pinned=tuple(each.name for each in pinned))
     free = budget_bytes - sum(each.size_bytes for each in residents)
     if size_bytes <= free:
-        return Plan(loads=True)
+        return ResidencyPlan(loads=True)
     free += sum(each.size_bytes for each in residents if each.is_leaving)
     if size_bytes <= free:
-        return Plan()
+        return ResidencyPlan()
     staying = [each for each in residents if not each.is_leaving and not each.is_pinned]
     leave: list[Resident] = []
     for each in sorted(staying, key=lambda each: (each.is_running, each.used_at)):
@@ -64,12 +64,12 @@ def plan(name: str, size_bytes: int, budget_bytes: int, residents: Sequence[Resi
             leave.append(each)
             free += each.size_bytes
     if free < size_bytes:
-        return Plan(again_at=min(each.stays_until for each in staying if each.stays_until > now))
+        return ResidencyPlan(again_at=min(each.stays_until for each in staying if each.stays_until > now))
     for each in reversed(list(leave)):  # a large one can have made smaller ones before it needless
         if free - each.size_bytes >= size_bytes:
             leave.remove(each)
             free -= each.size_bytes
-    return Plan(leave=tuple(each.name for each in leave))
+    return ResidencyPlan(leave=tuple(each.name for each in leave))
 
 
 def passes(name: str, size_bytes: int, ahead_bytes: int, budget_bytes: int, residents: Sequence[Resident]) -> bool:

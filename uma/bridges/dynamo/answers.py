@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from uma.bridges.dynamo.host import EngineHost, Job
+from uma.bridges.dynamo.host import DynamoJob, EngineHost
 from uma.bridges.dynamo.mapping import asked, chunks_for, end_of_what_is_left
 from uma.contracts.request import is_health_check
 from uma.errors import ContractViolation, InternalError
@@ -22,7 +22,7 @@ _log = logging.getLogger("uma.bridges.dynamo")
 
 
 @attrs.define(eq=False)
-class Answers:
+class DynamoAnswers:
     """All that run, on the asyncio loop."""
 
     _host: EngineHost
@@ -32,7 +32,7 @@ class Answers:
     """Called with how many tokens were put before a request's, once it has been given to the engine."""
     violations: int = attrs.field(default=0, init=False)
     """Answers that broke the contract."""
-    _jobs: dict[str, list[Job]] = attrs.field(factory=dict, init=False)
+    _jobs: dict[str, list[DynamoJob]] = attrs.field(factory=dict, init=False)
     """Running requests by Dynamo's id, the oldest first: a migration can bring one back before its first ends."""
     _ids: count[int] = attrs.field(factory=lambda: count(1), init=False)
     _named: set[str] = attrs.field(factory=set, init=False)
@@ -88,7 +88,7 @@ class Answers:
             self._forget(id, job := jobs[0])
             job.cancel()
 
-    def _forget(self, id: str, job: Job) -> bool:
+    def _forget(self, id: str, job: DynamoJob) -> bool:
         """Whether the job was still running."""
         jobs = self._jobs.get(id, [])
         if job not in jobs:

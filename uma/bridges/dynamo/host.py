@@ -33,7 +33,7 @@ _log = logging.getLogger("uma.bridges.dynamo")
 
 
 @attrs.define(eq=False)
-class Job:
+class DynamoJob:
     """One request. `next`, `leave` and `cancel` belong to the asyncio loop, `put` and `lose` to the Trio thread."""
 
     _host: EngineHost
@@ -190,9 +190,9 @@ class EngineHost:
         except RuntimeError:  # it has ended; raised here, this would end the engine as a fault of Trio's
             lost()
 
-    def submit(self, request: Request) -> Job:
+    def submit(self, request: Request) -> DynamoJob:
         """Begin a request. Raises `ShuttingDown` once the end has begun."""
-        job = Job(self)
+        job = DynamoJob(self)
         if self._is_draining or not self.call(self._begin, job.lose, job.run, self._engine, request):
             raise ShuttingDown("the worker is stopping and takes no new requests")
         self._running += 1

@@ -56,7 +56,7 @@ _SAME_NAME = (
 
 
 @attrs.frozen
-class Asked:
+class MappedRequest:
     """A request, and what its answer must be checked against."""
 
     request: Request
@@ -68,7 +68,7 @@ class Asked:
     """Fields that this contract does not have."""
 
 
-def asked(fields: Mapping[str, Any], info: ServerInfo, id: str, bos: int | None) -> Asked:
+def asked(fields: Mapping[str, Any], info: ServerInfo, id: str, bos: int | None) -> MappedRequest:
     """The request that a frontend's `fields` ask for. Raises `BadRequest` with a line for each wrong field.
 
     `bos` goes before tokens that do not begin with it: the frontend adds none. What was not asked for is the engine's
@@ -89,7 +89,7 @@ def asked(fields: Mapping[str, Any], info: ServerInfo, id: str, bos: int | None)
         priority=_lane(wanted),
         slo=_slo(wanted),
     )
-    return Asked(request, len(wanted.token_ids), int(adds), ignored_fields(fields, PreprocessedRequest))
+    return MappedRequest(request, len(wanted.token_ids), int(adds), ignored_fields(fields, PreprocessedRequest))
 
 
 def end_of_what_is_left(fields: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -253,7 +253,7 @@ class Chunks:
     another one as prompt, and text that the first still held would be lost.
     """
 
-    asked: Asked
+    asked: MappedRequest
     _checker: OutputChecker
     _follower: TokenFollower = attrs.field(factory=TokenFollower, init=False)
     _unsaid: list[Token] = attrs.field(factory=list, init=False)
@@ -310,7 +310,7 @@ class Chunks:
         return {"prompt_logprobs": [each and _position(each) for each in positions[self.asked.added_tokens :]]}
 
 
-def chunks_for(asked: Asked, info: ServerInfo) -> Chunks:
+def chunks_for(asked: MappedRequest, info: ServerInfo) -> Chunks:
     """The maker of an answer's chunks."""
     return Chunks(asked, OutputChecker(info.model.vocab_size, asked.prompt_tokens))
 

@@ -54,7 +54,7 @@ MAX_WORDS = 2_000
 """Maximum number of the vocabulary's own words that are compared, each by itself."""
 
 
-class _File:
+class _TokenizerFile:
     """The tokenizer's part of a GGUF file."""
 
     def __init__(self, path: Path) -> None:
@@ -70,7 +70,7 @@ class _File:
 
 def make_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a GGUF file. Raises `ModelError` for a kind that cannot be converted."""
-    file = _File(path)
+    file = _TokenizerFile(path)
     kind = file.get("model")
     if kind == "gpt2":
         made = _byte_level(file)
@@ -87,7 +87,7 @@ def make_tokenizer(path: Path) -> Tokenizer:
     return made
 
 
-def _byte_level(file: _File) -> Tokenizer:
+def _byte_level(file: _TokenizerFile) -> Tokenizer:
     merges = [(left, right) for left, _, right in (each.partition(" ") for each in file.get("merges") or [])]
     kind = str(file.get("pre"))
     tokenizer = Tokenizer(models.BPE(vocab=_vocab(file), merges=merges, ignore_merges=kind in _WHOLE_WORDS))
@@ -107,7 +107,7 @@ def _byte_level(file: _File) -> Tokenizer:
     return tokenizer
 
 
-def _sentence_piece(file: _File) -> Tokenizer:
+def _sentence_piece(file: _TokenizerFile) -> Tokenizer:
     vocab, scores = _vocab(file), file.get("scores")
     unknown = next((token for token, kind in zip(file.tokens, file.kinds, strict=True) if kind == UNKNOWN), None)
     tokenizer = Tokenizer(
@@ -123,7 +123,7 @@ def _sentence_piece(file: _File) -> Tokenizer:
     return tokenizer
 
 
-def _word_piece(file: _File) -> Tokenizer:
+def _word_piece(file: _TokenizerFile) -> Tokenizer:
     """GGUF marks pieces that begin a word by `▁`; WordPiece marks the others, by `##`."""
     lowercase = file.get("normalizer.lowercase") is not False
     strips = file.get("normalizer.strip_accents")
@@ -160,11 +160,11 @@ def _merges(vocab: dict[str, int], scores: Sequence[float]) -> list[tuple[str, s
     return [pair for *_, pair in sorted(ranked)]
 
 
-def _vocab(file: _File) -> dict[str, int]:
+def _vocab(file: _TokenizerFile) -> dict[str, int]:
     return {token: id for id, token in enumerate(file.tokens)}
 
 
-def _add_special(tokenizer: Tokenizer, file: _File) -> None:
+def _add_special(tokenizer: Tokenizer, file: _TokenizerFile) -> None:
     # All at once: each call makes the library look for all of them anew.
     tokenizer.add_tokens(
         [

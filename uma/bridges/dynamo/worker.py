@@ -26,7 +26,7 @@ from dynamo.common.backend.run import run
 from dynamo.llm import exceptions
 
 from uma.bridges.dynamo import model_directory
-from uma.bridges.dynamo.answers import Answers
+from uma.bridges.dynamo.answers import DynamoAnswers
 from uma.bridges.dynamo.host import EngineHost
 from uma.bridges.dynamo.mapping import in_place
 from uma.bridges.dynamo.model_directory import ModelFiles
@@ -183,7 +183,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         self._options, self._card, self._name = options, card, name
         self._host = EngineHost(config, (self._publish_load,), _end_process)
         self._max_running = config.max_sequences
-        self._answers = Answers(self._host, card.bos, self._show_blocks)
+        self._answers = DynamoAnswers(self._host, card.bos, self._show_blocks)
         self._kv: Any = None
         self._load: Any = None
         self._worker_id = 0

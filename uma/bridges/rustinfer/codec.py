@@ -31,7 +31,7 @@ SEARCHED_BYTES = 512
 """Bytes at the beginning and at the end of an oversized message that are searched for the request's id."""
 
 
-class Form(Enum):
+class WireForm(Enum):
     """How a peer writes its messages."""
 
     JSON = "JSON"
@@ -39,7 +39,7 @@ class Form(Enum):
     COMPACT = "MessagePack, structs as lists"
 
 
-class MetricsQuery:
+class RustInferMetricsQuery:
     """The request for `EngineMetrics`."""
 
 
@@ -48,31 +48,31 @@ class BadMessageError(Exception):
     """A message that cannot be taken. `request_id` is the one it names, if it can be told."""
 
     reason: str
-    form: Form
+    form: WireForm
     request_id: str | None = None
 
 
-def decode(data: bytes) -> tuple[InferenceRequest | MetricsQuery, Form]:
+def decode(data: bytes) -> tuple[InferenceRequest | RustInferMetricsQuery, WireForm]:
     """A server's message, and the form that it came in. Raises `BadMessageError`."""
-    form = Form.JSON if data[:1] and data[0] in JSON_STARTS else Form.NAMED
+    form = WireForm.JSON if data[:1] and data[0] in JSON_STARTS else WireForm.NAMED
     try:
-        value = orjson.loads(data) if form is Form.JSON else msgpack.unpackb(data, strict_map_key=False)
+        value = orjson.loads(data) if form is WireForm.JSON else msgpack.unpackb(data, strict_map_key=False)
     except (ValueError, msgpack.UnpackException) as error:
         raise BadMessageError(f"the message is no {form.name.replace('NAMED', 'MessagePack')}: {error}", form) from None
     except RecursionError:
         raise BadMessageError("the message is nested too deep", form) from None
     if value in (METRICS_QUERY, {METRICS_QUERY: None}):
-        return MetricsQuery(), form
+        return RustInferMetricsQuery(), form
     return _inference(value, form)
 
 
-def _inference(value: Any, form: Form) -> tuple[InferenceRequest, Form]:
+def _inference(value: Any, form: WireForm) -> tuple[InferenceRequest, WireForm]:
     if not isinstance(value, dict) or set(value) != {"Inference"}:
         expected = f'expected {{"Inference": …}} or "{METRICS_QUERY}", not {show(value)}'
         raise BadMessageError(expected, form, _id_in(value))
     fields = value["Inference"]
-    if isinstance(fields, list) and form is Form.NAMED:
-        form, fields = Form.COMPACT, by_name(fields, InferenceRequest)
+    if isinstance(fields, list) and form is WireForm.NAMED:
+        form, fields = WireForm.COMPACT, by_name(fields, InferenceRequest)
     try:
         return parse(fields, InferenceRequest, strict=False), form
     except (BadRequest, InvalidJson) as error:
@@ -96,14 +96,14 @@ _PACKED_ID = re.compile(rb"request_id(?:[\xa1-\xbf]|\xd9.)", re.DOTALL)
 
 def refuse_oversized(data: bytes, limit: int) -> BadMessageError:
     """Refusal of a message that is not even parsed: what is wrong, with the id found near its beginning or end."""
-    form = Form.JSON if data[:1] and data[0] in JSON_STARTS else Form.NAMED
+    form = WireForm.JSON if data[:1] and data[0] in JSON_STARTS else WireForm.NAMED
     ends = (data[:SEARCHED_BYTES], data[-SEARCHED_BYTES:])
     id = next((id for end in ends if (id := _id_near(end, form)) is not None), None)
     return BadMessageError(f"the message has {len(data):,} bytes; at most {limit:,} are taken", form, id)
 
 
-def _id_near(data: bytes, form: Form) -> str | None:
-    if form is Form.JSON:
+def _id_near(data: bytes, form: WireForm) -> str | None:
+    if form is WireForm.JSON:
         found = _JSON_ID.search(data)
         return found[1].decode("utf-8", "replace") if found else None
     found = _PACKED_ID.search(data)
@@ -114,12 +114,12 @@ def _id_near(data: bytes, form: Form) -> str | None:
     return data[found.end() : found.end() + min(size, 128)].decode("utf-8", "replace")
 
 
-def encode(answer: Answer, form: Form) -> bytes:
+def encode(answer: Answer, form: WireForm) -> bytes:
     """An answer in the form of its request."""
-    body = compact(answer) if form is Form.COMPACT else named(answer)
+    body = compact(answer) if form is WireForm.COMPACT else named(answer)
     variant = ANSWER_VARIANTS.get(type(answer))
     whole = body if variant is None else {variant: body}
-    if form is Form.JSON:
+    if form is WireForm.JSON:
         return orjson.dumps(whole)
     packed: bytes = msgpack.packb(whole)
     return packed

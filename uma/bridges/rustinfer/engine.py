@@ -11,14 +11,21 @@ import attrs
 import trio
 
 from uma.bridges.pieces import TokenFollower
-from uma.bridges.rustinfer.codec import BadMessageError, Form, MetricsQuery, decode, encode, refuse_oversized
+from uma.bridges.rustinfer.codec import (
+    BadMessageError,
+    RustInferMetricsQuery,
+    WireForm,
+    decode,
+    encode,
+    refuse_oversized,
+)
 from uma.bridges.rustinfer.messages import (
     NO_METRICS,
     Answer,
-    EngineMetrics,
     InferenceMetrics,
     InferenceRequest,
     InferenceResponse,
+    RustInferMetrics,
     StreamChunk,
 )
 from uma.bridges.rustinfer.socket import Envelope, PeerGoneError, PeerStalledError, RouterSocket
@@ -43,7 +50,7 @@ class Caller:
     """Where an answer goes, and in which form."""
 
     to: Envelope
-    form: Form
+    form: WireForm
 
 
 @attrs.define(eq=False)
@@ -103,7 +110,7 @@ class RustInferEngine:
             self._refuse(Caller(to, error.form), error.request_id or "", error.reason, nursery)
             return
         caller = Caller(to, form)
-        if isinstance(request, MetricsQuery):
+        if isinstance(request, RustInferMetricsQuery):
             nursery.start_soon(self._tell_metrics, caller)
         elif (key := (to.peer, request.request_id)) in self._running:
             # Never as a chunk: that would be read as the end of the stream that runs.
@@ -223,7 +230,7 @@ class RustInferEngine:
         stats = engine_stats_of(snapshot, self.times, queue_capacity=self.source.info.limits.max_queue)
         # The engine counts an answer that broke the contract as completed, or as cancelled.
         stats = attrs.evolve(stats, failed_requests=stats.failed_requests + self.violations)
-        await self._post(caller, EngineMetrics(stats, cache_stats_of(snapshot)))
+        await self._post(caller, RustInferMetrics(stats, cache_stats_of(snapshot)))
 
     async def _post(self, caller: Caller, answer: Answer) -> None:
         with suppress(PeerGoneError, PeerStalledError):

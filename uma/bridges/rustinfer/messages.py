@@ -77,16 +77,16 @@ class StreamChunk:
 
 
 @attrs.frozen
-class EngineMetrics:
+class RustInferMetrics:
     """The answer to a metrics query."""
 
     engine: EngineStats
     cache: CacheStats
 
 
-Answer = InferenceResponse | StreamChunk | EngineMetrics
+Answer = InferenceResponse | StreamChunk | RustInferMetrics
 
-ANSWER_VARIANTS: dict[type, str] = {InferenceResponse: "Inference", EngineMetrics: "Metrics"}
+ANSWER_VARIANTS: dict[type, str] = {InferenceResponse: "Inference", RustInferMetrics: "Metrics"}
 """Variants of `EngineResponse`. A `StreamChunk` travels by itself."""
 
 

@@ -16,7 +16,7 @@ import attrs
 
 from uma.chat.harmony import HarmonyParser
 from uma.chat.parser import Parser
-from uma.chat.parts import CallArguments, CallBegun, CallBroken, CallCut, CallEnded, Part, Reasoning, Text
+from uma.chat.parts import AnswerText, CallArguments, CallBegun, CallBroken, CallCut, CallEnded, Part, Reasoning
 from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.stream import RequestStream
 from uma.types import Answer, CutCall, Event, Finished, ReasoningDelta, Request, Token, ToolCall, ToolCallDelta, Usage
@@ -122,7 +122,7 @@ class ParsedStream:
         events: list[Event] = []
         texts = []
         for part in parts:
-            if isinstance(part, Text):
+            if isinstance(part, AnswerText):
                 answer.text += part.text
                 texts.append(part.text)
             elif isinstance(part, Reasoning):

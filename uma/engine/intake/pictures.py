@@ -21,7 +21,7 @@ from uma.engine.kv.pictures import LEAST_TOKENS, MAX_TOKENS, ids_of, runs_in
 from uma.engine.worker.sequence import PlacedPicture
 from uma.errors import BadRequest, Overloaded, PromptTooLarge
 from uma.llama.context import Context
-from uma.llama.projector import Picture, Pixels, Projector, Samples, Text
+from uma.llama.projector import Picture, Pixels, Projector, Samples, TextPiece
 from uma.media.decoder import MediaDecoder
 from uma.media.files import file_of
 from uma.types import Media, Request
@@ -174,7 +174,7 @@ class PictureReader:
         """
         tokens, parts, pictures = array("i"), list[tuple[Picture, int]](), list[Picture]()
         for piece in self._projector.prepare(file):
-            if isinstance(piece, Text):
+            if isinstance(piece, TextPiece):
                 tokens.frombytes(piece.tokens.tobytes())
                 continue
             self._check(piece, where)

@@ -26,7 +26,7 @@ from uma.http.problem import NotFound
 from uma.net.client import CLIENT
 from uma.net.logfmt import log
 from uma.net.metering import metered
-from uma.net.quota import Account
+from uma.net.quota import ClientAccount
 from uma.types import EventStream, Finished, ReasoningDelta, Request, Source, Token
 
 logger = logging.getLogger("uma.http")
@@ -66,7 +66,7 @@ class Answer:
     keep_sec: float
     model: str | None = None
     """Model of several; None: the default one."""
-    account: Account | None = None
+    account: ClientAccount | None = None
     """The account of the key it was asked for with; its bounds count the answer."""
     client: Hashable = None
     """The client among whose answers it counts."""
@@ -288,7 +288,7 @@ class Answers:
         id: str,
         make: Make,
         token: str,
-        account: Account | None = None,
+        account: ClientAccount | None = None,
         owner: Hashable = None,
         *,
         model: str | None = None,
@@ -314,7 +314,7 @@ class Answers:
         self.gateway.tasks.start_soon(self._run, answer, token)
         return answer
 
-    def find(self, token: str, account: Account | None) -> Answer:
+    def find(self, token: str, account: ClientAccount | None) -> Answer:
         """The answer of this token, which the same account has asked for. Raises `NotFound`."""
         answer = self._by_token.get(token)
         if answer is None or answer.account is not account:
