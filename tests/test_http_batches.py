@@ -218,7 +218,7 @@ def test_a_batch_that_cannot_go_on_says_why_and_goes_on_once_it_can(tmp_path: Pa
     )
     flags = "--http-jobs", str(jobs)
     with running_http(tmp_path, "--model", str(small), *flags) as server, client_of(server) as client:
-        batch = begun(client, [line(number, max_tokens=200) for number in range(300)])
+        batch = begun(client, [line(number, max_tokens=60) for number in range(200)])
         until(lambda: client.batches.retrieve(batch.id), lambda now: completed(now) > 0)
     with running_http(tmp_path, "--model", str(large), *flags) as server, client_of(server) as client:
         left = until(lambda: client.batches.retrieve(batch.id), lambda now: now.errors is not None)
@@ -229,7 +229,7 @@ def test_a_batch_that_cannot_go_on_says_why_and_goes_on_once_it_can(tmp_path: Pa
         on = until(lambda: client.batches.retrieve(batch.id), lambda now: now.errors is None)
         assert on.status == "in_progress"
         done = ended(client, batch)
-        assert (done.status, done.errors, completed(done)) == ("completed", None, 300)
+        assert (done.status, done.errors, completed(done)) == ("completed", None, 200)
 
 
 def test_an_index_that_cannot_be_written_leaves_the_server_and_the_batch(tmp_path: Path) -> None:

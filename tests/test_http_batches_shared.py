@@ -32,12 +32,12 @@ def test_a_batch_that_cannot_run_is_cancelled_and_its_file_deleted(tmp_path: Pat
     """Its model is another one by now, or has another name, and it keeps what it had."""
     small = write_model(tmp_path / "same.gguf", feed_forward=256)
     (tmp_path / "large").mkdir()
-    others = write_model(tmp_path / "large" / "same.gguf", feed_forward=512), write_model(tmp_path / "other.gguf")
+    others = write_model(tmp_path / "other.gguf"), write_model(tmp_path / "large" / "same.gguf", feed_forward=512)
     flags = "--http-jobs", str(tmp_path / "jobs")
     with running_http(tmp_path, "--model", str(small), *flags) as server, client_of(server) as client:
         first, second = begun(client, ENDLESS), begun(client, ENDLESS)
         until(lambda: client.batches.retrieve(first.id), lambda now: completed(now) > 0)
-    for other, batch, has_rows in zip(others, (first, second), (True, False), strict=True):
+    for other, batch, has_rows in zip(others, (second, first), (False, True), strict=True):
         with running_http(tmp_path, "--model", str(other), *flags) as server, client_of(server) as client:
             done = client.batches.cancel(batch.id)
             assert done.status in ("cancelled", "cancelling")

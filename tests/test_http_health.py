@@ -13,7 +13,9 @@ from typing import Any
 
 import attrs
 import pytest
-from http_server import HttpServer, RawHttp, running_http
+from engine_world import config_for
+from http_server import HostedHttp, HttpServer, RawHttp, hosted_http, running_http
+from stalled_disk import stalling
 
 from harness import until
 from uma.http.app import ENDPOINTS
@@ -51,9 +53,9 @@ class Watch:
     is_over: bool = False
     faults: list[BaseException] = attrs.field(factory=list)
 
-    def ask_health(self, server: HttpServer) -> None:
+    def ask_health(self, server: HttpServer | HostedHttp) -> None:
         """Ask again and again."""
-        with server.connect() as raw:
+        with closing(RawHttp(server.port)) as raw:
             while not self.is_over:
                 began = time.monotonic()
                 beside, status = self.beside, raw.ask("GET", "/health").status
@@ -64,10 +66,10 @@ class Watch:
                     self.worst_sec, self.worst_beside = took, beside
                 time.sleep(0.02)
 
-    def read_stream(self, server: HttpServer) -> None:
+    def read_stream(self, server: HttpServer | HostedHttp) -> None:
         """Count its tokens; one that has ended is begun again."""
         while not self.is_over:
-            with server.connect() as raw:
+            with closing(RawHttp(server.port)) as raw:
                 raw.send("POST", "/v1/completions", ENDLESS)
                 raw.head()
                 for _ in raw.chunks():
@@ -77,7 +79,7 @@ class Watch:
 
 
 @contextmanager
-def watched(server: HttpServer) -> Iterator[Watch]:
+def watched(server: HttpServer | HostedHttp) -> Iterator[Watch]:
     """A block beside which `/health` is asked and a stream is read."""
     watch = Watch()
 
@@ -149,6 +151,21 @@ def test_health_answers_beside_files_and_batches_whose_index_is_locked(served: H
             watch.beside = "cancel"
             with served.connect() as one:
                 assert one.ask("POST", f"/v1/batches/{batch}/cancel").status == 200
+
+
+def test_health_answers_and_a_stream_goes_on_beside_a_batch_whose_disk_stalls(tiny: Path, tmp_path: Path) -> None:
+    config = config_for(tiny, http="127.0.0.1:0", http_jobs=str(tmp_path), n_ctx=4096)
+    with stalling() as disk, hosted_http(config) as server, closing(RawHttp(server.port)) as raw:
+        with watched(server) as watch:
+            watch.beside = "a disk that stalls"
+            body = {"input_file_id": upload(raw, ROWS[: len(ROWS) // 1_000]), "endpoint": "/v1/completions"}
+            batch = raw.ask("POST", "/v1/batches", body).json["id"]
+            disk.is_asked.wait()
+            before = watch.tokens
+            until(lambda: watch.tokens > before + 20, bool)
+            disk.goes_on.set()
+        done = until(lambda: raw.ask("GET", f"/v1/batches/{batch}").json, lambda now: now["status"] == "completed")
+    assert done["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
 
 
 @pytest.mark.parametrize("signals", [1, 2])

@@ -97,11 +97,11 @@ def test_a_power_cut_that_lost_results_but_not_their_entries_loses_those_rows_al
         assert journal(out).read_bytes() == entries
 
 
-async def test_what_an_editor_changed_is_an_error_and_not_cut_off(tmp_path: Path) -> None:
+def test_what_an_editor_changed_is_an_error_and_not_cut_off(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with opened(out) as results:
         results.append([ended(number) for number in range(4)])
-        await results.sync()
+        results.sync()
         results.append([ended(4)])
     changed = out.read_bytes().replace(b'"row": 2', b'"row": 7')
     out.write_bytes(changed)

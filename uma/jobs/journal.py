@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,6 @@ from typing import IO, Any
 
 import attrs
 import orjson
-import trio
 import xxhash
 
 from uma.errors import ConfigError, UmaError
@@ -141,7 +141,7 @@ class _JournalWalk:
 
 @attrs.define(eq=False)
 class Results:
-    """OUT and its journal, open for appending. Belongs to one task; only `sync` takes a thread."""
+    """OUT and its journal, open for appending. Its methods wait for the disk; one thread at a time calls them."""
 
     path: Path
     _out: int
@@ -159,6 +159,7 @@ class Results:
     reusable: FinishedRows | None
     """What an earlier job left, of which good results are taken over."""
     _marked_bytes: int = 0
+    _in_use: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     @classmethod
     def open(
@@ -231,6 +232,10 @@ class Results:
 
     def append(self, ended: Sequence[EndedRow]) -> None:
         """Write results, each whole: where the disk is full, as many as there is space for. Raises `CannotWrite`."""
+        with self._in_use:
+            self._append(ended)
+
+    def _append(self, ended: Sequence[EndedRow]) -> None:
         lines = b"".join(each.line for each in ended)
         entries = b"".join(
             Entry(each.number, each.digest, len(each.line), each.is_failed, xxhash.xxh3_64_intdigest(each.line)).line()
@@ -245,29 +250,27 @@ class Results:
                 os.ftruncate(self._journal, self._journal_bytes)
             if len(ended) > 1:
                 for each in ended:
-                    self.append([each])
+                    self._append([each])
                 return
             raise self._cannot_write(error) from None
         self._out_bytes += len(lines)
         self._journal_bytes += len(entries)
 
-    async def sync(self) -> None:
+    def sync(self) -> None:
         """Return once what was appended before is on the disk. Raises `CannotWrite`."""
-        if (size := self._out_bytes) == self._marked_bytes:
-            return
-        await self._flush(self._out)
-        mark = b"%s %d\n" % (_MARK, size)
-        with suppress(OSError):  # a disk that is full: the next result says so
-            _write(self._journal, mark, self._journal_bytes)
-            self._journal_bytes += len(mark)
-            self._marked_bytes = size
-        await self._flush(self._journal)
-
-    async def _flush(self, file: int) -> None:
-        try:
-            await trio.to_thread.run_sync(os.fsync, file)
-        except OSError as error:
-            raise self._cannot_write(error) from None
+        with self._in_use:
+            if self._out_bytes == self._marked_bytes:
+                return
+            try:
+                os.fsync(self._out)
+                mark = b"%s %d\n" % (_MARK, self._out_bytes)
+                with suppress(OSError):  # a disk that is full: the next result says so
+                    _write(self._journal, mark, self._journal_bytes)
+                    self._journal_bytes += len(mark)
+                    self._marked_bytes = self._out_bytes
+                os.fsync(self._journal)
+            except OSError as error:
+                raise self._cannot_write(error) from None
 
     def _cannot_write(self, error: OSError) -> CannotWrite:
         return CannotWrite(
@@ -280,12 +283,20 @@ class Results:
             each.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the files; the job can then be opened again."""
+        """Close the files; the job can then be opened again.
+
+        Does nothing while a thread that was given up still waits for the disk: its file descriptors must not become
+        other files'.
+        """
+        if not self._in_use.acquire(blocking=False):
+            return
         self.finished.close()
         if self.reusable is not None:
             self.reusable.close()
         os.close(self._out)
         os.close(self._journal)
+        self._out = self._journal = -1
+        self._in_use.release()
 
 
 def journal_of(path: Path) -> Path:

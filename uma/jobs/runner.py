@@ -7,10 +7,11 @@ result that tells of the error.
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import orjson
@@ -21,7 +22,10 @@ from uma.jobs.ask import Ask, Progress, RowAnswer
 from uma.jobs.journal import WINDOW, EndedRow, Entry, JobChanged, Results
 from uma.jobs.rows import BadInput, BadRow, JobRow, RowForm, RowRequest
 from uma.jobs.tally import Begun, Tally
+from uma.net.wakeup import Wakeup
 from uma.types import Source
+
+T = TypeVar("T")
 
 IN_FLIGHT_PER_SEQUENCE = 2
 """Requests given to a source at once, for each that it computes at once: the next one is always ready."""
@@ -35,6 +39,8 @@ ALIKE_BYTES = 512
 """How far rows must be alike, beyond what all of a block have in common, to be brought together."""
 SYNC_SEC = 1.0
 """Maximum time for which a result is written and not yet on the disk."""
+END_SEC = 1.0
+"""Maximum time in which a run that is cancelled writes what has ended: the disk may be what does not answer."""
 PASSING = frozenset({408, 429, 503})
 """Statuses that say that the same works later."""
 FAULT, FAULT_TRIES = 500, 3
@@ -90,6 +96,14 @@ class Runner:
     """Rows that were read, from the first on that has not ended."""
     _ended: dict[int, EndedRow | None] = attrs.field(factory=dict, init=False)
     """Rows of these that have ended, and what still has to be written of them."""
+    _due: deque[EndedRow] = attrs.field(factory=deque, init=False)
+    """Results that wait for the disk; while they are more than `most`, no more rows begin."""
+    _is_due: Wakeup = attrs.field(factory=Wakeup, init=False)
+    _is_last: bool = attrs.field(default=False, init=False)
+    """No more results come."""
+    _disk: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
+    """For the one thread that has `results`."""
+    _synced_sec: float = attrs.field(factory=time.monotonic, init=False)
     _stopping: trio.Event = attrs.field(factory=trio.Event, init=False)
     _reading: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     _moved: trio.Event = attrs.field(factory=trio.Event, init=False)
@@ -106,27 +120,32 @@ class Runner:
         self.tally.rows = self.tally.begun_rows = self.results.rows
         self.tally.failed = self.results.failed
         try:
-            async with trio.open_nursery() as keeping:
-                keeping.start_soon(self._sync_regularly)
+            async with trio.open_nursery() as writing:
+                writing.start_soon(self._keep_writing)
                 async with trio.open_nursery() as nursery:
                     while (work := await self._next()) is not None:
                         nursery.start_soon(self._finish, work, self.tally.begin(work.size_bytes))
                         # Trio runs tasks that were started together in any order; the first result is to come first.
                         await trio.lowlevel.checkpoint()
-                keeping.cancel_scope.cancel()
+                self._is_last = True
+                self._is_due.ring()
         finally:
-            with trio.CancelScope(shield=True):
-                await self.results.sync()
+            with trio.move_on_after(END_SEC, shield=True):
+                await self._write(is_last=True)
         if self._stopping.is_set():
             return False
         if self._bad_input is not None:
             raise self._bad_input
+        await self._on_disk(self._end)
+        return True
+
+    def _end(self) -> None:
+        """All rows have results. Runs in a thread."""
         if self.results.finished.left():
             raise JobChanged(
                 f"{self.results.path}: has results of more rows than the input has now; --restart begins anew"
             )
         self.results.finish()
-        return True
 
     def stop(self) -> None:
         """Begin no more rows: `run` returns when those that run have ended. None is asked again."""
@@ -152,7 +171,7 @@ class Runner:
             if not self._ready and not await self._read():
                 return None
             is_near = self._ready[0].row.number < self._open[0].number + WINDOW
-            if is_near and self.tally.running < self.most:
+            if is_near and self.tally.running < self.most and len(self._due) <= self.most:
                 return self._ready.popleft()
             await self._moved.wait()
         return None
@@ -253,30 +272,55 @@ class Runner:
             wait_sec = min(2 * wait_sec, MAX_WAIT_SEC)
 
     def _note_end(self, ended: EndedRow) -> None:
-        """Write what can be written: the result, or all whose turn it is now."""
-        due = [] if self.in_order else [ended]
+        """Have written what can be: the result, or all whose turn it is now."""
+        if not self.in_order:
+            self._due.append(ended)
         self._ended[ended.number] = ended if self.in_order else None
         while self._open and self._open[0].number in self._ended:
             row = self._open.popleft()
             waited = self._ended.pop(row.number)
-            due += [] if waited is None else [waited]
+            if waited is not None:
+                self._due.append(waited)
             self.tally.input_bytes = row.end_bytes
-        if due:
-            self.results.append(due)
-            self.tally.rows += len(due)
-            for each in due:
-                if each.is_failed:
-                    self.tally.fails(_why(each.line))
+        self._is_due.ring()
         self._note_move()
 
     def _note_move(self) -> None:
         self._moved.set()
         self._moved = trio.Event()
 
-    async def _sync_regularly(self) -> None:
-        while True:
-            await trio.sleep(SYNC_SEC)
-            await self.results.sync()
+    async def _keep_writing(self) -> None:
+        """Write results as they come, to the last."""
+        is_last = False
+        while not is_last:
+            if not self._due and not self._is_last:
+                with trio.move_on_after(SYNC_SEC):
+                    await self._is_due.wait()
+            is_last = self._is_last
+            await self._write(is_last=is_last)
+
+    async def _write(self, *, is_last: bool) -> None:
+        """Write what is due, and have it on the disk itself where that is `SYNC_SEC` ago, or where it is the last."""
+
+        def written() -> list[EndedRow]:
+            due = [self._due.popleft() for _ in range(len(self._due))]
+            if due:
+                self.results.append(due)
+            if is_last or time.monotonic() - self._synced_sec >= SYNC_SEC:
+                self.results.sync()
+                self._synced_sec = time.monotonic()
+            return due
+
+        due = await self._on_disk(written)
+        self.tally.rows += len(due)
+        for ended in due:
+            if ended.is_failed:
+                self.tally.fails(_why(ended.line))
+        self._note_move()
+
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        """Run `work` in the one thread that has the results. A disk that stalls holds up nothing else."""
+        return await trio.to_thread.run_sync(work, limiter=self._disk, abandon_on_cancel=True)
 
 
 def work_of(row: JobRow, form: RowForm, size_bytes: int = 0) -> RowWork:

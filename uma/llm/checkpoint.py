@@ -50,12 +50,11 @@ def results_with(loop: SourceThread, rows: Sequence[PromptRow], path: Path) -> G
                         line = json.dumps(placed.to_dict(), ensure_ascii=False).encode() + b"\n"
                         results.append([EndedRow(row.index, _digest(row), line, out.error is not None)])
                     if time.monotonic() - synced_sec > SYNC_SEC:
-                        loop.call(results.sync)
+                        results.sync()
                         synced_sec = time.monotonic()
                     yield placed
         finally:
-            if not loop.is_closed:
-                loop.call(results.sync)
+            results.sync()
 
 
 def _kept(results: Results, row: PromptRow) -> RequestOutput:
