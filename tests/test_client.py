@@ -15,6 +15,7 @@ from uma.client import Client, connect, dial, stream
 from uma.errors import (
     BadRequest,
     ConnectionLost,
+    Ended,
     FrameTooLarge,
     InternalError,
     PromptTooLarge,
@@ -263,6 +264,25 @@ async def test_past_its_bound_a_slow_caller_pauses_the_client_and_loses_nothing(
             rest = [event async for event in slow]
         assert len(rest) == 1_500
         assert isinstance(rest[-1], Finished)
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+async def test_past_its_bound_a_slow_caller_ends_alone_where_its_client_has_other_requests(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, is_before: bool
+) -> None:
+    monkeypatch.setattr(stream, "BUFFER_EVENTS", 100)
+    async with connect(server.socket) as client, client.generate(ask("slow", 1_000)) as slow:
+        await anext(aiter(slow))
+        while client.is_reading and not is_before:
+            await trio.lowlevel.checkpoint()
+        for number in range(3):
+            assert len((await collect(client, ask(f"quick{number}", 50)))[0]) == 50
+        assert (await client.tokenize(ask("t", 1))).token_ids
+        read = []
+        with pytest.raises(Ended, match=r"slow reader: too many tokens"):
+            async for event in slow:
+                read.append(event)
+        assert 100 <= len(read) < 1_000
 
 
 async def test_two_servers_and_a_plain_session_beside_a_client(server: ServerProcess, serve: Serve) -> None:

@@ -19,7 +19,7 @@ import trio
 
 from uma.client.parts import errors_moved, halves, joined_embeddings, joined_ranking
 from uma.client.stream import Stream
-from uma.errors import ConnectionLost, FrameTooLarge, InternalError, UmaError, from_code
+from uma.errors import ConnectionLost, Ended, FrameTooLarge, InternalError, UmaError, from_code
 from uma.net.client import CLIENT, ORIGIN, OWNER, with_span
 from uma.net.link import Link, ReaderStalledError
 from uma.net.peer import pid_of_peer
@@ -89,6 +89,8 @@ class PendingQuery:
 
     on_loading: Callable[[int], None] = lambda _: None
     """Given how much of its model is loaded, in percent, where it waits for that."""
+    is_work: bool = False
+    """Whether it is a client's request, and no look at the server."""
     answered: trio.Event = attrs.field(factory=trio.Event)
     answer: QueryAnswer | UmaError | None = None
 
@@ -106,8 +108,9 @@ class Client:
     Any number of requests run at once. Every method raises the server's own errors by class, and `ConnectionLost`
     once the server is gone. Leaving a `generate` block cancels at the server; events that are still on their way are
     dropped. Of a caller that takes its events slowly up to `stream.BUFFER_EVENTS` wait without any effect on the
-    other requests; past that, the whole client stops reading until the caller has caught up, and a server closes the
-    session of a client that reads next to nothing for its `tx_timeout_sec`.
+    other requests. Past that its own request ends with `Ended` where the client has others; where it has none, the
+    client stops reading until the caller has caught up, and a server closes the session of a client that reads next to
+    nothing for its `tx_timeout_sec`.
     """
 
     _where: str
@@ -163,7 +166,7 @@ class Client:
     async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
         """See `Source.tokenize`."""
         id = self._fresh_id()
-        answer = await self._ask(id, TokenizeQuery(attrs.evolve(request, id=id), pieces))
+        answer = await self._ask(id, TokenizeQuery(attrs.evolve(request, id=id), pieces), is_work=True)
         assert isinstance(answer, TokenizeEvent)
         return answer.tokenized
 
@@ -201,7 +204,7 @@ class Client:
     async def _ask_whole(self, id: str, query: EmbedQuery | RerankQuery) -> QueryAnswer:
         """Ask, and cancel where the caller leaves before the answer."""
         try:
-            return await self._ask(id, query)
+            return await self._ask(id, query, is_work=True)
         except trio.Cancelled:
             if self._failure is None:
                 self._link.post(self._session.send(Cancel(id)))
@@ -323,6 +326,7 @@ class Client:
         sent = attrs.evolve(request, metadata=with_span(request.metadata))
         self._link.post(self._session.send(Generate(sent, sender=self._sender())))
         self._streams[stream.id] = stream
+        self._end_overfull()
 
     def _cancel(self, stream: Stream) -> None:
         self._link.post(self._session.send(Cancel(stream.id)))
@@ -332,11 +336,14 @@ class Client:
         if "max_reasoning_tokens" in self.info.capabilities.sampling_params:
             self._link.post(self._session.send(EndThinking(stream.id)))
 
-    async def _ask(self, id: str, query: Query, on_loading: Callable[[int], None] = lambda _: None) -> QueryAnswer:
+    async def _ask(
+        self, id: str, query: Query, on_loading: Callable[[int], None] = lambda _: None, *, is_work: bool = False
+    ) -> QueryAnswer:
         await self._link.room()
         self._raise_if_lost()
         self._link.post(self._session.send(query))
-        question = self._questions[id] = PendingQuery(on_loading)
+        question = self._questions[id] = PendingQuery(on_loading, is_work)
+        self._end_overfull()
         try:
             await question.answered.wait()
         finally:
@@ -371,6 +378,7 @@ class Client:
                 while (event := session.next_event()) is not None:
                     self._take(event)
                 if self._overfull is not None:
+                    self._end_overfull()
                     await self._overfull.room()
                     self._overfull = None
         except trio.ClosedResourceError:
@@ -384,6 +392,14 @@ class Client:
                 f"{self._where}: the server went away, and what was running there with it; start it with `uma run`"
             )
         )
+
+    def _end_overfull(self) -> None:
+        """End the request whose caller has its buffer full, where others would wait for that caller."""
+        if (full := self._overfull) is None:
+            return
+        streams, questions = self._streams.values(), self._questions.values()
+        if any(each is not full for each in streams) or any(each.is_work for each in questions):
+            full.give_up(Ended("slow reader: too many tokens of this answer waited to be read; read it faster"))
 
     async def write(self) -> None:
         """Send what the methods have to say. `connect` runs it."""

@@ -1,7 +1,8 @@
 """One running request of a client: the socket's reader puts its events in, the caller takes them out.
 
 The buffer between the two is bounded, since a caller can be slower than the model. Up to the bound a slow caller has no
-effect on other requests; past it the client stops reading its socket, which is backpressure for the server.
+effect on other requests. Past it a request that others run beside is ended; where it is alone, the client stops reading
+its socket, which is backpressure for the server.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from uma.net.wakeup import Wakeup
 from uma.types import Event, Finished, Token
 
 BUFFER_EVENTS = 8192
-"""Events of one request that can wait for its caller. An answer of fewer tokens, as one without `max_tokens` is, never
-holds up the others of its client, however slow its caller; a longer one does while the caller is so far behind."""
+"""Maximum events of one request that wait for its caller. An answer of fewer tokens comes whole, however slow its
+caller is."""
 
 
 @attrs.define(eq=False)
@@ -96,11 +97,11 @@ class Stream:
 
     @property
     def is_full(self) -> bool:
-        """Whether the bound is reached: time for the reader of the socket to wait for `room`."""
-        return len(self._events) >= BUFFER_EVENTS
+        """Whether the bound is reached, and more is coming: time for the reader of the socket to wait for `room`."""
+        return len(self._events) >= BUFFER_EVENTS and self._error is None and not self.is_over
 
     async def room(self) -> None:
-        """Wait until the caller has taken half of what there is, or has left."""
+        """Wait until the caller has taken half of what there is, or has left, or it is given up."""
         while self.is_full:
             await self._taken.wait()
 
@@ -126,6 +127,7 @@ class Stream:
         self.tap = None
         self._error = error
         self.cancel()
+        self._taken.ring()
         self._arrived.ring()
 
     def fail(self, error: UmaError) -> None:
