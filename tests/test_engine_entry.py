@@ -217,6 +217,30 @@ async def test_no_file_is_read_that_memory_could_not_hold(tiny: Path, tmp_path: 
 # Preparation
 
 
+async def test_a_cancelled_task_leaves_its_thread_at_once_and_the_next_one_begins_after_that() -> None:
+    lanes, begun, goes_on, order = LaneLimiter(1), threading.Event(), threading.Event(), list[str]()
+
+    def slow() -> None:
+        begun.set()
+        goes_on.wait(PATIENCE_SEC)
+        order.append("slow ends")
+
+    async def work(function: Callable[[], None], scope: trio.CancelScope) -> None:
+        with scope:
+            async with lanes.slot(0):
+                await lanes.in_thread(function)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work, slow, scope := trio.CancelScope())
+        await trio.to_thread.run_sync(begun.wait)
+        nursery.start_soon(work, lambda: order.append("next"), trio.CancelScope())
+        scope.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (scope.cancelled_caught, lanes.waiting, order) == (True, 0, [])
+        goes_on.set()
+    assert order == ["slow ends", "next"]
+
+
 async def test_one_client_s_slow_pictures_leave_others_a_thread(tiny: Path) -> None:
     reader, goes_on, begun = PromptReader(config_for(tiny), cast(Model, None), 100), threading.Event(), list[str]()
 

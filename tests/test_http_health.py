@@ -172,7 +172,7 @@ def test_health_answers_and_a_stream_goes_on_beside_a_batch_whose_disk_stalls(ti
 def test_a_server_ends_beside_whatever_its_clients_have_asked_for(tmp_path: Path, signals: int) -> None:
     """Threads that nothing interrupts: long prompts, large bodies, and a store that does not answer."""
     jobs, drain_sec = tmp_path / "jobs", 1.0 if signals == 1 else 600.0
-    flags = "--http-jobs", str(jobs), "--drain-timeout-sec", str(drain_sec)
+    flags = "--http-jobs", str(jobs), "--drain-timeout-sec", str(drain_sec), "--max-prompt-bytes", "8000000"
     with running_http(tmp_path, *flags) as server, server.connect() as raw:
         body = {"input_file_id": upload(raw, ROWS), "endpoint": "/v1/completions"}
         with closing(sqlite3.connect(jobs / "index.sqlite3", isolation_level=None)) as other:
@@ -189,7 +189,7 @@ def test_a_server_ends_beside_whatever_its_clients_have_asked_for(tmp_path: Path
             for _ in range(signals):
                 server.process.signal(signal.SIGTERM)
                 server.process.log.wait_for("event=signal")
-            server.process.wait()
+            assert server.process.wait() == 0
             bound_sec = drain_sec + 2 if signals == 1 else 1
             assert time.monotonic() - began < bound_sec * (BUSY_FACTOR if signals > 1 else 2)
             for one in hanging:

@@ -456,7 +456,7 @@ async def running(gateway: Gateway, http: Exchange) -> None:
 
 
 async def _read_digests(models: Sequence[ModelInfo | ListedModel]) -> None:
-    await trio.to_thread.run_sync(warm, [(each.path, each.size_bytes) for each in models])
+    await trio.to_thread.run_sync(warm, [(each.path, each.size_bytes) for each in models], abandon_on_cancel=True)
 
 
 def _running(info: ServerInfo | None) -> dict[str, Any]:

@@ -58,9 +58,17 @@ async def pull(gateway: Gateway, http: Exchange) -> None:
     await while_connected(http, partial(answer, http, models, download))
 
 
+async def _fetched(download: Download) -> None:
+    """Run a download. One that is cancelled is not waited for: the network can be what does not answer."""
+    try:
+        await trio.to_thread.run_sync(download.run, abandon_on_cancel=True)
+    finally:
+        download.stop()
+
+
 async def _answer_whole(http: Exchange, models: Models, download: Download) -> None:
     try:
-        await trio.to_thread.run_sync(download.run)
+        await _fetched(download)
     except ModelError as error:
         raise NotFound(error.message) from None
     await models.look_again(is_changed=True)
@@ -73,7 +81,7 @@ async def _answer_stream(http: Exchange, models: Models, download: Download) -> 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_tell, http, download)
         try:
-            await trio.to_thread.run_sync(download.run)
+            await _fetched(download)
             await models.look_again(is_changed=True)
             last = list(_end(download))
         except UmaError as error:

@@ -228,7 +228,11 @@ class GrammarCompiler:
     def _make(self, grammar: Grammar, before: str = "") -> LLMatcher:
         if not self.is_available:
             raise BadRequest("grammar: this model's vocabulary has no token that ends a text, so no grammar can end")
-        with self.turn, self._vocab.opened():
+        with self._vocab.opened():  # to the end: the thread may have been given up, and the engine be closed meanwhile
+            return self._made(grammar, before)
+
+    def _made(self, grammar: Grammar, before: str) -> LLMatcher:
+        with self.turn:
             tokenizer, source = self._read(grammar, before)
         matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
         if matcher.is_error():

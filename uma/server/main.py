@@ -248,7 +248,7 @@ class ServerRun:
             return
         try:
             trace = await traced(self.server.engine, TRACE_SEC)
-            path = await trio.to_thread.run_sync(written, trace)
+            path = await trio.to_thread.run_sync(written, trace, abandon_on_cancel=True)
         except (UmaError, OSError) as error:
             log(logger, logging.WARNING, "trace.failed", reason=str(error))
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import attrs
-import trio
 
 from uma.errors import BadRequest, ModelError, UmaError
 from uma.models import hub, places
@@ -21,6 +20,7 @@ class HubDownload:
     digest: str = attrs.field(default="", init=False)
     total_bytes: int = attrs.field(default=0, init=False)
     completed_bytes: int = attrs.field(default=0, init=False)
+    _is_stopped: bool = attrs.field(default=False, init=False)
 
     @classmethod
     def of(cls, name: str) -> HubDownload:
@@ -31,7 +31,7 @@ class HubDownload:
             raise BadRequest(f"model: {error.message}") from None
 
     def run(self) -> None:
-        """Fetch it. Raises `UmaError`; where the task that waits for this thread is cancelled, it ends."""
+        """Fetch it. Raises `UmaError`."""
         cache, endpoint = places.hub_cache(os.environ), hub.endpoint_of(os.environ)
         if hub.is_offline(os.environ):
             raise UmaError("offline: HF_HUB_OFFLINE is set; unset it to pull")
@@ -46,8 +46,13 @@ class HubDownload:
         except OSError as error:
             raise UmaError(f"{cache}: cannot be written: {error.strerror}") from error
 
+    def stop(self) -> None:
+        """See `types.Download`."""
+        self._is_stopped = True
+
     def _note(self, n_bytes: int) -> None:
-        trio.from_thread.check_cancelled()
+        if self._is_stopped:
+            raise UmaError("the download was cancelled; what was loaded is kept")
         self.completed_bytes = n_bytes
 
 

@@ -82,6 +82,8 @@ class LoadedModels(Models):
     _gone: dict[str, Any] = attrs.field(factory=dict, init=False)
     """Counters of processes that have ended."""
     _looking: trio.Lock = attrs.field(factory=trio.Lock, init=False)
+    _look: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
+    """For the thread that looks: one that was given up still has the shelf."""
     _looked_at: float = attrs.field(default=-math.inf, init=False)
     """When the last look at the folders ended."""
     _is_draining: bool = attrs.field(default=False, init=False)
@@ -194,9 +196,9 @@ class LoadedModels(Models):
         path = str(found.file.path)
         if found.file.name == BUILTIN:
             raise BadRequest("model: the built-in model cannot be removed")
-        await trio.to_thread.run_sync(removal_of, path)  # before it is unloaded in vain
+        await trio.to_thread.run_sync(removal_of, path, abandon_on_cancel=True)  # before it is unloaded in vain
         await self.unload(found.file.name)
-        await trio.to_thread.run_sync(remove, path)
+        await trio.to_thread.run_sync(remove, path, abandon_on_cancel=True)
         await self.look_again(is_changed=True)
 
     async def look_again(self, *, is_changed: bool = False) -> None:
@@ -206,7 +208,7 @@ class LoadedModels(Models):
                 return
             # Where one of those that `--models` names has gone, the others stay as they were known.
             with suppress(ModelError):
-                await trio.to_thread.run_sync(self.shelf.read)
+                await trio.to_thread.run_sync(self.shelf.read, limiter=self._look, abandon_on_cancel=True)
             self._looked_at = trio.current_time()
             for file in self.shelf.files:
                 if file.name in self._known:
@@ -432,7 +434,7 @@ class LoadedModels(Models):
 
     async def _planned_bytes(self, model: ServedModel) -> int:
         config = self._child_config(model)
-        planned = await trio.to_thread.run_sync(planned_bytes, model.file.path, config)
+        planned = await trio.to_thread.run_sync(planned_bytes, model.file.path, config, abandon_on_cancel=True)
         return planned + config.cache_ram_mb * 2**20  # which fills later
 
     def _child_config(self, model: ServedModel) -> RuntimeConfig:
@@ -499,7 +501,7 @@ class LoadedModels(Models):
         model = held.model
         model.measured_at = trio.current_time()
         metrics, config = await held.metrics(), self._child_config(model)
-        taken = await trio.to_thread.run_sync(taken_bytes, model.pid)
+        taken = await trio.to_thread.run_sync(taken_bytes, model.pid, abandon_on_cancel=True)
         if taken is not None and metrics:
             model.taken_bytes = taken
             most_bytes = config.cache_ram_mb * 2**20

@@ -114,9 +114,10 @@ class Download(Protocol):
         """Bytes that are here."""
 
     def run(self) -> None:
-        """Fetch it, in a thread of its own. Raises `UmaError`. Where the task that waits for the thread is cancelled it
-        ends; the next one goes on where it was.
-        """
+        """Fetch it, in a thread of its own. Raises `UmaError`."""
+
+    def stop(self) -> None:
+        """Have `run` end as soon as the network lets it; the next download goes on where it was."""
 
 
 class Models(Source):

@@ -181,7 +181,7 @@ class ChatAbilities:
         specials = await self._known_specials()
         grammar = partial(self._grammar, request, specials, begins_thinking=self._begins_thinking(request, prompt))
         async with self._lanes.slot(request.priority):
-            source = await trio.to_thread.run_sync(grammar)
+            source = await self._lanes.in_thread(grammar)
         return attrs.evolve(request.sampling, grammar=Grammar(lark=source))
 
     def _grammar(self, request: Request, specials: Specials, *, begins_thinking: bool) -> str:
@@ -230,7 +230,7 @@ class ChatAbilities:
                 return False
 
         async with self._lanes.slot(request.priority):
-            return await trio.to_thread.run_sync(self._loose.found, request, fits)
+            return await self._lanes.in_thread(partial(self._loose.found, request, fits))
 
     async def blame(self, request: Request, error: BadRequest, compile_grammar: _Compile) -> BadRequest:
         """A copy of an error with the place in the schema that no grammar can describe: the answer's, or a tool's."""

@@ -7,6 +7,7 @@ are such cores. A request whose grammar is known, or that has none, waits for ne
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -42,6 +43,7 @@ class Constraints:
         self._vocab = vocab
         self._compiler = compiler
         self._lanes = LaneLimiter(at_once)
+        self._look = trio.CapacityLimiter(1)
         self._compiling: dict[str, _Compiling] = {}
         """Grammars that are being compiled, by `key_of`."""
 
@@ -57,7 +59,9 @@ class Constraints:
             key, known = (
                 self._known(sampling, before)
                 if _is_short(sampling.grammar)
-                else await trio.to_thread.run_sync(self._known_in_turn, sampling, before)
+                else await trio.to_thread.run_sync(
+                    self._known_in_turn, sampling, before, limiter=self._look, abandon_on_cancel=True
+                )
             )
             if known is not None:
                 return known
@@ -84,7 +88,7 @@ class Constraints:
     async def _compile(self, key: str, sampling: SamplingParams, before: str) -> tuple[GrammarState, list[int]]:
         compiling = self._compiling[key] = _Compiling()
         try:
-            return await trio.to_thread.run_sync(self._begin, sampling, before)
+            return await self._lanes.in_thread(partial(self._begin, sampling, before))
         except BadRequest as error:
             compiling.refusal = error.message
             raise

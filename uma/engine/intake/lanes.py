@@ -5,14 +5,17 @@ No interactive prompt waits behind a flood of background ones, and none behind a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
 from itertools import count
+from typing import TypeVar
 
 import attrs
 import trio
 
 from uma.net.client import CLIENT
+
+T = TypeVar("T")
 
 MAX_FLOWS = 1_024
 """Maximum flows (a client in a lane) that are remembered without waiters, so that clients that come and go take no
@@ -58,6 +61,7 @@ class LaneLimiter:
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._free = slots
+        self._threads = trio.CapacityLimiter(slots)
         self._arrivals = count()
         self._clocks: dict[int, float] = {}
         """Turn that was served last, by lane."""
@@ -81,6 +85,12 @@ class LaneLimiter:
             yield
         finally:
             self.release()
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """What `work` returns, called in a thread; for a task that has a slot. One that is cancelled does not wait for
+        the thread, but the next holder of the slot does.
+        """
+        return await trio.to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
 
     def acquire_nowait(self, lane: int) -> None:
         """Take a slot; `release` gives it back. Raises `trio.WouldBlock` where none is free for this lane."""

@@ -14,6 +14,7 @@ from itertools import pairwise
 from weakref import WeakSet
 
 import attrs
+import trio
 
 from uma.engine.intake.overload import UNKNOWN_SERVICE_MS
 from uma.engine.intake.rendering import rendered
@@ -72,7 +73,8 @@ class PictureReader:
 
     def read(self, request: Request, *, first: int = 0) -> tuple[array[int], tuple[PlacedPicture, ...]]:
         """The prompt's ids, and the pictures among them. Raises `BadRequest`, which counts messages from the `first`,
-        `TemplateError`, `PromptTooLarge` or `Overloaded`.
+        `TemplateError`, `PromptTooLarge` or `Overloaded`. Called in a thread, and ends before its next file where the
+        task that waits for it is cancelled.
         """
         marked, where = self._marked(request, first), _where(request)
         template, vocab, parse_special = self._context.model.chat_template, self._context.model.vocab, True
@@ -82,6 +84,7 @@ class PictureReader:
             text, parse_special = marked.prompt, marked.parse_special
         files = list[_Seen]()
         for field, each in request.placed_media(first):
+            trio.from_thread.check_cancelled()
             self._check_length(files, f"{field}.data")
             files.append(self._seen(each.data, f"{field}.data", where, files))
         head, *rest = text.split(self._projector.marker)

@@ -53,7 +53,6 @@ class PromptReader:
         self._model = model
         self._max_tokens = max_tokens
         self.lanes = LaneLimiter(TOKENIZER_THREADS)
-        self._threads = trio.CapacityLimiter(TOKENIZER_THREADS)
         self._picture_lanes = LaneLimiter(PICTURE_THREADS)
         self._picture_threads = trio.CapacityLimiter(PICTURE_THREADS)
         self._picture_turns: WeakValueDictionary[Hashable, trio.Lock] = WeakValueDictionary()
@@ -93,6 +92,7 @@ class PromptReader:
         with self._preparing(4 * chars, request.priority), arrivals().reading(4 * chars):
             async with turn, self._picture_lanes.slot(request.priority, chars):
                 work = partial(self._recorded, partial(read, request))
+                # A cancelled one is waited for, until the file that it is at has been read: the turn is its client's.
                 return await trio.to_thread.run_sync(work, limiter=self._picture_threads)
 
     def _checked_ids(self, request: Request) -> array[int]:
@@ -171,7 +171,7 @@ class PromptReader:
     async def _in_slot(self, function: Callable[[], T], chars: int, lane: int) -> T:
         async with self.lanes.slot(lane, chars):
             began = now_ms()
-            result = await trio.to_thread.run_sync(self._recorded, function, limiter=self._threads)
+            result = await self.lanes.in_thread(partial(self._recorded, function))
             self._bytes_per_ms = 4 * chars / max(0.001, now_ms() - began)
             return result
 

@@ -133,7 +133,7 @@ class DiskTier:
         async with entry.reading:
             if entry.is_loaded:
                 return None
-            snapshot = await trio.to_thread.run_sync(self._read, entry)
+            snapshot = await trio.to_thread.run_sync(self._read, entry, abandon_on_cancel=True)
             if snapshot is None:
                 self._remove(entry)
             else:
@@ -153,7 +153,7 @@ class DiskTier:
         if self._entries.get(snapshot.tokens) is not None:
             return
         try:
-            written = await trio.to_thread.run_sync(self._write, snapshot)
+            written = await trio.to_thread.run_sync(self._write, snapshot, abandon_on_cancel=True)
             await self._see_other_servers(written)
             self._keep(written)
         except OSError as error:
@@ -167,8 +167,8 @@ class DiskTier:
     async def _see_other_servers(self, written: _Entry) -> None:
         """Take in what other servers have written, used and removed meanwhile."""
         known = frozenset((*self._files, written.path))
-        new = await trio.to_thread.run_sync(self._new_files, known)
-        times = await trio.to_thread.run_sync(_times, list(self._files))
+        new = await trio.to_thread.run_sync(self._new_files, known, abandon_on_cancel=True)
+        times = await trio.to_thread.run_sync(_times, list(self._files), abandon_on_cancel=True)
         for path, used_at in times.items():
             file = self._files.get(path)
             if file is None:
