@@ -38,8 +38,6 @@ class Stream:
     """The id that its events are given to the caller with, where that is another one than `id`, the wire's."""
     tap: Callable[[Token], bool] | None = attrs.field(default=None, init=False)
     """See `types.EventStream.tap`."""
-    prompt_tokens: int | None = attrs.field(default=None, init=False)
-    """See `types.EventStream.prompt_tokens`: the wire tells them at the end."""
     ignored: tuple[str, ...] = ()
     """See `types.EventStream.ignored`. A server tells it with the last event's warnings."""
     _events: deque[Event] = attrs.field(factory=deque, init=False)

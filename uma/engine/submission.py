@@ -139,7 +139,6 @@ class Submission:
             self._sequence(prepared, index, (seed + index) % (MAX_SEED + 1)) for index in range(sampling.drawn_answers)
         ]
         stream = self._stream(prepared.request, sequences)
-        stream.prompt_tokens = len(prepared.tokens)
         for sequence in sequences:
             self._open[sequence] = None
         self._accounts.append(sequences[0].account)

@@ -182,7 +182,8 @@ class MessageWriter(Writer):
         return True
 
     def begin(self) -> bytes:
-        """See `Writer`. The number of cached tokens comes at the end."""
+        """See `Writer`."""
+        assert self.prompt_state is not None  # it `counts_first`
         message: dict[str, Any] = {
             "id": f"msg_{self.id}",
             "type": "message",
@@ -191,7 +192,7 @@ class MessageWriter(Writer):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {"input_tokens": self.prompt_tokens, "output_tokens": 0},
+            "usage": _input(self.prompt_state.total, self.prompt_state.cached) | {"output_tokens": 0},
         }
         return sse({"type": "message_start", "message": message}, "message_start")
 
@@ -238,7 +239,7 @@ class MessageWriter(Writer):
 
     def heartbeat(self, progress: str) -> bytes:
         """See `Writer`. Anthropic's own streams have events for that, behind the one that opens the message."""
-        if self.prompt_tokens is None:
+        if self.prompt_state is None:
             return comment(progress)
         return b": " + progress.encode() + b"\n" + sse({"type": "ping"}, "ping")
 
@@ -278,13 +279,18 @@ def _stop_reason(result: Finished) -> str:
     return "tool_use" if result.tool_calls else "end_turn"
 
 
-def _usage(result: Finished) -> dict[str, Any]:
+def _input(tokens: int, cached: int) -> dict[str, Any]:
     """Anthropic counts tokens that came from the cache apart from the others."""
-    usage = result.usage
     return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "input_tokens": tokens - cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_tokens,
+        "cache_read_input_tokens": cached,
+    }
+
+
+def _usage(result: Finished) -> dict[str, Any]:
+    usage = result.usage
+    return _input(usage.prompt_tokens, usage.cached_tokens) | {
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
     }

@@ -11,7 +11,7 @@ import orjson
 
 from uma import json_bytes
 from uma.http.problem import Problem
-from uma.http.telemetry import Telemetry
+from uma.http.telemetry import PromptState, Telemetry
 from uma.types import Finished, Prompt, ReasoningDelta, Request, Token, ToolCallDelta
 
 Body = Mapping[str, Any]
@@ -78,12 +78,14 @@ class Writer(ABC):
     """Further warnings."""
     shown_prompt: str | None = attrs.field(default=None, init=False)
     """The rendered prompt, where the body asks to see it."""
-    prompt_tokens: int | None = attrs.field(default=None, init=False)
-    """Tokens of the one prompt; None: not known yet."""
+    prompt_state: PromptState | None = attrs.field(default=None, init=False)
+    """How far a prompt was when it was last looked at; None: not known yet."""
 
     @property
     def counts_first(self) -> bool:
-        """Whether the stream opens with `prompt_tokens`: nothing is sent before they are known."""
+        """Whether the stream opens with the tokens of its one prompt, and how many of them come from the cache: nothing
+        is sent before a slot has it.
+        """
         return False
 
     @property

@@ -9,6 +9,7 @@ One task writes the beginning and the end, and all that has gathered meanwhile.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -135,13 +136,6 @@ def _placed(error: UmaError, index: int, requests: int) -> UmaError:
     return error.at(f"prompt[{index}]: {error.message}")
 
 
-async def _prompt_tokens(source: Source, request: Request, stream: EventStream) -> int:
-    """The tokens of a prompt. A source that does not tell them, as one behind a socket, has to count again."""
-    if stream.prompt_tokens is not None:
-        return stream.prompt_tokens
-    return len((await source.tokenize(request)).token_ids)
-
-
 @attrs.define(eq=False)
 class _Streamed:
     """One streamed answer: each request's task pushes, the task that called `run` writes."""
@@ -215,13 +209,12 @@ class _Streamed:
 
     async def _follow(self, source: Source, index: int, stream: EventStream, meter: Meter) -> None:
         """Tell all events of a request."""
-        if self.writer.counts_first:
-            self.writer.prompt_tokens = await _prompt_tokens(source, self.writer.requests[index], stream)
-        if self.writer.telemetry is None:
-            stream.tap = partial(self._take, index)
-        else:
-            for event in await self._watched(source, index, stream, self.writer.telemetry):
+        telemetry = self.writer.telemetry
+        if telemetry is not None or self.writer.counts_first:
+            for event in await self._watched(source, index, stream, telemetry):
                 await self._tell(index, event, meter)
+        if telemetry is None:
+            stream.tap = partial(self._take, index)
         async for event in stream:
             await self._tell(index, event, meter)
 
@@ -238,12 +231,19 @@ class _Streamed:
             while self._unsent_bytes >= MAX_UNSENT_BYTES:
                 await self._room.park()
 
-    async def _watched(self, source: Source, index: int, stream: EventStream, telemetry: Telemetry) -> list[Event]:
-        """The events that come before all is told of the prompt: the first, or all of an answer that ends meanwhile."""
+    async def _watched(
+        self, source: Source, index: int, stream: EventStream, telemetry: Telemetry | None
+    ) -> list[Event]:
+        """The events that come before all is told of the prompt: the first, or all of an answer that ends meanwhile.
+
+        Without `telemetry` the prompt is looked at with the first event, unless a sign of life has come before.
+        """
         events: list[Event] = []
         while not events:
-            with trio.move_on_after(POLL_SEC):
+            with trio.move_on_after(math.inf if telemetry is None else POLL_SEC):
                 events.append(await anext(stream))
+            if telemetry is None and self.writer.prompt_state is not None:
+                break
             state = await self._state(source, index)
             if events and state is None:
                 while not isinstance(events[-1], Finished):
@@ -251,9 +251,9 @@ class _Streamed:
                 usage = events[-1].usage
                 state = PromptState(usage.prompt_tokens, usage.cached_tokens, usage.prompt_tokens)
             if state is not None:
-                now = attrs.evolve(state, processed=state.total) if events else state
+                self.writer.prompt_state = attrs.evolve(state, processed=state.total) if events else state
                 self._open()
-                for fields in telemetry.looked(index, now):
+                for fields in () if telemetry is None else telemetry.looked(index, self.writer.prompt_state):
                     self._push(self.writer.progress(index, fields))
         return events
 
@@ -263,8 +263,7 @@ class _Streamed:
             running = (await source.activity()).running
         except BadRequest:  # behind a gateway, a server of an older protocol
             return None
-        found = (each for each in running if each.id == self.writer.requests[index].id)
-        return next((PromptState(each.prompt_tokens, each.cached_tokens, each.computed_tokens) for each in found), None)
+        return next((PromptState.of(each) for each in running if each.id == self.writer.requests[index].id), None)
 
     def _said(self, index: int, event: Token | ReasoningDelta | ToolCallDelta) -> bytes:
         return self.writer.token(index, event) if isinstance(event, Token) else self.writer.part(index, event)
@@ -278,7 +277,7 @@ class _Streamed:
 
     def _open(self) -> None:
         """Open the stream, before anything else but a sign of life."""
-        if not self._is_open and not (self.writer.counts_first and self.writer.prompt_tokens is None):
+        if not self._is_open and not (self.writer.counts_first and self.writer.prompt_state is None):
             self._is_open = True
             self._push(self.writer.begin())
 
@@ -348,5 +347,6 @@ class _Streamed:
             return ""
         if not running:
             return "waiting"
+        self.writer.prompt_state = self.writer.prompt_state or PromptState.of(running[0])
         done, total = sum(each.computed_tokens for each in running), sum(each.prompt_tokens for each in running)
         return f"prompt {done}/{total} tokens"

@@ -10,6 +10,8 @@ from typing import Any
 
 import attrs
 
+from uma.types import RunningRequest
+
 POLL_SEC = 0.1
 """Between two looks at how far a prompt has been read."""
 AGAIN_SEC = 0.4
@@ -34,6 +36,11 @@ class PromptState:
     """Prompt tokens that did not have to be computed."""
     processed: int
     """Prompt tokens that are computed, cached ones included (`RunningRequest.computed_tokens`)."""
+
+    @classmethod
+    def of(cls, request: RunningRequest) -> PromptState:
+        """The prompt of a request that runs."""
+        return cls(request.prompt_tokens, request.cached_tokens, request.computed_tokens)
 
 
 @attrs.define

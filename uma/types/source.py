@@ -24,8 +24,6 @@ class EventStream(Protocol):
     """Where set, it is called with each token as it comes, and returns whether it took the token. The iteration gives
     the tokens that it left, and the last event. It saves a task switch a token; it must neither wait nor raise."""
 
-    prompt_tokens: int | None
-    """Tokens of the prompt; None: the source does not say before the end."""
     ignored: tuple[str, ...]
     """Parts of the request that have no effect, by place, as far as that is known once the stream is there."""
 

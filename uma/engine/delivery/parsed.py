@@ -71,8 +71,6 @@ class ParsedStream:
         self._events: deque[Event] = deque()
         self.tap: Callable[[Token], bool] | None = None
         """See `types.EventStream.tap`."""
-        self.prompt_tokens = stream.prompt_tokens
-        """See `types.EventStream.prompt_tokens`."""
         self.ignored = stream.ignored
         """See `types.EventStream.ignored`."""
 

@@ -134,8 +134,6 @@ class RequestStream:
         self._is_over = False
         self.tap: Callable[[Token], bool] | None = None
         """See `types.EventStream.tap`."""
-        self.prompt_tokens: int | None = None
-        """See `types.EventStream.prompt_tokens`."""
         self.ignored: tuple[str, ...] = ()
         """See `types.EventStream.ignored`."""
 
