@@ -38,7 +38,7 @@ def test_llama_computes_each_kind_that_is_written(tmp_path: Path, vocabulary: Pa
         batch = Batch(32)
         batch.add(array("i", [5, 6, 7]), 0, 0, last_logits=True)
         assert context.decode(batch) == DONE
-        assert model.memory == MEMORY.get(kind, "hybrid")
+        assert model.shape.memory == MEMORY.get(kind, "hybrid")
         assert model.info.has_chat_template
 
 

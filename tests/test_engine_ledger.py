@@ -68,15 +68,15 @@ def test_sizes_that_are_planned_one_after_the_other_never_exceed_what_was_free(
 
     def plan(params: ContextParams) -> None:
         nonlocal promised
-        with ledger.promised(model, params):
-            promised += sizing.context_bytes(model, params)
+        with ledger.promised(model.shape, params):
+            promised += sizing.context_bytes(model.shape, params)
 
     monkeypatch.setattr(sizing, "free_memory_bytes", lambda: free_mib * MIB)
-    most_bytes = sizing.host_bytes(config, model)
+    most_bytes = sizing.host_bytes(config, model.shape)
     assert most_bytes <= max(0, free_mib * MIB - model.info.size_bytes)
-    ledger = Ledger(config, model)
+    ledger = Ledger(config, model.shape)
     with suppress(ConfigError):
-        plan(sizing.context_params(model, config))
+        plan(ledger.context_params())
     ledger.promise_cache()
     promised += ledger.cache_bytes
     for name, fallen in zip(order, falls, strict=False):
@@ -84,15 +84,15 @@ def test_sizes_that_are_planned_one_after_the_other_never_exceed_what_was_free(
         monkeypatch.setattr(sizing, "free_memory_bytes", lambda fallen=fallen: max(0, free_mib - fallen) * MIB)
         with suppress(ConfigError):
             if name == "embed":
-                plan(sizing.embed_params(model, config, ledger.kv_bytes))
+                plan(sizing.embed_params(model.shape, config, ledger.kv_bytes))
             elif name == "reproducible":
-                plan(sizing.reproducible_params(model, config, 8_192, ledger.kv_bytes))
+                plan(sizing.reproducible_params(model.shape, config, 8_192, ledger.kv_bytes))
             else:
                 target = cast("Context", SimpleNamespace(model=model, n_ctx=32_768, n_sequences=8))
                 plan(sizing.draft_params(model, target, config, ledger.kv_bytes))
         if fails:
             left = ledger.kv_bytes
-            with suppress(MemoryError), ledger.promised(model, ContextParams(n_ctx=100_000)):
+            with suppress(MemoryError), ledger.promised(model.shape, ContextParams(n_ctx=100_000)):
                 raise MemoryError
             assert ledger.kv_bytes == left, "what could not be made takes nothing"
     assert promised <= most_bytes
@@ -108,7 +108,7 @@ async def test_all_contexts_of_an_engine_and_its_snapshots_fit_into_the_memory_t
     init = Context.__init__
 
     def noted(self: Context, model: Model, params: ContextParams) -> None:
-        made.append(sizing.context_bytes(model, params))
+        made.append(sizing.context_bytes(model.shape, params))
         init(self, model, params)
 
     monkeypatch.setattr(sizing, "free_memory_bytes", lambda: free_mib * MIB)

@@ -17,6 +17,8 @@ from reference import real_model
 from models import Kind, write_large_cells, write_model
 from uma import RuntimeConfig, open_engine
 from uma.engine import sizing
+from uma.engine.ledger import Ledger
+from uma.engine.sizing import RULES
 from uma.errors import ConfigError
 from uma.llama import backend
 from uma.llama.builtin import builtin_path
@@ -64,10 +66,10 @@ def test_on_24_gib_the_context_holds_one_of_full_length_and_four_conversations_o
     monkeypatch.setattr(sizing, "free_memory_bytes", lambda: free_bytes)
     is_mapped = weights_gib * GIB > sizing.map_above_bytes(config)
     with Model.load(shapes[name], map_above_bytes=0 if is_mapped else math.inf) as model:
-        monkeypatch.setattr(model, "info", attrs.evolve(model.info, size_bytes=int(weights_gib * GIB)))
+        monkeypatch.setattr(model, "shape", attrs.evolve(model.shape, size_bytes=int(weights_gib * GIB)))
         if not is_mapped:
-            free_bytes -= model.info.size_bytes
-        assert sizing.context_params(model, config).n_ctx == tokens
+            free_bytes -= model.shape.size_bytes
+        assert Ledger(config, model.shape).context_params().n_ctx == tokens
     assert (f"the context has {tokens:,} tokens, {TOO_FEW}" in caplog.text) == (TOO_FEW in caplog.text) == is_told
 
 
@@ -87,7 +89,7 @@ def test_more_sequences_than_by_default_have_512_cells_each(
 ) -> None:
     monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 100 * GIB)
     with Model.load(shapes[name]) as model:
-        assert sizing.context_params(model, RuntimeConfig(max_sequences=max_sequences)).n_ctx == tokens
+        assert Ledger(RuntimeConfig(max_sequences=max_sequences), model.shape).context_params().n_ctx == tokens
 
 
 @pytest.fixture
@@ -166,7 +168,7 @@ async def test_as_many_sequences_run_as_there_is_memory_for_their_states(
 ) -> None:
     path = write_hybrid(tmp_path / "model.gguf", "qwen35", state=64)
     with Model.load(path) as model:
-        free_bytes = sizing.MEMORY_SHARE * states * model.state_bytes
+        free_bytes = RULES.pool_share * states * model.shape.state_bytes
     monkeypatch.setattr(sizing, "free_memory_bytes", lambda: free_bytes)
     async with open_engine(RuntimeConfig(model=str(path), use_mmap="off")) as engine:
         assert engine.info.limits.max_sequences == max_sequences
@@ -179,7 +181,7 @@ async def test_states_take_no_more_than_half_of_the_weights_unless_more_sequence
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_sequences: int, runs: int
 ) -> None:
     path = write_hybrid(tmp_path / "model.gguf", "qwen35", state=64)
-    monkeypatch.setattr(sizing, "LEAST_STATES_BYTES", 0)
+    monkeypatch.setattr(sizing, "RULES", attrs.evolve(RULES, states_bytes=0))
     async with open_engine(RuntimeConfig(model=str(path), max_sequences=max_sequences)) as engine:
         assert engine.info.limits.max_sequences == runs
 
@@ -207,7 +209,7 @@ def test_several_requests_of_a_long_context_have_up_to_two_of_it_where_that_is_l
 ) -> None:
     with Model.load(shapes[name]) as model:
         monkeypatch.setattr(sizing, "free_memory_bytes", lambda: free_gib * GIB + model.info.size_bytes)
-        assert sizing.context_params(model, RuntimeConfig()).n_ctx == tokens
+        assert Ledger(RuntimeConfig(), model.shape).context_params().n_ctx == tokens
 
 
 def test_two_long_contexts_leave_windows_as_one_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,10 +217,11 @@ def test_two_long_contexts_leave_windows_as_one_has_them(tmp_path: Path, monkeyp
     path = write_model(tmp_path / "model.gguf", kind="sliding-window", context_length=131_072)
     config = RuntimeConfig()
     with Model.load(path) as model:
-        window_bytes = model.window_bytes_per_token(config.cache_type_k, config.cache_type_v)
+        window_bytes = model.shape.window_bytes_per_token(config.cache_type_k, config.cache_type_v)
         for spare, tokens in ((1.0, 131_072), (1.5, 196_608), (3.0, 262_144)):
-            monkeypatch.setattr(sizing, "LEAST_STATES_BYTES", int(spare * 131_072 * window_bytes))
-            params = sizing.context_params(model, config)
+            states_bytes = int(spare * 131_072 * window_bytes)
+            monkeypatch.setattr(sizing, "RULES", attrs.evolve(RULES, states_bytes=states_bytes))
+            params = Ledger(config, model.shape).context_params()
             assert (params.swa_full, params.n_ctx) == (True, tokens)
 
 
@@ -273,7 +276,7 @@ def test_windows_are_small_where_full_ones_are_large_beside_the_weights(
 ) -> None:
     monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 16 * GIB)
     with Model.load(real_model("gemma3")) as model:
-        params = sizing.context_params(model, RuntimeConfig(**settings))
+        params = Ledger(RuntimeConfig(**settings), model.shape).context_params()
         assert (params.swa_full, params.guards_window, params.n_seq_max // (1 + is_full)) == (
             is_full,
             is_full,
@@ -281,21 +284,21 @@ def test_windows_are_small_where_full_ones_are_large_beside_the_weights(
         )
         if not settings:
             assert params.n_ctx == 2 * model.n_ctx_train
-            assert params.kv_bytes(model) < attrs.evolve(params, swa_full=True).kv_bytes(model) / 2
+            assert params.kv_bytes(model.shape) < attrs.evolve(params, swa_full=True).kv_bytes(model.shape) / 2
 
 
 def test_where_memory_is_short_small_windows_leave_it_for_a_longer_context(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Model.load(write_model(tmp_path / "model.gguf", kind="sliding-window", context_length=65_536)) as model:
-        free_bytes = sizing.MEMORY_SHARE * 32_768 * model.kv_bytes_per_token("f16", "f16")
+        free_bytes = RULES.pool_share * 32_768 * model.shape.bytes_per_token("f16", "f16")
         monkeypatch.setattr(sizing, "free_memory_bytes", lambda: free_bytes + model.info.size_bytes)
         full, chosen = (
-            sizing.context_params(model, RuntimeConfig(swa_full=each, use_mmap="on")) for each in ("on", "auto")
+            Ledger(RuntimeConfig(swa_full=each, use_mmap="on"), model.shape).context_params() for each in ("on", "auto")
         )
         assert full.n_ctx == 32_768
         assert chosen.n_ctx > 60_000
-        assert chosen.kv_bytes(model) <= full.kv_bytes(model)
+        assert chosen.kv_bytes(model.shape) <= full.kv_bytes(model.shape)
 
 
 def test_one_buffer_has_ids_for_cache_beside_the_sequences_and_as_many_as_llama_has_where_they_are_asked_for(
@@ -304,9 +307,13 @@ def test_one_buffer_has_ids_for_cache_beside_the_sequences_and_as_many_as_llama_
     with Model.load(write_model(tmp_path / "model.gguf")) as model:
 
         def ids(max_sequences: int) -> int:
-            return sizing.context_params(model, RuntimeConfig(max_sequences=max_sequences, kv_unified="on")).n_seq_max
+            return (
+                Ledger(RuntimeConfig(max_sequences=max_sequences, kv_unified="on"), model.shape)
+                .context_params()
+                .n_seq_max
+            )
 
-        assert ids(64) == sizing.POOL_SEQUENCE_IDS > 65
+        assert ids(64) == RULES.pool_ids > 65
         assert ids(200) == 202
         assert ids(backend.MAX_SEQUENCES - 1) == backend.MAX_SEQUENCES
 
@@ -317,13 +324,13 @@ def test_one_buffer_is_made_unless_the_context_is_as_long_as_all_sequences_need(
 ) -> None:
     config = RuntimeConfig(max_sequences=4, n_ctx=n_ctx)
     with Model.load(write_model(tmp_path / "model.gguf", context_length=256)) as model:
-        assert sizing.context_params(model, config).kv_unified is unified
+        assert Ledger(config, model.shape).context_params().kv_unified is unified
 
 
 def test_with_a_sliding_window_a_batch_is_one_ubatch(tmp_path: Path) -> None:
     config = config_for(Path("model"), n_batch=48, n_ubatch=32, max_sequences=12)
     with Model.load(write_model(tmp_path / "model.gguf", kind="sliding-window")) as model:
-        found = sizing.context_params(model, config)
+        found = Ledger(config, model.shape).context_params()
         with Context(model, found) as target:
             draft = sizing.draft_params(model, target, config, 64 * MIB)
     assert [found.n_batch, found.n_ubatch, draft.n_batch, draft.n_ubatch] == [32] * 4

@@ -17,7 +17,8 @@ from hybrids import Hybrid, write_hybrid
 from models import Kind, write_encoder, write_model
 from uma import Request, RuntimeConfig, open_engine
 from uma.engine import sizing
-from uma.engine.sizing import LEAST_ROLLED_BACK, MAX_DRAFT
+from uma.engine.ledger import Ledger
+from uma.engine.sizing import RULES
 from uma.engine.worker.runner import ModelRunner
 from uma.llama.model import Model
 from uma.protocol.codec import encode_event
@@ -172,15 +173,17 @@ async def test_sequences_of_a_hybrid_have_states_for_drafts_as_far_as_memory_hol
     path = write_hybrid(tmp_path / "model.gguf", "qwen35", state=64)
     config = config_for(path, n_ctx=512, speculate="auto")
     with Model.load(path) as model:
-        monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 1_800 * model.state_bytes)  # a quarter: 450 states
+        monkeypatch.setattr(
+            sizing, "free_memory_bytes", lambda: 1_800 * model.shape.state_bytes
+        )  # a quarter: 450 states
         plain, drafting, few = (
-            sizing.context_params(model, attrs.evolve(config, **asked))
+            Ledger(attrs.evolve(config, **asked), model.shape).context_params()
             for asked in ({"speculate": "off"}, {}, {"max_sequences": 4})
         )
         assert (plain.n_seq_max, plain.rolled_back) == (65, 0)
         assert drafting.n_seq_max < 65
-        assert drafting.rolled_back == LEAST_ROLLED_BACK
-        assert (few.n_seq_max, few.rolled_back) == (5, MAX_DRAFT)
+        assert drafting.rolled_back == RULES.least_rolled_back
+        assert (few.n_seq_max, few.rolled_back) == (5, RULES.max_draft)
     async with open_engine(attrs.evolve(config, max_sequences=120)) as engine:
         told = engine.info.capabilities.speculation
         assert told.startswith("none: for 121 sequences memory does not hold a state for each token of a draft")

@@ -31,7 +31,7 @@ from uma.engine.kv.pool import Holding, KvPool
 from uma.engine.kv.snapshots import Snapshot, SnapshotStore
 from uma.llama.context import Context
 
-N_IDS, N_CELLS = 5, 60
+N_IDS, N_CELLS = 6, 60
 Cells = list[tuple[int, int]]
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=25)
 
@@ -42,15 +42,15 @@ class FakeContext:
     def __init__(self, *, unified: bool, has_state: bool = False) -> None:
         self.params = SimpleNamespace(kv_unified=unified, cache_type_k="f16", cache_type_v="f16", guards_window=False)
         self.n_ctx_seq = N_CELLS
-        info = SimpleNamespace(architecture="llama")
-        self.model = SimpleNamespace(
-            kv_bytes_per_token=lambda *_: 1,
+        shape = SimpleNamespace(
+            architecture="llama",
+            bytes_per_token=lambda *_: 1,
             memory="hybrid" if has_state else "attention",
             has_states=has_state,
             window_tokens=0,
             state_bytes=0,
-            info=info,
         )
+        self.model = SimpleNamespace(shape=shape)
         self.has_state = has_state
         self.states: dict[int, list[int]] = {seq_id: [] for seq_id in range(N_IDS)}
         """What each has read, where that cannot be cut."""

@@ -167,10 +167,10 @@ def test_a_partial_removal_works_or_says_that_it_did_not(model: Model) -> None:
     with Context(model, ContextParams(n_ctx=256)) as context:
         prefill(context, tokens)
         if context.seq_rm(0, 10):
-            assert model.memory in ("attention", "sliding-window")
+            assert model.shape.memory in ("attention", "sliding-window")
             assert context.seq_pos_max(0) == 9
         else:
-            assert model.memory in ("recurrent", "hybrid")
+            assert model.shape.memory in ("recurrent", "hybrid")
             assert context.seq_rm(0)
             prefill(context, tokens[:10])
         assert same(prefill(context, [3, 4], first_pos=10), alone(model, [*tokens[:10], 3, 4]))

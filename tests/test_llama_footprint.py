@@ -20,7 +20,8 @@ from benchmarks.reference import RealModel
 from models import Kind, write_large_cells, write_model
 from uma.config import RuntimeConfig
 from uma.engine import sizing
-from uma.engine.planned import memory_plan, planned
+from uma.engine.ledger import Ledger, planned
+from uma.engine.sizing import memory_plan
 from uma.llama.context import Context, ContextParams
 from uma.llama.header import read_parts
 from uma.llama.model import Model
@@ -70,9 +71,9 @@ def test_planned_bytes_of_cells_and_states_are_those_of_llamas_buffers(
     params = ContextParams(n_ctx=CELLS, n_ubatch=32, n_batch=64, n_seq_max=SEQUENCES)
     with Model.load(KINDS[kind](tmp_path / "model.gguf")) as model:
         actual = buffers(model, params)
-        assert CELLS * model.kv_bytes_per_token("f16", "f16") == pytest.approx(actual["KV"], rel=0.02)
-        assert SEQUENCES * model.state_bytes == pytest.approx(actual["RS"], rel=0.02, abs=MIB / 100)
-        assert (model.state_bytes > 0) == (model.memory in ("recurrent", "hybrid"))
+        assert CELLS * model.shape.bytes_per_token("f16", "f16") == pytest.approx(actual["KV"], rel=0.02)
+        assert SEQUENCES * model.shape.state_bytes == pytest.approx(actual["RS"], rel=0.02, abs=MIB / 100)
+        assert (model.shape.state_bytes > 0) == (model.shape.memory in ("recurrent", "hybrid"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,7 +85,9 @@ def test_what_is_planned_by_a_header_alone_is_what_the_loaded_model_has(
     others = ({"speculate": "auto", "kv_unified": "off"}, {"swa_full": "off"}, {"max_sequences": 3})
     with Model.load(path, n_gpu_layers=0) as model:
         for config in (asked, *(attrs.evolve(asked, **settings) for settings in others)):
-            assert planned(read_parts(path), config) == memory_plan(model, sizing.context_params(model, config))
+            assert planned(read_parts(path), config) == memory_plan(
+                model.shape, Ledger(config, model.shape).context_params()
+            )
 
 
 @pytest.mark.parametrize("kv_unified", [True, False], ids=["unified", "split"])
@@ -97,7 +100,7 @@ def test_planned_bytes_of_small_windows_are_those_of_llamas_buffers(
             params = ContextParams(
                 n_ctx=n_ctx, n_ubatch=32, n_batch=64, n_seq_max=5, kv_unified=kv_unified, swa_full=swa_full
             )
-            assert params.kv_bytes(model) == pytest.approx(buffers(model, params)["KV"], rel=0.02)
+            assert params.kv_bytes(model.shape) == pytest.approx(buffers(model, params)["KV"], rel=0.02)
 
 
 @pytest.mark.parametrize("name", get_args(RealModel))
@@ -106,5 +109,5 @@ def test_planned_bytes_of_real_models_are_those_of_llamas_buffers(
 ) -> None:
     params = ContextParams(n_ctx=2_048, n_ubatch=32, n_batch=64, cache_type_k="q8_0", cache_type_v="q4_0")
     with Model.load(real_model(name)) as model:
-        planned = 2_048 * model.kv_bytes_per_token("q8_0", "q4_0")
+        planned = 2_048 * model.shape.bytes_per_token("q8_0", "q4_0")
         assert planned == pytest.approx(buffers(model, params)["KV"], rel=0.02)

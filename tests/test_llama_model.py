@@ -68,7 +68,7 @@ def test_a_file_that_says_little_still_has_a_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["attention", "sliding-window", "recurrent", "hybrid"])
 def test_the_kind_of_memory_is_known_from_the_model(tmp_path: Path, kind: Kind) -> None:
     with Model.load(write_model(tmp_path / "tiny.gguf", kind=kind)) as model:
-        assert model.memory == kind
+        assert model.shape.memory == kind
 
 
 @pytest.mark.parametrize(("file_type", "name"), [(1, "F16"), (7, "Q8_0"), (15, "Q4_K_M"), (30, "IQ4_XS"), (999, "F32")])
@@ -221,7 +221,7 @@ def test_a_vocabulary_that_has_a_token_twice_is_refused_before_llama_ends_the_pr
 def test_a_model_that_embeds_and_does_not_generate_is_known_as_one(tmp_path: Path) -> None:
     metadata = {"llama.attention.causal": False, "llama.pooling_type": 2}
     with Model.load(write_model(tmp_path / "embed.gguf", metadata=metadata)) as model:
-        assert (model.is_causal, model.pooling, model.n_embedding) == (False, "cls", 64)
+        assert (model.is_causal, model.shape.pooling, model.n_embedding) == (False, "cls", 64)
 
 
 def test_missing_weights_are_refused_with_llamas_reason(tmp_path: Path) -> None:

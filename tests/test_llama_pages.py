@@ -94,7 +94,7 @@ with Model.load(Path(sys.argv[1])) as model:
             for start, end in new.spared():
                 give_back_zeros(start, end)
             spared = before - process.memory_info().rss
-            written = params.kv_bytes(model) + params.n_seq_max * model.vocab.n_tokens * 4
+            written = params.kv_bytes(model.shape) + params.n_seq_max * model.vocab.n_tokens * 4
             print(spared / written, logits(context) == logits(whole))
 """
 """Prints which part of a context's cells and outputs was given back, and whether it computes what one with all does."""

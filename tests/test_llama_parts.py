@@ -78,7 +78,7 @@ class World:
 
 def world(model: Model, *, kv_unified: bool = True, swa_full: bool = True, has_guards: bool = False) -> World:
     """An empty context."""
-    scale = max(1, model.window_tokens // (4 * WINDOW))
+    scale = max(1, model.shape.window_tokens // (4 * WINDOW))
     params = ContextParams(
         n_ctx=SEQUENCES * (BORDERS[-1] + FURTHER + 6) * scale, n_seq_max=SEQUENCES * (1 + has_guards),
         n_batch=BATCH * scale, n_ubatch=BATCH * scale,
@@ -91,14 +91,14 @@ def world(model: Model, *, kv_unified: bool = True, swa_full: bool = True, has_g
 
 def worlds(model: Model, way: Way) -> Iterator[Callable[[], World]]:
     """Contexts of each layout in which others begin so."""
-    has_windows = model.memory == "sliding-window"
+    has_windows = model.shape.memory == "sliding-window"
     if way == "cells":
-        if not model.has_states:
+        if not model.shape.has_states:
             yield partial(world, model, has_guards=has_windows)
-        if model.memory == "attention":
+        if model.shape.memory == "attention":
             yield partial(world, model, kv_unified=False)
         return
-    if way == "snapshot" or model.memory != "attention":
+    if way == "snapshot" or model.shape.memory != "attention":
         yield partial(world, model)
         if has_windows:
             yield partial(world, model, swa_full=False)
@@ -145,11 +145,11 @@ def check_others(here: World, way: Way, new_world: Callable[[], World]) -> None:
 
 
 def test_a_part_has_nothing_of_cells_that_can_be_cut(model: Model) -> None:
-    if model.memory == "attention":
+    if model.shape.memory == "attention":
         return  # all can be cut
     here, sizes = world(model), list[int]()
     with here.context:
         here.read_all(here.text, 0, lambda _: sizes.append(here.cells.checkpoint_size(0)))
-        whole = {size for border, size in zip(here.borders, sizes, strict=True) if border >= model.window_tokens}
+        whole = {size for border, size in zip(here.borders, sizes, strict=True) if border >= model.shape.window_tokens}
         assert len(whole) == 1
-        assert sizes[-1] < here.context.state_size(0) or model.memory == "recurrent"
+        assert sizes[-1] < here.context.state_size(0) or model.shape.memory == "recurrent"

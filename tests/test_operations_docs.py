@@ -19,6 +19,8 @@ from uma.cli.parser import build_parser
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.kv.disk import FOLDER
+from uma.engine.ledger import Ledger
+from uma.engine.sizing import RULES
 from uma.llama.model import Model
 from uma.net import throttle
 
@@ -46,22 +48,22 @@ def test_every_option_named_exists() -> None:
 
 
 def test_the_context_is_sized_as_told(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    least, most = f"{sizing.LEAST_POOL_TOKENS:,}", f"{sizing.MOST_POOL_TOKENS:,}"
+    least, most = f"{RULES.min_pool_tokens:,}", f"{RULES.max_pool_tokens:,}"
     assert (
-        f"{sizing.POOL_SEQUENCES} times the model's own context length, at least {least} tokens and at most {most}"
+        f"{RULES.full_contexts} times the model's own context length, at least {least} tokens and at most {most}"
         in PAGE
     )
-    assert f"{sizing.LEAST_CONVERSATIONS} conversations of {sizing.MOST_STREAM_TOKENS:,} tokens" in PAGE
-    assert f"{sizing.MOST_MEMORY_SHARE:.0%}".replace("%", " %") in PAGE
-    assert (sizing.MEMORY_SHARE, sizing.RAM_SHARE, sizing.MOST_RAM_BYTES) == (4, 8, 8 * 2**30)
+    assert f"{RULES.conversations} conversations of {RULES.conversation_tokens:,} tokens" in PAGE
+    assert f"{RULES.pool_most:.0%}".replace("%", " %") in PAGE
+    assert (RULES.pool_share, RULES.ram_share, RULES.max_ram_bytes) == (4, 8, 8 * 2**30)
     with Model.load(tiny) as model:
-        cell = model.kv_bytes_per_token("f16", "f16")
-        about_q8 = model.kv_bytes_per_token("q8_0", "q8_0") / cell
+        cell = model.shape.bytes_per_token("f16", "f16")
+        about_q8 = model.shape.bytes_per_token("q8_0", "q8_0") / cell
         for free_tokens, n_ctx in ((4 * 20_480, 20_480), (4 * 10_240, 16_384), (10_240, 7_168), (10**7, 65_536)):
             monkeypatch.setattr(
                 sizing, "free_memory_bytes", lambda tokens=free_tokens: model.info.size_bytes + tokens * cell
             )
-            assert sizing.context_params(model, RuntimeConfig()).n_ctx == n_ctx
+            assert Ledger(RuntimeConfig(), model.shape).context_params().n_ctx == n_ctx
     assert 0.4 < about_q8 < 0.6
 
 

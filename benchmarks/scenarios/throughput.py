@@ -23,7 +23,7 @@ from benchmarks.targets.batched_bench import batched_bench
 from benchmarks.targets.contenders import OURS, contenders, open_contender
 from benchmarks.targets.llama_server import LAYOUTS
 from benchmarks.targets.raw import Raw, raw
-from uma.engine.sizing import DEFAULT_SEQUENCES
+from uma.engine.sizing import RULES
 
 PROMPT, GENERATED, CELLS_A_STREAM = 16, 128, 256
 LEAST_TOKENS = 1024
@@ -78,7 +78,7 @@ async def _with_streams(bench: Bench, index: int, streams: int, emit: Emit) -> N
                 )
                 ask[kind] = partial(decode, baseline)
             else:
-                settings = {} if streams <= DEFAULT_SEQUENCES else {"max_sequences": streams}
+                settings = {} if streams <= RULES.sequences else {"max_sequences": streams}
                 target = await stack.enter_async_context(
                     open_contender(
                         kind, bench, n_ctx=n_ctx, slots=streams, n_ctx_slow=CELLS_A_STREAM, settings=settings

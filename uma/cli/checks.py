@@ -21,7 +21,7 @@ from uma.cli import words
 from uma.client import connect, dialled
 from uma.config import RuntimeConfig
 from uma.engine import sizing
-from uma.engine.planned import planned
+from uma.engine.ledger import planned
 from uma.errors import ConfigError, ConnectionLost, Loading, ModelError, UmaError
 from uma.llama import backend, devices, extra_buffers, header, pages
 from uma.llama import library as llama_library

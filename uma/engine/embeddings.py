@@ -84,7 +84,7 @@ class EmbedService:
         self._worker = worker
         self._metrics = metrics
         self._texts = TextReader(context.model, prompts)
-        self._pooling = sizing.pooling(context.model, config)
+        self._pooling = sizing.pooling(context.model.shape, config)
         self._max_request_tokens = sizing.max_request_tokens(context)
         self.on_over: Callable[[Embedded], None] | None = None
         """Told of each request that is over, however it ended."""
@@ -220,8 +220,8 @@ class EmbedService:
         async with self._lock:
             if self._context is None:
                 free_bytes = self._ledger.kv_bytes
-                params = sizing.embed_params(self._model, self._config, free_bytes, self._max_request_tokens)
-                with self._ledger.promised(self._model, params):
+                params = sizing.embed_params(self._model.shape, self._config, free_bytes, self._max_request_tokens)
+                with self._ledger.promised(self._model.shape, params):
                     self._own_context = await trio.to_thread.run_sync(Context, self._model, params)
                 if self._is_closed:
                     self._own_context.close()

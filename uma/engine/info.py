@@ -7,7 +7,7 @@ import attrs
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.intake.chat import ChatAbilities
-from uma.engine.planned import memory_plan
+from uma.engine.kv.memory_kinds import kind_of
 from uma.llama.context import Context
 from uma.llama.model import Model
 from uma.llama.projector import Projector
@@ -87,13 +87,13 @@ def _of_generator(
         audio=projector is not None and projector.hears,
         media_urls=projector is not None and config.media_urls,
         fill_in=context.model.vocab.fill_in,
-        memory=memory_plan(context.model, attrs.evolve(context.params, rolled_back=context.rolled_back)),
+        memory=sizing.memory_plan(context.model.shape, attrs.evolve(context.params, rolled_back=context.rolled_back)),
     )
 
 
 def _of_encoder(context: Context, config: RuntimeConfig) -> Capabilities:
     """Capabilities of an encoder, which generates nothing. A generator has these unless it says otherwise."""
-    pooling = sizing.pooling(context.model, config)
+    pooling = sizing.pooling(context.model.shape, config)
     return Capabilities(
         streaming=False,
         chat=False,
@@ -115,13 +115,12 @@ def _of_encoder(context: Context, config: RuntimeConfig) -> Capabilities:
 
 def _prefix_sharing(context: Context, config: RuntimeConfig) -> str:
     """How a common prefix is shared, and why not better."""
-    model, is_unified = context.model, context.params.kv_unified
-    how = "cells" if is_unified else "copies"
-    if model.memory != "attention" and not context.params.guards_window:
+    how = "cells" if context.params.kv_unified else "copies"
+    if not kind_of(context).can_be_cut:
         if not config.cache_ram_mb:
-            return f"none: a {model.memory} model needs memory for checkpoints (--cache-ram-mb)"
+            return f"none: a {context.model.shape.memory} model needs memory for checkpoints (--cache-ram-mb)"
         how += " and checkpoints"
-    return how if is_unified else f"{how}: each sequence has KV of its own (--kv-unified off)"
+    return how if context.params.kv_unified else f"{how}: each sequence has KV of its own (--kv-unified off)"
 
 
 def _speculation(context: Context, config: RuntimeConfig, draft: Context | None, *, sees: bool) -> str:

@@ -15,15 +15,18 @@ from contextlib import contextmanager
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.llama.context import ContextParams
-from uma.llama.model import Model
+from uma.llama.header import Header
+from uma.llama.shape import Shape
+from uma.types import MemoryPlan
 
 
 class Ledger:
     """What is left of the memory that was free when the model had been loaded. One thread at a time."""
 
-    def __init__(self, config: RuntimeConfig, model: Model) -> None:
+    def __init__(self, config: RuntimeConfig, shape: Shape) -> None:
         self._config = config
-        self._host_left = sizing.host_bytes(config, model)
+        self._shape = shape
+        self._host_left = sizing.host_bytes(config, shape)
         self._gpu_left = sizing.free_gpu_bytes(config)
         self.cache_bytes = 0
         """Maximum size of the snapshots in host memory."""
@@ -39,10 +42,17 @@ class Ledger:
         here = self._host_left if sizing.keeps_kv_here(self._config) else math.inf
         return max(0, int(min(here, self._gpu_left, sizing.free_kv_bytes(self._config))))
 
+    def context_params(self) -> ContextParams:
+        """The context that the configuration asks for. Raises `ConfigError` where there is no memory for it."""
+        free_bytes = self.kv_bytes
+        if self._config.memory:  # the snapshots' part of it is theirs
+            free_bytes = min(free_bytes, self.host_bytes - sizing.cache_ram_bytes(self._config, self.host_bytes))
+        return sizing.context_params(self._shape, self._config, max(0, free_bytes))
+
     @contextmanager
-    def promised(self, model: Model, params: ContextParams) -> Iterator[None]:
+    def promised(self, shape: Shape, params: ContextParams) -> Iterator[None]:
         """A block that makes this context. Where it fails, its memory is left for others."""
-        n_bytes = sizing.context_bytes(model, params)
+        n_bytes = sizing.context_bytes(shape, params)
         self._promise_kv(n_bytes)
         try:
             yield
@@ -50,9 +60,9 @@ class Ledger:
             self._promise_kv(-n_bytes)
             raise
 
-    def promise_weights(self, model: Model) -> None:
+    def promise_weights(self, shape: Shape) -> None:
         """A further model was loaded, or mapped."""
-        self._promise_kv(model.info.size_bytes)
+        self._promise_kv(shape.size_bytes)
 
     def promise_cache(self, queued_bytes: int = 0) -> None:
         """Plan the snapshots in memory; with up to `queued_bytes` of them that wait for the disk."""
@@ -63,3 +73,11 @@ class Ledger:
         if sizing.keeps_kv_here(self._config):
             self._host_left -= n_bytes
         self._gpu_left -= n_bytes
+
+
+def planned(parts: list[Header], config: RuntimeConfig) -> MemoryPlan | None:
+    """Plan of a model of these parts, if it were loaded now; None for an encoder, which keeps nothing of a text.
+    Raises `ConfigError` where there is no memory for it. Any thread.
+    """
+    shape = Shape.of(parts)
+    return sizing.memory_plan(shape, Ledger(config, shape).context_params()) if shape.is_causal else None

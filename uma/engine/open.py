@@ -69,7 +69,7 @@ async def open_engine(
             stack.callback(projector.close)
         grammars = GrammarCompiler(model.vocab)
         beside = grammars.prepare if prepares_grammars and model.is_causal else None
-        ledger = Ledger(config, model)
+        ledger = Ledger(config, model.shape)
         new = NewPages()
         context = await trio.to_thread.run_sync(_make_context, ledger, model, config, beside)
         stack.callback(context.close)
@@ -169,8 +169,8 @@ def _make_context(ledger: Ledger, model: Model, config: RuntimeConfig, beside: C
     with ThreadPoolExecutor(1, thread_name_prefix="uma-grammar") as helper:
         if beside is not None:
             helper.submit(beside)
-        params = sizing.context_params(model, config)
-        with ledger.promised(model, params):
+        params = ledger.context_params()
+        with ledger.promised(model.shape, params):
             context = Context(model, params)
     trim_heap()
     if config.n_ctx and context.n_ctx != config.n_ctx:
@@ -189,9 +189,9 @@ def _open_draft(
         return None
     model = loader.draft()
     try:
-        ledger.promise_weights(model)
+        ledger.promise_weights(model.shape)
         params = sizing.draft_params(model, target, config, ledger.kv_bytes)
-        with ledger.promised(model, params):
+        with ledger.promised(model.shape, params):
             return Context(model, params)
     finally:
         model.close()

@@ -56,8 +56,8 @@ class ReproducibleContext:
                 return
             try:
                 free_bytes = self._ledger.kv_bytes
-                params = sizing.reproducible_params(self._model, self._config, self.max_tokens, free_bytes)
-                with self._ledger.promised(self._model, params):
+                params = sizing.reproducible_params(self._model.shape, self._config, self.max_tokens, free_bytes)
+                with self._ledger.promised(self._model.shape, params):
                     self._context = await trio.to_thread.run_sync(Context, self._model, params)
             except (ConfigError, ModelError) as error:
                 raise BadRequest(

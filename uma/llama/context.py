@@ -27,6 +27,7 @@ from uma.llama.graph import RunningGraph
 from uma.llama.header import quoted
 from uma.llama.log import LOG
 from uma.llama.model import Model
+from uma.llama.shape import Shape
 
 CACHE_TYPES: dict[str, int] = {
     "f32": lib.GGML_TYPE_F32,
@@ -124,11 +125,11 @@ class ContextParams:
         in_buffer = self.n_ctx_seq if self.swa_full else min(self.n_ctx_seq, _rounded(needed))
         return in_buffer * (1 if self.kv_unified else self.n_seq_max)
 
-    def kv_bytes(self, model: Model) -> int:
+    def kv_bytes(self, shape: Shape) -> int:
         """Bytes of all these cells."""
-        in_windows = model.window_bytes_per_token(self.cache_type_k, self.cache_type_v)
-        elsewhere = model.kv_bytes_per_token(self.cache_type_k, self.cache_type_v) - in_windows
-        return self.cells * elsewhere + self.window_cells(model.window_tokens) * in_windows
+        in_windows = shape.window_bytes_per_token(self.cache_type_k, self.cache_type_v)
+        elsewhere = shape.bytes_per_token(self.cache_type_k, self.cache_type_v) - in_windows
+        return self.cells * elsewhere + self.window_cells(shape.window_tokens) * in_windows
 
     def struct(self) -> lib.llama_context_params:
         """llama.cpp's own form of it."""

@@ -13,8 +13,9 @@ import threading
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import attrs
 import llama_cpp.llama_cpp as lib
 
 from uma.closing import Closing
@@ -22,28 +23,21 @@ from uma.config import Toggle
 from uma.errors import ModelError
 from uma.llama import backend, header
 from uma.llama.extra_buffers import chosen, only
-from uma.llama.footprint import ELEMENT_BYTES, Footprint, footprint
 from uma.llama.header import Header
 from uma.llama.log import LOG
 from uma.llama.pages import NewPages
 from uma.llama.placement import overrides
+from uma.llama.shape import COPIED_WHOLE, Memory, Shape
 from uma.llama.suggested import suggested_sampling
 from uma.llama.template import ChatTemplate
 from uma.llama.vocab import Vocab
 from uma.types import ModelInfo
-
-Memory = Literal["attention", "sliding-window", "recurrent", "hybrid"]
-Pooling = Literal["none", "mean", "cls", "last", "rank"]
-POOLINGS: tuple[Pooling, ...] = ("none", "mean", "cls", "last", "rank")
-"""Poolings by llama.cpp's number."""
 
 OnProgress = Callable[[float], bool]
 """Called on the loading thread with the part of the weights that is loaded, 0 to 1. False ends the load. It must not
 raise."""
 
 SAMPLES, SAMPLE_BYTES = 256, 4096
-COPIED_WHOLE = "deepseek4"
-"""An architecture that keeps keys and values of groups of tokens, so that llama.cpp can only copy whole sequences."""
 
 
 class Model(Closing):
@@ -67,8 +61,6 @@ class Model(Closing):
         self._close_wanted = False
         self.path = parts[0].path
         self.vocab_only = vocab_only
-        self.is_mapped = is_mapped
-        """Whether the weights are pages of their file, and not memory of this process's own."""
         self.is_on_gpu = n_gpu_layers != 0
         """Whether a GPU has layers of it."""
         self.is_all_on_gpu = n_gpu_layers < 0 and not cpu_experts
@@ -76,15 +68,16 @@ class Model(Closing):
         self.vocab = Vocab(self, str(parts[0].metadata.get("tokenizer.ggml.pre", "default")))
         # (Of a vocabulary alone, llama.cpp says 0.)
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle)) or parts[0].context_length
-        self.memory = _memory_of(handle, parts[0].architecture)
-        self.has_states = self.memory in ("recurrent", "hybrid")
-        """Whether a sequence has a state of which there is only that of its end: memory cannot be cut at any token."""
-        self.window_tokens = max(0, int(lib.llama_model_n_swa(handle)))
-        """Positions that layers with a sliding window attend to, the token's own among them; 0: there are none."""
         self.is_causal = _is_causal(handle, parts[0])
-        """Whether a token's state depends on no later token. Only such a model generates, or reads a text in pieces."""
-        self.pooling = _pooling_of(parts)
-        """How the file wants a text's embedding to be made; `none` where it does not say."""
+        """See `Shape.is_causal`."""
+        self.shape = attrs.evolve(
+            Shape.of(parts),
+            n_ctx_train=self.n_ctx_train,
+            is_causal=self.is_causal,
+            memory=_memory_of(handle, parts[0].architecture),
+            window_tokens=max(0, int(lib.llama_model_n_swa(handle))),
+            is_mapped=is_mapped,
+        )
         self.n_embedding = int(lib.llama_model_n_embd_out(handle))
         """Figures of an embedding."""
         self.n_scores = int(lib.llama_model_n_cls_out(handle))
@@ -195,34 +188,9 @@ class Model(Closing):
         return digest.hexdigest()
 
     @property
-    def attention_heads(self) -> int:
-        """Heads that attend, over all layers."""
-        return self.n_layers * max(0, int(lib.llama_model_n_head(self.handle)))
-
-    @property
     def n_layers(self) -> int:
         """Layers."""
         return int(lib.llama_model_n_layer(self.handle))
-
-    def kv_bytes_per_token(self, type_k: str, type_v: str) -> int:
-        """Bytes of one KV cell with these cache types, over all layers; 0 for a model without attention."""
-        return self._footprint.bytes_per_token(type_k, type_v)
-
-    def window_bytes_per_token(self, type_k: str, type_v: str) -> int:
-        """Bytes of them that are of layers with a sliding window, which need not keep more than it."""
-        if self.memory != "sliding-window":
-            return 0
-        kept = self._footprint
-        return int(kept.window_key_values * ELEMENT_BYTES[type_k] + kept.window_value_values * ELEMENT_BYTES[type_v])
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of a sequence's recurrent state, whatever its length; 0 for a model without one."""
-        return self._footprint.state_bytes
-
-    @cached_property
-    def _footprint(self) -> Footprint:
-        return footprint(self._parts, self.n_layers)
 
     def _read_info(self, is_builtin: bool) -> ModelInfo:
         metadata = self._parts[0].metadata
@@ -310,13 +278,6 @@ def _memory_of(handle: int, architecture: str) -> Memory:
 def _is_causal(handle: int, first: Header) -> bool:
     stated = first.metadata.get(f"{first.architecture}.attention.causal")
     return stated is not False and not lib.llama_model_has_encoder(handle)
-
-
-def _pooling_of(parts: list[Header]) -> Pooling:
-    number = parts[0].metadata.get(f"{parts[0].architecture}.pooling_type")
-    stated = POOLINGS[number] if isinstance(number, int) and 0 <= number < len(POOLINGS) else "none"
-    # Without a classifier llama.cpp's "scores" are the first figures of the text's state.
-    return "none" if stated == "rank" and not any(part.has_classifier for part in parts) else stated
 
 
 def _check_serves_text(handle: int, first: Header) -> None:

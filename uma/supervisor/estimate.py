@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from uma.config import RuntimeConfig
-from uma.engine.planned import planned
-from uma.engine.sizing import PROCESS_BYTES, process_bytes
+from uma.engine.ledger import planned
+from uma.engine.sizing import RULES, process_bytes
 from uma.errors import UmaError
 from uma.llama import header
 from uma.models import projectors
@@ -22,12 +22,12 @@ ROUGH_SHARE = 4
 
 def rough_bytes(size_bytes: int) -> int:
     """The memory of a process with weights of this size, as long as nothing else is known."""
-    return size_bytes + size_bytes // ROUGH_SHARE + PROCESS_BYTES
+    return size_bytes + size_bytes // ROUGH_SHARE + RULES.process_bytes
 
 
 def most_weights_bytes(budget_bytes: int) -> int:
     """The largest weights of which `rough_bytes` are within a budget."""
-    return max(0, budget_bytes - PROCESS_BYTES) * ROUGH_SHARE // (ROUGH_SHARE + 1)
+    return max(0, budget_bytes - RULES.process_bytes) * ROUGH_SHARE // (ROUGH_SHARE + 1)
 
 
 def planned_bytes(path: Path, config: RuntimeConfig) -> int:

@@ -152,11 +152,11 @@ class Attention:
     def bytes_per_token(self) -> int:
         """Bytes of a state for each token, beside what it takes whatever its length; at least 1."""
         params = self._context.params
-        return max(1, self._context.model.kv_bytes_per_token(params.cache_type_k, params.cache_type_v))
+        return max(1, self._context.model.shape.bytes_per_token(params.cache_type_k, params.cache_type_v))
 
     def state_size(self, tokens: int) -> int:
         """Bytes of the state of so many tokens, as the model's shape lets expect."""
-        return tokens * self.bytes_per_token + self._context.model.state_bytes
+        return tokens * self.bytes_per_token + self._context.model.shape.state_bytes
 
     @property
     def _part_tokens(self) -> int:
@@ -257,7 +257,7 @@ class Checkpointed(Attention):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._window = None if context.model.has_states else Window(context)
+        self._window = None if context.model.shape.has_states else Window(context)
         # A window that ids share would never be free again. And where llama.cpp keeps states of a batch's last tokens,
         # so that a draft can be cut off, it puts the right one in its place with a batch to come: another id that
         # shares it would have the wrong one.
@@ -297,8 +297,8 @@ class Window:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.tokens = context.model.window_tokens
-        self._is_chunked = context.model.info.architecture in CHUNKED
+        self.tokens = context.model.shape.window_tokens
+        self._is_chunked = context.model.shape.architecture in CHUNKED
 
     @property
     def guard_stride(self) -> int:
@@ -313,21 +313,22 @@ class Window:
 
 def memory_kind(context: Context) -> Attention:
     """The kind of a context's memory."""
-    return _kind_of(context)(context)
+    return kind_of(context)(context)
 
 
-def _kind_of(context: Context) -> type[Attention]:
+def kind_of(context: Context) -> type[Attention]:
+    """The class of a context's memory."""
     if context.params.guards_window:
         return GuardedWindow
-    return Attention if context.model.memory == "attention" else Checkpointed
+    return Attention if context.model.shape.memory == "attention" else Checkpointed
 
 
 def why_no_pictures(context: Context, *, uses_mrope: bool) -> str | None:
     """Why the model cannot take pictures, though there is a projector for it; None where it can."""
     if not context.model.is_causal:
         return "an encoder takes none"
-    kind = _kind_of(context)
+    kind = kind_of(context)
     # (A guard's cells are counted by tokens, which are fewer positions with M-RoPE.)
     if kind.can_be_cut and not (uses_mrope and kind is GuardedWindow):
         return None
-    return f"with a {context.model.memory} model's memory pictures cannot be read yet"
+    return f"with a {context.model.shape.memory} model's memory pictures cannot be read yet"

@@ -157,7 +157,7 @@ class Reproducer:
         writes what the window has, and puts it into other cells.
         """
         assert self._context is not None
-        if 0 < self._context.model.window_tokens < sequence.computed:
+        if 0 < self._context.model.shape.window_tokens < sequence.computed:
             return False
         aside = sum(len(kept) for kept in self._waiting.values() if kept is not None)
         return aside + self._context.state_size(0) <= MAX_ASIDE_BYTES

@@ -513,7 +513,7 @@ class ModelRunner:
         """Work as batches that llama.cpp computes whole: with split KV it takes rows of unequal length apart, which
         a sliding window does not survive (`sizing.context_params`).
         """
-        is_taken_apart = self._pool.is_split and self._context.model.memory == "sliding-window"
+        is_taken_apart = self._pool.is_split and self._context.model.shape.memory == "sliding-window"
         return [[each] for each in work] if is_taken_apart else [work]
 
     def _piece(self, sequence: Sequence, count: int) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import attrs
 
 from uma.engine.policy.cost import FORGET_AFTER, ROWS, SURE_SEEN, CostModel
-from uma.engine.sizing import MAX_DRAFT
+from uma.engine.sizing import RULES
 
 MAX_TOKENS = 64
 """Maximum tokens of a batch that holds drafts."""
@@ -64,7 +64,7 @@ class DraftPolicy:
 
     def can_pay(self, rows: int, cells: int, target_tbt_ms: float) -> bool:
         """Whether drafts would be verified for `rows` decode rows if all of them were certain."""
-        certain = Candidate((1.0,) * min(MAX_DRAFT, MAX_TOKENS // rows), target_tbt_ms)
+        certain = Candidate((1.0,) * min(RULES.max_draft, MAX_TOKENS // rows), target_tbt_ms)
         return self._choose([certain] * rows, cells, MAX_TOKENS) is not None
 
     def choose(

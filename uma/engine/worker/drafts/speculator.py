@@ -14,7 +14,7 @@ from typing import NamedTuple
 from uma.config import Speculate
 from uma.engine.clock import now_ms
 from uma.engine.kv.pool import KvPool
-from uma.engine.sizing import MAX_DRAFT
+from uma.engine.sizing import RULES
 from uma.engine.worker.drafts.drafter import NOTHING, Drafter, Guess
 from uma.engine.worker.drafts.policy import MAX_TOKENS, Candidate, Drafting, DraftPolicy
 from uma.engine.worker.sequence import Sequence
@@ -60,7 +60,7 @@ class Speculator:
         self._policy = policy
         self._pool = pool
         self._n_batch = context.n_batch
-        self._most = context.rolled_back or MAX_DRAFT
+        self._most = context.rolled_back or RULES.max_draft
         """Drafted tokens of a row."""
         self._mode = mode
         self._drafters = drafters
