@@ -133,8 +133,8 @@ def quota_use(root: Path = ROOT) -> QuotaUse | None:
     if bounding.version == 2:
         used_ms = bounding.cpu_used_ms()
     else:
-        alike = (each for each in groups(root, "cpuacct") if each.version == 1 and each.path == bounding.path)
-        used_ms = next((ms for each in alike if (ms := each.cpu_used_ms()) is not None), None)
+        alike = (group for group in groups(root, "cpuacct") if group.version == 1 and group.path == bounding.path)
+        used_ms = next((ms for line in alike if (ms := line.cpu_used_ms()) is not None), None)
     return None if used_ms is None else QuotaUse(bounding.folder, used_ms)
 
 

@@ -389,7 +389,7 @@ def settings() -> dict[str, Setting]:
 
 def _without_none(hint: Any) -> Any:
     """The type of a setting's value, where it has one."""
-    inner = [each for each in get_args(hint) if each is not type(None)]
+    inner = [inner for inner in get_args(hint) if inner is not type(None)]
     return inner[0] if isinstance(hint, UnionType) or get_origin(hint) is Union else hint
 
 
@@ -504,7 +504,7 @@ def _from_flags(flags: Mapping[str, Any], known: Mapping[str, Setting]) -> Found
 
 
 def _from_environ(environ: Mapping[str, str], known: Mapping[str, Setting]) -> Found:
-    by_variable = {each.variable: each for each in known.values()}
+    by_variable = {setting.variable: setting for setting in known.values()}
     found: Found = {}
     for variable, text in environ.items():
         if not variable.startswith("UMA_") or variable in RESERVED_VARIABLES:
@@ -516,7 +516,7 @@ def _from_environ(environ: Mapping[str, str], known: Mapping[str, Setting]) -> F
 
 
 def _unknown_variables(environ: Mapping[str, str], known: Mapping[str, Setting]) -> list[str]:
-    settable = [each.variable for each in known.values()]
+    settable = [setting.variable for setting in known.values()]
     return [
         f"{variable}: no such setting, so it changes nothing{nearest(variable, settable, prefix='UMA_')}"
         for variable in environ
@@ -534,7 +534,7 @@ def _from_file(path: Path | None, known: Mapping[str, Setting]) -> tuple[Found, 
             raise ConfigError(f"{path}: {key}: no such setting{nearest(key, known)}")
     models: dict[str, ModelSettings] = {}
     if isinstance(tables := table.get("models"), dict):
-        models = {name: _model_settings(path, name, each, known) for name, each in tables.items()}
+        models = {name: _model_settings(path, name, own_table, known) for name, own_table in tables.items()}
         table["models"] = ALL_MODELS if ALL_MODELS in models else ",".join(models)
     found = {
         name: (_file_value(known[name], value, path, f"{path}: {name}"), f"{path}: {name}")
@@ -589,15 +589,15 @@ def read_toml(path: Path, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: is not TOML: {error}") from error
 
 
-def _file_value(each: Setting, value: Any, file: Path, origin: str) -> Any:
+def _file_value(known: Setting, value: Any, file: Path, origin: str) -> Any:
     if not isinstance(value, str):
         return value
     # Permissions are written in a file as people know them, "600"; TOML's own octal (0o600) is a plain number.
-    if each.name == "socket_mode":
-        return each.parse(value, origin)
+    if known.name == "socket_mode":
+        return known.parse(value, origin)
     # A relative path in a file is meant from where the file is, wherever the command is called.
-    is_path = each.unit == "path" and value not in ("", each.default)
-    if is_path or (each.name in ("model", "draft") and _is_path(value, file.parent)):
+    is_path = known.unit == "path" and value not in ("", known.default)
+    if is_path or (known.name in ("model", "draft") and _is_path(value, file.parent)):
         return str(file.parent.absolute() / Path(value).expanduser())
     return value
 
@@ -613,5 +613,7 @@ def nearest(word: str, known: Iterable[str], *, prefix: str = "") -> str:
     """`; did you mean X?`, or nothing where no known word is near. A `prefix` that all have makes none nearer."""
     from difflib import get_close_matches  # noqa: PLC0415  (only a typo needs it)
 
-    close = get_close_matches(word.removeprefix(prefix), [each.removeprefix(prefix) for each in known], n=1, cutoff=0.6)
+    close = get_close_matches(
+        word.removeprefix(prefix), [candidate.removeprefix(prefix) for candidate in known], n=1, cutoff=0.6
+    )
     return f"; did you mean {prefix}{close[0]}?" if close else ""

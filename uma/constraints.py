@@ -121,15 +121,19 @@ class Json:
             items += len(level)
             if items > self.le:
                 return f"must be at most {self.le:,} bytes as JSON"
-            strange = next((each for each in level if not _is_json(each)), None)
+            strange = next((item for item in level if not _is_json(item)), None)
             if strange is not None:
                 return f"holds {show(strange)}, which JSON cannot carry"
-            containers = [each for each in level if isinstance(each, dict | list | tuple)]
-            if self.members is not None and any(isinstance(each, dict) and len(each) > self.members for each in level):
+            containers = [item for item in level if isinstance(item, dict | list | tuple)]
+            if self.members is not None and any(isinstance(item, dict) and len(item) > self.members for item in level):
                 return f"must have at most {self.members:,} members in each object, but {_crowd(value, self.members)}"
             if not containers:
                 return None
-            level = [inner for each in containers for inner in (each.values() if isinstance(each, dict) else each)]
+            level = [
+                inner
+                for container in containers
+                for inner in (container.values() if isinstance(container, dict) else container)
+            ]
         return f"must be nested at most {self.depth} levels deep"
 
     def __str__(self) -> str:
@@ -141,14 +145,14 @@ def _crowd(value: Any, most: int) -> str:
     """Where one of the objects with the fewest steps to them has more than `most` members, and how many it has."""
     level = [("", value)]
     while True:
-        for place, each in level:
-            if isinstance(each, dict) and len(each) > most:
-                return f"{place[:200] or 'it'} has {len(each):,}"
-        inner = [(place, each) for place, each in level if isinstance(each, dict | list | tuple)]
+        for place, item in level:
+            if isinstance(item, dict) and len(item) > most:
+                return f"{place[:200] or 'it'} has {len(item):,}"
+        inner = [(place, item) for place, item in level if isinstance(item, dict | list | tuple)]
         level = [
-            (f"{place}.{step}" if isinstance(each, dict) else f"{place}[{step}]", part)
-            for place, each in inner
-            for step, part in (each.items() if isinstance(each, dict) else enumerate(each))
+            (f"{place}.{step}" if isinstance(item, dict) else f"{place}[{step}]", part)
+            for place, item in inner
+            for step, part in (item.items() if isinstance(item, dict) else enumerate(item))
         ]
 
 
@@ -175,10 +179,10 @@ class Values:
 
     def problem(self, value: Any) -> str | None:
         """Why `value` is not allowed, or None."""
-        for key, each in value.items():
-            is_number = isinstance(each, int | float) and not isinstance(each, bool) and math.isfinite(each)
-            if not isinstance(key, str) or not is_number or self.range.problem(each):
-                return f"holds {show(key)}: {show(each)}; each value must be a number {self.range}"
+        for key, member in value.items():
+            is_number = isinstance(member, int | float) and not isinstance(member, bool) and math.isfinite(member)
+            if not isinstance(key, str) or not is_number or self.range.problem(member):
+                return f"holds {show(key)}: {show(member)}; each value must be a number {self.range}"
         return None
 
     def __str__(self) -> str:
@@ -232,7 +236,7 @@ def name_of(hint: Any) -> str:
     origin = get_origin(hint)
     if origin is typing.Annotated:
         base, *rest = get_args(hint)
-        return next((each for each in rest if isinstance(each, str)), None) or name_of(base)
+        return next((alternative for alternative in rest if isinstance(alternative, str)), None) or name_of(base)
     if origin is Literal:
         return "one of " + ", ".join(map(show, get_args(hint)))
     if origin in (Union, types.UnionType):
@@ -270,10 +274,10 @@ def problems(value: Any, hint: Any, path: str) -> Iterator[str]:
 
 def _annotated_problems(value: Any, hint: Any, path: str) -> Iterator[str]:
     base, *rest = get_args(hint)
-    constraints = [each for each in rest if isinstance(each, Constraint)]
+    constraints = [alternative for alternative in rest if isinstance(alternative, Constraint)]
     if isinstance(value, list | tuple):
         # A list that is too long is one problem, and none of its items is looked at.
-        why = next((why for each in constraints if isinstance(each, Length) and (why := each.problem(value))), None)
+        why = next((why for bound in constraints if isinstance(bound, Length) and (why := bound.problem(value))), None)
         if why:
             yield f"{path}: {show(value)} {why}"
             return
@@ -299,14 +303,14 @@ def _suspects(values: Sequence[Any], item: Any) -> Iterable[int]:
     return (
         index
         for index, value in enumerate(values)
-        if type(value) is not int or any(each.problem(value) for each in ranges)
+        if type(value) is not int or any(bound.problem(value) for bound in ranges)
     )
 
 
 def _ranges_of(item: Any) -> Sequence[Range] | None:
     """The ranges of whole numbers; None where an item is something else, or is bound in other ways too."""
     base, *rest = _base_and_rest(item)
-    return rest if base is int and all(isinstance(each, Range) for each in rest) else None
+    return rest if base is int and all(isinstance(alternative, Range) for alternative in rest) else None
 
 
 def _are_whole_within(values: Sequence[Any], ranges: Sequence[Range]) -> bool:
@@ -314,7 +318,7 @@ def _are_whole_within(values: Sequence[Any], ranges: Sequence[Range]) -> bool:
     if not set(map(type, values)) <= {int}:
         return False
     ends = (min(values), max(values)) if values else ()
-    return not any(each.problem(end) for each in ranges for end in ends)
+    return not any(bound.problem(end) for bound in ranges for end in ends)
 
 
 def _base_and_rest(hint: Any) -> tuple[Any, ...]:
@@ -353,12 +357,12 @@ def sieve(hint: Any) -> Callable[[Any], bool]:
     if get_origin(hint) in (Union, types.UnionType):
         passes = [sieve(arg) for arg in get_args(hint) if arg is not type(None)]
         if type(None) in get_args(hint):
-            return lambda value: value is None or any(each(value) for each in passes)
-        return lambda value: any(each(value) for each in passes)
+            return lambda value: value is None or any(check(value) for check in passes)
+        return lambda value: any(check(value) for check in passes)
     base, *rest = _base_and_rest(hint)
-    whys = [each.problem for each in rest if isinstance(each, Constraint)]
+    whys = [alternative.problem for alternative in rest if isinstance(alternative, Constraint)]
     if get_origin(base) is Literal:
-        choices = [(type(each), each) for each in get_args(base)]
+        choices = [(type(inner), inner) for inner in get_args(base)]
         return lambda value: (type(value), value) in choices
     if get_origin(base) is tuple:
         items_pass = _sieve_of_items(get_args(base)[0])

@@ -83,13 +83,13 @@ def for_llguidance(schema: dict[str, Any], style: dict[str, Any]) -> dict[str, A
 
 def _adapted(schema: Any) -> Any:
     if isinstance(schema, list | tuple):
-        return [_adapted(each) for each in schema]
+        return [_adapted(inner) for inner in schema]
     if not isinstance(schema, dict):
         return schema
     made = dict(schema)
     for word in SCHEMAS_BY_NAME:
         if isinstance(named := schema.get(word), dict):
-            made[word] = {name: _adapted(each) for name, each in named.items()}
+            made[word] = {name: _adapted(inner) for name, inner in named.items()}
     # Within `not` or `if` a stricter schema makes the whole looser, but llguidance refuses both.
     for word in (*SCHEMA_LISTS, *SINGLE_SCHEMAS):
         if word in schema:
@@ -114,7 +114,7 @@ def problem(schema: dict[str, Any]) -> tuple[str, str] | None:
     if found is not None:
         return found
     objects = list(_objects(schema))
-    found = next((found for place, each in objects for found in _problems(place, each)), None)
+    found = next((found for place, inner in objects for found in _problems(place, inner)), None)
     return found or _multiples_problem(objects)
 
 
@@ -128,9 +128,11 @@ def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The schemas that stand in a schema's own keywords, each with its place there; `true` and `false` are left out."""
     for word, value in schema.items():
         if word in SCHEMAS_BY_NAME and isinstance(value, dict):
-            yield from ((f".{word}{place_of(name)}", each) for name, each in value.items() if isinstance(each, dict))
+            yield from (
+                (f".{word}{place_of(name)}", member) for name, member in value.items() if isinstance(member, dict)
+            )
         elif word in SCHEMA_LISTS and isinstance(value, list | tuple):
-            yield from ((f".{word}[{at}]", each) for at, each in enumerate(value) if isinstance(each, dict))
+            yield from ((f".{word}[{at}]", item) for at, item in enumerate(value) if isinstance(item, dict))
         elif word in SINGLE_SCHEMAS and isinstance(value, dict):
             yield f".{word}", value
 
@@ -163,7 +165,7 @@ def _options_problem(options: Any) -> tuple[str, str] | None:
 def _objects(root: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """All objects that can be schemas, each with its place; every object, where a `$ref` leads to what is no schema."""
     is_astray = any(map(_leads_astray, _references(root)))
-    maps, data = (() if is_astray else each for each in (_MAPS, _VALUES))
+    maps, data = (() if is_astray else words for words in (_MAPS, _VALUES))
     waiting: list[tuple[str, Any]] = [("", root)]
     while waiting:
         place, value = waiting.pop()
@@ -172,11 +174,11 @@ def _objects(root: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             for word, inner in value.items():
                 here = place + place_of(str(word))
                 if word in maps and isinstance(inner, dict):
-                    waiting += ((here + place_of(str(name)), each) for name, each in inner.items())
+                    waiting += ((here + place_of(str(name)), deeper) for name, deeper in inner.items())
                 elif word not in data:
                     waiting.append((here, inner))
         elif isinstance(value, list | tuple):
-            waiting += ((f"{place}[{at}]", each) for at, each in enumerate(value))
+            waiting += ((f"{place}[{at}]", item) for at, item in enumerate(value))
 
 
 def _references(root: dict[str, Any]) -> Iterator[str]:
@@ -216,7 +218,7 @@ def _problems(place: str, schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for word in ("const", "enum"):
         if word in schema and _UNSPELLABLE.search("".join(_texts(schema[word]))):
             yield f"{place}.{word}", "not available with control characters that JSON has no letter for (\\u0000, say)"
-        if word in schema and any(abs(each) > MAX_EXACT for each in _integers(schema[word])):
+        if word in schema and any(abs(integer) > MAX_EXACT for integer in _integers(schema[word])):
             yield f"{place}.{word}", f"not available with integers beyond {MAX_EXACT:,}, which llguidance rounds"
     for word in (*EXCLUSIVE, *EXCLUSIVE.values()):
         if _is_number(bound := schema.get(word)) and not _is_exact(word, bound, schema):
@@ -251,8 +253,8 @@ def _bound_problem(word: str, bound: float, schema: dict[str, Any]) -> str:
 
 def _multiples_problem(objects: list[tuple[str, dict[str, Any]]]) -> tuple[str, str] | None:
     """Problem of several `multipleOf` of one number: llguidance takes their least common multiple, in 32 bits."""
-    steps = [(place, step) for place, each in objects if _is_number(step := each.get("multipleOf")) and step]
-    if len(steps) < 2 or not any(_is_intersection(each) for _, each in objects):
+    steps = [(place, step) for place, inner in objects if _is_number(step := inner.get("multipleOf")) and step]
+    if len(steps) < 2 or not any(_is_intersection(inner) for _, inner in objects):
         return None
     places = max(_places(step) for _, step in steps)
     product, common, largest = 1, 1, 1

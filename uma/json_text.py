@@ -80,9 +80,9 @@ def dumps(value: Any, **options: Any) -> str:
 def _marked(value: Any, mark: str, found: list[str]) -> Any:
     """`value` with a text instead of each number that holds its spelling, which goes to `found`."""
     if isinstance(value, dict):
-        return {key: _marked(each, mark, found) for key, each in value.items()}
+        return {key: _marked(member, mark, found) for key, member in value.items()}
     if isinstance(value, list | tuple):
-        return [_marked(each, mark, found) for each in value]
+        return [_marked(item, mark, found) for item in value]
     if isinstance(value, Spelled | Number):
         found.append(value.text)
         return f"{mark}{len(found) - 1}"

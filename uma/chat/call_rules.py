@@ -149,7 +149,7 @@ class _Braces:
         check_object(schema, self._root, place)
         needed = required_of(schema, self._root)
         members = []
-        for key, each in sorted(properties_of(schema, self._root).items()):
+        for key, inner in sorted(properties_of(schema, self._root).items()):
             if (
                 not key.strip()
                 or key != key.strip()
@@ -157,7 +157,7 @@ class _Braces:
                 or self._form.quote in key
             ):
                 raise UnservableError(f"{place}.properties.{key}", "this model's calls cannot hold a key of that name")
-            value = self._value(each, f"{place}.properties.{key}", depth + 1)
+            value = self._value(inner, f"{place}.properties.{key}", depth + 1)
             members.append((self._name("member", f"{string(f'{key}:')} {value}"), key in needed))
             check_room(self._rules, place)
         return f'"{{" {self._separated(members)} "}}"'
@@ -216,7 +216,7 @@ class _Braces:
     def _combined(self, schema: Schema, word: str, place: str, depth: int) -> str:
         if word == "allOf" or set(schema) - {word, "title", "description", "default", "$defs", "definitions"}:
             raise UnservableError(f"{place}.{word}", "not available here, where lists or objects are allowed")
-        branches = [each for each in schema[word] if kinds_of(each, self._root, place)]
+        branches = [option for option in schema[word] if kinds_of(option, self._root, place)]
         if word == "oneOf":
             self._check_apart(branches, place)
         each = (self._value(one, f"{place}.{word}[{at}]", depth + 1) for at, one in enumerate(branches))
@@ -224,7 +224,7 @@ class _Braces:
 
     def _check_apart(self, branches: Iterable[Any], place: str) -> None:
         seen: set[str] = set()
-        for kinds in (kinds_of(each, self._root, place) for each in branches):
+        for kinds in (kinds_of(branch, self._root, place) for branch in branches):
             if kinds & seen:
                 raise UnservableError(f"{place}.oneOf", "two of its alternatives can be of the same type")
             seen |= kinds
@@ -253,7 +253,7 @@ class _Braces:
         return f'"[" ({item} {again}){"?" if least == 0 else ""} "]"'
 
     def _object(self, schema: Schema, place: str, depth: int) -> str:
-        narrow = {word: each for word, each in schema.items() if word not in NOT_OF_OBJECTS}
+        narrow = {word: member for word, member in schema.items() if word not in NOT_OF_OBJECTS}
         extra = schema.get("additionalProperties", True)
         if schema.get("properties") or schema.get("required") or extra is False:
             return self.members(narrow, place, depth)

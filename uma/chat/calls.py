@@ -132,7 +132,7 @@ class _CallReader(ABC):
             if char.isspace():
                 continue
             read += char
-            if not any(each.startswith(read) for each in packed):
+            if not any(byte.startswith(read) for byte in packed):
                 raise _NoCallError("it is not of this model's form")
         return packed[read]
 
@@ -143,7 +143,7 @@ class _CallReader(ABC):
         while True:
             read += yield
             packed = _packed(read)
-            ends = [each for each in ends if each[0].startswith(packed) and _is_name(read, each[1])]
+            ends = [end for end in ends if end[0].startswith(packed) and _is_name(read, end[1])]
             if not ends:
                 raise _NoCallError("no tool of that name was offered")
             for whole, name, stop in ends:
@@ -278,7 +278,7 @@ class _BracesCall(_CallReader):
         char, comma = (yield from self._visible()), ""
         while char != "}":
             key = char + (yield from self._until(":"))
-            if not key.strip() or any(each in key for each in "{}[],") or self._form.quote in key:
+            if not key.strip() or any(mark in key for mark in "{}[],") or self._form.quote in key:
                 raise _NoCallError("an argument has no name")
             self._give(f"{comma}{_quoted(key.strip())}: ")
             char, comma = (yield from self._value((yield from self._visible()), "}")), ", "

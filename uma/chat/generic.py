@@ -50,7 +50,7 @@ def _plain(message: Message) -> Message:
     if message.role == "tool":
         of = f" of {message.name}" if message.name else ""
         before = f"Result{of}: "
-        media = tuple(attrs.evolve(each, at=len(before) + each.at) for each in message.media)
+        media = tuple(attrs.evolve(media_file, at=len(before) + media_file.at) for media_file in message.media)
         return Message("user", before + message.content, media=media)
     if not message.tool_calls:
         return message

@@ -109,7 +109,7 @@ def _definitions(text: str) -> dict[str, _Words | str]:
         if word.kind == "line":
             lines.append([])
         elif word.text == "|" and word.kind == "mark" and not lines[-1] and len(lines) > 1:
-            lines = [each for each in lines if each]  # it goes on with the line before
+            lines = [row for row in lines if row]  # it goes on with the line before
             lines[-1].append(word)
         else:
             lines[-1].append(word)

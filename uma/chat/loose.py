@@ -71,9 +71,9 @@ class _Loosened:
             if word in _NEVER or (word == "uniqueItems" and value is not False):
                 self.places.append(here)
             elif word in SCHEMAS_BY_NAME and isinstance(value, dict):
-                made[word] = {name: self._plain(each, here + place_of(name)) for name, each in value.items()}
+                made[word] = {name: self._plain(member, here + place_of(name)) for name, member in value.items()}
             elif word in SCHEMA_LISTS and isinstance(value, list | tuple):
-                made[word] = [self._plain(each, f"{here}[{at}]") for at, each in enumerate(value)]
+                made[word] = [self._plain(item, f"{here}[{at}]") for at, item in enumerate(value)]
             elif word in _PARTS:
                 made[word] = self._plain(value, here)
             else:
@@ -89,12 +89,12 @@ class _Loosened:
         for word, value in schema.items():
             here = place + place_of(word)
             if word in SCHEMAS_BY_NAME and isinstance(value, dict):
-                parts = {name: self._part(each, here + place_of(name), shared) for name, each in value.items()}
+                parts = {name: self._part(member, here + place_of(name), shared) for name, member in value.items()}
                 made[word] = parts
                 if word in _SHARED and not place:
                     shared[word] = parts
             elif word in SCHEMA_LISTS and isinstance(value, list | tuple):
-                made[word] = [self._part(each, f"{here}[{at}]", shared) for at, each in enumerate(value)]
+                made[word] = [self._part(item, f"{here}[{at}]", shared) for at, item in enumerate(value)]
             elif word in _PARTS:
                 made[word] = self._part(value, here, shared)
         if self._is_json(made, shared):
@@ -129,9 +129,9 @@ class _Loosened:
         given = schema.get("properties", {})
         needed = [name for name in schema.get("required", ()) if isinstance(name, str)]
         properties: Schema = {}
-        for name, each in (given if isinstance(given, dict) else {}).items():
+        for name, inner in (given if isinstance(given, dict) else {}).items():
             here = f".properties{place_of(name)}"
-            for tried, left_out in _looser(each):
+            for tried, left_out in _looser(inner):
                 if self._fits_form({**made, "properties": {name: tried}}):
                     properties[name] = tried
                     self.places += [here] if left_out else []
@@ -158,12 +158,12 @@ def _looser(schema: Any) -> Iterator[tuple[Any, bool]]:
 
 def _without(schema: Schema, word: str) -> Schema:
     """A schema without a keyword, and without those that forbid what that one would have named."""
-    made = {each: value for each, value in schema.items() if each != word}
+    made = {member: value for member, value in schema.items() if member != word}
     if word == "oneOf" and "anyOf" not in schema:
         made["anyOf"] = schema[word]
     if word in ("properties", "patternProperties", "items", "prefixItems", "$ref", "allOf", "anyOf"):
-        for each in _CLOSING:
-            made.pop(each, None)
+        for closing in _CLOSING:
+            made.pop(closing, None)
     return made
 
 

@@ -111,16 +111,16 @@ def check_shape(root: Schema) -> None:
             shape = _SHAPES.get(word, object)
             if not isinstance(value, shape) or (isinstance(value, bool) and shape is int):
                 raise UnservableError(here, f"expected {_SHAPE_NAMES[shape]}")
-            if word in ("type", "required") and not all(isinstance(each, str) for each in value):
+            if word in ("type", "required") and not all(isinstance(item, str) for item in value):
                 raise UnservableError(here, "expected strings")
-        waiting += ((place + step, each) for step, each in subschemas(schema))
+        waiting += ((place + step, subschema) for step, subschema in subschemas(schema))
 
 
 def properties_of(schema: Schema, root: Schema) -> dict[str, Schema]:
     """An object's properties by name, with those that `required` alone names."""
     schema = _object(schema, root, "")
     given = schema.get("properties", {})
-    known = {name: {} if each is True else each for name, each in given.items() if each is not False}
+    known = {name: {} if inner is True else inner for name, inner in given.items() if inner is not False}
     return known | {name: {} for name in schema.get("required", ()) if name not in given}
 
 
@@ -143,7 +143,7 @@ def required_of(schema: Schema, root: Schema) -> frozenset[str]:
 def _object(schema: Schema, root: Schema, place: str) -> Schema:
     """A schema that a `$ref` with `type` beside it can stand for."""
     if "$ref" in schema:
-        schema = {word: each for word, each in schema.items() if word != "type"}
+        schema = {word: member for word, member in schema.items() if word != "type"}
     return resolved(schema, root, place)
 
 
@@ -207,11 +207,11 @@ def text_or_scalar(schema: Schema, root: Schema, place: str) -> str:
     _check_scalars(schema, root, place, 0)
     text = text_of(schema, root, place)
     if kinds & {"array", "object"}:
-        scalars_text = [rf"[ \t\r\n]*[\[\{{]{ANY}*", *(rf"[ \t\r\n]*({each})[ \t\r\n]*" for each in scalars)]
+        scalars_text = [rf"[ \t\r\n]*[\[\{{]{ANY}*", *(rf"[ \t\r\n]*({scalar})[ \t\r\n]*" for scalar in scalars)]
     else:
-        scalars_text = [rf"[ \t\r\n]*({each})[ \t\r\n]*" for each in scalars]
-    text = f"({text})" + "".join(f" & ~/{each}/" for each in scalars_text)
-    return " | ".join([f"({text})", *(f"/{each}/" for each in scalars)])
+        scalars_text = [rf"[ \t\r\n]*({scalar})[ \t\r\n]*" for scalar in scalars]
+    text = f"({text})" + "".join(f" & ~/{scalar}/" for scalar in scalars_text)
+    return " | ".join([f"({text})", *(f"/{scalar}/" for scalar in scalars)])
 
 
 def value_in_text(text: str, kinds: frozenset[str]) -> str:
@@ -244,7 +244,7 @@ def _ways(schema: Schema, root: Schema, place: str, depth: int) -> list[list[str
     for word in ("anyOf", "oneOf"):
         if word in schema:
             choices.append(_either(word, schema[word], root, place, depth))
-    choices += [_ways(each, root, f"{place}.allOf[{at}]", depth + 1) for at, each in enumerate(schema.get("allOf", ()))]
+    choices += [_ways(part, root, f"{place}.allOf[{at}]", depth + 1) for at, part in enumerate(schema.get("allOf", ()))]
     if prod(map(len, choices)) > MAX_ALTERNATIVES:
         raise UnservableError(place, "too many alternatives")
     return [[regex for way in ways for regex in way] for ways in product(*choices)]
@@ -252,16 +252,18 @@ def _ways(schema: Schema, root: Schema, place: str, depth: int) -> list[list[str
 
 def _either(word: str, branches: list[Any], root: Schema, place: str, depth: int) -> list[list[str]]:
     texts = [
-        (at, each) for at, each in enumerate(branches) if "string" in kinds_of(each, root, f"{place}.{word}[{at}]")
+        (at, branch)
+        for at, branch in enumerate(branches)
+        if "string" in kinds_of(branch, root, f"{place}.{word}[{at}]")
     ]
     if word == "oneOf" and len(texts) > 1:
-        values = [value for _, each in texts for value in _values(each, place)]
+        values = [value for _, text in texts for value in _values(text, place)]
         if len(set(map(json.dumps, values))) < len(values):
             raise UnservableError(f"{place}.oneOf", "two of its alternatives allow the same text")
     return [
         way
-        for at, each in texts
-        for way in _ways(each if each is not True else {}, root, f"{place}.{word}[{at}]", depth + 1)
+        for at, text in texts
+        for way in _ways(text if text is not True else {}, root, f"{place}.{word}[{at}]", depth + 1)
     ]
 
 
@@ -335,8 +337,8 @@ def _check_scalars(schema: Any, root: Schema, place: str, depth: int) -> None:
         if any(value is not None and not isinstance(value, str) for value in values):
             raise UnservableError(f"{place}.{word}", "texts and other values together are not available")
     for word in ("anyOf", "oneOf", "allOf"):
-        for at, each in enumerate(schema.get(word, ())):
-            _check_scalars(each, root, f"{place}.{word}[{at}]", depth + 1)
+        for at, option in enumerate(schema.get(word, ())):
+            _check_scalars(option, root, f"{place}.{word}[{at}]", depth + 1)
 
 
 def _target(pointer: Any, root: Schema, place: str) -> Schema:

@@ -53,7 +53,7 @@ long.
 def _claude(place: AgentPlace) -> Start:
     sizes = ["CLAUDE_CODE_MAX_CONTEXT_TOKENS", "CLAUDE_CODE_AUTO_COMPACT_WINDOW"]
     models = ["ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL"]
-    models += [f"ANTHROPIC_DEFAULT_{each}_MODEL" for each in ("OPUS", "SONNET", "HAIKU")]
+    models += [f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU")]
     return Start(
         variables={
             "ANTHROPIC_BASE_URL": place.url,
@@ -76,7 +76,7 @@ def _codex(place: AgentPlace) -> Start:
         **{f"model_providers.uma.{name}": value for name, value in provider.items()},
     }
     pairs = [("-c", f"{name}={json.dumps(value)}") for name, value in settings.items()]  # JSON's scalars are TOML's
-    return Start([each for pair in pairs for each in pair], {"UMA_AGENT_KEY": place.key})
+    return Start([text for pair in pairs for text in pair], {"UMA_AGENT_KEY": place.key})
 
 
 def _opencode(place: AgentPlace) -> Start:

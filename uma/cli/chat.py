@@ -187,8 +187,8 @@ class Chat:
         """Raise `BadRequest` for more than the server takes at once: all pictures of a conversation go with each."""
         if self.info is None or self.is_local:
             return
-        every = [*pictures, *(each for turn in self.conversation.turns for each in turn.pictures)]
-        size, most = sum(len(each.base64) for each in every), self.info.limits.max_frame_bytes
+        every = [*pictures, *(picture for turn in self.conversation.turns for picture in turn.pictures)]
+        size, most = sum(len(picture.base64) for picture in every), self.info.limits.max_frame_bytes
         if size >= most:
             raise BadRequest(
                 f"{pictures[-1].label()}: the pictures of this chat would take {size:,} bytes, and the server takes "

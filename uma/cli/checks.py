@@ -255,7 +255,7 @@ def _cache_dir(folder: Path) -> Check:
 
 def _nearest_folder(folder: Path) -> Path:
     """The folder, or of those above it the first that exists: where it would be made."""
-    return next((each for each in (folder, *folder.parents) if os.path.exists(each)), Path("/"))
+    return next((parent for parent in (folder, *folder.parents) if os.path.exists(parent)), Path("/"))
 
 
 def _owner(folder: Path) -> str:
@@ -278,13 +278,13 @@ def models(config: RuntimeConfig) -> Iterator[Check]:
     except ModelError as error:
         yield Check("model", f"{config.model}: cannot be loaded", error.message)
     found = catalog.available(os.environ, (places.UMA_MODELS,), is_thorough=True)
-    broken = [each.problem for each in found if each.problem is not None]
+    broken = [model.problem for model in found if model.problem is not None]
     folder = places.models_folder(os.environ)
     where = f"in {folder}" if folder else "UMA_MODELS names no folder"
     todo = "; ".join(broken)
     if folder is not None and (problem := places.problem_of(folder)):
         todo = f"UMA_MODELS={folder}: {problem}; make it readable, or unset UMA_MODELS"
-    names = ", ".join(each.name for each in found if each.problem is None)
+    names = ", ".join(model.name for model in found if model.problem is None)
     yield Check("models", f"{names} ({where})", todo)
 
 

@@ -31,8 +31,8 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         print(as_json(loaded, drawn, name))
     else:
-        rows = [_row(each, loaded, drawn, name) for each in settings().values()]
-        rows += [(name, each.show(value), each.unit, OF_FILE) for name, each, value in _of_models(loaded)]
+        rows = [_row(setting, loaded, drawn, name) for setting in settings().values()]
+        rows += [(name, model.show(value), model.unit, OF_FILE) for name, model, value in _of_models(loaded)]
         print_table(("setting", "value", "unit", "from"), rows)
     return 0
 
@@ -70,19 +70,21 @@ def as_json(loaded: Loaded, drawn: Mapping[str, tuple[float, str]], taken: str) 
     `LLM` take where the setting is unset, `taken` the model that is used.
     """
     table = {
-        name: {"value": getattr(loaded.config, name), "unit": each.unit or None, "from": loaded.origins[name]}
+        name: {"value": getattr(loaded.config, name), "unit": setting.unit or None, "from": loaded.origins[name]}
         | ({"in_chat": drawn[name][0]} if name in drawn else {})
-        for name, each in settings().items()
+        for name, setting in settings().items()
     }
     table["model"]["taken"] = taken
-    for name, each, value in _of_models(loaded):
-        table[name] = {"value": value, "unit": each.unit or None, "from": OF_FILE}
+    for name, model, value in _of_models(loaded):
+        table[name] = {"value": value, "unit": model.unit or None, "from": OF_FILE}
     return json_text(table, indent=2)
 
 
 def as_toml(loaded: Loaded) -> str:
     """A file that `--config` takes and that gives the same configuration anywhere."""
-    lines = [_toml_line(each, loaded) for each in settings().values() if each.name != "models" or not loaded.models]
+    lines = [
+        _toml_line(setting, loaded) for setting in settings().values() if setting.name != "models" or not loaded.models
+    ]
     return "".join([*lines, *_toml_tables(loaded)])
 
 
@@ -109,31 +111,31 @@ def _of_models(loaded: Loaded) -> Iterator[tuple[str, Setting, Any]]:
 
 
 def _row(
-    each: Setting, loaded: Loaded, drawn: Mapping[str, tuple[float, str]], taken: str
+    known: Setting, loaded: Loaded, drawn: Mapping[str, tuple[float, str]], taken: str
 ) -> tuple[str, str, str, str]:
-    value, origin = getattr(loaded.config, each.name), loaded.origins[each.name]
-    if each.name == "model" and taken != value:
-        return each.name, taken, each.unit, f"{origin}; the first that is here, generates and fits (uma models)"
-    if each.name in drawn:
-        origin = f"{origin}; chat, generate and LLM: {drawn[each.name][0]:g} ({drawn[each.name][1]})"
-    return each.name, "unset" if value is None else each.show(value) or '""', each.unit, origin
+    value, origin = getattr(loaded.config, known.name), loaded.origins[known.name]
+    if known.name == "model" and taken != value:
+        return known.name, taken, known.unit, f"{origin}; the first that is here, generates and fits (uma models)"
+    if known.name in drawn:
+        origin = f"{origin}; chat, generate and LLM: {drawn[known.name][0]:g} ({drawn[known.name][1]})"
+    return known.name, "unset" if value is None else known.show(value) or '""', known.unit, origin
 
 
-def _toml_line(each: Setting, loaded: Loaded) -> str:
-    value, remark = getattr(loaded.config, each.name), _remark(each, loaded)
-    if value is None or (each.name == "model" and loaded.origins["model"] == "default"):
-        return f"# {each.name} is unset  # {remark}\n"
-    return f"{each.name} = {_toml_value(each, value)}  # {remark}\n"
+def _toml_line(known: Setting, loaded: Loaded) -> str:
+    value, remark = getattr(loaded.config, known.name), _remark(known, loaded)
+    if value is None or (known.name == "model" and loaded.origins["model"] == "default"):
+        return f"# {known.name} is unset  # {remark}\n"
+    return f"{known.name} = {_toml_value(known, value)}  # {remark}\n"
 
 
-def _toml_value(each: Setting, value: Any) -> str:
+def _toml_value(known: Setting, value: Any) -> str:
     # A JSON string is a TOML basic string; permissions are written as people know them.
-    if not isinstance(value, str) and each.name != "socket_mode":
-        return each.show(value)
-    return toml_text(each.show(value))
+    if not isinstance(value, str) and known.name != "socket_mode":
+        return known.show(value)
+    return toml_text(known.show(value))
 
 
-def _remark(each: Setting, loaded: Loaded) -> str:
+def _remark(known: Setting, loaded: Loaded) -> str:
     # A comment can hold no control character, and an origin can be a file's name.
-    origin = "".join(char if char.isprintable() else "?" for char in loaded.origins[each.name])
-    return f"{each.unit}; {origin}" if each.unit else origin
+    origin = "".join(char if char.isprintable() else "?" for char in loaded.origins[known.name])
+    return f"{known.unit}; {origin}" if known.unit else origin

@@ -49,10 +49,10 @@ def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     found = list(check(_probe(options)))
     if options.json:
-        print(json_text([attrs.asdict(each) for each in found], indent=2))
+        print(json_text([attrs.asdict(finding) for finding in found], indent=2))
     else:
-        print_table(COLUMNS, [_row(each) for each in found])
-    wrong = [each for each in found if not each.is_true]
+        print_table(COLUMNS, [_row(finding) for finding in found])
+    wrong = [finding for finding in found if not finding.is_true]
     print(f"{len(found)} claims, {len(wrong)} false", file=sys.stderr)
     return FALSE_CLAIM if wrong else 0
 

@@ -41,7 +41,7 @@ class ChatTurn:
 
     def asked(self) -> Message:
         """The question. Raises `ValueError` for a text that no model takes."""
-        return Message("user", self.question, media=tuple(each.as_sent() for each in self.pictures))
+        return Message("user", self.question, media=tuple(picture.as_sent() for picture in self.pictures))
 
 
 @attrs.define
@@ -97,7 +97,7 @@ class ChatHistory:
         turns = [
             {"user": turn.question, "assistant": turn.answer}
             | ({"reasoning": turn.reasoning} if turn.reasoning else {})
-            | ({"pictures": [each.as_json() for each in turn.pictures]} if turn.pictures else {})
+            | ({"pictures": [picture.as_json() for picture in turn.pictures]} if turn.pictures else {})
             for turn in self.turns
         ]
         return {"format": FORMAT, "version": VERSION, "system": self.system, "turns": turns}

@@ -34,7 +34,7 @@ def main(options: argparse.Namespace) -> int:
     found = [*examine(loaded.config), *missing]
     needs_doing = any(check.todo for check in found)
     if options.json:
-        print(json_text({"ok": not needs_doing, "checks": [attrs.asdict(each) for each in found]}, indent=2))
+        print(json_text({"ok": not needs_doing, "checks": [attrs.asdict(result) for result in found]}, indent=2))
     else:
         _print(found)
     return NEEDS_DOING if needs_doing else 0
@@ -54,16 +54,18 @@ def examine(config: RuntimeConfig) -> list[Check]:
 
 
 def _print(found: Sequence[Check]) -> None:
-    print_table(("", "what", "finding"), [(_mark(each), each.name, sanitize_line(each.finding)) for each in found])
+    print_table(
+        ("", "what", "finding"), [(_mark(result), result.name, sanitize_line(result.finding)) for result in found]
+    )
     print()
-    for each in found:
-        if each.todo:
-            print(f"{each.name}: {sanitize_line(each.todo)}")
-    if not any(each.todo for each in found):
-        print("Nothing is in the way." if any(each.faster for each in found) else "Nothing needs doing.")
-    for each in found:
-        if each.faster:
-            print(f"To be faster: {each.name}: {sanitize_line(each.faster)}")
+    for result in found:
+        if result.todo:
+            print(f"{result.name}: {sanitize_line(result.todo)}")
+    if not any(result.todo for result in found):
+        print("Nothing is in the way." if any(result.faster for result in found) else "Nothing needs doing.")
+    for result in found:
+        if result.faster:
+            print(f"To be faster: {result.name}: {sanitize_line(result.faster)}")
 
 
 def _mark(check: Check) -> str:

@@ -150,7 +150,7 @@ class CommandCompleter(Completer):
         """The commands that go on from what is typed."""
         typed = document.text
         if typed.startswith("/"):
-            yield from (Completion(each, -len(typed)) for each in self.commands if each.startswith(typed))
+            yield from (Completion(command, -len(typed)) for command in self.commands if command.startswith(typed))
         name, space, path = typed.partition(" ")
         if space and name in OF_FILES:
             yield from PathCompleter(expanduser=True).get_completions(Document(path), complete_event)

@@ -44,8 +44,8 @@ def read_texts(arguments: Sequence[str], file: Path | None) -> list[str]:
     """
     if arguments and file is not None:
         raise ConfigError(f"--file {file}: texts came as arguments too; give either")
-    for each in filter(_is_file, arguments):
-        say.note(f"{each}: the name of the file is the text; --file {each} reads what is in it")
+    for argument in filter(_is_file, arguments):
+        say.note(f"{argument}: the name of the file is the text; --file {argument} reads what is in it")
     texts = list(arguments) or _lines(file)
     if not texts:
         raise ConfigError('there is no text; give some as arguments (uma embed "a fox" "a forest"), or a line each')
@@ -87,8 +87,10 @@ async def _embed_all(options: argparse.Namespace, loaded: Loaded, texts: list[st
         empty: list[int] = []
         for batch in batches(texts):
             found = await _embed(opened.source, options, batch, first)
-            await output.write("".join(("null" if each is None else written(each)) + "\n" for each in found.vectors))
-            empty += [first + index for index, each in enumerate(found.vectors, 1) if each is None]
+            await output.write(
+                "".join(("null" if vector is None else written(vector)) + "\n" for vector in found.vectors)
+            )
+            empty += [first + index for index, vector in enumerate(found.vectors, 1) if vector is None]
             first += len(batch)
     if empty:
         have = "has no token: its embedding is" if len(empty) == 1 else "and others have no token: their embeddings are"

@@ -98,7 +98,9 @@ def _sentences(shown: Explained) -> Iterator[str]:
     if shown.now is None or shown.now.is_preempted or shown.now.waits_for not in _BEFORE_THE_CACHE:
         yield _cache_sentence(shown)
     if shown.beside:
-        prompts = ", ".join(f"{each.id} ({each.prompt_tokens:,} tokens, {_sec(each.read_ms)})" for each in shown.beside)
+        prompts = ", ".join(
+            f"{other.id} ({other.prompt_tokens:,} tokens, {_sec(other.read_ms)})" for other in shown.beside
+        )
         yield f"Prompts read meanwhile: {prompts}."
     if shown.preemptions:
         by = f", the last time to {shown.preempted_by}" if shown.preempted_by else ""

@@ -79,7 +79,7 @@ class Task:
 
     def _messages(self) -> tuple[Message, ...]:
         system = (Message("system", self.system),) if self.system is not None else ()
-        return (*system, Message("user", self.prompt, media=tuple(each.as_sent() for each in self.pictures)))
+        return (*system, Message("user", self.prompt, media=tuple(picture.as_sent() for picture in self.pictures)))
 
 
 def main(options: argparse.Namespace) -> int:
@@ -196,12 +196,14 @@ async def _stream(
                         continue  # the command asks for neither
                     await output.write(as_json_line(event) if is_json else _text(event, task.sampling))
                     if isinstance(event, Prompt):
-                        known += [each for each in event.logprobs or () if each is not None]
+                        known += [logprob for logprob in event.logprobs or () if logprob is not None]
                     if isinstance(event, Token) and event.logprobs is not None:
                         known.append(event.logprobs)
                     if isinstance(event, Finished):
-                        known += [each for each in (event.prompt and event.prompt.logprobs) or () if each is not None]
-                        known += [each for answer in event.answers for each in answer.logprobs or ()]
+                        known += [
+                            logprob for logprob in (event.prompt and event.prompt.logprobs) or () if logprob is not None
+                        ]
+                        known += [logprob for answer in event.answers for logprob in answer.logprobs or ()]
                     finished = event if isinstance(event, Finished) else None
     except UmaError as error:
         if is_json:
@@ -225,7 +227,7 @@ def _text(event: Prompt | Token | Finished, sampling: SamplingParams) -> str:
 def _whole(finished: Finished, sampling: SamplingParams) -> str:
     """What has not been written yet: all answers, where there are several, a line between them."""
     echoed = [finished.prompt.text] if finished.prompt is not None and sampling.echo else []
-    return "\n".join([*echoed, *(each.text or "" for each in finished.answers)]) or finished.text or ""
+    return "\n".join([*echoed, *(answer.text or "" for answer in finished.answers)]) or finished.text or ""
 
 
 def as_json_line(event: Event | UmaError) -> str:

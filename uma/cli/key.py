@@ -24,7 +24,7 @@ def main(options: argparse.Namespace) -> int:
     elif options.name is None:
         raise ConfigError(f"key {options.action}: the key's name is missing: uma key {options.action} NAME")
     elif options.action == "new":
-        models = [each.strip() for each in (options.models or "").split(",") if each.strip()]
+        models = [part.strip() for part in (options.models or "").split(",") if part.strip()]
         if options.models is not None and not models:
             raise ConfigError("--models: names no model; leave it out for all")
         _make(path, options.name, models, manages_models=options.manage_models)
@@ -61,8 +61,10 @@ def _list(path: Path) -> None:
 
     accounts = [key.account for key in Keys.load(path).known]
     rights = {True: {"manage_models": "true"}, False: {}}
-    bounds = [attrs.asdict(each.bounds) | rights[each.manages_models] for each in accounts]
-    print_table(("name", "bounds"), [(each.name, _written(own)) for each, own in zip(accounts, bounds, strict=True)])
+    bounds = [attrs.asdict(account.bounds) | rights[account.manages_models] for account in accounts]
+    print_table(
+        ("name", "bounds"), [(account.name, _written(own)) for account, own in zip(accounts, bounds, strict=True)]
+    )
 
 
 def _written(bounds: Mapping[str, object]) -> str:

@@ -25,11 +25,11 @@ def listening_sockets() -> Iterator[Path]:
     except OSError:
         return
     fields = (line.split(maxsplit=7) for line in lines)
-    paths = {each[6]: each[7] for each in fields if len(each) == 8 and each[3] == LISTENING and each[7][0] == "/"}
+    paths = {field[6]: field[7] for field in fields if len(field) == 8 and field[3] == LISTENING and field[7][0] == "/"}
     for process in _own_servers():
         with suppress(OSError):  # it has ended meanwhile
             inodes = (re.fullmatch(r"socket:\[(\d+)\]", str(fd.readlink())) for fd in (process / "fd").iterdir())
-            yield from (Path(paths[each[1]]) for each in inodes if each is not None and each[1] in paths)
+            yield from (Path(paths[inode[1]]) for inode in inodes if inode is not None and inode[1] in paths)
 
 
 def _own_servers() -> Iterator[Path]:

@@ -27,12 +27,12 @@ def main(options: argparse.Namespace) -> int:
         raise ConfigError(f"UMA_MODELS={folder}: {problem}")
     models, memory = catalog.available(os.environ), memory_bytes()
     if options.json:
-        print(json_text([as_json(each, memory) for each in models], indent=2))
+        print(json_text([as_json(model, memory) for model in models], indent=2))
         return 0
-    print_table(COLUMNS, [_row(each, memory) for each in models if each.problem is None])
-    for each in models:
-        if each.problem is not None:
-            print(f"cannot be loaded: {sanitize_line(each.problem)}")
+    print_table(COLUMNS, [_row(model, memory) for model in models if model.problem is None])
+    for model in models:
+        if model.problem is not None:
+            print(f"cannot be loaded: {sanitize_line(model.problem)}")
     say.plain(_advice(folder))
     return 0
 

@@ -93,9 +93,9 @@ def add_settings(parser: argparse.ArgumentParser, *, leave_out: frozenset[str] =
     group.add_argument(
         "--config", dest="config_file", metavar="FILE", type=Path, help="TOML file of settings (default: $UMA_CONFIG)"
     )
-    for each in settings().values():
-        if each.name not in leave_out:
-            _add_setting(group, each)
+    for setting in settings().values():
+        if setting.name not in leave_out:
+            _add_setting(group, setting)
 
     if "log_level" not in leave_out:
         group.add_argument(
@@ -104,29 +104,29 @@ def add_settings(parser: argparse.ArgumentParser, *, leave_out: frozenset[str] =
         )  # fmt: skip
 
 
-def _add_setting(group: argparse._ArgumentGroup, each: Setting, default: str = "none") -> None:
-    what = ", ".join(each.choices) if each.choices else each.unit
-    default = OTHER_DEFAULTS.get(each.name) or each.show(each.default) or default
+def _add_setting(group: argparse._ArgumentGroup, option: Setting, default: str = "none") -> None:
+    what = ", ".join(option.choices) if option.choices else option.unit
+    default = OTHER_DEFAULTS.get(option.name) or option.show(option.default) or default
     notes = "; ".join(filter(None, [what, f"default: {default}"]))
-    text = _escape(f"{each.help} ({notes})")
-    dest = f"setting_{each.name}"
-    flags = [each.flag, *filter(None, [SHORT.get(each.name)])]
-    if each.base is bool:
-        group.add_argument(each.flag, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=text)
-    elif each.bare is not None:
+    text = _escape(f"{option.help} ({notes})")
+    dest = f"setting_{option.name}"
+    flags = [option.flag, *filter(None, [SHORT.get(option.name)])]
+    if option.base is bool:
+        group.add_argument(option.flag, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=text)
+    elif option.bare is not None:
         group.add_argument(
-            each.flag,
+            option.flag,
             dest=dest,
-            type=_setting_reader(each),
-            metavar=_metavar(each),
+            type=_setting_reader(option),
+            metavar=_metavar(option),
             nargs="?",
-            const=each.bare,
+            const=option.bare,
             help=text,
         )
     else:
-        action = _Listed if each.name in LISTS else "store"
+        action = _Listed if option.name in LISTS else "store"
         group.add_argument(
-            *flags, dest=dest, type=_setting_reader(each), metavar=_metavar(each), help=text, action=action
+            *flags, dest=dest, type=_setting_reader(option), metavar=_metavar(option), help=text, action=action
         )
 
 
@@ -144,21 +144,21 @@ class _Listed(argparse.Action):
         setattr(namespace, self.dest, values if before is None else f"{before},{values}")
 
 
-def _metavar(each: Setting) -> str:
-    if each.choices:
+def _metavar(option: Setting) -> str:
+    if option.choices:
         return "WORD"
-    if each.unit == "path":
+    if option.unit == "path":
         return "PATH"
-    return {int: "N", float: "X"}.get(each.base, "TEXT") if each.name != "model" else "MODEL"
+    return {int: "N", float: "X"}.get(option.base, "TEXT") if option.name != "model" else "MODEL"
 
 
-def _setting_reader(each: Setting) -> Callable[[str], Any]:
+def _setting_reader(option: Setting) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         try:
-            value = each.parse(text, "")
+            value = option.parse(text, "")
         except ConfigError as error:
             raise argparse.ArgumentTypeError(error.message.removeprefix(": ")) from None
-        return _allowed(value, each.hint, each.choices)
+        return _allowed(value, option.hint, option.choices)
 
     return read
 

@@ -104,7 +104,7 @@ class CommandParser(argparse.ArgumentParser):
         owners = [name for name, parser in self.siblings.items() if unknown in parser.options()]
         if owners:
             return f"{unknown} for {self.prog}; it is an option of uma {' and uma '.join(owners)}"
-        long = [each for each in self.options() if each.startswith("--")]
+        long = [option for option in self.options() if option.startswith("--")]
         return f"{unknown}{nearest(unknown, long, prefix='--')}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -354,7 +354,7 @@ def _describe_launch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--key-file", metavar="FILE", type=Path, help="with --url: a file that holds the API key (default: no key)"
     )
-    add_settings(parser, leave_out=frozenset(each for each in settings() if each.startswith("http")))
+    add_settings(parser, leave_out=frozenset(setting for setting in settings() if setting.startswith("http")))
 
 
 def _describe_gateway(parser: argparse.ArgumentParser) -> None:

@@ -53,15 +53,15 @@ def main(options: argparse.Namespace) -> int:
     loaded = load_settings(options)
 
     async def show(_: Interrupts) -> int:
-        found = [each async for each in _running(loaded)]
+        found = [server async for server in _running(loaded)]
         if options.json:
-            print(json_text([_as_json(each) for each in found], indent=2))
+            print(json_text([_as_json(server) for server in found], indent=2))
         elif found:
-            print_table(COLUMNS, [_row(each) for each in found])
-            for each in found:
-                if each.models:
-                    print(f"\nmodels of {sanitize_line(each.socket)}")
-                    print_table(MODEL_COLUMNS, [_model_row(model) for model in each.models])
+            print_table(COLUMNS, [_row(server) for server in found])
+            for server in found:
+                if server.models:
+                    print(f"\nmodels of {sanitize_line(server.socket)}")
+                    print_table(MODEL_COLUMNS, [_model_row(model) for model in server.models])
         else:
             say.note(f"no server listens on {loaded.config.socket}; start one with `uma run`")
         return 0 if found else 1
@@ -92,7 +92,7 @@ def sockets(loaded: Loaded) -> Iterator[Path]:
         return
     others = set(listening_sockets())
     if objection(usual) is None and usual.parent.is_dir():
-        others |= {each for each in usual.parent.iterdir() if stat.S_ISSOCK(each.lstat().st_mode)}
+        others |= {path for path in usual.parent.iterdir() if stat.S_ISSOCK(path.lstat().st_mode)}
     yield from sorted(others - {usual})
 
 
@@ -139,7 +139,7 @@ def _row(server: Running) -> tuple[str, ...]:
 
 def _as_json(server: Running) -> dict[str, Any]:
     since = None if server.since is None else server.since.isoformat(timespec="seconds")
-    models = {"models": [_model_json(each) for each in server.models]} if server.models else {}
+    models = {"models": [_model_json(model) for model in server.models]} if server.models else {}
     return attrs.asdict(server, filter=attrs.filters.exclude("models")) | {"since": since} | models
 
 

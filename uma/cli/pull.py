@@ -83,8 +83,8 @@ def _list(listing: hub.Listing, memory: int) -> None:
     with suppress(ModelError):  # none is, or several are
         chosen = listing.choose()
     _print(listing, chosen, memory, sys.stdout)
-    for each in listing.projectors:
-        say.plain(f"projector: {each.path} ({words.size(each.size_bytes)})")
+    for projector in listing.projectors:
+        say.plain(f"projector: {projector.path} ({words.size(projector.size_bytes)})")
     if chosen is not None and not listing.reference.what:
         say.plain(f"{CHOSEN} comes where none is named: {_why(chosen)}")
 
@@ -92,14 +92,14 @@ def _list(listing: hub.Listing, memory: int) -> None:
 def _print(listing: hub.Listing, chosen: hub.Offer | None, memory: int, file: TextIO) -> None:
     rows = [
         (
-            CHOSEN if each == chosen else "",
-            each.quantization,
-            words.size(each.size_bytes),
-            "yes" if fits(each.size_bytes, memory) else "no",
-            str(len(each.files)),
-            each.name,
+            CHOSEN if offer == chosen else "",
+            offer.quantization,
+            words.size(offer.size_bytes),
+            "yes" if fits(offer.size_bytes, memory) else "no",
+            str(len(offer.files)),
+            offer.name,
         )
-        for each in sorted(listing.offers, key=lambda each: each.size_bytes)
+        for offer in sorted(listing.offers, key=lambda offer: offer.size_bytes)
     ]
     print_table(COLUMNS, rows, file)
 
@@ -112,8 +112,8 @@ def _why(chosen: hub.Offer) -> str:
 
 
 def _largest_that_fits(listing: hub.Listing, memory: int) -> hub.Offer | None:
-    fitting = [each for each in listing.offers if fits(each.size_bytes, memory)]
-    return max(fitting, key=lambda each: each.size_bytes, default=None)
+    fitting = [offer for offer in listing.offers if fits(offer.size_bytes, memory)]
+    return max(fitting, key=lambda offer: offer.size_bytes, default=None)
 
 
 @contextmanager

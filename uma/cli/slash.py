@@ -125,7 +125,7 @@ def _image(chat: Talk, name: str) -> None:
     elif name:
         chat.add_picture(path_of(name))
         return
-    with_it = ", ".join(each.label() for each in chat.pictures)
+    with_it = ", ".join(picture.label() for picture in chat.pictures)
     chat.view.tell(f"With the next question: {with_it}" if with_it else "No picture goes with the next question.")
 
 
@@ -139,7 +139,7 @@ def _set(chat: Talk, text: str) -> None:
     else:
         if name:
             chat.sampling = with_value(chat.sampling, name, value)
-        chat.view.listing([(each, _value_words(chat, each)) for each in ((name,) if name else SET)])
+        chat.view.listing([(field, _value_words(chat, field)) for field in ((name,) if name else SET)])
 
 
 def with_value(sampling: SamplingParams, name: str, text: str) -> SamplingParams:

@@ -193,15 +193,15 @@ def _meant_of(models: Sequence[ListedModel], loaded: Loaded, bound_to: ModelInfo
     from uma.models.names import meant  # noqa: PLC0415
 
     if bound_to is not None:
-        return next((each.name for each in models if each.path == bound_to.path), None)
+        return next((model.name for model in models if model.path == bound_to.path), None)
     asked = loaded.config.model
     if not os.path.exists(Path(asked).expanduser()):
-        called = meant(asked, {each.name: (each.name, *each.aliases) for each in models})
+        called = meant(asked, {model.name: (model.name, *model.aliases) for model in models})
         if len(called) == 1:
             return called[0]
-    names = [name for each in models for name in (each.name, *each.aliases)]
+    names = [name for model in models for name in (model.name, *model.aliases)]
     path = catalog.resolve(asked, os.environ, names).path
-    return next((each.name for each in models if _is_same(Path(each.path), path)), None)
+    return next((model.name for model in models if _is_same(Path(model.path), path)), None)
 
 
 def _is_same(path: Path, other: Path) -> bool:

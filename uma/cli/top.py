@@ -133,7 +133,7 @@ async def _snapshot(top: Top, is_json: bool, _: Interrupts) -> int:
 def _is_enough(state: TopState) -> bool:
     """Whether each server has told what a speed is made of, or does not answer."""
     known = state.servers.values()
-    return bool(known) and all(each.lost or len(each.frames) >= FRAMES_OF_A_SNAPSHOT for each in known)
+    return bool(known) and all(server.lost or len(server.frames) >= FRAMES_OF_A_SNAPSHOT for server in known)
 
 
 def _as_json(state: TopState) -> list[dict[str, Any]]:

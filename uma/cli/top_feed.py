@@ -80,10 +80,10 @@ class SocketFeed:
         info, pid = client.info, client.server_pid
         name, most, rss_bytes = info.model.called, info.limits.max_sequences, _rss_bytes(pid)
         if models:
-            loaded = [each for each in models if each.state == "loaded"]
-            name = f"{', '.join(each.name for each in loaded) or 'none'} of {len(models)} models"
+            loaded = [model for model in models if model.state == "loaded"]
+            name = f"{', '.join(model.name for model in loaded) or 'none'} of {len(models)} models"
             most = 0  # each has sequences of its own, so when one that waits begins is not known
-            rss_bytes = None if rss_bytes is None else rss_bytes + sum(each.taken_bytes for each in loaded)
+            rss_bytes = None if rss_bytes is None else rss_bytes + sum(model.taken_bytes for model in loaded)
         return Frame(self.where, trio.current_time(), name, most, metrics, activity, None, pid, rss_bytes)
 
     async def end(self, number: int, id: str) -> bool:

@@ -104,7 +104,7 @@ class WatchedServer:
         if len(self.frames) < 2:
             return 0.0
         last = self.frames[-1]
-        first = next(each for each in self.frames if each.at_sec >= last.at_sec - RATE_SEC or each is last)
+        first = next(frame for frame in self.frames if frame.at_sec >= last.at_sec - RATE_SEC or frame is last)
         first = self.frames[-2] if first is last else first
         return _growth(first, last, name) / max(last.at_sec - first.at_sec, 1e-3)
 
@@ -113,7 +113,9 @@ class WatchedServer:
         rates = [0.0] * WINDOW_SEC
         for before, after in pairwise(self.frames):
             rate = _growth(before, after, name) / max(after.at_sec - before.at_sec, 1e-3)
-            begin, end = (int(WINDOW_SEC - 1 - (self.frames[-1].at_sec - each.at_sec)) for each in (before, after))
+            begin, end = (
+                int(WINDOW_SEC - 1 - (self.frames[-1].at_sec - end_frame.at_sec)) for end_frame in (before, after)
+            )
             for second in range(max(0, begin), end + 1):
                 rates[second] = rate
         return rates
@@ -138,11 +140,11 @@ class WatchedServer:
         if self.newest is None:
             return 0.0
         seen = [
-            (frame.at_sec, each.generated_tokens)
+            (frame.at_sec, request.generated_tokens)
             for frame in self.frames
             if frame.at_sec >= self.newest.at_sec - RATE_SEC
-            for each in _begun(frame)
-            if each.number == number
+            for request in _begun(frame)
+            if request.number == number
         ]
         if len(seen) < 2:
             return 0.0
@@ -153,12 +155,12 @@ class WatchedServer:
         """Tokens of the window by program: read and generated."""
         done: Counter[str] = Counter()
         for before, after in pairwise(self.frames):
-            known = {each.number: each for each in _begun(before)}
+            known = {request.number: request for request in _begun(before)}
             seen = 0
-            for each in _begun(after):
-                was = known.get(each.number)
-                tokens = _tokens(each) - (_tokens(was) if was is not None else each.cached_tokens)
-                done[program_of(each.origin)] += max(0, tokens)
+            for request in _begun(after):
+                was = known.get(request.number)
+                tokens = _tokens(request) - (_tokens(was) if was is not None else request.cached_tokens)
+                done[program_of(request.origin)] += max(0, tokens)
                 seen += max(0, tokens)
             counters = ("tokens_generated_total", "prefill_tokens_total")
             done[SHORT] += max(0, round(sum(_growth(before, after, name) for name in counters)) - seen)
@@ -322,7 +324,7 @@ def _with(server: WatchedServer, frame: Frame) -> WatchedServer:
         frames = ()  # started anew: its counters and numbers begin again
     if len(frames) > 1 and frames[-1].at_sec - frames[-2].at_sec < STEP_SEC:
         frames = frames[:-1]
-    kept = [each for each in frames if each.at_sec > frame.at_sec - WINDOW_SEC]
+    kept = [older for older in frames if older.at_sec > frame.at_sec - WINDOW_SEC]
     return WatchedServer((*kept, frame))
 
 

@@ -103,7 +103,7 @@ def draw(state: TopState, columns: int, lines: int | None = None) -> RenderableT
     head += _programs(state, columns)
     foot = [] if lines is None else _foot(state, columns)
     if state.mode == "help":
-        told = [line for each in HELP for line in _help_lines(*each, columns)]
+        told = [line for entry in HELP for line in _help_lines(*entry, columns)]
         return Group(*_cut(head, lines, len(told)), Text(), *told, *foot)
     rows = state.rows()
     if lines is not None:
@@ -130,9 +130,11 @@ def _plain(text: str, style: str = "") -> Text:
 
 
 def _title(state: TopState, columns: int) -> Text:
-    activities = [each.newest.activity for each in state.shown.values() if each.newest and each.newest.activity]
-    running = sum(len(each.running) for each in activities)
-    waiting = sum(each.waiting_interactive + each.waiting_normal + each.waiting_background for each in activities)
+    activities = [server.newest.activity for server in state.shown.values() if server.newest and server.newest.activity]
+    running = sum(len(activity.running) for activity in activities)
+    waiting = sum(
+        activity.waiting_interactive + activity.waiting_normal + activity.waiting_background for activity in activities
+    )
     n = len(state.shown)
     title = Text("uma top", style="bold", no_wrap=True, overflow="ellipsis")
     title.append(f"  {n} model{'s' * (n != 1)} · {running:,} running · {waiting:,} waiting", "not bold")
@@ -189,9 +191,9 @@ def _spark(name: str, server: WatchedServer, counter: str, width: int, style: st
 def sparkline(values: Sequence[float], width: int) -> str:
     """`values` as so many blocks, each the mean of its part, the highest of them full."""
     parts = [values[at * len(values) // width : max((at + 1) * len(values) // width, 1)] for at in range(width)]
-    means = [sum(each) / max(1, len(each)) for each in parts]
+    means = [sum(part) / max(1, len(part)) for part in parts]
     most = max([*means, 1e-9])
-    return "".join(BLOCKS[min(len(BLOCKS) - 1, round(each / most * (len(BLOCKS) - 1)))] for each in means)
+    return "".join(BLOCKS[min(len(BLOCKS) - 1, round(mean / most * (len(BLOCKS) - 1)))] for mean in means)
 
 
 def _times(name: str, server: WatchedServer, histogram: str) -> list[Text]:
@@ -224,7 +226,7 @@ def _programs(state: TopState, columns: int) -> list[Text]:
     total = sum(work.values())
     if not total:
         return []
-    shown = [each for each in work.most_common(MAX_PROGRAMS) if each[1] >= total / 200]
+    shown = [share for share in work.most_common(MAX_PROGRAMS) if share[1] >= total / 200]
     parts = [_plain(f"{name} {100 * tokens / total:.0f} %") for name, tokens in shown]
     rest = total - sum(tokens for _, tokens in shown)
     if rest >= total / 200:
@@ -249,18 +251,18 @@ def _requests(state: TopState, rows: Sequence[RequestRow], columns: int, left: i
     if not rows:
         said = "no request has this" if state.filter else "nothing runs"
         return [Text(said, style="dim")]
-    shown = [each for each in COLUMNS if columns >= each.from_columns]
-    rest = columns - sum(each.width_of(columns) + GAP for each in shown)
+    shown = [column for column in COLUMNS if columns >= column.from_columns]
+    rest = columns - sum(column.width_of(columns) + GAP for column in shown)
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), width=columns, header_style="bold")
     table.add_column("program", width=max(8, rest - GAP), no_wrap=True, overflow="ellipsis")
-    for each in shown:
-        width = each.width_of(columns)
-        table.add_column(each.title, width=width, no_wrap=True, overflow="ellipsis", justify=each.justify)
+    for column in shown:
+        width = column.width_of(columns)
+        table.add_column(column.title, width=width, no_wrap=True, overflow="ellipsis", justify=column.justify)
     first = _first_shown(state, rows, left)
     some = rows[first : len(rows) if left is None else first + left]
     for row in some:
         style = "reverse" if row.key == state.selected else "dim" if row.place is not None else ""
-        cells = [_program(row, columns), *(each.show(row) for each in shown)]
+        cells = [_program(row, columns), *(column.show(row) for column in shown)]
         table.add_row(*(_plain(cell) for cell in cells), style=style)
     hidden = len(rows) - len(some)
     return [table] if not hidden else [table, Text(f"and {hidden:,} more", style="dim")]

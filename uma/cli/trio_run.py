@@ -118,7 +118,7 @@ def run(work: Callable[[Interrupts], Awaitable[int]]) -> int:
 
 async def _supervised(work: Callable[[Interrupts], Awaitable[int]]) -> int:
     # A signal that our parent chose to ignore (nohup, a background job of a plain shell) stays ignored.
-    heeded = [each for each in ENDING if signal.getsignal(each) is not signal.SIG_IGN]
+    heeded = [ending for ending in ENDING if signal.getsignal(ending) is not signal.SIG_IGN]
     code = 0
     with trio.open_signal_receiver(*heeded) as arrivals:
         async with trio.open_nursery() as nursery:

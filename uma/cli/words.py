@@ -112,19 +112,19 @@ def time_span(seconds: float) -> str:
 
 def logprobs(known: Iterable[Logprobs]) -> Iterator[str]:
     """A line for each token: its log probability, its text, and the likeliest ones with theirs."""
-    for each in known:
-        others = "  ".join(f"{top.text!r} {top.logprob:.3f}" for top in each.top)
-        yield f"{each.chosen.logprob:9.3f}  {each.chosen.text!r:<16}  {others}".rstrip()
+    for logprob in known:
+        others = "  ".join(f"{top.text!r} {top.logprob:.3f}" for top in logprob.top)
+        yield f"{logprob.chosen.logprob:9.3f}  {logprob.chosen.text!r:<16}  {others}".rstrip()
 
 
 def cut(finished: Finished, n_ctx: int, *, has_form: bool) -> str | None:
     """That an answer was cut, and by what; None where all are whole. `has_form`: a grammar was asked for."""
     every = finished.every_answer
-    short = [each for each in every if each.reason == "length"]
+    short = [answer for answer in every if answer.reason == "length"]
     if not short:
         return None
     what = "the answer was" if len(every) == 1 else f"{len(short):,} of {len(every):,} answers were"
-    line = f"{what} cut at {max(each.completion_tokens for each in short):,} tokens"
+    line = f"{what} cut at {max(answer.completion_tokens for answer in short):,} tokens"
     if has_form:
         return f"{line}, before {'it had' if len(every) == 1 else 'they had'} the form asked for"
     is_full = len(every) == 1 and finished.usage.prompt_tokens + finished.usage.completion_tokens >= n_ctx

@@ -61,7 +61,7 @@ def address_of(host: str) -> str:
         raise ConfigError(
             f"--host: {host} has no address: {reason}; give the address that the frontend reaches"
         ) from None
-    (*_, place) = min(found, key=lambda each: (ip_address(each[4][0]).is_loopback, each[0] is not socket.AF_INET))
+    (*_, place) = min(found, key=lambda info: (ip_address(info[4][0]).is_loopback, info[0] is not socket.AF_INET))
     address = str(place[0])
     if ip_address(address).is_loopback and host not in ("localhost", address):
         say.warn(f"--host: {host} is {address} here, which no other machine reaches; give the machine's own address")

@@ -398,7 +398,7 @@ class Client:
         if (full := self._overfull) is None:
             return
         streams, questions = self._streams.values(), self._questions.values()
-        if any(each is not full for each in streams) or any(each.is_work for each in questions):
+        if any(stream is not full for stream in streams) or any(question.is_work for question in questions):
             full.give_up(Ended("slow reader: too many tokens of this answer waited to be read; read it faster"))
 
     async def write(self) -> None:

@@ -67,7 +67,7 @@ class HttpProbe:
         except (KeyError, TypeError):
             raise ConnectionLost(f"{self.server.url}/props: what answers there is no UMA server") from None
         info = structure(shown, HelloEvent).info
-        offered = tuple(each for each in info.capabilities.grammars if each in GRAMMARS)
+        offered = tuple(grammar for grammar in info.capabilities.grammars if grammar in GRAMMARS)
         return attrs.evolve(info, capabilities=attrs.evolve(info.capabilities, grammars=offered))
 
     def ask(self, question: Question) -> Reply:
@@ -108,7 +108,7 @@ class HttpProbe:
     def _wait_until_gone(self, request: str) -> None:
         """Until the server runs the request no more."""
         end = time.monotonic() + self.server.timeout_sec
-        while any(each.get("request") == request for each in self._get_json("/slots")):
+        while any(slot.get("request") == request for slot in self._get_json("/slots")):
             if time.monotonic() > end:
                 raise ConnectionLost(f"{self.server.url}: still computes a request whose client hung up")
             time.sleep(POLL_SEC)
@@ -216,7 +216,7 @@ class OpenAi:
 
     def whole(self, answer: Event, warnings: list[str]) -> Iterator[Event]:
         """The answer in one piece as the socket would tell it."""
-        texts = [each.get("text") or each.get("message", {}).get("content") or "" for each in answer["choices"]]
+        texts = [choice.get("text") or choice.get("message", {}).get("content") or "" for choice in answer["choices"]]
         first = answer["choices"][0]
         thought = first.get("message", {}).get("reasoning_content")
         yield {
@@ -269,9 +269,9 @@ def _native_grammar(grammar: Fields) -> Event:
 def _as_openai(body: Event) -> Event:
     made = {**body, "stream_options": {"include_usage": True}} if body["stream"] else dict(body)
     if "tools" in made:
-        made["tools"] = [{"type": "function", "function": each} for each in made["tools"]]
+        made["tools"] = [{"type": "function", "function": tool} for tool in made["tools"]]
     if "messages" in made:
-        made["messages"] = [_with_parts(each) for each in made["messages"]]
+        made["messages"] = [_with_parts(message) for message in made["messages"]]
     if "reasoning" in made:
         made["chat_template_kwargs"] = {"enable_thinking": made.pop("reasoning") != "off"}
     if "prompt_logprobs" in made:
@@ -286,14 +286,14 @@ def _with_parts(message: Event) -> Event:
     if "media" not in message:
         return message
     parts, before, content = list[Event](), 0, message["content"]
-    for each in message["media"]:
-        at = each.get("at", 0)
+    for media_file in message["media"]:
+        at = media_file.get("at", 0)
         parts += [{"type": "text", "text": content[before:at]}] if at > before else []
         before = at
-        if each.get("data", "").startswith(_RIFF):
-            parts.append({"type": "input_audio", "input_audio": {"data": each["data"], "format": "wav"}})
+        if media_file.get("data", "").startswith(_RIFF):
+            parts.append({"type": "input_audio", "input_audio": {"data": media_file["data"], "format": "wav"}})
         else:
-            url = each.get("url") or f"data:image/bmp;base64,{each['data']}"
+            url = media_file.get("url") or f"data:image/bmp;base64,{media_file['data']}"
             parts.append({"type": "image_url", "image_url": {"url": url}})
     return {"role": message["role"], "content": [*parts, {"type": "text", "text": content[before:]}]}
 
@@ -304,7 +304,7 @@ def _position(found: Fields) -> Event:
     def one(token: Fields) -> Event:
         return {"token_id": token["id"], "text": token["token"], "logprob": token["logprob"]}
 
-    return {"chosen": one(found), "top": [one(each) for each in found["top_logprobs"]]}
+    return {"chosen": one(found), "top": [one(other) for other in found["top_logprobs"]]}
 
 
 def _usage(shown: Fields) -> Event:
@@ -336,9 +336,9 @@ _ENDPOINTS: dict[str, Callable[[Event], tuple[str, Event]]] = {
 }
 _ANSWERS: dict[str, Callable[[Any], Event]] = {
     "tokenize": lambda found: {"text": found["prompt"]} if "prompt" in found else {"token_ids": found["tokens"]},
-    "embed": lambda found: {"embeddings": [each["embedding"] for each in found["data"]]},
+    "embed": lambda found: {"embeddings": [entry["embedding"] for entry in found["data"]]},
     "rerank": lambda found: {
-        "results": [{"index": each["index"], "score": each["relevance_score"]} for each in found["results"]]
+        "results": [{"index": result["index"], "score": result["relevance_score"]} for result in found["results"]]
     },
     "health": lambda found: {**found, "status": "ok" if found["success"] else found["error"]},
 }

@@ -33,7 +33,7 @@ def halves(request: R, error: FrameTooLarge) -> tuple[R, R, int]:
 
 def joined_embeddings(first: Embeddings, second: Embeddings) -> Embeddings:
     """The answer to a whole request, of those to its `halves`."""
-    warnings = (_moved(each, len(first.vectors)) for each in second.warnings)
+    warnings = (_moved(warning, len(first.vectors)) for warning in second.warnings)
     return Embeddings(
         first.id,
         first.vectors + second.vectors,
@@ -44,8 +44,8 @@ def joined_embeddings(first: Embeddings, second: Embeddings) -> Embeddings:
 
 def joined_ranking(first: Ranking, second: Ranking, middle: int, top_n: int | None) -> Ranking:
     """The answer to a whole request, of those to its `halves`, the first of which has `middle` documents."""
-    moved = (Ranked(each.index + middle, each.score) for each in second.results)
-    results = sorted((*first.results, *moved), key=lambda each: (-each.score, each.index))
+    moved = (Ranked(result.index + middle, result.score) for result in second.results)
+    results = sorted((*first.results, *moved), key=lambda ranked: (-ranked.score, ranked.index))
     return Ranking(first.id, tuple(results[:top_n]), first.prompt_tokens + second.prompt_tokens)
 
 

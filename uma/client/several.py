@@ -56,9 +56,9 @@ class ModelsThere(Models):
 
     async def _look(self, *, reload: bool = False) -> None:
         listed = await self._client.models(reload=reload)
-        for each in listed:
-            if each.state == "loaded" and each.name not in self._sessions:
-                self._nursery.start_soon(self._know, each.name)
+        for model in listed:
+            if model.state == "loaded" and model.name not in self._sessions:
+                self._nursery.start_soon(self._know, model.name)
         self._listed = listed
 
     async def _know(self, name: str) -> None:
@@ -92,16 +92,18 @@ class ModelsThere(Models):
 
     def _card(self, name: str) -> ServerInfo:
         known = self._sessions.get(name, self._client).info
-        return attrs.evolve(known, models=tuple(each.name for each in self._listed))
+        return attrs.evolve(known, models=tuple(offered.name for offered in self._listed))
 
     def listed(self) -> Sequence[ListedModel]:
         """See `types.Models`."""
-        return [self._with_card(each) for each in self._listed]
+        return [self._with_card(offered) for offered in self._listed]
 
     def find(self, model: str) -> ListedModel:
         """See `types.Models`."""
-        every = {each.name: each for each in self._listed}
-        name = one_meant(model, {each.name: (each.name, *each.also, *each.aliases) for each in self._listed})
+        every = {offered.name: offered for offered in self._listed}
+        name = one_meant(
+            model, {offered.name: (offered.name, *offered.also, *offered.aliases) for offered in self._listed}
+        )
         return self._with_card(every[name])
 
     def _with_card(self, model: ListedModel) -> ListedModel:
@@ -160,7 +162,7 @@ class ModelsThere(Models):
         return self._noted(await self._client.pin(self._name(model), is_pinned=is_pinned))
 
     def _noted(self, model: ListedModel) -> ListedModel:
-        self._listed = [model if each.name == model.name else each for each in self._listed]
+        self._listed = [model if offered.name == model.name else offered for offered in self._listed]
         return self._with_card(model)
 
     def download(self, name: str) -> NoReturn:
@@ -181,7 +183,7 @@ class ModelsThere(Models):
 
     def loading_percent(self, model: str | None) -> int | None:
         """See `types.Models`."""
-        found = next((each for each in self._listed if each.name == self._name(model)), None)
+        found = next((offered for offered in self._listed if offered.name == self._name(model)), None)
         return None if found is None or found.state == "loaded" else found.loading_percent or 0
 
     async def health(self, *, probe: bool = True) -> Health:

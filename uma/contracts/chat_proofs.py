@@ -65,7 +65,7 @@ def _thinks(wanted: dict[str, Any]) -> Proof:
             break
     else:
         raise DisprovenError(f"streamed {thought!r}, whole {whole.last.get('reasoning')!r}")
-    marks = [mark for each in THINKING for mark in (each.open, each.close) if mark in streamed.text]
+    marks = [mark for switch in THINKING for mark in (switch.open, switch.close) if mark in streamed.text]
     demand(not marks, f"{marks} in the text {streamed.text!r}, and not told apart")
     counted = streamed.last["usage"].get("reasoning_tokens", 0)
     demand((counted > 0) == bool(thought), f"{counted} tokens of thinking counted for {thought!r}")
@@ -85,4 +85,4 @@ def _switches_off(wanted: dict[str, Any]) -> Proof:
 
 
 def _thinking_of(reply: Reply) -> str:
-    return "".join(each["text"] for each in reply.events if each["event"] == "reasoning")
+    return "".join(event["text"] for event in reply.events if event["event"] == "reasoning")

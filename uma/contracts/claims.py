@@ -209,12 +209,12 @@ def _with_tools(choice: str) -> dict[str, Any]:
 def _tools(choice: str) -> Proof:
     reply = answered((yield Question(_with_tools(choice))), ignoring="tools")
     calls = reply.last.get("tool_calls", ())
-    deltas = [each for each in reply.events if each["event"] == "tool_call"]
+    deltas = [event for event in reply.events if event["event"] == "tool_call"]
     if choice == "none":
         demand(not calls and not deltas, "a call although none was wanted")
         return "no call"
     for number, call in enumerate(calls):
-        streamed = "".join(each["arguments"] for each in deltas if each["call"] == number)
+        streamed = "".join(delta["arguments"] for delta in deltas if delta["call"] == number)
         demand(streamed == call["arguments"], "the streamed arguments differ from the call's")
         demand(call["name"] == "weather", f"a call of {call['name']!r}, which is no tool of the request")
         arguments = json.loads(call["arguments"])
@@ -226,15 +226,15 @@ def _tools(choice: str) -> Proof:
 
 def _logprobs(top: int) -> Proof:
     reply = answered((yield ask(logprobs=top)), ignoring="logprobs")
-    for each in reply.tokens[: reply.last["usage"]["completion_tokens"]]:
-        found = each.get("logprobs")
+    for token in reply.tokens[: reply.last["usage"]["completion_tokens"]]:
+        found = token.get("logprobs")
         if not isinstance(found, dict):
             raise DisprovenError("a token without logprobs")
         demand(len(found["top"]) == top, f"{len(found['top'])} likeliest tokens, not {top}")
-        demand(found["chosen"]["token_id"] == each["token_id"], "logprobs of another token than came")
+        demand(found["chosen"]["token_id"] == token["token_id"], "logprobs of another token than came")
         demand(found["chosen"]["logprob"] <= 0, "a log probability over 0")
         if top:
-            demand(found["top"][0]["token_id"] == each["token_id"], "a greedy token that is not the likeliest")
+            demand(found["top"][0]["token_id"] == token["token_id"], "a greedy token that is not the likeliest")
     return f"{top} likeliest with each of {len(reply.tokens)} tokens"
 
 

@@ -46,8 +46,10 @@ def about_embeddings(info: ServerInfo) -> Iterator[Claim]:
 def _embeds(width: int) -> Proof:
     both = answered((yield Question({"type": "embed", "texts": [PROMPT, "Hello"]}))).last["embeddings"]
     cut = answered((yield Question({"type": "embed", "texts": ["Hello"], "dimensions": 1}))).last["embeddings"]
-    demand([len(each) for each in both] == [width] * 2, f"{[len(each) for each in both]} figures, not {width} each")
-    lengths = [sum(figure * figure for figure in each) for each in (*both, *cut)]
+    demand(
+        [len(vector) for vector in both] == [width] * 2, f"{[len(vector) for vector in both]} figures, not {width} each"
+    )
+    lengths = [sum(figure * figure for figure in vector) for vector in (*both, *cut)]
     demand(all(abs(length - 1) < 1e-3 for length in lengths), f"squares of lengths {lengths}: not normalised")
     demand(both[0] != both[1], "two texts have one embedding")
     return f"2 texts, {width} figures each, of length 1; also cut to 1"
@@ -55,14 +57,14 @@ def _embeds(width: int) -> Proof:
 
 def _reranks(ranking: dict[str, Any]) -> Proof:
     results = answered((yield Question(ranking))).last["results"]
-    demand(sorted(each["index"] for each in results) == [0, 1], "not each document is ranked once")
+    demand(sorted(result["index"] for result in results) == [0, 1], "not each document is ranked once")
     demand(results[0]["score"] >= results[1]["score"], "not the best first")
     return "2 documents, the best first"
 
 
 def _scores(pooling: str, ranking: dict[str, Any]) -> Proof:
     demand(pooling == "rank", f"documents are ranked, which {pooling} gives no score for")
-    scores = {each["score"] for each in answered((yield Question(ranking))).last["results"]}
+    scores = {result["score"] for result in answered((yield Question(ranking))).last["results"]}
     demand(len(scores) == 2, "two documents have one score")
     return "a score for each pair of query and document"
 
@@ -81,8 +83,8 @@ def _pools(pooling: str, length: int, *, is_causal: bool) -> Proof:
     texts = [
         text
         for size in (2, length)
-        for each in (one, other)
-        for text in ([each] + [rest] * (size - 1), [rest] * (size - 1) + [each])
+        for vector in (one, other)
+        for text in ([vector] + [rest] * (size - 1), [rest] * (size - 1) + [vector])
     ]
     found = answered((yield Question({"type": "embed", "token_ids": texts}))).last["embeddings"]
     first, last, long_first, long_last = (_distance(found[at], found[at + 2]) for at in (0, 1, 4, 5))

@@ -118,7 +118,7 @@ class EventLog:
         oldest = self._recent[0].sequence if self._recent else self.sequence + 1
         if oldest - 1 <= after <= self.sequence:
             return CatchUp(
-                tuple(each.event for each in self._recent if each.sequence > after), self.sequence, is_snapshot=False
+                tuple(event.event for event in self._recent if event.sequence > after), self.sequence, is_snapshot=False
             )
         return CatchUp(tuple(self.index.as_events()), self.sequence, is_snapshot=True)
 

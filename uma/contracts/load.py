@@ -194,20 +194,20 @@ def aggregate(reports: Sequence[LoadReport]) -> LoadReport:
     """
     if len({report.worker_id for report in reports}) != 1:
         raise ValueError("reports: must be of one worker, and at least one")
-    stats, kv = [each.worker_stats for each in reports], [each.kv_stats for each in reports]
-    total, active = sum(each.kv_total_blocks for each in kv), sum(each.kv_active_blocks for each in kv)
-    hits = sum(each.gpu_prefix_cache_hit_rate * each.kv_total_blocks for each in kv)
+    stats, kv = [worker.worker_stats for worker in reports], [worker.kv_stats for worker in reports]
+    total, active = sum(kv_stats.kv_total_blocks for kv_stats in kv), sum(kv_stats.kv_active_blocks for kv_stats in kv)
+    hits = sum(kv_stats.gpu_prefix_cache_hit_rate * kv_stats.kv_total_blocks for kv_stats in kv)
     return LoadReport(
         reports[0].worker_id,
-        min(each.timestamp_ms for each in reports),
+        min(worker.timestamp_ms for worker in reports),
         WorkerStats(
-            sum(each.request_active_slots for each in stats),
-            sum(each.request_total_slots for each in stats),
-            sum(each.num_requests_waiting for each in stats),
+            sum(stat.request_active_slots for stat in stats),
+            sum(stat.request_total_slots for stat in stats),
+            sum(stat.num_requests_waiting for stat in stats),
         ),
         KvStats(active, total, min(1.0, active / total) if total else 0.0, min(1.0, hits / total) if total else 0.0),
-        _sum_of_engines([each.engine_stats for each in reports if each.engine_stats is not None]),
-        _sum_of_caches([each.cache_stats for each in reports if each.cache_stats is not None]),
+        _sum_of_engines([worker.engine_stats for worker in reports if worker.engine_stats is not None]),
+        _sum_of_caches([worker.cache_stats for worker in reports if worker.cache_stats is not None]),
     )
 
 
@@ -216,10 +216,10 @@ def _sum_of_engines(stats: Sequence[EngineStats]) -> EngineStats | None:
     if not stats:
         return None
     sums: dict[str, Any] = {
-        field.name: sum(getattr(each, field.name) for each in stats) for field in attrs.fields(EngineStats)
+        field.name: sum(getattr(stat, field.name) for stat in stats) for field in attrs.fields(EngineStats)
     }
     for name in ("avg_queue_time_ms", "avg_prefill_time_ms", "avg_decode_time_ms"):
-        total = sum(getattr(each, name) * each.completed_requests for each in stats)
+        total = sum(getattr(stat, name) * stat.completed_requests for stat in stats)
         sums[name] = total / max(1, sums["completed_requests"])
     return EngineStats(**sums)
 
@@ -229,7 +229,7 @@ def _sum_of_caches(stats: Sequence[CacheStats]) -> CacheStats | None:
     if not stats:
         return None
     sums: dict[str, Any] = {
-        field.name: sum(getattr(each, field.name) for each in stats) for field in attrs.fields(CacheStats)
+        field.name: sum(getattr(stat, field.name) for stat in stats) for field in attrs.fields(CacheStats)
     }
     asked = sums["hits"] + sums["misses"]
     return CacheStats(**sums | {"hit_rate": sums["hits"] / asked if asked else 0.0})

@@ -58,7 +58,7 @@ def _less(value: Mapping[str, Any], path: list[str]) -> Mapping[str, Any]:
     inner = value.get(name)
     if further and isinstance(inner, Mapping):
         return {**value, name: _less(inner, further)}
-    return {each: kept for each, kept in value.items() if each != name}
+    return {member: kept for member, kept in value.items() if member != name}
 
 
 def ignored_fields(value: Mapping[str, Any], cls: type) -> tuple[str, ...]:

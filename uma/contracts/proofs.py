@@ -39,7 +39,7 @@ class Reply:
     @property
     def tokens(self) -> list[dict[str, Any]]:
         """The token events."""
-        return [each for each in self.events if each["event"] == "token"]
+        return [event for event in self.events if event["event"] == "token"]
 
     @property
     def last(self) -> dict[str, Any]:
@@ -50,13 +50,13 @@ class Reply:
     def text(self) -> str:
         """The output."""
         whole = self.last.get("text")
-        return whole if isinstance(whole, str) else "".join(each["text"] for each in self.tokens)
+        return whole if isinstance(whole, str) else "".join(token["text"] for token in self.tokens)
 
     @property
     def token_ids(self) -> list[int]:
         """The ids of the output, without events that only carry held text."""
         count = self.last.get("usage", {}).get("completion_tokens", 0)
-        return [each["token_id"] for each in self.tokens][:count]
+        return [token["token_id"] for token in self.tokens][:count]
 
     @property
     def error(self) -> str | None:

@@ -146,7 +146,7 @@ def parse_request(
     fields goes together. `also` has rules of the backend's own.
     """
     if isinstance(value, Mapping) and HEALTH_CHECK_KEY in value:
-        value = {name: each for name, each in value.items() if name != HEALTH_CHECK_KEY}
+        value = {name: member for name, member in value.items() if name != HEALTH_CHECK_KEY}
 
     def rules(request: PreprocessedRequest) -> Iterator[str]:
         return lines(_problems(request, n_vocab, max_stop_sequences), () if also is None else also(request))

@@ -94,7 +94,7 @@ def _bounds_thinking() -> Proof:
     if free.warns_of("reasoning"):
         demand(bounded.warns_of("max_reasoning_tokens"), "it is not told that this model does not think")
         return f"{NOT_SHOWN}: this model does not think, and the bound is named in warnings"
-    thought, less = (each.last["usage"].get("reasoning_tokens", 0) for each in (free, bounded))
+    thought, less = (answer.last["usage"].get("reasoning_tokens", 0) for answer in (free, bounded))
     if thought < LONG:
         return f"{NOT_SHOWN}: no thinking went on for {LONG} tokens"
     demand(less < thought, f"{less} tokens of thinking, with a bound of 1")
@@ -266,7 +266,7 @@ def _releases(name: str, holding: Any, releasing: Any, bias: float = 100, **besi
 
 def _a_word(reply: Reply) -> dict[str, Any]:
     """The first token that is a word, and so no sequence breaker; else the first of all."""
-    return next((each for each in reply.tokens if _is_word(each["text"].strip())), reply.tokens[0])
+    return next((token for token in reply.tokens if _is_word(token["text"].strip())), reply.tokens[0])
 
 
 def _is_word(text: str) -> bool:
@@ -288,7 +288,7 @@ def _tells_of_prompt() -> Proof:
     question = ask(echo=True, prompt_logprobs=1, stream=False, max_tokens=1)
     found = _prompt_of(answered((yield question), ignoring="prompt_logprobs")).get("logprobs") or ()
     demand(len(found) > 1, "no log probabilities of the prompt came")
-    demand(all(each is not None for each in found[1:]), "a prompt token but the first without a log probability")
+    demand(all(reply is not None for reply in found[1:]), "a prompt token but the first without a log probability")
     return f"of {len(found)} prompt tokens, all but the first"
 
 

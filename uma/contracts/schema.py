@@ -65,7 +65,9 @@ def _of_events(name: str, event: dict[str, Any], properties: dict[str, Any]) -> 
 def _contract(name: str, cls: type) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     schema = _closed(object_schema(cls, nested))
-    definitions = {"$defs": {each: _closed(inner) for each, inner in nested.items()}} if nested else {}
+    definitions = (
+        {"$defs": {nested_schema: _closed(inner) for nested_schema, inner in nested.items()}} if nested else {}
+    )
     return {"$schema": DIALECT, "$id": _id(name), "title": name} | schema | definitions
 
 

@@ -23,7 +23,11 @@ def negotiate_version(client_version: str, server_versions: Sequence[str] = CONT
     Raises `VersionMismatch` naming both sides' versions.
     """
     asked = parse_version(client_version)
-    known = {version: each for each in server_versions if (version := parse_version(each)) is not None}
+    known = {
+        version: server_version
+        for server_version in server_versions
+        if (version := parse_version(server_version)) is not None
+    }
     common = [version for version in known if asked is not None and version[0] == asked[0]]
     if not common:
         raise VersionMismatch(

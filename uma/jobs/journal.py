@@ -196,8 +196,8 @@ class Results:
         try:
             _lock(journal, path)
             if restart:
-                for each in (path, _before(path), journal_of(_before(path))):
-                    each.unlink(missing_ok=True)
+                for other in (path, _before(path), journal_of(_before(path))):
+                    other.unlink(missing_ok=True)
                 os.ftruncate(journal, 0)
             _finish_renaming(path)
             if only_failed and not _before(path).exists() and _walk(path, anew).rows:
@@ -236,10 +236,10 @@ class Results:
             self._append(ended)
 
     def _append(self, ended: Sequence[EndedRow]) -> None:
-        lines = b"".join(each.line for each in ended)
+        lines = b"".join(row.line for row in ended)
         entries = b"".join(
-            Entry(each.number, each.digest, len(each.line), each.is_failed, xxhash.xxh3_64_intdigest(each.line)).line()
-            for each in ended
+            Entry(row.number, row.digest, len(row.line), row.is_failed, xxhash.xxh3_64_intdigest(row.line)).line()
+            for row in ended
         )
         try:
             _write(self._out, lines, self._out_bytes)
@@ -249,8 +249,8 @@ class Results:
                 os.ftruncate(self._out, self._out_bytes)
                 os.ftruncate(self._journal, self._journal_bytes)
             if len(ended) > 1:
-                for each in ended:
-                    self._append([each])
+                for row in ended:
+                    self._append([row])
                 return
             raise self._cannot_write(error) from None
         self._out_bytes += len(lines)
@@ -279,8 +279,8 @@ class Results:
 
     def finish(self) -> None:
         """All rows have ended: drop what was kept of an earlier job."""
-        for each in (journal_of(_before(self.path)), _before(self.path)):
-            each.unlink(missing_ok=True)
+        for old in (journal_of(_before(self.path)), _before(self.path)):
+            old.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the files; the job can then be opened again.

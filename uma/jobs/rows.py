@@ -332,7 +332,7 @@ class _Counted:
 
 def _object(data: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(data, bytes):
-        if any(not isinstance(each, str) or not _is_text(each) for each in data.values()):
+        if any(not isinstance(cell, str) or not _is_text(cell) for cell in data.values()):
             raise BadRow(NOT_UTF8)
         return data
     try:

@@ -156,12 +156,12 @@ class Runner:
     async def look(self) -> None:
         """Have the tally know how far the rows are that run, for whoever shows it."""
         found: dict[str, Progress] = {}
-        for id, each in (await self.ask.progress()).items():
+        for id, progress in (await self.ask.progress()).items():
             own = id if id in self._asked else id.rpartition("-")[0]  # one of several prompts
             if own in self._asked:
                 known = found.get(own, Progress())
                 found[own] = Progress(
-                    known.prompt_tokens + each.prompt_tokens, known.completion_tokens + each.completion_tokens
+                    known.prompt_tokens + progress.prompt_tokens, known.completion_tokens + progress.completion_tokens
                 )
         self.tally.note(found)
 
@@ -185,7 +185,7 @@ class Runner:
             block = await trio.to_thread.run_sync(self._block, abandon_on_cancel=True)
         if not block:
             return False
-        self._open.extend(each.row for each in block)
+        self._open.extend(work.row for work in block)
         self._ready.extend(together(block))
         return True
 
@@ -337,14 +337,14 @@ def together(block: Sequence[RowWork]) -> list[RowWork]:
 
     Groups, and rows within them, keep their order. What all rows of the block share does not count.
     """
-    begins = [each.asked.prompt[:65_536] if each.asked is not None else b"" for each in block]
-    prompts = [each for each in begins if each]
+    begins = [work.asked.prompt[:65_536] if work.asked is not None else b"" for work in block]
+    prompts = [text for text in begins if text]
     ends = zip(min(prompts), max(prompts), strict=False) if prompts else ()
     shared = next((at for at, (one, other) in enumerate(ends) if one != other), 0)
     groups: dict[bytes, list[RowWork]] = {}
-    for each, begin in zip(block, begins, strict=True):
-        groups.setdefault(begin[shared : shared + ALIKE_BYTES], []).append(each)
-    return [each for group in groups.values() for each in group]
+    for work, begin in zip(block, begins, strict=True):
+        groups.setdefault(begin[shared : shared + ALIKE_BYTES], []).append(work)
+    return [work for group in groups.values() for work in group]
 
 
 def _end_of(row: JobRow, asked: RowRequest, answer: RowAnswer) -> tuple[EndedRow, Progress]:

@@ -149,8 +149,8 @@ class Store:
     """What a folder holds. One thread at a time uses it. Its methods raise `OSError` and `sqlite3.Error`."""
 
     def __init__(self, folder: Path) -> None:
-        for each in (folder, folder / "files", folder / "batches"):
-            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for needed in (folder, folder / "files", folder / "batches"):
+            needed.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         self.folder = folder
         self._told = set[str]()
@@ -188,12 +188,12 @@ class Store:
         """
         files = {id for (id,) in self._do("SELECT id FROM files")}
         batches = {id for (id,) in self._do("SELECT id FROM batches WHERE NOT is_over")}
-        for each in (self.folder / "files").iterdir():
-            if _FILE_NAME.fullmatch(each.name) and each.name not in files:
-                each.unlink()
-        for each in (self.folder / "batches").iterdir():
-            if _BATCH_NAME.fullmatch(each.name) and each.name.partition(".")[0] not in batches:
-                each.unlink()
+        for path in (self.folder / "files").iterdir():
+            if _FILE_NAME.fullmatch(path.name) and path.name not in files:
+                path.unlink()
+        for path in (self.folder / "batches").iterdir():
+            if _BATCH_NAME.fullmatch(path.name) and path.name.partition(".")[0] not in batches:
+                path.unlink()
 
     def _do(self, statement: str, values: tuple[object, ...] = ()) -> list[Any]:
         return self._db.execute(statement, values).fetchall()

@@ -167,12 +167,12 @@ class Tally:
     @property
     def prompt_tokens(self) -> int:
         """Read in this run."""
-        return self._ended_prompt_tokens + sum(each.prompt_tokens for each in self._progress.values())
+        return self._ended_prompt_tokens + sum(progress.prompt_tokens for progress in self._progress.values())
 
     @property
     def completion_tokens(self) -> int:
         """Written in this run."""
-        return self._ended_completion_tokens + sum(each.completion_tokens for each in self._progress.values())
+        return self._ended_completion_tokens + sum(progress.completion_tokens for progress in self._progress.values())
 
     def passed_all(self) -> None:
         """The input has been read to its end."""
@@ -219,7 +219,7 @@ class Tally:
         by_time = self._done_by(self._times, self.running * now - self._began_sum)
         if not self._progress or not self._lengths.y:
             return by_time
-        tokens = sum(each.prompt_tokens + each.completion_tokens for each in self._progress.values())
+        tokens = sum(progress.prompt_tokens + progress.completion_tokens for progress in self._progress.values())
         return (by_time + self._done_by(self._lengths, tokens)) / 2
 
     def _done_by(self, ended: Line, of_running: float) -> float:

@@ -96,7 +96,7 @@ def _fast_cpus(cpus: frozenset[int], sysfs: Path) -> frozenset[int]:
         except (OSError, ValueError):
             return cpus
     most = max(capacity.values(), default=0)
-    return frozenset(cpu for cpu, each in capacity.items() if each >= FAST_CAPACITY * most)
+    return frozenset(cpu for cpu, core in capacity.items() if core >= FAST_CAPACITY * most)
 
 
 def _cpu_list(text: str) -> frozenset[int]:

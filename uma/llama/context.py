@@ -238,7 +238,7 @@ class Context(Closing):
         """Compute with so many threads from the next batch on, or with as many as `params` name where that is less."""
         self._threads = threads
         most = self.params.n_threads or threads, self.params.n_threads_batch or threads
-        lib.llama_set_n_threads(self.handle, *(max(1, min(threads, each)) for each in most))
+        lib.llama_set_n_threads(self.handle, *(max(1, min(threads, size)) for size in most))
 
     def decode(self, batch: Batch) -> int:
         """Compute a batch. Blocks for as long as it takes, on a GPU too, without the GIL.

@@ -27,10 +27,10 @@ def forms_of(messages: Sequence[Message]) -> Iterator[tuple[Message, ...]]:
     """The conversation as it is, then in ever stricter forms, those first that change least. None comes twice."""
     seen: set[tuple[Message, ...]] = set()
     for form in _stricter(tuple(messages)):
-        for each in (form, _with_strict_ids(form)):
-            if each not in seen:
-                seen.add(each)
-                yield each
+        for with_strict_id in (form, _with_strict_ids(form)):
+            if with_strict_id not in seen:
+                seen.add(with_strict_id)
+                yield with_strict_id
 
 
 def _stricter(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
@@ -54,35 +54,38 @@ def without_system(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 def one_system(messages: Sequence[Message]) -> tuple[Message, ...]:
     """One system message, at the beginning; those further on are the user's."""
-    first = list(takewhile(lambda each: each.role == "system", messages))
-    rest = (attrs.evolve(each, role="user") if each.role == "system" else each for each in messages[len(first) :])
+    first = list(takewhile(lambda turn: turn.role == "system", messages))
+    rest = (
+        attrs.evolve(message, role="user") if message.role == "system" else message
+        for message in messages[len(first) :]
+    )
     if len(first) > 1:
-        first = [attrs.evolve(first[0], content=_BETWEEN.join(each.content for each in first))]
+        first = [attrs.evolve(first[0], content=_BETWEEN.join(text.content for text in first))]
     return (*first, *rest)
 
 
 def _alternating(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """No two messages of the user, and none of the assistant, in a row."""
-    return _merged(messages, lambda last, each: last.role == each.role in ("user", "assistant"))
+    return _merged(messages, lambda last, turn: last.role == turn.role in ("user", "assistant"))
 
 
 def _after_results(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """No message of the user right behind a tool's result: it is the result's last lines."""
-    return _merged(messages, lambda last, each: (last.role, each.role) == ("tool", "user"))
+    return _merged(messages, lambda last, turn: (last.role, turn.role) == ("tool", "user"))
 
 
 def _one_call_each(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """No message with two calls: each call has a message of its own, and its result behind it."""
-    results = {each.tool_call_id: each for each in messages if each.role == "tool"}
+    results = {turn.tool_call_id: turn for turn in messages if turn.role == "tool"}
     single: list[Message] = []
     taken: set[str] = set()
-    for each in messages:
-        if len(each.tool_calls) < 2:
-            if each.tool_call_id not in taken:
-                single.append(each)
+    for turn in messages:
+        if len(turn.tool_calls) < 2:
+            if turn.tool_call_id not in taken:
+                single.append(turn)
             continue
-        for at, call in enumerate(each.tool_calls):
-            message = attrs.evolve(each, tool_calls=(call,))
+        for at, call in enumerate(turn.tool_calls):
+            message = attrs.evolve(turn, tool_calls=(call,))
             single.append(message if at == 0 else attrs.evolve(message, content="", reasoning=None))
             if call.id in results:
                 single.append(results[call.id])
@@ -95,11 +98,11 @@ _STEPS = (one_system, _alternating, _after_results, without_system, _one_call_ea
 
 def _merged(messages: Sequence[Message], belong_together: Callable[[Message, Message], bool]) -> tuple[Message, ...]:
     merged: list[Message] = []
-    for each in messages:
-        if merged and belong_together(merged[-1], each):
-            merged[-1] = _joined(merged[-1], each)
+    for turn in messages:
+        if merged and belong_together(merged[-1], turn):
+            merged[-1] = _joined(merged[-1], turn)
         else:
-            merged.append(each)
+            merged.append(turn)
     return tuple(merged)
 
 
@@ -116,13 +119,13 @@ def _with_strict_ids(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """The ids of calls as nine letters and digits, the same for the same id wherever it stands."""
     return tuple(
         attrs.evolve(
-            each,
-            tool_calls=tuple(attrs.evolve(call, id=_strict(call.id)) for call in each.tool_calls),
-            tool_call_id=None if each.tool_call_id is None else _strict(each.tool_call_id),
+            turn,
+            tool_calls=tuple(attrs.evolve(call, id=_strict(call.id)) for call in turn.tool_calls),
+            tool_call_id=None if turn.tool_call_id is None else _strict(turn.tool_call_id),
         )
-        if each.tool_calls or each.tool_call_id is not None
-        else each
-        for each in messages
+        if turn.tool_calls or turn.tool_call_id is not None
+        else turn
+        for turn in messages
     )
 
 

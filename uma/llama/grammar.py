@@ -243,10 +243,10 @@ class GrammarCompiler:
         with self.turn:
             matcher.compute_ff_tokens()
             behind.consume_tokens(behind.compute_ff_tokens())
-        for each in (matcher, behind):
-            each.compute_bitmask()
-            if each.is_error():  # no text has an end, say where a `$ref` leads to itself
-                raise BadRequest(f"{_field(grammar)}: {_reason(grammar, each.get_error())}")
+        for state in (matcher, behind):
+            state.compute_bitmask()
+            if state.is_error():  # no text has an end, say where a `$ref` leads to itself
+                raise BadRequest(f"{_field(grammar)}: {_reason(grammar, state.get_error())}")
         return matcher
 
     def _read(self, grammar: Grammar, before: str) -> tuple[LLTokenizer, str]:

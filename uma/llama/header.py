@@ -142,7 +142,7 @@ class Header:
         figures = (
             self.metadata.get(f"{self.architecture}.{key}", 0) for key in ("block_count", "nextn_predict_layers")
         )
-        total, guessing = (each if isinstance(each, int) else 0 for each in figures)
+        total, guessing = (figure if isinstance(figure, int) else 0 for figure in figures)
         return total - guessing
 
     @property
@@ -287,7 +287,7 @@ def _check_is_file(path: Path) -> int:
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}") from error
     if stat.S_ISDIR(status.st_mode):
-        inside = sorted(each.name for each in path.glob("*.gguf")) if os.access(path, os.R_OK) else []
+        inside = sorted(inner.name for inner in path.glob("*.gguf")) if os.access(path, os.R_OK) else []
         hint = f"name a file in it, such as {path / inside[0]}" if inside else "there is no .gguf file in it"
         raise ModelError(f"{path}: is a directory; {hint}")
     if not stat.S_ISREG(status.st_mode):

@@ -95,10 +95,10 @@ def give_back_zeros(start: int, end: int) -> None:
 
 def _private_mappings() -> Iterator[tuple[int, int]]:
     """Where this process has large memory of its own, with no file behind it."""
-    for each in mappings():
-        is_anonymous = not each.name or each.name.startswith("[anon")
-        if each.may == "rw-p" and is_anonymous and each.size >= LEAST_BYTES:
-            yield each.start, each.end
+    for mapping in mappings():
+        is_anonymous = not mapping.name or mapping.name.startswith("[anon")
+        if mapping.may == "rw-p" and is_anonymous and mapping.size >= LEAST_BYTES:
+            yield mapping.start, mapping.end
 
 
 def _advise(start: int, end: int, name: str) -> None:

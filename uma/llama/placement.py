@@ -59,7 +59,7 @@ def place(parts: Iterable[Header], free_bytes: Sequence[int], kv_bytes: int) -> 
     without_experts = {layer: dense.get(layer, 0) + kv_of_layer for layer in layers}
     largest = max((without_experts[layer] + experts.get(layer, 0) for layer in layers), default=0)
     # A layer is on one GPU: on each but one there can be free what another layer would take.
-    usable = sum(max(0, each - RESERVED_BYTES) for each in free_bytes) - (len(free_bytes) - 1) * largest
+    usable = sum(max(0, free - RESERVED_BYTES) for free in free_bytes) - (len(free_bytes) - 1) * largest
     left = usable - behind - sum(without_experts.values())
     if left >= 0:
         needed = sum(experts.values())

@@ -137,7 +137,7 @@ class ChatTemplate:
 
     def _visible(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The conversation without system messages that the template would leave out without a word."""
-        places = [at for at, each in enumerate(messages) if each.role == "system"]
+        places = [at for at, message in enumerate(messages) if message.role == "system"]
         if places and places != [0] and not self._shows(_SYSTEMS):
             messages = one_system(messages)
         if places[:1] == [0] and not self._shows(_SYSTEMS[:2]):
@@ -151,7 +151,9 @@ class ChatTemplate:
         if messages not in self._shown:
             try:
                 text = self._rendered(messages, (), {}, opens_answer=True)
-                self._shown[messages] = {each.role for each in messages if each.content not in text} != {"system"}
+                self._shown[messages] = {message.role for message in messages if message.content not in text} != {
+                    "system"
+                }
             except UnusableError:
                 self._shown[messages] = True
         return self._shown[messages]
@@ -160,9 +162,9 @@ class ChatTemplate:
         """End the child processes for good, once they have rendered what they were given. Harmless when repeated."""
         with self._closing:  # two threads that each had one process would wait for the other's
             every = [self._idle.get() for _ in range(RENDERERS)]
-            for each in every:
-                each.close()
-                self._idle.put(each)
+            for call in every:
+                call.close()
+                self._idle.put(call)
 
     @contextmanager
     def _renderer(self) -> Iterator[RenderProcess]:
@@ -198,10 +200,10 @@ class ChatTemplate:
             return frozenset()
         own = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
         asked: list[nodes.Node | None] = [
-            each.node for each in tree.find_all(nodes.Test) if each.name in ("defined", "undefined", "none")
+            test.node for test in tree.find_all(nodes.Test) if test.name in ("defined", "undefined", "none")
         ]
-        asked += [each.node for each in tree.find_all(nodes.Filter) if each.name in ("default", "d")]
-        optional = {each.name for each in asked if isinstance(each, nodes.Name)}
+        asked += [filtered.node for filtered in tree.find_all(nodes.Filter) if filtered.name in ("default", "d")]
+        optional = {question.name for question in asked if isinstance(question, nodes.Name)}
         return self.variables - (own - optional) - _GIVEN
 
     @cached_property
@@ -217,8 +219,8 @@ class ChatTemplate:
         )
         for taken in checks:
             if isinstance(taken, nodes.List | nodes.Tuple):
-                words = {each.value for each in taken.items if isinstance(each, nodes.Const)}
-                return (*sorted(words - set(EFFORTS)), *(each for each in EFFORTS if each in words))
+                words = {item.value for item in taken.items if isinstance(item, nodes.Const)}
+                return (*sorted(words - set(EFFORTS)), *(effort for effort in EFFORTS if effort in words))
         return EFFORTS[1:]
 
     def needs_bos(self, rendered: str) -> bool:
@@ -277,16 +279,16 @@ def _taste_of(source: str) -> _Taste:
         return _Taste()
     added = (side for add in tree.find_all(nodes.Add) for side in (add.left, add.right))
     tested = (test.node for test in tree.find_all(nodes.Test) if test.name == "none")
-    keys = {_key_of(each) for each in tree.find_all((nodes.Getattr, nodes.Getitem))}
-    names = {each.value for each in tree.find_all(nodes.Const) if isinstance(each.value, str)}
+    keys = {_key_of(access) for access in tree.find_all((nodes.Getattr, nodes.Getitem))}
+    names = {constant.value for constant in tree.find_all(nodes.Const) if isinstance(constant.value, str)}
     keys |= names & set(_THOUGHT_KEYS)
-    compared = (operand.expr for each in tree.find_all(nodes.Compare) for operand in each.ops)
+    compared = (operand.expr for comparison in tree.find_all(nodes.Compare) for operand in comparison.ops)
     has_parts = "reasoning_content" not in keys and any(
-        isinstance(each, nodes.Const) and each.value == "thinking" for each in compared
+        isinstance(comparison, nodes.Const) and comparison.value == "thinking" for comparison in compared
     )
     return _Taste(
         any(_key_of(side) == "arguments" for side in added),
-        any(_key_of(each) == "content" for each in tested) and not has_parts,
+        any(_key_of(checked) == "content" for checked in tested) and not has_parts,
         thought_key=next((key for key in _THOUGHT_KEYS if key in keys), None),
         thought_is_a_part=has_parts,
         takes_thought_or_content="both content and thinking" in source,
@@ -418,7 +420,7 @@ def _is_cheap(node: nodes.Node, loop_names: set[str], *, is_in_loop: bool) -> bo
             return False
         if is_in_loop or not is_over_messages or node.recursive or node.test or node.else_:
             return False
-        return all(_is_cheap(each, {target.name}, is_in_loop=True) for each in node.body)
+        return all(_is_cheap(statement, {target.name}, is_in_loop=True) for statement in node.body)
     if isinstance(node, nodes.Name):
         # The messages themselves are written or compared nowhere: that would take time with all of them.
         return node.ctx == "load" and node.name in (_CHEAP_NAMES | loop_names) - {"messages"}
@@ -432,7 +434,7 @@ def _is_cheap(node: nodes.Node, loop_names: set[str], *, is_in_loop: bool) -> bo
         pass  # of parts of one message: no variable holds the sum, so it cannot grow
     elif not isinstance(node, _CHEAP_NODES):
         return False
-    return all(_is_cheap(each, loop_names, is_in_loop=is_in_loop) for each in node.iter_child_nodes())
+    return all(_is_cheap(child, loop_names, is_in_loop=is_in_loop) for child in node.iter_child_nodes())
 
 
 def _is_cheap_part(node: nodes.Getattr | nodes.Getitem, loop_names: set[str], *, is_in_loop: bool) -> bool:

@@ -159,7 +159,7 @@ class Vocab:
             spellings = [lib.llama_vocab_get_text(handle, token) for token in range(self.n_tokens)]
         if lib.llama_vocab_type(self._handle) == lib.LLAMA_VOCAB_TYPE_BPE:
             # A byte that the vocabulary lacks is dropped from the text.
-            single = {each for each in spellings if len(each.decode("utf-8", "replace")) == 1}
+            single = {spelling for spelling in spellings if len(spelling.decode("utf-8", "replace")) == 1}
             if len(single) < 256:
                 return 0
         return max(4, *map(len, spellings))

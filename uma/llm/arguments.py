@@ -51,7 +51,7 @@ def params_for(number: int, given: Sampling | Sequence[Sampling] | None) -> Iter
         )
     if len(given) != number:
         raise ValueError(f"sampling_params: {len(given)} came for {number} prompts; give one for all, or one for each")
-    return [sampling_of(each, f"sampling_params[{index}]") for index, each in enumerate(given)]
+    return [sampling_of(params, f"sampling_params[{index}]") for index, params in enumerate(given)]
 
 
 def sampling_of(given: Sampling | None, where: str) -> SamplingParams:
@@ -74,10 +74,10 @@ def texts_of(given: str | Iterable[str], name: str, *, hint: str = "") -> list[s
     if isinstance(given, bytes | Mapping) or not isinstance(given, Iterable):
         raise TypeError(f"{name}: expected a string or a list of strings, not {shown(given)}")
     found = list(given)
-    for index, each in enumerate(found):
-        if not isinstance(each, str):
-            hinted = hint if isinstance(each, Message | Mapping) else ""
-            raise TypeError(f"{name}[{index}]: expected a string, not {shown(each)}{hinted}")
+    for index, text in enumerate(found):
+        if not isinstance(text, str):
+            hinted = hint if isinstance(text, Message | Mapping) else ""
+            raise TypeError(f"{name}[{index}]: expected a string, not {shown(text)}{hinted}")
     return found
 
 
@@ -91,10 +91,10 @@ def conversations_of(given: Conversation | Sequence[Conversation]) -> list[tuple
     if every and isinstance(every[0], Message | Mapping):
         every = [every]
     found = []
-    for index, each in enumerate(every):
-        if isinstance(each, str | bytes | Mapping | Message) or not isinstance(each, Iterable):
-            raise TypeError(f"conversations[{index}]: {expected}, not {shown(each)}")
-        messages = tuple(each)
+    for index, conversation in enumerate(every):
+        if isinstance(conversation, str | bytes | Mapping | Message) or not isinstance(conversation, Iterable):
+            raise TypeError(f"conversations[{index}]: {expected}, not {shown(conversation)}")
+        messages = tuple(conversation)
         for place, message in enumerate(messages):
             if not isinstance(message, Message | Mapping):
                 raise TypeError(f"conversations[{index}][{place}]: {expected}, not {shown(message)}")
@@ -222,7 +222,7 @@ def tool_fields(
 ) -> dict[str, Any]:
     """The fields of a `Request` for tools and thinking."""
     return {
-        "tools": tuple(tool_of(each, f"tools[{index}]") for index, each in enumerate(tools)),
+        "tools": tuple(tool_of(tool, f"tools[{index}]") for index, tool in enumerate(tools)),
         "tool_choice": choice,
         "parallel_tool_calls": is_parallel,
         "reasoning": reasoning,

@@ -68,7 +68,7 @@ def results_of(
             if not in_order:
                 yield from ended
                 continue
-            early.update((each.index, each) for each in ended)
+            early.update((row.index, row) for row in ended)
             while following in early:
                 yield early.pop(following)
                 following += 1

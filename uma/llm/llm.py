@@ -169,7 +169,9 @@ class LLM(Closing):
         tool_call_id=call.id, name=call.name)`. The other keywords are the fields of `Request`.
         """
         fields = tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
-        asked = [(each, {"messages": each, **fields}) for each in conversations_of(conversations)]
+        asked = [
+            (conversation, {"messages": conversation, **fields}) for conversation in conversations_of(conversations)
+        ]
         return self._run(asked, sampling_params, progress)
 
     def stream(

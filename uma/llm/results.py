@@ -90,7 +90,7 @@ def _completion(answer: Answer) -> Completion:
         answer.reason,
         answer.index,
         logprobs=None if known is None else tuple(map(_by_token, known)),
-        cumulative_logprob=None if known is None else sum(each.chosen.logprob for each in known),
+        cumulative_logprob=None if known is None else sum(logprob.chosen.logprob for logprob in known),
         stop_reason=answer.stop_string,
         tool_calls=answer.tool_calls,
         reasoning=answer.reasoning,
@@ -106,12 +106,12 @@ def prompt_fields(prompt: Prompt | None) -> dict[str, Any]:
     return {
         "prompt_text": prompt.text,
         "prompt_token_ids": prompt.token_ids,
-        "prompt_logprobs": None if known is None else tuple(each and _by_token(each) for each in known),
+        "prompt_logprobs": None if known is None else tuple(logprob and _by_token(logprob) for logprob in known),
     }
 
 
 def _by_token(known: Logprobs) -> dict[int, TokenLogprob]:
-    return {each.token_id: each for each in (known.chosen, *known.top)}
+    return {token.token_id: token for token in (known.chosen, *known.top)}
 
 
 def failed(prompt: Any, error: UmaError) -> RequestOutput:

@@ -58,11 +58,11 @@ def is_public(address: Address) -> bool:
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)
-        if address.is_site_local or any(address in each for each in _TRANSLATED):
+        if address.is_site_local or any(address in network for network in _TRANSLATED):
             return False
         if int(address) >> 32 & 0xFFFF_FFFF in _ISATAP:
             return False
-    elif any(address in each for each in _SPECIAL):
+    elif any(address in network for network in _SPECIAL):
         return False
     return address.is_global and not (address.is_multicast or address.is_reserved)
 
@@ -82,19 +82,19 @@ class Fetcher:
         """The request with files instead of URLs. Raises `BadRequest` for one that cannot be had, which counts messages
         from the `first`, and `Overloaded` where no turn comes.
         """
-        if not any(each.url for _, each in request.placed_media()):
+        if not any(media_file.url for _, media_file in request.placed_media()):
             return request
         media, left = list[Media](), MAX_REQUEST_BYTES
         async with self._turn():
             place = ""
             with trio.move_on_after(DEADLINE_SEC) as patience:
-                for field, each in request.placed_media(first):
-                    if each.url is not None:
+                for field, media_file in request.placed_media(first):
+                    if media_file.url is not None:
                         place = f"{field}.url"
-                        data = await self.fetch(each.url, place, left)
+                        data = await self.fetch(media_file.url, place, left)
                         left -= len(data)
-                        each = attrs.evolve(each, url=None, data=await _base64_of(data))  # noqa: PLW2901
-                    media.append(each)
+                        media_file = attrs.evolve(media_file, url=None, data=await _base64_of(data))  # noqa: PLW2901
+                    media.append(media_file)
             if patience.cancelled_caught:
                 raise BadRequest(f"{place}: timeout: not fetched within {DEADLINE_SEC:g} s; send the file itself")
         return request.with_media(media)
@@ -177,9 +177,9 @@ class Fetcher:
         host = parts.hostname or ""
         port = parts.port or (443 if parts.scheme == "https" else 80)
         found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
-        for each in found:
+        for place in found:
             # All of them: a name with a private address beside a public one is made to confuse.
-            if not self._is_allowed(ip_address(str(each[4][0]).partition("%")[0])):
+            if not self._is_allowed(ip_address(str(place[4][0]).partition("%")[0])):
                 raise _refused(parts, field)
         sock = await _connected_to_one(found)
         stream = trio.SocketStream(sock)
@@ -224,7 +224,7 @@ def _parts(url: str, field: str) -> SplitResult:
         is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
         is_whole = False
-    if not is_whole or "@" in parts.netloc or not all("!" <= each <= "~" for each in url):
+    if not is_whole or "@" in parts.netloc or not all("!" <= character <= "~" for character in url):
         raise BadRequest(f"{field}: expected an http or https URL in ASCII, without a name and password")
     return parts
 

@@ -92,13 +92,13 @@ _UNTOLD = (errno.EACCES, errno.EIO, errno.ESTALE, errno.ELOOP)
 def named(model: str, environ: Mapping[str, str], others: Iterable[str] = ()) -> Found:
     """The one file that a name stands for, as `resolve`. Raises `ModelError` where there is none, or several."""
     found = find(environ)
-    matching = _distinct(meant(model, {each: (each.name, *each.also) for each in found}))
+    matching = _distinct(meant(model, {model_found: (model_found.name, *model_found.also) for model_found in found}))
     if len(matching) == 1:
         return matching[0]
     shown = _short_names(found)
     if matching:
-        raise ModelError(f"{model}: {several_words(sorted(shown[each] for each in matching))}")
-    near = nearest_model(model, [*shown.values(), *(each.name for each in found), BUILTIN, *others])
+        raise ModelError(f"{model}: {several_words(sorted(shown[match] for match in matching))}")
+    near = nearest_model(model, [*shown.values(), *(model_found.name for model_found in found), BUILTIN, *others])
     hint = near or "; `uma models` tells what is here, `uma pull` gets others"
     raise ModelError(f"{model}: {NONE_HERE}, and no such file{hint}")
 
@@ -106,21 +106,26 @@ def named(model: str, environ: Mapping[str, str], others: Iterable[str] = ()) ->
 def short_name(path: Path, environ: Mapping[str, str]) -> str:
     """What `uma models` lists a file by that has just come; its path where it lists it not."""
     shown = _short_names(find(environ))
-    return next((name for each, name in shown.items() if each.path == path), str(path))
+    return next((name for name_shown, name in shown.items() if name_shown.path == path), str(path))
 
 
 def _distinct(found: Iterable[Found]) -> list[Found]:
     """Without further copies: files of one name and size that two places have, or several revisions."""
-    return list({(each.path.name.casefold(), _size(each.path)): each for each in reversed(list(found))}.values())
+    return list(
+        {
+            (model_found.path.name.casefold(), _size(model_found.path)): model_found
+            for model_found in reversed(list(found))
+        }.values()
+    )
 
 
 def _short_names(found: list[Found]) -> dict[Found, str]:
     """What each is listed by: its own name alone, where no other has it. In `UMA_MODELS` and of Ollama, all of it."""
-    short = {each: each.name.rpartition("/")[2] for each in found}
+    short = {model_found: model_found.name.rpartition("/")[2] for model_found in found}
     used = Counter(name.casefold() for name in short.values())
     return {
-        each: each.name if used[name.casefold()] > 1 or each.place in (UMA_MODELS, OLLAMA) else name
-        for each, name in short.items()
+        short_name: short_name.name if used[name.casefold()] > 1 or short_name.place in (UMA_MODELS, OLLAMA) else name
+        for short_name, name in short.items()
     }
 
 
@@ -134,20 +139,24 @@ def available(
     otherwise (see `WHOLE_TOKENS`) the beginnings alone, but for `is_thorough`.
     """
     found = find(environ)
-    chosen = [(each, name) for each, name in _short_names(found).items() if places is None or each.place in places]
-    glances = [glance(each.path) for each, _ in chosen]
-    is_few = is_thorough or sum(each.n_tokens for each in glances if each is not None) <= WHOLE_TOKENS
+    chosen = [
+        (short_name, name)
+        for short_name, name in _short_names(found).items()
+        if places is None or short_name.place in places
+    ]
+    glances = [glance(place.path) for place, _ in chosen]
+    is_few = is_thorough or sum(glanced.n_tokens for glanced in glances if glanced is not None) <= WHOLE_TOKENS
     look = Projectors()
     return [
         described(BUILTIN, builtin_path(), BUILTIN),
         *(
             attrs.evolve(
-                described(name, each.path, each.place, look)
+                described(name, place.path, place.place, look)
                 if is_few or seen is None
-                else _glanced(name, each, seen, look),
-                also=(each.name, *each.also),
+                else _glanced(name, place, seen, look),
+                also=(place.name, *place.also),
             )
-            for (each, name), seen in zip(chosen, glances, strict=True)
+            for (place, name), seen in zip(chosen, glances, strict=True)
         ),
     ]
 
@@ -190,7 +199,7 @@ def _glanced(name: str, found: Found, seen: Glance, look: Projectors) -> ModelFi
         return ModelFile(name, path, _size(path), found.place, problem=f"{path}: {header.DAMAGED}{impossible}")
     count = max(1, int(metadata.get("split.count", 0)))
     parts = [path] if count == 1 else [header.part_path(path, at + 1, count) for at in range(count)]
-    missing = next((each for each in parts if not os.path.exists(each)), None)
+    missing = next((part for part in parts if not os.path.exists(part)), None)
     problem = _OTHER_KINDS.get(str(metadata.get("general.type")), None if seen.n_tensors else _NO_WEIGHTS)
     if missing is not None:
         problem = f"its part {missing.name} is missing"

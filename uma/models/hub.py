@@ -77,7 +77,7 @@ class Offer:
     @property
     def size_bytes(self) -> int:
         """Size of all parts."""
-        return sum(each.size_bytes for each in self.files)
+        return sum(file.size_bytes for file in self.files)
 
     def beside(self, projector: RemoteFile | None) -> Offer:
         """A copy with a projector, so that neither is seen without the other."""
@@ -96,7 +96,11 @@ class Listing:
     def projector_of(self, offer: Offer) -> RemoteFile | None:
         """The projector that a model's files take to see or hear by, in their folder or one above it."""
         folders = PurePosixPath(offer.files[0].path).parents
-        near = {each.path: each for each in self.projectors if PurePosixPath(each.path).parent in folders}
+        near = {
+            projector.path: projector
+            for projector in self.projectors
+            if PurePosixPath(projector.path).parent in folders
+        }
         name = projectors.best(offer.files[0].path, near, self.reference.repository)
         return None if name is None else near[name]
 
@@ -106,28 +110,28 @@ class Listing:
         if not self.offers:
             raise ModelError(f"{repository}: has no GGUF file of a model; look for a repository that ends in -GGUF")
         wanted = asked.casefold().removesuffix(".gguf")
-        chosen = [each for each in self.offers if wanted in _names(each)] if asked else self._preferred()
+        chosen = [offer for offer in self.offers if wanted in _names(offer)] if asked else self._preferred()
         if len(chosen) == 1:
             return chosen[0]
-        known = sorted({each.quantization or each.name for each in chosen or self.offers})
+        known = sorted({offer.quantization or offer.name for offer in chosen or self.offers})
         if not chosen:
             hint = nearest(asked, known) or f"; it has {', '.join(known)}"
             raise ModelError(f"{repository}: has no {asked}{hint}")
-        names = ", ".join(each.name for each in chosen)
+        names = ", ".join(offer.name for offer in chosen)
         raise ModelError(
             f"{repository}: {len(chosen)} models of it are {asked or 'as good'}: {names}; name one of them"
         )
 
     def _preferred(self) -> list[Offer]:
         for quantization in PREFERRED:
-            if found := [each for each in self.offers if each.quantization == quantization]:
+            if found := [offer for offer in self.offers if offer.quantization == quantization]:
                 return found
         return list(self.offers[:1])
 
 
 def _names(offer: Offer) -> set[str]:
-    names = {offer.quantization, offer.name, offer.name.rpartition("/")[2], *(each.path for each in offer.files)}
-    return {each.casefold().removesuffix(".gguf") for each in names}
+    names = {offer.quantization, offer.name, offer.name.rpartition("/")[2], *(file.path for file in offer.files)}
+    return {name.casefold().removesuffix(".gguf") for name in names}
 
 
 def parse(text: str, environ: Mapping[str, str]) -> Reference:
@@ -137,13 +141,13 @@ def parse(text: str, environ: Mapping[str, str]) -> Reference:
     """
     endpoint = endpoint_of(environ)
     ours = [*(f"https://{host}" for host in HOSTS), *([endpoint] if endpoint else [])]
-    base = next((each for each in ours if text.startswith(f"{each}/")), None)
+    base = next((our for our in ours if text.startswith(f"{our}/")), None)
     if base is not None:
         match = _PATH.fullmatch(unquote(urlsplit(text[len(base) :]).path).strip("/"))
         groups = match.groupdict() if match else {}
         found = Reference(groups.get("repository") or "", groups.get("what") or "", groups.get("revision") or MAIN)
     else:
-        host = next((each for each in HOSTS if text.startswith(f"{each}/")), "")
+        host = next((name for name in HOSTS if text.startswith(f"{name}/")), "")
         match = _REFERENCE.fullmatch(text.removeprefix(f"{host}/"))
         groups = match.groupdict() if match else {}
         revision = groups.get("before") or groups.get("behind") or MAIN
@@ -189,10 +193,10 @@ def listing(reference: Reference, endpoint: str | None) -> Listing:
         hf_raise_for_status(response)
     try:
         info = response.json()
-        commit, files = str(info["sha"]), [_file_of(each) for each in info.get("siblings") or ()]
+        commit, files = str(info["sha"]), [_file_of(entry) for entry in info.get("siblings") or ()]
     except (ValueError, LookupError, TypeError, AttributeError):
         commit, files = "", []
-    keys = [commit, *(each.key for each in files)]
+    keys = [commit, *(file.key for file in files)]
     if not all(re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", key) for key in keys):
         raise UmaError(f"{reference.repository}: the hub's answer has no checksums; look at HF_ENDPOINT")
     return Listing(reference, commit, tuple(_offers(files)), tuple(filter(_is_projector, files)))
@@ -207,11 +211,11 @@ def _file_of(entry: Mapping[str, Any]) -> RemoteFile:
 def _offers(files: list[RemoteFile]) -> Iterator[Offer]:
     """Models by name. Projectors and importance matrices are none; nor are parts whose others are missing."""
     found: dict[str, list[RemoteFile]] = {}
-    for each in sorted(files, key=lambda each: each.path):
-        path = Path(each.path)
+    for file in sorted(files, key=lambda file: file.path):
+        path = Path(file.path)
         is_model = path.suffix == ".gguf" and not is_projector(path.name) and "imatrix" not in path.name
-        if is_model and is_inside(each.path):
-            found.setdefault(path.with_name(header.model_stem(path)).as_posix(), []).append(each)
+        if is_model and is_inside(file.path):
+            found.setdefault(path.with_name(header.model_stem(path)).as_posix(), []).append(file)
     for name, parts in found.items():
         match = re.search(r"-of-(\d{5})\.gguf$", parts[0].path)
         if len(parts) == (int(match[1]) if match else 1):
@@ -259,5 +263,5 @@ def transport_error() -> type[Exception]:
     """What the HTTP library of `huggingface_hub` raises: httpx under version 1, httpx2 under version 2."""
     from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415
 
-    found: type[Exception] = next(each for each in HfHubHTTPError.__mro__ if each.__name__ == "HTTPError")
+    found: type[Exception] = next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
     return found

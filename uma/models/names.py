@@ -29,7 +29,7 @@ def meant(asked: str, names: Mapping[T, Iterable[str]]) -> list[T]:
     wanted = _plain(asked)
 
     def called(test: Callable[[str], bool]) -> list[T]:
-        return [model for model, every in names.items() if any(test(each) for name in every for each in _ways(name))]
+        return [model for model, every in names.items() if any(test(way) for name in every for way in _ways(name))]
 
     exact = [model for model, every in names.items() if {asked, asked.removesuffix(".gguf")}.intersection(every)]
     if exact or not wanted:
@@ -44,7 +44,7 @@ def one_meant(asked: str, names: Mapping[str, Iterable[str]]) -> str:
         return found[0]
     if found:
         raise UnknownModel(f"model: {asked[:MOST_SHOWN]!r}: {several_words(found)}")
-    near = nearest_model(asked, [*names, *(each for every in names.values() for each in every)])
+    near = nearest_model(asked, [*names, *(name for every in names.values() for name in every)])
     there = near or f"; there are {', '.join(islice(names, MOST_NAMED))}"
     raise UnknownModel(f"model: {asked[:MOST_SHOWN]!r}: {NONE_HERE}{there}")
 

@@ -49,8 +49,8 @@ def find(environ: Mapping[str, str]) -> list[Found]:
     return [
         *_in_folder(models_folder(environ), UMA_MODELS),
         *_in_cache(hub_cache(environ)),
-        *(each for folder in _lm_studio_folders(environ) for each in _in_folder(folder, LM_STUDIO)),
-        *(each for folder in _ollama_folders(environ) for each in _of_ollama(folder)),
+        *(model for folder in _lm_studio_folders(environ) for model in _in_folder(folder, LM_STUDIO)),
+        *(model for folder in _ollama_folders(environ) for model in _of_ollama(folder)),
     ]
 
 
@@ -124,7 +124,10 @@ def _in_cache(cache: Path | None) -> Iterator[Found]:
         if not folder.name.startswith("models--"):
             continue
         repository = folder.name.removeprefix("models--").replace("--", "/")
-        refs = {_text(each): each.relative_to(folder / "refs").as_posix() for each in files_below(folder / "refs")}
+        refs = {
+            _text(ref_file): ref_file.relative_to(folder / "refs").as_posix()
+            for ref_file in files_below(folder / "refs")
+        }
         main = next((commit for commit, ref in refs.items() if ref == "main"), None)
         seen: set[Path] = set()
         for at, snapshot in enumerate(sorted(entries(folder / "snapshots"), key=lambda each: each.name != main)):
@@ -165,12 +168,12 @@ def _blob(folder: Path, manifest: Path, kind: str) -> Path | None:
     """The blob of a manifest's layer of this kind; None where there is none, or where the layer names no blob."""
     try:
         layers = json.loads(_text(manifest))["layers"]
-        digests = [each["digest"] for each in layers if each["mediaType"] == f"application/vnd.ollama.image.{kind}"]
+        digests = [layer["digest"] for layer in layers if layer["mediaType"] == f"application/vnd.ollama.image.{kind}"]
     except (ValueError, LookupError, TypeError):
         return None
-    named = (str(each) for each in digests if re.fullmatch(r"sha256:[0-9a-f]{64}", str(each)))
-    blobs = (folder / "blobs" / each.replace(":", "-") for each in named)
-    return next((each for each in blobs if os.path.isfile(each)), None)
+    named = (str(digest) for digest in digests if re.fullmatch(r"sha256:[0-9a-f]{64}", str(digest)))
+    blobs = (folder / "blobs" / path.replace(":", "-") for path in named)
+    return next((blob for blob in blobs if os.path.isfile(blob)), None)
 
 
 def files_below(folder: Path) -> list[Path]:

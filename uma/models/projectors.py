@@ -55,10 +55,10 @@ def best(model: str, projectors: Iterable[str], place: str = "") -> str | None:
     """
     words = _words(PurePath(model).name)
     known = words | _words(place)
-    own = {each: _words(PurePath(each).name) for each in projectors}
+    own = {projector: _words(PurePath(projector).name) for projector in projectors}
     common = {
-        each: len(words & its)
-        for each, its in own.items()
+        entry: len(words & its)
+        for entry, its in own.items()
         if all(word in known or _EACH_HAS.fullmatch(word) for word in its)
     }
     return min(sorted(common), key=lambda name: (-common[name], _rank(PurePath(name).name)), default=None)
@@ -98,14 +98,14 @@ class Projectors:
 
     def _in(self, folder: Path) -> dict[Path, Glance | None]:
         if folder not in self._by_folder:
-            found = [each for each in entries(folder) if each.suffix == ".gguf" and is_projector(each.name)]
-            self._by_folder[folder] = {each: glance(each) for each in found}
+            found = [entry for entry in entries(folder) if entry.suffix == ".gguf" and is_projector(entry.name)]
+            self._by_folder[folder] = {projector: glance(projector) for projector in found}
         return self._by_folder[folder]
 
 
 def _folders(model: Path) -> list[Path]:
     above = list(model.parents)
-    at = next((index for index, each in enumerate(above) if each.parent.name == "snapshots"), 0)
+    at = next((index for index, folder in enumerate(above) if folder.parent.name == "snapshots"), 0)
     return above[: at + 1]
 
 
@@ -117,7 +117,7 @@ def _fits(seen: Glance | None, width: Any) -> bool:
         reported = seen.metadata.get(f"clip.{sense}.projection_dim")
         # One that has both senses says of each what kind it is.
         kinds = [seen.metadata.get(name) for name in ("clip.projector_type", f"clip.{sense}.projector_type")]
-        if reported and reported != width and not any(each in _WIDTH_UNTOLD for each in kinds):
+        if reported and reported != width and not any(kind in _WIDTH_UNTOLD for kind in kinds):
             return False
     return True
 
@@ -129,4 +129,4 @@ def _words(name: str) -> set[str]:
 
 def _rank(name: str) -> int:
     words = re.split(r"[-. ]+", name.casefold())
-    return next((rank for rank, each in enumerate(_PREFERRED) if each in words), len(_PREFERRED))
+    return next((rank for rank, form in enumerate(_PREFERRED) if form in words), len(_PREFERRED))

@@ -47,8 +47,8 @@ class Pull:
         with a wrong checksum.
         """
         self._check_room(self.offer.size_bytes - sum(map(self._here, self.offer.files)))
-        missing = [each for each in self.offer.files if not self._blob(each).is_file()]
-        done = self.offer.size_bytes - sum(each.size_bytes for each in missing)
+        missing = [wanted for wanted in self.offer.files if not self._blob(wanted).is_file()]
+        done = self.offer.size_bytes - sum(wanted.size_bytes for wanted in missing)
         self.on_progress(done)
         try:
             for file in missing:
@@ -79,7 +79,7 @@ class Pull:
         return min(partial.stat().st_size, file.size_bytes) if partial.is_file() else 0
 
     def _check_room(self, needed: int) -> None:
-        folder = next(each for each in (self._folder, *self._folder.parents) if each.exists())
+        folder = next(parent for parent in (self._folder, *self._folder.parents) if parent.exists())
         free = shutil.disk_usage(folder).free
         if needed > free:
             raise self._full(f"{needed:,} bytes are to be loaded and {free:,} are free")
@@ -94,8 +94,8 @@ class Pull:
 
         blob, partial = self._blob(file), self._partial(file)
         lock = self.cache / ".locks" / self._folder.name / f"{file.key}.lock"
-        for each in (blob, lock):
-            each.parent.mkdir(parents=True, exist_ok=True)
+        for path in (blob, lock):
+            path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with WeakFileLock(lock, timeout=1):
                 if blob.is_file():

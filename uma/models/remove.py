@@ -30,13 +30,13 @@ class Removal:
     @property
     def freed_bytes(self) -> int:
         """Bytes of files that have no further name."""
-        whole = [each.lstat() for each in self.files if not each.is_symlink()]
+        whole = [file.lstat() for file in self.files if not file.is_symlink()]
         return sum(status.st_size for status in whole if status.st_nlink == 1)
 
     def run(self) -> None:
         """Delete them, and in the cache what then is empty. Raises `OSError` where a file cannot be deleted."""
-        for each in self.files:
-            each.unlink(missing_ok=True)
+        for file in self.files:
+            file.unlink(missing_ok=True)
         if self.repository is not None:
             _tidy(self.repository)
 
@@ -49,15 +49,17 @@ def removal(found: Found) -> Removal:
     if found.place == UMA_MODELS:
         projector = _own_projector(found.path, parts, found.path.parent)
         return Removal((*parts, *([] if projector is None else [projector])), projector=projector)
-    snapshots = next(each for each in found.path.parents if each.name == "snapshots")
+    snapshots = next(parent for parent in found.path.parents if parent.name == "snapshots")
     projector = _own_projector(found.path, parts, snapshots)
     parts += [] if projector is None else [projector]
     blobs = {part.resolve() for part in parts}
     # Other revisions have links to the same files: one that stayed would keep the file, or lead nowhere.
-    links = [each for each in snapshots.rglob("*") if each.is_symlink() and each.resolve() in blobs]
-    first = sorted(links, key=lambda each: (header.part_number(each) or 1, each))
-    own = [each for each in blobs if each.parent == snapshots.parent.resolve() / "blobs"]
-    return Removal((*first, *(each for each in parts if not each.is_symlink()), *own), snapshots.parent, projector)
+    links = [path for path in snapshots.rglob("*") if path.is_symlink() and path.resolve() in blobs]
+    first = sorted(links, key=lambda link: (header.part_number(link) or 1, link))
+    own = [blob for blob in blobs if blob.parent == snapshots.parent.resolve() / "blobs"]
+    return Removal(
+        (*first, *(part_path for part_path in parts if not part_path.is_symlink()), *own), snapshots.parent, projector
+    )
 
 
 def _own_projector(path: Path, parts: list[Path], folder: Path) -> Path | None:
@@ -65,10 +67,10 @@ def _own_projector(path: Path, parts: list[Path], folder: Path) -> Path | None:
     projector = beside(path)
     if projector is None:
         return None
-    look, own = Projectors(), {each.resolve() for each in parts}
-    for each in files_below(folder):
-        other = None if each.suffix != ".gguf" or each.resolve() in own else glance(each)
-        found = None if other is None else look.of(each, other.metadata)
+    look, own = Projectors(), {part_path.resolve() for part_path in parts}
+    for other_path in files_below(folder):
+        other = None if other_path.suffix != ".gguf" or other_path.resolve() in own else glance(other_path)
+        found = None if other is None else look.of(other_path, other.metadata)
         if found is not None and found.resolve() == projector.resolve():
             return None
     return projector
@@ -86,7 +88,7 @@ def _tidy(repository: Path) -> None:
     """Delete the folders of a repository that are empty, and the names of revisions of which nothing is left."""
     for folder in sorted((repository / "snapshots").rglob("*"), reverse=True):
         _delete_empty(folder)
-    for ref in (each for each in (repository / "refs").rglob("*") if each.is_file()):
+    for ref in (path for path in (repository / "refs").rglob("*") if path.is_file()):
         if not (repository / "snapshots" / ref.read_text(errors="replace").strip()).exists():
             ref.unlink()
     for folder in (*sorted((repository / "refs").rglob("*"), reverse=True), *map(repository.joinpath, _FOLDERS)):

@@ -37,15 +37,17 @@ class Shelf:
         """
         found = catalog.available(self.environ)
         if self.chosen == ALL_MODELS:
-            sound = sorted((each for each in found if each.problem is None), key=self._rank)
+            sound = sorted((candidate for candidate in found if candidate.problem is None), key=self._rank)
         else:
-            names = [each.strip() for each in self.chosen.split(",") if each.strip()]
+            names = [part.strip() for part in self.chosen.split(",") if part.strip()]
             sound = [self._of_table(name, found) for name in names]
         if self.default != BUILTIN:
             sound.insert(0, self._file(self.default, found))
-        settings = {self._of_table(name, found).name: each for name, each in self.tables.items() if name != ALL_MODELS}
+        settings = {
+            self._of_table(name, found).name: table for name, table in self.tables.items() if name != ALL_MODELS
+        }
         _check_aliases(settings)
-        self._files, self._settings = {each.name: each for each in sound}, settings
+        self._files, self._settings = {file.name: file for file in sound}, settings
 
     def _rank(self, file: ModelFile) -> tuple[bool, bool, bool]:
         """The place of a model where nobody has chosen an order."""
@@ -66,7 +68,7 @@ class Shelf:
 
     def _file(self, name: str, found: Sequence[ModelFile]) -> ModelFile:
         wanted = catalog.resolve(name, self.environ)
-        known = next((each for each in found if each.path == wanted.path), None)
+        known = next((candidate for candidate in found if candidate.path == wanted.path), None)
         file = known or catalog.described(wanted.path.stem, wanted.path)
         if file.problem is not None:
             raise ModelError(file.problem)
@@ -91,8 +93,8 @@ _NOTHING = ModelSettings()
 def _check_aliases(settings: Mapping[str, ModelSettings]) -> None:
     """Raise `ModelError` where two models have one alias."""
     owners: dict[str, str] = {}
-    for name, each in settings.items():
-        for alias in each.alias:
+    for name, setting in settings.items():
+        for alias in setting.alias:
             if owners.setdefault(alias.casefold(), name) != name:
                 raise ModelError(
                     f"alias: {alias}: is given to {owners[alias.casefold()]} and to {name}; one can have it"

@@ -63,7 +63,7 @@ def machine_at(host: str) -> Hashable:
 
 def origin(endpoint: str, holder: str | None, program: str, pid: int | None = None) -> str:
     """Value for `ORIGIN`: what is known of a request's way here, the parts apart by a middle dot."""
-    name = "".join(each for each in program if each.isprintable())[:MAX_PROGRAM_CHARS]
+    name = "".join(character for character in program if character.isprintable())[:MAX_PROGRAM_CHARS]
     parts = (name, holder, endpoint, pid and f"pid {pid}")
     return " · ".join(part for part in parts if part)[:MAX_ORIGIN_CHARS]
 

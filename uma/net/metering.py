@@ -67,12 +67,12 @@ def metered_whole(request: EmbedRequest | RerankRequest, account: ClientAccount 
 
 def _size_tokens(request: EmbedRequest | RerankRequest) -> int:
     if isinstance(request, RerankRequest):
-        texts: Sequence[str] = [request.query + each for each in request.documents]
+        texts: Sequence[str] = [request.query + document for document in request.documents]
     elif request.token_ids is not None:
         return sum(map(len, request.token_ids))
     else:
         texts = request.texts or ()
-    return sum(len(each.encode("utf-8", "replace")) // BYTES_PER_TOKEN + 1 for each in texts)
+    return sum(len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN + 1 for text in texts)
 
 
 async def _last_usage(stream: EventStream) -> Usage | None:

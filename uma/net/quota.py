@@ -132,8 +132,8 @@ class ClientAccount:
             answers = sampling.drawn_answers
             most = bounds.max_tokens // answers
             if (sampling.max_tokens or 1) > most:
-                each = f", here {most:,} in each of {answers} answers" if answers > 1 else ""
-                return Excess(f"max_tokens: {self.name} may generate {bounds.max_tokens:,} at most{each}", None)
+                more = f", here {most:,} in each of {answers} answers" if answers > 1 else ""
+                return Excess(f"max_tokens: {self.name} may generate {bounds.max_tokens:,} at most{more}", None)
             # The server's own default stays unsaid: it is cut to the context without a warning.
             if sampling.max_tokens is None and most < default_max_tokens:
                 request = attrs.evolve(request, sampling=attrs.evolve(sampling, max_tokens=most))
@@ -174,7 +174,7 @@ class ClientAccount:
         """
         if (usable := self.usable(models)) is None:
             return asked
-        own = [each.name for each in models.listed() if each.name in usable]
+        own = [model.name for model in models.listed() if model.name in usable]
         with suppress(UnknownModel):
             if asked is not None and models.find(asked).name in own:
                 return asked

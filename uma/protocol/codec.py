@@ -115,7 +115,7 @@ def message_of(
         return _parse_command(fields, strict, version)
     kind = fields.pop("type", "generate")
     later = unknown_to(version)
-    known = [each for each in REQUESTS if each not in later.requests]
+    known = [word for word in REQUESTS if word not in later.requests]
     if not isinstance(kind, str) or kind not in known:
         raise BadRequest(f"type: expected one of {', '.join(known)}, not {show(kind)} ({_HELP})")
     cls = REQUESTS[kind]
@@ -181,8 +181,8 @@ def encode_event(event: ServerEvent, version: str | None = None) -> bytes:
     if isinstance(event, UnknownEvent):
         return _frame({"event": event.event, **_if_any(id=event.id)})
     name, fields = _EVENT_NAMES[type(event)], unstructure(event)
-    for each in unknown_to(version).event_fields.get(name, ()):
-        fields.pop(each, None)
+    for field in unknown_to(version).event_fields.get(name, ()):
+        fields.pop(field, None)
     return _frame({"event": name, **(_as_of_1_0(name, fields) if version == "1.0" else fields)})
 
 
@@ -191,13 +191,13 @@ def _as_of_1_0(path: str, fields: dict[str, Any]) -> dict[str, Any]:
     names = FIELDS_OF_1_0.get(path)
     if names is None:
         return fields
-    kept = {name: each for name, each in fields.items() if name in names}
-    for name, each in kept.items():
-        if isinstance(each, dict):
-            kept[name] = _as_of_1_0(f"{path}.{name}", each)
+    kept = {name: field for name, field in fields.items() if name in names}
+    for name, field in kept.items():
+        if isinstance(field, dict):
+            kept[name] = _as_of_1_0(f"{path}.{name}", field)
     if "sampling_params" in kept:
         later = unknown_to("1.0").fields["generate"]
-        kept["sampling_params"] = [each for each in kept["sampling_params"] if each not in later]
+        kept["sampling_params"] = [field for field in kept["sampling_params"] if field not in later]
     return kept
 
 
@@ -221,12 +221,14 @@ def written_embeddings(embeddings: Embeddings, encoding: Encoding) -> orjson.Fra
     """The figures of an `embed` event, written as JSON: the slow part of its frame. Any thread."""
     if encoding == "base64":
         return orjson.Fragment(
-            orjson.dumps([None if each is None else b64encode(each).decode("ascii") for each in embeddings.vectors])
+            orjson.dumps(
+                [None if vector is None else b64encode(vector).decode("ascii") for vector in embeddings.vectors]
+            )
         )
     # Only servers write figures; clients import this module too, and start without numpy.
     import numpy as np  # noqa: PLC0415
 
-    rows = [None if each is None else np.frombuffer(each, np.float32) for each in embeddings.vectors]
+    rows = [None if vector is None else np.frombuffer(vector, np.float32) for vector in embeddings.vectors]
     return orjson.Fragment(orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
@@ -253,7 +255,7 @@ def _frame(fields: Mapping[str, Any]) -> bytes:
 
 def _parse_command(fields: dict[str, Any], strict: bool, version: str | None) -> ClientMessage:
     name = fields.pop("event")
-    known = [each for each in COMMANDS if each not in unknown_to(version).commands]
+    known = [word for word in COMMANDS if word not in unknown_to(version).commands]
     if name not in known:
         raise BadRequest(f"event: expected {' or '.join(map(repr, known))}, not {show(name)}")
     message, flat = COMMANDS[name]

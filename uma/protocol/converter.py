@@ -58,14 +58,14 @@ def unknown_fields(value: Any, hint: Any, path: str = "") -> Iterator[str]:
     """The paths of the fields of `value` that a `hint` does not have; for a `value` that `structure` has taken."""
     hints, item = _shape(hint)
     if hints is not None and isinstance(value, dict):
-        for name, each in value.items():
+        for name, member in value.items():
             if name not in hints:
                 yield path + field_name(name)
-            elif isinstance(each, dict | list):
-                yield from unknown_fields(each, hints[name], f"{path}{name}.")
+            elif isinstance(member, dict | list):
+                yield from unknown_fields(member, hints[name], f"{path}{name}.")
     elif item is not None and isinstance(value, list):
-        for index, each in enumerate(value):
-            yield from unknown_fields(each, item, f"{path.removesuffix('.')}[{index}].")
+        for index, element in enumerate(value):
+            yield from unknown_fields(element, item, f"{path.removesuffix('.')}[{index}].")
 
 
 def field_name(name: str) -> str:
@@ -141,7 +141,7 @@ def _structure_nested(hint: Any) -> Callable[[Any, Any], Any]:
     """Structure hook of an optional object, or an optional list of objects, of our classes."""
     inner = _plain(hint)
     is_optional = NoneType in get_args(hint)
-    lengths = [each for each in _constraints(hint) if isinstance(each, Length)]
+    lengths = [constraint for constraint in _constraints(hint) if isinstance(constraint, Length)]
 
     def structure_nested(value: Any, _: Any) -> Any:
         if value is None and is_optional:

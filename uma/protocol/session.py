@@ -414,7 +414,9 @@ class ServerSession:
             case EndQuery(), bool():
                 event = EndEvent(result, query.id, query.warnings)
             case ModelsQuery() | LoadQuery() | UnloadQuery() | PinQuery(), list():
-                shown = tuple(attrs.evolve(each, info=None) for each in result)  # a card has its template's whole text
+                shown = tuple(
+                    attrs.evolve(embedding, info=None) for embedding in result
+                )  # a card has its template's whole text
                 event = ModelsEvent(shown, query.id, query.warnings)
             case HealthQuery(), Health():
                 event = HealthEvent.of(result, query.id, query.warnings)

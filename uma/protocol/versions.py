@@ -33,10 +33,10 @@ def negotiate(client: Sequence[str]) -> str:
     minors: dict[int, int] = {}
     for major, minor in filter(None, map(parse_version, client)):
         minors[major] = max(minor, minors.get(major, 0))
-    common = [each for each in filter(None, map(parse_version, SUPPORTED)) if each[0] in minors]
+    common = [version for version in filter(None, map(parse_version, SUPPORTED)) if version[0] in minors]
     if not common:
         raise VersionMismatch(
             f"versions: this server speaks {', '.join(SUPPORTED)}, the client {', '.join(client)[:200] or 'none'}"
         )
-    known = [each for each in common if each[1] <= minors[each[0]]]
+    known = [version for version in common if version[1] <= minors[version[0]]]
     return "{}.{}".format(*max(known, default=min(common)))

@@ -103,7 +103,7 @@ ADDED: Mapping[str, Additions] = MappingProxyType(
 def unknown_to(version: str | None) -> Additions:
     """What a session of this version does not have; None: the newest, which has all."""
     later = SUPPORTED[SUPPORTED.index(version) + 1 :] if version is not None else ()
-    added = [ADDED[each] for each in later]
+    added = [ADDED[newer] for newer in later]
 
     def together(tables: Iterable[Mapping[str, frozenset[str]]]) -> Mapping[str, frozenset[str]]:
         found: dict[str, frozenset[str]] = {}
@@ -112,10 +112,10 @@ def unknown_to(version: str | None) -> Additions:
         return found
 
     return Additions(
-        frozenset().union(*(each.requests for each in added)),
-        frozenset().union(*(each.commands for each in added)),
-        together(each.fields for each in added),
-        together(each.event_fields for each in added),
+        frozenset().union(*(addition.requests for addition in added)),
+        frozenset().union(*(addition.commands for addition in added)),
+        together(addition.fields for addition in added),
+        together(addition.event_fields for addition in added),
     )
 
 
@@ -145,7 +145,10 @@ def _flat(name: str, *parts: type, drop: tuple[str, ...] = ("warnings",), hints:
     """A class with the fields of all `parts`; `hints` has the types of those that the wire takes in more ways."""
     types = {field: hint for part in parts for field, hint in hints_of(part).items() if field not in drop}
     defaults = {field.name: field.default for part in parts for field in attrs.fields(part)}
-    fields = {each: attrs.field(type=hint, default=defaults[each]) for each, hint in (types | (hints or {})).items()}
+    fields = {
+        field_hint: attrs.field(type=hint, default=defaults[field_hint])
+        for field_hint, hint in (types | (hints or {})).items()
+    }
     cls = attrs.make_class(name, fields, frozen=True, kw_only=True)
     OWNERS[cls] = parts
     return cls

@@ -353,7 +353,7 @@ class Connection(ABC):
         if self.account is None:
             return info
         usable = None if self.models is None else self.account.usable(self.models)
-        models = info.models if usable is None else tuple(each for each in info.models if each in usable)
+        models = info.models if usable is None else tuple(offered for offered in info.models if offered in usable)
         return attrs.evolve(info, limits=self.account.limits(info.limits), models=models)
 
     def own_model(self, asked: str | None) -> str | None:
@@ -366,7 +366,7 @@ class Connection(ABC):
             if asked is not None and not meant(asked, of):
                 raise UnknownModel(f"model: {asked[:200]!r} is not loaded here; this server has {model.called!r}")
             bound = None if self.account is None else self.account.bounds.models
-            if self.account is not None and bound is not None and not any(meant(each, of) for each in bound):
+            if self.account is not None and bound is not None and not any(meant(name, of) for name in bound):
                 raise UnknownModel(self.account.other_model(()).message)
             return asked
         found = asked if self.account is None else self.account.model(asked, self.models)

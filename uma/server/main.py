@@ -173,7 +173,7 @@ def end_process(within_sec: float, code: Callable[[], int]) -> threading.Timer:
 
 def heeded(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
     """Signals of these that our parent has not chosen to ignore (nohup, a background job of a plain shell)."""
-    return [each for each in signals if signal.getsignal(each) is not signal.SIG_IGN]
+    return [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _announce(on_ready: OnReady | None, info: ServerInfo) -> None:

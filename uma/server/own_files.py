@@ -40,7 +40,7 @@ class OwnFiles:
 
         Raises `BadRequest` for what is no regular file of this user, or does not come in time.
         """
-        if not any(each.path is not None for _, each in request.placed_media()):
+        if not any(media_file.path is not None for _, media_file in request.placed_media()):
             yield request
             return
         async with self._turns:
@@ -60,12 +60,12 @@ def with_own_files(request: Request, user: int | None) -> Request:
     """
     check_count(request)
     media, left = list[Media](), MAX_REQUEST_BYTES
-    for field, each in request.placed_media():
-        if each.path is not None:
-            data = _read(each.path, user, f"{field}.path", left)
+    for field, media_file in request.placed_media():
+        if media_file.path is not None:
+            data = _read(media_file.path, user, f"{field}.path", left)
             left -= len(data)
-            each = attrs.evolve(each, path=None, data=base64.b64encode(data).decode())  # noqa: PLW2901
-        media.append(each)
+            media_file = attrs.evolve(media_file, path=None, data=base64.b64encode(data).decode())  # noqa: PLW2901
+        media.append(media_file)
     return request.with_media(media)
 
 

@@ -60,7 +60,7 @@ def removal_of(path: str) -> Removal:
     """What removing the model of this file is. Raises `BadRequest` where it is another program's, or in no folder of
     models.
     """
-    found = next((each for each in places.find(os.environ) if str(each.path) == path), None)
+    found = next((model for model in places.find(os.environ) if str(model.path) == path), None)
     if found is None:
         raise BadRequest(f"model: {path} is in no folder of models: `rm` removes it")
     try:

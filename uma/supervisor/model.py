@@ -303,7 +303,9 @@ class Held:
         """See `Source`. The numbers are the supervisor's. Of a process that does not answer what it said last."""
         with self.tells_crash(), trio.move_on_after(LOOK_SEC):
             activity = await self.client.activity()
-            running, waiting = (tuple(map(self._numbered, each)) for each in (activity.running, activity.waiting))
+            running, waiting = (
+                tuple(map(self._numbered, requests)) for requests in (activity.running, activity.waiting)
+            )
             self.model.activity = attrs.evolve(activity, running=running, waiting=waiting)
         return self.model.activity
 

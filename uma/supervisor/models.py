@@ -100,18 +100,18 @@ class LoadedModels(Models):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all models, the default one's first."""
-        return tuple(each.name for each in self.shelf.files)
+        return tuple(file.name for file in self.shelf.files)
 
     def listed(self) -> Sequence[ListedModel]:
         """See `types.Models`."""
-        return [self._listed(each) for each in self.shelf.files]
+        return [self._listed(file) for file in self.shelf.files]
 
     def find(self, model: str) -> ListedModel:
         """See `types.Models`."""
         return self._listed(self.shelf.named(model))
 
     def _listed(self, file: ModelFile) -> ListedModel:
-        shared = {each.name: getattr(file, each.name) for each in attrs.fields(ModelFile) if each.name in _LISTED}
+        shared = {field.name: getattr(file, field.name) for field in attrs.fields(ModelFile) if field.name in _LISTED}
         listed = ListedModel(**shared | {"path": str(file.path), "aliases": self.shelf.settings_of(file).alias})
         model = self._model_of(file)
         is_blind = self._config_of(file).mmproj == "off"
@@ -246,17 +246,17 @@ class LoadedModels(Models):
         if self._is_draining:
             return Health("draining", 0.0, 0)
         every = await self._of_each(Held.health) if probe else []
-        return next((each for each in every if each.status != "ok"), Health("ok", 0.0, 0) if not every else every[0])
+        return next((health for health in every if health.status != "ok"), every[0] if every else Health("ok", 0.0, 0))
 
     async def activity(self) -> Activity:
         """That of all models together."""
         every = await self._of_each(Held.activity)
         return Activity(
-            tuple(request for each in every for request in each.running),
-            sum(each.waiting_interactive for each in every),
-            sum(each.waiting_normal for each in every),
-            sum(each.waiting_background for each in every),
-            tuple(request for each in every for request in each.waiting),
+            tuple(request for activity in every for request in activity.running),
+            sum(activity.waiting_interactive for activity in every),
+            sum(activity.waiting_normal for activity in every),
+            sum(activity.waiting_background for activity in every),
+            tuple(request for activity in every for request in activity.waiting),
         )
 
     async def explain(self, id: str = "") -> Explained:
@@ -269,7 +269,7 @@ class LoadedModels(Models):
         found = await self._of_each(explained)
         if not found:
             raise BadRequest(f"request: no model that is loaded knows the id {id[:128]!r} as one of yours")
-        return max(found, key=lambda each: each.came_at)
+        return max(found, key=lambda request: request.came_at)
 
     async def metrics(self) -> Mapping[str, Any]:
         """The sums over the models that are loaded, but for what is no sum: shares are the largest of a model's, and
@@ -277,8 +277,8 @@ class LoadedModels(Models):
         """
         await self._of_each(Held.metrics)
         total = dict(self.snapshot())
-        for each in (self._gone, *(model.metrics for model in self._known.values())):
-            _add(total, each)
+        for metrics in (self._gone, *(model.metrics for model in self._known.values())):
+            _add(total, metrics)
         asked = total["cache_hits"] + total["cache_misses"]
         total["cache_hit_rate"] = round(total["cache_hits"] / max(1, asked), 4)
         return total
@@ -290,7 +290,7 @@ class LoadedModels(Models):
     def _loaded(self) -> list[Held]:
         """Models that can be asked just now. None of them is kept by that."""
         known = self._known.values()
-        return [Held(each, each.client) for each in known if each.client is not None and not each.client.is_lost]
+        return [Held(model, model.client) for model in known if model.client is not None and not model.client.is_lost]
 
     async def _of_each(self, ask: Callable[[Held], Awaitable[T]]) -> list[T]:
         """What those answer that can be asked just now, all at once. One that cannot is left out."""
@@ -331,7 +331,7 @@ class LoadedModels(Models):
 
     async def end_request(self, number: int) -> bool:
         """See `server.connection.Served`."""
-        of_model = [each for each in self._loaded() if each.model.index == number % MOST_MODELS]
+        of_model = [model for model in self._loaded() if model.model.index == number % MOST_MODELS]
         return bool(of_model) and await of_model[0].end_request(number)
 
     async def trace(self, seconds: float) -> str:
@@ -350,7 +350,7 @@ class LoadedModels(Models):
                 nursery.start_soon(trace, held)
         if not traces:
             raise failures[-1]
-        events = [event for each in traces for event in each["traceEvents"]]
+        events = [event for child_trace in traces for event in child_trace["traceEvents"]]
         return json.dumps(traces[0] | {"traceEvents": events})
 
     def ask_for(self, model: ServedModel) -> ModelLoad:
@@ -391,17 +391,20 @@ class LoadedModels(Models):
 
     def changed(self) -> None:
         """See `model.Loader`."""
-        for each in self._changes:
-            each.set()
+        for change in self._changes:
+            change.set()
 
     async def _load_asked(self, nursery: trio.Nursery) -> float:
         """Begin to load what can be loaded. When to look again, where nothing changes before."""
         while True:
-            if sum(each.has_process and each.client is None for each in self._known.values()) >= MOST_LOADS:
+            if (
+                sum(candidate.has_process and candidate.client is None for candidate in self._known.values())
+                >= MOST_LOADS
+            ):
                 return math.inf
-            for each in list(self._asked):
-                if not each.size_bytes and not each.planned_bytes:
-                    each.planned_bytes = await self._planned_bytes(each)
+            for asked in list(self._asked):
+                if not asked.size_bytes and not asked.planned_bytes:
+                    asked.planned_bytes = await self._planned_bytes(asked)
             model, again_at = self._next_load()
             if model is None:
                 return again_at
@@ -414,7 +417,7 @@ class LoadedModels(Models):
         not fit are told in the log.
         """
         smallest, least_bytes, too_large = "", math.inf, list[str]()
-        for file in sorted(self.shelf.files, key=lambda each: each.size_bytes):
+        for file in sorted(self.shelf.files, key=lambda candidate: candidate.size_bytes):
             needed_bytes = await self._planned_bytes(self._model_of(file))
             if needed_bytes <= self.budget_bytes and self.config.models == ALL_MODELS:
                 return
@@ -429,8 +432,8 @@ class LoadedModels(Models):
                 f"memory: {most}{own}, and {smallest} alone, the smallest, takes about {_mib(int(least_bytes))}; "
                 "--memory gives them more, a smaller --n-ctx takes less"
             )
-        for each in too_large:
-            log(_log, logging.WARNING, "model.too_large", reason=f"{each}, and {most} (--memory)")
+        for name in too_large:
+            log(_log, logging.WARNING, "model.too_large", reason=f"{name}, and {most} (--memory)")
 
     async def _planned_bytes(self, model: ServedModel) -> int:
         config = self._child_config(model)
@@ -456,7 +459,7 @@ class LoadedModels(Models):
             if size > self.budget_bytes:
                 self._refuse(model, f"and all models together can have {_mib(self.budget_bytes)} (--memory)")
                 continue
-            residents = [each.as_resident() for each in self._known.values() if each.has_process]
+            residents = [candidate.as_resident() for candidate in self._known.values() if candidate.has_process]
             if ahead_bytes:
                 if passes(name, size, ahead_bytes, self.budget_bytes, residents):
                     return model, math.inf
@@ -465,12 +468,14 @@ class LoadedModels(Models):
                 if step.loads:
                     return model, math.inf
                 if step.pinned:
-                    left = self.budget_bytes - sum(self._known[each].needs_bytes for each in step.pinned)
+                    left = self.budget_bytes - sum(
+                        self._known[pinned_model].needs_bytes for pinned_model in step.pinned
+                    )
                     names = ", ".join(step.pinned)
                     self._refuse(model, f"and beside {names}, which stay, there are {_mib(max(0, left))}; unpin one")
                     continue
-                for each in step.leave:
-                    self._known[each].leave()
+                for leaving in step.leave:
+                    self._known[leaving].leave()
                 again_at = math.inf if step.again_at is None else step.again_at
             ahead_bytes += size
         return None, again_at
@@ -521,25 +526,32 @@ class LoadedModels(Models):
         """Load again what is to stay and whose process has ended, unless its file is gone. When one can be tried."""
         if self._is_draining:
             return math.inf
-        ended = [each for each in self._known.values() if each.stays and each.client is None and each.load is None]
-        missing = [each for each in ended if state_of(each.file.path) is not None]
+        ended = [
+            candidate
+            for candidate in self._known.values()
+            if candidate.stays and candidate.client is None and candidate.load is None
+        ]
+        missing = [name for name in ended if state_of(name.file.path) is not None]
         for model in missing:
             if model.retry_after_ms is None:
                 self.ask_for(model)
-        return min((each.failures.retry_at for each in missing if each.load is None), default=math.inf)
+        return min((name.failures.retry_at for name in missing if name.load is None), default=math.inf)
 
     async def _let_idle_go(self) -> float:
         """End what nothing has used for as long as it is kept, and what is idle where a model has taken more than was
         planned. When the next one's time comes.
         """
         now = trio.current_time()
-        over = sum(each.needs_bytes for each in self._known.values() if each.has_process) - self.budget_bytes
-        idle = [each for each in self._known.values() if each.is_idle]
-        for model in sorted(idle, key=lambda each: each.used_at):
+        over = (
+            sum(candidate.needs_bytes for candidate in self._known.values() if candidate.has_process)
+            - self.budget_bytes
+        )
+        idle = [candidate for candidate in self._known.values() if candidate.is_idle]
+        for model in sorted(idle, key=lambda candidate: candidate.used_at):
             if model.leaves_at <= now or (over > 0 and model.stays_until <= now and not model.stays):
                 model.leave()
                 over -= model.needs_bytes
-        return min((each.leaves_at for each in idle if not each.is_leaving), default=math.inf)
+        return min((unused.leaves_at for unused in idle if not unused.is_leaving), default=math.inf)
 
     def close(self) -> None:
         """Let all models go, in order, and load no more."""
@@ -650,7 +662,7 @@ def _only_grows(name: str) -> bool:
 
 _NO_SUMS = ("_share", "_ewma", "neighbour_load")
 """Ends of metrics' names that cannot be added up."""
-_LISTED = frozenset(each.name for each in attrs.fields(ListedModel))
+_LISTED = frozenset(field.name for field in attrs.fields(ListedModel))
 
 
 @asynccontextmanager

@@ -46,38 +46,38 @@ def plan(name: str, size_bytes: int, budget_bytes: int, residents: Sequence[Resi
     Idle models leave first, those used least recently before others; then those that run, which other requests wait
     for: they end what they have begun.
     """
-    if any(each.name == name for each in residents):
+    if any(resident.name == name for resident in residents):
         return ResidencyPlan()  # its last process has yet to end
-    pinned = [each for each in residents if each.is_pinned and not each.is_leaving]
-    if size_bytes > budget_bytes - sum(each.size_bytes for each in pinned):
-        return ResidencyPlan(pinned=tuple(each.name for each in pinned))
-    free = budget_bytes - sum(each.size_bytes for each in residents)
+    pinned = [resident for resident in residents if resident.is_pinned and not resident.is_leaving]
+    if size_bytes > budget_bytes - sum(model.size_bytes for model in pinned):
+        return ResidencyPlan(pinned=tuple(model.name for model in pinned))
+    free = budget_bytes - sum(resident.size_bytes for resident in residents)
     if size_bytes <= free:
         return ResidencyPlan(loads=True)
-    free += sum(each.size_bytes for each in residents if each.is_leaving)
+    free += sum(resident.size_bytes for resident in residents if resident.is_leaving)
     if size_bytes <= free:
         return ResidencyPlan()
-    staying = [each for each in residents if not each.is_leaving and not each.is_pinned]
+    staying = [resident for resident in residents if not resident.is_leaving and not resident.is_pinned]
     leave: list[Resident] = []
-    for each in sorted(staying, key=lambda each: (each.is_running, each.used_at)):
-        if each.stays_until <= now and free < size_bytes:
-            leave.append(each)
-            free += each.size_bytes
+    for model in sorted(staying, key=lambda model: (model.is_running, model.used_at)):
+        if model.stays_until <= now and free < size_bytes:
+            leave.append(model)
+            free += model.size_bytes
     if free < size_bytes:
-        return ResidencyPlan(again_at=min(each.stays_until for each in staying if each.stays_until > now))
-    for each in reversed(list(leave)):  # a large one can have made smaller ones before it needless
-        if free - each.size_bytes >= size_bytes:
-            leave.remove(each)
-            free -= each.size_bytes
-    return ResidencyPlan(leave=tuple(each.name for each in leave))
+        return ResidencyPlan(again_at=min(model.stays_until for model in staying if model.stays_until > now))
+    for model in reversed(list(leave)):  # a large one can have made smaller ones before it needless
+        if free - model.size_bytes >= size_bytes:
+            leave.remove(model)
+            free -= model.size_bytes
+    return ResidencyPlan(leave=tuple(model.name for model in leave))
 
 
 def passes(name: str, size_bytes: int, ahead_bytes: int, budget_bytes: int, residents: Sequence[Resident]) -> bool:
     """Whether a model of this size can be loaded before others which wait for memory, of `ahead_bytes` together: it
     fits beside all that is there, and beside them once what is leaving has ended.
     """
-    if any(each.name == name for each in residents):
+    if any(resident.name == name for resident in residents):
         return False
-    staying = sum(each.size_bytes for each in residents if not each.is_leaving)
-    fits_now = size_bytes <= budget_bytes - sum(each.size_bytes for each in residents)
+    staying = sum(resident.size_bytes for resident in residents if not resident.is_leaving)
+    fits_now = size_bytes <= budget_bytes - sum(resident.size_bytes for resident in residents)
     return fits_now and size_bytes + ahead_bytes <= budget_bytes - staying

@@ -17,7 +17,7 @@ MAX_TEXTS = 2048
 
 
 def _token_lists(lists: Iterable[Iterable[int]] | None) -> Any:
-    return None if lists is None else tuple(tuple(each) if isinstance(each, list) else each for each in lists)
+    return None if lists is None else tuple(tuple(tokens) if isinstance(tokens, list) else tokens for tokens in lists)
 
 
 @attrs.frozen
@@ -71,7 +71,7 @@ class Embeddings:
     @property
     def n_figures(self) -> int:
         """Figures of all embeddings together."""
-        return sum(len(each) for each in self.vectors if each is not None)
+        return sum(len(vector) for vector in self.vectors if vector is not None)
 
 
 @attrs.frozen

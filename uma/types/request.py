@@ -212,17 +212,19 @@ class Request:
         """Each picture and sound, and where it stands: `media[0]`, or `messages[2].media[0]`, counted from the `first`
         message.
         """
-        for at, each in enumerate(self.media):
-            yield f"media[{at}]", each
+        for at, media_file in enumerate(self.media):
+            yield f"media[{at}]", media_file
         for index, message in enumerate(self.messages or (), -first):
-            for at, each in enumerate(message.media):
-                yield f"messages[{index}].media[{at}]", each
+            for at, media_file in enumerate(message.media):
+                yield f"messages[{index}].media[{at}]", media_file
 
     def with_media(self, media: Iterable[Media]) -> Request:
         """A copy with other pictures and sounds."""
         given = iter(media)
         own = tuple(islice(given, len(self.media)))
-        messages = [attrs.evolve(each, media=tuple(islice(given, len(each.media)))) for each in self.messages or ()]
+        messages = [
+            attrs.evolve(message, media=tuple(islice(given, len(message.media)))) for message in self.messages or ()
+        ]
         return attrs.evolve(self, media=own, messages=messages or None)
 
     @property

@@ -162,8 +162,8 @@ class EngineHost:
         async with open_engine(self.config, prepares_grammars=True) as engine, trio.open_nursery() as nursery:
             self._engine, self._nursery, self._stop = engine, nursery, trio.Event()
             self._token = trio.lowlevel.current_trio_token()
-            for each in self.background:
-                nursery.start_soon(each, engine)
+            for task in self.background:
+                nursery.start_soon(task, engine)
             self.loop.call_soon_threadsafe(self._started.set_result, engine)
             await self._stop.wait()
             nursery.cancel_scope.cancel()

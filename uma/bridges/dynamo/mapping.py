@@ -116,9 +116,9 @@ def _problems(wanted: PreprocessedRequest) -> Iterator[str]:
     guided = wanted.sampling_options.guided_decoding
     if guided is not None and isinstance(guided.json, str):
         yield "sampling_options.guided_decoding.json: expected an object, not its text"
-    for each in _own_annotations(wanted):
-        if not _TARGET.fullmatch(each):
-            yield f"annotations: {each[:60]!r} must be uma.target_ttft_ms:N or uma.target_tbt_ms:N, with N in ms"
+    for annotation in _own_annotations(wanted):
+        if not _TARGET.fullmatch(annotation):
+            yield f"annotations: {annotation[:60]!r} must be uma.target_ttft_ms:N or uma.target_tbt_ms:N, with N in ms"
     # The engine's own bounds are closer in some fields.
     for make in (_grammar, _figures):
         try:
@@ -225,7 +225,7 @@ def _slo(wanted: PreprocessedRequest) -> Slo:
 
 def _own_annotations(wanted: PreprocessedRequest) -> list[str]:
     """The annotations that name this worker; all others are the frontend's."""
-    return [each for each in wanted.annotations or () if each.startswith(OWN_ANNOTATION)]
+    return [annotation for annotation in wanted.annotations or () if annotation.startswith(OWN_ANNOTATION)]
 
 
 def _lane(wanted: PreprocessedRequest) -> Literal[-1, 0, 1]:
@@ -269,9 +269,9 @@ class Chunks:
                 self._prompt = event
                 continue
             if isinstance(event, Token):
-                for each in self._follower.take(event):
-                    self._unsaid.append(each)
-                    if not each.holds:
+                for cleaned in self._follower.take(event):
+                    self._unsaid.append(cleaned)
+                    if not cleaned.holds:
                         tokens += self._unsaid
                         self._unsaid.clear()
                 continue
@@ -284,7 +284,7 @@ class Chunks:
             chunks.append(self._last(event, rest))
         if tokens:
             chunks.append(_output(tokens))
-        return [chunk_of(self._checker.check(each)) for each in chunks]
+        return [chunk_of(self._checker.check(chunk)) for chunk in chunks]
 
     def _last(self, event: Finished, rest: str) -> BackendOutput:
         usage, asked = event.usage, self.asked
@@ -307,7 +307,9 @@ class Chunks:
         positions = None if self._prompt is None else self._prompt.logprobs
         if positions is None:
             return {}
-        return {"prompt_logprobs": [each and _position(each) for each in positions[self.asked.added_tokens :]]}
+        return {
+            "prompt_logprobs": [position and _position(position) for position in positions[self.asked.added_tokens :]]
+        }
 
 
 def chunks_for(asked: MappedRequest, info: ServerInfo) -> Chunks:
@@ -316,26 +318,26 @@ def chunks_for(asked: MappedRequest, info: ServerInfo) -> Chunks:
 
 
 def _output(tokens: Sequence[Token]) -> BackendOutput:
-    with_logprobs = [each.logprobs for each in tokens if each.logprobs is not None]
+    with_logprobs = [token.logprobs for token in tokens if token.logprobs is not None]
     has_logprobs = len(with_logprobs) == len(tokens)
     return BackendOutput(
-        tuple(each.token_id for each in tokens),
-        text="".join(each.text for each in tokens),
-        tokens=tuple(each.chosen.text for each in with_logprobs) if has_logprobs else None,
-        log_probs=tuple(min(0.0, each.chosen.logprob) for each in with_logprobs) if has_logprobs else None,
+        tuple(token.token_id for token in tokens),
+        text="".join(token.text for token in tokens),
+        tokens=tuple(token.chosen.text for token in with_logprobs) if has_logprobs else None,
+        log_probs=tuple(min(0.0, token.chosen.logprob) for token in with_logprobs) if has_logprobs else None,
         top_logprobs=tuple(map(_top, with_logprobs)) if has_logprobs else None,
     )
 
 
 def _position(found: Logprobs) -> dict[str, Any]:
     return {
-        str(each.token_id): {"logprob": min(0.0, each.logprob), "rank": each.rank, "decoded_token": each.text}
-        for each in (*found.top, found.chosen)
+        str(token.token_id): {"logprob": min(0.0, token.logprob), "rank": token.rank, "decoded_token": token.text}
+        for token in (*found.top, found.chosen)
     }
 
 
 def _top(found: Logprobs) -> tuple[TopLogprob, ...]:
-    return tuple(TopLogprob(each.rank, each.token_id, each.text, min(0.0, each.logprob)) for each in found.top)
+    return tuple(TopLogprob(token.rank, token.token_id, token.text, min(0.0, token.logprob)) for token in found.top)
 
 
 def chunk_of(output: BackendOutput) -> dict[str, Any]:
@@ -345,5 +347,5 @@ def chunk_of(output: BackendOutput) -> dict[str, Any]:
         if name in chunk:
             chunk[name] = list(chunk[name])
     if output.top_logprobs is not None:
-        chunk["top_logprobs"] = [[attrs.asdict(each) for each in position] for position in output.top_logprobs]
+        chunk["top_logprobs"] = [[attrs.asdict(token) for token in position] for position in output.top_logprobs]
     return chunk

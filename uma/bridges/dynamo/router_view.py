@@ -27,7 +27,9 @@ class RouterView:
             held = {name for event in events if isinstance(event, BlockStored) for name in event.block_hashes}
             yield from self._removed([name for name in self._known if name not in held])
             # A snapshot's events hold one block each.
-            events = [each for each in events if isinstance(each, BlockStored) and not self._knows_all(each)]
+            events = [
+                kv_event for kv_event in events if isinstance(kv_event, BlockStored) and not self._knows_all(kv_event)
+            ]
         for event in events:
             match event:
                 case BlockStored():

@@ -88,7 +88,7 @@ def make_tokenizer(path: Path) -> Tokenizer:
 
 
 def _byte_level(file: _TokenizerFile) -> Tokenizer:
-    merges = [(left, right) for left, _, right in (each.partition(" ") for each in file.get("merges") or [])]
+    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in file.get("merges") or [])]
     kind = str(file.get("pre"))
     tokenizer = Tokenizer(models.BPE(vocab=_vocab(file), merges=merges, ignore_merges=kind in _WHOLE_WORDS))
     pattern = _SPLITS.get(kind)
@@ -188,8 +188,8 @@ def check_tokenizer(tokenizer: Tokenizer, reference: Callable[[str], Sequence[in
     """Raise `ModelError`, naming the first difference, where `tokenizer`, which is `what`, gives other ids than
     llama.cpp's.
     """
-    specials = [each.content for _, each in sorted(tokenizer.get_added_tokens_decoder().items())]
-    between_words = "word".join(["", *(f" {each} a{each}" for each in specials), "."])
+    specials = [token.content for _, token in sorted(tokenizer.get_added_tokens_decoder().items())]
+    between_words = "word".join(["", *(f" {special} a{special}" for special in specials), "."])
     for line in [*PROBE.splitlines(keepends=True), PROBE, between_words, *_words(tokenizer)]:
         ours, theirs = tokenizer.encode(line, add_special_tokens=False).ids, list(reference(line))
         if ours == theirs:

@@ -86,7 +86,7 @@ def _id_in(value: Any) -> str | None:
     found = value.get("request_id")
     if isinstance(found, str):
         return found[:128]
-    return next((id for each in value.values() if (id := _id_in(each)) is not None), None)
+    return next((id for member in value.values() if (id := _id_in(member)) is not None), None)
 
 
 _JSON_ID = re.compile(rb'"request_id"\s*:\s*"([^"\\]{1,128})"')
