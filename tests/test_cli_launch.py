@@ -173,7 +173,7 @@ def test_a_place_without_a_server_and_a_model_that_is_not_there_are_told(
     programs: Path, tmp_path: Path, socket_dir: Path
 ) -> None:
     nowhere = launch(programs, "codex", "--url", "http://127.0.0.1:9")
-    assert (nowhere.returncode, "no UMA server answers there" in nowhere.stderr) == (1, True)
+    assert (nowhere.returncode, "Connection refused; start a server with" in nowhere.stderr) == (1, True)
     no_model = launch(programs, "codex", "--socket", str(socket_dir / "no.sock"), "--model", str(tmp_path / "no.gguf"))
     assert (no_model.returncode, "no.gguf" in no_model.stderr) == (1, True), no_model.stderr
     no_key = launch(programs, "codex", "--url", "http://127.0.0.1:9", "--key-file", str(tmp_path / "none"))

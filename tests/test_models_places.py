@@ -99,7 +99,7 @@ def test_ollama_s_names_are_as_ollama_takes_them(home: Path, name: str, full: st
 def test_a_name_of_several_is_told_with_them_and_an_unknown_one_with_the_nearest(home: Path) -> None:
     with pytest.raises(ModelError, match=r"^qwen3-8b: 2 models .* so: Qwen3-8B-Q4_K_M, Qwen3-8B-Q8_0$"):
         resolve("qwen3-8b", {"HOME": str(home)})
-    with pytest.raises(ModelError, match=r"model not found; did you mean gemma-3-4b-it-Q4_K_M\?"):
+    with pytest.raises(ModelError, match=r"model not found, and no such file; did you mean gemma-3-4b-it-Q4_K_M\?"):
         resolve("gema-3-4b-it-q4_k_m", {"HOME": str(home)})
 
 
@@ -142,7 +142,7 @@ def test_a_place_that_cannot_be_looked_at_has_no_models(tmp_path: Path, uma_told
         assert (done.returncode, "builtin" in done.stdout) == (0, True), done.stderr
     named = uma_told("models", HOME=str(tmp_path), UMA_MODELS=str(homes[1]), **none)
     assert (named.returncode, "cannot be read: Too many levels of symbolic links" in named.stderr) == (2, True)
-    with pytest.raises(ModelError, match="no such file, and no model"):
+    with pytest.raises(ModelError, match="model not found, and no such file"):
         resolve("n" * 300, {"HOME": str(tmp_path)})
     homes[2].parent.chmod(0o700)
 

@@ -82,7 +82,7 @@ def test_names_of_tables_are_models_that_are_here_and_an_alias_is_one_models(tmp
     environ = {"UMA_MODELS": str(tmp_path)}
     with pytest.raises(ModelError, match=r"^uma\.toml: .*: alpa: no such file, .* is here; did you mean alpha"):
         Shelf("alpha,alpa", environ, tables={"alpa": ModelSettings(where='uma.toml: [models."alpa"]')}).read()
-    with pytest.raises(ModelError, match=r"^alpa: no such file, and no model of this name"):
+    with pytest.raises(ModelError, match=r"^alpa: model not found, and no such file"):
         Shelf("alpa", environ).read()
     twice = {"alpha": ModelSettings(("quick",)), "beta": ModelSettings(("Quick",))}
     with pytest.raises(ModelError, match=r"^uma\.toml: .*: alpa:"):

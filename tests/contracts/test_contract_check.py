@@ -69,7 +69,7 @@ def test_a_false_claim_is_found_over_http_too(web: HttpServer, claim: str, tampe
     [
         ("localhost", "--http: 'localhost' is no address of a server", 2),
         ("http://127.0.0.1:x", "--http: 'http://127.0.0.1:x' is no address of a server", 2),
-        ("http://127.0.0.1:9", "http://127.0.0.1:9/props: ", 1),
+        ("http://127.0.0.1:9", "http://127.0.0.1:9: ", 1),
     ],
 )
 def test_a_url_without_a_server_is_one_line(url: str, line: str, code: int) -> None:
