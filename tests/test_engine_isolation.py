@@ -125,7 +125,7 @@ async def test_a_fault_as_embeddings_are_taken_on_ends_their_request_alone(
         assert (await engine.embed(EmbedRequest("e", texts=["a fox"]))).vectors[0]
 
 
-@pytest.mark.parametrize("method", ["guess", "takes_in"])
+@pytest.mark.parametrize("method", ["guess", "on_token"])
 async def test_a_fault_in_a_drafter_turns_drafts_off_and_changes_no_text(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
@@ -134,7 +134,9 @@ async def test_a_fault_in_a_drafter_turns_drafts_off_and_changes_no_text(
         expected = await answer(engine, repeats)
     monkeypatch.setattr(LookupDrafter, method, fail)
     async with open_engine(config_for(tiny, speculate="always")) as engine:
+        assert engine.info.capabilities.speculation == "prompt look-up"
         assert (await answer(engine, repeats)).token_ids == expected.token_ids
+        assert engine.info.capabilities.speculation.startswith("none: a fault ended drafts (ZeroDivisionError")
     assert "drafts are off from now on" in caplog.text and "Traceback" in caplog.text
 
 

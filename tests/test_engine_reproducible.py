@@ -237,8 +237,8 @@ async def test_beside_a_stream_of_a_higher_lane_it_leaves_that_most_of_its_speed
 
 async def test_what_is_computed_is_charged_to_its_client(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     charged: list[int] = []
-    monkeypatch.setattr("uma.engine.policy.state.Share.was_read", lambda _, tokens: charged.append(tokens))
-    monkeypatch.setattr("uma.engine.policy.state.Share.was_given", lambda _, tokens: charged.append(tokens))
+    monkeypatch.setattr("uma.engine.policy.state.FairShare.was_read", lambda _, tokens: charged.append(tokens))
+    monkeypatch.setattr("uma.engine.policy.state.FairShare.was_given", lambda _, tokens: charged.append(tokens))
     async with open_engine(config(tiny, threads=1)) as engine:
         await answer(engine, apart(max_tokens=5))
     assert sum(charged) == len(PROMPT) + 4

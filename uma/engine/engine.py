@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
+import attrs
 import trio
 
 from uma.config import RuntimeConfig
@@ -65,6 +66,7 @@ from uma.types import (
     Ranking,
     Request,
     RerankRequest,
+    ServerInfo,
     Tokenized,
 )
 
@@ -90,7 +92,7 @@ class Engine:
         self.config = config
         self.archive = archive
         self._chat = ChatAbilities(context.model)
-        self.info = server_info(context, config, self._chat, ledger.kv_bytes, draft, projector)
+        self._info = server_info(context, config, self._chat, ledger.kv_bytes, draft, projector)
         self.max_request_tokens = sizing.max_request_tokens(context)
         """Maximum tokens, prompt and output together, of one request."""
         self._context = context
@@ -121,7 +123,7 @@ class Engine:
         )
         self._requests = Submission(config, self.worker.commands, self._metrics, self.worker.totals)
         self._isolated = ReproducibleContext(
-            config, context.model, ledger, self.info.limits.max_reproducible_tokens, self.worker.use_isolated
+            config, context.model, ledger, self._info.limits.max_reproducible_tokens, self.worker.use_isolated
         )
         self._prompts = PromptReader(config, context.model, self.max_request_tokens)
         self._pictures = None if projector is None else PictureReader(context, projector)
@@ -140,6 +142,14 @@ class Engine:
         )
 
     # types.Source
+
+    @property
+    def info(self) -> ServerInfo:
+        """See `types.Source.info`."""
+        if not (fault := self.worker.draft_fault):
+            return self._info
+        capabilities = attrs.evolve(self._info.capabilities, speculation=f"none: {fault}")
+        return attrs.evolve(self._info, capabilities=capabilities)
 
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncIterator[RequestStream | ParsedStream]:

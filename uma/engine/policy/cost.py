@@ -11,7 +11,6 @@ It makes no trials. A size that was not seen of late promises to read a little f
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable
 
 import attrs
@@ -174,7 +173,6 @@ class _Learnt:
 
     rows: _Table = attrs.field(factory=lambda: _Table(ROWS, is_tiled=False))
     pieces: _Table = attrs.field(factory=lambda: _Table(SIZES, is_tiled=True, forgets=True))
-    verify: _Table = attrs.field(factory=lambda: _Table(ROWS, is_tiled=False))
     added: dict[tuple[int, int], tuple[float, int]] = attrs.field(factory=dict)
     """Cost that decode rows add, by slots of rows and of all tokens: what they add to the batch of a piece, as a share
     of what they take alone, and how many mixed batches there could have been until then."""
@@ -183,8 +181,9 @@ class _Learnt:
     drift: float = 1.0
 
     def scaled(self, factor: float) -> _Learnt:
-        tables = (self.rows.scaled(factor), self.pieces.scaled(factor), self.verify.scaled(factor))
-        return _Learnt(*tables, dict(self.added), self.considered, self.drift)
+        return _Learnt(
+            self.rows.scaled(factor), self.pieces.scaled(factor), dict(self.added), self.considered, self.drift
+        )
 
 
 class CostModel:
@@ -194,8 +193,6 @@ class CostModel:
         self._threads = 0
         self._learnt = _Learnt()
         self._others: dict[int, _Learnt] = {}
-        self._verified: Counter[int] = Counter()
-        """Batches with drafts that were seen, by slot."""
 
     def use(self, threads: int) -> None:
         """Predict and learn for so many compute threads from now on. What was learnt with others is kept for when they
@@ -242,25 +239,14 @@ class CostModel:
             return None
         return max(0.0, self.prefill_ms(rows + tokens, position) + fresh[at] * self.decode_ms(rows, cells))
 
-    def verify_ms(self, tokens: int, cells: int, rows: int) -> float:
-        """A batch of `rows` decode rows and drafts behind them, of `tokens` tokens in all, every one with logits.
-
-        Where nothing is known of it, the longest that can be feared: in proportion to `rows` rows alone.
+    def hoped_decode_ms(self, rows: int, cells: int, *, is_trial: bool = False) -> float:
+        """The shortest that a batch of so many rows can be hoped to take. That is what was seen, once it was seen often
+        enough; until then, and in a trial, no longer than the largest smaller batch that is known.
         """
-        learnt = self._learnt
-        if learnt.verify.is_empty:
-            return self.decode_ms(rows, cells) * tokens / rows
-        return learnt.verify.predict(tokens, cells) * learnt.drift
-
-    def least_verify_ms(self, tokens: int, cells: int, rows: int) -> float:
-        """The same, the shortest that can be hoped for: no longer than the largest smaller batch that is known."""
-        smaller = [size for size in ROWS if rows < size < tokens and self._learnt.verify.has_seen(size)]
-        plain_ms = self.decode_ms(rows, cells)
-        return max(plain_ms, self.verify_ms(smaller[-1], cells, rows)) if smaller else plain_ms
-
-    def times_verified(self, tokens: int) -> int:
-        """Batches with drafts, of about so many tokens, that were seen."""
-        return self._verified[_slot(ROWS, tokens)]
+        if not is_trial and self._learnt.rows.times_seen(rows) >= SURE_SEEN:
+            return self.decode_ms(rows, cells)
+        smaller = [size for size in ROWS if size < rows and self._learnt.rows.has_seen(size)]
+        return self.decode_ms(smaller[-1] if smaller else rows, cells)
 
     def best_size(
         self,
@@ -319,14 +305,6 @@ class CostModel:
     def considered_mixed(self) -> None:
         """A mixed batch was possible: where it was slower once, it is forgotten some time, and tried again."""
         self._learnt.considered += 1
-
-    def observe_verify(self, tokens: int, cells: int, ms: float) -> None:
-        """Learn from a batch with drafts that really ran. The first of a size allocates, and shows nothing else."""
-        slot, learnt = _slot(ROWS, tokens), self._learnt
-        self._verified[slot] += 1
-        if self._verified[slot] > 1:
-            known = learnt.verify.predict(tokens, cells) * learnt.drift if learnt.verify.has_seen(tokens) else 0.0
-            learnt.verify.learn(tokens, cells, _without_hiccup(ms, known) / learnt.drift)
 
     def _observe(self, table: _Table, size: int, x: float, ms: float, expected: float) -> None:
         was_seen = table.has_seen(size)

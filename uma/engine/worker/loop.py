@@ -30,7 +30,6 @@ from uma.engine.worker.commands import Call, Cancel, Command, Commands, Credit, 
 from uma.engine.worker.drafts.drafter import Drafter
 from uma.engine.worker.drafts.lookup import LookupDrafter
 from uma.engine.worker.drafts.model_drafter import ModelDrafter
-from uma.engine.worker.drafts.policy import DraftPolicy
 from uma.engine.worker.drafts.speculator import Speculator
 from uma.engine.worker.embedding import Embedder, EmbedJob
 from uma.engine.worker.executor import Executor, Result, Tick
@@ -116,10 +115,9 @@ class DecodeWorker:
         self._model_drafter = settings.draft and ModelDrafter(settings.draft, vocab, self._runner.threads, metrics)
         drafters: list[Drafter] = [LookupDrafter(pool, vocab)]
         drafters += [self._model_drafter] if self._model_drafter else []
-        policy, mode = DraftPolicy(scheduler.cost), settings.speculate
-        self._speculator = Speculator(policy, pool, context, mode, drafters, metrics)
-        if mode != "off":
-            self._runner.sees_draft = self._speculator.sees
+        self._speculator = Speculator(scheduler.cost, pool, context, settings.speculate, drafters, metrics)
+        if settings.speculate != "off":
+            self._runner.should_end_stride = self._speculator.should_end_stride
         self._probes = Probes(self._runner, metrics)
         self._embedder = Embedder(scheduler.embeds, self._runner.threads, metrics)
         self._reproducer = Reproducer(self._slots, self._runner.threads, metrics, self.totals)
@@ -190,6 +188,11 @@ class DecodeWorker:
     def listen(self, listener: KvListener) -> None:
         """Call `listener` with all that cells and memory hold, and with every change."""
         self.commands.call(lambda: self._pool.listen(listener))
+
+    @property
+    def draft_fault(self) -> str:
+        """See `Speculator.fault`."""
+        return self._speculator.fault
 
     @property
     def active_count(self) -> int:

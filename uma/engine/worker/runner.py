@@ -130,8 +130,8 @@ class ModelRunner:
         self.stall_watch = StallWatch(context, is_able=pool.cells.can_be_cut)
         self._threads = 0
         """Compute threads of the batch that is prepared."""
-        self.sees_draft: Callable[[list[Sequence], list[int]], bool] | None = None
-        """Told of the tokens of each step of a stride that goes on; whether it is better ended."""
+        self.should_end_stride: Callable[[list[Sequence], list[int]], bool] | None = None
+        """Told of the tokens of each step of a stride that goes on; whether a draft is the better way."""
         self._batch = Batch(context.n_batch)
         self.decode_ms = math.inf
         """What the last batch of decode rows took: the next takes about as long."""
@@ -228,7 +228,7 @@ class ModelRunner:
         tokens = [row[0].token for row in given if isinstance(row, tuple) and len(row) == 1 and not row[0].is_end]
         if len(tokens) < len(given) or not self._context.model.vocab.eog.isdisjoint(tokens):
             return []
-        return [] if self.sees_draft is not None and self.sees_draft(sequences, tokens) else tokens
+        return [] if self.should_end_stride is not None and self.should_end_stride(sequences, tokens) else tokens
 
     def book(self, sequences: list[Sequence], step: Step, *, learns: bool) -> None:
         """Count a step of `decode`, before its tokens are accepted. With `learns` the cost model observes it."""
@@ -359,8 +359,6 @@ class ModelRunner:
                 break
             verified += together
             given += given_together
-        else:
-            self._cost.observe_verify(tokens, self._pool.used_cells, took_ms)
         for (sequence, draft), tokens_given in zip(verified, given, strict=True):
             sequence.was_in_batch(len(rows))
             if draft:
@@ -394,6 +392,7 @@ class ModelRunner:
         if not outcome.is_done:
             return outcome, []
         took_ms = outcome.took_ms
+        self._cost.observe_decode(tokens, self._pool.used_cells, took_ms)
         given, at_ms = self.sampling.verify(rows), now_ms()
         self._totals.steps_ms += took_ms
         self._totals.sample_ms += at_ms - self.began_ms - took_ms

@@ -1,7 +1,8 @@
-"""The interface of drafters, which guess the next tokens of decode rows, and the acceptance rates of their guesses."""
+"""The interface of drafters, which guess the next tokens of decode rows, and what corrects their probabilities."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Rows
 from typing import NamedTuple, Protocol
 
@@ -37,7 +38,7 @@ class Drafter(Protocol):
         text to read than `within_ms` allows, or than pays where a row's token takes `plain_ms` without a draft.
         """
 
-    def takes_in(self, sequence: Sequence, token: int) -> bool:
+    def on_token(self, sequence: Sequence, token: int) -> bool:
         """Take in a token that a row was given in the middle of a stride: whether a guess of the next is likely to be
         accepted.
         """
@@ -46,48 +47,39 @@ class Drafter(Protocol):
         """End what is computed, and compute nothing any more. Any thread."""
 
 
-PRIOR_TOKENS = 4.0
-"""Guesses of its own after which what a text has shown counts for half."""
-MEMORY_TOKENS = 64.0
-"""Maximum recent guesses whose mean a rate is: texts change."""
+RATE = 0.3
+"""Learning rate of a calibration: a text that begins to repeat is believed after some ten tokens."""
+FADE = 1 / 256
+"""Part of a calibration that `fade` forgets: after some hundred tokens a text whose guesses failed is tried again."""
+EXPONENTS = (0.25, 64.0)
+"""Bounds of a calibration's exponent: beyond them, what a text has shown would take too long to forget."""
+SUREST = 0.95
+"""Maximum probability before correction: a drafter that is sure can be wrong each time, where the row is sampled."""
 
 
-class AcceptanceRates:
-    """How often guesses are accepted, by kind: numbers from 0, one for each rate of `prior`.
+class Calibration:
+    """Corrects the probabilities of one text's guesses by what was accepted: it raises them to a power.
 
-    The prior are figures, or the rates of all texts, which learn too. `most` bounds what they say of a new text.
+    So sure guesses stay surer than unsure ones, whatever the text. That of a new text is what all texts have shown.
     """
 
-    __slots__ = ("_accepted", "_most", "_of_all", "_prior", "_seen")
+    __slots__ = ("_exponent", "_of_all")
 
-    def __init__(self, prior: Rows[float] | AcceptanceRates, most: Rows[float] | None = None) -> None:
-        self._most = most
-        self._of_all = prior if isinstance(prior, AcceptanceRates) else None
-        self._prior: Rows[float] = prior._prior if isinstance(prior, AcceptanceRates) else prior
-        self._seen = [0.0] * len(self._prior)
-        self._accepted = [0.0] * len(self._prior)
-        """Guesses, and those of them that were accepted, by kind; old ones count less and less."""
+    def __init__(self, of_all: Calibration | None = None) -> None:
+        self._of_all = of_all
+        self._exponent: float = 1.0 if of_all is None else of_all._exponent
 
-    def learn(self, kind: int, *, is_accepted: bool) -> None:
-        """Observe a guess."""
-        self.fade(kind, 1 / MEMORY_TOKENS)
-        self._seen[kind] += 1
-        self._accepted[kind] += is_accepted
+    def of(self, probability: float) -> float:
+        """The corrected probability."""
+        return float(min(probability, SUREST) ** self._exponent)
+
+    def learn(self, probability: float, *, is_accepted: bool) -> None:
+        """Observe a guess of this (uncorrected) probability."""
+        exponent = self._exponent * math.exp(RATE * (self.of(probability) - is_accepted))
+        self._exponent = min(max(exponent, EXPONENTS[0]), EXPONENTS[1])
         if self._of_all is not None:
-            self._of_all.learn(kind, is_accepted=is_accepted)
+            self._of_all.learn(probability, is_accepted=is_accepted)
 
-    def fade(self, kind: int, share: float) -> None:
-        """Forget such a share of what was observed: the rate goes back towards the prior."""
-        self._seen[kind] *= 1 - share
-        self._accepted[kind] *= 1 - share
-
-    def of(self, kind: int) -> float:
-        """The rate of one kind."""
-        prior = self._prior[kind] if self._of_all is None else self._of_all.of(kind)
-        if self._most is not None:
-            prior = min(prior, self._most[kind])
-        return (prior * PRIOR_TOKENS + self._accepted[kind]) / (PRIOR_TOKENS + self._seen[kind])
-
-    def each(self) -> list[float]:
-        """The rates of all kinds."""
-        return [self.of(kind) for kind in range(len(self._prior))]
+    def fade(self) -> None:
+        """Forget a little of what was observed."""
+        self._exponent **= 1 - FADE

@@ -1,21 +1,20 @@
 """Prompt look-up: guesses a text's next tokens by where its last tokens stood before.
 
 Summaries quote, code edits repeat, JSON lists say the same keys again and again. Where the last three tokens came
-before, or at least the last two or one, what followed then is a guess of what follows now. Every token that comes,
-sampled or verified, shows whether the guess was right, so acceptance rates are known before a draft is verified: by how
-long the text has agreed with its earlier place so far.
+before, or at least the last two or one, what followed then is a guess of what follows now. The longer the text has
+agreed with its earlier place, the likelier the guess. Every token that comes, sampled or verified, shows whether it was
+right, so the text's calibration is known before a draft is verified.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections.abc import Sequence as Rows
 from itertools import chain, islice, pairwise
 from weakref import WeakKeyDictionary
 
 from uma.engine.kv.pool import KvPool
-from uma.engine.worker.drafts.drafter import NOTHING, AcceptanceRates, Guess
+from uma.engine.worker.drafts.drafter import NOTHING, Calibration, Guess
 from uma.engine.worker.sequence import Sequence
 from uma.llama.vocab import Vocab
 
@@ -27,13 +26,8 @@ MAX_PLACES = 8
 """Maximum earlier places that are compared: the one that agrees for longest is followed."""
 MAX_AGREED = 32
 """Tokens up to which it matters for how long a place agreed."""
-AGREED = (2, NGRAM, 5, 8, 16, MAX_AGREED)
-"""Lengths of agreement at which another acceptance rate begins."""
-PRIOR = (0.1, 0.25, 0.4, 0.6, 0.75, 0.85, 0.9)
-"""Acceptance rate of the next token by length of agreement, before any text has shown its own."""
-MOST_PRIOR = (0.5, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0)
-"""Maximum rate with which a text begins, by length of agreement: how well one or two tokens predict differs from text
-to text, and the drafts that would find out cost time."""
+HALF_AGREED = 3.0
+"""Length of agreement with which the next token agrees half of the time, before a text has shown its own rate."""
 LIKELY = 0.75
 """Minimum probability of its first token for which a guess ends a stride: the policy then says whether it is
 verified."""
@@ -42,10 +36,10 @@ verified."""
 class Lookup:
     """One text's guesses. Belongs to one thread at a time."""
 
-    __slots__ = ("_agreed", "_count", "_last", "_next", "_place", "_rates", "_short", "_source", "_tokens")
+    __slots__ = ("_agreed", "_calibration", "_count", "_last", "_next", "_place", "_short", "_source", "_tokens")
 
-    def __init__(self, tokens: Rows[int], prior: Rows[float] | AcceptanceRates = PRIOR) -> None:
-        """`prior` are the acceptance rates before this text has shown its own, by length of agreement."""
+    def __init__(self, tokens: Rows[int], of_all: Calibration | None = None) -> None:
+        """`of_all` is what other texts have shown."""
         self._count = len(tokens)
         """Tokens of the whole text that were taken in."""
         self._tokens = array("i", tokens[-MAX_INDEXED:])
@@ -63,8 +57,7 @@ class Lookup:
         """Index in it of the token that is expected next; 0: none is."""
         self._agreed = 0
         """Tokens up to there that agree with the end of the text."""
-        self._rates = AcceptanceRates(prior, MOST_PRIOR)
-        """Acceptance rates by length of agreement."""
+        self._calibration = Calibration(of_all)
         self._find()
 
     @property
@@ -90,7 +83,7 @@ class Lookup:
             self._last[ngram] = len(tokens)
         else:
             self._next.append(0)
-        self._short.take_in(tokens)
+        self._short.push_last(tokens)
         if not self._place or self._place >= len(self._source):
             self._find()
 
@@ -115,16 +108,15 @@ class Lookup:
 
     def probabilities(self, count: int) -> list[float]:
         """Probability of each token of `guess(count)` that it and all before it are accepted: from 1 to 0, falling."""
-        each = self._rates.each()
         found: list[float] = []
         whole = 1.0
-        for agreed in range(self._agreed, self._agreed + count):
-            whole *= each[bisect_right(AGREED, agreed)]
+        for ahead in range(count):
+            whole *= self._calibration.of(_likelihood(self._agreed + ahead))
             found.append(whole)
         return found
 
     def _learn(self, *, is_accepted: bool) -> None:
-        self._rates.learn(bisect_right(AGREED, self._agreed), is_accepted=is_accepted)
+        self._calibration.learn(_likelihood(self._agreed), is_accepted=is_accepted)
         if is_accepted:
             self._place += 1
             self._agreed = min(self._agreed + 1, MAX_AGREED)
@@ -150,6 +142,12 @@ class Lookup:
             place = self._next[place]
 
 
+def _likelihood(agreed: int) -> float:
+    """Probability of the next token behind so many that agree, as far as no text has shown another."""
+    agreed = min(agreed, MAX_AGREED)
+    return agreed / (agreed + HALF_AGREED)
+
+
 class _ShortMatches:
     """Where a text's last one and two tokens stood before."""
 
@@ -162,9 +160,9 @@ class _ShortMatches:
         self._last_two: dict[tuple[int, int], int] = dict(zip(pairwise(tokens), range(2, size), strict=False))
         """Index behind the last place of each two tokens."""
         self._one = self._two = 0
-        self.take_in(tokens)
+        self.push_last(tokens)
 
-    def take_in(self, tokens: Rows[int]) -> None:
+    def push_last(self, tokens: Rows[int]) -> None:
         """The text has become longer by a token."""
         size = len(tokens)
         if size:
@@ -188,8 +186,8 @@ class LookupDrafter:
     def __init__(self, pool: KvPool, vocab: Vocab) -> None:
         self._pool = pool
         self._vocab = vocab
-        self._rates = AcceptanceRates(PRIOR)
-        """Acceptance rates of all texts: what a new one begins with."""
+        self._of_all = Calibration()
+        """What all texts have shown: what a new one begins with."""
         self._lookups: WeakKeyDictionary[Sequence, Lookup] = WeakKeyDictionary()
         self._guesses: WeakKeyDictionary[Sequence, Guess] = WeakKeyDictionary()
         """The last of each row."""
@@ -214,9 +212,9 @@ class LookupDrafter:
     def guess(self, rows: Rows[tuple[Sequence, int]], plain_ms: float, within_ms: float) -> list[Guess]:
         """What `expected` found."""
         found = [(self._guesses[sequence], most) for sequence, most in rows]
-        return [Guess(each.tokens[:most], each.probabilities[:most]) for each, most in found]
+        return [Guess(guess.tokens[:most], guess.probabilities[:most]) for guess, most in found]
 
-    def takes_in(self, sequence: Sequence, token: int) -> bool:
+    def on_token(self, sequence: Sequence, token: int) -> bool:
         """Whether the text has come to where it repeats, most probably."""
         lookup = self._lookups.get(sequence)
         if lookup is None:
@@ -230,7 +228,7 @@ class LookupDrafter:
     def _lookup(self, sequence: Sequence) -> Lookup:
         lookup = self._lookups.get(sequence)
         if lookup is None:
-            lookup = self._lookups[sequence] = Lookup(sequence.tokens, self._rates)
+            lookup = self._lookups[sequence] = Lookup(sequence.tokens, self._of_all)
             if ahead := self._pool.tree.continuation(sequence.tokens, sequence.max_tokens):
                 lookup.follow(ahead)
         else:

@@ -7,9 +7,7 @@ verified stay good for as long as the row's own tokens agree with them.
 
 from __future__ import annotations
 
-import logging
 from array import array
-from bisect import bisect_right
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from contextlib import suppress
@@ -21,25 +19,18 @@ import numpy.typing as npt
 
 from uma.engine.clock import now_ms
 from uma.engine.policy.cost import CostModel
-from uma.engine.worker.drafts.drafter import NOTHING, AcceptanceRates, Guess
+from uma.engine.worker.drafts.drafter import NOTHING, Calibration, Guess
 from uma.engine.worker.sequence import Sequence
 from uma.engine.worker.status import Status
-from uma.errors import UmaError
+from uma.errors import DecodeFailed, UmaError
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, Context
 from uma.llama.grammar import GrammarMasks, GrammarState
 from uma.llama.vocab import Vocab
 from uma.metrics import EngineMetrics
 
-SURE = (0.3, 0.6, 0.85, 0.97)
-"""Probabilities, as the small model finds them, at which another acceptance rate begins."""
-PRIOR = (0.2, 0.45, 0.7, 0.85, 0.95)
-"""Acceptance rate by that probability, before any text has shown its own."""
-PRIOR_OF_ALL = 0.7
-"""Prior acceptance rate of any token."""
-FORGET_SHARE = 1 / 256
-"""Share of what is known of a row's guesses that each tick forgets: a text for which drafts were useless is tried again
-after some hundred tokens."""
+USUAL = 0.7
+"""Probability of a token that is not guessed yet, before any text has shown its own."""
 NEAR_TOKENS = 16
 """Maximum tokens that are read together with a guess; more are read before it, in pieces that keep readers supplied."""
 FIRST_PIECE_TOKENS = 64
@@ -52,32 +43,27 @@ been busy when it was."""
 
 Logits = npt.NDArray[np.float32]
 
-_log = logging.getLogger("uma.engine")
-
 
 @attrs.define(eq=False, slots=True)
-class _Text:
+class _DraftContext:
     """A row's text in the small model's memory, and the guess behind it."""
 
     seq_id: int
-    rates: AcceptanceRates
-    """Acceptance rates by how sure the small model was."""
-    any_rate: AcceptanceRates
-    """Acceptance rate of any guess."""
+    calibration: Calibration
     held: array[int] = attrs.field(factory=lambda: array("i"))
     """Tokens whose KV is in memory: the row's, then perhaps guessed ones."""
     guess: list[int] = attrs.field(factory=list)
     """What is guessed to come behind the row's tokens."""
-    kinds: list[int] = attrs.field(factory=list)
-    """Confidence of the small model in each guessed token."""
+    sureness: list[float] = attrs.field(factory=list)
+    """Probability of each guessed token, as the small model finds it."""
     known: int = 0
     """Tokens of the row that were compared with guesses."""
 
     def probabilities(self) -> list[float]:
         """Probability of each token of the guess that it and all before it are accepted."""
         whole, found = 1.0, []
-        for kind in self.kinds:
-            whole *= self.rates.of(kind)
+        for probability in self.sureness:
+            whole *= self.calibration.of(probability)
             found.append(whole)
         return found
 
@@ -87,22 +73,21 @@ class _Text:
             if not self.guess:
                 break
             is_accepted = self.guess[0] == token
-            self.rates.learn(self.kinds[0], is_accepted=is_accepted)
-            self.any_rate.learn(0, is_accepted=is_accepted)
+            self.calibration.learn(self.sureness[0], is_accepted=is_accepted)
             if is_accepted:
-                del self.guess[0], self.kinds[0]
+                del self.guess[0], self.sureness[0]
             else:
                 self.guess.clear()
-                self.kinds.clear()
+                self.sureness.clear()
         self.known = len(tokens)
 
 
 @attrs.define(eq=False, slots=True)
-class _Going:
+class _DraftInProgress:
     """A guess that is being made."""
 
     sequence: Sequence
-    text: _Text
+    text: _DraftContext
     wanted: int
     grammar: GrammarState | None
     """State of the grammar behind the guess so far."""
@@ -122,7 +107,7 @@ class _Going:
         return self.ahead < self.wanted and not is_over and self.text.probabilities()[-1] >= least_probability
 
 
-def _missing(sequence: Sequence, text: _Text | None) -> int:
+def _missing(sequence: Sequence, text: _DraftContext | None) -> int:
     """Tokens of a row that the small model has not read. At least the last one: its logits are the next guess."""
     return len(sequence.tokens) - (len(text.held) if text is not None else 0)
 
@@ -140,12 +125,13 @@ class ModelDrafter:
         self._batch = Batch(context.n_batch)
         self._masks = GrammarMasks(target.n_tokens)
         self._most_tokens = min(context.n_ctx_seq, context.model.n_ctx_train or context.n_ctx_seq)
-        self._texts: dict[Sequence, _Text] = {}
+        self._texts: dict[Sequence, _DraftContext] = {}
         """Oldest first."""
         self._free_ids = list(range(context.n_seq_max))
-        self._rates, self._any_rate = AcceptanceRates(PRIOR), AcceptanceRates((PRIOR_OF_ALL,))
-        """Acceptance rates of all texts: what a new one begins with."""
+        self._of_all = Calibration()
+        """What all texts have shown: what a new one begins with."""
         self._is_off = False
+        """The engine stops."""
         self._threads_in_force = 0
         self._asked = 0
         """Times that `step_ms` was asked for since the last batch."""
@@ -153,7 +139,7 @@ class ModelDrafter:
     # Drafter
 
     def expected(self, sequence: Sequence, most: int) -> Rows[float]:
-        """Probabilities of what is guessed already, then by this text's rate, or that of all texts where it is new."""
+        """Probabilities of what is guessed already, then by what this text has shown, or all texts where it is new."""
         grammar = sequence.grammar
         if self._is_off or len(sequence.tokens) + most > self._most_tokens or (grammar and grammar.is_over):
             return ()
@@ -162,10 +148,10 @@ class ModelDrafter:
         if text is not None:
             self._catch_up(sequence, text)
             expected = text.probabilities()[:most]
-        rate = text.any_rate if text is not None else self._any_rate
-        rate.fade(0, FORGET_SHARE)
+        calibration = self._of_all if text is None else text.calibration
+        calibration.fade()
         while len(expected) < most:
-            expected.append((expected[-1] if expected else 1.0) * rate.of(0))
+            expected.append((expected[-1] if expected else 1.0) * calibration.of(USUAL))
         return expected
 
     def step_ms(self, rows: int) -> float:
@@ -185,22 +171,22 @@ class ModelDrafter:
         sequences = [sequence for sequence, _ in rows]
         for sequence in sequences:
             within_ms -= self._follow(sequence, sequences, plain_ms, within_ms)
-        going = [
-            _Going(sequence, text, wanted, self._grammar_of(sequence, text))
+        drafts = [
+            _DraftInProgress(sequence, text, wanted, self._grammar_of(sequence, text))
             for sequence, wanted in rows
             if (text := self._texts.get(sequence)) is not None and _missing(sequence, text) <= NEAR_TOKENS
         ]
-        least_probability = self._cost.decode_ms(len(going), self._used_cells) / plain_ms
-        left = [each for each in going if each.ahead < each.wanted]
+        least_probability = self._cost.decode_ms(len(drafts), self._used_cells) / plain_ms
+        left = [draft for draft in drafts if draft.ahead < draft.wanted]
         while left:
-            left = [each for each in self._step(left) if each.goes_on(least_probability)]
-        guesses = {each.sequence: each.text for each in going if each.sequence in self._texts}
+            left = [draft for draft in self._step(left) if draft.goes_on(least_probability)]
+        guesses = {draft.sequence: draft.text for draft in drafts if draft.sequence in self._texts}
         return [
             Guess(text.guess[:wanted], text.probabilities()[:wanted]) if (text := guesses.get(sequence)) else NOTHING
             for sequence, wanted in rows
         ]
 
-    def takes_in(self, sequence: Sequence, token: int) -> bool:
+    def on_token(self, sequence: Sequence, token: int) -> bool:
         """False always: a guess that paid would have been verified instead of the stride."""
         return False
 
@@ -218,7 +204,7 @@ class ModelDrafter:
     def _used_cells(self) -> int:
         return sum(len(text.held) for text in self._texts.values())
 
-    def _catch_up(self, sequence: Sequence, text: _Text) -> None:
+    def _catch_up(self, sequence: Sequence, text: _DraftContext) -> None:
         """Compare with what the row was given since, and cut off what it was not given."""
         agreed = min(text.known, len(text.held))  # guesses stand only behind these
         text.compare(sequence.tokens)
@@ -227,7 +213,7 @@ class ModelDrafter:
         agreed += sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         self._cut(text, agreed)
 
-    def _cut(self, text: _Text, length: int) -> None:
+    def _cut(self, text: _DraftContext, length: int) -> None:
         if length < len(text.held):
             self._context.seq_rm(text.seq_id, length, -1)
             del text.held[length:]
@@ -235,14 +221,14 @@ class ModelDrafter:
     def _has_place(self, sequence: Sequence, count: int, rows: Rows[Sequence]) -> bool:
         """Whether so many more tokens of a row can be read. Texts of rows that do not decode now give way."""
         needed = count + NEAR_TOKENS * (1 + len(rows))
-        idle = [each for each in self._texts if each not in rows]
+        idle = [other for other in self._texts if other not in rows]
         while idle and not (self._used_cells + needed <= self._context.n_ctx and self._has_id(sequence)):
             self._drop(idle.pop(0))
         if self._used_cells + needed > self._context.n_ctx or not self._has_id(sequence):
             return False
         if sequence not in self._texts:
-            rates, any_rate = AcceptanceRates(self._rates), AcceptanceRates(self._any_rate)
-            self._texts[sequence] = _Text(self._free_ids.pop(), rates, any_rate, known=len(sequence.tokens))
+            calibration = Calibration(self._of_all)
+            self._texts[sequence] = _DraftContext(self._free_ids.pop(), calibration, known=len(sequence.tokens))
         return True
 
     def _has_id(self, sequence: Sequence) -> bool:
@@ -254,7 +240,7 @@ class ModelDrafter:
         self._free_ids.append(text.seq_id)
 
     def _drop_ended(self) -> None:
-        for sequence in [each for each in self._texts if each.status is Status.ENDED]:
+        for sequence in [sequence for sequence in self._texts if sequence.status is Status.ENDED]:
             self._drop(sequence)
 
     # Computing
@@ -302,53 +288,53 @@ class ModelDrafter:
         self._cost.observe_prefill(count, first, took_ms)
         return took_ms
 
-    def _step(self, going: list[_Going]) -> list[_Going]:
+    def _step(self, drafts: list[_DraftInProgress]) -> list[_DraftInProgress]:
         """One more token for each guess for which there are cells. Returns those that it was computed for."""
-        for each in going:
+        for draft in drafts:
             # A text that ends with a token that is no guess is computed from that token on too: it gives the logits.
-            self._cut(each.text, len(each.sequence.tokens) + each.ahead - 1)
+            self._cut(draft.text, len(draft.sequence.tokens) + draft.ahead - 1)
         cells, room = self._context.n_ctx - self._used_cells, 0
-        parts: list[list[_Going]] = []
-        for each in going:
-            tokens = each.missing
+        parts: list[list[_DraftInProgress]] = []
+        for draft in drafts:
+            tokens = draft.missing
             if tokens > min(cells, self._batch.capacity):
                 continue
             if tokens > room:
                 parts.append([])
                 room = self._batch.capacity
-            parts[-1].append(each)
+            parts[-1].append(draft)
             cells -= tokens
             room -= tokens
-        return [each for part in parts for each in self._compute(part)]
+        return [draft for part in parts for draft in self._compute(part)]
 
-    def _compute(self, going: list[_Going]) -> list[_Going]:
+    def _compute(self, drafts: list[_DraftInProgress]) -> list[_DraftInProgress]:
         """One more token for each of these guesses, in one batch. Empty where that failed."""
         fed = []
         self._batch.clear()
-        for each in going:
-            text = each.text
-            whole = [*each.sequence.tokens[len(text.held) :], *text.guess]
-            missing = whole[max(0, len(text.held) - len(each.sequence.tokens)) :]
+        for draft in drafts:
+            text = draft.text
+            whole = [*draft.sequence.tokens[len(text.held) :], *text.guess]
+            missing = whole[max(0, len(text.held) - len(draft.sequence.tokens)) :]
             self._batch.add(missing, len(text.held), text.seq_id, last_logits=True)
             fed.append(missing)
-        masked = [each for each in going if each.grammar is not None]
+        masked = [draft for draft in drafts if draft.grammar is not None]
         if masked:
-            self._masks.begin([each.grammar for each in masked if each.grammar is not None])
-        took_ms = self._decode([each.sequence for each in going])
+            self._masks.begin([draft.grammar for draft in masked if draft.grammar is not None])
+        took_ms = self._decode([draft.sequence for draft in drafts])
         masks = self._masks.wait() if masked else None
         if took_ms is None:
             return []
-        self._cost.observe_decode(len(going), self._used_cells, took_ms)
-        logits = self._context.logits(len(going))
-        for row, (each, missing) in enumerate(zip(going, fed, strict=True)):
-            each.text.held.extend(missing)
-            mask = None if masks is None or each.grammar is None else masks[masked.index(each)]
-            self._choose(each, logits[row], mask)
-        return going
+        self._cost.observe_decode(len(drafts), self._used_cells, took_ms)
+        logits = self._context.logits(len(drafts))
+        for row, (draft, missing) in enumerate(zip(drafts, fed, strict=True)):
+            draft.text.held.extend(missing)
+            mask = None if masks is None or draft.grammar is None else masks[masked.index(draft)]
+            self._choose(draft, logits[row], mask)
+        return drafts
 
-    def _choose(self, going: _Going, logits: Logits, mask: Logits | None) -> None:
+    def _choose(self, draft: _DraftInProgress, logits: Logits, mask: Logits | None) -> None:
         """Go on with the likeliest token that the row can be given. The end of a text ends its guess."""
-        sequence, text, ahead = going.sequence, going.text, going.ahead
+        sequence, text, ahead = draft.sequence, draft.text, draft.ahead
         logits = logits[: self._n_common]
         if sequence.bias is not None:
             tokens, values = sequence.bias
@@ -362,24 +348,23 @@ class ModelDrafter:
         token = int(logits.argmax())
         top = float(logits[token])
         if token in self._vocab.eog or top == -np.inf:
-            going.wanted = ahead
+            draft.wanted = ahead
             return
-        if going.grammar is not None:
+        if draft.grammar is not None:
             try:
-                going.grammar.accept(token)
+                draft.grammar.accept(token)
             except UmaError:  # it became too complex: the row's own will say so if the text comes to here
-                going.wanted = ahead
+                draft.wanted = ahead
                 return
-        sureness = 1.0 / float(np.exp(logits - top).sum())
         text.guess.append(token)
-        text.kinds.append(bisect_right(SURE, sureness))
+        text.sureness.append(1.0 / float(np.exp(logits - top).sum()))
 
-    def _grammar_of(self, sequence: Sequence, text: _Text) -> GrammarState | None:
+    def _grammar_of(self, sequence: Sequence, text: _DraftContext) -> GrammarState | None:
         """A row's grammar behind its guess so far, which is cut where the grammar does not allow it."""
         if sequence.grammar is None:
             return None
         allowed = sequence.grammar.common(text.guess) if text.guess else 0
-        del text.guess[allowed:], text.kinds[allowed:]
+        del text.guess[allowed:], text.sureness[allowed:]
         self._catch_up(sequence, text)
         fork = sequence.grammar.fork()
         with suppress(UmaError):  # it became too complex: from here on it allows no token
@@ -404,8 +389,6 @@ class ModelDrafter:
         for sequence in sequences:
             self._drop(sequence)
         if code < 0:
-            self._is_off = True
-            _log.error("the draft model is left out from now on: llama_decode failed with %d", code)
-        elif code == ABORTED:
-            self._is_off = True
+            raise DecodeFailed(f"llama_decode failed with {code} in the draft model")
+        self._is_off = self._is_off or code == ABORTED
         return None

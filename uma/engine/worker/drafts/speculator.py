@@ -14,6 +14,7 @@ from typing import NamedTuple
 from uma.config import Speculate
 from uma.engine.clock import now_ms
 from uma.engine.kv.pool import KvPool
+from uma.engine.policy.cost import CostModel
 from uma.engine.sizing import RULES
 from uma.engine.worker.drafts.drafter import NOTHING, Drafter, Guess
 from uma.engine.worker.drafts.policy import MAX_TOKENS, Candidate, Drafting, DraftPolicy
@@ -50,14 +51,14 @@ class Speculator:
 
     def __init__(
         self,
-        policy: DraftPolicy,
+        cost: CostModel,
         pool: KvPool,
         context: Context,
         mode: Speculate,
         drafters: Rows[Drafter],
         metrics: EngineMetrics,
     ) -> None:
-        self._policy = policy
+        self._policy = DraftPolicy(cost, needs_equal=context.model.has_states)
         self._pool = pool
         self._n_batch = context.n_batch
         self._most = context.rolled_back or RULES.max_draft
@@ -66,6 +67,8 @@ class Speculator:
         self._drafters = drafters
         """A row is drafted for by the one of whose guess most tokens can be expected to hold, of equals the first."""
         self._metrics = metrics
+        self.fault = ""
+        """Why nothing is drafted any more; empty where no drafter had a fault. Any thread can read it."""
         self._can_pay_now = False
         """Drafts could pay for the rows of this tick."""
 
@@ -88,6 +91,7 @@ class Speculator:
     def _give_up(self, fault: Exception) -> None:
         _log.error("drafts are off from now on: a fault in the engine", exc_info=fault)
         self._mode, self._can_pay_now = "off", False
+        self.fault = f"a fault ended drafts ({type(fault).__name__}: {fault}); the log has the traceback"
 
     def _draft(self, rows: Rows[Sequence]) -> Drafts | None:
         self._can_pay_now = self._mode != "off" and self._is_possible(rows) and self._can_pay(rows)
@@ -101,7 +105,7 @@ class Speculator:
         if wanted is None:
             return None
         guesses = self._guess(rows, drafters, wanted)
-        guessed = [each.probabilities for each in guesses]
+        guessed = [guess.probabilities for guess in guesses]
         drafting = self._choose(rows, guessed, free, 0.0)
         spent_ms = now_ms() - began if self._step_ms(drafters) else 0.0
         if drafting is None:
@@ -110,14 +114,14 @@ class Speculator:
         parts = zip(rows, guesses, drafting.lengths, strict=True)
         return Drafts([Draft(row, guess.tokens[:length]) for row, guess, length in parts], drafting, spent_ms)
 
-    def sees(self, rows: Rows[Sequence], tokens: Rows[int]) -> bool:
+    def should_end_stride(self, rows: Rows[Sequence], tokens: Rows[int]) -> bool:
         """Whether a draft is worth ending a stride that has given each row a token."""
         if not self._can_pay_now:
             return False
         # The next tick catches up with the rows behind the first such row.
         pairs = zip(rows, tokens, strict=True)
         try:
-            return any(drafter.takes_in(row, token) for row, token in pairs for drafter in self._drafters)
+            return any(drafter.on_token(row, token) for row, token in pairs for drafter in self._drafters)
         except Exception as fault:  # noqa: BLE001  (as in `draft`)
             self._give_up(fault)
             return False
@@ -152,7 +156,7 @@ class Speculator:
 
     def _step_ms(self, drafters: Rows[Drafter | None]) -> float:
         """Time that a token more for each row takes to guess."""
-        return sum(each.step_ms(drafters.count(each)) for each in self._drafters if each in drafters)
+        return sum(drafter.step_ms(drafters.count(drafter)) for drafter in self._drafters if drafter in drafters)
 
     def _choose(
         self, rows: Rows[Sequence], probabilities: Rows[Rows[float]], free: int, step_ms: float
@@ -164,14 +168,14 @@ class Speculator:
         if self._mode == "always":
             plain_ms = self._policy.plain_ms(len(rows), cells)
             return Drafting(tuple(map(len, probabilities)), plain_ms, plain_ms)
-        candidates = [Candidate(each, row.target_tbt_ms) for each, row in zip(probabilities, rows, strict=True)]
+        candidates = [Candidate(found, row.target_tbt_ms) for found, row in zip(probabilities, rows, strict=True)]
         return self._policy.choose(candidates, cells, free, step_ms=step_ms)
 
     def _guess(self, rows: Rows[Sequence], drafters: Rows[Drafter | None], wanted: Drafting) -> list[Guess]:
         """A guess of the wanted length, or a shorter one, for each row."""
         guesses = [NOTHING] * len(rows)
         for drafter in self._drafters:
-            own = [index for index, each in enumerate(drafters) if each is drafter and wanted.lengths[index]]
+            own = [index for index, chosen in enumerate(drafters) if chosen is drafter and wanted.lengths[index]]
             if not own:
                 continue
             plain_ms, within_ms = self._terms(rows, wanted)
