@@ -159,7 +159,7 @@ class Executor:
             if len(rows) < len(sequences):
                 # A fault has ended a sequence in the middle of the stride: its further tokens are dropped.
                 given = [each for each, row in zip(given, sequences, strict=True) if row.holding is not None]
-            self._runner.book(rows, step, learns=learns and step.is_last)
+            self._runner.book_step(rows, step, learns=learns and step.is_last)
             yield Result(rows, given, step.at_ms)
 
     def _verify(self, drafts: Drafts) -> Iterator[Results]:

@@ -197,14 +197,10 @@ class Reproducer:
         self._totals.isolated_ms += took_ms
         self.turns.computed(took_ms)
         sequence.account.own_ms += took_ms
-        if sequence.status is not Status.PREFILLING:
-            sequence.fair_share.was_given(count)
-        else:
-            sequence.fair_share.was_read(count)
+        if sequence.status is Status.PREFILLING:
             metrics.prefill_tokens_total += count
             self._piece_ms = took_ms
-        sequence.computed += count
-        sequence.was_in_batch(1)
+        sequence.was_computed(count, 1)
         if not is_whole:
             return True
         if sequence.status is Status.PREFILLING:

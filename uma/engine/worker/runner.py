@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Sequence as Rows
 from functools import partial
 from itertools import groupby, takewhile
 from types import MappingProxyType
@@ -19,13 +20,13 @@ from uma.engine.delivery.pacing import Stride
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy import CostModel
 from uma.engine.policy.scheduler import mixed_position
-from uma.engine.recorder import DECODE, Recorder
+from uma.engine.recorder import DECODE
 from uma.engine.worker.canceller import BatchCanceller
 from uma.engine.worker.commands import Commands
 from uma.engine.worker.cores.watch import Neighbours, StallWatch
 from uma.engine.worker.drafts.policy import saved_ms
 from uma.engine.worker.drafts.speculator import Draft, Drafts
-from uma.engine.worker.sampling import RowResult, Sampling
+from uma.engine.worker.sampling import RowResult, SampledToken, Sampling
 from uma.engine.worker.sequence import PlacedPicture, Sequence, being_computed
 from uma.engine.worker.status import Change, Status
 from uma.engine.worker.trace import Instruments
@@ -36,6 +37,8 @@ from uma.metrics import EngineMetrics
 
 Work = list[tuple[Sequence, int]]
 """What a batch computes: sequences, each with the number of its tokens."""
+Computed = Rows[tuple[Sequence, Rows[int]]]
+"""What a batch has computed: sequences, each with its tokens that are in memory now."""
 
 MAX_READ_BYTES = 32 * 2**20
 """Maximum logits of prompt tokens that one batch computes: llama.cpp keeps so much memory from then on."""
@@ -190,8 +193,7 @@ class ModelRunner:
         # Last of all: the readers that this wakes run while llama.cpp computes.
         self._outbox.flush_due(now_ms() + (self.decode_ms if returns_early else stride.lasts_ms(self.decode_ms)))
         count, last_ms = 0, math.inf if returns_early else self._outbox.due_ms
-        recorder = self._trace.recorder
-        ids = [] if recorder is None else [sequence.request.id for sequence in sequences]
+        ids = [sequence.request.id for sequence in sequences]
         self._prepare(sequences)
         self._begin(sequences, self.decode_ms)
         while True:
@@ -201,9 +203,7 @@ class ModelRunner:
             took_ms = outcome.took_ms
             count += 1
             given, at_ms = self.sampling.sample(sequences, range(size)), now_ms()
-            self._totals.sample_ms += at_ms - self.began_ms - took_ms
-            if recorder is not None:
-                self._record(recorder, "decode", took_ms, ids, at_ms)
+            self._record("decode", took_ms, ids, at_ms)
             last_ms = min(last_ms, at_ms + stride.within_ms)
             is_over = count == stride.steps or at_ms + took_ms > last_ms or self._commands.is_called
             tokens = [] if is_over else self._tokens_to_go_on_with(sequences, given)
@@ -230,23 +230,42 @@ class ModelRunner:
             return []
         return [] if self.should_end_stride is not None and self.should_end_stride(sequences, tokens) else tokens
 
-    def book(self, sequences: list[Sequence], step: Step, *, learns: bool) -> None:
-        """Count a step of `decode`, before its tokens are accepted. With `learns` the cost model observes it."""
-        size, took_ms, pool = len(sequences), step.took_ms, self._pool
-        self.decode_ms = took_ms
-        self._totals.steps_ms += took_ms
-        for sequence in sequences:
-            assert sequence.holding is not None
-            pool.append(sequence.holding, sequence.tokens[-1])
-            sequence.computed += 1
-            sequence.fair_share.was_given(1)
-            sequence.was_in_batch(size)
-        self._metrics.tick(size, took_ms)
-        cells = pool.used_cells
+    def book_step(self, sequences: list[Sequence], step: Step, *, learns: bool) -> None:
+        """Book a step of `decode`, before its tokens are accepted. With `learns` the cost model observes it."""
+        self.decode_ms = step.took_ms
+        self._book("decode", [(sequence, sequence.tokens[-1:]) for sequence in sequences], step.took_ms)
         if learns:
-            self._cost.observe_decode(size, cells, took_ms)
+            self._cost.observe_decode(len(sequences), self._pool.used_cells, step.took_ms)
+
+    def _book(self, kind: str, rows: Computed, took_ms: float, *, size: int = 0) -> None:
+        """Count a batch of any kind, of `size` tokens where that is more than are in memory now: its time is its
+        requests', and its tokens are computed. Prompts that were read to their ends decode from now on.
+        """
+        pool, tokens = self._pool, sum(len(computed) for _, computed in rows)
+        reading = [sequence for sequence, _ in rows if sequence.status is Status.PREFILLING]
+        if reading:
+            self._totals.prompts_ms += took_ms
+        else:
+            self._totals.steps_ms += took_ms
+        for sequence in reading:
+            sequence.account.own_ms += took_ms
+        for sequence, computed in rows:
+            count, is_read = len(computed), sequence.status is Status.PREFILLING
+            assert sequence.holding is not None
+            if is_read or count > 1:
+                pool.extend(sequence.holding, computed)
+            else:
+                pool.append(sequence.holding, computed[0])
+            sequence.was_computed(count, len(rows))
+            if is_read:
+                self._metrics.prefill_tokens_total += count
+                if sequence.uncomputed == 0:
+                    sequence.change(Change.PREFILLED)
+            if sequence.is_at_checkpoint():
+                pool.take_checkpoint(sequence.holding)
+        self._metrics.tick(size or tokens, took_ms)
         if self._trace.is_on:
-            self._trace.batch("decode", size, size, took_ms, cells)
+            self._trace.batch(kind, size or tokens, len(rows), took_ms, pool.used_cells)
 
     def prefill(self, work: Work) -> Outcome:
         """Pieces of prompts, computed and booked. Those read to their ends have logits.
@@ -256,17 +275,13 @@ class ModelRunner:
         """
         if (placed := work[0][0].picture) is not None:
             return self._read_picture(*work[0], placed)
-        is_read = any(reads_logits(sequence) for sequence, _ in work)
+        is_reported = any(reads_logits(sequence) for sequence, _ in work)
         tokens = sum(count for _, count in work)
         position = self._position(work, tokens)
-        expected_ms = self._cost.prefill_ms(tokens, position) or math.inf
         with being_computed(work, self._context):
-            outcome = self._extend(work, tokens, expected_ms)
-        if outcome.is_done:
-            self._metrics.prefill_tokens_total += tokens
-            if not is_read:
-                self._cost.observe_prefill(tokens, position, outcome.took_ms)
-            self._trace.batch("prefill", tokens, len(work), outcome.took_ms, self._pool.used_cells)
+            outcome = self._extend("prefill", work, tokens, self._cost.prefill_ms(tokens, position) or math.inf)
+        if outcome.is_done and not is_reported:
+            self._cost.observe_prefill(tokens, position, outcome.took_ms)
         return outcome
 
     def _read_picture(self, sequence: Sequence, count: int, placed: PlacedPicture) -> Outcome:
@@ -277,29 +292,20 @@ class ModelRunner:
         assert sequence.holding is not None
         position, seq_id = sequence.next_position, sequence.holding.seq_id
         start, end = placed.run.start, placed.run.end
-        for each in sequence.pictures:
-            follows = each.run.start == end and each.start == placed.start + end - start
-            if follows and each.picture is placed.picture and each.run.end - start <= min(count, self._context.n_batch):
-                end = each.run.end
+        for part in sequence.pictures:
+            follows = part.run.start == end and part.start == placed.start + end - start
+            if follows and part.picture is placed.picture and part.run.end - start <= min(count, self._context.n_batch):
+                end = part.run.end
         tokens = end - start
-        part = range(placed.start, placed.start + tokens)
+        parts = range(placed.start, placed.start + tokens)
         self._pool.make_room(tokens)
         self._outbox.flush()  # a batch of many tokens takes longer than any token can wait
-        decode = partial(self._projector.decode, self._context, placed.picture, part, position, seq_id)
+        decode = partial(self._projector.decode, self._context, placed.picture, parts, position, seq_id)
         with being_computed([(sequence, tokens)], self._context):
             outcome = self._compute([sequence], [], decode=decode)
             if outcome.is_done:
-                self._account([(sequence, tokens)], outcome.took_ms)
-                self._pool.extend(sequence.holding, sequence.tokens[start:end])
-                sequence.computed = end
-        if outcome.is_done:
-            if (recorder := self._trace.recorder) is not None:
-                self._record(recorder, "batch", outcome.took_ms, [f"{sequence.request.id}: {tokens} at {start}"])
-            sequence.fair_share.was_read(tokens)
-            sequence.was_in_batch(1)
-            self._metrics.prefill_tokens_total += tokens
-            self._metrics.tick(tokens, outcome.took_ms)
-            self._trace.batch("picture", tokens, 1, outcome.took_ms, self._pool.used_cells)
+                self._record("batch", outcome.took_ms, [f"{sequence.request.id}: {tokens} at {start}"])
+                self._book("picture", [(sequence, sequence.tokens[start:end])], outcome.took_ms)
         return outcome
 
     @property
@@ -322,26 +328,19 @@ class ModelRunner:
         expected_ms = self._cost.mixed_ms(size, self._pool.used_cells, tokens, position) or math.inf
         work = [*((sequence, 1) for sequence in rows), *prefill]
         with being_computed(prefill, self._context):
-            outcome = self._extend(work, size + tokens, expected_ms)
+            outcome = self._extend("mixed", work, size + tokens, expected_ms)
         if outcome.is_done:
-            cells = self._pool.used_cells
-            self._metrics.prefill_tokens_total += tokens
             self._metrics.mixed_batches_total += 1
-            self._cost.observe_mixed(size, cells, tokens, position, outcome.took_ms)
-            self._trace.batch("mixed", size + tokens, len(work), outcome.took_ms, cells)
+            self._cost.observe_mixed(size, self._pool.used_cells, tokens, position, outcome.took_ms)
         return outcome
 
     def decode_several(self, work: Work) -> Outcome:
         """Decode rows that have more than one token to compute: those that were given several in one step.
 
-        Computed and booked like `prefill`, but no prompt is counted, and the cost model does not learn: rows of
-        unequal length say nothing about the usual ones.
+        Computed and booked like `prefill`, but the cost model does not learn: rows of unequal length say nothing about
+        the usual ones.
         """
-        tokens = sum(count for _, count in work)
-        outcome = self._extend(work, tokens)
-        if outcome.is_done:
-            self._trace.batch("decode", tokens, len(work), outcome.took_ms, self._pool.used_cells)
-        return outcome
+        return self._extend("decode", work, sum(count for _, count in work))
 
     def verify(self, drafts: Drafts) -> Verified:
         """A row's last token and its draft, for each row: the tokens that the row would have been given without a
@@ -360,7 +359,6 @@ class ModelRunner:
             verified += together
             given += given_together
         for (sequence, draft), tokens_given in zip(verified, given, strict=True):
-            sequence.was_in_batch(len(rows))
             if draft:
                 count = len(tokens_given) if isinstance(tokens_given, tuple) else 0
                 spared_ms = saved_ms(count, drafting, spent_ms + took_ms)
@@ -393,35 +391,24 @@ class ModelRunner:
             return outcome, []
         took_ms = outcome.took_ms
         self._cost.observe_decode(tokens, self._pool.used_cells, took_ms)
-        given, at_ms = self.sampling.verify(rows), now_ms()
-        self._totals.steps_ms += took_ms
-        self._totals.sample_ms += at_ms - self.began_ms - took_ms
-        if (recorder := self._trace.recorder) is not None:
-            self._record(recorder, "verify", took_ms, [sequence.request.id for sequence, _ in rows], at_ms)
-        for (sequence, draft), tokens_given in zip(rows, given, strict=True):
-            self._book_draft(sequence, draft, tokens_given)
-        self._metrics.tick(tokens, took_ms)
-        self._trace.batch("verify", tokens, len(rows), took_ms, self._pool.used_cells)
+        given = self.sampling.verify(rows)
+        self._record("verify", took_ms, [sequence.request.id for sequence in sequences], now_ms())
+        # The last token that is given has to be computed next, also where it ends a draft that held to its end.
+        held = [
+            draft[: min(_agreed(draft, result), len(result) - 1)] if isinstance(result, tuple) else []
+            for (_, draft), result in zip(rows, given, strict=True)
+        ]
+        computed = [(sequence, [sequence.tokens[-1], *kept]) for sequence, kept in zip(sequences, held, strict=True)]
+        self._book("verify", computed, took_ms, size=tokens)
+        for (sequence, draft), kept, result in zip(rows, held, given, strict=True):
+            assert sequence.holding is not None
+            if len(kept) < len(draft):
+                self._pool.cut_draft(sequence.holding)
+            accepted = _agreed(draft, result) if isinstance(result, tuple) else 0
+            sequence.was_drafted(len(draft), accepted)
+            self._metrics.draft_tokens_total += len(draft)
+            self._metrics.draft_accepted_total += accepted
         return outcome, given
-
-    def _book_draft(self, sequence: Sequence, draft: list[int], given: RowResult) -> None:
-        """Count a row's last token and the part of its draft that held; forget the rest."""
-        assert sequence.holding is not None
-        accepted = held = 0
-        if isinstance(given, tuple):
-            pairs = zip(draft, given, strict=False)
-            accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token, pairs))
-            # The last token that is given has to be computed next, also where it ends a draft that held to its end.
-            held = min(accepted, len(given) - 1)
-        self._pool.extend(sequence.holding, [sequence.tokens[-1], *draft[:held]])
-        sequence.computed += 1 + held
-        sequence.fair_share.was_given(1 + held)
-        if held < len(draft):
-            self._pool.cut_draft(sequence.holding)
-        sequence.drafted += len(draft)
-        sequence.accepted += accepted
-        self._metrics.draft_tokens_total += len(draft)
-        self._metrics.draft_accepted_total += accepted
 
     def probe(self) -> bool:
         """Compute and sample one token by itself. False where there is no KV cell or sequence id for it now."""
@@ -437,10 +424,10 @@ class ModelRunner:
             return outcome.is_done
         return outcome.is_done and bool(self._context.logits(1).argmax() >= 0)
 
-    def _extend(self, work: Work, tokens: int, expected_ms: float = math.inf) -> Outcome:
-        """Compute and book the next tokens of each sequence."""
+    def _extend(self, kind: str, work: Work, tokens: int, expected_ms: float = math.inf) -> Outcome:
+        """Compute and book the next tokens of each sequence, in a batch of this kind."""
         if self._pool.is_split:
-            work.sort(key=lambda each: _seq_id(each[0]))
+            work.sort(key=lambda row: _seq_id(row[0]))
         self._pool.make_room(tokens)
         self._batch.clear()
         ends: dict[Sequence, int] = {}
@@ -460,51 +447,29 @@ class ModelRunner:
         outcome = self._compute([sequence for sequence, _ in work], list(ends), expected_ms)
         if not outcome.is_done:
             return outcome
-        took_ms = outcome.took_ms
-        self._account(work, took_ms)
-        if (recorder := self._trace.recorder) is not None:
-            pieces = [f"{sequence.request.id}: {count} at {sequence.computed}" for sequence, count in work]
-            self._record(recorder, "batch", took_ms, pieces)
+        self._record("batch", outcome.took_ms, [f"{s.request.id}: {count} at {s.computed}" for s, count in work])
         for sequence, count in work:
-            assert sequence.holding is not None
             if reads_logits(sequence):
                 self._read_prompt(sequence, count)
-            self._pool.extend(sequence.holding, sequence.tokens[sequence.computed : sequence.computed + count])
-            sequence.computed += count
-            sequence.was_in_batch(len(work))
-            (sequence.fair_share.was_read if sequence.status is Status.PREFILLING else sequence.fair_share.was_given)(
-                count
-            )
-            if sequence.uncomputed == 0 and sequence.status is Status.PREFILLING:
-                sequence.change(Change.PREFILLED)
-            if sequence.is_at_checkpoint():
-                self._pool.take_checkpoint(sequence.holding)
-        self._metrics.tick(tokens, took_ms)
+        computed = [(s, s.tokens[s.computed : s.computed + count]) for s, count in work]
+        self._book(kind, computed, outcome.took_ms)
         return outcome._replace(ends=ends)
 
-    def _record(
-        self, recorder: Recorder, name: str, took_ms: float, rows: list[str], sampled_ms: float | None = None
-    ) -> None:
+    def _record(self, name: str, took_ms: float, rows: list[str], sampled_ms: float | None = None) -> None:
+        """Record the spans of the batch just computed; `sampled_ms`: the time behind it until then chose tokens."""
         ended_ms = self.began_ms + took_ms
-        recorder.span(DECODE, name, self.began_ms, ended_ms, rows, cells=self._pool.used_cells)
         if sampled_ms is not None:
-            recorder.span(DECODE, "sample", ended_ms, sampled_ms)
-
-    def _account(self, work: Work, took_ms: float) -> None:
-        """Book a batch's time, before the status of its sequences changes."""
-        reading = [sequence for sequence, _ in work if sequence.status is Status.PREFILLING]
-        if not reading:
-            self._totals.steps_ms += took_ms
-            return
-        self._totals.prompts_ms += took_ms
-        for sequence in reading:
-            sequence.account.own_ms += took_ms
+            self._totals.sample_ms += sampled_ms - ended_ms
+        if (recorder := self._trace.recorder) is not None:
+            recorder.span(DECODE, name, self.began_ms, ended_ms, rows, cells=self._pool.used_cells)
+            if sampled_ms is not None:
+                recorder.span(DECODE, "sample", ended_ms, sampled_ms)
 
     def split_pending(self, work: Work) -> list[Work]:
         """Work as batches of their own: what is computed together, then each prompt whose logits are wanted,
         as far as one batch can hold them.
         """
-        together = [each for each in work if not each[0].logprobs_pending]
+        together = [(sequence, count) for sequence, count in work if not sequence.logprobs_pending]
         alone = [[(sequence, self._piece(sequence, count))] for sequence, count in work if sequence.logprobs_pending]
         return [*self.in_one_ubatch(together), *alone]
 
@@ -513,7 +478,7 @@ class ModelRunner:
         a sliding window does not survive (`sizing.context_params`).
         """
         is_taken_apart = self._pool.is_split and self._context.model.shape.memory == "sliding-window"
-        return [[each] for each in work] if is_taken_apart else [work]
+        return [[row] for row in work] if is_taken_apart else [work]
 
     def _piece(self, sequence: Sequence, count: int) -> int:
         """Tokens of the prompt, at most `count`, that are computed next; all of them with logits, or none."""
@@ -623,3 +588,8 @@ def _seq_id(sequence: Sequence) -> int:
 
 def _draft_length(draft: Draft) -> int:
     return len(draft.tokens)
+
+
+def _agreed(draft: list[int], given: tuple[SampledToken, ...]) -> int:
+    """Drafted tokens that are the ones that the row was given."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token, zip(draft, given, strict=False)))

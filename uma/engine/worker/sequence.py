@@ -350,10 +350,20 @@ class Sequence:
         if self.generated == 1:
             self.first_token_ms = now_ms
 
-    def was_in_batch(self, sequences: int) -> None:
-        """Count a batch that it shared with so many sequences, itself included."""
+    def was_computed(self, tokens: int, sequences: int) -> None:
+        """Count so many tokens, in a batch of so many sequences, itself included."""
+        self.computed += tokens
+        if self.status is Status.PREFILLING:
+            self.fair_share.was_read(tokens)
+        else:
+            self.fair_share.was_given(tokens)
         self.iterations += 1
         self.largest_batch = max(self.largest_batch, sequences)
+
+    def was_drafted(self, tokens: int, accepted: int) -> None:
+        """Count a draft of which so many tokens were accepted."""
+        self.drafted += tokens
+        self.accepted += accepted
 
     def usage(self) -> Usage:
         """Token counts so far."""
