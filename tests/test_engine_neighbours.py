@@ -26,7 +26,7 @@ from uma.engine import Engine, open_engine
 from uma.engine.clock import now_ms
 from uma.engine.worker.cores import counters
 from uma.engine.worker.cores import watch as cores
-from uma.engine.worker.cores.counters import TICK_MS, Counters, runnable_threads, unused_ms, waiting_ms
+from uma.engine.worker.cores.counters import TICK_MS, Counters, unused_ms, waiting_ms
 from uma.engine.worker.cores.threads import CpuSample
 from uma.engine.worker.cores.watch import Neighbours, StallWatch, is_starved
 from uma.llama import backend
@@ -285,63 +285,6 @@ def test_a_batch_whose_threads_wait_for_cores_is_broken_off_and_others_compute(
         assert context.decode(batch) == DONE
 
 
-@pytest.mark.parametrize(
-    ("is_suspected", "runnable", "idle", "code"),
-    [
-        pytest.param(True, 4, 0, ABORTED, id="another program has a core"),
-        pytest.param(False, 4, 0, DONE, id="without suspicion"),
-        pytest.param(True, 3, 0, DONE, id="nothing but its threads and the one that looks is runnable"),
-        pytest.param(True, 4, 2, DONE, id="its threads wait for each other beside an idle core"),
-    ],
-)
-def test_where_others_are_suspected_a_batch_whose_threads_wait_is_broken_off_whatever_it_was_to_take(
-    tiny: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    is_suspected: bool,
-    runnable: int,
-    idle: int,
-    code: int,
-) -> None:
-    counts = itertools.count(1)
-    (tmp_path / "loadavg").write_text(f"0 0 0 {runnable}/90 1981\n")
-    (tmp_path / "stat").write_text("".join(f"cpu{cpu} 0 0 0 {idle} 0\n" for cpu in range(max(backend.affinity()) + 1)))
-    monkeypatch.setattr(cores, "CLOSE_MS", 1.0)
-    monkeypatch.setattr(counters, "waiting_ms", lambda _: {"1": 1e6 * next(counts)})
-    with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=4096, n_batch=4096, n_ubatch=64)) as context:
-        watch = StallWatch(context, proc=tmp_path)
-        batch = Batch(4096)
-        batch.add([1] * 4096, 0, 0, last_logits=True)
-        with watch.watching():
-            watch.begin(now_ms(), math.inf, threads=2, since=Counters(0.0, 0.0) if is_suspected else None)
-            assert context.decode(batch) == code
-            assert watch.end() == (code == ABORTED)
-
-
-async def test_batches_after_a_rest_that_others_used_are_watched_closely(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = list[Counters | None]()
-    rested = Counters(1.0, 2.0)
-    begin = StallWatch.begin
-
-    def watched(
-        watch: StallWatch, began_ms: float, expected_ms: float, threads: int, since: Counters | None = None
-    ) -> None:
-        seen.append(since)
-        begin(watch, began_ms, expected_ms, threads)
-
-    def suspects(self: Neighbours, rested_ms: float) -> None:
-        self.suspected, self.due_ms = rested, math.inf
-
-    monkeypatch.setattr(StallWatch, "begin", watched)
-    monkeypatch.setattr(Neighbours, "has_rested", suspects)
-    async with open_engine(config_for(tiny)) as engine:
-        # The first can be there before the decode thread has begun, which then has not rested.
-        await alone(engine, [ask(max_tokens=1, id=name) for name in ("first", "second")])
-    assert rested in seen
-
-
 class Looks(threading.Event):
     """What wakes the watching thread. Tells how long it waits before each look, and when it rests."""
 
@@ -448,7 +391,7 @@ def test_a_thread_that_ends_is_no_other_program(kernel: Kernel) -> None:
     now = Counters.take(kernel.proc, 100.0)
     assert now is not None
     sample = now.since(before, wanted=2)
-    assert (sample.load, sample.share) == (0.0, 1.0)
+    assert (sample.load, sample.cpu_fraction) == (0.0, 1.0)
     assert not is_starved(before, now)
 
 
@@ -472,14 +415,6 @@ def test_without_the_kernels_counts_nothing_is_assumed(tmp_path: Path) -> None:
     assert unused_ms(tmp_path / "missing", frozenset({0})) is None
     (tmp_path / "stat").write_text("cpu  1 2 3 4 5\nintr 7\n")
     assert unused_ms(tmp_path / "stat", frozenset({0})) is None
-
-
-def test_threads_that_are_runnable_now_are_counted_where_the_kernel_tells(tmp_path: Path) -> None:
-    (tmp_path / "loadavg").write_text("0.10 0.20 0.30 3/90 1981\n")
-    assert runnable_threads(tmp_path) == 3
-    (tmp_path / "loadavg").write_text("0.10 0.20\n")
-    assert runnable_threads(tmp_path) == 0
-    assert runnable_threads(tmp_path / "missing") == 0
 
 
 def test_idle_and_stolen_time_is_that_of_the_cpus_this_process_may_use(tmp_path: Path) -> None:
@@ -549,51 +484,6 @@ def test_programs_that_take_turns_with_the_engine_take_no_thread_from_it(
         pass_by(2_000, computes=False)
         watched.has_rested(2_000)
         assert watched.before_batch() < most
-
-
-@pytest.mark.parametrize(
-    ("at_first", "later", "waits", "threads"),
-    [
-        pytest.param(2, 3, True, 1, id="a program that goes on"),
-        pytest.param(2, 3, False, 2, id="one that yields its core or has another"),
-        pytest.param(2, 2, True, 2, id="one that has ended since"),
-        pytest.param(1, 2, False, 2, id="one that took its turn"),
-    ],
-)
-def test_behind_a_rest_that_others_used_threads_that_wait_are_fewer_long_before_a_sample_is_due(
-    tiny: Path,
-    tmp_path: Path,
-    kernel: Kernel,
-    told_quota: SetQuota,
-    monkeypatch: pytest.MonkeyPatch,
-    at_first: int,
-    later: int,
-    waits: bool,
-    threads: int,
-) -> None:
-    told_quota(2.0)
-    clock_ms = 0.0
-    monkeypatch.setattr(cores, "now_ms", lambda: clock_ms)
-    monkeypatch.setattr(backend, "affinity", lambda: frozenset({0, 1}))
-    (tmp_path / "loadavg").write_text(f"0 0 0 {at_first}/90 1981\n")
-    params = ContextParams(n_ctx=256, n_threads=2, n_threads_batch=2)
-    with Model.load(tiny) as model, Context(model, params) as context:
-        watched = Neighbours(context, EngineMetrics(), proc=tmp_path)
-        watched.ask_again()  # what was wrong before the rest says nothing of the time behind it
-        clock_ms += 2_000
-        watched.has_rested(2_000)
-        assert (watched.suspected is not None) == (at_first > 1)
-        assert watched.before_batch() == 2, "all threads begin"
-        # Behind a batch both threads that computed it are runnable.
-        (tmp_path / "loadavg").write_text(f"0 0 0 {later}/90 1981\n")
-        clock_ms += cores.CLOSE_MS
-        kernel.add(*((27.0, 13.0) if waits else (40.0, 0.0)))
-        assert watched.before_batch() == threads
-        assert (watched.suspected is None) == (at_first == 1 or threads == 1)
-        clock_ms += cores.SAMPLE_MS
-        kernel.add(cores.SAMPLE_MS * threads)
-        assert watched.before_batch() == threads
-        assert watched.suspected is None
 
 
 @pytest.mark.skipif(len(backend.affinity()) < 2, reason="with one CPU there is no thread to give up")

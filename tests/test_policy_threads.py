@@ -89,67 +89,16 @@ def test_what_others_do_while_nothing_is_computed_takes_no_thread_and_can_give_o
     policy, quiet, crowded = ThreadPolicy(2), Cores(), Cores(load=2.0)
     # Programs that take turns with this one.
     for _ in range(20):
-        policy.observe_rest(crowded.sample(0, 2_000))
+        policy.observe_idle(crowded.sample(0, 2_000))
         assert set(run(policy, quiet, 1_000)) == {2}
     # A neighbour that was there before the rest and may have stayed.
     assert run(policy, crowded)[-1] == 1
-    assert policy.observe_rest(crowded.sample(0, 2_000)) == 1
+    assert policy.observe_idle(crowded.sample(0, 2_000)) == 1
     # A rest that is too short to say anything leaves what was seen before it.
-    policy.observe_rest(quiet.sample(0, 60))
+    policy.observe_idle(quiet.sample(0, 60))
     assert policy.observe(quiet.sample(1, 120)) == 1
     # One that has left.
-    assert policy.observe_rest(quiet.sample(0, 2_000)) == 2
-
-
-def test_beside_a_program_that_went_on_after_a_rest_threads_that_wait_give_way_before_a_sample_is_due() -> None:
-    policy, machine = ThreadPolicy(2), Cores(load=1.0)
-    rest = machine.sample(0, 2_000)
-    assert policy.observe_rest(rest) == 2
-    assert policy.would_yield(rest)
-    assert policy.observe_waits(machine.sample(2, 20)) == 1
-    assert not policy.would_yield(rest), "nothing more to give"
-    assert set(run(policy, machine, 4_000)) == {1}
-
-
-def test_threads_that_gave_way_to_what_was_over_soon_compute_again_from_the_first_sample_on() -> None:
-    policy = ThreadPolicy(2)
-    run(policy, Cores(), 2_000)
-    assert policy.observe_waits(Cores(load=1.0).sample(2, 20)) == 1
-    assert run(policy, Cores()) == [2]
-
-
-def test_threads_that_wait_for_each_other_while_a_core_is_idle_give_way_to_nothing() -> None:
-    policy = ThreadPolicy(2)
-    on_one_core = CpuSample(wall_ms=20.0, cores=2, most=2, running_ms=20.0, waiting_ms=20.0, idle_ms=20.0)
-    assert policy.observe_waits(on_one_core) == 2
-
-
-def test_a_program_that_used_the_cores_during_a_rest_and_yields_them_takes_no_thread() -> None:
-    policy = ThreadPolicy(2)
-    assert policy.would_yield(Cores(load=2.0).sample(0, 2_000))
-    # At the lowest priority, or in a group of little weight.
-    assert policy.observe_waits(Cores(load=0.03).sample(2, 20)) == 2
-    assert set(run(policy, Cores(load=0.03), 5_000)) == {2}
-
-
-def test_a_rest_that_was_quiet_or_short_is_no_reason_to_look_closely() -> None:
-    policy = ThreadPolicy(2)
-    assert not policy.would_yield(Cores(load=0.2).sample(0, 2_000))
-    assert not policy.would_yield(Cores(load=2.0).sample(0, SETTLED_MS / 2))
-
-
-@given(
-    cores=st.integers(1, 64),
-    load=st.floats(0.05, 64),
-    fewer=st.integers(0, 63),
-)
-def test_how_many_threads_others_have_follows_from_what_ours_wait(cores: int, load: float, fewer: int) -> None:
-    threads = max(1, cores - fewer)
-    sample = Cores(cores=cores, most=cores, load=load).sample(threads)
-    # Beside idle cores nothing waits, and nothing is known.
-    expected = load if threads + load > cores else 0.0
-    if expected == 0.0 or sample.share > 0.05:
-        assert sample.load_beside(threads) == pytest.approx(expected, rel=0.01, abs=0.01)
+    assert policy.observe_idle(quiet.sample(0, 2_000)) == 2
 
 
 @pytest.mark.parametrize("tells_idle", [True, False])
@@ -225,8 +174,4 @@ def test_whatever_the_kernel_says_from_one_to_all_useful_threads_compute(seen: l
     for sample in seen:
         before, threads = policy.threads, policy.observe(sample)
         assert 1 <= threads <= sample.most if sample.wall_ms >= SETTLED_MS else threads == before
-        assert policy.load >= 0
-        assert policy.threads > 1 or not policy.would_yield(sample)
-        before, threads = threads, policy.observe_waits(sample)
-        assert 1 <= threads <= before, "it gives no thread back"
         assert policy.load >= 0

@@ -521,7 +521,7 @@ class ModelRunner:
 
     def _begin(self, sequences: list[Sequence], expected_ms: float, decode: Callable[[], int] | None = None) -> None:
         self.began_ms = now_ms()
-        self.stall_watch.begin(self.began_ms, expected_ms, self._threads, self._neighbours.suspected)
+        self.stall_watch.begin(self.began_ms, expected_ms, self._threads)
         is_begun = self.canceller.begin(sequences)
         self._code = (decode or partial(self._context.begin, self._batch))() if is_begun else ABORTED
         # (Where drafts can be cut off, llama.cpp believes that it can do so with whatever it has broken off.)

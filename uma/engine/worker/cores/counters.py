@@ -39,18 +39,6 @@ def waiting_ms(proc: Path = PROC) -> dict[str, float] | None:
     return found if has_run else None
 
 
-def runnable_threads(proc: Path = PROC) -> int:
-    """Threads on this machine that run or wait for a core just now, this one included; 0 where the system has no count.
-
-    `/proc/stat` has the same number behind much that takes time to write on a machine with many cores.
-    """
-    try:
-        with (proc / "loadavg").open("rb", buffering=0) as file:
-            return int(file.read(128).split()[3].partition(b"/")[0])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
 def unused_ms(stat: Path, cpus: frozenset[int]) -> tuple[float, float] | None:
     """How long these cores were idle or waited for disks, and how long the host of this virtual machine took them, each
     added up; None where the system has no counts.

@@ -68,7 +68,7 @@ class CpuSample:
         return min(1.0, self.stolen_ms / busy_ms) if busy_ms > 0 else 0.0
 
     @property
-    def share(self) -> float:
+    def cpu_fraction(self) -> float:
         """Part of the time that a thread of ours wants to run for which it does."""
         wanted_ms = self.running_ms + self.waiting_ms
         return self.running_ms / wanted_ms if wanted_ms > 0 else 1.0
@@ -86,16 +86,9 @@ class CpuSample:
             unused_ms = left_ms if unused_ms is None else min(unused_ms, left_ms)
         if unused_ms is None:
             # Without the idle time, cores that we did not use count as used by others only if we had to wait.
-            unused_ms = 0.0 if self.share < 0.95 else self.cores * self.wall_ms
+            unused_ms = 0.0 if self.cpu_fraction < 0.95 else self.cores * self.wall_ms
         used_ms = max(0.0, self.cores * self.wall_ms - unused_ms - self.running_ms)
-        return used_ms / max(self.wall_ms, 1e-9) / max(self.share, 0.05)
-
-    def load_beside(self, threads: int) -> float:
-        """Threads of other programs beside which `threads` of ours wait as they did: the model of `rate`, solved.
-
-        Waits alone say it: the kernel counts them exactly, and idle time in steps. 0 where no thread waited.
-        """
-        return max(0.0, self.cores / max(self.share, 0.05) - threads) if self.share < 1.0 else 0.0
+        return used_ms / max(self.wall_ms, 1e-9) / max(self.cpu_fraction, 0.05)
 
 
 def rate(threads: int, load: float, cores: float, stolen: float = 0.0) -> float:
@@ -156,7 +149,7 @@ class ThreadPolicy:
             # What was seen beside fewer threads is not to decide on the next sample.
             self._recent.clear()
 
-    def observe_rest(self, sample: CpuSample) -> int:
+    def observe_idle(self, sample: CpuSample) -> int:
         """Take in a sample that ends with a rest, a time in which nothing was computed: as `observe`, and alone, where
         others wanted less of the cores than before. That they wanted more says nothing of what they want now, nor of
         what waiting for them would cost.
@@ -164,24 +157,6 @@ class ThreadPolicy:
         if sample.wall_ms >= SETTLED_MS and sample.load < self.load:
             self._recent.clear()
             self.observe(sample)
-        return self.threads
-
-    def would_yield(self, sample: CpuSample) -> bool:
-        """Whether what others did in `sample`, a rest, takes threads away if they go on with it."""
-        return sample.wall_ms >= SETTLED_MS and self._best(sample, sample.load) < self.threads
-
-    def observe_waits(self, sample: CpuSample) -> int:
-        """Take in a sample of any length, in which batches were computed, by what this process's threads waited.
-
-        It can take threads away and gives none back, and only where no core was idle: threads of ours wait for each
-        other where the scheduler has woken two of them on one core. The next sample that is `observe`d decides alone
-        whether that was right: a program that wanted a core for some milliseconds is over by then.
-        """
-        load = sample.load_beside(self.threads)
-        threads = self._best(sample, load)
-        if threads < self.threads and not sample.idle_ms:
-            self._recent.clear()
-            self.threads, self.load = threads, load
         return self.threads
 
     def _best(self, sample: CpuSample, load: float) -> int:

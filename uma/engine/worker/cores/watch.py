@@ -6,10 +6,9 @@ everything nothing is read. Pressure stall information (PSI) is not used: it doe
 core that this process has left to them, which decides when its threads come back.
 
 After a rest in which other programs used the cores, all threads begin nevertheless: a program that yields by its
-priority, or that works on other cores, looks like a neighbour until threads wait for it. But where something
-else is still runnable, the batches until the first full sample are watched closely. From time to time all threads are
-tried between two rests too, and then for a full sample: at first the kernel has two of them on one core, some tens of
-milliseconds long.
+priority, or that works on other cores, looks like a neighbour until threads wait for it. From time to time all threads
+are tried between two rests too, and then for a full sample: at first the kernel has two of them on one core, some tens
+of milliseconds long.
 
 `StallWatch` aborts. llama.cpp's compute threads meet at hundreds of barriers for each token: where other programs
 suddenly want the cores, a batch that began with all threads can take a hundred times as long as it should. So a thread
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from uma.engine.clock import now_ms
-from uma.engine.worker.cores.counters import PROC, Counters, runnable_threads
+from uma.engine.worker.cores.counters import PROC, Counters
 from uma.engine.worker.cores.threads import CpuSample, ThreadPolicy
 from uma.llama import backend
 from uma.llama.context import Context
@@ -56,9 +55,6 @@ LOOK_SEC = LEAST_MS / 2000
 """Interval between two looks at the batch that runs: a look takes time from the core that it wakes on."""
 TOO_LONG = 2.0
 """Duration of a batch, as a multiple of its prediction, from which on it is examined."""
-CLOSE_MS = 20.0
-"""Minimum duration of a batch to be aborted where others are suspected to want the cores, and the interval between two
-looks at it: some time slices of the scheduler, which counts a wait when it is over."""
 STARVED_SHARE = 0.8
 """Share of the time they want to run below which compute threads count as waiting for cores."""
 REST_LOOKS = 10
@@ -87,10 +83,6 @@ class Neighbours:
         self._used_ms = math.inf
         """CPU time of this process when it was last looked at; infinite: a sample must be next."""
         self._sampled_ms = 0.0
-        self.suspected: Counters | None = None
-        """The counters at the end of a rest behind which others may go on; None where nothing is suspected."""
-        self._is_asked = False
-        """A batch since the rest, or the last look, has shown that the number of threads is wrong."""
         metrics.compute_threads = self._policy.threads
 
     @property
@@ -101,52 +93,23 @@ class Neighbours:
     def ask_again(self) -> None:
         """Sample before the next batch: a batch has just shown that the number of threads is wrong."""
         self._used_ms = math.inf
-        self._is_asked = True
         if self.due_ms < math.inf:
             self.due_ms = 0.0
 
     def has_rested(self, rested_ms: float) -> None:
         """The decode thread had nothing to compute for so long, until now: a new sample begins."""
         if rested_ms >= max(REST_MS, self._cost_ms / SAMPLE_COST_SHARE) and self.due_ms < math.inf:
-            now, self.suspected, self._is_asked = now_ms(), None, False
-            self._sample(now, self._observe_rest)
-            if self.suspected is not None:
-                self.due_ms = now + CLOSE_MS
+            self._sample(now_ms(), self._policy.observe_idle)
 
     def before_batch(self) -> int:
         """Sample, if it is time; returns the number of compute threads in force."""
         now = now_ms()
         if now >= self.due_ms:
-            if self.suspected is not None and now - self._sampled_ms < SAMPLE_MS:
-                self._look_closely(now)
-            elif self._has_its_cores(now):
-                self.due_ms, self.suspected = now + SAMPLE_MS, None
+            if self._has_its_cores(now):
+                self.due_ms = now + SAMPLE_MS
             else:
-                self.suspected = None
                 self._sample(now, self._policy.observe)
         return self._policy.threads
-
-    def _observe_rest(self, sample: CpuSample) -> int:
-        threads = self._policy.observe_rest(sample)
-        if self._policy.would_yield(sample) and runnable_threads(self._proc) > 1:
-            self.suspected = self._last
-        return threads
-
-    def _look_closely(self, now: float) -> None:
-        """Whether compute threads have waited for others since the rest, before a full sample is due."""
-        self.due_ms = now + CLOSE_MS
-        is_asked, self._is_asked = self._is_asked, False
-        # Behind a batch all its threads spin for a moment still.
-        if not is_asked and runnable_threads(self._proc) <= self._policy.threads:
-            return
-        reading, last, before = Counters.take(self._proc, now), self._last, self._policy.threads
-        if reading is None or last is None:
-            return
-        self._choose(reading.since(last, self._wanted), self._policy.observe_waits)
-        if self._policy.threads != before:
-            # The next sample is of these threads alone, and in full.
-            self._last, self._sampled_ms, self._used_ms = reading, now, math.inf
-            self.due_ms, self.suspected = now + SAMPLE_MS, None
 
     def _has_its_cores(self, now: float) -> bool:
         """Whether the compute threads have run all the while, so that a sample would show no other program."""
@@ -192,9 +155,6 @@ class _Running(NamedTuple):
 
     began_ms: float
     expected_ms: float
-    threads: int
-    since: Counters | None
-    """Where others are suspected to want the cores: the counters at the end of the rest before it."""
 
     @property
     def takes_too_long(self) -> bool:
@@ -238,15 +198,11 @@ class StallWatch:
             self._called.set()
             thread.join()
 
-    def begin(self, began_ms: float, expected_ms: float, threads: int, since: Counters | None = None) -> None:
-        """A batch goes to llama.cpp, with so many threads. One thread alone waits for no other: it is not watched.
-
-        `since` are the counters of a moment behind which others are suspected to want the cores.
-        """
+    def begin(self, began_ms: float, expected_ms: float, threads: int) -> None:
+        """A batch goes to llama.cpp, with so many threads. One thread alone waits for no other: it is not watched."""
         if threads > 1:
-            self._running = _Running(began_ms, expected_ms, threads, since)
-            interval_sec = self._interval_sec
-            if interval_sec is None or (since is not None and interval_sec > CLOSE_MS / 1000):
+            self._running = _Running(began_ms, expected_ms)
+            if self._interval_sec is None:
                 self._called.set()
 
     def end(self) -> bool:
@@ -273,16 +229,17 @@ class StallWatch:
                 return
             running = self._running
             idle_looks = 0 if running else idle_looks + 1
-            self._interval_sec = None if idle_looks > REST_LOOKS else _interval_sec(running)
+            self._interval_sec = None if idle_looks > REST_LOOKS else LOOK_SEC
             if self._interval_sec is None and self._running is not None:  # it began before it could see the rest
                 self._interval_sec = LOOK_SEC
-            if running is None or not self._is_examined(running):
-                suspect = None
-            elif (now := Counters.take(self._proc, now_ms())) is not None:
-                is_starving = running is suspect and before is not None and is_starved(before, now)
-                if is_starving or self._is_taken(running, now):
-                    self._abort(running)
-                suspect, before = running if running.takes_too_long else None, now
+            is_examined = running is not None and running.takes_too_long and now_ms() - self._aborted_ms > PAUSE_MS
+            now = Counters.take(self._proc, now_ms()) if is_examined else None
+            if running is None or now is None:
+                suspect = before = None
+                continue
+            if running is suspect and before is not None and is_starved(before, now):
+                self._abort(running)
+            suspect, before = running, now
 
     def _abort(self, running: _Running) -> None:
         with self._lock:
@@ -291,32 +248,10 @@ class StallWatch:
                 self._aborted_ms = now_ms()
                 self._context.request_retry()
 
-    def _is_taken(self, running: _Running, now: Counters) -> bool:
-        """Whether others are suspected, took cores from this batch and still want them.
-
-        Two threads of ours on one core wait as well, until the scheduler moves one: then another core was idle.
-        """
-        since = running.since
-        if since is None or not is_starved(since, now) or (now.idle_ms or 0.0) > (since.idle_ms or 0.0):
-            return False
-        return runnable_threads(self._proc) > running.threads + 1  # the thread that looks is runnable too
-
-    def _is_examined(self, running: _Running) -> bool:
-        is_close = running.since is not None and now_ms() - running.began_ms >= CLOSE_MS
-        return (is_close or running.takes_too_long) and now_ms() - self._aborted_ms > PAUSE_MS
-
-
-def _interval_sec(running: _Running | None) -> float:
-    """How long from one look, which saw this batch, to the next."""
-    if running is None or running.since is None:
-        return LOOK_SEC
-    took_ms = now_ms() - running.began_ms
-    return max(CLOSE_MS - took_ms if took_ms < CLOSE_MS else CLOSE_MS, 1.0) / 1000
-
 
 def is_starved(before: Counters, now: Counters) -> bool:
     """Whether the threads of this process waited for other programs on this machine between two counts.
 
     Not where the host took time from a core: what runs there waits with it, and with fewer threads it would as well.
     """
-    return now.stolen_ms <= before.stolen_ms and now.since(before, 1).share < STARVED_SHARE
+    return now.stolen_ms <= before.stolen_ms and now.since(before, 1).cpu_fraction < STARVED_SHARE
