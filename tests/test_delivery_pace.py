@@ -321,7 +321,7 @@ async def test_tokens_of_each_answer_wait_for_their_own_time() -> None:
         for port in answers.ports:
             port.release(100.0 + 80 * number)
         assert await read(answers.group.stream) == [token(number), attrs.evolve(token(number), index=1)]
-    assert not one.ahead.waiting and not other.ahead.waiting
+    assert not one.early.waiting and not other.early.waiting
 
 
 async def test_what_was_computed_ahead_for_several_answers_is_dropped_with_them() -> None:

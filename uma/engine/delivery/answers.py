@@ -12,7 +12,8 @@ from itertools import islice
 
 import attrs
 
-from uma.engine.delivery.stream import Ahead, Control, Lateness, RequestStream
+from uma.engine.delivery.outbox import EarlyEventBuffer
+from uma.engine.delivery.stream import Control, Lateness, RequestStream
 from uma.errors import UmaError
 from uma.types import Answer, Event, Finished, Prompt, Request, RequestMetrics, Speculation, Token, Usage
 
@@ -48,8 +49,8 @@ class AnswerGroup:
                 return
             early, self._early = self._early, None
             self.deliver(index, event)
-            for each in early:
-                self.deliver(*each)
+            for earlier in early:
+                self.deliver(*earlier)
             return
         if self._is_over:
             return
@@ -61,9 +62,7 @@ class AnswerGroup:
             self._finished[index] = event
             if len(self._finished) == len(self._controls):
                 self._is_over = True
-                self.stream.deliver(
-                    joined(self._request, [self._finished[each] for each in range(len(self._controls))])
-                )
+                self.stream.deliver(joined(self._request, [last for _, last in sorted(self._finished.items())]))
         else:
             self._order.append(index)
             self.stream.deliver(event)
@@ -71,7 +70,7 @@ class AnswerGroup:
     def cancel(self) -> None:
         """End all of them at the next tick boundary, and drop the tokens that were computed ahead."""
         for port in self.ports:
-            port.ahead.leave()
+            port.early.leave()
         for control in self._controls:
             control.cancel()
 
@@ -107,20 +106,19 @@ class AnswerPort:
     index: int
     forget: Callable[[], None]
     lateness: Lateness
-    ahead: Ahead = attrs.field(init=False)
-    """Events that came before their time."""
+    early: EarlyEventBuffer = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.ahead = Ahead(self.deliver, self.group.on_drop)
+        self.early = EarlyEventBuffer(self.deliver, self.group.on_drop)
         self.group.ports.append(self)
 
     def take(self, event: Event | UmaError, not_before_ms: float, now_ms: float) -> bool:
         """See `RequestStream.take`."""
-        return self.ahead.take(event, not_before_ms, now_ms)
+        return self.early.take(event, not_before_ms, now_ms)
 
     def release(self, until_ms: float) -> None:
         """See `RequestStream.release`."""
-        self.ahead.release(until_ms, until_ms)
+        self.early.release(until_ms, until_ms)
 
     def fail(self, error: UmaError) -> None:
         """See `RequestStream.fail`: all answers end."""
@@ -137,7 +135,7 @@ class AnswerPort:
         if isinstance(event, Finished | UmaError):
             self.forget()
         if isinstance(event, Finished):
-            event = self.ahead.without_dropped(event)
+            event = self.early.without_dropped(event)
         self.group.deliver(self.index, event)
 
 
@@ -147,27 +145,27 @@ def joined(request: Request, drawn: Sequence[Finished]) -> Finished:
     if len(kept) > request.sampling.n:
         kept = sorted(kept, key=_mean_logprob, reverse=True)[: request.sampling.n]
     if request.sampling.logprobs is None:
-        kept = [attrs.evolve(each, logprobs=None) for each in kept]
+        kept = [attrs.evolve(last, logprobs=None) for last in kept]
     usage = Usage(
         drawn[0].usage.prompt_tokens,
         drawn[0].usage.cached_tokens,
-        sum(each.usage.completion_tokens for each in drawn),
+        sum(last.usage.completion_tokens for last in drawn),
     )
     answers = tuple(
         Answer(
             index,
-            each.reason,
-            each.seed,
-            each.usage.completion_tokens,
-            each.text,
-            each.token_ids,
-            each.logprobs,
-            stop_string=each.stop_string,
+            last.reason,
+            last.seed,
+            last.usage.completion_tokens,
+            last.text,
+            last.token_ids,
+            last.logprobs,
+            stop_string=last.stop_string,
         )
-        for index, each in enumerate(kept)
+        for index, last in enumerate(kept)
     )
-    metrics = _metrics([each.metrics for each in drawn])
-    warnings = tuple(dict.fromkeys(line for each in kept for line in each.warnings))
+    metrics = _metrics([last.metrics for last in drawn])
+    warnings = tuple(dict.fromkeys(line for last in kept for line in last.warnings))
     return attrs.evolve(
         kept[0], usage=usage, metrics=metrics, answers=answers, prompt=drawn[0].prompt, warnings=warnings
     )
@@ -175,26 +173,26 @@ def joined(request: Request, drawn: Sequence[Finished]) -> Finished:
 
 def _mean_logprob(finished: Finished) -> float:
     known = finished.logprobs or ()
-    return sum(each.chosen.logprob for each in known) / max(1, len(known))
+    return sum(position.chosen.logprob for position in known) / max(1, len(known))
 
 
-def _metrics(each: Sequence[RequestMetrics]) -> RequestMetrics:
+def _metrics(several: Sequence[RequestMetrics]) -> RequestMetrics:
     """How they were served together: the first one's way to its first token, all of their decoding."""
     return attrs.evolve(
-        each[0],
-        decode_ms=max(one.decode_ms for one in each),
-        batch_size=max(one.batch_size for one in each),
-        tokens_per_second=round(sum(one.tokens_per_second for one in each), 2),
-        decode_iterations=max(one.decode_iterations for one in each),
-        speculation=_speculation([one.speculation for one in each if one.speculation is not None]),
+        several[0],
+        decode_ms=max(one.decode_ms for one in several),
+        batch_size=max(one.batch_size for one in several),
+        tokens_per_second=round(sum(one.tokens_per_second for one in several), 2),
+        decode_iterations=max(one.decode_iterations for one in several),
+        speculation=_speculation([one.speculation for one in several if one.speculation is not None]),
     )
 
 
-def _speculation(each: Sequence[Speculation]) -> Speculation | None:
-    if not each:
+def _speculation(several: Sequence[Speculation]) -> Speculation | None:
+    if not several:
         return None
     return Speculation(
-        sum(one.drafted for one in each),
-        sum(one.accepted for one in each),
-        round(sum(one.saved_ms for one in each), 3),
+        sum(one.drafted for one in several),
+        sum(one.accepted for one in several),
+        round(sum(one.saved_ms for one in several), 3),
     )

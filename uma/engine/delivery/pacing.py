@@ -14,9 +14,9 @@ decode rows run several steps without re-planning (a stride). When a token is du
 
 The outbox and the mailbox carry that out, and delay no token further. The outbox hands over all it has with the first
 event that is due, also before each batch that takes longer than a token can wait (`worker/runner.py`, `worker/loop.py`)
-and before the thread rests. A stream keeps its events in order: one that is due takes along those that wait (`Ahead`).
-A fault, a cancel and a background stream's end are due at once, any other end with its last token (`Slots.end`).
-How far apart tokens are while prompts are read is the policy's (`policy/lead.py`).
+and before the thread rests. A stream keeps its events in order: one that is due takes along those that wait
+(`EarlyEventBuffer`). A fault, a cancel and a background stream's end are due at once, any other end with its last token
+(`Slots.end`). How far apart tokens are while prompts are read is the policy's (`policy/lead.py`).
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-import attrs
 import trio
 
+from uma.engine.delivery.outbox import EarlyEventBuffer
 from uma.engine.delivery.pacing import RETURNED_EVENTS
 from uma.errors import UmaError
 from uma.types import Event, Finished, Token
@@ -48,65 +48,6 @@ class Lateness:
         self._last_ms = at_ms
 
 
-@attrs.define(eq=False)
-class Ahead:
-    """Events computed ahead of their time, kept for one reader until they are due. Belongs to the Trio thread."""
-
-    deliver: Callable[[Event | UmaError, float], None]
-    """Takes an event that is due, and what time it is."""
-    on_drop: Callable[[int], None]
-    """Called with the number of tokens that were dropped."""
-    waiting: deque[tuple[float, Event | UmaError]] = attrs.field(factory=deque, init=False)
-    dropped: int = attrs.field(default=0, init=False)
-    """Tokens that the reader was not given, because it cancelled before they were due."""
-    _is_left: bool = attrs.field(default=False, init=False)
-
-    def take(self, event: Event | UmaError, not_before_ms: float, now_ms: float) -> bool:
-        """Deliver the next event, or keep it where it has come before its time: then the result is True.
-
-        One that is due goes out at once, and what came before it with it. That is so
-        for a failure, and for a token behind the last prompt, as nothing is paced then. After `leave` tokens that would
-        have to wait are dropped, and all behind one that was.
-        """
-        is_due = not_before_ms <= now_ms
-        if self._is_left and (self.dropped or not is_due) and self._drop(event):
-            return False
-        if is_due or self._is_left:
-            self.release(math.inf, now_ms)
-            self.deliver(event, now_ms)
-            return False
-        self.waiting.append((not_before_ms, event))
-        return True
-
-    def release(self, until_ms: float, now_ms: float) -> None:
-        """Deliver what was kept until then."""
-        while self.waiting and self.waiting[0][0] <= until_ms:
-            self.deliver(self.waiting.popleft()[1], now_ms)
-
-    def leave(self) -> None:
-        """The reader has cancelled: tokens that wait are dropped, and what else waits is delivered."""
-        self._is_left = True
-        waiting, self.waiting = self.waiting, deque()
-        for _, event in waiting:
-            if not self._drop(event):
-                self.deliver(event, math.inf)
-
-    def without_dropped(self, last: Finished) -> Finished:
-        """The last event, less the tokens that were never given: with such a request was cancelled."""
-        if not self.dropped:
-            return last
-        usage = attrs.evolve(last.usage, completion_tokens=max(0, last.usage.completion_tokens - self.dropped))
-        return attrs.evolve(last, reason="cancelled", usage=usage)
-
-    def _drop(self, event: Event | UmaError) -> bool:
-        """Leave out a token that the reader did not wait for; False for anything else."""
-        if not isinstance(event, Token):
-            return False
-        self.dropped += 1
-        self.on_drop(1)
-        return True
-
-
 class RequestStream:
     """`types.EventStream` of an engine. One task reads it; the Trio thread alone touches it.
 
@@ -114,7 +55,7 @@ class RequestStream:
     the request is over for the engine: its last event came, or its reader left. `on_drop` is called with the number of
     tokens that were computed ahead for a reader that has left; `lateness` observes when each token was given.
 
-    Tokens computed ahead of their time wait in `_ahead`, in order, until `release`.
+    Tokens computed ahead of their time wait in `_early`, in order, until `release`.
     """
 
     def __init__(
@@ -127,7 +68,7 @@ class RequestStream:
         self._control = control
         self._lateness = lateness
         self._on_end = on_end
-        self._ahead = Ahead(self.deliver, on_drop)
+        self._early = EarlyEventBuffer(self.deliver, on_drop)
         self._events: deque[Event | UmaError] = deque()
         self._reader: trio.lowlevel.Task | None = None
         self._read = 0
@@ -138,12 +79,12 @@ class RequestStream:
         """See `types.EventStream.ignored`."""
 
     def take(self, event: Event | UmaError, not_before_ms: float, now_ms: float) -> bool:
-        """Called by the engine: the next event has come. Whether it is kept for its time; see `Ahead.take`."""
-        return self._ahead.take(event, not_before_ms, now_ms)
+        """Called by the engine: the next event has come. Whether it is kept for its time."""
+        return self._early.take(event, not_before_ms, now_ms)
 
     def release(self, until_ms: float) -> None:
         """Deliver what was kept until now. Called by the engine."""
-        self._ahead.release(until_ms, until_ms)
+        self._early.release(until_ms, until_ms)
 
     def deliver(self, event: Event | UmaError, at_ms: float = math.inf) -> None:
         """Called by the engine: the next event is due, at `at_ms`. After the last one, or `fail`, it is dropped."""
@@ -152,7 +93,7 @@ class RequestStream:
         if self._lateness is not None and type(event) is Token and at_ms < math.inf:
             self._lateness.had_token(at_ms)
         if isinstance(event, Finished):
-            event = self._ahead.without_dropped(event)
+            event = self._early.without_dropped(event)
         if self.tap is not None and type(event) is Token and not self._events and self.tap(event):
             self._count_read()
             return
@@ -167,7 +108,7 @@ class RequestStream:
     def fail(self, error: UmaError) -> None:
         """End the stream with an error, because an event could not be delivered. Called by the engine."""
         self.tap = None
-        self._ahead.waiting.clear()
+        self._early.waiting.clear()
         self.cancel()
         self.deliver(error)
 
@@ -175,7 +116,7 @@ class RequestStream:
         """See `types.EventStream.cancel`."""
         if self._is_over:
             return
-        self._ahead.leave()
+        self._early.leave()
         if not self._is_over:
             self._control.cancel()
 
