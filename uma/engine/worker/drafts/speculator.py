@@ -58,7 +58,7 @@ class Speculator:
         drafters: Rows[Drafter],
         metrics: EngineMetrics,
     ) -> None:
-        self._policy = DraftPolicy(cost, needs_equal=context.model.has_states)
+        self._policy = DraftPolicy(cost, needs_equal=context.model.shape.has_states)
         self._pool = pool
         self._n_batch = context.n_batch
         self._most = context.rolled_back or RULES.max_draft
