@@ -15,6 +15,7 @@ from pathlib import Path
 import llama_cpp.llama_cpp as lib
 import psutil
 import pytest
+from every_kind import write_named
 
 from models import TOKENIZER_NONE, Kind, write_encoder, write_model, write_split_model
 from uma.errors import ModelError
@@ -190,6 +191,27 @@ def test_a_file_with_such_a_figure_is_listed_with_what_is_wrong(
     monkeypatch.setattr(catalog, "WHOLE_TOKENS", -1)
     listed = {each.path: each for each in catalog.available({"UMA_MODELS": str(tmp_path)}, is_thorough=is_thorough)}
     assert f"llama.{name} is " in (listed[path].problem or "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "told"),
+    [
+        ("lfm2", "rope.dimension_count", 0, "0, and it can be an even number from 2 to 32"),
+        ("lfm2", "rope.dimension_count", 3, "3, and it can be an even number from 2 to 32"),
+        ("qwen35", "rope.dimension_count", 34, "34, and it can be an even number from 2 to 32"),
+        ("qwen35", "ssm.inner_size", 64, "64, and blk.0.ssm_out.weight has 32"),
+        ("qwen35", "full_attention_interval", 0, "0, and it can be 1 to 2,147,483,647"),
+    ],
+)
+def test_a_figure_that_others_contradict_is_refused_before_llama_ends_the_process(
+    tmp_path: Path, kind: str, name: str, value: int, told: str
+) -> None:
+    path, key = write_named(tmp_path, kind), f"{kind}.{name}".encode()
+    data = bytearray(path.read_bytes())
+    at = data.index(key) + len(key) + 4  # behind the value's type
+    data[at : at + 4] = value.to_bytes(4, "little")
+    path.write_bytes(data)
+    assert refusal(path) == f"its header is damaged, so download it again: {kind}.{name} is {told}"
 
 
 def test_experts_of_which_none_are_used_are_refused(tmp_path: Path) -> None:

@@ -116,6 +116,8 @@ class Header:
     """Arrays of numbers by key, with the architecture's name left out: as a rule a figure for each layer."""
     tensor_bytes: dict[str, int]
     """Size of each tensor in this file, by its name."""
+    tensor_widths: dict[str, int]
+    """First dimension of each of them."""
 
     @property
     def architecture(self) -> str:
@@ -228,6 +230,7 @@ def impossible_figure(metadata: Mapping[str, Any], by_layer: Mapping[str, Sequen
         **{key: (0, MAX_FIGURE) for key in metadata if key.startswith(own) and _FIGURE.search(key)},
         own + "block_count": (1, MAX_LAYERS),
         own + "nextn_predict_layers": (0, number("block_count")),
+        own + "full_attention_interval": (1, MAX_FIGURE),
         own + "expert_count": (0, MAX_EXPERTS),
         # Of one expert some architectures have all, whatever is used of it.
         own + "expert_used_count": (0, experts if experts > 1 else 1),
@@ -249,6 +252,29 @@ def impossible_figure(metadata: Mapping[str, Any], by_layer: Mapping[str, Sequen
     return None
 
 
+def _contradiction(header: Header) -> str | None:
+    """What a header says that its other figures or its tensors' shapes contradict, of what llama.cpp believes until an
+    assertion or a loop without an end; other figures its loader compares with the shapes.
+    """
+    own = f"{header.architecture}."
+
+    def number(name: str) -> int:
+        value = None if name in header.by_layer else header.metadata.get(own + name)
+        return value if isinstance(value, int) else 0
+
+    heads = number("attention.head_count")
+    most = number("attention.key_length") or (number("embedding_length") // heads if heads else 0)
+    rotated = number("rope.dimension_count")
+    is_said = f"{own}rope.dimension_count" in header.metadata and "rope.dimension_count" not in header.by_layer
+    if heads and most and is_said and (rotated % 2 or not 2 <= rotated <= most):
+        return f"{own}rope.dimension_count is {rotated:,}, and it can be an even number from 2 to {most:,}"
+    inner = number("ssm.inner_size")
+    for name, width in header.tensor_widths.items():
+        if inner and name.endswith(".ssm_out.weight") and width != inner:
+            return f"{own}ssm.inner_size is {inner:,}, and {name} has {width:,}"
+    return None
+
+
 def read(path: Path) -> Header:
     """Read a file's header. Raises `ModelError`, naming the file and the reason, where there is no whole one, or one
     whose figures no model can have.
@@ -265,7 +291,7 @@ def read(path: Path) -> Header:
             f"{path}: is cut short: it has {size:,} of at least {header.needed_bytes:,} bytes. "
             "Copy or download it again"
         )
-    if (problem := impossible_figure(header.metadata, header.by_layer)) is not None:
+    if (problem := impossible_figure(header.metadata, header.by_layer) or _contradiction(header)) is not None:
         raise ModelError(f"{path}: {DAMAGED}{problem}")
     return header
 
@@ -339,12 +365,15 @@ class _HeaderReader:
         keys = [(_key(handle, index).decode("utf-8", "replace"), index) for index in range(_n_keys(handle))]
         types: dict[str, int] = {}
         sizes: dict[str, int] = {}
+        widths: dict[str, int] = {}
         data_offset = end = int(_data_offset(handle))
         for index in range(_n_tensors(handle)):
             name = _type_name(_tensor_type(handle, index)).decode()
             shape = _tensor_shape(handle, index)
             types[name] = types.get(name, 0) + shape[0] * shape[1] * shape[2] * shape[3]
-            sizes[_tensor_name(handle, index).decode("utf-8", "replace")] = taken = int(_tensor_size(handle, index))
+            tensor = _tensor_name(handle, index).decode("utf-8", "replace")
+            sizes[tensor] = taken = int(_tensor_size(handle, index))
+            widths[tensor] = int(shape[0])
             end = max(end, data_offset + _tensor_offset(handle, index) + taken)
         metadata = {key: self._value(index) for key, index in keys}
         own = f"{metadata.get('general.architecture')}."
@@ -353,7 +382,7 @@ class _HeaderReader:
             for key, index in keys
             if key.startswith(own) and _type(handle, index) == ARRAY and _array_type(handle, index) in _NUMBERS
         }
-        return Header(self._path, size, metadata, types, int(end), data_offset, by_layer, sizes)
+        return Header(self._path, size, metadata, types, int(end), data_offset, by_layer, sizes, widths)
 
     def check_vocabulary(self) -> None:
         """Raise `ModelError` where a token is there twice: llama.cpp's loader would end the process by an assertion."""
