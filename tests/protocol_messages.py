@@ -17,6 +17,7 @@ text = st.text(characters, max_size=20)
 prompt_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 ids = st.text(characters, min_size=1, max_size=128)
 maybe_ids = st.none() | ids
+maybe_models = st.none() | ids.filter(lambda name: "\0" not in name)
 token_ids = st.lists(st.integers(0, N_VOCAB - 1), min_size=1, max_size=8).map(tuple)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 json_values: st.SearchStrategy[Any] = st.recursive(
@@ -110,9 +111,9 @@ client_messages: st.SearchStrategy[messages.ClientMessage] = st.one_of(
     st.builds(messages.TraceQuery, id=maybe_ids, seconds=st.floats(0.1, 60)),
     st.builds(messages.EndQuery, number=st.integers(1, 2**53), id=maybe_ids),
     st.builds(messages.ModelsQuery, id=maybe_ids),
-    st.builds(messages.LoadQuery, model=maybe_ids, keep_sec=st.none() | st.floats(0, 1e9), id=maybe_ids),
-    st.builds(messages.UnloadQuery, model=maybe_ids, id=maybe_ids),
-    st.builds(messages.PinQuery, model=maybe_ids, pinned=st.booleans(), id=maybe_ids),
+    st.builds(messages.LoadQuery, model=maybe_models, keep_sec=st.none() | st.floats(0, 1e9), id=maybe_ids),
+    st.builds(messages.UnloadQuery, model=maybe_models, id=maybe_ids),
+    st.builds(messages.PinQuery, model=maybe_models, pinned=st.booleans(), id=maybe_ids),
     st.builds(messages.HealthQuery, id=maybe_ids, probe=st.booleans()),
     st.builds(
         messages.TokenizeQuery,

@@ -43,7 +43,8 @@ def test_lists_begin_with_the_file_s_name_and_tell_the_context_that_is_served(ho
         assert listed[0]["meta"]["n_ctx"] == n_ctx
         assert raw.ask("GET", "/v1/models", **{"anthropic-version": "1"}).json["first_id"] == tiny.stem
         assert raw.ask("GET", "/api/tags").json["models"][0]["model"] == tiny.stem
-        assert raw.ask("GET", "/api/ps").json["models"][0]["model"] == tiny.stem
+        (resident,) = raw.ask("GET", "/api/ps").json["models"]
+        assert (resident["model"], resident["size_vram"]) == (tiny.stem, hosted.engine.info.model.gpu_bytes)
         assert raw.ask("GET", "/props").json["model_alias"] == tiny.stem
         shown = raw.ask("POST", "/api/show", {"model": tiny.stem[:-1]}).json["model_info"]
         assert shown["general.basename"] == tiny.stem

@@ -69,7 +69,9 @@ def test_what_does_not_fit_is_left_to_the_cpu_experts_first_and_then_layers(mixt
         least = needed(parts, placement, KV_BYTES) + RESERVED_BYTES
         assert place(parts, [least], KV_BYTES) == placement
         assert place(parts, [least - 1], KV_BYTES) == next_one
+        assert placement.weights_bytes(parts) == needed(parts, placement, 0)
     assert place(parts, [0], KV_BYTES) == Placement(0)
+    assert Placement(0, LAYERS).weights_bytes(parts) == 0
     assert place(parts, [2**40], KV_BYTES) == Placement(ALL_LAYERS)
 
 

@@ -462,7 +462,7 @@ async def _read_digests(models: Sequence[ModelInfo | ListedModel]) -> None:
 def _running(info: ServerInfo | None) -> dict[str, Any]:
     return {
         "expires_at": "9999-12-31T23:59:59Z",
-        "size_vram": 0,
+        "size_vram": 0 if info is None else info.model.gpu_bytes,
         "context_length": 0 if info is None else info.limits.n_ctx,
     }
 

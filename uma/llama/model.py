@@ -26,7 +26,7 @@ from uma.llama.extra_buffers import chosen, only
 from uma.llama.header import Header
 from uma.llama.log import LOG
 from uma.llama.pages import NewPages
-from uma.llama.placement import overrides
+from uma.llama.placement import Placement, overrides
 from uma.llama.shape import COPIED_WHOLE, Memory, Shape
 from uma.llama.suggested import suggested_sampling
 from uma.llama.template import ChatTemplate
@@ -61,6 +61,7 @@ class Model(Closing):
         self._close_wanted = False
         self.path = parts[0].path
         self.vocab_only = vocab_only
+        self._placement = Placement(n_gpu_layers, cpu_experts)
         self.is_on_gpu = n_gpu_layers != 0
         """Whether a GPU has layers of it."""
         self.is_all_on_gpu = n_gpu_layers < 0 and not cpu_experts
@@ -207,6 +208,7 @@ class Model(Closing):
             license=_optional_text(metadata, "general.license"),
             description=_optional_text(metadata, "general.description"),
             is_builtin=is_builtin,
+            gpu_bytes=self._placement.weights_bytes(self._parts),
         )
 
     def close(self) -> None:

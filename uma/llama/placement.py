@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -36,6 +36,20 @@ class Placement:
     cpu_experts: int = 0
     """Layers of these, the model's first, whose experts are not."""
 
+    def weights_bytes(self, parts: Iterable[Header]) -> int:
+        """Weights that are on the GPUs."""
+        parts = list(parts)
+        sizes = {name: size for part in parts for name, size in part.tensor_bytes.items()}
+        behind = parts[0].n_layers + 1
+        first = behind - (behind if self.gpu_layers == ALL_LAYERS else min(behind, self.gpu_layers))
+
+        def is_there(name: str) -> bool:
+            if (match := _LAYER.match(name)) is None:
+                return self.gpu_layers != 0 and not _is_cpus(name, sizes)
+            return int(match[1]) >= first and not (int(match[1]) < self.cpu_experts and _EXPERTS.search(name))
+
+        return sum(size for name, size in sizes.items() if is_there(name))
+
 
 def place(parts: Iterable[Header], free_bytes: Sequence[int], kv_bytes: int) -> Placement:
     """Placement of as much of a model as GPUs with so many free bytes each hold, beside `kv_bytes` of KV for all layers
@@ -49,8 +63,7 @@ def place(parts: Iterable[Header], free_bytes: Sequence[int], kv_bytes: int) -> 
     behind = 0
     for name, size in sizes.items():
         if (match := _LAYER.match(name)) is None:
-            # What comes first is the CPU's; with one matrix for both ends the GPU has a copy.
-            behind += 0 if name.startswith("token_embd.") and "output.weight" in sizes else size
+            behind += 0 if _is_cpus(name, sizes) else size
         elif int(match[1]) < n_layers:
             found = experts if _EXPERTS.search(name) else dense
             found[int(match[1])] = found.get(int(match[1]), 0) + size
@@ -74,6 +87,13 @@ def place(parts: Iterable[Header], free_bytes: Sequence[int], kv_bytes: int) -> 
         if left >= 0:
             return Placement(len(layers) - count + 1, cpu_experts)
     return Placement(0)
+
+
+def _is_cpus(name: str, sizes: Mapping[str, int]) -> bool:
+    """Whether a tensor beside the layers is read by the CPU alone: the first matrix, unless the model has one for both
+    ends, of which the GPU has a copy.
+    """
+    return name.startswith("token_embd.") and "output.weight" in sizes
 
 
 class _Override(ctypes.Structure):

@@ -46,6 +46,8 @@ class ModelInfo:
     license: str | None = None
     description: str | None = None
     is_builtin: bool = False
+    gpu_bytes: int = 0
+    """Weights that lie in the memory of GPUs."""
 
     @property
     def called(self) -> str:
