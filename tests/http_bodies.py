@@ -25,7 +25,7 @@ from uma.http import (
     running,
     vllm_scores,
 )
-from uma.http.page.endpoints import AnswerBody, MarkdownBody
+from uma.http.page.endpoints import AnswerBody
 
 
 @attrs.frozen
@@ -66,6 +66,5 @@ BODIES: dict[str, type[Any]] = {
     **dict.fromkeys(("/v1/files", "/v1/batches/{id}/cancel"), NoBody),
     **dict.fromkeys(("/v1/requests/{id}/answer", "/ui/api/answers/{token}/answer"), NoBody),
     "/ui/api/answers": AnswerBody,
-    "/ui/api/markdown": MarkdownBody,
 }
 """By path."""

@@ -34,7 +34,6 @@ BODIES: dict[str, Mapping[str, Any]] = {
     "/detokenize": {"tokens": [1] * SMALL_BYTES},
     "/apply-template": CHAT,
     "/ui/api/answers": {**CHAT, "sampling": {"max_tokens": 1}},
-    "/ui/api/markdown": {"texts": [LARGE]},
 }
 
 

@@ -6,7 +6,6 @@ How soon is told in tokens: those that were computed between a look at the count
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ import trio
 from engine_world import config_for
 from http_server import HttpServer, RawHttp, hosted_http, running_http
 
-from harness import PATIENCE_SEC, short_directory, until
+from harness import short_directory, until
 from uma.engine import Engine
 from uma.http.http1 import MAX_UNREAD_BYTES
-from uma.http.page.renderer import Renderer
 from uma.types import Request
 
 LONG = 30_000
@@ -221,26 +219,6 @@ def test_tokenizing_ends_with_its_client(tiny: Path) -> None:
             until(lambda: waiting.running, lambda count: count == 1)
             raw.close()
             until(lambda: waiting.running, lambda count: count == 0)
-
-
-def test_texts_are_rendered_no_longer_than_their_client_is_there(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rendered, is_rendering, may_go_on = [], threading.Event(), threading.Event()
-
-    def render(_: Renderer, text: str) -> list[str]:
-        rendered.append(text)
-        is_rendering.set()
-        assert may_go_on.wait(PATIENCE_SEC)
-        return [text]
-
-    monkeypatch.setattr(Renderer, "render", render)
-    with hosted_http(config_for(tiny, http="127.0.0.1:0")) as hosted:
-        raw = RawHttp(hosted.port)
-        raw.send("POST", "/ui/api/markdown", {"texts": ["a", "b", "c"]})
-        assert is_rendering.wait(PATIENCE_SEC)
-        raw.close()
-        hosted.settle()  # the server has seen it
-        may_go_on.set()
-    assert rendered == ["a"]
 
 
 def test_a_connection_serves_again_after_a_stream_and_after_an_error(server: HttpServer) -> None:

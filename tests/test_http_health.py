@@ -36,7 +36,6 @@ BODIES: dict[str, dict[str, Any]] = {
         ({"input": LONG}, "/v1/responses /v1/responses/input_tokens /v1/embeddings /api/embed"),
         ({"content": LONG}, "/tokenize /embedding /embeddings"),
         ({"tokens": [5] * 100_000}, "/detokenize"),
-        ({"texts": [LONG[:200_000]]}, "/ui/api/markdown"),
     )
     for path in paths.split()
 }

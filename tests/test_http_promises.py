@@ -394,7 +394,7 @@ def test_the_model_has_its_aliases(server: HttpServer) -> None:
     assert server.ask("GET", "/v1/models/other").json["error"]["code"] == "model_not_found"
 
 
-NO_MODEL = {"/health/check", "/ui/api/answers", "/ui/api/markdown", "/v1/chat/completions/control"}
+NO_MODEL = {"/health/check", "/ui/api/answers", "/v1/chat/completions/control"}
 NO_MODEL |= {"/v1/requests/{id}/answer", "/ui/api/answers/{token}/answer"}
 NO_MODEL |= {"/v1/files", "/v1/batches", "/v1/batches/{id}/cancel"}
 NO_MODEL |= {"/api/pull", "/api/copy", "/models/load", "/models/unload"}

@@ -378,8 +378,8 @@ def test_code_keeps_its_focus_its_place_and_its_check_mark_while_it_grows(
             answer.append(growing.element);
             document.getElementById("thread").append(answer);
         }
-        const code = (name) => `<span class="k">${name}</span> = ${"1 + ".repeat(200)}1\n`;
-        growing.show([`<pre><code data-language="python">${lines.map(code).join("")}</code></pre>`]);
+        const code = (name) => `def ${name}(): ${"1 + ".repeat(200)}1\n`;
+        growing.show("```python\\n" + lines.map(code).join(""), false);
     }"""
     with visitor(browser, http_server.url) as one:
         page = one.visit().page
@@ -389,17 +389,17 @@ def test_code_keeps_its_focus_its_place_and_its_check_mark_while_it_grows(
         button.click()
         expect(button.locator("use")).to_have_attribute("href", "#i-check")
         code.focus()
-        code.evaluate("(code) => getSelection().selectAllChildren(code.querySelector('.k'))")
+        code.evaluate("(code) => getSelection().selectAllChildren(code.querySelector('.function_'))")
         code.evaluate("(code) => { code.scrollLeft = 300; }")
         check_mark = button.locator("use").element_handle()
         page.evaluate(grow, ["a", "b"])
-        assert code.inner_text().count("= 1") == 2
+        assert code.inner_text().count("): 1") == 2
         assert check_mark.evaluate("(mark) => mark.isConnected")
         assert page.evaluate("getSelection().toString()") == "a"
         assert code.evaluate("(code) => code.scrollLeft") == 300
         expect(code).to_be_focused()
         button.click()
-        assert page.evaluate("navigator.clipboard.readText()").count("= 1") == 2
+        assert page.evaluate("navigator.clipboard.readText()").count("): 1") == 2
         expect(button.locator("use")).to_have_attribute("href", "#i-copy")  # also after the second copy
 
 

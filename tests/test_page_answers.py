@@ -1,7 +1,8 @@
-"""The page's own endpoints: its files, answers that can be picked up again, rendered Markdown."""
+"""The page's own endpoints: its files, and answers that can be picked up again."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
@@ -58,10 +59,25 @@ def test_the_page_has_no_inline_script_or_style_and_a_policy_that_forbids_both(c
 
 
 def test_nothing_of_the_page_comes_from_elsewhere() -> None:
-    for file in STATIC.iterdir():
+    for file in STATIC.glob("*.*"):
         text = re.sub(r"http://www\.w3\.org/(2000/svg|1998/Math/MathML)", "", file.read_text(encoding="utf-8"))
         assert "//cdn" not in text
         assert not re.search(r"https?://", text), file.name
+
+
+def test_the_libraries_are_those_of_their_list_with_their_licences(client: httpx.Client) -> None:
+    vendor = STATIC / "vendor"
+    packages = json.loads((vendor / "list.json").read_text())
+    listed = {name: file["sha256"] for package in packages for name, file in package["files"].items()}
+    found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in vendor.iterdir()}
+    del found["list.json"]
+    assert found == listed
+    for package in packages:
+        assert any("LICENSE" in name for name in package["files"]), package["package"]
+    scripts = [name for name in listed if name.endswith(".js")]
+    assert re.findall(r'src="ui/vendor/([^"]+)"', client.get("/").text) == scripts
+    for name in scripts:
+        assert client.get(f"/ui/vendor/{name}").content == (vendor / name).read_bytes()
 
 
 def test_a_file_that_has_not_changed_is_not_sent_again(client: httpx.Client) -> None:
@@ -80,12 +96,10 @@ def test_a_stream_that_broke_off_goes_on_where_it_was(client: httpx.Client, http
     token = secrets.token_hex(16)
     begun = http_server.process.metrics()["requests_total"]
     text, last_id = "", ""
-    blocks: dict[int, str] = {}
     with client.stream("POST", "/ui/api/answers", json=body(token)) as response:
         for id, name, data in events(response):
             if name == "update":
                 text, last_id = text + data["text"], id
-                blocks |= {int(index): html for index, html in data["blocks"].items()}
                 if text:
                     break
     seen_chars = len(text)
@@ -93,8 +107,6 @@ def test_a_stream_that_broke_off_goes_on_where_it_was(client: httpx.Client, http
         for _, name, data in events(response):
             if name == "update":
                 text += data["text"]
-                blocks |= {int(index): html for index, html in data["blocks"].items()}
-                count = data["count"]
             last = (name, data)
     name, done = last
     assert name == "done"
@@ -104,7 +116,6 @@ def test_a_stream_that_broke_off_goes_on_where_it_was(client: httpx.Client, http
     assert second_name == "done"
     assert whole["text"] == text
     assert seen_chars < len(text)
-    assert [whole["blocks"][str(index)] for index in range(whole["count"])] == [blocks[index] for index in range(count)]
     assert http_server.process.metrics()["requests_total"] == begun + 1
 
 
@@ -167,8 +178,3 @@ def test_a_prompt_that_is_too_long_fails_in_the_stream(client: httpx.Client) -> 
     with client.stream("POST", "/ui/api/answers", json=long) as response:
         *_, (_, name, failure) = events(response)
     assert (name, failure["code"]) == ("failed", "E_LIMIT_PROMPT_TOO_LARGE")
-
-
-def test_texts_that_the_browser_kept_are_rendered(client: httpx.Client) -> None:
-    answer = client.post("/ui/api/markdown", json={"texts": ["*a*\n\nb", "<script>"]})
-    assert answer.json() == {"blocks": [["<p><em>a</em></p>\n", "<p>b</p>\n"], ["<p>&lt;script&gt;</p>\n"]]}

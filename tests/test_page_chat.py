@@ -75,22 +75,24 @@ FORMULAS = {
 }
 """What is understood, and the elements it must have in this order."""
 NO_FORMULAS = (r"$\foo{x}$", r"$\frac{1}$", r"$x_1}$", r"$\begin{tikzpicture}\end{tikzpicture}$", r"$\text{a$",
-               r"$\left(x$", "$" + "{" * 99 + "}" * 99 + "$", "$" + "x^" * 3000 + "$", r"$\constructor$")  # fmt: skip
+               r"$\left(x$", "$" + "x^" * 3000 + "$", r"$\constructor$")  # fmt: skip
 
 
 def check_formulas(page: Page) -> None:
-    """The page's own typesetter: what it understands has its parts, and all else stays the text that it is."""
+    """What is understood has its parts, and all else stays the text that it is."""
     script = """async (sources) => {
         const { typeset } = await import("/ui/formulas.js");
         return sources.map((source) => {
-            const found = typeset(source);
-            return found && [...found.querySelectorAll("*")].map((each) => each.localName);
+            const formula = document.createElement("span");
+            formula.textContent = source;
+            typeset(formula);
+            return [...formula.querySelectorAll("*")].map((each) => each.localName);
         });
     }"""
     for names, wanted in zip(page.evaluate(script, list(FORMULAS)), FORMULAS.values(), strict=True):
         structural = iter(names)
         assert all(name in structural for name in wanted), (names, wanted)
-    assert page.evaluate(script, list(NO_FORMULAS)) == [None] * len(NO_FORMULAS)
+    assert page.evaluate(script, list(NO_FORMULAS)) == [[]] * len(NO_FORMULAS)
 
 
 @pytest.fixture
@@ -275,7 +277,7 @@ def test_code_is_highlighted_and_copied_as_it_was(lesson: Visitor) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     lesson.ask("How do I merge two lists?")
     lesson.wait_for_answer()
-    expect(page.locator(".code .k").first).to_have_text("def")
+    expect(page.locator(".code .hljs-keyword").first).to_have_text("def")
     expect(page.locator(".code-bar span")).to_have_text("python")
     math = page.locator(".formula math")
     expect(math.locator("msub")).to_have_count(2)

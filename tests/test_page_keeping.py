@@ -1,12 +1,8 @@
-"""How long an answer outlives its reader, how many may, and how often one is rendered."""
+"""How long an answer outlives its reader, how many may, and how often a reader is told of one."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -14,49 +10,37 @@ import trio
 from engine_world import ask, config_for, settled
 
 from harness import PATIENCE_SEC
-from uma.engine import Engine, open_engine
+from uma.engine import open_engine
 from uma.errors import Overloaded
 from uma.http.app import build_app
 from uma.http.gateway import Gateway
 from uma.http.page import answers
-from uma.http.page.answers import Answer, Answers, given
-from uma.http.page.growing import Parsed
-from uma.http.page.renderer import Renderer
+from uma.http.page.answers import NOTHING, Answer, Answers, given
 from uma.net.client import CLIENT
-from uma.types import Finished, Request
 
 
-@pytest.fixture
-def renderer() -> Iterator[Renderer]:
-    made = Renderer()
-    yield made
-    made.close()
-
-
-async def test_an_answer_that_is_not_read_is_cancelled_when_its_time_is_over(tiny: Path, renderer: Renderer) -> None:
+async def test_an_answer_that_is_not_read_is_cancelled_when_its_time_is_over(tiny: Path) -> None:
     async with open_engine(config_for(tiny)) as engine:
         answer = Answer("a", given(ask(max_tokens=2_000)), keep_sec=0.01)
         with trio.fail_after(PATIENCE_SEC):
-            await answer.run(engine, renderer)
+            await answer.run(engine)
             while (metrics := await settled(engine))["active_sequences"]:
                 pass
     assert (metrics["requests_cancelled"], metrics["requests_length"]) == (1, 0)
 
 
-async def test_a_reader_that_comes_back_in_time_finds_the_end(tiny: Path, renderer: Renderer) -> None:
+async def test_a_reader_that_comes_back_in_time_finds_the_end(tiny: Path) -> None:
     async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
         answer = Answer("a", given(ask(max_tokens=64)), keep_sec=PATIENCE_SEC)
-        nursery.start_soon(answer.run, engine, renderer)
+        nursery.start_soon(answer.run, engine)
         with trio.fail_after(PATIENCE_SEC):
             while (await settled(engine))["requests_length"] == 0:
                 pass
-            assert answer.version == 0  # no reader has come, so nothing was rendered
             with answer.reader():
-                while not answer.is_over:
-                    await answer.wait(answer.version)
+                await answer.ended.wait()
         assert answer.finished is not None
-        assert answer.changes(0)["text"] == answer.text
-        assert answer.changes(answer.version) == {"text": "", "thinking": "", "blocks": {}, "count": len(answer.blocks)}
+        assert answer.changes(NOTHING) == {"text": answer.text, "thinking": ""}
+        assert answer.changes(answer.extent) == {"text": "", "thinking": ""}
         nursery.cancel_scope.cancel()
 
 
@@ -79,8 +63,6 @@ async def test_a_kept_answer_waits_60_seconds_for_its_reader(tiny: Path, mock_cl
                 again = await client.get(f"/ui/api/answers/{token}")
                 assert (again.status_code, "event: done" in again.text) == ((200, True) if is_kept else (404, False))
         nursery.cancel_scope.cancel()
-        for end in gateway.at_end:
-            end()
 
 
 async def test_only_so_many_answers_are_kept(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,83 +95,18 @@ async def test_one_client_leaves_places_to_others(tiny: Path, monkeypatch: pytes
         nursery.cancel_scope.cancel()
 
 
-class SlowRenderer(Renderer):
-    """Renders as ever, and each time the clock goes on by `took_sec`. Notes its threads."""
-
-    def __init__(self, clock: trio.testing.MockClock, took_sec: float) -> None:
-        super().__init__()
-        self.threads: set[int] = set()
-        self._clock = clock
-        self._took_sec = took_sec
-
-    def parse(self, text: str, env: dict[str, Any]) -> Parsed:
-        self._note()
-        return super().parse(text, env)
-
-    def render(self, text: str) -> list[str]:
-        self._note()
-        return super().render(text)
-
-    def _note(self) -> None:
-        self.threads.add(threading.get_ident())
-        trio.from_thread.run_sync(self._clock.jump, self._took_sec)
-
-
-class HeldAtEnd:
-    """An engine whose streams do not end before they are let go."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.let_go = trio.Event()
-        self.is_held = False
-
-    @asynccontextmanager
-    async def generate(self, request: Request) -> AsyncIterator[Any]:
-        async with self._engine.generate(request) as stream:
-            yield _Held(stream, self)
-
-
-class _Held:
-    def __init__(self, stream: Any, source: HeldAtEnd) -> None:
-        self._stream = stream
-        self._source = source
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        async for event in self._stream:
-            if isinstance(event, Finished):
-                self._source.is_held = True
-                await self._source.let_go.wait()
-            yield event
-
-
-@pytest.mark.parametrize(("took_sec", "pause_sec"), [(0, 0.1), (1, 4)])
-async def test_an_answer_is_rendered_ten_times_a_second_at_most_and_takes_a_fifth_of_a_core(
-    tiny: Path, mock_clock: trio.testing.MockClock, took_sec: float, pause_sec: float
+async def test_a_reader_is_told_what_is_new_ten_times_a_second_at_most_and_the_end_at_once(
+    tiny: Path, mock_clock: trio.testing.MockClock
 ) -> None:
-    slow = SlowRenderer(mock_clock, took_sec)
     async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
-        answer = Answer("a", given(ask(max_tokens=1_000)), keep_sec=PATIENCE_SEC)
-        source: Any = HeldAtEnd(engine)
-        nursery.start_soon(answer.run, source, slow)
-        with answer.reader():
-            await answer.wait(0)
-            rendered_at = trio.current_time()
-            while not source.is_held:  # and more text to be shown with every token
-                await settled(engine)
-            for until_sec in (0, 0.999 * pause_sec):
-                mock_clock.jump(rendered_at + until_sec - trio.current_time())
-                await trio.testing.wait_all_tasks_blocked()
-                assert (answer.version, slow.turns.borrowed_tokens) == (1, 0)
-            mock_clock.jump(0.002 * pause_sec)
-            await answer.wait(1)
-            assert not answer.is_over
-            source.let_go.set()  # and the last rendering waits for nothing
-            await answer.wait(2)
-            assert answer.is_over
+        gateway = Gateway.of(engine, engine.config)
+        gateway.tasks = nursery
+        transport = httpx.ASGITransport(build_app(gateway))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            sampling = {"max_tokens": 100, "ignore_eos": True}
+            body = {"messages": [{"role": "user", "content": "a"}], "sampling": sampling}
+            assert mock_clock.rate == 0  # no time passes
+            written = (await client.post("/ui/api/answers", json=body)).text
+        assert written.count("event: update") == 2
+        assert '"completion_tokens":100' in written
         nursery.cancel_scope.cancel()
-    slow.close()
-    assert slow.threads
-    assert threading.get_ident() not in slow.threads

@@ -1,16 +1,19 @@
-"""Markdown as it grows is what it is as a whole, and nothing that leaves the renderer can do harm."""
+"""Markdown as it grows is what it is as a whole, and nothing that is shown of it can do harm: the page's own script."""
 
 from __future__ import annotations
 
+import json
 import re
-from html.parser import HTMLParser
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from http_server import HttpServer
 from hypothesis import given
 from hypothesis import strategies as st
-
-from uma.http.page.growing import MAX_BLOCK_CHARS, GrowingText
-from uma.http.page.markdown import parse, render
+from page_browser import visitor
+from playwright.sync_api import Browser, Page
 
 PARTS = (
     "# Head\n",
@@ -49,47 +52,181 @@ PARTS = (
 )
 markdown = st.lists(st.sampled_from(PARTS) | st.text(max_size=5), max_size=40).map("".join)
 
-ALLOWED = {
+VECTORS = json.loads(Path(__file__).with_name("dompurify_vectors.json").read_text())["vectors"]
+TEX = (
+    r"\href{javascript:alert(1)}{x}",
+    r"\url{javascript:alert(1)}",
+    r"\includegraphics{http://127.0.0.1:9/a.png}",
+    r"\class{menu}{x}\id{send}{x}\style{position:fixed}{x}\data{a=b}{x}",
+    r"\text{<img src=x onerror=alert(1)>}",
+    r"\color{red;background:url(http://127.0.0.1:9/a.png)}x",
+    r"\def\a{\a\a}\a",
+    r"\rule{9999em}{9999em}",
+)
+HTML_TAGS = {
     *("p", "h3", "h4", "h5", "h6", "blockquote", "hr", "br", "ul", "ol", "li"),
     *("pre", "code", "span", "strong", "em", "s", "a", "table", "thead", "tbody", "tr", "th", "td"),
 }
+OWN_TAGS = {"div", "button", "svg", "use"}
+"""What the page itself puts around code and tables."""
 ATTRIBUTES = {"href", "title", "target", "rel", "start", "class", "data-language"}
+OWN_ATTRIBUTES = {"class", "dir", "tabindex", "role", "aria-label", "aria-hidden", "type", "title", "href"}
+SCRIPT = """async () => {
+    const { Blocks } = await import("/ui/blocks.js");
+    const { Markdown } = await import("/ui/markdown.js");
+    window.hacked = 0;
+    window.alert = () => (window.hacked += 1);
+    window.fresh = () => {
+        const blocks = new Blocks();
+        document.getElementById("thread").replaceChildren(blocks.element);
+        return blocks;
+    };
+    window.html = (text, ends) => {
+        const markdown = new Markdown();
+        for (const end of ends) markdown.grow(text.slice(0, end));
+        if (!ends.length) markdown.finish(text);
+        return markdown;
+    };
+    const attributes = (element) => Object.fromEntries([...element.attributes].map(({ name, value }) => [name, value]));
+    window.told = (element) => [...element.querySelectorAll("*")].map((each) => [
+        each.namespaceURI.split("/").at(-1), each.localName, attributes(each),
+    ]);
+    window.shown = (text) => {
+        const blocks = fresh();
+        blocks.show(text, true);
+        return blocks.element;
+    };
+}"""
 
 
-class Checker(HTMLParser):
-    """Fails at any tag, attribute or address that is not among the few allowed ones."""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag in ALLOWED
-        for name, value in attrs:
-            assert name in ATTRIBUTES
-            if name == "href":
-                assert re.match(r"(https?|mailto):", value or "")
-
-    def handle_comment(self, data: str) -> None:
-        raise AssertionError(f"a comment: {data!r}")
-
-
-def check(blocks: list[str]) -> None:
-    for block in blocks:
-        checker = Checker()
-        checker.feed(block)
-        checker.close()
+@pytest.fixture(scope="module")
+def shown(browser: Browser, http_server: HttpServer) -> Iterator[Page]:
+    """A page that asks for nothing but its own files, and runs nothing that is not its own."""
+    with visitor(browser, http_server.url) as one:
+        page = one.visit().page
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.evaluate(SCRIPT)
+        yield page
+        assert page.evaluate("window.hacked") == 0
+        assert not [url for url in asked if not url.startswith(one.url)]
 
 
-@given(markdown)
-def test_only_harmless_html_comes_out(text: str) -> None:
-    check(render(text))
+def html(page: Page, text: str, *ends: int) -> list[str]:
+    """Blocks of a text before they are sanitized; as it is while it grows, where it is told by how much."""
+    return list(page.evaluate("([text, ends]) => window.html(text, ends).blocks", [text, ends]))
+
+
+def check(elements: list[tuple[str, str, dict[str, str]]]) -> None:
+    """Fail at any element, attribute or address that is not among the few allowed ones."""
+    for space, tag, attributes in elements:
+        if space == "MathML":
+            assert tag not in ("maction", "annotation-xml", "mglyph", "a"), tag
+            assert not [name for name in attributes if re.match("href|src|id|on", name)], attributes
+            continue
+        is_own = tag in OWN_TAGS or attributes.get("role") == "region"
+        assert is_own or tag in HTML_TAGS, tag
+        assert attributes.keys() <= (OWN_ATTRIBUTES if is_own else ATTRIBUTES), attributes
+        if "href" in attributes:
+            assert re.match(r"#i-\w+$" if is_own else r"(https?|mailto):", attributes["href"])
+        if tag == "a":
+            assert (attributes["target"], attributes["rel"]) == ("_blank", "noopener noreferrer nofollow")
 
 
 @given(markdown, st.integers(1, 7))
-def test_a_text_that_grows_ends_as_the_whole_does(text: str, step: int) -> None:
-    growing = GrowingText(parse, render)
-    for end in range(0, len(text), step):
-        growing.update(text[:end])
-        check(growing.blocks)
-    growing.finish(text)
-    assert growing.blocks == render(text)
+def test_a_text_that_grows_ends_as_the_whole_does_and_is_harmless(shown: Page, text: str, step: int) -> None:
+    script = """([text, step]) => {
+        const whole = shown(text);
+        const growing = fresh();
+        const found = [];
+        for (let end = 0; end < text.length; end += step) {
+            growing.show(text.slice(0, end), false);
+            found.push(...told(growing.element));
+        }
+        growing.show(text, true);
+        return [growing.element.isEqualNode(whole), [...found, ...told(growing.element)]];
+    }"""
+    is_same, elements = shown.evaluate(script, [text, step])
+    check(elements)
+    assert is_same
+
+
+def test_nothing_of_the_sanitizer_s_own_vectors_comes_through(shown: Page) -> None:
+    for vector in VECTORS:
+        around = (vector, f"```html\n{vector}\n```", f"[a]({vector})", f"$x_{{{vector}}}$", f'~~~html"{vector}\n~~~')
+        for text in around:
+            check(shown.evaluate("(text) => told(shown(text))", text))
+
+
+def test_nothing_of_them_comes_through_the_sanitizer_alone(browser: Browser, http_server: HttpServer) -> None:
+    with visitor(browser, http_server.url) as one:
+        page = one.visit().page
+        page.evaluate(SCRIPT)
+        script = """(html) => {
+            const to = fresh().element;
+            to.append(DOMPurify.sanitize(html));
+            return told(to);
+        }"""
+        for vector in VECTORS:
+            check(page.evaluate(script, vector))
+        assert page.evaluate("window.hacked") == 0
+        one.problems.clear()  # Chromium notes what its policy has kept from running
+
+
+@pytest.mark.parametrize("source", TEX)
+def test_a_formula_runs_and_loads_nothing_and_covers_nothing(shown: Page, source: str) -> None:
+    script = "(text) => { const to = shown(text); return [told(to), to.getBoundingClientRect().height]; }"
+    elements, height = shown.evaluate(script, f"$x_1 {source}$")
+    check(elements)
+    assert height < 400
+    assert not [attributes for *_, attributes in elements if "url(" in attributes.get("style", "")]
+
+
+@pytest.mark.parametrize("step", [1, 5])
+def test_what_is_shown_while_a_text_grows_is_final_where_another_block_follows(shown: Page, step: int) -> None:
+    script = """([text, step]) => {
+        const markdown = html(text, [0]);
+        const found = [];
+        for (let end = 0; end < text.length; end += step) {
+            markdown.grow(text.slice(0, end));
+            found.push(markdown.blocks.slice(0, -2));
+        }
+        return [html(text, []).blocks, found];
+    }"""
+    whole, found = shown.evaluate(script, [LESSON, step])
+    for blocks in found:
+        assert blocks == whole[: len(blocks)]
+
+
+def test_only_the_last_block_is_parsed_again(shown: Page) -> None:
+    text = "A paragraph.\n\n" * 2_000
+    grown: dict[str, Any] = shown.evaluate("(text) => html(text + 'More.', [text.length, text.length + 5])", text)
+    assert grown["blocks"][-1] == "<p>More.</p>\n"
+    assert len(text) - grown["begin"] <= len("A paragraph.\n\n")
+
+
+def test_a_block_that_never_ends_becomes_plain_text(shown: Page) -> None:
+    text = "```python\n" + "x = [1, 2]\n" * 4_000
+    assert html(shown, text, len(text)) == [f"<pre>{text}</pre>"]
+
+
+def test_a_reference_that_comes_last_holds_for_what_was_before(shown: Page) -> None:
+    text = "See [the page].\n\nMore.\n\n[the page]: https://example.org\n"
+    assert 'href="https://example.org"' in html(shown, text)[0]
+
+
+def test_an_address_is_a_link_and_a_name_with_a_dot_is_none(shown: Page) -> None:
+    (block,) = html(shown, "See https://example.org/a_b?c=1. Run main.py or node.js, ask a@b.org, not ftp://a.b.")
+    assert ">https://example.org/a_b?c=1</a>. Run main.py" in block
+    assert block.count("<a ") == 1
+    assert "<a " not in html(shown, "`https://example.org`")[0]
+
+
+@pytest.mark.parametrize("language", ["python", "js", "html", "c++", "constructor", "no such"])
+def test_code_with_colours_is_the_code_as_it_was(shown: Page, language: str) -> None:
+    code = """def f(a): return "<b>" + '&amp;' # &lt; </span>\n<span class="x">`${f`1`}`</span>\n"""
+    script = "(text) => shown(text).querySelector('code').textContent"
+    assert shown.evaluate(script, f"```{language}\n{code}```") == code
 
 
 LESSON = """# A
@@ -130,48 +267,6 @@ End.
 """
 
 
-@pytest.mark.parametrize("step", [1, 2, 5])
-def test_what_is_shown_while_a_text_grows_is_final_where_another_block_follows(step: int) -> None:
-    growing = GrowingText(parse, render)
-    whole = render(LESSON)
-    for end in range(0, len(LESSON), step):
-        growing.update(LESSON[:end])
-        shown = growing.blocks[:-2]
-        assert shown == whole[: len(shown)]
-
-
-def test_only_the_last_block_is_parsed_again() -> None:
-    growing = GrowingText(parse, render)
-    text = "A paragraph.\n\n" * 2_000
-    growing.update(text)
-    first = growing.blocks[0]
-    growing.update(text + "More.")
-    assert growing.blocks[0] is first
-    assert growing.blocks[-1] == "<p>More.</p>\n"
-
-
-def test_a_block_that_never_ends_becomes_plain_text() -> None:
-    growing = GrowingText(parse, render)
-    text = "```python\n" + "x = [1, 2]\n" * (MAX_BLOCK_CHARS // 8)
-    growing.update(text)
-    assert growing.blocks == [f"<pre>{text}</pre>"]
-
-
-def test_a_reference_that_comes_last_holds_for_what_was_before() -> None:
-    growing = GrowingText(parse, render)
-    text = "See [the page].\n\nMore.\n\n[the page]: https://example.org\n"
-    growing.update(text)
-    growing.finish(text)
-    assert 'href="https://example.org"' in growing.blocks[0]
-
-
-def test_an_address_is_a_link_and_a_name_with_a_dot_is_none() -> None:
-    (block,) = render("See https://example.org/a_b?c=1. Run main.py or node.js, ask a@b.org, not ftp://a.b.")
-    assert ">https://example.org/a_b?c=1</a>. Run main.py" in block
-    assert block.count("<a ") == 1
-    assert "<a " not in render("`https://example.org`")[0]
-
-
 @pytest.mark.parametrize(
     "formula",
     [
@@ -191,17 +286,17 @@ def test_an_address_is_a_link_and_a_name_with_a_dot_is_none() -> None:
         *("\\[\na_1 = b\n- c_2\n+ d\n= 3\n  * e\n\\]", "$$\n\\begin{aligned}\na &= <b> \\\\\n---\n\\end{aligned}\n$$"),
     ],
 )
-def test_a_formula_stays_as_it_is_written(formula: str) -> None:
-    shown = f'<span class="formula">{formula.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}</span>'
-    assert render(f"{formula} is *it*") == [f"<p>{shown} is <em>it</em></p>\n"]
+def test_a_formula_stays_as_it_is_written(shown: Page, formula: str) -> None:
+    kept = f'<span class="formula">{formula.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}</span>'
+    assert html(shown, f"{formula} is *it*") == [f"<p>{kept} is <em>it</em></p>\n"]
     for around in ("So:\n{}\n\nThen.", "> {}", "- So:\n  {}", "| a |\n|---|\n| {} |"):
         if "\n" not in formula or "|" not in around:
             lines = formula.replace("\n", {"> {}": "\n> ", "- So:\n  {}": "\n  "}.get(around, "\n"))
-            assert "".join(render(around.format(lines))).count(shown) == 1, around
+            assert "".join(html(shown, around.format(lines))).count(kept) == 1, around
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "kept"),
     [
         ("It costs $5 and $6, or *$7*-$8.", "It costs $5 and $6, or <em>$7</em>-$8."),
         ("$5-$10, $5 - *6* or $7/month, not $x and y$", "$5-$10, $5 - <em>6</em> or $7/month, not $x and y$"),
@@ -212,10 +307,10 @@ def test_a_formula_stays_as_it_is_written(formula: str) -> None:
         (r"`\(a_1\)` `$x$`", r"<code>\(a_1\)</code> <code>$x$</code>"),
     ],
 )
-def test_prices_and_names_and_code_are_no_formulas(text: str, shown: str) -> None:
-    assert render(text) == [f"<p>{shown}</p>\n"]
+def test_prices_and_names_and_code_are_no_formulas(shown: Page, text: str, kept: str) -> None:
+    assert html(shown, text) == [f"<p>{kept}</p>\n"]
 
 
-def test_a_formula_that_is_never_closed_swallows_no_code() -> None:
-    assert render("$$ is the *PID*\n```\nx\n```")[1] == '<pre><code data-language="">x\n</code></pre>\n'
-    assert len(render("\\[ *a*\n\nb")) == 2
+def test_a_formula_that_is_never_closed_swallows_no_code(shown: Page) -> None:
+    assert html(shown, "$$ is the *PID*\n```\nx\n```")[1] == '<pre><code data-language="">x\n</code></pre>\n'
+    assert len(html(shown, "\\[ *a*\n\nb")) == 2

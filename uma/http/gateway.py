@@ -172,8 +172,6 @@ class Gateway:
     """Threads that write large answers."""
     at_abort: list[Callable[[], None]] = attrs.field(factory=list, init=False)
     """Called by `abort`: ends what runs in `tasks`."""
-    at_end: list[Callable[[], None]] = attrs.field(factory=list, init=False)
-    """Called once nothing runs any more: frees what the endpoints hold."""
     answering: dict[str, Answering] = attrs.field(factory=dict, init=False)
     """What runs just now, by the id in its answer's `X-Request-Id`; the page's answers by their request's own."""
     _owners: dict[str, Hashable] = attrs.field(factory=dict, init=False)

@@ -90,8 +90,6 @@ class HttpService:
                 nursery.cancel_scope.cancel()
         finally:
             listener.close()
-            for end in self.gateway.at_end:
-                end()
             if self.gateway.jobs is not None:
                 self.gateway.jobs.close()
             log(logger, logging.INFO, "http.stopped", suppressed=self.gateway.lines.suppressed or None)

@@ -1,14 +1,15 @@
 """Answers that the page shows while they are being written, and that outlive a reload.
 
-An answer keeps no log of events: it keeps its text, the thinking before it, and its blocks, each with the version in
-which it last changed. A reader that comes back with `Last-Event-ID` is given what changed since, a new one is given
-everything, and a slow one simply finds several versions' changes in one event. So memory is bounded by the answer's own
-length.
+An answer keeps no log of events: it keeps its text, the thinking before it, and its tokens where their log
+probabilities were asked for. An event's id is how much there was of each. So a reader that comes back with
+`Last-Event-ID` is given what has come since, a new one is given everything, a slow one finds several tokens in one
+event, and memory is bounded by the answer's own length.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import Any
@@ -19,9 +20,7 @@ import trio
 
 from uma.errors import BadRequest, Overloaded, ShuttingDown, UmaError
 from uma.http.gateway import Gateway, running
-from uma.http.page.growing import GrowingText
 from uma.http.page.likelihoods import Likelihoods, TokenLikelihood
-from uma.http.page.renderer import Renderer
 from uma.http.problem import NotFound
 from uma.net.client import CLIENT
 from uma.net.logfmt import log
@@ -33,14 +32,17 @@ logger = logging.getLogger("uma.http")
 
 KEEP_SEC = 60.0
 """Time for which an answer without a reader goes on, and can be picked up again."""
-RENDER_INTERVAL_SEC = 0.1
-"""Minimum time between two renderings of a block."""
-RENDER_SHARE = 0.2
-"""Maximum share of a core for rendering one answer while it is written; a long block is rendered less often."""
+UPDATE_INTERVAL_SEC = 0.1
+"""Minimum time between two updates of one reader: a faster one would be no easier to read."""
 MAX_ANSWERS = 256
 """Answers that are written or kept at one time. One of 4,096 tokens takes some 100 KB, a longer one in proportion: the
 context bounds it, or `--max-tokens`."""
 
+
+Extent = tuple[int, int, int]
+"""Characters of text and of thinking, and tokens with a log probability."""
+NOTHING: Extent = (0, 0, 0)
+_EVENT_ID = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})", re.ASCII)
 
 Make = Callable[[], Awaitable[Request]]
 """Gives a request, once its model is loaded."""
@@ -74,45 +76,32 @@ class Answer:
     """See `Exchange.owner`."""
     exchange: None = attrs.field(default=None, init=False)
     """See `Answering`: a page that is left comes back by another one."""
-    text: str = attrs.field(default="", init=False)
-    """Text as far as it has been rendered; of one that is continued, from its first beginning on."""
+    text: str = ""
+    """Text so far; of one that is continued, from its first beginning on."""
     thinking: str = attrs.field(default="", init=False)
-    """The model's thinking. It is shown as it is, at the pace of the text."""
+    """The model's thinking."""
     tokens: list[TokenLikelihood] = attrs.field(factory=list, init=False)
     """The text's tokens, where log probabilities were asked for."""
-    blocks: list[str] = attrs.field(factory=list, init=False)
-    version: int = attrs.field(default=0, init=False)
     finished: Finished | None = attrs.field(default=None, init=False)
     error: UmaError | None = attrs.field(default=None, init=False)
-    is_over: bool = attrs.field(default=False, init=False)
-    """Ended, and rendered to its end: nothing changes any more."""
-    _arrived: list[str] = attrs.field(factory=list, init=False)
-    """Text since the last rendering."""
-    _thought: list[str] = attrs.field(factory=list, init=False)
-    """Thinking since then."""
+    has_begun: bool = attrs.field(default=False, init=False)
+    """The model has written or thought something."""
+    ended: trio.Event = attrs.field(factory=trio.Event, init=False)
+    """Set once nothing more comes: `finished` or `error` says why."""
     _likelihoods: Likelihoods = attrs.field(factory=Likelihoods, init=False)
-    """Tokens since then, where log probabilities were asked for."""
-    _lengths: list[tuple[int, int, int]] = attrs.field(factory=lambda: [(0, 0, 0)], init=False)
-    """Characters of text and of thinking, and tokens, by version."""
-    _changed: list[int] = attrs.field(factory=list, init=False)
-    """Version in which a block last changed, by block."""
     _running: ExitStack = attrs.field(factory=ExitStack, init=False)
     """Counts it for its account."""
     _readers: int = attrs.field(default=0, init=False)
     _stream: EventStream | None = attrs.field(default=None, init=False)
-    _has_ended: trio.Event = attrs.field(factory=trio.Event, init=False)
-    """No more text comes: what there is, is rendered without a pause."""
     _is_stopped: bool = attrs.field(default=False, init=False)
     _ends_thinking: bool = attrs.field(default=False, init=False)
-    _arrival: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
-    _rendered: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    _news: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _readers_changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
-    async def run(self, source: Source, renderer: Renderer) -> None:
-        """Generate and render, until the answer has had no reader for `keep_sec`: then it is cancelled if need be."""
+    async def run(self, source: Source) -> None:
+        """Generate, until the answer has had no reader for `keep_sec`: then it is cancelled if need be."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._generate, source)
-            nursery.start_soon(self._render, renderer)
             await self._wait_until_unwanted()
             nursery.cancel_scope.cancel()
 
@@ -133,48 +122,47 @@ class Answer:
         if self.finished is None:
             self.error = error
             self.stop()
-            self._has_ended.set()
-            self._arrival.unpark_all()
+            self._end()
 
     def give_up(self, error: UmaError) -> None:
-        """Nothing comes any more, not even what has been generated. Its readers get `error`."""
+        """End it with `error`, whatever has been generated."""
         self.error = error
-        self.is_over = True
-        self._rendered.unpark_all()
+        self._end()
 
     @contextmanager
     def reader(self) -> Iterator[None]:
-        """A reader is attached: the answer is wanted, and rendered, for as long as the block lasts."""
+        """A reader is attached: the answer is wanted for as long as the block lasts."""
         self._readers += 1
         self._readers_changed.unpark_all()
-        self._arrival.unpark_all()
         try:
             yield
         finally:
             self._readers -= 1
             self._readers_changed.unpark_all()
 
-    async def wait(self, seen: int) -> None:
-        """Wait until there is a version after `seen`, or the end."""
-        while self.version <= seen and not self.is_over:
-            await self._rendered.park()
+    @property
+    def extent(self) -> Extent:
+        """How much there is."""
+        return len(self.text), len(self.thinking), len(self.tokens)
 
-    def changes(self, seen: int) -> dict[str, Any]:
-        """What is new since version `seen`: text, thinking and tokens to append, and the blocks that changed."""
-        text_chars, thinking_chars, tokens = self._lengths[seen]
+    async def wait(self, seen: Extent) -> None:
+        """Wait until there is more than `seen`, or the end."""
+        while not self.ended.is_set() and not (self.has_begun and self.extent != seen):
+            await self._news.park()
+
+    def changes(self, seen: Extent) -> dict[str, Any]:
+        """What has come since there was `seen`: text, thinking and tokens to append."""
+        text, thinking, tokens = seen
         new = {"tokens": self.tokens[tokens:]} if len(self.tokens) > tokens else {}
-        return {
-            **new,
-            "text": self.text[text_chars:],
-            "thinking": self.thinking[thinking_chars:],
-            "blocks": {index: self.blocks[index] for index, at in enumerate(self._changed) if at > seen},
-            "count": len(self.blocks),
-        }
+        return {"text": self.text[text:], "thinking": self.thinking[thinking:], **new}
 
-    def seen_version(self, last_event_id: str | None) -> int:
-        """The version that a reader has; 0, nothing, for a new one or one with an id that is none of ours."""
-        known = last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit()
-        return min(int(last_event_id or 0), self.version) if known and len(last_event_id or "") < 10 else 0
+    def seen_extent(self, last_event_id: str | None) -> Extent:
+        """What a reader has that was given this event; nothing for a new reader, or an id that is none of ours."""
+        match = _EVENT_ID.fullmatch(last_event_id or "")
+        if match is None:
+            return NOTHING
+        text, thinking, tokens = map(int, match.groups())
+        return min(text, len(self.text)), min(thinking, len(self.thinking)), min(tokens, len(self.tokens))
 
     def count(self) -> None:
         """Count an answer that runs from now on, for its account."""
@@ -198,58 +186,24 @@ class Answer:
                     stream.cancel()
                 async for event in stream:
                     if isinstance(event, Token):
-                        self._arrived.append(event.text)
-                        self._likelihoods.take(event)
+                        self.text += event.text
+                        self.tokens += self._likelihoods.take(event)
                     elif isinstance(event, ReasoningDelta):
-                        self._thought.append(event.text)
+                        self.thinking += event.text
                         self._likelihoods.aside()
                     elif isinstance(event, Finished):
                         self.finished = event
                         meter.usage = event.usage
-                    self._arrival.unpark_all()
+                    self.has_begun = True
+                    self._news.unpark_all()
         except UmaError as error:
             self.error = error
         self._make = None
-        self._has_ended.set()
-        self._arrival.unpark_all()
+        self._end()
 
-    async def _render(self, renderer: Renderer) -> None:
-        growing = GrowingText(renderer.parse, renderer.render)
-        while not self.is_over:
-            while not self._is_due():
-                await self._arrival.park()
-            began = trio.current_time()
-            is_end = self.finished is not None or self.error is not None
-            text = self.text + "".join(self._arrived)
-            thinking = self.thinking + "".join(self._thought)
-            self._arrived.clear()
-            self._thought.clear()
-            if is_end or len(text) > len(self.text):
-                render = growing.finish if is_end else growing.update
-                await trio.to_thread.run_sync(render, text, limiter=renderer.turns, abandon_on_cancel=True)
-            self._publish(text, thinking, growing.blocks, is_end)
-            took = trio.current_time() - began
-            with trio.move_on_after(max(RENDER_INTERVAL_SEC - took, took * (1 / RENDER_SHARE - 1))):
-                await self._has_ended.wait()
-
-    def _is_due(self) -> bool:
-        has_news = self._arrived or self._thought or self.finished is not None or self.error is not None
-        return bool(has_news) and self._readers > 0
-
-    def _publish(self, text: str, thinking: str, blocks: list[str], is_end: bool) -> None:
-        self.version += 1
-        self.text, self.thinking = text, thinking
-        self.tokens += self._likelihoods.drain()
-        self._lengths.append((len(text), len(thinking), len(self.tokens)))
-        for index, html in enumerate(blocks):
-            if index == len(self._changed):
-                self._changed.append(self.version)
-            elif html != self.blocks[index]:
-                self._changed[index] = self.version
-        del self._changed[len(blocks) :]
-        self.blocks = list(blocks)
-        self.is_over = is_end
-        self._rendered.unpark_all()
+    def _end(self) -> None:
+        self.ended.set()
+        self._news.unpark_all()
 
     async def _wait_until_unwanted(self) -> None:
         while True:
@@ -267,16 +221,9 @@ class Answers:
 
     gateway: Gateway
     _by_token: dict[str, Answer] = attrs.field(factory=dict, init=False)
-    _renderer: Renderer = attrs.field(factory=Renderer, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.gateway.at_abort.append(self.abort)
-        self.gateway.at_end.append(self._renderer.close)
-
-    def warm(self) -> None:
-        """Answers will be asked for: have the process that renders them start meanwhile."""
-        if self.gateway.tasks is not None:
-            self.gateway.tasks.start_soon(self._renderer.warm)
 
     def abort(self) -> None:
         """End all, and tell their readers that the server stops."""
@@ -306,9 +253,8 @@ class Answers:
         if kept >= MAX_ANSWERS or mine > MAX_ANSWERS - kept:
             raise Overloaded(f"{kept} answers are being written or kept for their readers; try again later")
         keep_sec = KEEP_SEC if is_kept else 0.0
-        answer = self._by_token[token] = Answer(id, make, keep_sec, model, account, client, owner)
+        answer = self._by_token[token] = Answer(id, make, keep_sec, model, account, client, owner, text)
         self.gateway.began(id, answer)
-        answer.text = text
         answer.count()  # at once: the next request is held against the account's bounds before this one's task begins
         assert self.gateway.tasks is not None  # the service runs, or there would be no connection
         self.gateway.tasks.start_soon(self._run, answer, token)
@@ -325,7 +271,7 @@ class Answers:
 
     async def _run(self, answer: Answer, token: str) -> None:
         try:
-            await answer.run(self.gateway.source, self._renderer)
+            await answer.run(self.gateway.source)
         except Exception as fault:  # noqa: BLE001  (whatever it is, it is this answer's alone)
             log(logger, logging.ERROR, "page.answer_crashed", request=answer.id, fault=fault)
             answer.give_up(UmaError("a fault in the server itself; its log says more"))
@@ -334,7 +280,7 @@ class Answers:
             del self._by_token[token], self.gateway.answering[answer.id]
 
 
-def event(name: str, data: dict[str, Any], id: int | None = None) -> bytes:
+def event(name: str, data: dict[str, Any], id: str | None = None) -> bytes:
     """One server-sent event."""
-    head = b"" if id is None else b"id: %d\n" % id
-    return head + b"event: %s\ndata: %s\n\n" % (name.encode(), orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS))
+    head = b"" if id is None else b"id: %s\n" % id.encode()
+    return head + b"event: %s\ndata: %s\n\n" % (name.encode(), orjson.dumps(data))

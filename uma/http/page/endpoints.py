@@ -1,4 +1,4 @@
-"""What the page asks its server for: its files, answers as they are written, rendered Markdown, and the live view."""
+"""What the page asks its server for: its files, answers as they are written, and the live view."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from typing import Annotated, Any
 import attrs
 import trio
 
-from uma.constraints import Length, Range, Text, hints_of
+from uma.constraints import Length, Range, hints_of
 from uma.errors import BadRequest, UnknownModel
 from uma.http.access import host_parts
 from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, urgency
 from uma.http.gateway import Gateway
-from uma.http.generation import small_work
 from uma.http.local_user import user_of
 from uma.http.many import check_only_model, known_model, own_models
 from uma.http.models import ModelNames
-from uma.http.page.answers import Answer, Answers, Make, event, given
+from uma.http.page.answers import NOTHING, UPDATE_INTERVAL_SEC, Answer, Answers, Extent, Make, event, given
 from uma.http.page.assets import Asset, load
 from uma.http.page.live import LiveFeed
 from uma.http.page.processes import Processes
-from uma.http.page.renderer import Renderer
 from uma.http.problem import Forbidden, NotFound, Problem
 from uma.http.reader import read
 from uma.http.thinking import Wish, thinking
@@ -75,13 +73,6 @@ PRINTED = "127.0.0.1:"
 """How the address of a server on this machine begins."""
 
 
-@attrs.frozen(kw_only=True)
-class MarkdownBody:
-    """Texts to be rendered."""
-
-    texts: Annotated[tuple[Annotated[str, Text()], ...], Length(1, 1_000, "texts")]
-
-
 @attrs.define(eq=False)
 class Page:
     """The page of one gateway's source. All methods belong to the Trio thread."""
@@ -89,11 +80,8 @@ class Page:
     gateway: Gateway
     answers: Answers = attrs.field(init=False)
     _assets: dict[str, Asset] = attrs.field(factory=load, init=False)
-    _renderer: Renderer = attrs.field(factory=Renderer, init=False)
-    """Renderer of texts that the browser has kept. Answers that are being written have one of their own."""
 
     def __attrs_post_init__(self) -> None:
-        self.gateway.at_end.append(self._renderer.close)
         self.answers = Answers(self.gateway)
 
     @cached_property
@@ -120,13 +108,12 @@ class Page:
 
     async def show_file(self, http: Exchange) -> None:
         """One of the page's files."""
-        await self._send_file(http, http.scope["path_params"]["name"])
+        await self._send_file(http, http.path.removeprefix("/ui/"))
 
     async def tell(self, http: Exchange) -> None:
         """Model, limits and the sampling parameters' ranges, for a page that has been opened; of several models all
         that can be chosen, and these of the one that the query names, which is not loaded for that.
         """
-        self.answers.warm()
         more: dict[str, Any] = {"sampling": sampling_ranges()}
         source_info, called = self.gateway.source.info, self.gateway.source.info.model.called
         if (models := self.gateway.models) is not None:
@@ -162,7 +149,7 @@ class Page:
             _id(http), make, token, http.account, http.owner, model=name, text=begun, is_kept=is_kept
         )
         http.has_computed = True
-        await self._stream(http, answer, 0)
+        await self._stream(http, answer, NOTHING)
 
     async def _request_of(self, models: Models, name: str | None, http: Exchange, body: AnswerBody) -> Request:
         """The request for one of several models, once that is loaded."""
@@ -189,7 +176,7 @@ class Page:
     async def resume(self, http: Exchange) -> None:
         """Stream an answer from where its reader was, or from its beginning."""
         answer = self._answer(http)
-        await self._stream(http, answer, answer.seen_version(http.header(b"last-event-id")))
+        await self._stream(http, answer, answer.seen_extent(http.header(b"last-event-id")))
 
     async def stop(self, http: Exchange) -> None:
         """End an answer. Its readers get its last event."""
@@ -203,16 +190,6 @@ class Page:
 
     def _answer(self, http: Exchange) -> Answer:
         return self.answers.find(http.scope["path_params"]["token"], http.account)
-
-    async def render(self, http: Exchange) -> None:
-        """The blocks of finished texts, for conversations that the browser has kept as text."""
-        body = await http.built(lambda fields: read(fields, MarkdownBody, http.ignored))
-        found = await small_work(http, partial(self._rendered, body.texts))
-        await http.answer_json({"blocks": found}, headers=[NO_CACHE])
-
-    async def _rendered(self, texts: Sequence[str]) -> list[list[str]]:
-        render, turns = self._renderer.render, self._renderer.turns
-        return [await trio.to_thread.run_sync(render, text, limiter=turns, abandon_on_cancel=True) for text in texts]
 
     async def watch(self, http: Exchange) -> None:
         """The live view's frames, until the viewer goes; before a frame the viewer's own requests, where they are not
@@ -240,27 +217,28 @@ class Page:
         else:
             await http.answer(asset.data, media_type=asset.media_type, headers=asset.headers)
 
-    async def _stream(self, http: Exchange, answer: Answer, seen: int) -> None:
+    async def _stream(self, http: Exchange, answer: Answer, seen: Extent) -> None:
         with answer.reader():
             await http.start(200, EVENT_STREAM, [NO_CACHE, (b"x-uma-request", answer.id.encode())])
             async with _while_connected(http):
                 await self._write_answer(http, answer, seen)
 
-    async def _write_answer(self, http: Exchange, answer: Answer, seen: int) -> None:
-        while not (answer.is_over and seen == answer.version):
-            patience = HEARTBEAT_SEC if answer.version else PROGRESS_SEC
+    async def _write_answer(self, http: Exchange, answer: Answer, seen: Extent) -> None:
+        while not (answer.ended.is_set() and seen == answer.extent):
+            patience = HEARTBEAT_SEC if answer.has_begun else PROGRESS_SEC
             with trio.move_on_after(patience) as waiting:
                 await answer.wait(seen)
             if waiting.cancelled_caught:
                 await http.write(await self._progress(answer))
-            else:
-                changes = event("update", answer.changes(seen), answer.version)
-                seen = answer.version
-                await http.write(changes)
+                continue
+            changes, seen = answer.changes(seen), answer.extent
+            await http.write(event("update", changes, id=".".join(map(str, seen))))
+            with trio.move_on_after(UPDATE_INTERVAL_SEC):
+                await answer.ended.wait()
         await http.write(_last_event(answer), is_last=True)
 
     async def _progress(self, answer: Answer) -> bytes:
-        if answer.version:
+        if answer.has_begun:
             return b": still here\n\n"
         models = self.gateway.models
         if models is not None and (percent := models.loading_percent(answer.model)) is not None:
@@ -272,12 +250,12 @@ class Page:
 ENDPOINTS: Sequence[tuple[str, str, Callable[[Page, Exchange], Awaitable[None]]]] = (
     ("GET", "/", Page.show),
     ("GET", "/ui/{name}", Page.show_file),
+    ("GET", "/ui/vendor/{name}", Page.show_file),
     ("GET", "/ui/api/info", Page.tell),
     ("POST", "/ui/api/answers", Page.ask),
     ("GET", "/ui/api/answers/{token}", Page.resume),
     ("DELETE", "/ui/api/answers/{token}", Page.stop),
     ("POST", "/ui/api/answers/{token}/answer", Page.answer_now),
-    ("POST", "/ui/api/markdown", Page.render),
     ("GET", "/ui/api/live", Page.watch),
 )
 

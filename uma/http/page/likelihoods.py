@@ -16,7 +16,7 @@ character are one, as likely as all of them together."""
 
 @attrs.define
 class Likelihoods:
-    """Likelihoods of a stream that have not been taken yet."""
+    """What a stream has said of the likelihood of tokens that are no text yet."""
 
     _pending: PendingLogprobs = attrs.field(factory=PendingLogprobs, init=False)
     _decoder: codecs.IncrementalDecoder = attrs.field(
@@ -24,26 +24,19 @@ class Likelihoods:
     )
     _begun: float = attrs.field(default=0.0, init=False)
     """Likelihood of the parts of a character that is not whole."""
-    _ready: list[TokenLikelihood] = attrs.field(factory=list, init=False)
 
-    def take(self, token: Token) -> None:
-        """The next token; nothing where it has no log probability."""
-        for position in self._pending.take(token):
-            self._add(position)
+    def take(self, token: Token) -> list[TokenLikelihood]:
+        """What is complete with the next token; nothing where that has no log probability."""
+        return [found for position in self._pending.take(token) for found in self._whole(position)]
 
     def aside(self) -> None:
         """A piece of thinking has come, whose tokens are no text."""
         self._pending.aside()
 
-    def drain(self) -> list[TokenLikelihood]:
-        """All that have come since the last time."""
-        ready, self._ready = self._ready, []
-        return ready
-
-    def _add(self, position: Logprobs) -> None:
+    def _whole(self, position: Logprobs) -> list[TokenLikelihood]:
         self._begun += position.chosen.logprob
         text = self._decoder.decode(bytes(position.chosen.bytes))
-        if text:
-            others = [(each.text, round(each.logprob, 4)) for each in position.top]
-            self._ready.append((text, round(self._begun, 4), others))
-            self._begun = 0.0
+        if not text:
+            return []
+        logprob, self._begun = round(self._begun, 4), 0.0
+        return [(text, logprob, [(other.text, round(other.logprob, 4)) for other in position.top])]

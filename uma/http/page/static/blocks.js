@@ -1,53 +1,74 @@
-/** The one place where HTML becomes part of the page: blocks that the server rendered and sanitized. */
+/** The one place where HTML becomes part of the page: blocks of Markdown, sanitized. */
 
+import { colour } from "./colours.js";
 import { copy, h, icon } from "./dom.js";
 import { typeset } from "./formulas.js";
+import { Markdown } from "./markdown.js";
 import { morph } from "./morph.js";
 
-/** @typedef {{createHTML: (html: string) => any}} Policy */
+DOMPurify.setConfig({
+  ALLOWED_TAGS: [
+    ...["p", "h3", "h4", "h5", "h6", "blockquote", "hr", "br", "ul", "ol", "li", "pre", "code", "span", "strong", "em", "s"],
+    ...["a", "table", "thead", "tbody", "tr", "th", "td", "#text"],
+  ],
+  ALLOWED_ATTR: ["href", "title", "start", "class", "data-language"],
+  ADD_URI_SAFE_ATTR: ["start", "data-language"],
+  ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
+  ALLOW_DATA_ATTR: false,
+  ALLOW_ARIA_ATTR: false,
+  // Nodes, and not HTML that is parsed once more: what was looked at is what is shown.
+  RETURN_DOM_FRAGMENT: true,
+});
+DOMPurify.addHook("afterSanitizeAttributes", (node) => {
+  if (node.localName !== "a") return;
+  node.setAttribute("target", "_blank");
+  node.setAttribute("rel", "noopener noreferrer nofollow");
+});
 
-/** @type {{createPolicy: (name: string, rules: Policy) => Policy} | undefined} */
-const trusted = Reflect.get(globalThis, "trustedTypes");
-const policy = trusted?.createPolicy("uma-blocks", { createHTML: (html) => html });
-
-/** Shows a list of blocks, and touches those only that changed. */
+/** Shows a text's blocks, and touches those only that changed. */
 export class Blocks {
   constructor() {
     this.element = h("div", { class: "blocks" });
     /** @type {string[]} */
     this.shown = [];
+    this.markdown = new Markdown();
+    /** Nothing is to be done for the text that is shown. */
+    this.isFinal = false;
   }
 
-  /** @param {string[]} blocks The server's. */
-  show(blocks) {
+  /** @param {string} text @param {boolean} isWhole Nothing comes after it. */
+  show(text, isWhole) {
+    if (!text.startsWith(this.markdown.text)) this.markdown = new Markdown();
+    if (isWhole) this.markdown.finish(text);
+    else this.markdown.grow(text);
+    this.isFinal = isWhole;
+    const { blocks } = this.markdown;
     blocks.forEach((html, index) => {
       if (this.shown[index] === html) return;
-      const block = h("div", { class: "block", dir: "auto" });
-      block.innerHTML = policy ? policy.createHTML(html) : html;
+      const block = h("div", { class: "block" });
+      block.append(DOMPurify.sanitize(html));
       dress(block);
+      block.dir = "auto"; // at the end: with each change the browser would look for the direction again
       if (index < this.element.children.length) morph(this.element.children[index], block);
       else this.element.append(block);
     });
     while (this.element.children.length > blocks.length) this.element.lastElementChild?.remove();
-    this.shown = [...blocks];
+    this.shown = blocks;
   }
 
   /** Plain text, until there are blocks. @param {string} text */
-  showText(text) {
+  showPlain(text) {
     this.element.replaceChildren(h("div", { class: "block plain", dir: "auto" }, text));
-    this.shown = [];
   }
 }
 
 /** Formulas are typeset, code gets a bar with its language and a copy button; what is too wide can be scrolled, also by keyboard. @param {HTMLElement} block */
 function dress(block) {
-  for (const formula of block.querySelectorAll(".formula")) {
-    const math = typeset(formula.textContent ?? "");
-    if (math) formula.replaceChildren(math);
-  }
+  block.querySelectorAll(".formula").forEach(typeset);
   for (const code of block.querySelectorAll("pre > code")) {
     const pre = /** @type {HTMLElement} */ (code.parentElement);
     const language = code.getAttribute("data-language") ?? "";
+    colour(code, language);
     pre.tabIndex = 0;
     pre.setAttribute("role", "region");
     pre.setAttribute("aria-label", language ? `Code in ${language}` : "Code");

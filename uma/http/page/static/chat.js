@@ -1,6 +1,5 @@
 /** The chat: which conversation is shown, what is asked in it, and the answers that are being written anywhere. */
 
-import { ApiError, ask } from "./api.js";
 import { announce, arrange, byId, DOUBLE_CLICK_MS, h, rebuild, toast } from "./dom.js";
 import { AnswerView, edit, nameModelsOnce, question, spokenEnd } from "./message.js";
 import { Run } from "./run.js";
@@ -29,8 +28,10 @@ import { Turns } from "./turns.js";
 
 const SAVE_EVERY_MS = 1_000;
 const NEAR_END_PX = 80;
-const MAX_RENDERED = 500;
-const RENDER_AT_ONCE = 50;
+/** For so long at a stretch finished answers are rendered. */
+const RENDER_MS = 30;
+/** An answer that is written rests for so many times as long as it took to draw it, however long its last block is. */
+const REST = 4;
 /** Code of what the server has no more. */
 const GONE = "gone";
 /** Code of a refusal for a key that is missing or wrong. */
@@ -46,8 +47,6 @@ export class Chat {
     /** Answers that are being written, by their message's id. @type {Map<string, {run: Run, home: Conversation}>} */
     this.runs = new Map();
     this.turns = new Turns();
-    /** Rendered answers by their text. @type {Map<string, string[]>} */
-    this.rendered = new Map();
     /** The answers that are shown, by their message's id. @type {Map<string, AnswerView>} */
     this.shown = new Map();
     /** What is shown of each message, and of which versions: a long conversation takes seconds to be built again. @type {Map<Message, {versions: string, element: HTMLElement, answer?: AnswerView}>} */
@@ -344,21 +343,29 @@ export class Chat {
     await run.follow();
     this.runs.delete(message.id);
     this.does.ended();
-    if (run.lastEventId) this.remember(message.text, run.blocks);
-    else if (conversation === this.current) void this.renderMissing(branch(conversation));
     await this.save(conversation);
     const end = spokenEnd(message);
     if (conversation === this.current && end) announce(end);
     this.does.onChange();
   }
 
-  /** @param {Run} run */
+  /** Show what is new of an answer: its end at once, all else as soon as the page has rested. @param {Run} run */
   showRun(run) {
     const view = this.shown.get(run.message.id);
     if (!view) return;
+    if (run.isOver) this.draw(view, run);
+    else view.drawing ??= setTimeout(() => this.draw(view, run), view.restMs);
+  }
+
+  /** @param {AnswerView} view @param {Run} run */
+  draw(view, run) {
+    clearTimeout(view.drawing);
+    view.drawing = undefined;
+    const began = performance.now();
     view.follow(run);
     if (run.isOver) nameModelsOnce(this.thread);
     if (this.isAtEnd) this.goToEnd();
+    view.restMs = REST * (performance.now() - began);
   }
 
   render() {
@@ -367,7 +374,7 @@ export class Chat {
     this.turns.show(this.running);
     if (this.isAtEnd) this.goToEnd();
     this.does.onChange();
-    void this.renderMissing(path);
+    void this.renderMissing();
   }
 
   /** @param {Message[]} path */
@@ -405,7 +412,7 @@ export class Chat {
     const versions = namesOf(siblings);
     if (message.role === "user") return { versions, element: question(message, siblings, this.actions) };
     const answer = new AnswerView(message, siblings, this.actions);
-    if (!this.runs.has(message.id)) answer.showBlocks(this.rendered.get(message.text));
+    if (!this.runs.has(message.id)) answer.showPlain();
     return { versions, element: answer.element, answer };
   }
 
@@ -483,34 +490,18 @@ export class Chat {
     list.replaceChildren(...ideas);
   }
 
-  /** Have finished answers rendered that this page has not shown yet. @param {Message[]} path */
-  async renderMissing(path) {
-    const texts = path
-      .filter(
-        (each) => each.role === "assistant" && each.text && !each.token && !this.rendered.has(each.text),
-      )
-      .map((each) => each.text);
-    for (let at = 0; at < texts.length; at += RENDER_AT_ONCE) {
-      const some = texts.slice(at, at + RENDER_AT_ONCE);
-      try {
-        const { blocks } = await ask("markdown", { texts: some });
-        some.forEach((text, index) => this.remember(text, blocks[index]));
-        // Each in its place: more answers than are remembered would have the whole thread built for ever.
-        for (const { id, text } of path)
-          if (some.includes(text)) this.shown.get(id)?.showBlocks(this.rendered.get(text));
-        if (this.isAtEnd) this.goToEnd();
-      } catch (error) {
-        if (!(error instanceof ApiError)) throw error;
-        return; // plain text stays; the banner says that the server is gone
+  /** Render finished answers that are still shown as plain text, the last one first; between them the page does what else there is. */
+  async renderMissing() {
+    let began = performance.now();
+    for (const view of [...this.shown.values()].reverse()) {
+      if (performance.now() - began > RENDER_MS) {
+        await new Promise((resolve) => setTimeout(resolve));
+        began = performance.now();
       }
+      if (this.shown.get(view.message.id) !== view || view.blocks.isFinal || this.runs.has(view.message.id)) continue;
+      view.blocks.show(view.message.text, true);
+      if (this.isAtEnd) this.goToEnd();
     }
-  }
-
-  /** @param {string} text @param {string[]} blocks */
-  remember(text, blocks) {
-    const [oldest] = this.rendered.keys();
-    if (oldest !== undefined && this.rendered.size >= MAX_RENDERED) this.rendered.delete(oldest);
-    this.rendered.set(text, [...blocks]);
   }
 
   /** While another view is shown, the thread stays as it is, and comes back where it was. @param {boolean} isShown */

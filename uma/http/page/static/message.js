@@ -163,6 +163,9 @@ export class AnswerView {
     this.thinking = new Thinking(message);
     this.blocks = new Blocks();
     this.tokens = new Tokens();
+    /** When it is drawn again, while it is written. @type {number | undefined} */
+    this.drawing = undefined;
+    this.restMs = 0;
     this.status = h("div", { class: "status" });
     this.told = "";
     this.foot = h("footer", { class: "answer-foot" });
@@ -208,23 +211,20 @@ export class AnswerView {
     return button;
   }
 
-  /** A finished answer's blocks. @param {string[] | undefined} blocks */
-  showBlocks(blocks) {
+  /** A finished answer's text as it is, until there is time to render it. */
+  showPlain() {
     this.showTokens();
-    if (blocks) this.blocks.show(blocks);
-    else this.blocks.showText(this.message.text);
+    this.blocks.showPlain(this.message.text);
   }
 
   /** @param {Run} run */
   follow(run) {
     this.thinking.show(!run.isOver && !run.message.text);
-    if (run.lastEventId) this.blocks.show(run.blocks);
-    // Until the server has told of it, what the browser kept of it is shown.
-    else if (!this.blocks.element.hasChildNodes() && run.message.text) this.showBlocks(undefined);
+    this.blocks.show(run.message.text, run.isOver);
     this.showTokens();
     this.element.classList.toggle("is-writing", !run.isOver);
     this.element.setAttribute("aria-busy", String(!run.isOver));
-    this.announceUpTo(run, run.isOver ? run.blocks.length : run.blocks.length - 1);
+    this.announceUpTo(run, this.blocks.shown.length - (run.isOver ? 0 : 1));
     if (run.isOver) this.finish();
     else this.showStatus(statusOf(run));
   }

@@ -3,16 +3,18 @@
 
 /** Make `from` like `to`, which is used up. Buttons stay as they are: the page makes them, and they show what was done. @param {Node} from @param {Node} to */
 export function morph(from, to) {
-  if (from instanceof HTMLButtonElement) return;
+  if (from instanceof HTMLButtonElement || from.isEqualNode(to)) return; // the browser compares much faster than this does
   if (from instanceof Text) grow(from, to.textContent ?? "");
   if (from instanceof Element && to instanceof Element) copyAttributes(from, to);
   const [before, after] = [[...from.childNodes], [...to.childNodes]];
+  const more = document.createDocumentFragment();
   after.forEach((node, index) => {
     const old = before[index];
-    if (!old) from.appendChild(node);
+    if (!old) more.appendChild(node);
     else if (old.nodeName !== node.nodeName) from.replaceChild(node, old);
     else morph(old, node);
   });
+  if (more.hasChildNodes()) from.appendChild(more);
   for (const old of before.slice(after.length)) from.removeChild(old);
 }
 

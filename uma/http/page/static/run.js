@@ -42,9 +42,7 @@ export class Run {
     this.token = message.token;
     /** Whether the server is known to have the question. */
     this.hasArrived = body === undefined;
-    /** The blocks so far, as sanitized HTML. @type {string[]} */
-    this.blocks = [];
-    /** Of these, the ones that screen readers have been given. */
+    /** Blocks that screen readers have been given. */
     this.announced = 0;
   /** How far the prompt is read, or what it waits for, while there is no text. @type {Progress} */
     this.progress = {};
@@ -196,8 +194,6 @@ export class Run {
       this.message.text += data.text;
       if (data.thinking) this.message.thinking = (this.message.thinking ?? "") + data.thinking;
       if (data.tokens) this.message.tokens = [...(this.message.tokens ?? []), ...data.tokens];
-      for (const [index, html] of Object.entries(data.blocks)) this.blocks[Number(index)] = html;
-      this.blocks.length = data.count;
     } else if (name === "progress") {
       this.progress = data;
       this.loadedPercent = data.loading_percent;
