@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from http_server import HttpServer, running_http
+from http_server import HttpServer, ServeModels, running_http
 from hypothesis import HealthCheck, settings
 from page_browser import ENDLESS, SHEEP, Visitor, chromium, visitor
 from playwright.sync_api import Browser
@@ -38,6 +39,11 @@ from models import write_model
 from uma.cli import main
 from uma.llama.grammar import GrammarCompiler, GrammarMasks
 from uma.llama.vocab import Vocab
+
+if TYPE_CHECKING:  # slow to import
+    import anthropic
+    import ollama
+    import openai
 
 # `benchmarks` is no part of the installed package. Last in the path: what tests import of `uma` is what is installed.
 sys.path.append(str(Path(__file__).parents[1]))
@@ -126,6 +132,18 @@ def folder() -> Iterator[Path]:
 def texts(folder: Path) -> Mapping[str, str]:
     """What each of them says where it is alone."""
     return texts_of(folder)
+
+
+@pytest.fixture
+def serve_models(folder: Path) -> Iterator[ServeModels]:
+    """Starts servers of `several.NAMES` with these flags, by default of all, ready for clients; ended with the test."""
+    with ExitStack() as stack:
+
+        def start(*flags: str) -> HttpServer:
+            place = stack.enter_context(short_directory())
+            return stack.enter_context(running_http(place, *(flags or ("--models", "all")), UMA_MODELS=str(folder)))
+
+        yield start
 
 
 @pytest.fixture
@@ -222,6 +240,33 @@ def http_server() -> Iterator[HttpServer]:
     """One real `uma run --http` with the built-in model, for all tests that leave it as they found it."""
     with short_directory() as directory, running_http(directory, *EXACT) as process:
         yield process
+
+
+@pytest.fixture
+def openai_client(http_server: HttpServer) -> Iterator[openai.OpenAI]:
+    """OpenAI's client of that server."""
+    from http_clients import openai_of
+
+    with openai_of(http_server) as one:
+        yield one
+
+
+@pytest.fixture
+def claude(http_server: HttpServer) -> Iterator[anthropic.Anthropic]:
+    """Anthropic's."""
+    from http_clients import claude_of
+
+    with claude_of(http_server) as one:
+        yield one
+
+
+@pytest.fixture
+def llama(http_server: HttpServer) -> Iterator[ollama.Client]:
+    """Ollama's."""
+    from http_clients import ollama_of
+
+    with ollama_of(http_server) as one:
+        yield one
 
 
 @pytest.fixture(scope="session")

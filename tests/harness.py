@@ -18,13 +18,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 import uma
+from forked import Forked
 
 PATIENCE_SEC = 60.0
 """How long anything may take before the test gives up; never how long anything is expected to take."""
@@ -99,7 +100,7 @@ class Log:
 class ServerProcess:
     """A real `uma run`, and its log."""
 
-    def __init__(self, process: subprocess.Popen[bytes], path: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | Forked, path: Path) -> None:
         self.process = process
         self.socket = path
         self.log = Log(process.stderr)
@@ -164,6 +165,11 @@ def uma_command(*args: str) -> list[str]:
     return [sys.executable, "-m", "uma", *args]
 
 
+def is_own(command: Sequence[str]) -> bool:
+    """Whether it is one of `uma`."""
+    return [*command[: len(uma_command())]] == uma_command()
+
+
 def clean_environ(**more: str) -> dict[str, str]:
     """This process's variables without any `UMA_…` one, and with `more`. Python finds this very checkout with them.
 
@@ -183,6 +189,21 @@ def run_to_end(
     *command: str, stdin: str = "", environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command without any `UMA_…` setting, unless `environ` says otherwise, to its end, whatever that is."""
+    own = len(uma_command())
+    if is_own(command):
+        with ExitStack() as stack:
+            given, *told = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            given.write(stdin.encode(errors="surrogateescape"))
+            given.seek(0)
+            stdin_fd, stdout_fd, stderr_fd = given.fileno(), told[0].fileno(), told[1].fileno()
+            process = Forked(
+                command[own:], environ or clean_environ(), stdin=stdin_fd, stdout=stdout_fd, stderr=stderr_fd
+            )
+            code = process.wait(3 * PATIENCE_SEC)
+            for each in told:
+                each.seek(0)
+            texts = [each.read().decode(errors="surrogateescape") for each in told]
+        return subprocess.CompletedProcess(command, code, *texts)
     return subprocess.run(
         command,
         input=stdin,
@@ -200,14 +221,8 @@ def start_server(path: Path, *flags: str, **environ: str) -> ServerProcess:
     built-in one, whatever else this machine has.
     """
     chosen = () if {"--model", "--models", "--config"} & {*flags} else ("--model", "builtin")
-    process = subprocess.Popen(
-        uma_command("run", "--socket", str(path), *ONE_THREAD, *chosen, *flags),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=clean_environ(**environ),
-    )
-    return ServerProcess(process, path)
+    arguments = ("run", "--socket", str(path), *ONE_THREAD, *chosen, *flags)
+    return ServerProcess(Forked(arguments, clean_environ(**environ), stderr=subprocess.PIPE), path)
 
 
 RunInProcess = Callable[..., "subprocess.CompletedProcess[bytes]"]

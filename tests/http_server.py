@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +18,8 @@ import attrs
 import trio
 import trio.testing
 
-from harness import PATIENCE_SEC, ServerProcess, clean_environ, running_server, uma_command
+from forked import Forked
+from harness import PATIENCE_SEC, ServerProcess, clean_environ, running_server
 from uma.config import RuntimeConfig
 from uma.engine import Engine, open_engine
 from uma.http.gateway import Gateway
@@ -110,8 +111,33 @@ class RawHttp:
             return True
 
 
+class Reachable:
+    """What listens on a port of 127.0.0.1."""
+
+    @property
+    def port(self) -> int:
+        """That port."""
+        raise NotImplementedError
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @contextmanager
+    def connect(self, receive_buffer: int | None = None, segment_bytes: int | None = None) -> Iterator[RawHttp]:
+        """A bare connection, closed with the block."""
+        with closing(RawHttp(self.port, receive_buffer, segment_bytes)) as raw:
+            yield raw
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answered:
+        """One request on a connection of its own."""
+        with self.connect() as raw:
+            return raw.ask(method, path, body, **headers)
+
+
 @attrs.frozen
-class HttpServer:
+class HttpServer(Reachable):
     """A real server, and where its HTTP listens."""
 
     process: ServerProcess
@@ -119,22 +145,11 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """Its port on 127.0.0.1."""
         return int(self.url.rpartition(":")[2])
 
-    @contextmanager
-    def connect(self) -> Iterator[RawHttp]:
-        """A bare connection, closed with the block."""
-        raw = RawHttp(self.port)
-        try:
-            yield raw
-        finally:
-            raw.close()
 
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answered:
-        """One request on a connection of its own."""
-        with self.connect() as raw:
-            return raw.ask(method, path, body, **headers)
+ServeModels = Callable[..., HttpServer]
+"""`uma run --http` with several models and these flags."""
 
 
 @contextmanager
@@ -152,11 +167,8 @@ def running_http(directory: Path, *flags: str, **environ: str) -> Iterator[HttpS
 @contextmanager
 def running_gateway(server: ServerProcess, *flags: str) -> Iterator[HttpServer]:
     """`uma gateway` in front of a server, ready for clients; ended with the block."""
-    command = uma_command("gateway", "--socket", str(server.socket), "--http", "127.0.0.1:0", *flags)
-    popen = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=clean_environ()
-    )
-    process = ServerProcess(popen, server.socket)
+    arguments = ("gateway", "--socket", str(server.socket), "--http", "127.0.0.1:0", *flags)
+    process = ServerProcess(Forked(arguments, clean_environ(), stderr=subprocess.PIPE), server.socket)
     try:
         yield HttpServer(process, _url(process))
     finally:
@@ -176,7 +188,7 @@ def _url(process: ServerProcess) -> str:
 
 
 @attrs.frozen
-class HostedHttp:
+class HostedHttp(Reachable):
     """The real engine and HTTP service in a Trio thread of this very process, whose tasks a test can count."""
 
     engine: Engine

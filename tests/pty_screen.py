@@ -25,7 +25,8 @@ from types import TracebackType
 
 import pyte
 
-from harness import PATIENCE_SEC
+from forked import Forked
+from harness import PATIENCE_SEC, is_own, uma_command
 
 TAKE_TERMINAL = """
 import fcntl, os, sys, termios
@@ -54,13 +55,16 @@ class Terminal:
         """All bytes the program wrote."""
         self._master, slave = pty.openpty()
         self._set_size(columns, lines)
-        self.process = subprocess.Popen(
-            [sys.executable, "-S", "-c", TAKE_TERMINAL, *arguments],
-            stdin=slave, stdout=slave, stderr=slave,
-            env={**environ, "TERM": environ.get("TERM", "xterm-256color")},
-            cwd=cwd,
-            start_new_session=True,
-        )  # fmt: skip
+        environ = {**environ, "TERM": environ.get("TERM", "xterm-256color")}
+        self.process: subprocess.Popen[bytes] | Forked
+        if is_own(arguments):
+            own = arguments[len(uma_command()) :]
+            self.process = Forked(own, environ, stdin=slave, stdout=slave, stderr=slave, cwd=cwd, has_terminal=True)
+        else:
+            command = [sys.executable, "-S", "-c", TAKE_TERMINAL, *arguments]
+            self.process = subprocess.Popen(
+                command, stdin=slave, stdout=slave, stderr=slave, env=environ, cwd=cwd, start_new_session=True
+            )
         os.close(slave)
 
     def __enter__(self) -> Terminal:

@@ -7,15 +7,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
+from http_clients import openai_of
 from http_server import HttpServer, running_http
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from script_model import write_script_model
 from test_engine_tools import QWEN
 
-from harness import PATIENCE_SEC, short_directory
+from harness import short_directory
 
 ASKED = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "What is the weather?"}]}
 CITIES = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Bern"]}}, "required": ["city"]}
@@ -53,13 +53,9 @@ def ignored(answer: Any) -> list[str]:
     return [each for each in answer.headers.get("x-uma-ignored", "").split(", ") if each]
 
 
-def client_of(server: HttpServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SEC)
-
-
 def both(server: HttpServer, **asked: Any) -> list[Response]:
     """The answer whole and streamed, each event of which is one that OpenAI's client knows."""
-    with client_of(server) as client:
+    with openai_of(server) as client:
         whole = client.responses.create(**asked)
         with client.responses.stream(**asked) as stream:
             for event in stream:
@@ -76,7 +72,7 @@ def test_a_call_of_a_function_in_a_namespace_names_both(http_server: HttpServer)
         assert json.loads(call.arguments)["city"] in ("Oslo", "Bern")
         later: list[Any] = [ASKED, call.model_dump(exclude_none=True)]
         later.append({"type": "function_call_output", "call_id": call.call_id, "output": "Rain."})
-        with client_of(http_server) as client:
+        with openai_of(http_server) as client:
             assert client.responses.create(input=later, **asked).status in ("completed", "incomplete")
 
 
@@ -111,7 +107,7 @@ def test_a_custom_tool_is_called_with_its_input_as_text(patcher: HttpServer) -> 
         assert (call.name, call.input) == ("apply_patch", INPUT)
         later: list[Any] = [ASKED, call.model_dump(exclude_none=True)]
         later.append({"type": "custom_tool_call_output", "call_id": call.call_id, "output": "Done."})
-        with client_of(patcher) as client:
+        with openai_of(patcher) as client:
             assert client.responses.create(input=later, **asked).output
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import stat
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from projectors import LLAVA_TOKENS, png, write_projector
 from pty_screen import Terminal
@@ -114,7 +114,7 @@ def begin_a_story(terminal: Terminal) -> None:
 def suspend(terminal: Terminal) -> None:
     """Ctrl-Z during an answer. All that was written before is on the screen: the cursor is shown last."""
     terminal.type("\x1a")
-    os.waitid(os.P_PID, terminal.process.pid, os.WSTOPPED | os.WNOWAIT)
+    until(psutil.Process(terminal.process.pid).status, lambda state: state == psutil.STATUS_STOPPED)
     terminal.wait_until(lambda: terminal.is_cursor_shown, "the cursor")
 
 

@@ -14,9 +14,10 @@ import numpy.typing as npt
 import openai
 import pytest
 import trio
+from http_clients import openai_of
 from http_server import HttpServer, running_http
 
-from harness import PATIENCE_SEC, RunInProcessText, short_directory
+from harness import RunInProcessText, short_directory
 from models import write_model
 from uma import LLM, connect
 from uma.client.probe import SocketProbe
@@ -119,7 +120,7 @@ def test_llm_has_a_row_of_nan_and_warns_once(server: HttpServer, expected: npt.N
 
 
 def test_openai_s_client_has_none_for_it(server: HttpServer, expected: npt.NDArray[np.float64]) -> None:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SEC) as client:
+    with openai_of(server) as client:
         for form in (openai.omit, "float"):
             found = client.embeddings.create(model="model", input=TEXTS, encoding_format=form)
             check([each.embedding for each in found.data], expected)

@@ -16,7 +16,7 @@ from typing import Any
 import openai
 import pytest
 from engine_world import config_for
-from http_server import HttpServer, RawHttp, hosted_http, running_http
+from http_server import HttpServer, hosted_http, running_http
 from openai.types import Batch
 
 from harness import until
@@ -318,7 +318,7 @@ def test_what_stands_around_a_file_is_bounded_too(tiny: Path, tmp_path: Path, mo
     """A form's beginning, before its first part, that has no end."""
     monkeypatch.setattr(files, "MAX_FILE_BYTES", 100_000)
     config = config_for(tiny, http="127.0.0.1:0", http_jobs=str(tmp_path / "jobs"))
-    with hosted_http(config) as server, closing(RawHttp(server.port)) as raw:
+    with hosted_http(config) as server, server.connect() as raw:
         piece = b"10000\r\n" + bytes(65_536) + b"\r\n"
         raw.sock.sendall(
             b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"

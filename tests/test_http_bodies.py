@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import attrs
@@ -71,10 +71,10 @@ def test_unfinished_bodies_of_many_connections_take_no_more_than_all_are_given(
     fitting = MAX_BODIES_BYTES // BODY_BYTES
     with ExitStack() as stack:
         for number in range(fitting):
-            begin(stack.enter_context(closing(RawHttp(open_to_all.port))), "/v1/completions")
+            begin(stack.enter_context(open_to_all.connect()), "/v1/completions")
             until_held(open_to_all, (number + 1) * BODY_BYTES)
         for path in PATHS:
-            raw = stack.enter_context(closing(RawHttp(open_to_all.port)))
+            raw = stack.enter_context(open_to_all.connect())
             begin(raw, path)
             refused = raw.answer()
             assert (refused.status, refused.headers["retry-after"]) == (503, "1")
@@ -89,13 +89,13 @@ def test_unfinished_bodies_of_one_key_take_its_part(locked: HostedHttp, keys: di
     mine, theirs = ({"authorization": f"Bearer {keys[name]}"} for name in ("free", "single"))
     with ExitStack() as stack:
         for number in range(fitting):
-            begin_whole(stack.enter_context(closing(RawHttp(locked.port))), "/v1/completions", **mine)
+            begin_whole(stack.enter_context(locked.connect()), "/v1/completions", **mine)
             until_held(locked, (number + 1) * BODY_BYTES)
         for path in PATHS:
-            raw = stack.enter_context(closing(RawHttp(locked.port)))
+            raw = stack.enter_context(locked.connect())
             begin_whole(raw, path, **mine)
             assert raw.answer().status == 503
-        with closing(RawHttp(locked.port)) as other:
+        with locked.connect() as other:
             assert other.ask("POST", "/v1/completions", SMALL, **theirs).status == 200
     until_held(locked, 0)
 
@@ -109,14 +109,14 @@ def test_a_key_has_as_many_unfinished_bodies_as_it_can_have_requests(
     if path == "/v1/responses":  # its `prompt` is something else
         del fields["prompt"]
     body = json.dumps(fields).encode()
-    with closing(RawHttp(locked.port)) as first, closing(RawHttp(locked.port)) as second:
+    with locked.connect() as first, locked.connect() as second:
         first.send("POST", path, body[:-1], **mine, **{"content-length": str(len(body))})
         until_held(locked, len(body) - 1)
         second.send("POST", path, b"", **mine, **{"content-length": str(8 * MIB)})
         refused = second.answer()
         assert (refused.status, refused.headers["retry-after"]) == (429, "1")
         assert "max_concurrent" in str(refused.json)
-        with closing(RawHttp(locked.port)) as other:
+        with locked.connect() as other:
             theirs = {"authorization": f"Bearer {keys['free']}"}
             assert other.ask("POST", "/v1/completions", SMALL, **theirs).status == 200
         first.sock.sendall(body[-1:])
@@ -126,7 +126,7 @@ def test_a_key_has_as_many_unfinished_bodies_as_it_can_have_requests(
 
 def test_a_body_counts_until_its_answer_begins(open_to_all: HostedHttp) -> None:
     body = json.dumps({**SMALL, "stream": True, "ignore_eos": True, "max_tokens": 1500}).encode()
-    with closing(RawHttp(open_to_all.port)) as raw:
+    with open_to_all.connect() as raw:
         raw.send("POST", "/v1/completions", body[:-1], **{"content-length": str(len(body))})
         until_held(open_to_all, len(body) - 1)
         raw.sock.sendall(body[-1:])
@@ -137,6 +137,6 @@ def test_a_body_counts_until_its_answer_begins(open_to_all: HostedHttp) -> None:
 def test_one_client_can_always_send_the_longest_body(tiny: Path) -> None:
     most = MAX_BODIES_BYTES + MIB
     config = attrs.evolve(config_for(tiny, http="127.0.0.1:0"), max_frame_bytes=most)
-    with hosted_http(config) as hosted, closing(RawHttp(hosted.port)) as raw:
+    with hosted_http(config) as hosted, hosted.connect() as raw:
         refused = raw.ask("POST", "/tokenize", b'{"content": ""' + b" " * (most - 15) + b"}")
         assert refused.status == 200

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -18,49 +17,22 @@ GREEDY = {"temperature": 0}
 TURNS: Any = [{"role": "user", "content": "Tell me a story about a fox"}]
 
 
-@pytest.fixture
-def claude(http_server: HttpServer) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=http_server.url, api_key="none", max_retries=0, timeout=PATIENCE_SEC) as client:
-        yield client
-
-
-@pytest.fixture
-def client(http_server: HttpServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{http_server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SEC) as client:
-        yield client
-
-
-@pytest.fixture
-def llama(http_server: HttpServer) -> Iterator[ollama.Client]:
-    client = ollama.Client(host=http_server.url, timeout=PATIENCE_SEC)
-    yield client
-    client._client.close()
-
-
-def test_anthropic_s_client_gets_a_message(claude: anthropic.Anthropic) -> None:
-    message = claude.messages.create(
-        model="builtin", max_tokens=12, messages=TURNS, system="Be brief.", extra_body=GREEDY
-    )
-    assert message.content[0].type == "text"
-    assert message.content[0].text
-    assert message.usage.output_tokens <= 12
-    assert message.stop_reason in ("max_tokens", "end_turn")
-
-
 def test_anthropic_s_stream_adds_up_to_its_message(claude: anthropic.Anthropic) -> None:
-    whole = claude.messages.create(model="builtin", max_tokens=16, messages=TURNS, extra_body=GREEDY)
-    with claude.messages.stream(model="builtin", max_tokens=16, messages=TURNS, extra_body=GREEDY) as stream:
+    asked: Any = {"model": "builtin", "max_tokens": 16, "messages": TURNS, "system": "Be brief.", "extra_body": GREEDY}
+    whole = claude.messages.create(**asked)
+    with claude.messages.stream(**asked) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert whole.content[0].type == "text"
     assert text == whole.content[0].text
-    assert final.usage.output_tokens == whole.usage.output_tokens
-    counted = claude.messages.count_tokens(model="builtin", messages=TURNS).input_tokens
+    assert whole.stop_reason in ("max_tokens", "end_turn")
+    assert final.usage.output_tokens == whole.usage.output_tokens <= 16
+    counted = claude.messages.count_tokens(model="builtin", messages=TURNS, system="Be brief.").input_tokens
     assert final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0) == counted
 
 
 def test_every_dialect_tells_which_stop_string_ended_an_answer(
-    claude: anthropic.Anthropic, client: openai.OpenAI, http_server: HttpServer
+    claude: anthropic.Anthropic, openai_client: openai.OpenAI, http_server: HttpServer
 ) -> None:
     asked: dict[str, Any] = {"model": "builtin", "max_tokens": 60, "messages": TURNS, "extra_body": GREEDY}
     ended = claude.messages.create(**asked, stop_sequences=["zzz", "e"])
@@ -73,10 +45,10 @@ def test_every_dialect_tells_which_stop_string_ended_an_answer(
     free = http_server.ask("POST", "/completion", {"prompt": "Once upon", "n_predict": 2}).json
     assert (free["stop_type"], free["stopping_word"]) == ("limit", "")
     plain: Any = {"model": "builtin", "prompt": "Once upon", "max_tokens": 60, "stop": ["e"]}
-    assert client.completions.create(**plain).choices[0].model_extra == {"stop_reason": "e"}
-    *_, final = [chunk.choices[0] for chunk in client.completions.create(**plain, stream=True)]
+    assert openai_client.completions.create(**plain).choices[0].model_extra == {"stop_reason": "e"}
+    *_, final = [chunk.choices[0] for chunk in openai_client.completions.create(**plain, stream=True)]
     assert (final.finish_reason, final.model_extra) == ("stop", {"stop_reason": "e"})
-    chat = client.chat.completions.create(model="builtin", messages=TURNS, max_tokens=60, stop=["e"])
+    chat = openai_client.chat.completions.create(model="builtin", messages=TURNS, max_tokens=60, stop=["e"])
     assert chat.choices[0].model_extra == {"stop_reason": "e"}
 
 
@@ -113,11 +85,11 @@ def test_ollama_s_client_chats_and_generates(llama: ollama.Client) -> None:
     assert generated.response == whole.message.content
 
 
-def test_openai_s_client_sees_the_model(client: openai.OpenAI) -> None:
-    assert [each.id for each in client.models.list()] == ["builtin"]
-    assert client.models.retrieve("builtin").id == "builtin"
+def test_openai_s_client_sees_the_model(openai_client: openai.OpenAI) -> None:
+    assert [each.id for each in openai_client.models.list()] == ["builtin"]
+    assert openai_client.models.retrieve("builtin").id == "builtin"
     with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("gpt-4")
+        openai_client.models.retrieve("gpt-4")
 
 
 def test_ollama_s_client_sees_the_model(llama: ollama.Client) -> None:
@@ -130,28 +102,11 @@ def test_ollama_s_client_sees_the_model(llama: ollama.Client) -> None:
     assert refused.value.status_code == 404
 
 
-@pytest.mark.parametrize("stop", [" a", [" a", "x"]])
-def test_openai_s_completions_stop_where_they_are_told(client: openai.OpenAI, stop: Any) -> None:
-    done = client.completions.create(model="builtin", prompt="Once upon", max_tokens=30, temperature=0, stop=stop)
-    assert " a" not in done.choices[0].text
-    assert done.choices[0].finish_reason == "stop"
-
-
-def test_openai_s_usage_sums_all_prompts(client: openai.OpenAI) -> None:
-    prompts = ["Once upon a time", "The owl said", "A fox"]
-    each = [client.completions.create(model="builtin", prompt=one, max_tokens=5, temperature=0) for one in prompts]
-    every = client.completions.create(model="builtin", prompt=prompts, max_tokens=5, temperature=0)
-    assert [choice.text for choice in every.choices] == [one.choices[0].text for one in each]
-    assert every.usage is not None
-    assert every.usage.completion_tokens == sum(one.usage.completion_tokens for one in each if one.usage)
-    assert every.usage.prompt_tokens == sum(one.usage.prompt_tokens for one in each if one.usage)
-
-
-def test_openai_s_responses_stream_in_their_documented_order(client: openai.OpenAI) -> None:
+def test_openai_s_responses_stream_in_their_documented_order(openai_client: openai.OpenAI) -> None:
     asked: Any = {"model": "builtin", "input": "Tell me a story", "temperature": 0, "extra_body": {"stop": "."}}
-    whole = client.responses.create(**asked)
+    whole = openai_client.responses.create(**asked)
     assert whole.output_text
-    with client.responses.stream(**asked) as stream:
+    with openai_client.responses.stream(**asked) as stream:
         events = list(stream)
         final = stream.get_final_response()
     kinds = [event.type for event in events]
@@ -171,13 +126,6 @@ def test_openai_s_responses_stream_in_their_documented_order(client: openai.Open
     for usage in (whole.usage, final.usage):
         assert usage is not None
         assert usage.total_tokens == usage.input_tokens + usage.output_tokens > usage.input_tokens
-
-
-def test_a_response_that_max_output_tokens_cuts_is_incomplete(client: openai.OpenAI) -> None:
-    cut = client.responses.create(model="builtin", input="Tell me a story", max_output_tokens=3, temperature=0)
-    assert cut.status == "incomplete"
-    assert cut.incomplete_details is not None
-    assert cut.incomplete_details.reason == "max_output_tokens"
 
 
 def test_openai_s_asynchronous_client_streams(http_server: HttpServer) -> None:

@@ -53,9 +53,7 @@ def test_no_large_body_is_read_on_the_trio_thread(hosted: HostedHttp, monkeypatc
     monkeypatch.setattr("uma.http.reader.structure", noted)
     trio_thread = hosted.call(threading.get_ident)
     for path, body in BODIES.items():
-        raw = RawHttp(hosted.port)
-        assert raw.ask("POST", path, body).status == 200, path
-        raw.close()
+        assert hosted.ask("POST", path, body).status == 200, path
         assert readers, path
         assert trio_thread not in readers, path
         readers.clear()
@@ -75,13 +73,12 @@ def test_the_prompts_of_one_body_leave_the_queue_to_others(tiny: Path, monkeypat
 
 def test_a_conversation_of_too_many_messages_is_refused_in_every_dialect(hosted: HostedHttp) -> None:
     messages = [{"role": "user", "content": ""}] * (MAX_MESSAGES + 1)
-    raw = RawHttp(hosted.port)
-    for path, body in BODIES.items():
-        if "messages" in body or path == "/v1/responses":
-            answer = raw.ask("POST", path, {**body, "messages": messages, "input": messages})
-            assert answer.status == 400, path
-            assert b"messages" in answer.body, path
-    raw.close()
+    with hosted.connect() as raw:
+        for path, body in BODIES.items():
+            if "messages" in body or path == "/v1/responses":
+                answer = raw.ask("POST", path, {**body, "messages": messages, "input": messages})
+                assert answer.status == 400, path
+                assert b"messages" in answer.body, path
 
 
 def test_a_text_taken_to_pieces_leaves_a_turn_to_others_for_each(hosted: HostedHttp) -> None:
@@ -99,12 +96,10 @@ def test_a_text_taken_to_pieces_leaves_a_turn_to_others_for_each(hosted: HostedH
 
     scope = trio.CancelScope()
     hosted.call(lambda: trio.lowlevel.spawn_system_task(beside))
-    raw = RawHttp(hosted.port)
     before = hosted.call(lambda: turns)
-    count = raw.ask("POST", "/tokenize", {"content": LARGE, "with_pieces": True}).json["count"]
+    count = hosted.ask("POST", "/tokenize", {"content": LARGE, "with_pieces": True}).json["count"]
     after = hosted.call(lambda: turns)
     hosted.call(scope.cancel)
-    raw.close()
     assert count == len(LARGE)
     assert after - before >= count
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 from http_server import HttpServer, running_http
 
-from harness import PATIENCE_SEC, short_directory, until
+from harness import short_directory, until
 from models import write_encoder
 from uma.client.probe import SocketProbe
 from uma.contracts.proofs import Question
@@ -20,12 +20,6 @@ from uma.contracts.proofs import Question
 TEXTS = ["a fox", "once upon a time there was a forest", "b"]
 DOCUMENTS = ["a fox in a forest", "b", "the end of it all"]
 QUERY = "where is the fox"
-
-
-@pytest.fixture
-def client(http_server: HttpServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{http_server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SEC) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +34,10 @@ def over_the_socket(server: HttpServer, **question: Any) -> dict[str, Any]:
     return SocketProbe(server.process.socket).ask(Question(question)).last
 
 
-def test_openai_s_client_gets_what_the_socket_gives(client: openai.OpenAI, http_server: HttpServer) -> None:
+def test_openai_s_client_gets_what_the_socket_gives(openai_client: openai.OpenAI, http_server: HttpServer) -> None:
     told = over_the_socket(http_server, type="embed", texts=TEXTS)
-    every = client.embeddings.create(model="builtin", input=TEXTS)  # in base64, as this client asks for it
-    numbers = client.embeddings.create(model="builtin", input=TEXTS, encoding_format="float")
+    every = openai_client.embeddings.create(model="builtin", input=TEXTS)  # in base64, as this client asks for it
+    numbers = openai_client.embeddings.create(model="builtin", input=TEXTS, encoding_format="float")
     for found in (every, numbers):
         assert np.allclose([each.embedding for each in found.data], told["embeddings"], atol=1e-5)
         assert [each.index for each in found.data] == [0, 1, 2]
@@ -51,14 +45,16 @@ def test_openai_s_client_gets_what_the_socket_gives(client: openai.OpenAI, http_
     assert every.model == "builtin"
 
 
-def test_an_input_is_a_string_token_ids_or_a_list_of_either(client: openai.OpenAI, http_server: HttpServer) -> None:
+def test_an_input_is_a_string_token_ids_or_a_list_of_either(
+    openai_client: openai.OpenAI, http_server: HttpServer
+) -> None:
     ids = [
         http_server.ask("POST", "/tokenize", {"content": text, "add_special": True}).json["tokens"] for text in TEXTS
     ]
-    texts = client.embeddings.create(model="builtin", input=TEXTS).data
-    tokens = client.embeddings.create(model="builtin", input=ids).data
-    (text,) = client.embeddings.create(model="builtin", input=TEXTS[0]).data
-    (token,) = client.embeddings.create(model="builtin", input=ids[0]).data
+    texts = openai_client.embeddings.create(model="builtin", input=TEXTS).data
+    tokens = openai_client.embeddings.create(model="builtin", input=ids).data
+    (text,) = openai_client.embeddings.create(model="builtin", input=TEXTS[0]).data
+    (token,) = openai_client.embeddings.create(model="builtin", input=ids[0]).data
     assert np.allclose([each.embedding for each in texts], [each.embedding for each in tokens], atol=1e-5)
     assert np.allclose(text.embedding, token.embedding, atol=1e-5)
     assert np.allclose(text.embedding, texts[0].embedding, atol=1e-5)
@@ -70,9 +66,9 @@ def test_what_is_asked_for_about_streams_is_named_as_ignored(http_server: HttpSe
     assert answer.headers["x-uma-ignored"] == "slo, x-uma-target-ttft-ms, x-uma-pace"
 
 
-def test_dimensions_are_cut_and_normalised_again(client: openai.OpenAI) -> None:
-    whole = np.array(client.embeddings.create(model="builtin", input=TEXTS[0]).data[0].embedding)
-    cut = client.embeddings.create(model="builtin", input=TEXTS[0], dimensions=8).data[0].embedding
+def test_dimensions_are_cut_and_normalised_again(openai_client: openai.OpenAI) -> None:
+    whole = np.array(openai_client.embeddings.create(model="builtin", input=TEXTS[0]).data[0].embedding)
+    cut = openai_client.embeddings.create(model="builtin", input=TEXTS[0], dimensions=8).data[0].embedding
     assert np.allclose(cut, whole[:8] / np.linalg.norm(whole[:8]), atol=1e-5)
 
 
@@ -116,17 +112,15 @@ def test_a_text_over_the_bound_of_bytes_is_named_by_its_place(http_server: HttpS
     assert "input[1]: prompt too large: 1,000,001 bytes" in huge.json["error"]["message"]
 
 
-def test_ollama_s_client_embeds(http_server: HttpServer) -> None:
+def test_ollama_s_client_embeds(http_server: HttpServer, llama: ollama.Client) -> None:
     told = over_the_socket(http_server, type="embed", texts=TEXTS, dimensions=8)
     plain = over_the_socket(http_server, type="embed", texts=TEXTS[:1], normalize=False)
-    client = ollama.Client(host=http_server.url, timeout=PATIENCE_SEC)
-    with client._client:  # it has no other way to be closed
-        every = client.embed("builtin", TEXTS, dimensions=8)
-        one = client.embed("builtin", TEXTS[0], dimensions=8, truncate=True)
-        old = client.embeddings("builtin", TEXTS[0])
-        assert client.embed("builtin", "").embeddings == []
-        with pytest.raises(ollama.ResponseError, match="not loaded"):
-            client.embed("llama3", "x")
+    every = llama.embed("builtin", TEXTS, dimensions=8)
+    one = llama.embed("builtin", TEXTS[0], dimensions=8, truncate=True)
+    old = llama.embeddings("builtin", TEXTS[0])
+    assert llama.embed("builtin", "").embeddings == []
+    with pytest.raises(ollama.ResponseError, match="not loaded"):
+        llama.embed("llama3", "x")
     assert np.allclose(every.embeddings, told["embeddings"], atol=1e-5)
     assert np.allclose(one.embeddings, every.embeddings[:1], atol=1e-5)
     assert np.allclose(old.embedding, plain["embeddings"][0], atol=1e-4)
@@ -259,14 +253,14 @@ def test_a_client_that_goes_away_ends_its_embeddings(http_server: HttpServer) ->
     )
 
 
-def test_best_of_gives_the_likeliest_of_several_answers(client: openai.OpenAI) -> None:
+def test_best_of_gives_the_likeliest_of_several_answers(openai_client: openai.OpenAI) -> None:
     asked: Any = {"model": "builtin", "prompt": "Once upon", "max_tokens": 4, "seed": 3, "logprobs": 0}
 
     def likelihood(choice: Any) -> float:
         return float(np.mean(choice.logprobs.token_logprobs))
 
-    drawn = client.completions.create(**asked, n=4).choices
-    (best,) = client.completions.create(**asked, best_of=4).choices
+    drawn = openai_client.completions.create(**asked, n=4).choices
+    (best,) = openai_client.completions.create(**asked, best_of=4).choices
     assert likelihood(best) == pytest.approx(max(map(likelihood, drawn)), abs=1e-3)
     with pytest.raises(openai.BadRequestError, match="best_of: which answers are the best is known at their end"):
-        client.completions.create(**asked, best_of=4, stream=True)
+        openai_client.completions.create(**asked, best_of=4, stream=True)

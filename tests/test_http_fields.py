@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import attrs
 import orjson
 import pytest
 from engine_world import config_for
-from http_server import HostedHttp, HttpServer, RawHttp, hosted_http
+from http_server import HostedHttp, HttpServer, Reachable, hosted_http
 from test_http_promises import GENERATING, Noting
 
 from models import write_model
@@ -32,7 +31,7 @@ SHARED: dict[str, Any] = {
 
 
 @attrs.frozen
-class Asking:
+class Asking(Reachable):
     """A server, and the requests that its engine was given."""
 
     port: int
@@ -46,9 +45,7 @@ class Asking:
 
     def answer(self, path: str, fields: dict[str, Any]) -> Any:
         """The whole answer to a request, which must be a good one."""
-        raw = RawHttp(self.port)
-        found = raw.ask("POST", path, {**GENERATING[path], "stream": False, **fields})
-        raw.close()
+        found = self.ask("POST", path, {**GENERATING[path], "stream": False, **fields})
         assert (found.status, found.headers.get("x-uma-ignored")) == (200, None), found.body
         return found.json
 
@@ -177,9 +174,7 @@ def test_ollama_s_answers_have_the_log_probabilities_of_their_tokens(asking: Ask
     options = {"num_predict": 6, "temperature": 0, "ignore_eos": True}
     asked = {**GENERATING[path], "logprobs": True, "top_logprobs": 2, "options": options}
     whole = asking.answer(path, asked)
-    raw = RawHttp(asking.port)
-    lines = [orjson.loads(line) for line in raw.ask("POST", path, {**asked, "stream": True}).body.splitlines()]
-    raw.close()
+    lines = [orjson.loads(line) for line in asking.ask("POST", path, {**asked, "stream": True}).body.splitlines()]
     streamed = [each for line in lines for each in line.get("logprobs", ())]
     assert [each["bytes"] for each in streamed] == [each["bytes"] for each in whole["logprobs"]]
     for one, other in zip(streamed, whole["logprobs"], strict=True):  # the second prompt came from the cache
@@ -191,33 +186,26 @@ def test_ollama_s_answers_have_the_log_probabilities_of_their_tokens(asking: Ask
 
 
 def test_the_best_of_fewer_answers_than_are_wanted_is_refused(asking: Asking) -> None:
-    raw = RawHttp(asking.port)
-    for few in (1, 2):
-        refused = raw.ask("POST", COMPLETIONS, {**GENERATING[COMPLETIONS], "stream": False, "n": 3, "best_of": few})
-        assert (refused.status, refused.json["error"]["message"].startswith(f"best_of: {few} ")) == (400, True)
-    raw.close()
+    with asking.connect() as raw:
+        for few in (1, 2):
+            refused = raw.ask("POST", COMPLETIONS, {**GENERATING[COMPLETIONS], "stream": False, "n": 3, "best_of": few})
+            assert (refused.status, refused.json["error"]["message"].startswith(f"best_of: {few} ")) == (400, True)
 
 
 def test_a_health_check_can_have_no_more_tokens_than_any_other_request(asking: Asking) -> None:
-    raw = RawHttp(asking.port)
-    refused = raw.ask("POST", "/health/check", {"type": "generation", "token_ids": [200], "max_tokens": 33})
-    raw.close()
+    refused = asking.ask("POST", "/health/check", {"type": "generation", "token_ids": [200], "max_tokens": 33})
     assert (refused.status, "--max-tokens" in refused.json["error"]["message"]) == (400, True)
 
 
 def test_any_model_is_told_of_where_any_is_served(asking: Asking) -> None:
-    raw = RawHttp(asking.port)
-    found = raw.ask("GET", "/v1/models/gpt-4")
-    raw.close()
+    found = asking.ask("GET", "/v1/models/gpt-4")
     assert (found.status, found.json["id"]) == (200, "gpt-4")
 
 
 def test_a_streamed_response_ends_with_what_a_whole_one_has(asking: Asking) -> None:
     whole = asking.answer(RESPONSES, {"max_output_tokens": 3, "temperature": 0, "ignore_eos": True})
-    raw = RawHttp(asking.port)
     asked = {**GENERATING[RESPONSES], "stream": True, "max_output_tokens": 3, "temperature": 0, "ignore_eos": True}
-    *_, last = [line for line in raw.ask("POST", RESPONSES, asked).body.splitlines() if line.startswith(b"data: ")]
-    raw.close()
+    *_, last = [line for line in asking.ask("POST", RESPONSES, asked).body.splitlines() if line.startswith(b"data: ")]
     streamed = orjson.loads(last.removeprefix(b"data: "))["response"]
     assert streamed.keys() == whole.keys()
     assert streamed["timings"]["predicted_n"] == whole["timings"]["predicted_n"] == 3
@@ -276,8 +264,7 @@ def test_without_a_number_an_answer_can_fill_the_context(tiny: Path, path: str, 
         hosted.call(lambda: hosted.gateway.be_ready(noting))
         fields = optional(path, {"ignore_eos": True, "temperature": 0})
         unbounded = {name: value for name, value in GENERATING[path].items() if not name.startswith("max_")}
-        with closing(RawHttp(hosted.port)) as raw:
-            answer = raw.ask("POST", path, {**unbounded, **fields, "stream": is_streamed})
+        answer = hosted.ask("POST", path, {**unbounded, **fields, "stream": is_streamed})
         assert (answer.status, b'"warnings"' in answer.body) == (200, False)
         (request,) = noting.given
         assert request.sampling.max_tokens == hosted.engine.info.limits.max_tokens
@@ -347,17 +334,15 @@ def test_with_any_model_an_answer_has_the_name_that_was_asked_for(asking: Asking
 def test_a_client_that_wants_all_tokens_there_may_be_is_not_warned_of_fewer(
     small: HostedHttp, path: str, fields: dict[str, Any], is_streamed: bool
 ) -> None:
-    with closing(RawHttp(small.port)) as raw:
-        answer = raw.ask("POST", path, {**GENERATING[path], **fields, "stream": is_streamed})
-        assert (answer.status, b"warnings" in answer.body) == (200, False)
-        said = (b'"stop_type":"limit"', b'"done_reason":"length"', b'"finish_reason":"length"')
-        assert any(each in answer.body for each in said)
+    answer = small.ask("POST", path, {**GENERATING[path], **fields, "stream": is_streamed})
+    assert (answer.status, b"warnings" in answer.body) == (200, False)
+    said = (b'"stop_type":"limit"', b'"done_reason":"length"', b'"finish_reason":"length"')
+    assert any(each in answer.body for each in said)
 
 
 def test_a_number_that_does_not_fit_is_warned_of(small: HostedHttp) -> None:
     most = small.engine.info.limits.max_tokens
-    with closing(RawHttp(small.port)) as raw:
-        answer = raw.ask("POST", NATIVE, {**GENERATING[NATIVE], "n_predict": most, "ignore_eos": True})
+    answer = small.ask("POST", NATIVE, {**GENERATING[NATIVE], "n_predict": most, "ignore_eos": True})
     assert "do not fit" in answer.json["warnings"][0]
 
 
@@ -369,8 +354,7 @@ def test_llama_server_s_completion_tells_its_tokens_and_how_likely_they_were(
     whole = http_server.ask("POST", NATIVE, asked).json
     told, ids, text = whole["completion_probabilities"], whole["tokens"], whole["content"]
     if is_streamed:
-        with http_server.connect() as raw:
-            streamed = raw.ask("POST", NATIVE, {**asked, "stream": True}).body
+        streamed = http_server.ask("POST", NATIVE, {**asked, "stream": True}).body
         events = [orjson.loads(each[6:]) for each in streamed.split(b"\n\n") if each]
         assert [event["stop"] for event in events] == [False] * 4 + [True]
         told = [each for event in events[:-1] for each in event["completion_probabilities"]]

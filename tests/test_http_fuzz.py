@@ -10,7 +10,7 @@ import operator
 import os
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -156,9 +156,7 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedHttp]:
 
 def open_index(server: HostedHttp) -> None:
     """Have the index of files opened, which stays open: a server does it once its runner of batches has a turn."""
-    raw = RawHttp(server.port)
-    assert raw.ask("GET", "/v1/files").status == 200
-    raw.close()
+    assert server.ask("GET", "/v1/files").status == 200
 
 
 @attrs.frozen
@@ -216,7 +214,7 @@ def test_no_request_to_any_endpoint_is_a_fault_of_the_server_and_nothing_is_left
 
     with leaves_nothing(reranker), leaves_nothing(hosted), ExitStack() as stack:
         hosts = [reranker if "rerank" in path else hosted for path in [*BODIES, "GET"] for _ in range(WAYS)]
-        connections = [stack.enter_context(closing(RawHttp(host.port))) for host in hosts]
+        connections = [stack.enter_context(host.connect()) for host in hosts]
         send_all()
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from engine_world import config_for
-from http_server import HostedHttp, RawHttp, hosted_http
+from http_server import HostedHttp, hosted_http
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +30,7 @@ def living_tasks(hosted: HostedHttp) -> int:
 
 def test_a_client_that_hangs_up_before_it_has_read_a_large_answer_leaves_nothing(hosted: HostedHttp) -> None:
     tasks = living_tasks(hosted)
-    with closing(RawHttp(hosted.port, receive_buffer=4_096)) as raw:
+    with hosted.connect(receive_buffer=4_096) as raw:
         raw.send("POST", "/v1/embeddings", {"input": ["Once"] * 1_000})
         assert raw.read(65_535)
     until(lambda: living_tasks(hosted), lambda count: count <= tasks)
@@ -41,7 +40,7 @@ def test_head_ends_at_once_on_every_path_that_takes_get(hosted: HostedHttp) -> N
     token, form = "t" * 16, b"multipart/form-data; boundary=b"
     part = b'--b\r\ncontent-disposition: form-data; name="%s"\r\n\r\n%s\r\n'
     upload = part % (b"purpose", b"batch") + part % (b'file"; filename="a', b"{}") + b"--b--\r\n"
-    with closing(RawHttp(hosted.port)) as writing, closing(RawHttp(hosted.port)) as raw:
+    with hosted.connect() as writing, hosted.connect() as raw:
         asked: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "token": token}
         asked["sampling"] = {"max_tokens": 3_000, "ignore_eos": True}
         writing.send("POST", "/ui/api/answers", asked)
@@ -57,14 +56,14 @@ def test_head_ends_at_once_on_every_path_that_takes_get(hosted: HostedHttp) -> N
 
 
 def test_a_websocket_that_is_no_ascii_is_refused(hosted: HostedHttp) -> None:
-    with closing(RawHttp(hosted.port)) as raw:
+    with hosted.connect() as raw:
         answer = raw.ask("GET", "/", connection="upgrade", upgrade="websocket", **{"sec-websocket-protocol": "\xff"})
         assert (answer.status, raw.is_closed()) == (403, True)
     assert answer.headers["x-request-id"]
 
 
 def test_the_preface_of_http_2_is_refused_by_its_version(hosted: HostedHttp) -> None:
-    with closing(RawHttp(hosted.port)) as raw:
+    with hosted.connect() as raw:
         raw.sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000"))
         assert (raw.answer().status, raw.is_closed()) == (505, True)
 
@@ -98,7 +97,7 @@ def test_no_head_is_a_fault_of_the_server(
     hosted: HostedHttp, method: bytes, head: list[tuple[bytes, bytes]], path: bytes
 ) -> None:
     # What the fixture finds in the log at its end would fail this test too.
-    with closing(RawHttp(hosted.port)) as raw:
+    with hosted.connect() as raw:
         lines = [b"%s: %s" % field for field in head]
         raw.sock.sendall(b"\r\n".join([b"%s /%s HTTP/1.1" % (method, path), b"host: localhost", *lines, b"", b""]))
         first = raw.read(12)
@@ -110,7 +109,7 @@ def test_no_head_is_a_fault_of_the_server(
 def test_a_body_that_nothing_reads_holds_up_nothing(hosted: HostedHttp, method: str, path: str) -> None:
     tasks = living_tasks(hosted)
     for _ in range(20):
-        with closing(RawHttp(hosted.port)) as raw:
+        with hosted.connect() as raw:
             raw.sock.sendall(b"%s %s HTTP/1.1\r\nhost: localhost\r\n" % (method.encode(), path.encode()))
             raw.sock.sendall(b"transfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 40 + b"0\r\n\r\n")
             assert raw.answer().status in (200, 404, 405)

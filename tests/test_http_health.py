@@ -54,7 +54,7 @@ class Watch:
 
     def ask_health(self, server: HttpServer | HostedHttp) -> None:
         """Ask again and again."""
-        with closing(RawHttp(server.port)) as raw:
+        with server.connect() as raw:
             while not self.is_over:
                 began = time.monotonic()
                 beside, status = self.beside, raw.ask("GET", "/health").status
@@ -68,7 +68,7 @@ class Watch:
     def read_stream(self, server: HttpServer | HostedHttp) -> None:
         """Count its tokens; one that has ended is begun again."""
         while not self.is_over:
-            with closing(RawHttp(server.port)) as raw:
+            with server.connect() as raw:
                 raw.send("POST", "/v1/completions", ENDLESS)
                 raw.head()
                 for _ in raw.chunks():

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_world import config_for
-from http_server import HostedHttp, HttpServer, RawHttp, hosted_http, running_gateway
+from http_server import HostedHttp, HttpServer, hosted_http, running_gateway
 
 TURNS = [{"role": "user", "content": "Tell me about the fox, the owl and the river."}]
 TOOLS = [{"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}]
@@ -35,7 +34,7 @@ def hosted(tiny: Path) -> Iterator[HostedHttp]:
 @pytest.mark.parametrize("more", [{}, {"tools": TOOLS}, {"system": "Be brief."}])
 def test_a_message_opens_with_the_prompt_s_tokens(hosted: HostedHttp, more: dict[str, Any]) -> None:
     body = {"messages": TURNS, **more}
-    with closing(RawHttp(hosted.port)) as raw:
+    with hosted.connect() as raw:
         counted = raw.ask("POST", "/v1/messages/count_tokens", body).json["input_tokens"]
         asked = {**body, "max_tokens": 4, "stream": True}
         answers = [raw.ask("POST", "/v1/messages", asked).body for _ in range(2)]  # from the cache, too
@@ -62,7 +61,7 @@ def one_at_a_time(heavy: Path) -> Iterator[HostedHttp]:
 
 def test_a_message_that_waits_is_alive_before_it_opens_and_opens_with_them(one_at_a_time: HostedHttp) -> None:
     long = {"messages": TURNS, "max_tokens": 1500, "ignore_eos": True, "stream": True}
-    with closing(RawHttp(one_at_a_time.port)) as first, closing(RawHttp(one_at_a_time.port)) as second:
+    with one_at_a_time.connect() as first, one_at_a_time.connect() as second:
         first.send("POST", "/v1/messages", long)
         assert first.head()[0] == 200
         second.send("POST", "/v1/messages", {**long, "max_tokens": 2})

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 from engine_world import config_for
-from http_server import HostedHttp, RawHttp, hosted_http
+from http_server import HostedHttp, hosted_http
 
 from uma.types import ModelInfo
 
@@ -37,7 +36,7 @@ def hosted(tiny: Path) -> Iterator[HostedHttp]:
 
 def test_lists_begin_with_the_file_s_name_and_tell_the_context_that_is_served(hosted: HostedHttp, tiny: Path) -> None:
     n_ctx = hosted.engine.info.limits.n_ctx
-    with closing(RawHttp(hosted.port)) as raw:
+    with hosted.connect() as raw:
         listed = raw.ask("GET", "/v1/models").json["data"]
         assert [each["id"] for each in listed] == [tiny.stem, "house"]
         assert listed[0]["meta"]["n_ctx"] == n_ctx
@@ -53,7 +52,7 @@ def test_lists_begin_with_the_file_s_name_and_tell_the_context_that_is_served(ho
 
 @pytest.mark.parametrize("path", BODIES)
 def test_every_name_of_it_and_none_at_all_mean_the_loaded_model(hosted: HostedHttp, tiny: Path, path: str) -> None:
-    with closing(RawHttp(hosted.port)) as raw:
+    with hosted.connect() as raw:
         own = hosted.engine.info.model.name
         beginnings = (tiny.stem[:-1], "HOU")  # as `--model` takes them, too
         for name in (None, tiny.stem, tiny.stem.upper(), tiny.name, own, "house", f"{tiny.stem}:latest", *beginnings):
@@ -65,7 +64,7 @@ def test_every_name_of_it_and_none_at_all_mean_the_loaded_model(hosted: HostedHt
 def test_a_name_of_another_company_s_model_means_the_loaded_one_and_the_answer_says_so(
     hosted: HostedHttp, tiny: Path, path: str
 ) -> None:
-    with closing(RawHttp(hosted.port)) as raw:
+    with hosted.connect() as raw:
         for name in ("claude-sonnet-5-20990101", "gpt-9-codex"):
             answer = raw.ask("POST", path, {**BODIES[path], "model": name})
             assert (answer.status, answer.headers.get("x-uma-model")) == (200, tiny.stem)
@@ -76,7 +75,7 @@ def test_a_name_of_another_company_s_model_means_the_loaded_one_and_the_answer_s
 
 def test_an_alias_can_be_any_name(tiny: Path) -> None:
     config = config_for(tiny, http="127.0.0.1:0", alias="a, *")
-    with hosted_http(config) as hosted, closing(RawHttp(hosted.port)) as raw:
+    with hosted_http(config) as hosted, hosted.connect() as raw:
         for path, body in BODIES.items():
             assert raw.ask("POST", path, {**body, "model": "llama-9"}).status == 200
         assert [model["id"] for model in raw.ask("GET", "/v1/models").json["data"]] == [tiny.stem, "a"]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
-from http_server import HostedHttp, RawHttp, hosted_http, running_gateway, running_http
+from http_server import HostedHttp, hosted_http, running_gateway, running_http
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from script_model import write_script_model
@@ -57,8 +56,7 @@ def booker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedHttp]:
 
 def ask(hosted: HostedHttp, path: str, body: Any) -> bytes:
     """The answer's body."""
-    with closing(RawHttp(hosted.port)) as raw:
-        answer = raw.ask("POST", path, body)
+    answer = hosted.ask("POST", path, body)
     assert answer.status == 200, answer.body
     return answer.body
 
@@ -155,8 +153,7 @@ def test_a_schema_s_numbers_that_no_grammar_keeps_are_refused_by_name(
 ) -> None:
     whole = f'{{"type": "object", "properties": {{"n": {schema}}}, "required": ["n"]}}'
     body = f'{{"prompt": "a", "n_predict": 1, "json_schema": {whole}}}'
-    with closing(RawHttp(booker.port)) as raw:
-        answer = raw.ask("POST", "/completion", body.encode())
+    answer = booker.ask("POST", "/completion", body.encode())
     assert answer.status == (200 if word is None else 400)
     assert word is None or f"json_schema.properties.n.{word}: " in answer.json["error"]["message"]
 
@@ -189,8 +186,7 @@ def test_a_gateway_passes_a_schema_s_numbers_on(tmp_path_factory: pytest.TempPat
 )
 def test_a_field_that_has_a_range_is_refused_by_name(booker: HostedHttp, path: str, field: str, number: str) -> None:
     start = json.dumps({"messages": ASKED, "max_tokens": 1, "prompt": "a", "input": "a"})[:-1]
-    with closing(RawHttp(booker.port)) as raw:
-        answer = raw.ask("POST", path, f'{start}, "{field}": {number}}}'.encode())
+    answer = booker.ask("POST", path, f'{start}, "{field}": {number}}}'.encode())
     assert answer.status == 400
     assert field in str(answer.json)
 
@@ -255,8 +251,7 @@ def test_a_field_with_such_a_number_means_what_it_says(booker: HostedHttp, path:
 
 def test_a_schema_that_comes_as_text_keeps_its_numbers(booker: HostedHttp) -> None:
     schema = json.dumps('{"type": "integer", "maximum": 48102938475610293847561}')
-    with closing(RawHttp(booker.port)) as raw:
-        answer = raw.ask("POST", "/v1/completions", f'{{"prompt": "a", "guided_json": {schema}}}'.encode())
+    answer = booker.ask("POST", "/v1/completions", f'{{"prompt": "a", "guided_json": {schema}}}'.encode())
     assert (answer.status, "maximum" in answer.json["error"]["message"]) == (400, True)
 
 
@@ -265,6 +260,5 @@ def test_a_tool_s_schema_is_one_of_its_own_however_its_numbers_are_written(booke
         schema = f'{{"type": "object", "properties": {{"n": {{"default": {number}, "not": {{"const": 5}}}}}}}}'
         tool = f'{{"type": "function", "function": {{"name": "book", "parameters": {schema}}}}}'
         body = f'{{"messages": {json.dumps(ASKED)}, "tools": [{tool}], "max_tokens": 1}}'.encode()
-        with closing(RawHttp(booker.port)) as raw:
-            assert raw.ask("POST", "/v1/chat/completions", body).status == 200
+        assert booker.ask("POST", "/v1/chat/completions", body).status == 200
         assert f'"default": {number}' in json.loads(ask(booker, "/apply-template", body))["prompt"]

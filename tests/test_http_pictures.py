@@ -10,15 +10,15 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import attrs
 import openai
 import pytest
+from http_clients import claude_of, openai_of
 from http_server import HttpServer, running_gateway, running_http
 from PIL import Image
 from projectors import MARKER, Reference, png, wav, write_projector, write_seeing_model
 
-from harness import EXACT, ONE_THREAD, PATIENCE_SEC, short_directory
+from harness import EXACT, ONE_THREAD, short_directory
 from uma.cli.contract import prove
 from uma.client.http import HttpClient
 from uma.client.http_probe import HttpProbe
@@ -80,7 +80,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 def test_openai_s_client_is_told_what_llama_cpp_says(seeing: HttpServer, expected: str) -> None:
     text: Any = {"type": "text", "text": QUESTION}
     messages: Any = [{"role": "user", "content": [IMAGE_URL, text]}]
-    with openai.OpenAI(base_url=f"{seeing.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SEC) as client:
+    with openai_of(seeing) as client:
         asked: Any = {"model": "any", "temperature": 0, "extra_body": {"ignore_eos": True}}
         said = client.chat.completions.create(messages=messages, max_tokens=LENGTH, **asked)
         assert said.choices[0].message.content == expected
@@ -121,7 +121,7 @@ def test_openai_s_transcriptions_are_what_the_model_writes_down(seeing: HttpServ
     """The question is llama-server's, and so is the place of the sound behind it."""
     heard = said_of(reference, f"Transcribe audio to text{MARKER}", SOUND)
     more: Any = {"max_tokens": LENGTH, "ignore_eos": True}
-    with openai.OpenAI(base_url=f"{seeing.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SEC) as client:
+    with openai_of(seeing) as client:
         ask, file = client.audio.transcriptions.create, ("sound.wav", SOUND)
         whole = ask(model="any", file=file, extra_body=more)
         assert whole.text == heard
@@ -165,7 +165,7 @@ def test_of_several_models_a_form_names_the_one_that_hears(tmp_path: Path) -> No
     with (
         short_directory() as directory,
         running_http(directory, *flags, UMA_MODELS=str(tmp_path)) as server,
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SEC) as client,
+        openai_of(server) as client,
     ):
         more: Any = {"max_tokens": LENGTH, "ignore_eos": True}
         ask, file = client.audio.transcriptions.create, ("sound.wav", SOUND)
@@ -221,7 +221,7 @@ def test_a_picture_in_a_tool_s_result_is_seen(seeing: HttpServer, reference: Ref
 
 def test_anthropic_s_client_too(seeing: HttpServer, expected: str) -> None:
     content: Any = [IMAGE, {"type": "text", "text": QUESTION}]
-    with anthropic.Anthropic(base_url=seeing.url, api_key="none", max_retries=0, timeout=PATIENCE_SEC) as client:
+    with claude_of(seeing) as client:
         messages: Any = [{"role": "user", "content": content}]
         said = client.messages.create(model="any", max_tokens=LENGTH, messages=messages, extra_body=PLAIN)
         counted = client.messages.count_tokens(model="any", messages=messages)

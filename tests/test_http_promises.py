@@ -38,19 +38,8 @@ LASTING = {"prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": Tr
 @pytest.fixture(scope="module")
 def server(tiny: Path) -> Iterator[HttpServer]:
     """A server that computes one request at a time and lets one wait."""
-    flags = [
-        "--model",
-        str(tiny),
-        "--max-sequences",
-        "1",
-        "--max-queue",
-        "1",
-        "--alias",
-        "gpt-x, claude-x",
-        "--alias",
-        "org/model:7b",
-    ]
-    flags += ["--n-ctx", "32768", "--max-tokens", "30000"]
+    flags = ["--model", str(tiny), "--max-sequences", "1", "--max-queue", "1", "--n-ctx", "32768"]
+    flags += ["--max-tokens", "30000", "--alias", "gpt-x, claude-x", "--alias", "org/model:7b"]
     with short_directory() as directory, running_http(directory, *flags) as process:
         yield process
 
@@ -192,12 +181,6 @@ def test_a_slash_behind_the_list_of_models_leads_to_the_list(server: HttpServer,
     assert (answer.status, answer.headers["location"]) == (307, place)
 
 
-def test_a_response_repeats_effort_and_verbosity(server: HttpServer) -> None:
-    asked = {"input": "a", "max_output_tokens": 1, "reasoning": {"effort": "high"}, "text": {"verbosity": "low"}}
-    said = server.ask("POST", "/v1/responses", asked).json
-    assert (said["reasoning"]["effort"], said["text"]["verbosity"]) == ("high", "low")
-
-
 def test_an_error_before_a_response_s_stream_is_an_event_of_type_error() -> None:
     failed = RESPONSES_DIALECT.failed(Problem(500, "fault", "m: cannot be loaded"), "id")
     event = json.loads(failed.partition(b"data: ")[2])
@@ -220,6 +203,8 @@ def test_a_name_of_any_characters_is_written_as_visible_ascii(server: HttpServer
     [
         (CHAT, {"reasoning_effort": {"a": 1}}, "reasoning_effort"),
         (CHAT, {"max_tokens": 0}, "max_tokens"),
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "json_schema.schema"),
+        ("/v1/completions", {"echo": True, "response_format": {"type": "json_object"}}, "echo"),
         (CHAT, {"max_tokens": -2}, "max_tokens"),
         (CHAT, {"guided_choice": "yes"}, "guided_choice"),
         (CHAT, {"guided_json": "{"}, "guided_json"),
@@ -343,12 +328,8 @@ def test_lane_targets_and_pace_reach_the_engine_from_the_body_and_from_headers(
     noted: tuple[int, list[Request]], path: str
 ) -> None:
     port, given = noted
-    fields = {
-        "priority": 1,
-        "pace": "off",
-        "cache_prompt": False,
-        "slo": {"target_ttft_ms": 60_000, "target_tbt_ms": 70},
-    }
+    fields: dict[str, Any] = {"priority": 1, "pace": "off", "cache_prompt": False}
+    fields["slo"] = {"target_ttft_ms": 60_000, "target_tbt_ms": 70}
     headers = {"x-uma-priority": "1", "x-uma-pace": "off"}
     headers |= {"x-uma-target-ttft-ms": "60000", "x-uma-target-tbt-ms": "70"}
     body = GENERATING.get(path, GENERATING["/v1/chat/completions"])

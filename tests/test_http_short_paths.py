@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 import openai
 from engine_world import config_for
-from http_server import RawHttp, hosted_http
+from http_server import hosted_http
 
 from harness import PATIENCE_SEC
 from uma.http.app import SHORTENED
@@ -22,7 +21,7 @@ def test_openai_s_client_needs_no_v1(tiny: Path) -> None:
             chat = client.chat.completions.create(model=name, messages=turns, max_tokens=2)  # type: ignore[arg-type]
             assert chat.choices[0].message.content is not None
             assert client.responses.create(model=name, input="Hi", max_output_tokens=2).output_text
-        with closing(RawHttp(hosted.port)) as raw:
+        with hosted.connect() as raw:
             for path in sorted(SHORTENED):
                 short = path.removeprefix("/v1")
                 for method in ("GET", "POST", "DELETE"):

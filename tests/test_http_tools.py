@@ -9,12 +9,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import ollama
-import openai
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
-from http_server import HttpServer, hosted_http, running_http
+from http_clients import claude_of, ollama_of, openai_of
+from http_server import HostedHttp, HttpServer, hosted_http, running_http
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
@@ -22,7 +20,7 @@ from pydantic import TypeAdapter
 from script_model import pieces_of, write_script_model
 from test_engine_tools import ARGUMENTS, QWEN, SAID, THOUGHT_TOKENS
 
-from harness import PATIENCE_SEC, short_directory
+from harness import short_directory
 from uma.config import RuntimeConfig
 from uma.http.ignored import Ignored
 from uma.http.tools import past_call
@@ -36,7 +34,11 @@ WEATHER: Any = {
 ANY_CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 """What the scripted model's call has."""
 FREE: Any = {"type": "function", "function": {"name": "weather", "parameters": ANY_CITY}}
+FLAT: Any = {"type": "function", "name": "weather", "parameters": ANY_CITY}
+"""The same as responses have it."""
+FOR_CLAUDE: Any = {"name": "weather", "input_schema": ANY_CITY}
 ASKED = "What is the weather in Oslo?"
+TURNS: Any = [{"role": "user", "content": ASKED}]
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 ADD: Any = {"type": "function", "function": {"name": "add", "parameters": NOTHING}}
 ALLOWED_OTHER = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [ADD]}}
@@ -50,15 +52,11 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
         yield server
 
 
-def openai_client(server: HttpServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SEC)
-
-
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_openai_s_client_goes_through_a_loop_of_tools(http_server: HttpServer, choice: Any) -> None:
     messages: list[Any] = [{"role": "user", "content": ASKED}]
     asked: Any = {"model": "builtin", "messages": messages, "tools": [WEATHER], "max_tokens": 60, "temperature": 0}
-    with openai_client(http_server) as client:
+    with openai_of(http_server) as client:
         called = client.chat.completions.create(**asked, tool_choice=choice, parallel_tool_calls=False)
         assert called.usage is not None
         assert called.usage.completion_tokens_details is not None
@@ -77,11 +75,11 @@ def test_openai_s_client_goes_through_a_loop_of_tools(http_server: HttpServer, c
 def test_openai_s_stream_adds_up_to_the_call_and_the_thinking(thinker: HttpServer) -> None:
     asked: Any = {
         "model": "script",
-        "messages": [{"role": "user", "content": ASKED}],
+        "messages": TURNS,
         "tools": [FREE],
         "max_tokens": 200,
     }
-    with openai_client(thinker) as client:
+    with openai_of(thinker) as client:
         plain = client.chat.completions.create(**asked)
         with client.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
             thoughts = "".join(
@@ -106,7 +104,7 @@ def test_openai_s_allowed_tools_are_those_that_can_be_called(http_server: HttpSe
     choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
     flat: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": name}]}
     tools: Any = [{"type": "function", **each["function"]} for each in (ADD, WEATHER)]
-    with openai_client(http_server) as client:
+    with openai_of(http_server) as client:
         chat = client.chat.completions.create(
             model="builtin",
             messages=[{"role": "user", "content": ASKED}],
@@ -132,8 +130,8 @@ def test_a_schema_that_cannot_be_served_is_named_by_its_place_among_all_tools(ht
 
 @pytest.mark.parametrize(("choice", "calls"), [("none", 0), ("auto", 1)])
 def test_a_model_calls_where_the_choice_lets_it(thinker: HttpServer, choice: Any, calls: int) -> None:
-    asked: Any = {"model": "script", "messages": [{"role": "user", "content": ASKED}], "tools": [FREE]}
-    with openai_client(thinker) as client:
+    asked: Any = {"model": "script", "messages": TURNS, "tools": [FREE]}
+    with openai_of(thinker) as client:
         said = client.chat.completions.create(**asked, tool_choice=choice, max_tokens=200).choices[0]
     assert len(said.message.tool_calls or []) == calls
     assert (said.finish_reason == "tool_calls") is bool(calls)
@@ -141,7 +139,7 @@ def test_a_model_calls_where_the_choice_lets_it(thinker: HttpServer, choice: Any
 
 def test_hundreds_of_tools_are_taken_and_of_equal_ones_the_last(http_server: HttpServer) -> None:
     many = [{**WEATHER, "function": {**WEATHER["function"], "name": f"tool_{index}"}} for index in range(512)]
-    asked = {"messages": [{"role": "user", "content": ASKED}], "max_tokens": 1}
+    asked = {"messages": TURNS, "max_tokens": 1}
     one = {"type": "function", "function": {"name": "tool_511"}}
     choice = {
         "type": "allowed_tools",
@@ -182,7 +180,7 @@ def test_hundreds_of_tools_are_taken_and_of_equal_ones_the_last(http_server: Htt
 def test_what_cannot_be_done_with_tools_is_refused_by_name(
     http_server: HttpServer, fields: dict[str, Any], naming: str
 ) -> None:
-    body = {"messages": [{"role": "user", "content": ASKED}], "max_tokens": 2, **fields}
+    body = {"messages": TURNS, "max_tokens": 2, **fields}
     refused = http_server.ask("POST", "/v1/chat/completions", body)
     assert refused.status == 400
     assert naming in refused.json["error"]["message"]
@@ -214,7 +212,7 @@ def test_a_format_that_cannot_be_had_beside_tools_is_refused_by_its_own_name(
 ) -> None:
     flat = {"type": "function", "name": "weather", "parameters": PARAMETERS}
     tools = {"/v1/responses": flat, "/v1/messages": {"name": "weather", "input_schema": PARAMETERS}}
-    talk = {"input": ASKED} if path == "/v1/responses" else {"messages": [{"role": "user", "content": ASKED}]}
+    talk = {"input": ASKED} if path == "/v1/responses" else {"messages": TURNS}
     body = {**talk, "max_tokens": 2, "tools": [tools.get(path, WEATHER)], **fields}
     error = http_server.ask("POST", path, body).json["error"]
     assert naming + ": " in str(error)
@@ -260,7 +258,7 @@ def test_openai_s_responses_go_through_a_loop_of_tools(http_server: HttpServer) 
     tool: Any = {"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}
     given: list[Any] = [{"role": "user", "content": ASKED}]
     asked: Any = {"model": "builtin", "tools": [tool], "max_output_tokens": 60, "temperature": 0}
-    with openai_client(http_server) as client:
+    with openai_of(http_server) as client:
         first = client.responses.create(**asked, input=given, tool_choice="required", parallel_tool_calls=False)
         assert first.usage is not None
         assert first.usage.output_tokens_details.reasoning_tokens == 0
@@ -272,10 +270,9 @@ def test_openai_s_responses_go_through_a_loop_of_tools(http_server: HttpServer) 
 
 
 def test_the_items_of_a_streamed_response_come_one_after_the_other(thinker: HttpServer) -> None:
-    tool: Any = {"type": "function", "name": "weather", "parameters": ANY_CITY}
-    asked: Any = {"model": "script", "input": ASKED, "tools": [tool], "max_output_tokens": 200}
+    asked: Any = {"model": "script", "input": ASKED, "tools": [FLAT], "max_output_tokens": 200}
     asked |= {"include": ["message.output_text.logprobs"]}
-    with openai_client(thinker) as client:
+    with openai_of(thinker) as client:
         whole = client.responses.create(**asked)
         with client.responses.stream(**asked) as stream:
             kinds = [event.type.removeprefix("response.") for event in stream]
@@ -323,7 +320,7 @@ def test_anthropic_s_client_goes_through_a_loop_of_tools(http_server: HttpServer
     tool: Any = {"name": "weather", "description": "Weather.", "input_schema": PARAMETERS}
     turns: list[Any] = [{"role": "user", "content": ASKED}]
     asked: Any = {"model": "builtin", "tools": [tool], "max_tokens": 60, "extra_body": {"temperature": 0}}
-    with anthropic.Anthropic(base_url=http_server.url, api_key="none", max_retries=0, timeout=PATIENCE_SEC) as claude:
+    with claude_of(http_server) as claude:
         first = claude.messages.create(**asked, messages=turns, tool_choice=choice)
         assert first.stop_reason == "tool_use"
         (use,) = first.content
@@ -337,14 +334,13 @@ def test_anthropic_s_client_goes_through_a_loop_of_tools(http_server: HttpServer
 
 
 def test_anthropic_s_stream_has_a_block_for_thinking_text_and_call(thinker: HttpServer) -> None:
-    tool: Any = {"name": "weather", "input_schema": ANY_CITY}
     asked: Any = {
         "model": "script",
-        "messages": [{"role": "user", "content": ASKED}],
-        "tools": [tool],
+        "messages": TURNS,
+        "tools": [FOR_CLAUDE],
         "max_tokens": 200,
     }
-    with anthropic.Anthropic(base_url=thinker.url, api_key="none", max_retries=0, timeout=PATIENCE_SEC) as claude:
+    with claude_of(thinker) as claude:
         whole = claude.messages.create(**asked)
         with claude.messages.stream(**asked) as stream:
             streamed = stream.get_final_message()
@@ -358,7 +354,7 @@ def test_anthropic_s_stream_has_a_block_for_thinking_text_and_call(thinker: Http
         assert said.usage.output_tokens_details.thinking_tokens == THOUGHT_TOKENS
 
 
-TALK = {"messages": [{"role": "user", "content": ASKED}], "max_tokens": 200}
+TALK = {"messages": TURNS, "max_tokens": 200}
 
 
 @pytest.mark.parametrize(
@@ -369,7 +365,7 @@ TALK = {"messages": [{"role": "user", "content": ASKED}], "max_tokens": 200}
         ("/v1/responses", {"input": ASKED, "max_output_tokens": 200}, Response, ResponseStreamEvent),
         (
             "/v1/messages",
-            {**TALK, "tools": [{"name": "weather", "input_schema": ANY_CITY}]},
+            {**TALK, "tools": [FOR_CLAUDE]},
             Message,
             RawMessageStreamEvent,
         ),
@@ -394,9 +390,8 @@ CUT_TOKENS = sum(begin < SAID.index('ich"}') for begin in accumulate(map(len, pi
 def test_a_call_that_the_token_limit_cuts_off_is_told_once_streamed_or_not(
     thinker: HttpServer, is_streamed: bool
 ) -> None:
-    turns: Any = [{"role": "user", "content": ASKED}]
-    with openai_client(thinker) as client:
-        asked: Any = {"model": "script", "messages": turns, "tools": [FREE], "max_tokens": CUT_TOKENS}
+    with openai_of(thinker) as client:
+        asked: Any = {"model": "script", "messages": TURNS, "tools": [FREE], "max_tokens": CUT_TOKENS}
         create: Any = client.chat.completions
         if is_streamed:
             choices = [chunk.choices[0] for chunk in create.create(**asked, stream=True)]
@@ -411,8 +406,7 @@ def test_a_call_that_the_token_limit_cuts_off_is_told_once_streamed_or_not(
             text, reason = choice.message.content, choice.finish_reason
             called = call.function.name, call.function.arguments
         assert (text, called, reason) == ("Moment.", ("weather", '{"city": "Zür'), "length")
-        flat: Any = {"type": "function", "name": "weather", "parameters": ANY_CITY}
-        fields: Any = {"model": "script", "input": ASKED, "tools": [flat], "max_output_tokens": CUT_TOKENS}
+        fields: Any = {"model": "script", "input": ASKED, "tools": [FLAT], "max_output_tokens": CUT_TOKENS}
         if is_streamed:
             *_, last = client.responses.create(**fields, stream=True)
             response = last.response
@@ -421,9 +415,8 @@ def test_a_call_that_the_token_limit_cuts_off_is_told_once_streamed_or_not(
     assert (response.status, response.output_text) == ("incomplete", "Moment.")
     assert [item.status for item in response.output] == ["completed", "completed", "incomplete"]
     assert response.output[-1].arguments == '{"city": "Zür'
-    tool: Any = {"name": "weather", "input_schema": ANY_CITY}
-    fields = {"model": "script", "messages": turns, "tools": [tool], "max_tokens": CUT_TOKENS}
-    with anthropic.Anthropic(base_url=thinker.url, api_key="none", max_retries=0, timeout=PATIENCE_SEC) as claude:
+    fields = {"model": "script", "messages": TURNS, "tools": [FOR_CLAUDE], "max_tokens": CUT_TOKENS}
+    with claude_of(thinker) as claude:
         if is_streamed:
             with claude.messages.stream(**fields) as stream:
                 said: Any = stream.get_final_message()
@@ -431,7 +424,7 @@ def test_a_call_that_the_token_limit_cuts_off_is_told_once_streamed_or_not(
             said = claude.messages.create(**fields)
     assert [block.type for block in said.content] == ["thinking", "text", "tool_use"]
     assert (said.content[1].text, said.content[2].input, said.stop_reason) == ("Moment.", {}, "max_tokens")
-    body = {"messages": turns, "tools": [FREE], "options": {"num_predict": CUT_TOKENS}, "stream": is_streamed}
+    body = {"messages": TURNS, "tools": [FREE], "options": {"num_predict": CUT_TOKENS}, "stream": is_streamed}
     lines = [json.loads(line) for line in thinker.ask("POST", "/api/chat", body).body.splitlines()]
     written = "".join(line["message"]["content"] for line in lines)
     assert written == SAID[SAID.index("Moment.") : SAID.index('ich"}')]
@@ -449,8 +442,7 @@ def test_a_cut_call_can_be_sent_back(thinker: HttpServer) -> None:
     again = thinker.ask("POST", "/v1/chat/completions", {**asked, "messages": talk})
     assert again.status == 200, again.body
     assert again.headers["x-uma-ignored"].endswith("messages[1].tool_calls[0].function.arguments")
-    flat: Any = {"type": "function", "name": "weather", "parameters": ANY_CITY}
-    fields: dict[str, Any] = {"input": talk[:1], "tools": [flat], "max_output_tokens": CUT_TOKENS}
+    fields: dict[str, Any] = {"input": talk[:1], "tools": [FLAT], "max_output_tokens": CUT_TOKENS}
     said = thinker.ask("POST", "/v1/responses", fields).json["output"]
     result = {"type": "function_call_output", "call_id": said[-1]["call_id"], "output": "error: invalid JSON"}
     again = thinker.ask("POST", "/v1/responses", {**fields, "input": [*talk[:1], *said, result]})
@@ -491,16 +483,15 @@ def test_a_role_that_a_dialect_does_not_have_is_refused(thinker: HttpServer) -> 
 
 
 def test_what_is_cut_off_in_its_thinking_has_no_empty_text_streamed_or_not(thinker: HttpServer) -> None:
-    turns: Any = [{"role": "user", "content": ASKED}]
-    with openai_client(thinker) as client:
+    with openai_of(thinker) as client:
         fields: Any = {"model": "script", "input": ASKED, "max_output_tokens": 3}
         whole: Any = client.responses.create(**fields)
         *_, last = client.responses.create(**fields, stream=True)
         streamed: Any = last
     for response in (whole, streamed.response):
         assert [(item.type, item.status) for item in response.output] == [("reasoning", "incomplete")]
-    with anthropic.Anthropic(base_url=thinker.url, api_key="none", max_retries=0, timeout=PATIENCE_SEC) as claude:
-        asked: Any = {"model": "script", "messages": turns, "max_tokens": 3}
+    with claude_of(thinker) as claude:
+        asked: Any = {"model": "script", "messages": TURNS, "max_tokens": 3}
         message = claude.messages.create(**asked)
         with claude.messages.stream(**asked) as stream:
             final = stream.get_final_message()
@@ -509,22 +500,18 @@ def test_what_is_cut_off_in_its_thinking_has_no_empty_text_streamed_or_not(think
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_ollama_s_client_gets_calls_and_thinking_and_gives_results(thinker: HttpServer, is_streamed: bool) -> None:
-    client: Any = ollama.Client(host=thinker.url, timeout=PATIENCE_SEC)
-    with client._client:  # it has no other way to be closed
-        check_ollama(client, is_streamed)
-
-
-def check_ollama(client: Any, is_streamed: bool) -> None:
-    messages: list[Any] = [{"role": "user", "content": ASKED}]
-    said = client.chat(model="script", messages=messages, tools=[FREE], stream=is_streamed, think=True)
-    lines = list(said) if is_streamed else [said]
-    assert "".join(line.message.content or "" for line in lines) == "Moment."
-    assert "".join(line.message.thinking or "" for line in lines) == "Which city?"
-    (called,) = [line.message for line in lines if line.message.tool_calls]
-    assert [each.function.arguments for each in called.tool_calls] == [json.loads(ARGUMENTS)]
-    messages += [called, {"role": "tool", "tool_name": "weather", "content": "Rain."}]
-    assert client.chat(model="script", messages=messages, tools=[FREE]).message.tool_calls
-    assert {"tools", "thinking"} <= set(client.show("script").capabilities or ())
+    messages: list[Any] = [*TURNS]
+    with ollama_of(thinker) as one:
+        client: Any = one
+        said = client.chat(model="script", messages=messages, tools=[FREE], stream=is_streamed, think=True)
+        lines = list(said) if is_streamed else [said]
+        assert "".join(line.message.content or "" for line in lines) == "Moment."
+        assert "".join(line.message.thinking or "" for line in lines) == "Which city?"
+        (called,) = [line.message for line in lines if line.message.tool_calls]
+        assert [each.function.arguments for each in called.tool_calls] == [json.loads(ARGUMENTS)]
+        messages += [called, {"role": "tool", "tool_name": "weather", "content": "Rain."}]
+        assert client.chat(model="script", messages=messages, tools=[FREE]).message.tool_calls
+        assert {"tools", "thinking"} <= set(client.show("script").capabilities or ())
 
 
 def test_ollama_s_call_needs_no_content_beside_it(thinker: HttpServer) -> None:
@@ -539,9 +526,9 @@ def test_ollama_s_call_needs_no_content_beside_it(thinker: HttpServer) -> None:
 
 
 def test_a_chat_s_log_probabilities_are_those_of_its_text_streamed_or_not(thinker: HttpServer) -> None:
-    asked: Any = {"model": "script", "messages": [{"role": "user", "content": ASKED}], "tools": [FREE]}
+    asked: Any = {"model": "script", "messages": TURNS, "tools": [FREE]}
     asked |= {"max_tokens": 200, "logprobs": True}
-    with openai_client(thinker) as client:
+    with openai_of(thinker) as client:
         whole = client.chat.completions.create(**asked).choices[0].logprobs
         chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
     streamed = [each for chunk in chunks if chunk.logprobs for each in chunk.logprobs.content or []]
@@ -554,17 +541,14 @@ def test_a_chat_s_log_probabilities_are_those_of_its_text_streamed_or_not(thinke
 def test_items_have_the_order_in_which_they_were_said_streamed_or_not(tmp_path: Path) -> None:
     said = 'Look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>Done that.'
     model = write_script_model(tmp_path / "script.gguf", said, template=QWEN)
-    flat = {"type": "function", "name": "weather", "parameters": ANY_CITY}
-    asked: Any = {"input": ASKED, "tools": [flat], "temperature": 0}
+    asked: Any = {"input": ASKED, "tools": [FLAT], "temperature": 0}
     with short_directory() as directory, running_http(directory, "--model", str(model)) as server:
-        with openai_client(server) as client:
+        with openai_of(server) as client:
             whole: Any = client.responses.create(**asked, model="script")
             *_, last = client.responses.create(**asked, model="script", stream=True)
             streamed: Any = last
-        tool: Any = {"name": "weather", "input_schema": ANY_CITY}
-        turns: Any = [{"role": "user", "content": ASKED}]
-        with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=PATIENCE_SEC) as claude:
-            fields: Any = {"model": "script", "messages": turns, "tools": [tool], "max_tokens": 200}
+        with claude_of(server) as claude:
+            fields: Any = {"model": "script", "messages": TURNS, "tools": [FOR_CLAUDE], "max_tokens": 200}
             message = claude.messages.create(**fields)
             with claude.messages.stream(**fields) as stream:
                 final = stream.get_final_message()
@@ -582,11 +566,11 @@ TWO_CALLS = (OPEN, "Os", "lo" + CLOSE, "\n" + OPEN, "Ber", "gen" + CLOSE)
 
 
 @pytest.fixture(scope="module")
-def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a model that calls a tool twice, whatever it is asked."""
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedHttp]:
+    """A model that calls a tool twice, whatever it is asked."""
     model = write_script_model(tmp_path_factory.mktemp("two") / "script.gguf", TWO_CALLS, template=QWEN)
     with hosted_http(RuntimeConfig(model=str(model), http="127.0.0.1:0", threads=1)) as server:
-        yield f"http://127.0.0.1:{server.port}"
+        yield server
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/v1/responses"])
@@ -612,32 +596,29 @@ def test_streamed_log_probabilities_are_those_of_the_answer_and_not_of_the_think
         assert one["logprob"] == pytest.approx(other["logprob"], abs=0.01)
 
 
-def test_a_call_that_a_stop_string_cuts_off_is_never_told_as_a_whole_one(caller: str) -> None:
-    turns: Any = [{"role": "user", "content": ASKED}]
-    with openai.OpenAI(base_url=f"{caller}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SEC) as client:
+def test_a_call_that_a_stop_string_cuts_off_is_never_told_as_a_whole_one(caller: HostedHttp) -> None:
+    with openai_of(caller) as client:
         chat = client.chat.completions.create(
-            model="script", messages=turns, tools=[FREE], stop=["gen"], max_tokens=200, temperature=0
+            model="script", messages=TURNS, tools=[FREE], stop=["gen"], max_tokens=200, temperature=0
         ).choices[0]
-        flat: Any = {"type": "function", "name": "weather", "parameters": ANY_CITY}
         response: Any = client.responses.create(
-            model="script", input=ASKED, tools=[flat], temperature=0, extra_body={"stop": ["gen"]}
+            model="script", input=ASKED, tools=[FLAT], temperature=0, extra_body={"stop": ["gen"]}
         )
     arguments = [call.function.arguments for call in chat.message.tool_calls or () if call.type == "function"]
     assert (chat.finish_reason, arguments) == ("length", ['{"city": "Oslo"}', '{"city": "Ber'])
     assert (response.status, response.output[-1].status) == ("incomplete", "incomplete")
-    tool: Any = {"name": "weather", "input_schema": ANY_CITY}
-    with anthropic.Anthropic(base_url=caller, api_key="none", max_retries=0, timeout=PATIENCE_SEC) as claude:
+    with claude_of(caller) as claude:
         said = claude.messages.create(
-            model="script", messages=turns, tools=[tool], stop_sequences=["gen"], max_tokens=200
+            model="script", messages=TURNS, tools=[FOR_CLAUDE], stop_sequences=["gen"], max_tokens=200
         )
     assert (said.stop_reason, [block.type for block in said.content]) == ("stop_sequence", ["tool_use", "tool_use"])
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
-def test_openai_s_client_gets_both_calls_of_one_answer(caller: str, choice: Any) -> None:
+def test_openai_s_client_gets_both_calls_of_one_answer(caller: HostedHttp, choice: Any) -> None:
     messages: list[Any] = [{"role": "user", "content": ASKED}]
     asked: Any = {"model": "script", "tools": [FREE], "tool_choice": choice, "max_tokens": 200, "temperature": 0}
-    with openai.OpenAI(base_url=f"{caller}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SEC) as client:
+    with openai_of(caller) as client:
         create = client.chat.completions.create
         whole = create(**asked, messages=messages, parallel_tool_calls=True).choices[0]
         with client.chat.completions.stream(**asked, messages=messages, parallel_tool_calls=True) as stream:
@@ -659,11 +640,10 @@ def test_openai_s_client_gets_both_calls_of_one_answer(caller: str, choice: Any)
 
 
 @pytest.mark.parametrize("choice", ["auto", "any"])
-def test_anthropic_s_client_gets_both_calls_of_one_answer(caller: str, choice: Any) -> None:
-    tool: Any = {"name": "weather", "input_schema": ANY_CITY}
+def test_anthropic_s_client_gets_both_calls_of_one_answer(caller: HostedHttp, choice: Any) -> None:
     turns: list[Any] = [{"role": "user", "content": ASKED}]
-    asked: Any = {"model": "script", "tools": [tool], "tool_choice": {"type": choice}, "max_tokens": 200}
-    with anthropic.Anthropic(base_url=caller, api_key="none", max_retries=0, timeout=PATIENCE_SEC) as claude:
+    asked: Any = {"model": "script", "tools": [FOR_CLAUDE], "tool_choice": {"type": choice}, "max_tokens": 200}
+    with claude_of(caller) as claude:
         whole = claude.messages.create(**asked, messages=turns)
         with claude.messages.stream(**asked, messages=turns) as stream:
             kinds = [event.type for event in stream if event.type in ("content_block_start", "content_block_stop")]

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import ollama
-import openai
 import pytest
+from http_clients import ollama_of, openai_of
 from http_server import Answered, HttpServer, running_http
 from hub_server import running_hub
 
@@ -92,7 +92,7 @@ def children(pid: int) -> list[int]:
 
 
 def test_ollamas_client_pulls_lists_shows_generates_with_two_models_and_deletes(server: HttpServer) -> None:
-    with ollama.Client(server.url) as client:
+    with ollama_of(server) as client:
         before = {each.model for each in client.list().models}
         told = list(client.pull(PULLED, stream=True))
         assert told[0].status == "pulling manifest"
@@ -121,7 +121,7 @@ def test_ollamas_client_pulls_lists_shows_generates_with_two_models_and_deletes(
 
 
 def test_openais_client_lists_and_chats_with_two_models(server: HttpServer) -> None:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+    with openai_of(server) as client:
         assert {"alpha", "beta.v1"} < {each.id for each in client.models.list()}
         assert client.models.retrieve("alpha").id == "alpha"
         said = {
@@ -136,7 +136,7 @@ def test_openais_client_lists_and_chats_with_two_models(server: HttpServer) -> N
 
 def test_a_rag_client_with_two_names_works_with_nothing_configured(server: HttpServer) -> None:
     texts = ["a fox", "a forest", "an owl"]
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+    with openai_of(server) as client:
         with ThreadPoolExecutor() as pool:
             vectors = pool.submit(client.embeddings.create, model="a-encoder", input=texts)
             turns: Any = [{"role": "user", "content": "Where is the fox?"}]
@@ -251,7 +251,7 @@ def test_rows_of_a_batch_name_any_model(
         for at, name in enumerate(names)
     ]
     data = "".join(json.dumps(row) + "\n" for row in rows)
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+    with openai_of(server) as client:
         file = client.files.create(file=("rows.jsonl", data.encode()), purpose="batch")
         begun = client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")
         done = until(lambda: client.batches.retrieve(begun.id), lambda now: now.status == "completed")

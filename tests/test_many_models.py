@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from http_server import Answered, HttpServer, running_http
+from http_server import Answered, HttpServer, ServeModels, running_http
 from several import GREEDY, NAMES, PROMPT, children, taken_bytes
 
-from harness import ONE_THREAD, Raw, ask, clean_environ, run_to_end, short_directory, uma_command, until
+from harness import ONE_THREAD, Raw, RunInProcessText, ask, run_to_end, short_directory, uma_command, until
 from models import write_model
 from uma.client import connect, dialled
 from uma.config import RuntimeConfig
@@ -60,13 +60,13 @@ def greeted(raw: Raw, **fields: Any) -> dict[str, Any]:
     return event
 
 
-def test_a_list_of_models_loads_none_of_them(folder: Path) -> None:
-    with short_directory() as place, running_http(place, "--models", "all", UMA_MODELS=str(folder)) as server:
-        assert statuses(server) == dict.fromkeys((*NAMES, "builtin"), "unloaded")
-        assert [each["name"] for each in server.ask("GET", "/api/tags").json["models"]] == [*NAMES, "builtin"]
-        assert server.ask("GET", "/api/ps").json == {"models": []}
-        assert server.ask("GET", "/health").status == 200
-        assert children(server.process.pid) == set()
+def test_a_list_of_models_loads_none_of_them(serve_models: ServeModels) -> None:
+    server = serve_models()
+    assert statuses(server) == dict.fromkeys((*NAMES, "builtin"), "unloaded")
+    assert [each["name"] for each in server.ask("GET", "/api/tags").json["models"]] == [*NAMES, "builtin"]
+    assert server.ask("GET", "/api/ps").json == {"models": []}
+    assert server.ask("GET", "/health").status == 200
+    assert children(server.process.pid) == set()
 
 
 def test_each_request_is_answered_by_the_model_it_names(server: HttpServer, texts: Mapping[str, str]) -> None:
@@ -78,11 +78,6 @@ def test_each_request_is_answered_by_the_model_it_names(server: HttpServer, text
     assert statuses(server) == dict.fromkeys(NAMES, "loaded")
 
 
-def test_a_request_without_a_name_is_the_first_models(server: HttpServer, texts: Mapping[str, str]) -> None:
-    answer = complete(server, None)
-    assert (text_of(answer), answer.json["model"]) == (texts["alpha"], "alpha")
-
-
 @pytest.mark.parametrize("name", ["gamma", "GAMMA-ONE", "gamma-one.gguf", "gamma-one:latest"])
 def test_a_name_is_taken_as_far_as_it_is_needed(server: HttpServer, texts: Mapping[str, str], name: str) -> None:
     assert text_of(complete(server, name)) == texts["gamma-one"]
@@ -90,16 +85,16 @@ def test_a_name_is_taken_as_far_as_it_is_needed(server: HttpServer, texts: Mappi
 
 def test_a_name_that_is_not_here_is_answered_with_the_nearest(server: HttpServer) -> None:
     answer = complete(server, "gama-one")
-    assert answer.status == 404
-    assert answer.json["error"]["code"] == "model_not_found"
+    assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")
     assert "did you mean gamma-one?" in answer.json["error"]["message"]
 
 
-def test_another_companys_name_is_the_first_models_and_the_answer_says_so(
+def test_no_name_and_another_companys_are_the_first_models_and_the_answer_says_so(
     server: HttpServer, texts: Mapping[str, str]
 ) -> None:
-    answer = complete(server, "gpt-4o")
-    assert (text_of(answer), answer.headers["x-uma-model"]) == (texts["alpha"], "alpha")
+    unnamed, other = complete(server, None), complete(server, "gpt-4o")
+    assert (text_of(unnamed), unnamed.json["model"]) == (texts["alpha"], "alpha")
+    assert (text_of(other), other.headers["x-uma-model"]) == (texts["alpha"], "alpha")
 
 
 @pytest.mark.parametrize(
@@ -160,63 +155,63 @@ def test_counters_do_not_fall_when_a_model_leaves(server: HttpServer) -> None:
 
 
 def test_a_process_that_stands_still_holds_up_nothing_else_and_is_loaded_anew(
-    folder: Path, texts: Mapping[str, str]
+    serve_models: ServeModels, texts: Mapping[str, str]
 ) -> None:
-    with short_directory() as place, running_http(place, "--models", "all", UMA_MODELS=str(folder)) as server:
-        text_of(complete(server, "beta"))
-        (beta,) = children(server.process.pid)
-        text_of(complete(server, "alpha"))
-        with server.process.connect() as raw, ThreadPoolExecutor() as pool:
-            raw.hello(model="alpha")
-            os.kill(beta, signal.SIGSTOP)
-            stuck = pool.submit(complete, server, "beta")
-            raw.send(ask("a", max_tokens=200))
-            raw.until_token("a")
-            for path in ("/health", "/metrics", "/slots", "/v1/requests", "/v1/models"):
-                assert server.ask("GET", path).status == 200
-                assert server.ask("GET", "/health").status == 200
-            assert not stuck.done()  # all of these waited a second at most
-            assert text_of(complete(server, "alpha")) == texts["alpha"]
-            assert raw.last_of("a")["event"] == "eos"
-            failed = stuck.result()
-        assert (failed.status, "the process of beta has ended" in failed.json["error"]["message"]) == (500, True)
-        server.process.log.wait_for("timeout: it did not answer for 10 s")
-        assert text_of(complete(server, "beta")) == texts["beta"]
-        assert not is_running(beta)
+    server = serve_models()
+    text_of(complete(server, "beta"))
+    (beta,) = children(server.process.pid)
+    text_of(complete(server, "alpha"))
+    with server.process.connect() as raw, ThreadPoolExecutor() as pool:
+        raw.hello(model="alpha")
+        os.kill(beta, signal.SIGSTOP)
+        stuck = pool.submit(complete, server, "beta")
+        raw.send(ask("a", max_tokens=200))
+        raw.until_token("a")
+        for path in ("/health", "/metrics", "/slots", "/v1/requests", "/v1/models"):
+            assert server.ask("GET", path).status == 200
+            assert server.ask("GET", "/health").status == 200
+        assert not stuck.done()  # all of these waited a second at most
+        assert text_of(complete(server, "alpha")) == texts["alpha"]
+        assert raw.last_of("a")["event"] == "eos"
+        failed = stuck.result()
+    assert (failed.status, "the process of beta has ended" in failed.json["error"]["message"]) == (500, True)
+    server.process.log.wait_for("timeout: it did not answer for 10 s")
+    assert text_of(complete(server, "beta")) == texts["beta"]
+    assert not is_running(beta)
 
 
 @pytest.mark.parametrize("during", ["load", "scan", "unload"])
-def test_health_is_answered_at_once_whatever_is_done_with_models(folder: Path, during: str) -> None:
-    with short_directory() as place, running_http(place, "--models", "all", UMA_MODELS=str(folder)) as server:
-        text_of(complete(server, "alpha"))
+def test_health_is_answered_at_once_whatever_is_done_with_models(serve_models: ServeModels, during: str) -> None:
+    server = serve_models()
+    text_of(complete(server, "alpha"))
 
-        def work() -> None:
-            for number in range(3):
-                if during == "scan":
-                    assert complete(server, f"nothing-{number}").status == 404
-                    assert server.ask("GET", "/v1/models?reload=1").status == 200
-                else:
-                    assert complete(server, "beta").status == 200
-                    server.ask("POST", "/models/unload", {"model": "beta"}) if during == "unload" else None
+    def work() -> None:
+        for number in range(3):
+            if during == "scan":
+                assert complete(server, f"nothing-{number}").status == 404
+                assert server.ask("GET", "/v1/models?reload=1").status == 200
+            else:
+                assert complete(server, "beta").status == 200
+                server.ask("POST", "/models/unload", {"model": "beta"}) if during == "unload" else None
 
-        with server.process.connect() as raw, ThreadPoolExecutor(1) as pool:
-            raw.hello(model="alpha")
-            raw.send(ask("a", max_tokens=200))
-            working, longest = pool.submit(work), 0.0
-            while not working.done():
-                began = time.monotonic()
-                assert server.ask("GET", "/health").status == 200
-                longest = max(longest, time.monotonic() - began)
-            working.result()
-            assert raw.last_of("a")["event"] == "eos"
-        assert longest < 10 * HEALTH_SEC
+    with server.process.connect() as raw, ThreadPoolExecutor(1) as pool:
+        raw.hello(model="alpha")
+        raw.send(ask("a", max_tokens=200))
+        working, longest = pool.submit(work), 0.0
+        while not working.done():
+            began = time.monotonic()
+            assert server.ask("GET", "/health").status == 200
+            longest = max(longest, time.monotonic() - began)
+        working.result()
+        assert raw.last_of("a")["event"] == "eos"
+    assert longest < 10 * HEALTH_SEC
 
 
 HEALTH_SEC = 0.2
 """Within it `/health` is answered, on a machine that has nothing else to do."""
 
 
-def test_a_session_can_ask_any_model(server: HttpServer, texts: Mapping[str, str]) -> None:
+def test_a_session_can_ask_any_model_and_its_hello_names_one(server: HttpServer, texts: Mapping[str, str]) -> None:
     with server.process.connect() as raw:
         hello = greeted(raw)
         assert (hello["models"], hello["model"]["path"].rpartition("/")[2]) == (list(NAMES), "alpha.gguf")
@@ -229,17 +224,14 @@ def test_a_session_can_ask_any_model(server: HttpServer, texts: Mapping[str, str
         assert found == texts
         raw.send(ask("x", model="nothing"))
         assert raw.expect("error")["code"] == "E_PROTO_BAD_REQUEST"
-
-
-def _without_max() -> dict[str, Any]:
-    return {name: value for name, value in GREEDY.items() if name not in ("max_tokens", "ignore_eos")}
-
-
-def test_a_hello_names_the_model_of_a_session(server: HttpServer, texts: Mapping[str, str]) -> None:
     with server.process.connect() as raw:
         assert greeted(raw, model="beta")["model"]["path"].endswith("beta.gguf")
         raw.send(ask(prompt=PROMPT, stream=False, temperature=0))
         assert raw.last_of("a")["text"] == texts["beta"]
+
+
+def _without_max() -> dict[str, Any]:
+    return {name: value for name, value in GREEDY.items() if name not in ("max_tokens", "ignore_eos")}
 
 
 def test_sessions_can_use_one_id_at_once(server: HttpServer, texts: Mapping[str, str]) -> None:
@@ -270,39 +262,40 @@ async def test_each_client_s_requests_are_its_own_also_behind_several_models(ser
         assert {"alpha", "beta"} <= {each["args"]["name"] for each in trace["traceEvents"] if each["ph"] == "M"}
 
 
-async def test_a_session_loads_unloads_and_pins_models_and_lists_them(folder: Path) -> None:
-    flags = ("--models", ",".join(NAMES))
-    with short_directory() as place, running_http(place, *flags, UMA_MODELS=str(folder)) as server:
-        path, percents = server.process.socket, list[int]()
-        async with dialled(path) as client:
-            assert [(each.name, each.state) for each in await client.models()] == [(name, "unloaded") for name in NAMES]
-        async with dialled(path) as client:
-            loaded = await client.load("beta", 600, percents.append)
-            assert (loaded.name, loaded.state, loaded.is_pinned) == ("beta", "loaded", False)
-            assert 0 < (loaded.leaves_in_sec or 0) <= 600
-            assert percents
-        async with connect(path, model="beta") as client:
-            listed = {each.name: each for each in await client.models()}
-            assert [each.state for each in listed.values()] == ["unloaded", "loaded", "unloaded"]
-            assert listed["beta"].memory_bytes > 2**20
-            assert (await client.pin("beta")).is_pinned
-            with pytest.raises(BadRequest, match="beta is pinned"):
-                await client.unload(None)
-            assert not (await client.pin("beta", is_pinned=False)).is_pinned
-            await client.unload("beta")
-            with pytest.raises(BadRequest, match="did you mean gamma-one"):
-                await client.load("gama-one")
-        until(lambda: statuses(server)["beta"], lambda status: status == "unloaded")
-        done = run_to_end(*uma_command("pin", "gamma", "--socket", str(path)))
-        assert (done.returncode, done.stdout) == (
-            0,
-            "gamma-one is loaded and stays; `uma unpin gamma-one` takes that back\n",
-        )
-        done = run_to_end(*uma_command("unpin", "gamma", "--socket", str(path)))
-        assert (done.returncode, done.stdout) == (0, "gamma-one can leave again\n")
+async def test_a_session_loads_unloads_and_pins_models_and_lists_them(serve_models: ServeModels) -> None:
+    server = serve_models("--models", ",".join(NAMES))
+    path, percents = server.process.socket, list[int]()
+    async with dialled(path) as client:
+        assert [(each.name, each.state) for each in await client.models()] == [(name, "unloaded") for name in NAMES]
+    async with dialled(path) as client:
+        loaded = await client.load("beta", 600, percents.append)
+        assert (loaded.name, loaded.state, loaded.is_pinned) == ("beta", "loaded", False)
+        assert 0 < (loaded.leaves_in_sec or 0) <= 600
+        assert percents
+    async with connect(path, model="beta") as client:
+        listed = {each.name: each for each in await client.models()}
+        assert [each.state for each in listed.values()] == ["unloaded", "loaded", "unloaded"]
+        assert listed["beta"].memory_bytes > 2**20
+        assert (await client.pin("beta")).is_pinned
+        with pytest.raises(BadRequest, match="beta is pinned"):
+            await client.unload(None)
+        assert not (await client.pin("beta", is_pinned=False)).is_pinned
+        await client.unload("beta")
+        with pytest.raises(BadRequest, match="did you mean gamma-one"):
+            await client.load("gama-one")
+    until(lambda: statuses(server)["beta"], lambda status: status == "unloaded")
+    done = run_to_end(*uma_command("pin", "gamma", "--socket", str(path)))
+    assert (done.returncode, done.stdout) == (
+        0,
+        "gamma-one is loaded and stays; `uma unpin gamma-one` takes that back\n",
+    )
+    done = run_to_end(*uma_command("unpin", "gamma", "--socket", str(path)))
+    assert (done.returncode, done.stdout) == (0, "gamma-one can leave again\n")
 
 
-def test_a_client_waits_until_its_model_is_loaded_and_is_told_so(folder: Path, texts: Mapping[str, str]) -> None:
+def test_a_client_waits_until_its_model_is_loaded_and_is_told_so(
+    serve_models: ServeModels, texts: Mapping[str, str]
+) -> None:
     percents: list[int] = []
 
     async def main(path: Path) -> str:
@@ -314,14 +307,14 @@ def test_a_client_waits_until_its_model_is_loaded_and_is_told_so(folder: Path, t
             assert isinstance(finished, Finished)
             return str(finished.text)
 
-    with short_directory() as place, running_http(place, "--models", "all", UMA_MODELS=str(folder)) as server:
-        assert trio.run(main, server.process.socket) == texts["gamma-one"]
-        assert percents
-        with server.process.connect() as raw:
-            greeted(raw, model="beta")
-            raw.send(ask("w", model="alpha"))
-            assert raw.expect("loading")["id"] == "w"
-            assert raw.last_of("w")["event"] == "eos"
+    server = serve_models()
+    assert trio.run(main, server.process.socket) == texts["gamma-one"]
+    assert percents
+    with server.process.connect() as raw:
+        greeted(raw, model="beta")
+        raw.send(ask("w", model="alpha"))
+        assert raw.expect("loading")["id"] == "w"
+        assert raw.last_of("w")["event"] == "eos"
 
 
 def test_one_server_of_one_model_refuses_the_name_of_another(folder: Path) -> None:
@@ -333,33 +326,35 @@ def test_one_server_of_one_model_refuses_the_name_of_another(folder: Path) -> No
         assert raw.last_of("b")["event"] == "eos"
 
 
-def test_a_killed_process_ends_its_own_requests_alone_and_comes_back(folder: Path, texts: Mapping[str, str]) -> None:
-    with short_directory() as place, running_http(place, "--models", "all", UMA_MODELS=str(folder)) as server:
-        text_of(complete(server, "beta"))
-        (beta,) = children(server.process.pid)
-        with server.process.connect() as raw, server.process.connect() as other:
-            other.hello(model="alpha")  # of version 1.0, which is not told that it waits
-            raw.hello(model="beta")
-            other.send(ask("o", max_tokens=100))
-            raw.send(ask("r", max_tokens=400, metadata={"pad": "x" * 8000}))
-            raw.until_token("r")
-            os.kill(beta, signal.SIGKILL)
-            error = raw.last_of("r")
-            assert (error["event"], error["code"]) == ("error", "E_RUNTIME_INTERNAL")
-            assert "beta" in error["message"]
-            assert other.last_of("o")["event"] == "eos"
-        assert text_of(complete(server, "beta")) == texts["beta"]
+def test_a_killed_process_ends_its_own_requests_alone_and_comes_back(
+    serve_models: ServeModels, texts: Mapping[str, str]
+) -> None:
+    server = serve_models()
+    text_of(complete(server, "beta"))
+    (beta,) = children(server.process.pid)
+    with server.process.connect() as raw, server.process.connect() as other:
+        other.hello(model="alpha")  # of version 1.0, which is not told that it waits
+        raw.hello(model="beta")
+        other.send(ask("o", max_tokens=100))
+        raw.send(ask("r", max_tokens=400, metadata={"pad": "x" * 8000}))
+        raw.until_token("r")
+        os.kill(beta, signal.SIGKILL)
+        error = raw.last_of("r")
+        assert (error["event"], error["code"]) == ("error", "E_RUNTIME_INTERNAL")
+        assert "beta" in error["message"]
+        assert other.last_of("o")["event"] == "eos"
+    assert text_of(complete(server, "beta")) == texts["beta"]
 
 
-def test_children_end_with_a_server_that_is_killed(folder: Path) -> None:
-    with short_directory() as place, running_http(place, "--models", "all", UMA_MODELS=str(folder)) as server:
-        text_of(complete(server, "alpha"))
-        text_of(complete(server, "beta"))
-        every = children(server.process.pid)
-        assert len(every) == 2
-        server.process.signal(signal.SIGKILL)
-        server.process.wait()
-        until(lambda: [pid for pid in every if is_running(pid)], lambda left: not left)
+def test_children_end_with_a_server_that_is_killed(serve_models: ServeModels) -> None:
+    server = serve_models()
+    text_of(complete(server, "alpha"))
+    text_of(complete(server, "beta"))
+    every = children(server.process.pid)
+    assert len(every) == 2
+    server.process.signal(signal.SIGKILL)
+    server.process.wait()
+    until(lambda: [pid for pid in every if is_running(pid)], lambda left: not left)
 
 
 def is_running(pid: int) -> bool:
@@ -369,12 +364,19 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_names_that_are_not_here_are_told_before_anything_is_served(folder: Path) -> None:
-    done = run_to_end(
-        *uma_command("run", "--models", "alpha,bet,omega", *ONE_THREAD), environ=clean_environ(UMA_MODELS=str(folder))
-    )
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("alpha,bet,omega",), "omega: model not found, and no such file"),
+        (("all", "--memory", "10"), r"memory: all models together can have 10 MiB, and \w+ alone, the smallest, takes"),
+    ],
+)
+def test_models_that_cannot_be_served_are_told_before_anything_is(
+    folder: Path, flags: tuple[str, ...], told: str, uma_told: RunInProcessText
+) -> None:
+    done = uma_told("run", *ONE_THREAD, "--models", *flags, UMA_MODELS=str(folder))
     assert done.returncode == 2
-    assert "omega: model not found, and no such file" in done.stderr
+    assert re.search(told, done.stderr)
 
 
 MEMORY_MIB = 160
@@ -387,48 +389,41 @@ def taken_mib(server: HttpServer) -> float:
 
 
 def test_models_that_do_not_fit_together_take_turns_and_no_request_is_lost(
-    folder: Path, texts: Mapping[str, str]
+    serve_models: ServeModels, texts: Mapping[str, str]
 ) -> None:
-    flags = ("--models", ",".join(NAMES), "--memory", str(MEMORY_MIB), "--n-ctx", "512")
-    with short_directory() as place, running_http(place, *flags, UMA_MODELS=str(folder)) as server:
-        rng = random.Random(0)
-        asked = [rng.choice(NAMES) for _ in range(18)]
-        most = [0.0]
-        with ThreadPoolExecutor(6) as pool:
-            answers = [pool.submit(complete, server, name) for name in asked]
-            while not all(each.done() for each in answers):
-                most.append(taken_mib(server))
-                wait(answers, timeout=0.2)
-        assert [text_of(each.result()) for each in answers] == [texts[name] for name in asked]
-        assert max(most) <= 1.05 * MEMORY_MIB
-        server.process.log.wait_for("event=model.ended")
+    server = serve_models("--models", ",".join(NAMES), "--memory", str(MEMORY_MIB), "--n-ctx", "512")
+    rng = random.Random(0)
+    asked = [rng.choice(NAMES) for _ in range(18)]
+    most = [0.0]
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(complete, server, name) for name in asked]
+        while not all(each.done() for each in answers):
+            most.append(taken_mib(server))
+            wait(answers, timeout=0.2)
+    assert [text_of(each.result()) for each in answers] == [texts[name] for name in asked]
+    assert max(most) <= 1.05 * MEMORY_MIB
+    server.process.log.wait_for("event=model.ended")
 
 
-def test_a_model_that_can_never_fit_is_told_at_the_start_and_refused_with_what_it_takes(folder: Path) -> None:
-    with short_directory() as place:
-        large = write_model(place / "large.gguf", feed_forward=40_000)
-        flags = ("--models", f"alpha,{large}", "--memory", "100", "--n-ctx", "512")
-        with running_http(place, *flags, UMA_MODELS=str(folder)) as server:
-            server.process.log.wait_for('event=model.too_large reason="large takes about 1')
-            answer = complete(server, "large")
-            assert answer.status == 500
-            told = r"large takes about 1\d\d MiB, and all models together can have 100 MiB \(--memory\)"
-            assert re.search(told, answer.json["error"]["message"])
+def test_a_model_that_can_never_fit_is_told_at_the_start_and_refused_with_what_it_takes(
+    serve_models: ServeModels, tmp_path: Path
+) -> None:
+    large = write_model(tmp_path / "large.gguf", feed_forward=40_000)
+    server = serve_models("--models", f"alpha,{large}", "--memory", "100", "--n-ctx", "512")
+    server.process.log.wait_for('event=model.too_large reason="large takes about 1')
+    answer = complete(server, "large")
+    assert answer.status == 500
+    told = r"large takes about 1\d\d MiB, and all models together can have 100 MiB \(--memory\)"
+    assert re.search(told, answer.json["error"]["message"])
 
 
-def test_a_budget_into_which_no_model_fits_is_refused_at_the_start(folder: Path) -> None:
-    environ = clean_environ(UMA_MODELS=str(folder))
-    done = run_to_end(*uma_command("run", "--models", "all", "--memory", "10", *ONE_THREAD), environ=environ)
-    assert done.returncode == 2
-    assert re.search(r"memory: all models together can have 10 MiB, and \w+ alone, the smallest, takes", done.stderr)
-
-
-def test_an_idle_model_leaves_and_is_loaded_again_for_the_next_request(folder: Path, texts: Mapping[str, str]) -> None:
-    flags = ("--models", ",".join(NAMES), "--idle-unload-sec", "0.05")
-    with short_directory() as place, running_http(place, *flags, UMA_MODELS=str(folder)) as server:
-        assert text_of(complete(server, "beta")) == texts["beta"]
-        until(lambda: (children(server.process.pid), statuses(server)["beta"]), lambda now: now == (set(), "unloaded"))
-        assert text_of(complete(server, "beta")) == texts["beta"]
+def test_an_idle_model_leaves_and_is_loaded_again_for_the_next_request(
+    serve_models: ServeModels, texts: Mapping[str, str]
+) -> None:
+    server = serve_models("--models", ",".join(NAMES), "--idle-unload-sec", "0.05")
+    assert text_of(complete(server, "beta")) == texts["beta"]
+    until(lambda: (children(server.process.pid), statuses(server)["beta"]), lambda now: now == (set(), "unloaded"))
+    assert text_of(complete(server, "beta")) == texts["beta"]
 
 
 async def test_a_load_that_stands_still_is_ended_and_the_models_behind_it_have_their_turn(

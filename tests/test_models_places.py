@@ -14,7 +14,7 @@ from projectors import write_projector
 from reference import vocabulary
 
 from harness import RunInProcessText
-from models import write_encoder, write_model, write_split_model
+from models import write_encoder, write_model
 from uma.errors import ModelError
 from uma.llama.header import read
 from uma.models import catalog
@@ -94,13 +94,6 @@ def test_a_short_name_is_enough_where_it_is_clear(home: Path, name: str, file: s
 )
 def test_ollama_s_names_are_as_ollama_takes_them(home: Path, name: str, full: str) -> None:
     assert named(name, {"HOME": str(home)}).name == full
-
-
-def test_a_name_of_several_is_told_with_them_and_an_unknown_one_with_the_nearest(home: Path) -> None:
-    with pytest.raises(ModelError, match=r"^qwen3-8b: 2 models .* so: Qwen3-8B-Q4_K_M, Qwen3-8B-Q8_0$"):
-        resolve("qwen3-8b", {"HOME": str(home)})
-    with pytest.raises(ModelError, match=r"model not found, and no such file; did you mean gemma-3-4b-it-Q4_K_M\?"):
-        resolve("gema-3-4b-it-q4_k_m", {"HOME": str(home)})
 
 
 def test_one_download_in_two_places_is_one_model(home: Path, tmp_path: Path) -> None:
@@ -317,14 +310,6 @@ def test_each_model_of_a_folder_has_the_projector_that_fits_it(tmp_path: Path) -
     assert found["llava-13b-Q4_K_M"] == tmp_path / "llava-13b-f16-mmproj.gguf"
     assert found["text-Q4_K_M"] is None  # they are named for others
     assert found["qwen/Qwen2-VL"] is None  # it is for a wider model
-
-
-def test_a_part_that_is_missing_is_told(tmp_path: Path) -> None:
-    *_, last = write_split_model(tmp_path / "big", count=3)
-    last.unlink()
-    (model,) = [each for each in available({"UMA_MODELS": str(tmp_path)}) if each.name == "big"]
-    assert model.problem is not None
-    assert "is missing" in model.problem
 
 
 def test_commands_and_the_library_take_such_names(home: Path, uma_told: RunInProcessText) -> None:

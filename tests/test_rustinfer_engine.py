@@ -6,8 +6,8 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +33,25 @@ ENDLESS = "1 2 3"
 """A prompt that the tiny model goes on with for thousands of tokens: RustInfer has no word for `ignore_eos`."""
 
 
-@pytest.fixture
-def context() -> Iterator[zmq.Context[Any]]:
-    """A ZeroMQ context for peers."""
-    with zmq.Context() as made:
-        yield made
-
-
 @attrs.frozen
 class World:
-    """A real engine behind a ROUTER socket."""
+    """A real engine behind a ROUTER socket, and the peers' side of ZeroMQ."""
 
     engine: Engine
     bridge: RustInferEngine
+    context: zmq.Context[Any]
+    closing: ExitStack
 
     @property
     def endpoint(self) -> str:
         """Where peers connect."""
         return self.bridge.socket.endpoint
+
+    def peer(self, kind: int = zmq.DEALER) -> Peer:
+        """A peer that is connected, until the world ends."""
+        made = Peer(self.context, self.endpoint, kind)
+        self.closing.callback(made.close)
+        return made
 
 
 @asynccontextmanager
@@ -61,7 +62,8 @@ async def serving(
         socket = RouterSocket(f"ipc://{directory}/zmq", 4 * MAX_MESSAGE_BYTES, heartbeat_ms, 3 * heartbeat_ms)
         bridge = RustInferEngine(engine, engine.tokenize_rendered, socket, MAX_MESSAGE_BYTES, 16, PATIENCE_SEC)
         await nursery.start(lambda *, task_status: bridge.serve(task_status=task_status))
-        yield World(engine, bridge)
+        with zmq.Context() as context, ExitStack() as closing:
+            yield World(engine, bridge, context, closing)
         bridge.begin_drain()
 
 
@@ -80,12 +82,11 @@ def chat(peer: Peer, request: dict[str, Any]) -> list[dict[str, Any]]:
     return answers
 
 
-async def test_a_whole_answer_is_what_the_engine_gives(socket_dir: Path, tiny: Path, context: zmq.Context[Any]) -> None:
+async def test_a_whole_answer_is_what_the_engine_gives(socket_dir: Path, tiny: Path) -> None:
     async with serving(socket_dir, tiny) as world:
         expected = (await answer(world.engine, ask(max_tokens=8, ignore_eos=False, stream=False))).finished
-        peer = Peer(context, world.endpoint)
+        peer = world.peer()
         (got,) = await run(chat, peer, inference())
-        peer.close()
     response = got["Inference"]
     assert (response["status"], response["error"]) == ("Success", None)
     assert (response["text"], response["tokens"]) == (expected.text, list(expected.token_ids or ()))
@@ -93,14 +94,11 @@ async def test_a_whole_answer_is_what_the_engine_gives(socket_dir: Path, tiny: P
     assert set(response["metrics"]) == set(rust.METRICS_FIELDS)
 
 
-async def test_a_stream_adds_up_to_the_same_answer_and_ends_with_done(
-    socket_dir: Path, tiny: Path, context: zmq.Context[Any]
-) -> None:
+async def test_a_stream_adds_up_to_the_same_answer_and_ends_with_done(socket_dir: Path, tiny: Path) -> None:
     async with serving(socket_dir, tiny) as world:
-        peer = Peer(context, world.endpoint)
+        peer = world.peer()
         (whole,) = await run(chat, peer, inference(max_tokens=20))
         *tokens, done = await run(chat, peer, inference(max_tokens=20, stream=True))
-        peer.close()
     assert "".join(each["token"] for each in tokens) == whole["Inference"]["text"]
     assert [each["token_id"] for each in tokens if each["token_id"] is not None] == whole["Inference"]["tokens"]
     assert done["chunk_type"] == "Done"
@@ -109,38 +107,31 @@ async def test_a_stream_adds_up_to_the_same_answer_and_ends_with_done(
 
 
 @pytest.mark.parametrize("write", [rust.named_bytes, rust.compact_bytes])
-async def test_messagepack_is_answered_in_kind(
-    socket_dir: Path, tiny: Path, context: zmq.Context[Any], write: Any
-) -> None:
+async def test_messagepack_is_answered_in_kind(socket_dir: Path, tiny: Path, write: Any) -> None:
     async with serving(socket_dir, tiny) as world:
-        peer = Peer(context, world.endpoint)
+        peer = world.peer()
         peer.send(write({"Inference": inference()}) if write is rust.named_bytes else write(inference()))
         data = await run(peer.socket.recv)
-        peer.close()
     got = msgpack.unpackb(data) if write is rust.named_bytes else rust.from_compact(data)
     assert got["Inference"]["status"] == "Success"
 
 
-async def test_a_req_socket_gets_its_answer(socket_dir: Path, tiny: Path, context: zmq.Context[Any]) -> None:
+async def test_a_req_socket_gets_its_answer(socket_dir: Path, tiny: Path) -> None:
     async with serving(socket_dir, tiny) as world:
-        peer = Peer(context, world.endpoint, zmq.REQ)
+        peer = world.peer(zmq.REQ)
         (got,) = await run(chat, peer, inference())
-        peer.close()
     assert got["Inference"]["status"] == "Success"
 
 
-async def test_metrics_are_complete_and_count_what_was_served(
-    socket_dir: Path, tiny: Path, context: zmq.Context[Any]
-) -> None:
+async def test_metrics_are_complete_and_count_what_was_served(socket_dir: Path, tiny: Path) -> None:
     def work(peer: Peer) -> Any:
         (served,) = chat(peer, inference())
         peer.send(rust.json_bytes("MetricsQuery"))
         return served["Inference"], peer.receive()["Metrics"]
 
     async with serving(socket_dir, tiny) as world:
-        peer = Peer(context, world.endpoint)
+        peer = world.peer()
         served, metrics = await run(work, peer)
-        peer.close()
     assert (set(metrics["engine"]), set(metrics["cache"])) == (set(rust.ENGINE_FIELDS), set(rust.CACHE_FIELDS))
     assert metrics["engine"]["completed_requests"] == 1
     assert metrics["engine"]["total_tokens_generated"] == served["num_tokens"]
@@ -160,7 +151,7 @@ async def test_metrics_are_complete_and_count_what_was_served(
     ],
 )
 async def test_a_message_that_cannot_be_taken_is_answered_and_the_next_one_is_served(
-    socket_dir: Path, tiny: Path, context: zmq.Context[Any], data: bytes, id: str
+    socket_dir: Path, tiny: Path, data: bytes, id: str
 ) -> None:
     def work(peer: Peer) -> tuple[Any, Any]:
         peer.send(data)
@@ -169,22 +160,18 @@ async def test_a_message_that_cannot_be_taken_is_answered_and_the_next_one_is_se
         return refusal["Inference"], chat(peer, inference())[0]["Inference"]
 
     async with serving(socket_dir, tiny) as world:
-        peer = Peer(context, world.endpoint)
+        peer = world.peer()
         refusal, served = await run(work, peer)
-        peer.close()
     assert (refusal["status"], refusal["request_id"]) == ("Error", id)
     assert refusal["error"]
     assert served["status"] == "Success"
 
 
-async def test_the_engine_s_own_refusal_reaches_the_peer_with_its_code(
-    socket_dir: Path, tiny: Path, context: zmq.Context[Any]
-) -> None:
+async def test_the_engine_s_own_refusal_reaches_the_peer_with_its_code(socket_dir: Path, tiny: Path) -> None:
     async with serving(socket_dir, tiny, n_ctx=512) as world:
-        peer = Peer(context, world.endpoint)
+        peer = world.peer()
         (whole,) = await run(chat, peer, inference(prompt="y " * 900))
         (chunk,) = await run(chat, peer, inference(prompt="y " * 900, stream=True))
-        peer.close()
     assert whole["Inference"]["error"].startswith("E_LIMIT_PROMPT_TOO_LARGE: ")
     assert chunk["chunk_type"] == "Error"
     assert chunk["finish_reason"].startswith("E_LIMIT_PROMPT_TOO_LARGE: ")
@@ -193,7 +180,6 @@ async def test_the_engine_s_own_refusal_reaches_the_peer_with_its_code(
 async def test_an_answer_that_breaks_the_contract_is_counted_logged_and_an_error(
     socket_dir: Path,
     tiny: Path,
-    context: zmq.Context[Any],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -208,9 +194,8 @@ async def test_an_answer_that_breaks_the_contract_is_counted_logged_and_an_error
 
     monkeypatch.setattr(Sequence, "usage", more)  # as if the engine had lost tokens
     async with serving(socket_dir, tiny) as world:
-        peer = Peer(context, world.endpoint)
+        peer = world.peer()
         *errors, figures = await run(work, peer)
-        peer.close()
     for error in errors:
         assert error.startswith("E_RUNTIME_CONTRACT: ")
         assert "token_ids came" in error
@@ -218,9 +203,7 @@ async def test_an_answer_that_breaks_the_contract_is_counted_logged_and_an_error
     assert len([each for each in caplog.messages if "event=rustinfer.contract_violation" in each]) == 2
 
 
-async def test_a_fault_ends_its_answer_alone(
-    socket_dir: Path, tiny: Path, context: zmq.Context[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_fault_ends_its_answer_alone(socket_dir: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def take(*arguments: Any) -> Any:
         raise ArithmeticError("a bug")
 
@@ -231,14 +214,13 @@ async def test_a_fault_ends_its_answer_alone(
         return streamed, chat(peer, inference(stream=True))
 
     async with serving(socket_dir, tiny) as world:
-        peer = Peer(context, world.endpoint)
+        peer = world.peer()
         (failed,), after = await run(work, peer)
-        peer.close()
     assert failed["finish_reason"] == "E_RUNTIME_INTERNAL: a fault in the server itself; its log says more"
     assert after[-1]["chunk_type"] == "Done"
 
 
-async def test_one_id_runs_once_at_a_time(socket_dir: Path, tiny: Path, context: zmq.Context[Any]) -> None:
+async def test_one_id_runs_once_at_a_time(socket_dir: Path, tiny: Path) -> None:
     def work(peer: Peer) -> Any:
         peer.ask(inference(prompt=ENDLESS, stream=True, max_tokens=2_000))
         peer.receive()
@@ -248,14 +230,13 @@ async def test_one_id_runs_once_at_a_time(socket_dir: Path, tiny: Path, context:
         return got
 
     async with serving(socket_dir, tiny) as world:
-        peer = Peer(context, world.endpoint)
+        peer = world.peer()
         got = await run(work, peer)
-        peer.close()
     assert "is running already" in got["Inference"]["error"]
 
 
 async def test_a_request_over_a_peer_s_bound_or_at_the_end_is_refused_in_the_form_that_it_waits_for(
-    socket_dir: Path, tiny: Path, context: zmq.Context[Any]
+    socket_dir: Path, tiny: Path
 ) -> None:
     def refusals(peer: Peer) -> list[Any]:
         for id, stream in (("chunk", True), ("whole", False)):
@@ -268,22 +249,21 @@ async def test_a_request_over_a_peer_s_bound_or_at_the_end_is_refused_in_the_for
 
     async with serving(socket_dir, tiny, n_ctx=32_768) as world:
         world.bridge.max_peer_requests = 1
-        peer = Peer(context, world.endpoint)
+        peer = world.peer()
         peer.ask(inference(request_id="runs", prompt=ENDLESS, stream=True, max_tokens=100_000))
         await run(peer.receive)
         many = await run(refusals, peer)
         world.bridge.begin_drain()
         late = await run(refusals, peer)
-        peer.close()
     for (chunk, whole), code in ((many, "E_LIMIT_OVERLOADED: "), (late, "E_RUNTIME_SHUTDOWN: ")):
         assert (chunk["request_id"], chunk["chunk_type"]) == ("chunk", "Error")
         assert chunk["finish_reason"].startswith(code)
         assert whole["Inference"]["error"].startswith(code)
 
 
-async def test_a_peer_that_vanishes_frees_its_requests(socket_dir: Path, tiny: Path, context: zmq.Context[Any]) -> None:
+async def test_a_peer_that_vanishes_frees_its_requests(socket_dir: Path, tiny: Path) -> None:
     async with serving(socket_dir, tiny, n_ctx=8_192) as world:
-        peer = Peer(context, world.endpoint)
+        peer = world.peer()
         for index in range(4):
             # Half of them send nothing before their end, so that no answer can run into the closed door.
             peer.ask(inference(request_id=str(index), prompt=ENDLESS, stream=index % 2 == 0, max_tokens=100_000))
@@ -292,9 +272,8 @@ async def test_a_peer_that_vanishes_frees_its_requests(socket_dir: Path, tiny: P
         with trio.fail_after(PATIENCE_SEC):
             while (await world.engine.metrics())["requests_cancelled"] < 4:
                 await world.engine.health()
-        other = Peer(context, world.endpoint)
+        other = world.peer()
         (served,) = await run(chat, other, inference())
-        other.close()
     assert served["Inference"]["status"] == "Success"
 
 
@@ -328,12 +307,10 @@ async def test_a_peer_that_falls_silent_frees_its_requests_although_its_connecti
                 peer.kill()
 
 
-async def test_a_peer_that_takes_nothing_out_of_a_full_buffer_is_told_so_once_it_reads_again(
-    socket_dir: Path, context: zmq.Context[Any]
-) -> None:
+async def test_a_peer_that_takes_nothing_out_of_a_full_buffer_is_told_so_once_it_reads_again(socket_dir: Path) -> None:
     # Without heartbeats: behind a full buffer none is sent.
     router = RouterSocket(f"ipc://{socket_dir}/zmq", MAX_MESSAGE_BYTES, heartbeat_ms=0, stall_timeout_sec=0.1)
-    with context.socket(zmq.DEALER) as peer, trio.fail_after(PATIENCE_SEC):
+    with zmq.Context() as context, context.socket(zmq.DEALER) as peer, trio.fail_after(PATIENCE_SEC):
         peer.setsockopt(zmq.RCVHWM, 1)
         peer.connect(router.endpoint)
         peer.send(b"hello")
@@ -367,23 +344,20 @@ class Overheard:
         return self.engine.generate(request)
 
 
-async def test_what_a_peer_asks_for_reaches_the_engine(socket_dir: Path, tiny: Path, context: zmq.Context[Any]) -> None:
+async def test_what_a_peer_asks_for_reaches_the_engine(socket_dir: Path, tiny: Path) -> None:
     wanted: dict[str, Any] = {"max_tokens": 3, "temperature": 0.5, "top_p": 0.75, "top_k": 7}
     async with serving(socket_dir, tiny) as world:
         overheard: Any = Overheard(world.engine)
         world.bridge.source = overheard
-        peer = Peer(context, world.endpoint)
+        peer = world.peer()
         for priority in (-5, 0, 9):
             await run(chat, peer, inference(priority=priority, stop_sequences=["zzz"], **wanted))
-        peer.close()
     requests: list[Request] = overheard.requests
     assert [each.priority for each in requests] == [-1, 0, 1]
     assert {each.sampling for each in requests} == {SamplingParams(**wanted, stop=("zzz",))}
 
 
-async def test_32_peers_with_8_requests_each_get_their_own_answers(
-    socket_dir: Path, tiny: Path, context: zmq.Context[Any]
-) -> None:
+async def test_32_peers_with_8_requests_each_get_their_own_answers(socket_dir: Path, tiny: Path) -> None:
     def work(peer: Peer, number: int) -> dict[str, str]:
         for index in range(8):
             peer.ask(inference(request_id=f"{number}-{index}", prompt=f"{number % 4} {index}", stream=index % 2 == 0))
@@ -401,15 +375,13 @@ async def test_32_peers_with_8_requests_each_get_their_own_answers(
 
     found: dict[int, dict[str, str]] = {}
 
-    async def one(endpoint: str, number: int) -> None:
-        peer = Peer(context, endpoint)
-        found[number] = await run(work, peer, number)
-        peer.close()
+    async def one(world: World, number: int) -> None:
+        found[number] = await run(work, world.peer(), number)
 
     async with serving(socket_dir, tiny) as world:
         async with trio.open_nursery() as nursery:
             for number in range(32):
-                nursery.start_soon(one, world.endpoint, number)
+                nursery.start_soon(one, world, number)
         expected = {
             (kind, index): (await answer(world.engine, ask(f"{kind} {index}", max_tokens=8, ignore_eos=False))).text
             for kind in range(4)
@@ -420,16 +392,17 @@ async def test_32_peers_with_8_requests_each_get_their_own_answers(
             assert texts[f"{number}-{index}"] == expected[number % 4, index]
 
 
-def test_the_command_serves_until_sigterm(socket_dir: Path, tiny: Path, context: zmq.Context[Any]) -> None:
+def test_the_command_serves_until_sigterm(socket_dir: Path, tiny: Path) -> None:
     endpoint = f"ipc://{socket_dir}/z"
     flags = ["--bind", endpoint, "--socket", str(socket_dir / "uma.sock"), "--model", str(tiny), "--threads", "1"]
     process = subprocess.Popen(uma_command("engine-zmq", *flags), stderr=subprocess.PIPE, env=clean_environ())
     server = ServerProcess(process, socket_dir / "uma.sock")
     try:
         server.log.wait_for(f"zmq     {endpoint}")
-        peer = Peer(context, endpoint)
-        (got,) = chat(peer, inference())
-        peer.close()
+        with zmq.Context() as context:
+            peer = Peer(context, endpoint)
+            (got,) = chat(peer, inference())
+            peer.close()
         assert got["Inference"]["status"] == "Success"
         server.signal(signal.SIGTERM)
         assert server.wait() == 0

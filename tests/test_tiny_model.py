@@ -255,13 +255,6 @@ def ask(llm: LLM, *questions: str, max_tokens: int = 150) -> list[str]:
     return [result.outputs[0].text for result in llm.chat(chats, SamplingParams(max_tokens=max_tokens, temperature=0))]
 
 
-def test_a_story_has_the_hero_and_the_place_it_was_asked_for(llm: LLM) -> None:
-    (story,) = ask(llm, "Tell me a story about a fox in the harbour.")
-    assert "fox" in story
-    assert "harbour" in story
-    assert len(re.findall(r"[.!?]", story)) >= 3
-
-
 def test_stories_keep_a_hero_a_name_and_a_place_that_were_never_trained_together(llm: LLM) -> None:
     requests = [
         (f"Tell me a story about {grammar.a(kind)} named {name} in {place}.", (kind, name, place))
@@ -269,6 +262,7 @@ def test_stories_keep_a_hero_a_name_and_a_place_that_were_never_trained_together
         for name, place in (("Pip", "the harbour"), ("Mina", "the castle"))
     ]
     stories = ask(llm, *(request for request, _ in requests), max_tokens=80)
+    assert all(len(re.findall(r"[.!?]", story)) >= 3 for story in stories)
     kept = [all(word in story for word in words) for (_, words), story in zip(requests, stories, strict=True)]
     assert sum(kept) >= 5, stories
 

@@ -15,7 +15,7 @@ from http_server import HttpServer, running_http
 from reference import real_model
 from script_model import SWITCHED, THOUGHT, write_script_model
 
-from harness import ONE_THREAD, ServerProcess, run_to_end, running_server, short_directory, uma_command
+from harness import ONE_THREAD, RunInProcessText, ServerProcess, running_server, short_directory
 from models import CHATML, write_encoder, write_model
 from uma import RuntimeConfig, open_engine
 from uma.cli.contract import Probe, check, prove
@@ -31,8 +31,8 @@ from uma.protocol.messages import EmbedQuery, Generate, TokenizeQuery
 from uma.types import FillIn, Finished, ReasoningDelta, Request, ServerInfo
 
 
-def test_everything_the_server_claims_is_true(server: ServerProcess) -> None:
-    done = run_to_end(*uma_command("contract", "check", "--json", "--socket", str(server.socket)))
+def test_everything_the_server_claims_is_true(server: ServerProcess, uma_told: RunInProcessText) -> None:
+    done = uma_told("contract", "check", "--json", "--socket", str(server.socket))
     found = json.loads(done.stdout)
     assert done.returncode == 0, [each for each in found if not each["is_true"]]
     assert done.stderr == f"{len(found)} claims, 0 false\n"
@@ -47,8 +47,8 @@ def web() -> Iterator[HttpServer]:
         yield process
 
 
-def test_everything_the_server_claims_is_true_over_http_too(web: HttpServer) -> None:
-    done = run_to_end(*uma_command("contract", "check", "--json", "--http", web.url))
+def test_everything_the_server_claims_is_true_over_http_too(web: HttpServer, uma_told: RunInProcessText) -> None:
+    done = uma_told("contract", "check", "--json", "--http", web.url)
     found = json.loads(done.stdout)
     assert done.returncode == 0, [each for each in found if not each["is_true"]]
     by_socket = {each.name for each in claims_of(SocketProbe(web.process.socket).introduce())}
@@ -72,8 +72,8 @@ def test_a_false_claim_is_found_over_http_too(web: HttpServer, claim: str, tampe
         ("http://127.0.0.1:9", "http://127.0.0.1:9: ", 1),
     ],
 )
-def test_a_url_without_a_server_is_one_line(url: str, line: str, code: int) -> None:
-    done = run_to_end(*uma_command("contract", "check", "--http", url))
+def test_a_url_without_a_server_is_one_line(url: str, line: str, code: int, uma_told: RunInProcessText) -> None:
+    done = uma_told("contract", "check", "--http", url)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith(f"uma: error: {line}")
 
@@ -386,8 +386,10 @@ def test_a_parameter_without_effect_is_found_whichever_it_is(server: ServerProce
     assert found == names
 
 
-def test_a_place_where_no_server_listens_is_one_line_and_exit_code_1(server: ServerProcess) -> None:
-    done = run_to_end(*uma_command("contract", "check", "--socket", f"{server.socket}.not"))
+def test_a_place_where_no_server_listens_is_one_line_and_exit_code_1(
+    server: ServerProcess, uma_told: RunInProcessText
+) -> None:
+    done = uma_told("contract", "check", "--socket", f"{server.socket}.not")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"uma: error: {server.socket}.not: ")
 
@@ -413,10 +415,10 @@ def test_a_stream_of_another_kind_is_no_server_of_ours() -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", "Schlüssel".encode(), b"a\nb", b""])
-def test_a_file_that_holds_no_key_is_one_line(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_holds_no_key_is_one_line(tmp_path: Path, content: bytes, uma_told: RunInProcessText) -> None:
     path = tmp_path / "key"
     path.write_bytes(content)
-    done = run_to_end(*uma_command("contract", "check", "--http", "http://127.0.0.1:9", "--key-file", str(path)))
+    done = uma_told("contract", "check", "--http", "http://127.0.0.1:9", "--key-file", str(path))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"uma: error: --key-file: {path} holds no key; ")
     assert done.stderr.count("\n") == 1

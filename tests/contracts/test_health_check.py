@@ -88,8 +88,7 @@ def web() -> Iterator[HttpServer]:
     ],
 )
 def test_a_working_server_passes_each_kind_of_check(web: HttpServer, payload: dict[str, Any]) -> None:
-    with web.connect() as raw:
-        got = raw.ask("POST", "/health/check", {"timeout_ms": 60_000, **payload})
+    got = web.ask("POST", "/health/check", {"timeout_ms": 60_000, **payload})
     result = parse(got.json, HealthCheckResult)
     assert (got.status, result.error) == (200, None)
     assert is_healthy(result, 60_000)
@@ -97,8 +96,7 @@ def test_a_working_server_passes_each_kind_of_check(web: HttpServer, payload: di
 
 
 def test_a_check_that_takes_longer_than_its_timeout_fails(web: HttpServer) -> None:
-    with web.connect() as raw:
-        got = raw.ask("POST", "/health/check", {"type": "generation", "timeout_ms": 100, "max_tokens": 2_000})
+    got = web.ask("POST", "/health/check", {"type": "generation", "timeout_ms": 100, "max_tokens": 2_000})
     assert (got.status, got.json["success"], got.json["error"]) == (503, False, "timeout: no answer within 100 ms")
 
 
