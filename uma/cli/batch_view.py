@@ -14,8 +14,10 @@ import trio
 from uma.cli import say, words
 from uma.jobs import Tally
 
-LINE_SEC, LINES_SEC = 0.5, 10.0
-"""Time between two looks, where the line is replaced, and where each look stays."""
+LINE_SEC = 0.5
+"""Time between two looks where one line is replaced."""
+LINES_SEC = 10.0
+"""Time between two looks where every look leaves a line."""
 FIRST_SEC = 0.5
 """Time until the first."""
 LOOK_SEC = 1.0

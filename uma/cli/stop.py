@@ -25,8 +25,7 @@ from uma.client import Client, connect, dialled
 from uma.errors import ConnectionLost, Loading, UmaError
 
 AGAIN_SEC = 0.5
-"""Time after which a second signal follows the first with `--now`: the first lets requests finish, the second does
-not."""
+"""Time between the signals of `--now`: one lets requests finish, a further one ends the server at once."""
 TELL_SEC = 10.0
 """Wait after which the command says what can be done."""
 LOOK_SEC = 0.05

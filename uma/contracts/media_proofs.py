@@ -15,8 +15,10 @@ from uma.types import ServerInfo
 ASKED = "What is this?"
 SIDE = 64
 """Pixels of a picture's side."""
-RATE, SECONDS = 8_000, 0.5
-"""Samples a second of a sound, and how long it is."""
+RATE = 8_000
+"""Samples a second of the sound that is sent."""
+SECONDS = 0.5
+"""Length of that sound."""
 _PLACE = "messages[0]"
 """What a refusal names, whatever the way in calls the rest."""
 _NOWHERE = "http://127.0.0.1:9/picture.png"

@@ -50,8 +50,10 @@ LINES = "uma.lines"
 MIN_BYTES_PER_SEC = 16_384
 """Rate at which a body must come, on average: one that trickles would keep its place for as long as it likes, and a
 fixed time would keep a slow uplink from ever sending a large one."""
-MAX_LEFT_BYTES, LEFT_SEC = 65_536, 1.0
-"""Maximum length of a body that is read only to be dropped behind an error, and for how long that is waited for."""
+MAX_LEFT_BYTES = 65_536
+"""Maximum length of a body that is read only to be dropped behind an error."""
+LEFT_SEC = 1.0
+"""Maximum wait for such a body."""
 
 _VERSIONS = (
     (PROTOCOL_HEADER.lower().encode(), CONTRACT_VERSIONS[-1].encode()),

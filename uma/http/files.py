@@ -26,9 +26,12 @@ PIECE_BYTES = 262_144
 """Length of the pieces in which contents are written and sent."""
 MAX_LISTED = 10_000
 """Maximum files of one list."""
-MAX_ARRIVING, MAX_ARRIVING_IN_ALL, RETRY_MS = 4, 32, 1000
-"""Maximum files that come at once of one client (a key, or without keys a machine) and of all, so that the store is
-never much over its bounds; after which time a client whose file is refused for that is asked to come again."""
+MAX_ARRIVING = 4
+"""Maximum files that come at once of one client: a key, or without keys a machine."""
+MAX_ARRIVING_IN_ALL = 32
+"""Maximum files that come at once, so that the store is never much over its bounds."""
+RETRY_MS = 1000
+"""Time after which a client whose file is refused for that is asked to come again."""
 CLEAN_SEC = 1.0
 """Maximum time in which a stopping server removes an upload's part; the next start removes it otherwise."""
 

@@ -10,10 +10,12 @@ from typing import Any
 
 from uma.errors import BadRequest
 
-MAX_PARTS, MAX_HEAD_BYTES, MAX_FIELD_BYTES = 64, 2_048, 65_536
-"""Maximum parts of a form, length of a part's headers, and length of all values together that are no file. Whatever a
-form's length, they bound what it takes to read it.
-"""
+MAX_PARTS = 64
+"""Maximum parts of a form. Whatever a form's length, these bounds are those of what it takes to read it."""
+MAX_HEAD_BYTES = 2_048
+"""Maximum length of a part's headers."""
+MAX_FIELD_BYTES = 65_536
+"""Maximum length of all values together that are no file."""
 _BOUNDARY = re.compile(r'multipart/form-data\s*;.*?boundary="?([^";,]{1,200})"?', re.IGNORECASE)
 
 

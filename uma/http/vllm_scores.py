@@ -73,7 +73,7 @@ class Side:
 
 @attrs.frozen
 class Pairs:
-    """What is asked: the only text of the first side with each of the second, or each with that of its place."""
+    """Two sides of texts to compare: the only text of `first` with each of `second`, or each with that of its place."""
 
     first: Side
     second: Side

@@ -33,8 +33,10 @@ OTHERS_PART = 8
 """One in every so many slots is left free for other clients: a chat beside a job waits for no slot."""
 MAX_IN_FLIGHT = 128
 """Maximum requests given to a source at once: half of what a session of a server can have by default."""
-BLOCK_ROWS, BLOCK_BYTES = 256, 16_777_216
-"""Maximum rows, and bytes of them, that are read at once: among these, rows that begin alike are brought together."""
+BLOCK_ROWS = 256
+"""Maximum rows that are read at once: among these, rows that begin alike are brought together."""
+BLOCK_BYTES = 16_777_216
+"""Maximum bytes of these rows."""
 ALIKE_BYTES = 512
 """How far rows must be alike, beyond what all of a block have in common, to be brought together."""
 SYNC_SEC = 1.0
@@ -43,10 +45,14 @@ END_SEC = 1.0
 """Maximum time in which a run that is cancelled writes what has ended: the disk may be what does not answer."""
 PASSING = frozenset({408, 429, 503})
 """Statuses that say that the same works later."""
-FAULT, FAULT_TRIES = 500, 3
-"""The status of a fault, and how often a row is asked that meets one."""
-FIRST_WAIT_SEC, MAX_WAIT_SEC = 0.25, 30.0
-"""Time until a row is asked again: at first, and at most."""
+FAULT = 500
+"""HTTP status of a fault."""
+FAULT_TRIES = 3
+"""Maximum number of times that a row is asked which meets a fault."""
+FIRST_WAIT_SEC = 0.25
+"""Time until a row is retried for the first time; each further wait is twice as long."""
+MAX_WAIT_SEC = 30.0
+"""Maximum time until a row is retried."""
 
 
 def in_flight(source: Source, *, has_others: bool = False) -> int:
@@ -102,7 +108,7 @@ class Runner:
     _is_last: bool = attrs.field(default=False, init=False)
     """No more results come."""
     _disk: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
-    """For the one thread that has `results`."""
+    """Limiter of the one thread that has `results`."""
     _synced_sec: float = attrs.field(factory=time.monotonic, init=False)
     _stopping: trio.Event = attrs.field(factory=trio.Event, init=False)
     _reading: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)

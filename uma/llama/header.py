@@ -36,8 +36,10 @@ NO_VOCABULARY = ("no_vocab", "none")
 DAMAGED = "its header is damaged, so download it again: "
 MAX_FIGURE = 2**31 - 1
 """Maximum of a figure in a header: llama.cpp hands them on as signed numbers of 32 bits."""
-MAX_LAYERS, MAX_EXPERTS = 512, 1_024
-"""llama.cpp's `LLAMA_MAX_LAYERS` and `LLAMA_MAX_EXPERTS`. A header with more ends the process, by an assertion."""
+MAX_LAYERS = 512
+"""llama.cpp's `LLAMA_MAX_LAYERS`. A header with more ends the process, by an assertion."""
+MAX_EXPERTS = 1_024
+"""llama.cpp's `LLAMA_MAX_EXPERTS`, which is asserted too."""
 MAX_PARTS = 2**16 - 1
 """Maximum parts of a split model: its header counts them with 16 bits."""
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
@@ -149,7 +151,7 @@ class Header:
 
     @property
     def quantization(self) -> str:
-        """`Q8_0`, `Q4_K_M` …: what the file says it is, else the type that most of its numbers have."""
+        """Name such as `Q8_0`: what the file says it is, else the type that most of its numbers have."""
         file_type = self.metadata.get("general.file_type")
         if name := file_type_name(file_type):
             return name

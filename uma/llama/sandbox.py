@@ -30,9 +30,11 @@ MAX_TEXT_CHARS = 16_000_000
 """Longest text that a rendering can give."""
 MAX_MEMORY_BYTES = 2**30
 """Address space of the child process, where the system bounds that."""
-DATE_FORM, DATETIME_FORM = "%d %b %Y", "%b %d %Y"
-"""Forms of today's date in `date_string` and `datetime`, as Llama's and Firefunction's templates and llama-server have
-them. Without these names Llama 3.1's and 3.3's templates tell the model that it is the 26th of July 2024."""
+DATE_FORM = "%d %b %Y"
+"""Form of today's date in `date_string`, as Llama's templates have it. Without that name the templates of Llama 3.1 and
+3.3 tell the model that it is the 26th of July 2024."""
+DATETIME_FORM = "%b %d %Y"
+"""Form of today's date in `datetime`, as Firefunction's templates have it."""
 
 
 class UnusableError(Exception):

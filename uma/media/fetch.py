@@ -28,9 +28,11 @@ from uma.version import __version__
 DEADLINE_SEC = 20.0
 """Maximum time for all files of one request."""
 MAX_REDIRECTS = 3
-MAX_FETCHING, MAX_FETCHING_BY_CLIENT = 8, 4
-"""Maximum requests that fetch at once, of all clients and of one: what a client asks of a server that never answers
-leaves turns to others."""
+MAX_FETCHING = 8
+"""Maximum requests that fetch at once."""
+MAX_FETCHING_BY_CLIENT = 4
+"""Maximum requests of one client that fetch at once: what it asks of a server that never answers leaves turns to
+others."""
 TURN_SEC = 20.0
 """Maximum time that a request waits for its turn to fetch."""
 

@@ -76,7 +76,7 @@ def over_limit(field: str, left: int) -> BadRequest:
 
 
 def check_file(data: bytes, field: str, *, sees: bool, hears: bool) -> str:
-    """A file's form, one of `PICTURES` or `SOUNDS` as the model takes them, or WebP. Raises `BadRequest` for what is
+    """Name of a file's format, which the model takes. Raises `BadRequest` for what is
     none by its first bytes, or a picture that says it is too large.
     """
     form = form_of(data)
@@ -101,7 +101,7 @@ def check_file(data: bytes, field: str, *, sees: bool, hears: bool) -> str:
 
 
 def form_of(data: bytes) -> str:
-    """One of `PICTURES` or `SOUNDS`, words for another that is known, or empty."""
+    """Name of a file's format by its first bytes; empty where it is not recognized."""
     for first, at, mark, what in _MARKS:
         if data.startswith(first) and data.startswith(mark, at):
             return what

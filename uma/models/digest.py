@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
-HEAD_BYTES, SAMPLE_BYTES, SAMPLES = 2**20, 65_536, 16
-"""What is hashed: the file's beginning, which holds its metadata, and pieces spread over its weights."""
+HEAD_BYTES = 2**20
+"""Bytes that are hashed of the file's beginning, which holds its metadata."""
+SAMPLE_BYTES, SAMPLES = 65_536, 16
+"""Pieces that are hashed of the weights, spread over them."""
 
 
 def warm(files: Iterable[tuple[str, int]]) -> None:

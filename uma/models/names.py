@@ -16,8 +16,10 @@ MOST_NAMED = 20
 """Maximum of names in one message."""
 MOST_SHOWN = 200
 """Maximum of characters of a name that was asked for in a message."""
-NEAR, NEAR_BEGINNING = 0.6, 0.75
-"""Likeness (`difflib`) from which a name is near, and from which its beginning is: short ones are alike by chance."""
+NEAR = 0.6
+"""Likeness (`difflib`) from which a name is near."""
+NEAR_BEGINNING = 0.75
+"""Likeness from which a name's beginning is near: short ones are alike by chance."""
 
 
 def meant(asked: str, names: Mapping[T, Iterable[str]]) -> list[T]:

@@ -12,7 +12,7 @@ messages, takes 1 to 2 ms, and a prompt 0.05 ms, where the way to another thread
 PLAIN_BYTES = 16_384
 """Maximum size of a text that is parsed inline where it holds few things, such as a prompt of 2,700 token ids."""
 PLAIN_QUOTES, PLAIN_COMMAS, PLAIN_CONTAINERS = 128, 3_000, 16
-"""Maximum quotation marks, commas, and lists and objects of such a text: it takes no longer than the worst of the small
+"""Maximum counts of quotation marks, commas, brackets in such a text: it takes no longer than the worst of the small
 ones, a list of numbers in a JSON schema 2 ms."""
 
 

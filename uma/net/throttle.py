@@ -10,10 +10,14 @@ import attrs
 
 from uma.net.logfmt import log
 
-LINES_OF_ALL, LINES_OF_ALL_PER_SEC = 200, 50.0
-"""Maximum log lines that all clients together can bring about at will: at once, and a second in the long run."""
-LINES_OF_ONE, LINES_OF_ONE_PER_SEC = 20, 1.0
-"""Burst and rate of lines of one session or connection."""
+LINES_OF_ALL = 200
+"""Maximum log lines that all clients together can bring about at once."""
+LINES_OF_ALL_PER_SEC = 50.0
+"""Maximum rate of such lines in the long run."""
+LINES_OF_ONE = 20
+"""Maximum log lines that one session or connection can bring about at once."""
+LINES_OF_ONE_PER_SEC = 1.0
+"""Maximum rate of its lines in the long run."""
 MAX_LOGGED_CHARS = 400
 """Maximum logged characters of what a client has written, or of a message that quotes it."""
 

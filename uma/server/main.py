@@ -39,8 +39,10 @@ LOAD_END_SEC = 1.0
 """Maximum time for a load to end that a signal has cancelled. It ends before its next tensor; but a tensor on a slow
 disk, and the little that is done beside the weights, cannot be interrupted."""
 
-END_SEC, AT_ONCE_SEC = 2.0, 1.0
-"""Maximum time from `drain_timeout_sec` on, and from a second signal on, until the process has ended."""
+END_SEC = 2.0
+"""Maximum time from `drain_timeout_sec` on until the process has ended."""
+AT_ONCE_SEC = 1.0
+"""Maximum time from a second signal on until the process has ended."""
 
 GC_THRESHOLDS = (50_000, 20, 20)
 """Objects made before Python looks for cycles among the young ones, and how often among older ones. With its defaults a

@@ -6,8 +6,10 @@ import math
 
 import attrs
 
-FIRST_SEC, MOST_SEC = 1.0, 60.0
-"""Minimum and maximum time between a failure and the next start: each failure in a row doubles it."""
+FIRST_SEC = 1.0
+"""Time between a failure and the next start: each failure in a row doubles it."""
+MOST_SEC = 60.0
+"""Maximum of that time."""
 STEADY_SEC = 60.0
 """A process that was loaded for so long has not failed by what it was loaded with: failures are counted from 1."""
 

@@ -55,9 +55,10 @@ FREE_SHARE = 0.7
 """Part of the memory that is free at the start that all models together can take, without `--memory`."""
 MEASURE_SEC = 5.0
 """Between two looks at what the processes of models that are used take."""
-SILENT_LOOKS, EVERY_SEC = 10, 2.0
-"""Looks of `LOOK_SEC` in a row that a process can leave without an answer before it is ended, and the time between two
-that it answers."""
+SILENT_LOOKS = 10
+"""Looks of `LOOK_SEC` in a row that a process can leave without an answer before it is ended."""
+EVERY_SEC = 2.0
+"""Time between two looks that are answered."""
 MOST_LOADS = 2
 """Models that are loaded at once: a small one does not wait behind a large one, and the disk is not shared by many."""
 RESCAN_SEC = 2.0
@@ -83,7 +84,7 @@ class LoadedModels(Models):
     """Counters of processes that have ended."""
     _looking: trio.Lock = attrs.field(factory=trio.Lock, init=False)
     _look: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
-    """For the thread that looks: one that was given up still has the shelf."""
+    """Limiter of the thread that looks: one that was given up still has the shelf."""
     _looked_at: float = attrs.field(default=-math.inf, init=False)
     """When the last look at the folders ended."""
     _is_draining: bool = attrs.field(default=False, init=False)

@@ -41,8 +41,10 @@ MAX_PREPARING_BYTES = 32 * 2**20
 as a frame, as a string and as tokens, so the memory this bounds is several times as much."""
 LANE_SHARE = {1: 1.0, 0: 0.75, -1: 0.5}
 """Maximum share of `MAX_PREPARING_BYTES` by lane: a flood in one lane leaves space for those above it."""
-PIECE_CHARS, TEXT_CHARS = 65_536, 64
-"""Maximum characters of many texts tokenized in one turn, some 20 ms, and what each text counts beside its own."""
+PIECE_CHARS = 65_536
+"""Maximum characters of many texts that are tokenized in one turn: some 20 ms."""
+TEXT_CHARS = 64
+"""Characters that each of them counts beside its own."""
 
 
 class PromptReader:

@@ -34,8 +34,10 @@ _log = logging.getLogger("uma.engine.kv.disk")
 MAGIC = b"UMAKV005"
 FOLDER = "uma-prefixes"
 """Subfolder of the folder that the user names. Nothing outside it is read, counted or removed."""
-SUFFIX, PART_SUFFIX = ".umakv", ".umakv-part"
-"""Suffixes of a snapshot's file, and of one that is still being written."""
+SUFFIX = ".umakv"
+"""Suffix of a snapshot's file."""
+PART_SUFFIX = ".umakv-part"
+"""Suffix of a file that is still being written."""
 PART_AGE_SEC = 3600.0
 """Minimum time without a change after which a part counts as left behind; another server can be writing a younger
 one."""

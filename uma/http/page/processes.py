@@ -16,8 +16,10 @@ from uma.types import Activity, RunningRequest
 
 Ends = tuple[Address, Address]
 
-LOOK_SEC, REST = 1.0, 20
-"""Minimum time between two looks, and how many times as long as the last one took is waited at least."""
+LOOK_SEC = 1.0
+"""Minimum time between two looks."""
+REST = 20
+"""Minimum time until the next look, in times that the last one took."""
 
 
 @attrs.define(eq=False)
