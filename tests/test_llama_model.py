@@ -199,6 +199,7 @@ def test_a_file_with_such_a_figure_is_listed_with_what_is_wrong(
         ("lfm2", "rope.dimension_count", 0, "0, and it can be an even number from 2 to 32"),
         ("lfm2", "rope.dimension_count", 3, "3, and it can be an even number from 2 to 32"),
         ("qwen35", "rope.dimension_count", 34, "34, and it can be an even number from 2 to 32"),
+        ("granitehybrid", "embedding_length", 32, "32, and token_embd.weight has 64"),
         ("qwen35", "ssm.inner_size", 64, "64, and blk.0.ssm_out.weight has 32"),
         ("qwen35", "full_attention_interval", 0, "0, and it can be 1 to 2,147,483,647"),
     ],

@@ -270,10 +270,11 @@ def _contradiction(header: Header) -> str | None:
     is_said = f"{own}rope.dimension_count" in header.metadata and "rope.dimension_count" not in header.by_layer
     if heads and most and is_said and (rotated % 2 or not 2 <= rotated <= most):
         return f"{own}rope.dimension_count is {rotated:,}, and it can be an even number from 2 to {most:,}"
-    inner = number("ssm.inner_size")
+    said = {"token_embd.weight": "embedding_length", "ssm_out.weight": "ssm.inner_size"}
     for name, width in header.tensor_widths.items():
-        if inner and name.endswith(".ssm_out.weight") and width != inner:
-            return f"{own}ssm.inner_size is {inner:,}, and {name} has {width:,}"
+        key = said.get(re.sub(r"^blk\.\d+\.", "", name), "")
+        if own + key in header.metadata and number(key) != width:
+            return f"{own}{key} is {number(key):,}, and {name} has {width:,}"
     return None
 
 
