@@ -144,13 +144,13 @@ def test_a_file_cut_short_anywhere_is_refused_as_such(tiny: Path, tmp_path: Path
     )
 
 
-def test_a_damaged_header_is_refused_with_llamas_reason(tiny: Path) -> None:
+def test_a_damaged_header_is_refused_with_the_reason(tiny: Path) -> None:
     def type_of_first_value(data: bytearray) -> None:
         key = data.index(b"general.architecture") + len(b"general.architecture")
         data[key : key + 4] = (77).to_bytes(4, "little")
 
     reason = refusal(damaged(tiny, type_of_first_value))
-    assert reason.startswith("its header is cut short or damaged. llama.cpp says: ")
+    assert reason.startswith("its header is cut short or damaged: ")
     assert "invalid GGUF type 77" in reason
 
 

@@ -16,10 +16,10 @@ from reference import vocabulary
 from harness import RunInProcessText
 from models import write_encoder, write_model
 from uma.errors import ModelError
+from uma.gguf import BLOCK_BYTES, glance
 from uma.llama.header import read
 from uma.models import catalog
 from uma.models.catalog import available, named, resolve
-from uma.models.glance import BLOCK_BYTES, glance
 from uma.models.places import HUGGING_FACE, LM_STUDIO, OLLAMA, find
 from uma.models.projectors import beside, best
 

@@ -1,4 +1,4 @@
-"""A GGUF file's header, read by ggml's own reader, and what can be said of a file that has none.
+"""A GGUF file's header, and what can be said of a file that has none.
 
 A header says everything but the weights: what `uma models` lists, which part of a split model a file is, and whether
 the file is all there. It is checked before llama.cpp loads a file, so that what is wrong can be said in plain words.
@@ -7,11 +7,11 @@ the file is all there. It is checked before llama.cpp loads a file, so that what
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,10 @@ import llama_cpp.llama_cpp as lib
 
 from uma.constraints import show
 from uma.errors import ModelError
-from uma.llama import backend
+from uma.gguf import BLOCK_BYTES, MAGIC, VERSIONS, VOCABULARY, HeaderReader
 from uma.llama.log import LOG
 
-MAGIC = b"GGUF"
-VERSIONS = range(2, 4)
-
-STRING, ARRAY = 8, 9
-"""`gguf_type`."""
-
-VOCABULARY, VOCABULARY_KIND = b"tokenizer.ggml.tokens", b"tokenizer.ggml.model"
+VOCABULARY_KIND = "tokenizer.ggml.model"
 NO_VOCABULARY = ("no_vocab", "none")
 """Kinds with which llama.cpp reads no vocabulary."""
 
@@ -47,56 +41,22 @@ _FIGURE = re.compile(r"(^|[._])(count|length|size)(_|$)")
 """Pattern in the name of each key that says how many or how large."""
 
 
-class _InitParams(ctypes.Structure):
-    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+HEADER_BYTES = (BLOCK_BYTES, 2**24, 2**28)
+"""Beginnings of a file that are read one after the other until the header is whole; 16 MiB hold most vocabularies."""
+ALIGNMENT = 32
+"""Alignment of the weights, where the header does not say."""
 
 
-def _function(name: str, arguments: list[Any], result: Any) -> Any:
+def _function(name: str, result: Any) -> Any:
     # ggml is a dependency of the llama library, so its functions are found through the same handle.
     function = getattr(lib._lib, name)
-    function.argtypes = arguments
-    function.restype = result
+    function.argtypes, function.restype = [ctypes.c_int], result
     return function
 
 
-_open = _function("gguf_init_from_file", [ctypes.c_char_p, _InitParams], ctypes.c_void_p)
-_free = _function("gguf_free", [ctypes.c_void_p], None)
-_find = _function("gguf_find_key", [ctypes.c_void_p, ctypes.c_char_p], ctypes.c_int64)
-_n_keys = _function("gguf_get_n_kv", [ctypes.c_void_p], ctypes.c_int64)
-_key = _function("gguf_get_key", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_char_p)
-_type = _function("gguf_get_kv_type", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int)
-_text = _function("gguf_get_val_str", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_char_p)
-_array_length = _function("gguf_get_arr_n", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_size_t)
-_array_type = _function("gguf_get_arr_type", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int)
-_array_data = _function("gguf_get_arr_data", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_void_p)
-_array_text = _function("gguf_get_arr_str", [ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t], ctypes.c_char_p)
-_data_offset = _function("gguf_get_data_offset", [ctypes.c_void_p], ctypes.c_size_t)
-_n_tensors = _function("gguf_get_n_tensors", [ctypes.c_void_p], ctypes.c_int64)
-_tensor_name = _function("gguf_get_tensor_name", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_char_p)
-_tensor_type = _function("gguf_get_tensor_type", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int)
-_tensor_offset = _function("gguf_get_tensor_offset", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_size_t)
-_tensor_size = _function("gguf_get_tensor_size", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_size_t)
-_tensor_shape = _function("gguf_get_tensor_ne", [ctypes.c_void_p, ctypes.c_int64], ctypes.POINTER(ctypes.c_int64))
-_type_name = _function("ggml_type_name", [ctypes.c_int], ctypes.c_char_p)
-
-_NUMBERS: dict[int, tuple[str, Any]] = {
-    0: ("u8", ctypes.c_uint8),
-    1: ("i8", ctypes.c_int8),
-    2: ("u16", ctypes.c_uint16),
-    3: ("i16", ctypes.c_int16),
-    4: ("u32", ctypes.c_uint32),
-    5: ("i32", ctypes.c_int32),
-    6: ("f32", ctypes.c_float),
-    7: ("bool", ctypes.c_bool),
-    10: ("u64", ctypes.c_uint64),
-    11: ("i64", ctypes.c_int64),
-    12: ("f64", ctypes.c_double),
-}
-"""End of the functions' names and C's type, by `gguf_type`."""
-_SCALARS: dict[int, Callable[[int, int], Any]] = {
-    number: _function(f"gguf_get_val_{name}", [ctypes.c_void_p, ctypes.c_int64], ctype)
-    for number, (name, ctype) in _NUMBERS.items()
-}
+_type_name = _function("ggml_type_name", ctypes.c_char_p)
+_type_size = _function("ggml_type_size", ctypes.c_size_t)
+_block_size = _function("ggml_blck_size", ctypes.c_int64)
 
 
 @attrs.frozen
@@ -228,7 +188,7 @@ def impossible_figure(metadata: Mapping[str, Any], by_layer: Mapping[str, Sequen
     bounds = {
         "split.count": (0, MAX_PARTS),
         "split.no": (0, MAX_PARTS),
-        VOCABULARY.decode(): (0, MAX_FIGURE),
+        VOCABULARY: (0, MAX_FIGURE),
         **{key: (0, MAX_FIGURE) for key in metadata if key.startswith(own) and _FIGURE.search(key)},
         own + "block_count": (1, MAX_LAYERS),
         own + "nextn_predict_layers": (0, number("block_count")),
@@ -286,9 +246,7 @@ def read(path: Path) -> Header:
     with path.open("rb") as file:
         start = file.read(512)
     _check_magic(path, start)
-    backend.start()
-    with _HeaderReader(path) as reader:
-        header = reader.header(size)
+    header = _header_of(_read_header(path), path, size)
     if header.needed_bytes > size:
         raise ModelError(
             f"{path}: is cut short: it has {size:,} of at least {header.needed_bytes:,} bytes. "
@@ -300,12 +258,21 @@ def read(path: Path) -> Header:
 
 
 def check_vocabulary(path: Path) -> None:
-    """Raise `ModelError` for the vocabulary of a file, whose header has been read, that llama.cpp does not survive.
-
-    Takes a tenth of a second for 150,000 tokens, so it is for files that are about to be loaded.
+    """Raise `ModelError` for a vocabulary with a token twice, in a file whose header has been read: llama.cpp's loader
+    would end the process by an assertion.
     """
-    with _HeaderReader(path) as reader:
-        reader.check_vocabulary()
+    reader = _read_header(path)
+    if reader.metadata.get(VOCABULARY_KIND) in NO_VOCABULARY:
+        return
+    tokens = [token or b"[EMPTY_%d]" % id for id, token in enumerate(reader.vocabulary())]
+    if len(set(tokens)) == len(tokens):
+        return
+    first: dict[bytes, int] = {}
+    id, token = next((id, token) for id, token in enumerate(tokens) if first.setdefault(token, id) != id)
+    raise ModelError(
+        f"{path}: its vocabulary has {show(token.decode('utf-8', 'replace'))} twice, as token {first[token]} and as "
+        f"token {id}, which llama.cpp cannot load. Convert the model again"
+    )
 
 
 def _check_is_file(path: Path) -> int:
@@ -353,81 +320,45 @@ def _check_magic(path: Path, start: bytes) -> None:
         raise ModelError(f"{path}: has GGUF version {version}; this llama.cpp reads versions 2 and 3")
 
 
-class _HeaderReader:
-    """Owner of one `gguf_context`."""
+def _read_header(path: Path) -> HeaderReader:
+    """A reader that has read a file's whole header. Raises `ModelError` where it is cut short or damaged."""
+    why = ""
+    with path.open("rb") as file:
+        for n_bytes in HEADER_BYTES:
+            file.seek(0)
+            reader = HeaderReader(file.read(n_bytes))
+            try:
+                reader.read_keys()
+                reader.read_tensors()
+            except EOFError:
+                if len(reader.block) < n_bytes:
+                    break
+            except ValueError as error:
+                why = f": {error}"
+                break
+            else:
+                return reader
+    raise ModelError(f"{path}: its header is cut short or damaged{why}")
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        mark = LOG.mark
-        self._handle: int | None = _open(os.fsencode(path), _InitParams(no_alloc=True, ctx=None))
-        if not self._handle:
-            raise ModelError(f"{path}: its header is cut short or damaged{quoted(mark)}")
 
-    def header(self, size: int) -> Header:
-        handle = self._handle
-        keys = [(_key(handle, index).decode("utf-8", "replace"), index) for index in range(_n_keys(handle))]
-        types: dict[str, int] = {}
-        sizes: dict[str, int] = {}
-        widths: dict[str, int] = {}
-        data_offset = end = int(_data_offset(handle))
-        for index in range(_n_tensors(handle)):
-            name = _type_name(_tensor_type(handle, index)).decode()
-            shape = _tensor_shape(handle, index)
-            types[name] = types.get(name, 0) + shape[0] * shape[1] * shape[2] * shape[3]
-            tensor = _tensor_name(handle, index).decode("utf-8", "replace")
-            sizes[tensor] = taken = int(_tensor_size(handle, index))
-            widths[tensor] = int(shape[0])
-            end = max(end, data_offset + _tensor_offset(handle, index) + taken)
-        metadata = {key: self._value(index) for key, index in keys}
-        own = f"{metadata.get('general.architecture')}."
-        by_layer = {
-            key.removeprefix(own): self._numbers(index)
-            for key, index in keys
-            if key.startswith(own) and _type(handle, index) == ARRAY and _array_type(handle, index) in _NUMBERS
-        }
-        return Header(self._path, size, metadata, types, int(end), data_offset, by_layer, sizes, widths)
-
-    def check_vocabulary(self) -> None:
-        """Raise `ModelError` where a token is there twice: llama.cpp's loader would end the process by an assertion."""
-        index = _find(self._handle, VOCABULARY)
-        kind = _find(self._handle, VOCABULARY_KIND)
-        if index < 0 or _type(self._handle, index) != ARRAY or _array_type(self._handle, index) != STRING:
-            return
-        if kind >= 0 and self._value(kind) in NO_VOCABULARY:
-            return
-        # Converted once: a vocabulary has hundreds of thousands of tokens.
-        handle, key = ctypes.c_void_p(self._handle), ctypes.c_int64(index)
-        read: Iterator[bytes] = map(_array_text, repeat(handle), repeat(key), range(self._value(index)))
-        tokens = [token or b"[EMPTY_%d]" % id for id, token in enumerate(read)]
-        if len(set(tokens)) == len(tokens):
-            return
-        first: dict[bytes, int] = {}
-        id, token = next((id, token) for id, token in enumerate(tokens) if first.setdefault(token, id) != id)
-        raise ModelError(
-            f"{self._path}: its vocabulary has {show(token.decode('utf-8', 'replace'))} twice, as token "
-            f"{first[token]} and as token {id}, which llama.cpp cannot load. Convert the model again"
-        )
-
-    def _value(self, index: int) -> Any:
-        kind = _type(self._handle, index)
-        if kind == STRING:
-            return _text(self._handle, index).decode("utf-8", "replace")
-        if kind == ARRAY:
-            return int(_array_length(self._handle, index))
-        return _SCALARS[kind](self._handle or 0, index)
-
-    def _numbers(self, index: int) -> tuple[float, ...]:
-        """A short array of numbers or booleans."""
-        ctype = _NUMBERS[_array_type(self._handle, index)][1]
-        length = int(_array_length(self._handle, index))
-        return tuple((ctype * length).from_address(_array_data(self._handle, index))) if length else ()
-
-    def __enter__(self) -> _HeaderReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _free(self._handle)
-        self._handle = None
+def _header_of(reader: HeaderReader, path: Path, size: int) -> Header:
+    types, sizes, widths, weights_bytes = dict[str, int](), dict[str, int](), dict[str, int](), 0
+    for tensor in reader.tensors:
+        block = _block_size(tensor.kind) if tensor.kind < lib.GGML_TYPE_COUNT else 0
+        if not block or (tensor.shape and tensor.shape[0] % block):
+            raise ModelError(f"{path}: {DAMAGED}tensor {show(tensor.name)} has a wrong type, {tensor.kind}")
+        type_name, count = _type_name(tensor.kind).decode(), math.prod(tensor.shape)
+        types[type_name] = types.get(type_name, 0) + count
+        sizes[tensor.name] = taken = count // block * _type_size(tensor.kind)
+        widths[tensor.name] = tensor.shape[0] if tensor.shape else 1
+        weights_bytes = max(weights_bytes, tensor.offset + taken)
+    alignment = reader.metadata.get("general.alignment", ALIGNMENT)
+    if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment <= 0:
+        raise ModelError(f"{path}: {DAMAGED}general.alignment is {show(alignment)}")
+    offset = -(-reader.n_bytes // alignment) * alignment if reader.tensors else reader.n_bytes
+    own = f"{reader.metadata.get('general.architecture')}."
+    by_layer = {key.removeprefix(own): numbers for key, numbers in reader.numbers.items() if key.startswith(own)}
+    return Header(path, size, reader.metadata, types, offset + weights_bytes, offset, by_layer, sizes, widths)
 
 
 def quoted(mark: int) -> str:

@@ -13,10 +13,10 @@ import attrs
 
 from uma.config import BUILTIN
 from uma.errors import ModelError
+from uma.gguf import Glance, glance
 from uma.llama import header
 from uma.llama.builtin import builtin_path
 from uma.llama.header import Header, file_type_name
-from uma.models.glance import Glance, glance
 from uma.models.names import NONE_HERE, meant, nearest_model, several_words
 from uma.models.places import OLLAMA, UMA_MODELS, Found, find, quantization_of
 from uma.models.projectors import Projectors, sees

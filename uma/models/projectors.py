@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from uma.models.glance import Glance, glance
+from uma.gguf import Glance, glance
 from uma.models.places import entries, is_projector, ollama_projectors
 
 _PREFERRED = ("q8_0", "f16", "bf16", "f32")

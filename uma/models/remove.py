@@ -9,8 +9,8 @@ from pathlib import Path
 import attrs
 
 from uma.errors import ModelError
+from uma.gguf import glance
 from uma.llama import header
-from uma.models.glance import glance
 from uma.models.places import HUGGING_FACE, UMA_MODELS, Found, files_below
 from uma.models.projectors import Projectors, beside
 
