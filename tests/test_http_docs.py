@@ -77,7 +77,7 @@ def test_every_line_about_sounds_can_be_pasted_where_the_model_hears(line: str, 
 @pytest.mark.parametrize("line", RUNNING)
 def test_every_line_about_a_running_request_finds_that_it_does_not_run(line: str, http_server: HttpServer) -> None:
     done = pasted(line, http_server)
-    assert "no such request runs" in done.stdout
+    assert "request not found" in done.stdout
 
 
 @pytest.mark.parametrize("line", KEPT)

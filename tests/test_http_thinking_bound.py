@@ -219,7 +219,7 @@ def test_thinking_is_ended_by_the_id_that_the_stream_carries(
         )
     )
     refused = server.ask("POST", path, body, authorization=f"Bearer {bob}")
-    assert (refused.status, "no such request runs" in refused.json["error"]["message"]) == (404, True)
+    assert (refused.status, "request not found" in refused.json["error"]["message"]) == (404, True)
     told = server.ask("POST", path, body, authorization=f"Bearer {ada}")
     assert told.status == 200
     assert told.json == ({"id": id, "object": "request.answer"} if how == "answer" else {"success": True})
