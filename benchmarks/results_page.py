@@ -79,9 +79,11 @@ def every_store(results: Path) -> list[Store]:
 
 
 def headlines_of(stores: Sequence[Store]) -> str:
-    """The claims that README.md shows; the columns of the smallest model come first."""
-    every = sorted(map(Results.of, stores), key=lambda each: each.options)
-    return headlines.markdown({each.where: each.checks for each in every})
+    """The claims that README.md shows, with the smallest model that each machine has figures of."""
+    smallest: dict[str, Results] = {}
+    for results in sorted(map(Results.of, stores), key=lambda each: each.options):
+        smallest.setdefault(results.where.rpartition(", ")[0], results)
+    return headlines.markdown({name: smallest[name].checks for name in headlines.MACHINES})
 
 
 def every_page(stores: Sequence[Store]) -> str:
