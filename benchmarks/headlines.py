@@ -1,4 +1,4 @@
-"""The claims that README.md shows, of three machines side by side: a few rows, each with the figures of one question."""
+"""The claims that README.md shows, of three machines: a few rows, each with the figures of one question."""
 
 from __future__ import annotations
 

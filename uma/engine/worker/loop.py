@@ -355,6 +355,8 @@ class DecodeWorker:
 
     def _between_pieces(self) -> bool:
         """What the loop does in a turn, in the middle of a picture; False once the engine stops."""
+        # Not a thread of its own: that would have compute threads of its own, and once a process has more of these
+        # than there are cores, libgomp's barriers hardly spin, and decoding is slower.
         self._obey_all()
         if self._is_stopping:
             return False
