@@ -390,7 +390,7 @@ class KvPool:
     def _restore(self, snapshot: Snapshot, length: int, now_ms: float) -> Holding | None:
         """A sequence with the first `length` tokens of a snapshot; None where there is no room for it.
 
-        Copied in one piece: 6 ms of a core for each 32 MiB (SmolLM2, 2 cores), and reading its tokens would take longer.
+        Copied in one piece: 6 ms of a core for each 32 MiB (SmolLM2). Reading its tokens would take longer.
         """
         whole = len(snapshot.tokens)
         if whole > min(self.cells.max_seq_cells, self.free_cells):
