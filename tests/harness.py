@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import uma
 from forked import Forked
@@ -185,25 +185,35 @@ def clean_environ(**more: str) -> dict[str, str]:
     return plain | {"PYTHONPATH": path, "OMP_WAIT_POLICY": "passive"} | more
 
 
+def run_uma(
+    arguments: Sequence[str],
+    *,
+    stdin: bytes = b"",
+    stdout: IO[bytes] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[bytes]:
+    """A command of `uma` to its end, with what it says; its output can go to a file instead."""
+    with ExitStack() as stack:
+        given, out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+        given.write(stdin)
+        given.seek(0)
+        streams = {"stdin": given, "stdout": stdout or out, "stderr": err}
+        descriptors: dict[str, Any] = {name: file.fileno() for name, file in streams.items()}
+        code = Forked(arguments, environ or clean_environ(), **descriptors).wait(3 * PATIENCE_SEC)
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(arguments, code, out.read(), err.read())
+
+
 def run_to_end(
     *command: str, stdin: str = "", environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command without any `UMA_…` setting, unless `environ` says otherwise, to its end, whatever that is."""
-    own = len(uma_command())
     if is_own(command):
-        with ExitStack() as stack:
-            given, *told = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
-            given.write(stdin.encode(errors="surrogateescape"))
-            given.seek(0)
-            stdin_fd, stdout_fd, stderr_fd = given.fileno(), told[0].fileno(), told[1].fileno()
-            process = Forked(
-                command[own:], environ or clean_environ(), stdin=stdin_fd, stdout=stdout_fd, stderr=stderr_fd
-            )
-            code = process.wait(3 * PATIENCE_SEC)
-            for each in told:
-                each.seek(0)
-            texts = [each.read().decode(errors="surrogateescape") for each in told]
-        return subprocess.CompletedProcess(command, code, *texts)
+        given = stdin.encode(errors="surrogateescape")
+        done = run_uma(command[len(uma_command()) :], stdin=given, environ=environ)
+        texts = [each.decode(errors="surrogateescape") for each in (done.stdout, done.stderr)]
+        return subprocess.CompletedProcess(command, done.returncode, *texts)
     return subprocess.run(
         command,
         input=stdin,

@@ -33,6 +33,7 @@ from harness import (
     RunInProcess,
     ServerProcess,
     clean_environ,
+    run_uma,
     running_server,
     uma_command,
     until,
@@ -44,14 +45,10 @@ NOTICE = "This is the small built-in demonstration model"
 
 
 def generate(
-    *arguments: str, stdin: bytes = b"", stdout: int | IO[bytes] = subprocess.PIPE, **environ: str
+    *arguments: str, stdin: bytes = b"", stdout: IO[bytes] | None = None, **environ: str
 ) -> subprocess.CompletedProcess[bytes]:
     """Run it to its end."""
-    return subprocess.run(
-        uma_command("generate", *arguments),
-        input=stdin, stdout=stdout, stderr=subprocess.PIPE, timeout=3 * PATIENCE_SEC, env=clean_environ(**environ),
-        check=False,
-    )  # fmt: skip
+    return run_uma(("generate", *arguments), stdin=stdin, stdout=stdout, environ=clean_environ(**environ))
 
 
 @pytest.fixture

@@ -92,6 +92,10 @@ def test_the_same_seed_gives_the_same_tokens_and_another_gives_others(context: C
     params = SamplingParams(temperature=1.5, top_k=100, top_p=0.99, min_p=0.001, presence_penalty=0.1)
     for seed in (0, 1, 12_345, MAX_SEED - 1, MAX_SEED):
         assert draws(context, params, 50, seed) == draws(context, params, 50, seed)
+    more: list[dict[str, Any]] = [{"xtc_probability": 0.5}, {"mirostat": 1}, {"mirostat": 2}, {"dry_multiplier": 1.0}]
+    for each in more:
+        stepped = SamplingParams(temperature=1.5, **each)
+        assert draws(context, stepped, 60, 5) == draws(context, stepped, 60, 5), each
     assert len({tuple(draws(context, params, 50, seed)) for seed in range(5)}) == 5
 
 
@@ -118,37 +122,29 @@ def test_a_top_k_of_the_whole_vocabulary_or_more_keeps_all(context: Context, k: 
     assert len(set(whole)) > 2
 
 
-@pytest.mark.parametrize("tiny", [1e-5, 1e-20, 1e-38, 1e-45, 1e-300])
-def test_a_temperature_near_zero_takes_the_likeliest(context: Context, row: Row, tiny: float) -> None:
-    row[:] = np.linspace(-30, 30, len(row))
-    assert draws(context, SamplingParams(temperature=tiny), 20) == [len(row) - 1] * 20
-
-
 @pytest.mark.parametrize("tiny", [1e-20, 1e-38, 1e-300])
-def test_a_repetition_penalty_near_zero_takes_what_was_said(context: Context, row: Row, tiny: float) -> None:
+def test_a_temperature_near_zero_takes_the_likeliest_and_such_a_repetition_penalty_what_was_said(
+    context: Context, row: Row, tiny: float
+) -> None:
     row[:] = np.linspace(1, 30, len(row))
     assert draws(context, SamplingParams(temperature=1, repetition_penalty=tiny), 3, tail=(7,)) == [7] * 3
+    row[:] = np.linspace(-30, 30, len(row))
+    for temperature in (1e-5, tiny, 1e-45):
+        assert draws(context, SamplingParams(temperature=temperature), 20) == [len(row) - 1] * 20
 
 
-def test_top_p_keeps_the_fewest_that_make_up_p(context: Context, row: Row) -> None:
+def test_top_p_keeps_the_fewest_that_make_up_p_and_min_p_what_is_likely_beside_the_likeliest(
+    context: Context, row: Row
+) -> None:
     row[:] = -50
     row[[10, 20, 30, 40]] = np.log([0.5, 0.3, 0.15, 0.05])
     assert set(draws(context, SamplingParams(temperature=1, top_p=0.75), 300)) == {10, 20}
     assert set(draws(context, SamplingParams(temperature=1, top_p=0.9), 300)) == {10, 20, 30}
     assert set(draws(context, SamplingParams(temperature=2, top_p=0.0), 300)) == {10}
-
-
-def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest(context: Context, row: Row) -> None:
-    row[:] = -50
-    row[[10, 20, 30, 40]] = np.log([0.5, 0.3, 0.15, 0.05])
     assert set(draws(context, SamplingParams(temperature=1, min_p=0.5), 300)) == {10, 20}
     assert set(draws(context, SamplingParams(temperature=2, min_p=1.0), 300)) == {10}
-
-
-def test_the_cuts_come_before_the_temperature(context: Context, row: Row) -> None:
-    row[:] = -50
-    row[[10, 20, 30]] = np.log([0.9, 0.06, 0.04])
-    assert set(draws(context, SamplingParams(temperature=2, top_p=0.85), 300)) == {10}
+    row[[10, 20, 30, 40]] = [*np.log([0.9, 0.06, 0.04]), -50]
+    assert set(draws(context, SamplingParams(temperature=2, top_p=0.85), 300)) == {10}, "it cuts before the temperature"
 
 
 def test_penalties_look_at_the_prompts_end_and_at_what_was_said(context: Context, row: Row) -> None:
@@ -159,15 +155,6 @@ def test_penalties_look_at_the_prompts_end_and_at_what_was_said(context: Context
     assert draws(context, SamplingParams(frequency_penalty=0.06), 4) == [10, 10, 20, 10]
     assert draws(context, SamplingParams(repetition_penalty=1.5), 3) == [10, 20, 30]
     assert draws(context, SamplingParams(presence_penalty=-1), 3, tail=(30,)) == [30, 30, 30]
-
-
-def test_penalties_look_back_64_tokens_and_no_further(context: Context, row: Row) -> None:
-    row[:] = -5
-    row[[10, 20]] = [3.0, 2.9]
-    params = SamplingParams(temperature=0, presence_penalty=1)
-    assert draws(context, params, 1, tail=(10, *[99] * 63)) == [20]
-    assert draws(context, params, 1, tail=(10, *[99] * 64)) == [10]
-    assert draws(context, params, 1, tail=(*[10] * 500, *[99] * 64)) == [10]
 
 
 def test_a_token_that_was_ruled_out_is_never_drawn(context: Context, row: Row) -> None:
@@ -260,6 +247,9 @@ def test_penalties_look_back_as_far_as_their_window(context: Context, row: Row) 
     assert draws(context, SamplingParams(presence_penalty=2), 1, tail=tail) != [7]
     far = SamplingParams(presence_penalty=2, penalty_window=200)
     assert draws(context, far, 1, tail=(7, *([8] * 150))) != [7]
+    by_default = SamplingParams(temperature=0, presence_penalty=2)
+    assert draws(context, by_default, 1, tail=(7, *([8] * 63))) != [7]
+    assert draws(context, by_default, 1, tail=(*[7] * 500, *([8] * 64))) == [7], "64 tokens"
 
 
 @pytest.mark.parametrize(
@@ -274,14 +264,6 @@ def test_no_step_ever_takes_a_token_that_is_excluded(context: Context, row: Row,
         row[[token for token in range(N_VOCAB) if token not in allowed]] = -np.inf
         assert set(draws(context, SamplingParams(temperature=1.5, **more), 100)) <= allowed
         row[:] = before
-
-
-@pytest.mark.parametrize(
-    "more", [{"xtc_probability": 0.5}, {"mirostat": 1}, {"mirostat": 2}, {"dry_multiplier": 1.0}], ids=str
-)
-def test_these_too_repeat_with_their_seed(context: Context, more: dict[str, Any]) -> None:
-    params = SamplingParams(temperature=1.5, **more)
-    assert draws(context, params, 60, 5) == draws(context, params, 60, 5)
 
 
 @pytest.mark.parametrize("dry", [0.0, 0.8])

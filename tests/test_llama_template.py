@@ -56,14 +56,10 @@ def test_two_threads_may_close_a_template_at_once() -> None:
             assert not each.is_alive()
 
 
-def test_a_model_without_a_template_gets_the_plain_one() -> None:
+def test_a_model_without_a_template_of_its_own_gets_the_plain_one() -> None:
     assert render(None) == "System: Be brief.\n\nUser: Hi!\n\nAssistant: Hello.\n\nUser: Bye\n\nAssistant:"
-    assert not ChatTemplate(None, "", "").is_own
-
-
-def test_a_template_of_the_models_own_is_used() -> None:
     assert render(CHATML, TALK[1:2]) == "<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n"
-    assert ChatTemplate(CHATML, "", "").is_own
+    assert (ChatTemplate(None, "", "").is_own, ChatTemplate(CHATML, "", "").is_own) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +102,6 @@ def test_a_llama_style_template_renders_as_its_authors_meant() -> None:
     assert "refuses them: Roles must alternate" in refusal(source, (TALK[2], TALK[1]))
 
 
-def test_blocks_leave_no_blank_lines() -> None:
-    assert render(
-        "{% for m in messages %}\n  {% if true %}\n{{ m.role }}\n  {% endif %}\n{% endfor %}\n", TALK[:2]
-    ) == ("system\nuser\n")
-
-
 def test_names_that_hugging_face_templates_expect_are_there() -> None:
     assert render("{{ strftime_now('%Y') }}") == str(datetime.now().astimezone().year)
     assert json.loads(render("{{ messages | tojson }}")) == [{"role": m.role, "content": m.content} for m in TALK]
@@ -127,6 +117,9 @@ def test_names_that_hugging_face_templates_expect_are_there() -> None:
     ) == ("4")
     assert render("{% for i in range(3) %}{{ i }}{% endfor %}") == "012"
     assert render("{{ '=' * 5 }}{{ 2 ** 8 }}") == "=====256"
+    assert render("{{ messages[0].content }}", (Message("user", "<b> & \"'"),)) == "<b> & \"'", "nothing is escaped"
+    blocks = "{% for m in messages %}\n  {% if true %}\n{{ m.role }}\n  {% endif %}\n{% endfor %}\n"
+    assert render(blocks, TALK[:2]) == "system\nuser\n", "blocks leave no blank lines"
 
 
 @pytest.mark.parametrize(
@@ -144,18 +137,10 @@ def test_a_model_is_told_the_date_of_today(name: str, form: str) -> None:
     assert any(each.strftime(form) in text for each in (before, datetime.now().astimezone()))
 
 
-def test_nothing_is_escaped() -> None:
-    assert render("{{ messages[0].content }}", (Message("user", "<b> & \"'"),)) == "<b> & \"'"
-
-
-def test_a_broken_template_is_named_with_its_line() -> None:
-    assert refusal("line one\n{% for m in messages %}\n{{ m.role }").startswith(
-        "messages: the model's chat template is broken: line 3: "
-    )
+def test_a_broken_or_failing_template_is_named_with_its_line() -> None:
+    broken = refusal("line one\n{% for m in messages %}\n{{ m.role }")
+    assert broken.startswith("messages: the model's chat template is broken: line 3: ")
     assert "line 2: Encountered unknown tag 'nonsense'" in refusal("\n{% nonsense %}")
-
-
-def test_a_failing_template_is_named_with_its_line() -> None:
     assert "fails in line 2: 'dict object' has no attribute 'x'" in refusal("\n{{ messages[0].x.y }}")
     assert "fails in line 1: " in refusal("{{ 1 // 0 }}{{ messages[0].content }}")
     assert "fails in line 3: " in refusal("\n\n{{ messages[99]['content'] }}")
@@ -228,9 +213,9 @@ def test_after_a_rendering_that_was_killed_the_next_one_is_right() -> None:
 
 
 def test_a_rendering_that_takes_long_leaves_a_process_for_another() -> None:
-    template = ChatTemplate("{% set x = 1 %}{{ messages[0].content }}", "", "")
+    template = ChatTemplate("{% for i in range(600000) %}{% endfor %}{{ messages[0].content }}", "", "")
     with template._renderer():
-        assert template.render(TALK) == "Be brief."
+        assert template.render(TALK) == template.render(TALK) == "Be brief.", "each has a bound of its own"
     template.close()
 
 
@@ -301,12 +286,6 @@ def test_both_ways_to_render_give_the_same() -> None:
     talk = (*TALK, Message("user", "ä\u2028 \U0001f600 {{ 1 }}\n"))
     for source in (PLAIN_TEMPLATE, CHATML):
         assert render(source, talk) == render("{% set x = 1 %}" + source, talk)
-
-
-def test_each_rendering_has_its_own_bound() -> None:
-    template = ChatTemplate("{% for i in range(600000) %}{% endfor %}ok", "", "")
-    assert [template.render(TALK), template.render(TALK)] == ["ok", "ok"]
-    template.close()
 
 
 @pytest.mark.parametrize("own_bos", [True, False])
