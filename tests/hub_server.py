@@ -42,6 +42,8 @@ class Hub:
     ignores_range: bool = False
     is_terse: bool = False
     """The list of files has what is needed alone."""
+    goes_on: threading.Event = attrs.field(factory=threading.Event)
+    """Cleared, the half of a file is sent, and nothing more until it is set."""
     failing: int | None = None
     """A status that every request for a file is answered with."""
     sent: int = 0
@@ -114,14 +116,17 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hub.cuts:
             body = body[: self.hub.cuts.pop(0)]
             self.close_connection = True
+        self.wfile.write(body[: len(body) // 2])
+        self.hub.goes_on.wait()
+        self.wfile.write(body[len(body) // 2 :])
         self.hub.sent += len(body)
-        self.wfile.write(body)
 
 
 @contextmanager
 def running_hub(repositories: Mapping[str, Repository]) -> Iterator[Hub]:
     """A hub that runs until the block's end."""
     hub = Hub(repositories)
+    hub.goes_on.set()
     handler = type("Handler", (_Handler,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     hub.url = f"http://127.0.0.1:{server.server_port}"

@@ -15,6 +15,7 @@ import attrs
 import pytest
 from engine_world import config_for
 from http_server import HostedHttp, HttpServer, RawHttp, hosted_http, running_http
+from hub_server import running_hub
 from stalled_disk import stalling
 
 from harness import until
@@ -165,6 +166,28 @@ def test_health_answers_and_a_stream_goes_on_beside_a_batch_whose_disk_stalls(ti
             disk.goes_on.set()
         done = until(lambda: raw.ask("GET", f"/v1/batches/{batch}").json, lambda now: now["status"] == "completed")
     assert done["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
+
+
+def test_health_answers_and_a_stream_goes_on_beside_a_pull_that_stalls_and_the_server_ends(
+    folder: Path, tmp_path: Path
+) -> None:
+    data = (folder / "beta.gguf").read_bytes()
+    with running_hub({"tiny/Tiny-GGUF": {"Tiny-Q4_K_M.gguf": data}}) as hub:
+        hub.goes_on.clear()
+        flags = "--models", "all", "--drain-timeout-sec", "1"
+        places = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub"), "UMA_MODELS": str(folder), "NO_PROXY": "*"}
+        with running_http(tmp_path, *flags, **places) as server, server.connect() as raw:
+            raw.send("POST", "/api/pull", {"model": "hf.co/tiny/Tiny-GGUF"})
+            raw.head()
+            lines = raw.chunks()
+            with watched(server) as watch:
+                watch.beside = "a pull that stalls"
+                until(lambda: next(lines), lambda line: b'"completed":0' not in line and b"sha256:" in line)
+                before = watch.tokens
+                until(lambda: watch.tokens > before + 20, bool)
+            server.process.signal(signal.SIGTERM)
+            assert server.process.wait() == 0
+        hub.goes_on.set()
 
 
 @pytest.mark.parametrize("signals", [1, 2])
