@@ -58,7 +58,7 @@ has_huge_pages = pytest.mark.skipif(
 def test_only_new_memory_is_seen_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     size, line = pages.LEAST_BYTES, "{:x}-{:x} rw-p 00000000 00:00 0 \n"
     maps = tmp_path / "maps"
-    monkeypatch.setattr("uma.llama.mappings.MAPPINGS", maps)
+    monkeypatch.setattr("uma.llama.pages.MAPPINGS", maps)
     maps.write_text(line.format(10 * size, 20 * size))
     new = pages.NewPages()
     maps.write_text(line.format(6 * size, 22 * size) + line.format(30 * size, 30 * size + 4_096))
@@ -162,7 +162,7 @@ def test_weights_that_are_read_are_in_memory_for_which_huge_pages_were_asked(tmp
 def test_where_there_are_no_mappings_to_read_nothing_is_asked_for(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uma.llama.mappings.MAPPINGS", tmp_path / "none")
+    monkeypatch.setattr("uma.llama.pages.MAPPINGS", tmp_path / "none")
     with Model.load(tiny, map_above_bytes=math.inf) as model:
         assert model.vocab.n_tokens == 266
 

@@ -25,9 +25,8 @@ from uma.errors import ConfigError, ShuttingDown
 from uma.llama import backend
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler
-from uma.llama.heap import trim_heap
 from uma.llama.model import Model
-from uma.llama.pages import NewPages, give_back_zeros
+from uma.llama.pages import NewPages, give_back_zeros, trim_heap
 from uma.llama.projector import Projector
 from uma.net.logfmt import log
 from uma.net.trio_only import require_trio

@@ -16,8 +16,8 @@ from typing import Literal
 
 import llama_cpp.llama_cpp as lib
 
-from uma.llama import cpu_device
-
+CPU_DEVICE = 0
+"""GGML_BACKEND_DEVICE_TYPE_CPU."""
 LEFT_OUT = frozenset({"AMX"})
 """Types that `auto` leaves out: tokens per second were the same with and without AMX, and only a compiler newer than
 GCC 12 builds it correctly, which a library does not tell."""
@@ -73,8 +73,15 @@ def _all_types() -> list[tuple[int, str]]:
 @cache
 def _array() -> ctypes._Pointer[ctypes.c_void_p] | None:
     """ggml's own null-terminated list; None from a library that knows no extra types."""
-    address = cpu_device.function(b"ggml_backend_dev_get_extra_bufts")
+    # ggml gives addresses of a backend's own functions by name, wherever the library that holds them lies.
+    ggml = lib._lib
+    ggml.ggml_backend_dev_by_type.argtypes, ggml.ggml_backend_dev_by_type.restype = (ctypes.c_int,), ctypes.c_void_p
+    backend_of, find = ggml.ggml_backend_dev_backend_reg, ggml.ggml_backend_reg_get_proc_address
+    backend_of.argtypes, backend_of.restype = (ctypes.c_void_p,), ctypes.c_void_p
+    find.argtypes, find.restype = (ctypes.c_void_p, ctypes.c_char_p), ctypes.c_void_p
+    cpu = ggml.ggml_backend_dev_by_type(CPU_DEVICE)
+    address = find(backend_of(cpu), b"ggml_backend_dev_get_extra_bufts") if cpu else None
     if not address:
         return None
     list_of = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)
-    return list_of(cpu_device.device()) or None
+    return list_of(cpu) or None
