@@ -134,6 +134,23 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(USAGE_ERROR)
 
 
+def _flag(parser: argparse._ActionsContainer, name: str, text: str) -> None:
+    parser.add_argument(name, action="store_true", help=f"{text} (default: off)")
+
+
+def _add_socket(parser: argparse.ArgumentParser) -> None:
+    add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
+
+
+def _add_url(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--url", metavar="URL", help=f"a server's HTTP, such as http://127.0.0.1:8080 (default: {default})"
+    )
+    parser.add_argument(
+        "--key-file", metavar="FILE", type=Path, help="with --url: a file that holds the API key (default: no key)"
+    )
+
+
 def _describe_run(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     add_settings(parser)
@@ -161,9 +178,7 @@ def _describe_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "prompt", nargs="*", metavar="PROMPT", help="the prompt; several words are joined, and - is standard input"
     )
-    parser.add_argument(
-        "--raw", action="store_true", help="continue the prompt literally, without a chat template (default: off)"
-    )
+    _flag(parser, "--raw", "continue the prompt literally, without a chat template")
     parser.add_argument("--system", metavar="TEXT", help="instructions, ahead of the prompt (default: none)")
     parser.add_argument(
         "--image",
@@ -173,14 +188,8 @@ def _describe_generate(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="a picture that the prompt is about; several times for several (default: none)",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="the protocol's events as JSON lines instead of text (default: off)"
-    )
-    parser.add_argument(
-        "--stats",
-        action="store_true",
-        help="tell time to first token, speed, prompt and cached tokens on standard error (default: off)",
-    )
+    _flag(parser, "--json", "the protocol's events as JSON lines instead of text")
+    _flag(parser, "--stats", "tell time to first token, speed, prompt and cached tokens on standard error")
     _add_priority(parser)
     _add_place(parser)
     add_answer(parser)
@@ -205,15 +214,11 @@ def _describe_embed(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="scale each embedding to length 1 (default: on)",
     )
-    parser.add_argument(
-        "--base64",
-        action="store_true",
-        help="32-bit floats, little-endian, in base64 instead of a JSON list (default: off)",
-    )
-    parser.add_argument(
+    _flag(parser, "--base64", "32-bit floats, little-endian, in base64 instead of a JSON list")
+    _flag(
+        parser,
         "--fail-on-empty",
-        action="store_true",
-        help="fail where a text has no token, such as an empty line, instead of writing null for it (default: off)",
+        "fail where a text has no token, such as an empty line, instead of writing null for it",
     )
     _add_priority(parser)
     _add_place(parser)
@@ -242,25 +247,15 @@ def _describe_batch(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="plain rows' answers are JSON that fits the schema in this file, or written out here (default: any text)",
     )
-    parser.add_argument(
-        "--raw", action="store_true", help="continue prompts literally, without a chat template (default: off)"
-    )
-    parser.add_argument(
-        "--any-model", action="store_true", help="take rows that name another model than the loaded one (default: off)"
-    )
+    _flag(parser, "--raw", "continue prompts literally, without a chat template")
+    _flag(parser, "--any-model", "take rows that name another model than the loaded one")
     parser.add_argument(
         "--unordered", action="store_true", help="write results as they end (default: in the order of the rows)"
     )
     again = parser.add_mutually_exclusive_group()
-    again.add_argument("--restart", action="store_true", help="drop the results there are, begin anew (default: off)")
-    again.add_argument(
-        "--only-failed",
-        action="store_true",
-        help="keep the good results there are, and run all other rows again (default: off)",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="tell the progress in JSON lines on standard output (default: off)"
-    )
+    _flag(again, "--restart", "drop the results there are, begin anew")
+    _flag(again, "--only-failed", "keep the good results there are, and run all other rows again")
+    _flag(parser, "--json", "tell the progress in JSON lines on standard output")
     _add_priority(parser, "background")
     _add_place(parser)
     add_sampling(parser)
@@ -283,34 +278,27 @@ def _add_priority(parser: argparse.ArgumentParser, default: str = "normal") -> N
 
 
 def _add_place(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--local", action="store_true", help="load the model in this process even where a server listens (default: off)"
-    )
+    _flag(parser, "--local", "load the model in this process even where a server listens")
 
 
 def _describe_ps(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="a JSON list instead of a table (default: off)")
-    add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
+    _flag(parser, "--json", "a JSON list instead of a table")
+    _add_socket(parser)
 
 
 def _describe_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "id", nargs="?", default="", metavar="REQUEST_ID", help="the request's id (default: your newest request)"
     )
-    parser.add_argument("--json", action="store_true", help="a JSON object instead of sentences (default: off)")
-    add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
+    _flag(parser, "--json", "a JSON object instead of sentences")
+    _add_socket(parser)
 
 
 def _describe_top(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="show what is now, and end (default: on no terminal)")
-    parser.add_argument("--json", action="store_true", help="the same as a JSON list (default: off)")
-    parser.add_argument(
-        "--url", metavar="URL", help="a server's HTTP, such as http://127.0.0.1:8080 (default: sockets of this machine)"
-    )
-    parser.add_argument(
-        "--key-file", metavar="FILE", type=Path, help="with --url: a file that holds the API key (default: no key)"
-    )
-    add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
+    _flag(parser, "--json", "the same as a JSON list")
+    _add_url(parser, "sockets of this machine")
+    _add_socket(parser)
 
 
 def _describe_trace(parser: argparse.ArgumentParser) -> None:
@@ -322,7 +310,7 @@ def _describe_trace(parser: argparse.ArgumentParser) -> None:
         default=5.0,
         help="length of the trace (over 0, at most 60; default: 5)",
     )
-    add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
+    _add_socket(parser)
 
 
 def _seconds(text: str) -> float:
@@ -337,23 +325,18 @@ def _seconds(text: str) -> float:
 
 def _describe_pin(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="one of the server's models, as uma run --models has them")
-    add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
+    _add_socket(parser)
 
 
 def _describe_stop(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--now", action="store_true", help="do not let running requests finish (default: off)")
-    add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
+    _flag(parser, "--now", "do not let running requests finish")
+    _add_socket(parser)
 
 
 def _describe_launch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("agent", choices=tuple(AGENTS), metavar="AGENT", help=f"one of {', '.join(AGENTS)}")
     parser.set_defaults(arguments=[])
-    parser.add_argument(
-        "--url", metavar="URL", help="a server's HTTP, such as http://127.0.0.1:8080 (default: the one on --socket)"
-    )
-    parser.add_argument(
-        "--key-file", metavar="FILE", type=Path, help="with --url: a file that holds the API key (default: no key)"
-    )
+    _add_url(parser, "the one on --socket")
     add_settings(parser, leave_out=frozenset(setting for setting in settings() if setting.startswith("http")))
 
 
@@ -373,15 +356,11 @@ def _describe_key(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--models", metavar="NAME,NAME", help="with new: models that the key can use, with commas (default: all)"
     )
-    parser.add_argument(
-        "--manage-models",
-        action="store_true",
-        help="with new: the key can pull, delete and pin models (default: off)",
-    )
+    _flag(parser, "--manage-models", "with new: the key can pull, delete and pin models")
 
 
 def _describe_models(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="a JSON list instead of a table (default: off)")
+    _flag(parser, "--json", "a JSON list instead of a table")
 
 
 def _describe_pull(parser: argparse.ArgumentParser) -> None:
@@ -390,14 +369,8 @@ def _describe_pull(parser: argparse.ArgumentParser) -> None:
         metavar="REPO[:QUANT]",
         help="OWNER/NAME on the Hugging Face hub, :Q4_K_M or :FILE behind it, @REVISION; or a URL of it",
     )
-    parser.add_argument(
-        "--list", action="store_true", help="show the models of the repository and pull none (default: off)"
-    )
-    parser.add_argument(
-        "--no-mmproj",
-        action="store_true",
-        help="leave out the projector, by which a model sees pictures or hears (default: off)",
-    )
+    _flag(parser, "--list", "show the models of the repository and pull none")
+    _flag(parser, "--no-mmproj", "leave out the projector, by which a model sees pictures or hears")
 
 
 def _describe_rm(parser: argparse.ArgumentParser) -> None:
@@ -407,23 +380,19 @@ def _describe_rm(parser: argparse.ArgumentParser) -> None:
 
 def _describe_config(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="a JSON object instead of a table (default: off)")
-    form.add_argument("--toml", action="store_true", help="a file for --config instead of a table (default: off)")
+    _flag(form, "--json", "a JSON object instead of a table")
+    _flag(form, "--toml", "a file for --config instead of a table")
     add_settings(parser)
 
 
 def _describe_doctor(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="a JSON object instead of a table (default: off)")
+    _flag(parser, "--json", "a JSON object instead of a table")
     add_settings(parser)
 
 
 def _describe_schema(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="one message, such as generate (default: all)")
-    parser.add_argument(
-        "--contracts",
-        action="store_true",
-        help="the contracts between engines and frontends instead of the protocol's messages (default: off)",
-    )
+    _flag(parser, "--contracts", "the contracts between engines and frontends instead of the protocol's messages")
 
 
 def _describe_contract(parser: argparse.ArgumentParser) -> None:
@@ -438,7 +407,7 @@ def _describe_contract(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--key-file", metavar="FILE", type=Path, help="with --http: a file that holds the API key (default: no key)"
     )
-    parser.add_argument("--json", action="store_true", help="a JSON list instead of a table (default: off)")
+    _flag(parser, "--json", "a JSON list instead of a table")
 
 
 def _describe_engine_zmq(parser: argparse.ArgumentParser) -> None:
@@ -448,9 +417,7 @@ def _describe_engine_zmq(parser: argparse.ArgumentParser) -> None:
         default="ipc://infer.ipc",
         help="ZeroMQ endpoint of the ROUTER socket (default: ipc://infer.ipc)",
     )
-    parser.add_argument(
-        "--insecure", action="store_true", help="allow tcp on other addresses than loopback (default: off)"
-    )
+    _flag(parser, "--insecure", "allow tcp on other addresses than loopback")
     add_settings(parser)
 
 
