@@ -39,6 +39,8 @@ from uma.protocol.messages import (
     TokenizeEvent,
     TokenizeQuery,
     UnknownEvent,
+    carried,
+    told_as,
 )
 from uma.protocol.schema import schemas
 from uma.types import Message, Request, SamplingParams, Slo, Token
@@ -566,4 +568,4 @@ def test_an_eos_becomes_the_finished_it_was_made_of() -> None:
         b'"decode_iterations":2},"seed":5,"warnings":["w"],"metadata":{"k":1}}'
     )
     assert isinstance(event, EosEvent)
-    assert event == EosEvent.of(event.finished, metadata={"k": 1})
+    assert event == told_as(EosEvent, carried(event), metadata={"k": 1})

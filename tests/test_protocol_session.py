@@ -723,7 +723,7 @@ def test_a_client_and_a_server_understand_each_other() -> None:
     server.receive(client.send(messages.Cancel("a")))
     (eos,) = talk(client, server)
     assert isinstance(eos, messages.EosEvent)
-    assert eos.finished == finished(reason="cancelled")
+    assert messages.carried(eos) == finished(reason="cancelled")
 
 
 def test_a_client_uses_an_id_once_at_a_time() -> None:

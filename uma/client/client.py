@@ -62,6 +62,7 @@ from uma.protocol.messages import (
     TraceEvent,
     TraceQuery,
     UnloadQuery,
+    carried,
 )
 from uma.protocol.session import ClientSession
 from uma.types import (
@@ -215,7 +216,8 @@ class Client:
         id = self._fresh_id()
         answer = await self._ask(id, HealthQuery(id, probe))
         assert isinstance(answer, HealthEvent)
-        return answer.health
+        health: Health = carried(answer)
+        return health
 
     async def metrics(self) -> Mapping[str, Any]:
         """See `Source.metrics`; the server's own figures (`active_sessions` ...) are in it too."""
@@ -229,7 +231,8 @@ class Client:
         id = self._fresh_id()
         answer = await self._ask(id, ActivityQuery(id))
         assert isinstance(answer, ActivityEvent)
-        return answer.activity
+        activity: Activity = carried(answer)
+        return activity
 
     async def explain(self, id: str = "") -> Explained:
         """See `Source.explain`. Raises `BadRequest` where the server is too old to know the question, too."""
@@ -415,10 +418,10 @@ class Client:
         elif isinstance(event, PromptEvent | ReasoningEvent | ToolCallEvent):
             stream = self._streams.get(event.id)
             if stream is not None:
-                self._give(stream, event.prompt if isinstance(event, PromptEvent) else event.delta)
+                self._give(stream, carried(event))
         elif isinstance(event, EosEvent):
             if (stream := self._streams.pop(event.id, None)) is not None:
-                stream.put(event.finished)
+                stream.put(carried(event))
         elif isinstance(event, ErrorEvent):
             self._take_error(event)
         elif isinstance(event, HelloEvent):

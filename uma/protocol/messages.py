@@ -17,16 +17,12 @@ from uma.constraints import Length, Range
 from uma.types import (
     MAX_TRACE_SEC,
     Activity,
-    Answer,
     Capabilities,
-    CutCall,
     Embeddings,
     EmbedRequest,
     Explained,
     Finished,
-    FinishReason,
     Health,
-    HealthStatus,
     Limits,
     ListedModel,
     Logprobs,
@@ -37,19 +33,16 @@ from uma.types import (
     Ranking,
     ReasoningDelta,
     Request,
-    RequestMetrics,
     RerankRequest,
-    RunningRequest,
     ServerInfo,
     Token,
     Tokenized,
-    ToolCall,
     ToolCallDelta,
-    Usage,
 )
 
 S = TypeVar("S", str, bytes)
 T = TypeVar("T", str, bytes)
+E = TypeVar("E")
 Encoding = Literal["float", "base64"]
 Id = Annotated[str, Length(1, 128)]
 
@@ -275,7 +268,18 @@ Query = (
 
 ClientMessage = Hello | Generate | Cancel | EndThinking | Query
 
-# What a server answers.
+# What a server answers. An event that carries a class of `uma.types` extends it by what only the wire has.
+
+
+def told_as(event: type[E], what: Any, **more: Any) -> E:
+    """The wire's form of an object whose class `event` extends, with `more` fields."""
+    return event(**{field.name: getattr(what, field.name) for field in attrs.fields(type(what))} | more)
+
+
+def carried(event: Any) -> Any:
+    """The object that such an event carries, as `uma.types` has it."""
+    cls: Any = type(event).__base__
+    return cls(**{field.name: getattr(event, field.name) for field in attrs.fields(cls)})
 
 
 @attrs.frozen
@@ -305,24 +309,10 @@ class HelloEvent:
 
 
 @attrs.frozen
-class PromptEvent:
+class PromptEvent(Prompt):
     """The prompt, before the first token, where `echo` or `prompt_logprobs` asked for it."""
 
-    id: str
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[Logprobs | None, ...] | None = None
     metadata: dict[str, Any] | None = None
-
-    @classmethod
-    def of(cls, prompt: Prompt, metadata: dict[str, Any] | None = None) -> PromptEvent:
-        """The wire's form of `prompt`."""
-        return cls(prompt.id, prompt.text, prompt.token_ids, prompt.logprobs, metadata)
-
-    @property
-    def prompt(self) -> Prompt:
-        """The event as `uma.types` has it."""
-        return Prompt(self.id, self.text, self.token_ids, self.logprobs)
 
 
 @attrs.frozen
@@ -349,89 +339,24 @@ class TokenEvent:
 
 
 @attrs.frozen
-class ReasoningEvent:
+class ReasoningEvent(ReasoningDelta):
     """The next piece of the model's thinking, where `reasoning` asked for it."""
 
-    id: str
-    text: str
-    index: int = 0
     metadata: dict[str, Any] | None = None
-
-    @classmethod
-    def of(cls, delta: ReasoningDelta, metadata: dict[str, Any] | None = None) -> ReasoningEvent:
-        """The wire's form of `delta`."""
-        return cls(delta.id, delta.text, delta.index, metadata)
-
-    @property
-    def delta(self) -> ReasoningDelta:
-        """The event as `uma.types` has it."""
-        return ReasoningDelta(self.id, self.text, self.index)
 
 
 @attrs.frozen
-class ToolCallEvent:
+class ToolCallEvent(ToolCallDelta):
     """The next piece of a tool call's arguments."""
 
-    id: str
-    call: int
-    call_id: str
-    name: str
-    arguments: str
-    index: int = 0
     metadata: dict[str, Any] | None = None
-
-    @classmethod
-    def of(cls, delta: ToolCallDelta, metadata: dict[str, Any] | None = None) -> ToolCallEvent:
-        """The wire's form of `delta`."""
-        return cls(delta.id, delta.call, delta.call_id, delta.name, delta.arguments, delta.index, metadata)
-
-    @property
-    def delta(self) -> ToolCallDelta:
-        """The event as `uma.types` has it."""
-        return ToolCallDelta(self.id, self.call, self.call_id, self.name, self.arguments, self.index)
 
 
 @attrs.frozen
-class EosEvent:
+class EosEvent(Finished):
     """A request's end. `text` and `token_ids` are there where `stream` was false."""
 
-    id: str
-    reason: FinishReason
-    usage: Usage
-    metrics: RequestMetrics
-    seed: int
-    text: str | None = None
-    token_ids: tuple[int, ...] | None = None
-    warnings: tuple[str, ...] = ()
-    logprobs: tuple[Logprobs, ...] | None = None
-    answers: tuple[Answer, ...] = ()
-    """All, where more than one was asked for; of several, the fields above are the first one's."""
-    prompt: Prompt | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-    """The whole calls of the request's `tools`."""
-    reasoning: str | None = None
-    stop_string: str | None = None
-    """String of the request's `stop` that ended it."""
-    cut_call: CutCall | None = None
-    call_offsets: tuple[int, ...] = ()
     metadata: dict[str, Any] | None = None
-
-    @classmethod
-    def of(
-        cls, finished: Finished, *, metadata: dict[str, Any] | None = None, warnings: tuple[str, ...] = ()
-    ) -> EosEvent:
-        """The wire's form of `finished`; `warnings` go before its own."""
-        fields = {name: getattr(finished, name) for name in _FINISHED}
-        return cls(**fields | {"warnings": (*warnings, *finished.warnings)}, metadata=metadata)
-
-    @property
-    def finished(self) -> Finished:
-        """The event as `uma.types` has it."""
-        return Finished(**{name: getattr(self, name) for name in _FINISHED})
-
-
-_FINISHED = [field.name for field in attrs.fields(Finished)]
-"""The fields that both have."""
 
 
 @attrs.frozen
@@ -460,28 +385,11 @@ class MetricsEvent:
 
 
 @attrs.frozen
-class ActivityEvent:
+class ActivityEvent(Activity):
     """The answer to `ActivityQuery`."""
 
-    running: tuple[RunningRequest, ...]
-    waiting_interactive: int
-    waiting_normal: int
-    waiting_background: int
     id: str | None = None
     warnings: tuple[str, ...] = ()
-    waiting: tuple[RunningRequest, ...] = ()
-
-    @classmethod
-    def of(cls, activity: Activity, id: str | None = None, warnings: tuple[str, ...] = ()) -> ActivityEvent:
-        """The wire's form of `activity`."""
-        counts = (activity.waiting_interactive, activity.waiting_normal, activity.waiting_background)
-        return cls(activity.running, *counts, id, warnings, activity.waiting)
-
-    @property
-    def activity(self) -> Activity:
-        """The event as `uma.types` has it."""
-        counts = (self.waiting_interactive, self.waiting_normal, self.waiting_background)
-        return Activity(self.running, *counts, self.waiting)
 
 
 @attrs.frozen
@@ -524,26 +432,11 @@ class ModelsEvent:
 
 
 @attrs.frozen
-class HealthEvent:
+class HealthEvent(Health):
     """The answer to `HealthQuery`."""
 
-    status: HealthStatus
-    latency_ms: float
-    tokens_generated: int
     id: str | None = None
     warnings: tuple[str, ...] = ()
-    loading_percent: int | None = None
-    """While the status is `loading`: how much of the model is loaded."""
-
-    @classmethod
-    def of(cls, health: Health, id: str | None = None, warnings: tuple[str, ...] = ()) -> HealthEvent:
-        """The wire's form of `health`."""
-        return cls(health.status, health.latency_ms, health.tokens_generated, id, warnings, health.loading_percent)
-
-    @property
-    def health(self) -> Health:
-        """The event as `uma.types` has it."""
-        return Health(self.status, self.latency_ms, self.tokens_generated, self.loading_percent)
 
 
 @attrs.frozen

@@ -69,7 +69,8 @@ def _id(name: str) -> str:
 def object_schema(cls: type, nested: dict[str, Any]) -> dict[str, Any]:
     """An object with the fields of `cls`; `nested` gathers the `$defs`. Unknown fields are ignored, so allowed."""
     owners = OWNERS.get(cls, (cls,))
-    docs = {field: text for owner in owners for field, text in _docs_of(owner).items()}
+    described = (base for owner in owners for base in reversed(owner.__mro__) if attrs.has(base))
+    docs = {field: text for base in described for field, text in _docs_of(base).items()}
     properties: dict[str, Any] = {}
     required = []
     defaults = {field.name: field.default for field in attrs.fields(cls)}

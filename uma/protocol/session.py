@@ -115,6 +115,7 @@ from uma.protocol.messages import (
     TraceEvent,
     TraceQuery,
     UnloadQuery,
+    told_as,
 )
 from uma.protocol.states import (
     AFTER_ERROR,
@@ -132,6 +133,7 @@ from uma.types import (
     Embeddings,
     Event,
     Explained,
+    Finished,
     Health,
     ListedModel,
     Prompt,
@@ -359,14 +361,12 @@ class ServerSession:
             if exchange.state is not RequestState.DECODE:  # every token but the first leaves it where it is
                 exchange.step("token")
             return encode_token(event, exchange.fragment)
-        assert not isinstance(event, Token)
-        if isinstance(event, Prompt):
-            return encode_event(PromptEvent.of(event, exchange.metadata))
-        if isinstance(event, ReasoningDelta):
-            return encode_event(ReasoningEvent.of(event, exchange.metadata))
-        if isinstance(event, ToolCallDelta):
-            return encode_event(ToolCallEvent.of(event, exchange.metadata))
-        data = encode_event(EosEvent.of(event, metadata=exchange.metadata, warnings=exchange.warnings), self.version)
+        if (told := _TOLD_AS.get(type(event))) is not None:
+            return encode_event(told_as(told, event, metadata=exchange.metadata))
+        assert isinstance(event, Finished)
+        warnings = (*exchange.warnings, *event.warnings)
+        eos = told_as(EosEvent, event, metadata=exchange.metadata, warnings=warnings)
+        data = encode_event(eos, self.version)
         self._end(event.id, keep_alive=exchange.keep_alive)
         return data
 
@@ -406,7 +406,7 @@ class ServerSession:
                 metadata = query.request.metadata
                 event = RerankEvent(result.id, result.results, result.prompt_tokens, query.warnings, metadata)
             case ActivityQuery(), Activity():
-                event = ActivityEvent.of(result, query.id, query.warnings)
+                event = told_as(ActivityEvent, result, id=query.id, warnings=query.warnings)
             case ExplainQuery(), Explained():
                 event = ExplainEvent(result, query.id, query.warnings)
             case TraceQuery(), str():
@@ -419,7 +419,7 @@ class ServerSession:
                 )  # a card has its template's whole text
                 event = ModelsEvent(shown, query.id, query.warnings)
             case HealthQuery(), Health():
-                event = HealthEvent.of(result, query.id, query.warnings)
+                event = told_as(HealthEvent, result, id=query.id, warnings=query.warnings)
             case MetricsQuery(), Mapping():
                 event = MetricsEvent(result, query.id, query.warnings)
             case _:
@@ -609,6 +609,10 @@ _LastEvent = (
     | RerankEvent
 )
 """Events with which what was asked under their id is over."""
+_TOLD_AS: Mapping[type, type[ServerEvent]] = MappingProxyType(
+    {Prompt: PromptEvent, ReasoningDelta: ReasoningEvent, ToolCallDelta: ToolCallEvent}
+)
+"""Events of the wire by the events of a generation that they carry."""
 _STOPPING = "the server is stopping; start it again with `uma run`"
 
 
