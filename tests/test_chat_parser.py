@@ -133,6 +133,7 @@ def test_where_thinking_comes_first_all_that_follows_is_the_answer(
 def test_arguments_come_before_the_call_is_whole() -> None:
     parts = parser("hermes").push('<tool_call>{"name": "add", "arguments": {"a": 1')
     assert parts == [CallBegun("add"), CallArguments('{"a": 1')]
+    assert text_in(Parser(GENERIC, TOOLS, None).push('{"answer": [1')) == '{"answer": [1', "nor is what is no call held"
 
 
 def test_arguments_before_the_name_and_as_a_string_are_understood() -> None:
@@ -143,11 +144,8 @@ def test_arguments_before_the_name_and_as_a_string_are_understood() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(WRITTEN) - {"generic", "llama3", "harmony"}))
-def test_text_before_calls_is_text(name: str) -> None:
+def test_text_before_and_behind_calls_is_text(name: str) -> None:
     assert parts_of(f"Let me see.\n{WRITTEN[name]}", name, [])[0] == AnswerText("Let me see.")
-
-
-def test_text_behind_calls_is_text() -> None:
     parts = parts_of(f"<tool_call>{TWO}</tool_call>\n\nDone.", "hermes", [])
     assert parts[-2:] == [CALLS[1], AnswerText("Done.")]
 
@@ -206,10 +204,6 @@ def test_of_a_cut_object_the_members_that_are_whole_are_found(value: dict[str, A
     assert len(found) >= len(value) - 1 or end <= len(first)
 
 
-def test_json_that_is_no_call_is_not_held_back_to_its_end() -> None:
-    assert text_in(Parser(GENERIC, TOOLS, None).push('{"answer": [1')) == '{"answer": [1'
-
-
 THOUGHT = f"<think>\nUse <tool_call>?\n</think>\n\n<tool_call>{TWO}</tool_call>"
 
 
@@ -249,6 +243,9 @@ def test_channels_become_thinking_text_and_calls() -> None:
     answer = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
     assert parts_of(answer, "harmony", []) == [Reasoning("Hm."), AnswerText("Yes.")]
     assert text_in(parts_of(answer, "harmony", [], splits_thinking=False)).endswith("Hm.<|end|>Yes.")
+    text = "<|channel>thought\nHm.<channel|>Yes."
+    for cuts in ([], list(range(1, len(text)))):
+        assert parts_of(text, "gemma-4", cuts) == [Reasoning("Hm."), AnswerText("Yes.")], "a label is no thought"
 
 
 @pytest.mark.parametrize(
@@ -272,12 +269,6 @@ def test_arguments_nested_beyond_any_bound_are_text() -> None:
     parts = parts_of(text, "gemma", [])
     assert text_in(parts) == text
     assert not any(isinstance(part, CallEnded) for part in parts)
-
-
-def test_a_channel_s_label_is_no_thought() -> None:
-    text = "<|channel>thought\nHm.<channel|>Yes."
-    for cuts in ([], list(range(1, len(text)))):
-        assert parts_of(text, "gemma-4", cuts) == [Reasoning("Hm."), AnswerText("Yes.")]
 
 
 VALUES: dict[str, Any] = {

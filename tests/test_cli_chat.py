@@ -211,13 +211,19 @@ def test_a_model_without_a_template_does_not_play_the_person_s_part(
     assert [turn.answer.strip() for turn in saved.turns] == ["The fox sleeps."] * 2
 
 
-def test_ctrl_c_at_the_prompt_drops_the_line_and_not_the_chat(server: ServerProcess, home: Path) -> None:
+def test_ctrl_c_at_the_prompt_drops_the_line_and_several_lines_are_one_question(
+    server: ServerProcess, home: Path
+) -> None:
     with chat(server, home, *SHORT) as terminal:
         terminal.type("something\x03")
         terminal.wait_for("Ctrl-D or /quit leaves.")
         wait_for_prompt(terminal)
         ask(terminal, "hello")
-        assert questions(terminal, home) == ["hello"]
+        terminal.type("first line\x1b\rsecond line")
+        terminal.wait_for("  second line")
+        ask(terminal, "")
+        assert questions(terminal, home) == ["hello", "first line\nsecond line"]
+        tell(terminal, "/undo", "Taken back: first line second line")
 
 
 def test_the_conversation_can_be_saved_taken_back_and_loaded(server: ServerProcess, home: Path) -> None:
@@ -239,7 +245,9 @@ def test_the_conversation_can_be_saved_taken_back_and_loaded(server: ServerProce
     assert all(turn.answer for turn in saved.turns)
 
 
-def test_a_command_typed_wrong_is_answered_with_the_nearest(server: ServerProcess, home: Path) -> None:
+def test_a_command_typed_wrong_is_answered_with_the_nearest_unless_that_takes_something_away(
+    server: ServerProcess, home: Path
+) -> None:
     with chat(server, home) as terminal:
         tell(terminal, "/hlep", "no such command: /hlep; did you mean /help?")
         tell(terminal, "/load", "which file? /load FILE")
@@ -248,6 +256,13 @@ def test_a_command_typed_wrong_is_answered_with_the_nearest(server: ServerProces
         tell(terminal, "/help", "Esc Enter begins a new line")
         for name in COMMANDS:
             assert name in terminal.text
+        tell(terminal, "/model", "context 2,048 tokens")
+        for taking_away in ("/resett", "/und"):
+            tell(terminal, taking_away, f"no such command: {taking_away}; ")
+            assert f"mean {taking_away[:-1]}?" not in terminal.text and "mean /undo?" not in terminal.text
+        tell(terminal, "/temperature 0.7", "0.7")
+        tell(terminal, "/temperature", "/set temperature: which value?")
+        tell(terminal, "/clear", "The conversation starts over.")
 
 
 def test_history_is_kept_from_chat_to_chat_for_its_owner_alone(server: ServerProcess, home: Path) -> None:
@@ -293,15 +308,6 @@ def test_what_is_typed_during_an_answer_is_there_afterwards_and_not_in_it(server
         assert terminal.text.count("zzqzz") == 1
 
 
-def test_several_lines_are_one_question(server: ServerProcess, home: Path) -> None:
-    with chat(server, home, *SHORT) as terminal:
-        terminal.type("first line\x1b\rsecond line")
-        terminal.wait_for("  second line")
-        ask(terminal, "")
-        assert questions(terminal, home) == ["first line\nsecond line"]
-        tell(terminal, "/undo", "Taken back: first line second line")
-
-
 @pytest.mark.parametrize("is_answering", [False, True])
 def test_a_terminal_that_goes_away_ends_the_chat(is_answering: bool, server: ServerProcess, home: Path) -> None:
     with chat(server, home, *LONG) as terminal:
@@ -331,6 +337,9 @@ def test_a_server_that_goes_away_costs_an_answer_and_not_the_conversation(socket
         ask(terminal, "remember this")
         server.process.kill()
         server.wait()
+        tell(terminal, "/retry", "The conversation is kept, ")  # asked again in vain, it keeps its answer
+        assert questions(terminal, home) == ["remember this"]
+        assert ChatHistory.load(home / "so-far.json").turns[0].answer
         tell(terminal, "another question", "The conversation is kept, ")
         with running_server(path) as again:
             before = terminal.text.count("served")
@@ -481,16 +490,6 @@ def test_a_question_is_asked_again_for_another_answer(server: ServerProcess, hom
         assert questions(terminal, home) == ["first", "second"]
 
 
-def test_a_question_that_is_asked_again_in_vain_keeps_its_answer(socket_dir: Path, home: Path) -> None:
-    with running_server(socket_dir / "uma.sock") as server, chat(server, home, *SHORT) as terminal:
-        ask(terminal, "first")
-        server.process.kill()
-        server.wait()
-        tell(terminal, "/retry", "The conversation is kept, ")
-        assert questions(terminal, home) == ["first"]
-    assert ChatHistory.load(home / "so-far.json").turns[0].answer
-
-
 def test_lines_that_are_typed_before_there_is_a_prompt_are_lines_of_their_own(
     server: ServerProcess, home: Path
 ) -> None:
@@ -513,18 +512,6 @@ def test_sampling_is_shown_and_set(server: ServerProcess, home: Path) -> None:
         tell(terminal, "/set max_tokens -", "(default)")
         tell(terminal, "/set temperature -", "0.7 (default)")
         tell(terminal, "/set", "seed")
-
-
-def test_the_usual_commands_exist_and_nothing_that_takes_away_is_guessed(server: ServerProcess, home: Path) -> None:
-    with chat(server, home) as terminal:
-        tell(terminal, "/model", "context 2,048 tokens")
-        tell(terminal, "/resett", "no such command: /resett; ")
-        tell(terminal, "/und", "no such command: /und; ")
-        assert "mean /reset?" not in terminal.text
-        assert "mean /undo?" not in terminal.text
-        tell(terminal, "/temperature 0.7", "0.7")
-        tell(terminal, "/temperature", "/set temperature: which value?")
-        tell(terminal, "/clear", "The conversation starts over.")
 
 
 @pytest.mark.parametrize(
@@ -641,13 +628,18 @@ def piped(server: ServerProcess, text: str, *arguments: str) -> subprocess.Compl
     return run_to_end(*command, stdin=text)
 
 
-def test_each_line_of_a_pipe_is_a_turn_of_one_conversation(server: ServerProcess, tmp_path: Path) -> None:
+def test_each_line_of_a_pipe_is_a_turn_of_one_conversation_which_another_goes_on_with(
+    server: ServerProcess, tmp_path: Path
+) -> None:
     done = piped(server, f"Hello!\n\nAnd you?\r\n/save {tmp_path}/talk.json\n")
     assert done.returncode == 0
     turns = ChatHistory.load(tmp_path / "talk.json").turns
     assert [turn.question for turn in turns] == ["Hello!", "And you?"]
     assert done.stdout == "".join(f"{turn.answer}\n" for turn in turns)
     assert "\x1b" not in done.stdout + done.stderr
+    file = tmp_path / "talk.json"
+    assert piped(server, "Why?\n/save\n", "--load", str(file)).returncode == 0
+    assert [turn.question for turn in ChatHistory.load(file).turns] == ["Hello!", "And you?", "Why?"]
 
 
 def test_thinking_is_no_part_of_an_answer(socket_dir: Path, home: Path, tmp_path: Path) -> None:
@@ -666,14 +658,6 @@ def test_thinking_is_no_part_of_an_answer(socket_dir: Path, home: Path, tmp_path
             assert "Which city" not in terminal.text
 
 
-def test_a_saved_chat_is_gone_on_with(server: ServerProcess, tmp_path: Path) -> None:
-    file = tmp_path / "talk.json"
-    piped(server, f"Hello!\n/save {file}\n")
-    done = piped(server, "And you?\n/save\n", "--load", str(file))
-    assert done.returncode == 0
-    assert [turn.question for turn in ChatHistory.load(file).turns] == ["Hello!", "And you?"]
-
-
 def test_a_failed_turn_of_a_pipe_shows_in_the_exit_code(server: ServerProcess) -> None:
     done = piped(server, "a\udcffb\nHello!\n")
     assert done.returncode == 1
@@ -685,7 +669,7 @@ def test_a_question_in_the_place_of_the_model_is_sent_to_uma_generate(server: Se
     done = piped(server, "", "hello there")
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("uma: error: hello there: no such file, ")
+    assert done.stderr.startswith("uma: error: hello there: model not found, ")
     assert done.stderr.endswith("; to ask the model that, `uma generate 'hello there'`\n")
 
 
@@ -737,11 +721,15 @@ def test_a_saved_conversation_comes_back_as_it_was(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["chat.json"]
 
 
-def test_another_file_is_never_overwritten(tmp_path: Path) -> None:
+def test_another_file_is_never_overwritten_and_a_place_that_cannot_be_written_is_told_by_name(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ChatFileError, match="is no chat"):
         ChatHistory().save(tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == "mine"
+    with pytest.raises(ChatFileError, match=r"none/chat\.json: cannot be written: No such file"):
+        ChatHistory().save(tmp_path / "none" / "chat.json")
+    with pytest.raises(ChatFileError, match=r"is a directory; name a file in it, such as .*chat\.json"):
+        ChatHistory().save(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -759,10 +747,3 @@ def test_a_file_that_is_no_chat_is_refused_by_name(text: str, tmp_path: Path) ->
     (tmp_path / "x.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ChatFileError, match=r"x\.json: is no chat that /save wrote"):
         ChatHistory.load(tmp_path / "x.json")
-
-
-def test_a_folder_that_cannot_be_written_is_told_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ChatFileError, match=r"none/chat\.json: cannot be written: No such file"):
-        ChatHistory().save(tmp_path / "none" / "chat.json")
-    with pytest.raises(ChatFileError, match=r"is a directory; name a file in it, such as .*chat\.json"):
-        ChatHistory().save(tmp_path)

@@ -129,7 +129,7 @@ def test_a_model_that_does_not_exist_is_an_error_also_beside_a_server(
     done = generate_here("hello", *at, "--model", "/nowhere/model.gguf")
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert b"/nowhere/model.gguf: no such file" in done.stderr
+    assert b"/nowhere/model.gguf: model not found, and no such file" in done.stderr
 
 
 @pytest.mark.parametrize("state", ["none", "stale"])
@@ -495,7 +495,7 @@ def test_a_prompt_that_cannot_be_used_is_told_in_one_line(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--model", "/nowhere/model.gguf", "--local"), 2, "/nowhere/model.gguf: no such file"),
+        (("--model", "/nowhere/model.gguf", "--local"), 2, "/nowhere/model.gguf: model not found, and no such file"),
         (("--model", "/dev/null", "--local"), 2, "/dev/null"),
         (("--config", "/nowhere.toml"), 2, "/nowhere.toml: cannot be read"),
         (("--raw", "--system", "x"), 2, "--system needs the chat template"),

@@ -13,11 +13,9 @@ from several import GREEDY, NAMES, PROMPT
 from stranger import needs_root, told_to_a_stranger
 
 from harness import PATIENCE_SEC, RunInProcessText, ServerProcess, running_server, short_directory, until
-from uma.cli.top_feed import SocketFeed
-from uma.cli.top_state import Event, Frame
 from uma.client import connect
 from uma.client.several import models_there
-from uma.errors import BadRequest, Ended
+from uma.errors import BadRequest
 from uma.llm import LLM
 from uma.types import Request, SamplingParams
 
@@ -61,7 +59,7 @@ def test_the_built_in_model_is_served_by_one_process_where_there_is_no_other(soc
         assert (hello["model"]["is_builtin"], "models" in hello) == (True, False)
 
 
-def test_commands_ask_for_the_model_that_is_named_and_load_no_other(
+def test_commands_and_the_library_ask_for_the_model_that_is_named_and_load_no_other(
     server: ServerProcess, texts: Mapping[str, str], uma_told: RunInProcessText
 ) -> None:
     at = ("--socket", str(server.socket))
@@ -70,32 +68,9 @@ def test_commands_ask_for_the_model_that_is_named_and_load_no_other(
     assert (done.returncode, done.stdout.strip()) == (0, texts["beta"].strip())
     for command in (("ps", "--json"), ("top", "--json"), ("doctor",)):
         uma_told(*command, *at)
-    assert states(server) == {"alpha": "unloaded", "beta": "loaded", "gamma-one": "unloaded", "builtin": "unloaded"}
-
-
-def test_the_library_asks_a_server_for_the_model_that_is_named(server: ServerProcess, texts: Mapping[str, str]) -> None:
     with LLM("beta", socket=server.socket) as llm:
         assert llm.generate(PROMPT, SamplingParams(**GREEDY))[0].outputs[0].text == texts["beta"]
-
-
-async def test_top_ends_a_request_of_any_model(server: ServerProcess) -> None:
-    feed, frames = SocketFeed(str(server.socket)), list[Event]()
-    long = SamplingParams(max_tokens=480, ignore_eos=True)
-    async with connect(server.socket, model="beta") as client, trio.open_nursery() as nursery:
-        nursery.start_soon(feed.follow, frames.append)
-        while not frames:
-            await client.health(probe=False)
-        assert isinstance(frames[0], Frame)
-        async with client.generate(Request("one", prompt="x", sampling=long)) as stream:
-            await anext(stream)
-            (running,) = (await client.activity()).running
-            assert {each.name: each.running for each in await client.models()}["beta"] == 1
-            assert await feed.end(running.number, "one")
-            with pytest.raises(Ended):
-                async for _ in stream:
-                    pass
-        assert not await feed.end(running.number, "one")
-        nursery.cancel_scope.cancel()
+    assert states(server) == {"alpha": "unloaded", "beta": "loaded", "gamma-one": "unloaded", "builtin": "unloaded"}
 
 
 async def test_a_session_keeps_a_model_for_ever_where_its_user_can_pin(server: ServerProcess) -> None:
