@@ -35,7 +35,7 @@ KEEP_SEC = 60.0
 UPDATE_INTERVAL_SEC = 0.1
 """Minimum time between two updates of one reader: a faster one would be no easier to read."""
 MAX_ANSWERS = 256
-"""Answers that are written or kept at one time. One of 4,096 tokens takes some 100 KB, a longer one in proportion: the
+"""Answers that are written or kept at one time. One of 4,096 tokens takes some 20 KB, a longer one in proportion: the
 context bounds it, or `--max-tokens`."""
 
 

@@ -41,6 +41,7 @@ _MEDIA_TYPES = {
     "js": b"text/javascript; charset=utf-8",
     "css": b"text/css; charset=utf-8",
     "svg": b"image/svg+xml",
+    "txt": b"text/plain; charset=utf-8",
 }
 
 
