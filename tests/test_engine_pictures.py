@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gc
+import threading
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+import trio
 from engine_world import answer, answers, ask, config_for, settled
 from projectors import (
     MARKER,
@@ -27,10 +29,12 @@ from projectors import (
     write_seeing_model,
 )
 
+from harness import PATIENCE_SEC
 from models import write_model
 from uma import Message, Request, SamplingParams, open_engine
 from uma.engine.intake import pictures
 from uma.errors import BadRequest, ConfigError, ModelError, Overloaded, PromptTooLarge
+from uma.media.decoder import MediaDecoder
 from uma.types import Finished, Grammar, Media
 
 LENGTH = 20
@@ -334,6 +338,30 @@ async def test_of_the_pictures_of_a_request_one_at_a_time_is_decoded(tmp_path: P
         finally:
             tracemalloc.stop()
     assert peak_bytes < 4 * pixels.nbytes
+
+
+async def test_a_request_that_is_left_decodes_none_of_its_files_but_the_one_it_is_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_seeing_model(tmp_path / "model.gguf", "llava")
+    write_projector(tmp_path / "mmproj-model.gguf", "llava")
+    begun, goes_on, fields, decode = threading.Event(), threading.Event(), list[str](), MediaDecoder.decode
+
+    def slow(decoder: MediaDecoder, data: bytes, id: str, field: str) -> Any:
+        fields.append(field)
+        begun.set()
+        goes_on.wait(PATIENCE_SEC)
+        return decode(decoder, data, id, field)
+
+    monkeypatch.setattr(MediaDecoder, "decode", slow)
+    async with open_engine(config_for(model)) as engine:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer, engine, about(MARKER * 3, *(png(40, 30, seed) for seed in range(3))))
+            await trio.to_thread.run_sync(begun.wait)
+            nursery.cancel_scope.cancel()
+            goes_on.set()
+        await settled(engine)
+    assert len(fields) == 1
 
 
 async def test_an_answer_of_several_and_a_grammar_go_with_pictures(world: World) -> None:
