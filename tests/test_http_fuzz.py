@@ -160,7 +160,7 @@ def open_index(server: HostedHttp) -> None:
 
 
 @attrs.frozen
-class Held:
+class LoadedModel:
     """What a server holds while nothing runs."""
 
     tasks: int
@@ -171,7 +171,7 @@ class Held:
     """KV cells in use that are not the prefix cache's."""
 
     @classmethod
-    def by(cls, hosted: HostedHttp) -> Held:
+    def by(cls, hosted: HostedHttp) -> LoadedModel:
         found = hosted.call(hosted.engine.snapshot)
         return cls(
             hosted.call(lambda: trio.lowlevel.current_statistics().tasks_living),
@@ -180,7 +180,7 @@ class Held:
             found["kv_cells_used"] - found["cache_total_cached"],
         )
 
-    def is_within(self, before: Held) -> bool:
+    def is_within(self, before: LoadedModel) -> bool:
         """Whether this is no more than `before`. Less can be: what earlier tests left open may be collected."""
         return all(map(operator.le, attrs.astuple(self), attrs.astuple(before)))
 
@@ -188,10 +188,10 @@ class Held:
 @contextmanager
 def leaves_nothing(hosted: HostedHttp) -> Iterator[None]:
     """A block after which the server holds no more than it held before."""
-    before = Held.by(hosted)
+    before = LoadedModel.by(hosted)
     assert (before.sequences, before.foreign_cells) == (0, 0)
     yield
-    until(lambda: Held.by(hosted), lambda after: after.is_within(before))
+    until(lambda: LoadedModel.by(hosted), lambda after: after.is_within(before))
 
 
 def test_no_request_to_any_endpoint_is_a_fault_of_the_server_and_nothing_is_left(

@@ -134,7 +134,7 @@ def braces_call(rules: Rules, form: BracesForm, tool: Tool, at: int) -> str:
 
 
 class _Braces:
-    """The values of one tool's arguments."""
+    """Grammar rules for one tool's arguments, of models that write them in braces."""
 
     def __init__(self, rules: Rules, form: BracesForm, root: Schema, prefix: str) -> None:
         self._rules = rules

@@ -31,7 +31,7 @@ LOCAL = "localhost"
 
 @attrs.frozen
 class AccessRules:
-    """The rules of one server."""
+    """Who can send requests to a server: the keys, `Host` names and origins that it takes."""
 
     keys: KeyFile | None
     """None: no key is asked for."""

@@ -71,7 +71,7 @@ ANTHROPIC = Dialect(_error, event=lambda body: sse(body, "error"))
 
 @attrs.frozen(kw_only=True)
 class OutputBody:
-    """`output_config`."""
+    """A request's `output_config`: how hard to think, and the form of the answer."""
 
     effort: Effort | None = None
     format: Any = None
@@ -79,7 +79,7 @@ class OutputBody:
 
 @attrs.frozen(kw_only=True)
 class Conversation(Common):
-    """What both endpoints take."""
+    """Fields that `/v1/messages` and `/v1/messages/count_tokens` share: the conversation, and its tools."""
 
     messages: Annotated[tuple[TurnBody, ...], Length(1, MAX_MESSAGES, "messages")]
     model: str | None = None
@@ -167,7 +167,7 @@ def _is_billing(part: Any) -> bool:
 
 @attrs.define
 class MessageWriter(Writer):
-    """One message."""
+    """Writes an answer as Anthropic's message: whole, or as a stream of content blocks."""
 
     _block: int = attrs.field(default=-1, init=False)
     """The number of the content block that is open, or was last."""

@@ -46,7 +46,7 @@ MAX_PAIRS, MAX_NAME, MAX_VALUE = 16, 64, 512
 
 @attrs.frozen(kw_only=True)
 class BatchBody:
-    """The fields that do something; the window is kept and has no effect."""
+    """Body of `POST /v1/batches`; its window is kept and has no effect."""
 
     input_file_id: Annotated[str, Length(1, 100)]
     endpoint: str

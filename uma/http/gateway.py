@@ -59,7 +59,7 @@ MAX_PARSING = 2
 
 
 class Answering(Protocol):
-    """One answer that is generated."""
+    """Answer that is being generated, as others end it."""
 
     @property
     def owner(self) -> Hashable:
@@ -77,7 +77,7 @@ class Answering(Protocol):
 
 
 class SocketStream(Protocol):
-    """One request that came over a Unix socket."""
+    """Stream of a request that came over the Unix socket, as HTTP ends it."""
 
     def end_thinking(self) -> None:
         """See `types.EventStream.end_thinking`."""
@@ -88,7 +88,7 @@ class SocketStream(Protocol):
 
 @runtime_checkable
 class HasUsers(Protocol):
-    """A source that has a Unix socket too."""
+    """A source whose requests over the Unix socket HTTP can list and end, for the user they are of."""
 
     def streams_of(self, user: int) -> Mapping[str, SocketStream]:
         """See `Engine.streams_of`."""
@@ -96,7 +96,7 @@ class HasUsers(Protocol):
 
 @attrs.define(eq=False)
 class _Work:
-    """What runs for one exchange, and why it was ended, if it was."""
+    """Answer that is being written: its exchange, its scope, and why it was ended from outside, if it was."""
 
     http: Exchange
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -133,7 +133,7 @@ class _Work:
 
 @attrs.define(eq=False)
 class Gateway:
-    """One source behind HTTP. Belongs to the source's Trio thread."""
+    """What all endpoints of one server share: its source, names, bounds, and the answers that run. One Trio thread."""
 
     config: RuntimeConfig
     progress: LoadProgress | None

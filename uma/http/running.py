@@ -29,7 +29,7 @@ _ID = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)?(((?:page-)?[0-9a-f]{24})(?:-\
 
 @attrs.frozen(kw_only=True)
 class ControlBody:
-    """What llama-server's page sends."""
+    """Body by which llama-server's page ends a request's thinking."""
 
     id: str
     action: Literal["reasoning_end"]
@@ -89,7 +89,7 @@ async def _end_thinking(gateway: Gateway, http: Exchange, id: str) -> None:
 
 
 class _Found(Protocol):
-    """What can be done with a request; see `Answering`."""
+    """A request that runs, as its endpoints act on it; see `Answering`."""
 
     def end_thinking(self) -> None: ...
 

@@ -25,7 +25,7 @@ SURENESS = 4.0
 
 @attrs.frozen
 class Begun:
-    """A row that is asked."""
+    """When a running row was asked, and how large it is."""
 
     at_sec: float
     size_bytes: int
@@ -33,7 +33,7 @@ class Begun:
 
 @attrs.define
 class Line:
-    """The straight line through points, by least squares."""
+    """Straight line through points, by least squares: the time that rows take by their sizes."""
 
     n: int = 0
     x: float = 0.0

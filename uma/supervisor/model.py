@@ -77,7 +77,7 @@ class ModelLoad:
 
 @attrs.define(eq=False)
 class ServedModel:
-    """One model by its name, which whatever needs it has loaded. Belongs to the Trio thread."""
+    """One model of several: its process, which is started when a request needs it. Belongs to the Trio thread."""
 
     file: ModelFile
     loader: ModelLoader
@@ -126,14 +126,14 @@ class ServedModel:
     """Cancelled, the process leaves, in order."""
 
     @asynccontextmanager
-    async def in_use(self, keep_sec: float | None = None) -> AsyncIterator[Held]:
+    async def in_use(self, keep_sec: float | None = None) -> AsyncIterator[LoadedModel]:
         """A block in which it is loaded, and stays so; see `Models.using`. Raises `InternalError` where that is not
         possible, or where its process ends meanwhile, and `UnknownModel` where its file is gone.
         """
         client = await self._loaded()
         self.keep_sec = self.keep_sec if keep_sec is None else keep_sec
         self.running += 1
-        held = Held(self, client)
+        held = LoadedModel(self, client)
         try:
             with held.tells_crash():
                 yield held
@@ -241,8 +241,8 @@ class ServedModel:
 
 
 @attrs.frozen
-class Held:
-    """A model that is loaded, as a `Source` that waits for nothing, also where it is to leave."""
+class LoadedModel:
+    """A model that is loaded, as a `Source`: it answers without a wait, also while it is to leave."""
 
     model: ServedModel
     client: Client

@@ -29,7 +29,7 @@ from uma.supervisor.backoff import Failures
 from uma.supervisor.child import child_config, running, taken_bytes
 from uma.supervisor.estimate import most_weights_bytes, planned_bytes
 from uma.supervisor.files import HubDownload, removal_of, remove
-from uma.supervisor.model import LOOK_SEC, MOST_MODELS, STANDSTILL_SEC, Held, ModelLoad, ServedModel
+from uma.supervisor.model import LOOK_SEC, MOST_MODELS, STANDSTILL_SEC, LoadedModel, ModelLoad, ServedModel
 from uma.supervisor.residency import passes, plan
 from uma.types import (
     DEFAULT_MAX_TOKENS,
@@ -246,12 +246,12 @@ class LoadedModels(Models):
         """Whether requests are taken; with a probe, whether the models that are loaded generate."""
         if self._is_draining:
             return Health("draining", 0.0, 0)
-        every = await self._of_each(Held.health) if probe else []
+        every = await self._of_each(LoadedModel.health) if probe else []
         return next((health for health in every if health.status != "ok"), every[0] if every else Health("ok", 0.0, 0))
 
     async def activity(self) -> Activity:
         """That of all models together."""
-        every = await self._of_each(Held.activity)
+        every = await self._of_each(LoadedModel.activity)
         return Activity(
             tuple(request for activity in every for request in activity.running),
             sum(activity.waiting_interactive for activity in every),
@@ -263,7 +263,7 @@ class LoadedModels(Models):
     async def explain(self, id: str = "") -> Explained:
         """Account of the newest request with this id, of all models that are loaded."""
 
-        async def explained(held: Held) -> Explained:
+        async def explained(held: LoadedModel) -> Explained:
             with trio.fail_after(LOOK_SEC):
                 return await held.explain(id)
 
@@ -276,7 +276,7 @@ class LoadedModels(Models):
         """The sums over the models that are loaded, but for what is no sum: shares are the largest of a model's, and
         the hit rate is that of all. Counters have those of processes that have ended too.
         """
-        await self._of_each(Held.metrics)
+        await self._of_each(LoadedModel.metrics)
         total = dict(self.snapshot())
         for metrics in (self._gone, *(model.metrics for model in self._known.values())):
             _add(total, metrics)
@@ -288,16 +288,18 @@ class LoadedModels(Models):
         """See `server.connection.Served`."""
         return EngineMetrics().snapshot()
 
-    def _loaded(self) -> list[Held]:
+    def _loaded(self) -> list[LoadedModel]:
         """Models that can be asked just now. None of them is kept by that."""
         known = self._known.values()
-        return [Held(model, model.client) for model in known if model.client is not None and not model.client.is_lost]
+        return [
+            LoadedModel(model, model.client) for model in known if model.client is not None and not model.client.is_lost
+        ]
 
-    async def _of_each(self, ask: Callable[[Held], Awaitable[T]]) -> list[T]:
+    async def _of_each(self, ask: Callable[[LoadedModel], Awaitable[T]]) -> list[T]:
         """What those answer that can be asked just now, all at once. One that cannot is left out."""
         found: list[T] = []
 
-        async def answer(held: Held) -> None:
+        async def answer(held: LoadedModel) -> None:
             with suppress(UmaError, trio.TooSlowError):
                 found.append(await ask(held))
 
@@ -340,7 +342,7 @@ class LoadedModels(Models):
         traces: list[dict[str, Any]] = []
         failures: list[UmaError] = [BadRequest("type: no model is loaded, so there is nothing to trace")]
 
-        async def trace(held: Held) -> None:
+        async def trace(held: LoadedModel) -> None:
             try:
                 traces.append(await held.trace(seconds))
             except UmaError as error:
@@ -498,11 +500,11 @@ class LoadedModels(Models):
             await trio.sleep(MEASURE_SEC)
             await self._of_each(self._measure_if_used)
 
-    async def _measure_if_used(self, held: Held) -> None:
+    async def _measure_if_used(self, held: LoadedModel) -> None:
         if held.model.running or held.model.used_at > held.model.measured_at:
             await self._measure(held)
 
-    async def _measure(self, held: Held) -> None:
+    async def _measure(self, held: LoadedModel) -> None:
         """Take note of what a model's process takes, and of the prefixes that it can still come to keep."""
         model = held.model
         model.measured_at = trio.current_time()
@@ -578,7 +580,7 @@ class LoadedModels(Models):
             load.note(0)
             with load.patience:
                 async with running(model.file.name, config, started, load.note) as client:
-                    held = Held(model, client)
+                    held = LoadedModel(model, client)
                     await self._measure(held)
                     load.patience.deadline = math.inf
                     loaded_at = model.used_at = trio.current_time()

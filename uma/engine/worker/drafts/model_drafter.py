@@ -113,7 +113,7 @@ def _missing(sequence: Sequence, text: _DraftContext | None) -> int:
 
 
 class ModelDrafter:
-    """A `Drafter` that owns nothing but its state: the context is closed by its owner after the decode thread."""
+    """A `Drafter` that has a small model guess. Its context is closed by the owner, after the decode thread."""
 
     def __init__(self, context: Context, target: Vocab, threads: Callable[[], int], metrics: EngineMetrics) -> None:
         self._context = context
