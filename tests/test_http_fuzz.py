@@ -160,7 +160,7 @@ def open_index(server: HostedHttp) -> None:
 
 
 @attrs.frozen
-class LoadedModel:
+class Held:
     """What a server holds while nothing runs."""
 
     tasks: int
@@ -171,7 +171,7 @@ class LoadedModel:
     """KV cells in use that are not the prefix cache's."""
 
     @classmethod
-    def by(cls, hosted: HostedHttp) -> LoadedModel:
+    def by(cls, hosted: HostedHttp) -> Held:
         found = hosted.call(hosted.engine.snapshot)
         return cls(
             hosted.call(lambda: trio.lowlevel.current_statistics().tasks_living),
@@ -180,7 +180,7 @@ class LoadedModel:
             found["kv_cells_used"] - found["cache_total_cached"],
         )
 
-    def is_within(self, before: LoadedModel) -> bool:
+    def is_within(self, before: Held) -> bool:
         """Whether this is no more than `before`. Less can be: what earlier tests left open may be collected."""
         return all(map(operator.le, attrs.astuple(self), attrs.astuple(before)))
 
@@ -188,10 +188,10 @@ class LoadedModel:
 @contextmanager
 def leaves_nothing(hosted: HostedHttp) -> Iterator[None]:
     """A block after which the server holds no more than it held before."""
-    before = LoadedModel.by(hosted)
+    before = Held.by(hosted)
     assert (before.sequences, before.foreign_cells) == (0, 0)
     yield
-    until(lambda: LoadedModel.by(hosted), lambda after: after.is_within(before))
+    until(lambda: Held.by(hosted), lambda after: after.is_within(before))
 
 
 def test_no_request_to_any_endpoint_is_a_fault_of_the_server_and_nothing_is_left(
