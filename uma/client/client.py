@@ -398,7 +398,7 @@ class Client:
 
     def _end_overfull(self) -> None:
         """End the request whose caller has its buffer full, where others would wait for that caller."""
-        if (full := self._overfull) is None:
+        if (full := self._overfull) is None or not full.is_full:
             return
         streams, questions = self._streams.values(), self._questions.values()
         if any(stream is not full for stream in streams) or any(question.is_work for question in questions):
