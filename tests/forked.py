@@ -36,8 +36,11 @@ class Forked:
         stderr: int = subprocess.DEVNULL,
         cwd: str | None = None,
         has_terminal: bool = False,
+        prelude: str = "",
     ) -> None:
-        """With `has_terminal` standard input becomes the terminal that controls it."""
+        """With `has_terminal` standard input becomes the terminal that controls it; `prelude` is code that it runs
+        before the command.
+        """
         self.args = arguments
         self.returncode: int | None = None
         ours: dict[int, IO[bytes]] = {}
@@ -52,7 +55,7 @@ class Forked:
         self.stdin, self.stdout, self.stderr = map(ours.get, range(3))
         self._state, state = socket.socketpair()
         theirs.append(state.detach())
-        line = json.dumps([[*arguments], dict(environ), cwd or str(Path.cwd()), has_terminal]).encode() + b"\n"
+        line = json.dumps([[*arguments], dict(environ), cwd or str(Path.cwd()), has_terminal, prelude]).encode() + b"\n"
         sent = socket.send_fds(_parent(), [line], theirs)
         _parent().sendall(line[sent:])
         for each in theirs:
@@ -142,7 +145,7 @@ def main(control: socket.socket) -> int:
 
 def begin(request: bytes, descriptors: Sequence[int]) -> int:
     """Run a command in this process, which has its streams and its variables."""
-    arguments, environ, cwd, has_terminal = json.loads(request)
+    arguments, environ, cwd, has_terminal, prelude = json.loads(request)
     for number, each in enumerate(descriptors[:3]):
         os.dup2(each, number)
     for each in descriptors:
@@ -157,6 +160,7 @@ def begin(request: bytes, descriptors: Sequence[int]) -> int:
     sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", 1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.argv = ["uma", *arguments]
+    exec(prelude, {})
     from uma.cli import main as run
 
     return run()

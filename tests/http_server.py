@@ -23,6 +23,7 @@ from harness import PATIENCE_SEC, ServerProcess, clean_environ, running_server
 from uma.config import RuntimeConfig
 from uma.engine import Engine, open_engine
 from uma.http.gateway import Gateway
+from uma.http.keys import add
 from uma.http.serve import HttpService
 from uma.types import Source
 
@@ -162,6 +163,14 @@ def running_http(directory: Path, *flags: str, **environ: str) -> Iterator[HttpS
     with running_server(directory / "http.sock", "--http", "127.0.0.1:0", *flags, **environ) as process:
         yield HttpServer(process, _url(process))
     _check_crashes(process.log.join())
+
+
+def new_key(name: str, keys: Path, bounds: str = "") -> str:
+    """A key of this name with these bounds, of which the file `keys` has the hash."""
+    key = add(keys, name)
+    with keys.open("a") as file:
+        file.write(bounds)
+    return key
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""A person at a terminal, for tests: a program in a pseudo-terminal, and the screen that its output draws.
+"""A person at a terminal, for tests: a command of `uma` in a pseudo-terminal, and the screen that its output draws.
 
-    with Terminal(["uma", "chat"], columns=40) as terminal:
+    with Terminal(uma_command("chat"), clean_environ(), columns=40) as terminal:
         terminal.type("hello\r")
         terminal.wait_for("tokens/s")
 
@@ -16,8 +16,6 @@ import pty
 import select
 import signal
 import struct
-import subprocess
-import sys
 import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,14 +24,7 @@ from types import TracebackType
 import pyte
 
 from forked import Forked
-from harness import PATIENCE_SEC, is_own, uma_command
-
-TAKE_TERMINAL = """
-import fcntl, os, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-"""Makes standard input the controlling terminal, from which Ctrl-C and hang-ups come, and becomes the program."""
+from harness import PATIENCE_SEC, uma_command
 
 
 class Terminal:
@@ -56,15 +47,8 @@ class Terminal:
         self._master, slave = pty.openpty()
         self._set_size(columns, lines)
         environ = {**environ, "TERM": environ.get("TERM", "xterm-256color")}
-        self.process: subprocess.Popen[bytes] | Forked
-        if is_own(arguments):
-            own = arguments[len(uma_command()) :]
-            self.process = Forked(own, environ, stdin=slave, stdout=slave, stderr=slave, cwd=cwd, has_terminal=True)
-        else:
-            command = [sys.executable, "-S", "-c", TAKE_TERMINAL, *arguments]
-            self.process = subprocess.Popen(
-                command, stdin=slave, stdout=slave, stderr=slave, env=environ, cwd=cwd, start_new_session=True
-            )
+        own = arguments[len(uma_command()) :]
+        self.process = Forked(own, environ, stdin=slave, stdout=slave, stderr=slave, cwd=cwd, has_terminal=True)
         os.close(slave)
 
     def __enter__(self) -> Terminal:

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 import pytest
-from http_server import HttpServer, running_http
+from http_server import HttpServer, new_key, running_http
 from pty_screen import Terminal
 from rich.cells import cell_len
 from rich.console import Console
@@ -24,7 +24,6 @@ from harness import (
     RunInProcessText,
     ask,
     clean_environ,
-    run_to_end,
     running_server,
     short_directory,
     uma_command,
@@ -271,9 +270,8 @@ def busy(tiny: Path) -> Iterator[HttpServer]:
     """A server with one slot, so that a second request waits."""
     with short_directory() as directory:
         keys = directory / "keys.toml"
-        made = run_to_end(*uma_command("key", "new", "mine", "--keys", str(keys)))
-        (directory / "key").write_text(made.stdout)
-        run_to_end(*uma_command("key", "new", "other", "--keys", str(keys)))
+        (directory / "key").write_text(new_key("mine", keys))
+        new_key("other", keys)
         flags = ("--model", str(tiny), "--max-sequences", "1", "--http-keys", str(keys))
         with running_http(directory, *flags) as server:
             yield server

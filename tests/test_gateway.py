@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 from gguf import GGUFReader
-from http_server import running_gateway
+from http_server import new_key, running_gateway
 
 import uma
-from harness import PATIENCE_SEC, RunInProcessText, ServerProcess, run_to_end, running_server, uma_command, until
+from harness import PATIENCE_SEC, RunInProcessText, ServerProcess, running_server, until
 
 ENDLESS = {"prompt": "Once", "max_tokens": 30_000, "ignore_eos": True}
 FEW_TOKENS = 100
@@ -110,9 +110,7 @@ def test_a_gateway_has_keys_and_tls_and_counts_what_a_key_runs_over_all_its_conn
     server: ServerProcess, socket_dir: Path, certificate: tuple[Path, Path]
 ) -> None:
     cert, key, keys = *certificate, socket_dir / "keys.toml"
-    mine = run_to_end(*uma_command("key", "new", "me", "--keys", str(keys))).stdout.strip()
-    with keys.open("a") as text:
-        text.write("max_concurrent = 1\n")
+    mine = new_key("me", keys, "max_concurrent = 1\n")
     flags = ("--http-keys", str(keys), "--http-tls-cert", str(cert), "--http-tls-key", str(key))
     with running_gateway(server, *flags) as gateway, ExitStack() as stack:
         trusted = ssl.create_default_context(cafile=str(cert))

@@ -9,9 +9,8 @@ import signal
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack, redirect_stdout, suppress
+from contextlib import ExitStack, suppress
 from email.utils import parsedate_to_datetime
-from io import StringIO
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,13 @@ from typing import Any
 import httpx
 import pytest
 from engine_world import config_for
-from http_server import Answered, HttpServer, RawHttp, hosted_http, running_http
+from http_server import Answered, HttpServer, RawHttp, hosted_http, new_key, running_http
 from hypothesis import given
 from hypothesis import strategies as st
 from script_model import write_script_model
 from test_server_users import MANY_TEXTS
 
 from harness import PATIENCE_SEC, RunInProcessText, ServerProcess, short_directory, start_server, until
-from uma.cli import main
 from uma.engine.delivery.pacing import CREDITS
 from uma.errors import ConfigError
 from uma.http import page
@@ -58,15 +56,9 @@ def keys() -> Iterator[dict[str, str]]:
     with short_directory() as directory:
         file = directory / "keys.toml"
         made = {"file": str(file)}
-        for name in ("free", *MORE_BOUNDS, "bound"):
-            with redirect_stdout(StringIO()) as told:
-                assert main(["key", "new", name, "--keys", str(file)]) == 0
-            made[name] = told.getvalue().strip()
-            if name in MORE_BOUNDS:
-                with file.open("a") as text:
-                    text.write(MORE_BOUNDS[name])
-        with file.open("a") as text:
-            text.write("max_concurrent = 1\nmax_tokens = 8\nmax_priority = -1\nmax_tokens_per_minute = 100\n")
+        bound = "max_concurrent = 1\nmax_tokens = 8\nmax_priority = -1\nmax_tokens_per_minute = 100\n"
+        for name, bounds in {"free": "", **MORE_BOUNDS, "bound": bound}.items():
+            made[name] = new_key(name, file, bounds)
         yield made
 
 
@@ -231,11 +223,7 @@ def test_a_health_check_that_was_not_waited_for_counts(locked: HttpServer, keys:
 
 def test_texts_that_their_client_left_count(tmp_path: Path, tiny: Path) -> None:
     file = tmp_path / "keys.toml"
-    with redirect_stdout(StringIO()) as told:
-        assert main(["key", "new", "reader", "--keys", str(file)]) == 0
-    with file.open("a") as text:
-        text.write("max_tokens_per_minute = 200_000\n")
-    mine = {"authorization": f"Bearer {told.getvalue().strip()}"}
+    mine = {"authorization": f"Bearer {new_key('reader', file, 'max_tokens_per_minute = 200_000')}"}
     flags = ("--model", str(tiny), "--http-keys", str(file))
     with short_directory() as directory, running_http(directory, *flags) as server:
         with server.connect() as raw:

@@ -6,21 +6,18 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from http_server import HttpServer, running_http
+from http_server import HttpServer, new_key, running_http
 from page_browser import HURRY, LONG, Visitor, saying, violations, visitor
 from playwright.sync_api import Browser, Page, expect
 from script_model import SWITCHED, THOUGHT
 
 from harness import is_settled, short_directory, until
 from models import CHATML, write_model
-from uma.cli import main
 
 SLIDERS = {
     **{"temperature": 0.5, "top_p": 0.5, "min_p": 0.05},
@@ -394,8 +391,7 @@ def test_the_colours_can_be_chosen_and_stay(here: Visitor) -> None:
 
 def test_a_server_with_keys_is_asked_with_the_one_that_is_given_once(browser: Browser, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
-    with redirect_stdout(StringIO()) as told:
-        assert main(["key", "new", "me", "--keys", str(keys)]) == 0
+    key = new_key("me", keys)
     with (
         short_directory() as sockets,
         running_http(sockets, "--http-keys", str(keys)) as server,
@@ -406,7 +402,7 @@ def test_a_server_with_keys_is_asked_with_the_one_that_is_given_once(browser: Br
         page.keyboard.press("Enter")
         expect(page.get_by_label("Key", exact=True)).to_have_value("")
         assert violations(page) == []
-        page.get_by_label("Key", exact=True).fill(told.getvalue().strip())
+        page.get_by_label("Key", exact=True).fill(key)
         page.keyboard.press("Enter")
         page.locator(".model-card b").wait_for()
         one.problems.clear()  # the browser's own lines about the answers with 401

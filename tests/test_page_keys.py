@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import redirect_stdout
-from io import StringIO
-from pathlib import Path
 
 import httpx
 import pytest
-from http_server import HttpServer, running_http
+from http_server import HttpServer, new_key, running_http
 from page_browser import Visitor, violations, visitor
 from playwright.sync_api import Browser, Page, expect
 
 from harness import PATIENCE_SEC, is_settled, short_directory, until
-from uma.cli import main
-
-
-def new_key(name: str, keys: Path, bounds: str = "") -> str:
-    """A key of this name with these bounds."""
-    with redirect_stdout(StringIO()) as told:
-        assert main(["key", "new", name, "--keys", str(keys)]) == 0
-    with keys.open("a") as file:
-        file.write(bounds)
-    return told.getvalue().strip()
-
 
 KEYS: dict[str, str] = {}
 """Those of `server`, by name."""

@@ -12,7 +12,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,6 +23,7 @@ import trio
 import trio.testing
 from http_server import RawHttp
 
+from forked import Forked
 from harness import (
     HELLO,
     ONE_THREAD,
@@ -48,7 +48,6 @@ HELLO_1_1 = {**HELLO, "versions": ["1.1"]}
 
 HELD_UP = """
 import sys
-from uma.cli import main
 from uma.types import LoadProgress
 
 def report(self, fraction, real=LoadProgress.report):
@@ -59,9 +58,8 @@ def report(self, fraction, real=LoadProgress.report):
         sys.stdin.readline()
 
 LoadProgress.report = report
-sys.exit(main(sys.argv[1:]))
 """
-"""`uma`, whose load waits for a line on standard input once it has come to 30 % or more."""
+"""With it a load waits for a line on standard input once it has come to 30 % or more."""
 
 
 class Loading(ServerProcess):
@@ -88,22 +86,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def loading(path: Path, model: Path, *flags: str, stderr: int = subprocess.PIPE) -> Iterator[Loading]:
     """`uma run`, in the middle of its load."""
-    command = [sys.executable, "-c", HELD_UP, "run", "--socket", str(path), "--model", str(model), *ONE_THREAD, *flags]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=clean_environ()
-    )
-    assert process.stdout is not None
-    server: Any = None
-    try:
-        assert process.stdout.readline() == b"held\n"
-        server = Loading(process, path) if stderr == subprocess.PIPE else process
-        yield server
-    finally:
-        process.kill()
-        process.wait(PATIENCE_SEC)
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            pipe.close()
+    arguments = ("run", "--socket", str(path), "--model", str(model), *ONE_THREAD, *flags)
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": stderr}
+    with Forked(arguments, clean_environ(), prelude=HELD_UP, **pipes) as process:
+        assert process.stdout is not None
+        server: Any = None
+        try:
+            assert process.stdout.readline() == b"held\n"
+            server = Loading(process, path) if stderr == subprocess.PIPE else process
+            yield server
+        finally:
+            process.kill()
 
 
 def test_requests_wait_while_the_model_is_loaded_and_are_told_how_far_it_is(socket_dir: Path, model: Path) -> None:
@@ -127,7 +120,7 @@ def test_requests_wait_while_the_model_is_loaded_and_are_told_how_far_it_is(sock
                 assert 30 <= session.expect("loading")["percent"] < 100
         server.go_on()
         assert [each["event"] for each in plain.rest()][-1] == "eos"
-        assert many.expect("hello")["version"] == "1.1"
+        assert past_loading(many)["version"] == "1.1"
         ended: dict[str, str] = {}
         while len(ended) < 2:
             if (event := many.next())["event"] == "eos":
