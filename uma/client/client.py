@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import trio
@@ -82,6 +82,7 @@ from uma.types import (
 )
 
 _log = logging.getLogger("uma.client")
+E = TypeVar("E")
 
 
 @attrs.define(eq=False)
@@ -166,10 +167,10 @@ class Client:
 
     async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
         """See `Source.tokenize`."""
-        id = self._fresh_id()
-        answer = await self._ask(id, TokenizeQuery(attrs.evolve(request, id=id), pieces), is_work=True)
-        assert isinstance(answer, TokenizeEvent)
-        return answer.tokenized
+        found = await self._answer(
+            TokenizeEvent, lambda id: TokenizeQuery(attrs.evolve(request, id=id), pieces), is_work=True
+        )
+        return found.tokenized
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
         """See `Source.embed`. Texts that the server does not take in one frame are asked for in several requests.
@@ -213,53 +214,35 @@ class Client:
 
     async def health(self, *, probe: bool = True) -> Health:
         """See `Source.health`."""
-        id = self._fresh_id()
-        answer = await self._ask(id, HealthQuery(id, probe))
-        assert isinstance(answer, HealthEvent)
-        health: Health = carried(answer)
+        health: Health = carried(await self._answer(HealthEvent, lambda id: HealthQuery(id, probe)))
         return health
 
     async def metrics(self) -> Mapping[str, Any]:
         """See `Source.metrics`; the server's own figures (`active_sessions` ...) are in it too."""
-        id = self._fresh_id()
-        answer = await self._ask(id, MetricsQuery(id))
-        assert isinstance(answer, MetricsEvent)
-        return answer.snapshot
+        return (await self._answer(MetricsEvent, MetricsQuery)).snapshot
 
     async def activity(self) -> Activity:
         """See `Source.activity`. Raises `BadRequest` where the server is too old to know the question."""
-        id = self._fresh_id()
-        answer = await self._ask(id, ActivityQuery(id))
-        assert isinstance(answer, ActivityEvent)
-        activity: Activity = carried(answer)
+        activity: Activity = carried(await self._answer(ActivityEvent, ActivityQuery))
         return activity
 
     async def explain(self, id: str = "") -> Explained:
         """See `Source.explain`. Raises `BadRequest` where the server is too old to know the question, too."""
-        query_id = self._fresh_id()
-        answer = await self._ask(query_id, ExplainQuery(query_id, id, self._sender()))
-        assert isinstance(answer, ExplainEvent)
-        return answer.request
+        return (await self._answer(ExplainEvent, lambda query: ExplainQuery(query, id, self._sender()))).request
 
     async def trace(self, seconds: float) -> str:
         """What the server's threads do within so many seconds, 60 at most: JSON in Chrome's trace event format.
 
         Raises `BadRequest` where the server belongs to another user, another trace is on, or the server is too old.
         """
-        id = self._fresh_id()
-        answer = await self._ask(id, TraceQuery(id, seconds))
-        assert isinstance(answer, TraceEvent)
-        return answer.trace
+        return (await self._answer(TraceEvent, lambda id: TraceQuery(id, seconds))).trace
 
     async def end_request(self, number: int) -> bool:
         """End a request of any session by its `RunningRequest.number`, and tell its client so. Whether it still ran.
 
         Raises `BadRequest` where the server belongs to another user, or is too old to know the question.
         """
-        id = self._fresh_id()
-        answer = await self._ask(id, EndQuery(number, id))
-        assert isinstance(answer, EndEvent)
-        return answer.ended
+        return (await self._answer(EndEvent, lambda id: EndQuery(number, id))).ended
 
     async def models(self, *, reload: bool = False) -> Sequence[ListedModel]:
         """All models of a server that has several, the default one first; none of them is loaded by that. With `reload`
@@ -267,35 +250,38 @@ class Client:
 
         Raises `BadRequest` where the server has one alone, or is too old to know the question; so do the next three.
         """
-        id = self._fresh_id()
-        return await self._ask_models(id, ModelsQuery(reload, id))
+        return (await self._answer(ModelsEvent, lambda id: ModelsQuery(reload, id))).models
 
     async def load(
         self, model: str | None, keep_sec: float | None = None, on_loading: Callable[[int], None] = lambda _: None
     ) -> ListedModel:
         """See `Models.load`; `on_loading` is given how much of it is loaded, in percent."""
-        id = self._fresh_id()
         told_sec = -1.0 if keep_sec == math.inf else keep_sec
-        return (await self._ask_models(id, LoadQuery(model, told_sec, id), on_loading))[0]
+        return (await self._answer(ModelsEvent, lambda id: LoadQuery(model, told_sec, id), on_loading)).models[0]
 
     async def unload(self, model: str | None) -> ListedModel:
         """See `Models.unload`. Raises `BadRequest` where the server belongs to another user, too."""
-        id = self._fresh_id()
-        return (await self._ask_models(id, UnloadQuery(model, id)))[0]
+        return (await self._answer(ModelsEvent, lambda id: UnloadQuery(model, id))).models[0]
 
     async def pin(
         self, model: str | None, *, is_pinned: bool = True, on_loading: Callable[[int], None] = lambda _: None
     ) -> ListedModel:
         """See `Models.pin`. Raises `BadRequest` where the server belongs to another user, too."""
-        id = self._fresh_id()
-        return (await self._ask_models(id, PinQuery(model, is_pinned, id), on_loading))[0]
+        return (await self._answer(ModelsEvent, lambda id: PinQuery(model, is_pinned, id), on_loading)).models[0]
 
-    async def _ask_models(
-        self, id: str, query: Query, on_loading: Callable[[int], None] = lambda _: None
-    ) -> Sequence[ListedModel]:
-        answer = await self._ask(id, query, on_loading)
-        assert isinstance(answer, ModelsEvent)
-        return answer.models
+    async def _answer(
+        self,
+        event: type[E],
+        query: Callable[[str], Query],
+        on_loading: Callable[[int], None] = lambda _: None,
+        *,
+        is_work: bool = False,
+    ) -> E:
+        """The answer to the query of a fresh id, which is an event of this class."""
+        id = self._fresh_id()
+        answer = await self._ask(id, query(id), on_loading, is_work=is_work)
+        assert isinstance(answer, event)
+        return answer
 
     # What goes out.
 

@@ -414,9 +414,7 @@ class ServerSession:
             case EndQuery(), bool():
                 event = EndEvent(result, query.id, query.warnings)
             case ModelsQuery() | LoadQuery() | UnloadQuery() | PinQuery(), list():
-                shown = tuple(
-                    attrs.evolve(embedding, info=None) for embedding in result
-                )  # a card has its template's whole text
+                shown = tuple(attrs.evolve(model, info=None) for model in result)  # a card has its whole template
                 event = ModelsEvent(shown, query.id, query.warnings)
             case HealthQuery(), Health():
                 event = told_as(HealthEvent, result, id=query.id, warnings=query.warnings)
