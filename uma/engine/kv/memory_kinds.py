@@ -38,8 +38,10 @@ class Attention:
     """Sequence ids of a context, and the cells that they hold: `prefix_tree.Cells`. Belongs to the decode thread."""
 
     can_be_cut: ClassVar[bool] = True
-    """Whether a sequence can be cut behind any token; then what a batch that was broken off has left is cut off, too.
-    Else a batch changes states in place, and llama.cpp moves those of other sequences to compute it."""
+    """Whether a sequence can be cut, and another begin, behind any token."""
+    survives_abort: bool = True
+    """Whether what a batch that was broken off has left can be cut off its sequences. Recurrent states are changed in
+    place, and llama.cpp moves those of sequences that are not in the batch to compute it."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -258,6 +260,7 @@ class Checkpointed(Attention):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._window = None if context.model.shape.has_states else Window(context)
+        self.survives_abort = self._window is not None
         # A window that ids share would never be free again. And where llama.cpp keeps states of a batch's last tokens,
         # so that a draft can be cut off, it puts the right one in its place with a batch to come: another id that
         # shares it would have the wrong one.

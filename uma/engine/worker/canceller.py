@@ -3,7 +3,7 @@
 A cancel is a command, and the decode thread takes commands up between two batches. A batch can take seconds, with a
 large model on few cores, and where nothing that it computes is wanted any more, all other requests would wait for it.
 So the thread that cancels has llama.cpp abort it. A batch with one request that is still wanted goes on. So does one of
-several sequences whose memory cannot be cut: to compute it, llama.cpp moves states of others too, and in the midst of
+several sequences with recurrent states: to compute it, llama.cpp moves states of others too, and in the midst of
 that none is known, so that all others would be read again.
 
 In the same way a background batch gives way to a request of a higher lane, and is computed after it. One that has not

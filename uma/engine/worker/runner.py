@@ -128,11 +128,9 @@ class ModelRunner:
         self._trace = instruments.trace
         self._totals = instruments.totals
         self.sampling = Sampling(context)
-        self._can_abort = pool.cells.can_be_cut
-        """Whether what a batch that is broken off has left in memory can be cut off its sequences, which go on."""
-        self.canceller = BatchCanceller(context, can_abort=self._can_abort)
+        self.canceller = BatchCanceller(context, can_abort=pool.cells.survives_abort)
         self._neighbours = Neighbours(context, self._metrics)
-        self.stall_watch = StallWatch(context, is_able=self._can_abort)
+        self.stall_watch = StallWatch(context, is_able=pool.cells.survives_abort)
         self._threads = 0
         """Compute threads of the batch that is prepared."""
         self.should_end_stride: Callable[[list[Sequence], list[int]], bool] | None = None
@@ -528,7 +526,7 @@ class ModelRunner:
         self._code = (decode or partial(self._context.begin, self._batch))() if is_begun else ABORTED
         # (Where drafts can be cut off, llama.cpp believes that it can do so with whatever it has broken off.)
         is_broken = self._code == ABORTED or (self._context.rolled_back > 0 and self._code < INVALID_BATCH)
-        self._is_state_lost = is_begun and is_broken and not self._can_abort
+        self._is_state_lost = is_begun and is_broken and not self._pool.cells.survives_abort
         self._are_others_lost = self._is_state_lost and len(sequences) > 1
 
     def _wait(self) -> Outcome:

@@ -166,8 +166,8 @@ class StallWatch:
     """Watches the batches of one context. `begin` and `end` belong to the decode thread."""
 
     def __init__(self, context: Context, *, is_able: bool = True, proc: Path = PROC) -> None:
-        """Make a watch. It is able to have a batch computed again where memory can be cut; else the text of each of its
-        sequences would be read from its last checkpoint.
+        """Make a watch. It is able to where an aborted batch can be computed again; else each of its sequences would be
+        read from its last checkpoint.
         """
         self._context = context
         self._proc = proc
