@@ -59,7 +59,7 @@ def given(request: Request) -> Make:
 
 @attrs.define(eq=False)
 class Answer:
-    """One answer: the request that makes it, its text and blocks so far, and its readers. Trio thread."""
+    """One answer: the request that makes it, its text so far, and its readers. Trio thread."""
 
     id: str
     """The request's id."""
