@@ -283,7 +283,8 @@ async def _run_rows(gateway: Gateway, jobs: JobFolder, id: str) -> tuple[bool, s
         rows.close()
         return True, "the key that it came with is gone"
     model = model_of(gateway.source) if gateway.models is None else batch.model
-    opening = partial(Results.open, out, {"version": 1, "model": model, "endpoint": batch.endpoint})
+    header = {"version": 1, "model": model, "endpoint": batch.endpoint}
+    opening = partial(Results.open, out, header, anew="cancel this batch and create another")
     with rows, closing(await trio.to_thread.run_sync(opening, abandon_on_cancel=True)) as results:
         runner = Runner(
             InMemory(gateway.app, "batch", gateway.source, account),

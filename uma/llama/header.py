@@ -228,6 +228,8 @@ def _contradiction(header: Header) -> str | None:
     most = number("attention.key_length") or (number("embedding_length") // heads if heads else 0)
     rotated = number("rope.dimension_count")
     is_said = f"{own}rope.dimension_count" in header.metadata and "rope.dimension_count" not in header.by_layer
+    if not rotated and number("attention.key_length_mla"):
+        is_said = False  # latent attention can be without positions (GLM 5 Next)
     if heads and most and is_said and (rotated % 2 or not 2 <= rotated <= most):
         return f"{own}rope.dimension_count is {rotated:,}, and it can be an even number from 2 to {most:,}"
     said = {"token_embd.weight": "embedding_length", "ssm_out.weight": "ssm.inner_size"}
