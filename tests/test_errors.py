@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from harness import ServerProcess
 from uma.client import connect
-from uma.errors import sole_error
+from uma.errors import BadRequest, sole_error
+from uma.types import Request, SamplingParams
+from uma.wrong import Wrong
 
 ONE, OTHER = OSError("one"), ValueError("other")
 
@@ -32,3 +36,27 @@ async def test_what_ends_a_client_s_block_comes_out_of_it(server: ServerProcess,
         async with connect(server.socket):
             raise error
     assert repr(raised.value) == repr(error)
+
+
+async def test_a_client_learns_which_field_is_wrong_without_reading_the_message(server: ServerProcess) -> None:
+    wanted = Request("a", prompt="x", sampling=SamplingParams(n=3, best_of=2))
+    async with connect(server.socket) as client:
+        with pytest.raises(BadRequest) as raised:
+            async with client.generate(wanted) as stream:
+                async for _ in stream:
+                    pass
+    (line,) = raised.value.lines
+    assert isinstance(line, Wrong)
+    assert (line.field, str(raised.value)) == ("best_of", f"best_of: {line.why}")
+    assert pickle.loads(pickle.dumps(line)).field == "best_of"
+
+
+def test_a_field_has_another_name_where_it_or_what_holds_it_has_one() -> None:
+    names = {"tools[0].parameters": "tools[2].input_schema", "texts": "input", "texts[0]": "text_1"}
+    renamed = {
+        "tools[0].parameters.type": "tools[2].input_schema.type",
+        "texts[0]": "text_1",
+        "texts[10]": "input[10]",
+        "textsize": "textsize",
+    }
+    assert {path: Wrong(path, "x").renamed(names).field for path in renamed} == renamed

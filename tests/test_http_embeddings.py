@@ -210,6 +210,11 @@ def test_pairs_that_cannot_be_scored_are_refused_by_their_own_names(
     assert (refused.status, why in refused.json["error"]["message"]) == (400, True), refused.body
 
 
+def test_a_query_of_no_character_is_refused_by_its_own_name(reranker: HttpServer) -> None:
+    refused = reranker.ask("POST", "/score", {"text_1": ["a", ""], "text_2": DOCUMENTS[:2]})
+    assert (refused.status, refused.json["error"]["param"]) == (400, "text_1[1]"), refused.body
+
+
 def test_what_a_model_cannot_do_is_refused_in_the_dialect_s_own_body(
     http_server: HttpServer, reranker: HttpServer
 ) -> None:

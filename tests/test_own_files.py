@@ -63,7 +63,7 @@ async def test_a_file_system_that_does_not_answer_ends_the_request_alone(
     monkeypatch.setattr(own_files, "with_own_files", read)
     reader = OwnFiles()
     for _ in range(MAX_READING + 1):
-        with pytest.raises(BadRequest, match="did not come by their paths within"):
+        with pytest.raises(BadRequest, match="were not read by their paths within"):
             async with reader.read(about(file), os.getuid()):
                 pass
     monkeypatch.setattr(own_files, "DEADLINE_SEC", PATIENCE_SEC)

@@ -250,7 +250,7 @@ class RuntimeConfig:
 
     def __attrs_post_init__(self) -> None:
         hints = hints_of(type(self))
-        wrong = [line for name, hint in hints.items() for line in problems(getattr(self, name), hint, name)]
+        wrong: list[str] = [line for name, hint in hints.items() for line in problems(getattr(self, name), hint, name)]
         if self.n_ubatch > self.n_batch:
             wrong.append(f"n_ubatch: {self.n_ubatch} must not be over n_batch, {self.n_batch}")
         if self.draft and self.speculate == "off":

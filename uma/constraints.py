@@ -23,6 +23,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import attrs
 
 from uma import json_text
+from uma.wrong import Wrong, WrongValues
 
 
 @attrs.frozen
@@ -250,8 +251,8 @@ MAX_LINES = 20
 """Maximum wrong fields of a message, and wrong items of a field, that are told: a list can have 100,000 of them."""
 
 
-def problems(value: Any, hint: Any, path: str) -> Iterator[str]:
-    """Every way `value` is not a `hint`, each as a line that begins with its path. Of a list's items as many as are
+def problems(value: Any, hint: Any, path: str) -> Iterator[Wrong]:
+    """Every way `value` is not a `hint`, each as a line about its path. Of a list's items as many as are
     told, and one that shows that there are more.
     """
     origin = get_origin(hint)
@@ -260,26 +261,30 @@ def problems(value: Any, hint: Any, path: str) -> Iterator[str]:
     elif origin in (Union, types.UnionType):
         found = [list(problems(value, arg, path)) for arg in get_args(hint)]
         if all(found):
-            deepest = [lines for lines in found if lines and not lines[0].startswith(f"{path}: expected")]
-            yield from (deepest[0] if deepest else [f"{path}: expected {name_of(hint)}, not {show(value)}"])
+            deepest = [
+                lines
+                for lines in found
+                if lines and not (lines[0].field == path and lines[0].why.startswith("expected"))
+            ]
+            yield from (deepest[0] if deepest else [Wrong(path, f"expected {name_of(hint)}, not {show(value)}")])
     elif not _is_a(value, hint, origin):
-        yield f"{path}: expected {name_of(hint)}, not {show(value)}"
+        yield Wrong(path, f"expected {name_of(hint)}, not {show(value)}")
     elif isinstance(value, float) and not math.isfinite(value):
-        yield f"{path}: expected a finite number, not {value}"
+        yield Wrong(path, f"expected a finite number, not {value}")
     elif origin in (list, tuple):
         item = get_args(hint)[0]
         wrong = (problems(value[index], item, f"{path}[{index}]") for index in _suspects(value, item))
         yield from islice(chain.from_iterable(wrong), MAX_LINES + 1)
 
 
-def _annotated_problems(value: Any, hint: Any, path: str) -> Iterator[str]:
+def _annotated_problems(value: Any, hint: Any, path: str) -> Iterator[Wrong]:
     base, *rest = get_args(hint)
     constraints = [alternative for alternative in rest if isinstance(alternative, Constraint)]
     if isinstance(value, list | tuple):
         # A list that is too long is one problem, and none of its items is looked at.
         why = next((why for bound in constraints if isinstance(bound, Length) and (why := bound.problem(value))), None)
         if why:
-            yield f"{path}: {show(value)} {why}"
+            yield Wrong(path, f"{show(value)} {why}")
             return
     inner = list(problems(value, base, path))
     yield from inner
@@ -287,7 +292,7 @@ def _annotated_problems(value: Any, hint: Any, path: str) -> Iterator[str]:
         return
     for constraint in constraints:
         if why := constraint.problem(value):
-            yield f"{path}: {show(value)} {why}"
+            yield Wrong(path, f"{show(value)} {why}")
 
 
 def _suspects(values: Sequence[Any], item: Any) -> Iterable[int]:
@@ -416,10 +421,10 @@ def check(instance: Any) -> None:
     """
     if _is_proven.get():
         return
-    wrong: list[str] = []
+    wrong: list[Wrong] = []
     for name, hint, passes, default in _sieves_of(instance.__class__):
         value = getattr(instance, name)
         if value is not default and not passes(value):
             wrong += problems(value, hint, name)
     if wrong:
-        raise ValueError("\n".join(wrong))
+        raise WrongValues(*wrong)

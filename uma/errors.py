@@ -26,21 +26,38 @@ A client raises the very class the server raised: `from_code` finds it.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar, Self
+
+from uma.wrong import Wrong, WrongValues, renamed
 
 
 class UmaError(Exception):
     """Base of all errors UMA raises on purpose. `str(error)` is the message.
 
-    `code` is the wire's code. `retry_after_ms` is set where trying the same again later can help.
+    `code` is the wire's code. `retry_after_ms` is set where trying the same again later can help. With a `field` the
+    message is about that field; `lines` has a `Wrong` for each field that is.
     """
 
     code: ClassVar[str] = "E_RUNTIME"
 
-    def __init__(self, message: str, *, retry_after_ms: int | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+    def __init__(self, *lines: str, field: str = "", retry_after_ms: int | None = None) -> None:
+        self.lines: tuple[str, ...] = (Wrong(field, *lines),) if field else lines
+        self.message = "\n".join(self.lines)
+        super().__init__(self.message)
         self.retry_after_ms = retry_after_ms
+
+    @classmethod
+    def at(cls, field: str, why: str, **more: Any) -> Self:
+        """The error about a field. `more` are further arguments of the class."""
+        return cls(why, field=field, **more)
+
+    def retell(self, lines: Iterable[str]) -> None:
+        """Put other lines in the place of the message's."""
+        self.lines = tuple(lines)
+        self.message = "\n".join(self.lines)
+        self.args = (self.message,)
 
 
 class ConfigError(UmaError):
@@ -84,6 +101,11 @@ class BadRequest(UmaError):
 
     code = "E_PROTO_BAD_REQUEST"
 
+    @classmethod
+    def of(cls, error: ValueError) -> Self:
+        """What is wrong with an object that a request is made of."""
+        return cls(*(error.lines if isinstance(error, WrongValues) else (str(error),)))
+
 
 class UnknownModel(BadRequest):
     """A request names a model that is not here. The message names those that are near."""
@@ -108,21 +130,21 @@ class PromptTooLarge(UmaError):
 
     def __init__(
         self,
-        message: str,
-        *,
+        *lines: str,
+        field: str = "",
         retry_after_ms: int | None = None,
         prompt_tokens: int | None = None,
         n_ctx: int | None = None,
     ) -> None:
-        super().__init__(message, retry_after_ms=retry_after_ms)
+        super().__init__(*lines, field=field, retry_after_ms=retry_after_ms)
         self.prompt_tokens = prompt_tokens
         """Minimum length of the prompt that does not fit the context; None where tokens are not what was counted."""
         self.n_ctx = n_ctx
         """Tokens of that context, prompt and output together."""
 
-    def at(self, message: str) -> PromptTooLarge:
-        """A copy with another message."""
-        return PromptTooLarge(message, prompt_tokens=self.prompt_tokens, n_ctx=self.n_ctx)
+    def of_prompt(self, field: str) -> PromptTooLarge:
+        """A copy about the prompt at `field`, which is one of several."""
+        return PromptTooLarge.at(field, self.message, prompt_tokens=self.prompt_tokens, n_ctx=self.n_ctx)
 
 
 class TooManySessions(UmaError):
@@ -206,16 +228,33 @@ def from_code(
     message: str,
     retry_after_ms: int | None = None,
     *,
+    wrong: Iterable[Wrong] = (),
     prompt_tokens: int | None = None,
     n_ctx: int | None = None,
 ) -> UmaError:
-    """The error a peer reported, as the class its code names. An unknown code gives an `UmaError` that quotes it."""
+    """The error a peer reported, as the class its code names. An unknown code gives an `UmaError` that quotes it.
+
+    `wrong` are the lines of `message`, where the peer tells which fields they are about.
+    """
     cls = WIRE_ERRORS.get(code)
+    lines = tuple(wrong) or (message,)
     if cls is None:
         return UmaError(f"{code}: {message}", retry_after_ms=retry_after_ms)
     if cls is PromptTooLarge:
-        return PromptTooLarge(message, retry_after_ms=retry_after_ms, prompt_tokens=prompt_tokens, n_ctx=n_ctx)
-    return cls(message, retry_after_ms=retry_after_ms)
+        return PromptTooLarge(*lines, retry_after_ms=retry_after_ms, prompt_tokens=prompt_tokens, n_ctx=n_ctx)
+    return cls(*lines, retry_after_ms=retry_after_ms)
+
+
+@contextmanager
+def errors_renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """A block whose errors have these names for fields; what is wrong with an object's fields is `BadRequest` then."""
+    try:
+        yield
+    except ValueError as error:
+        raise BadRequest(*renamed(BadRequest.of(error).lines, names)) from None
+    except UmaError as error:
+        error.retell(renamed(error.lines, names))
+        raise
 
 
 def sole_error(

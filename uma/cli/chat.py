@@ -190,9 +190,10 @@ class Chat:
         every = [*pictures, *(picture for turn in self.conversation.turns for picture in turn.pictures)]
         size, most = sum(len(picture.base64) for picture in every), self.info.limits.max_frame_bytes
         if size >= most:
-            raise BadRequest(
-                f"{pictures[-1].label()}: the pictures of this chat would take {size:,} bytes, and the server takes "
-                f"{most:,} (--max-frame-bytes); send a smaller one, or /reset"
+            raise BadRequest.at(
+                pictures[-1].label(),
+                f"the pictures of this chat would take {size:,} bytes, and the server takes "
+                f"{most:,} (--max-frame-bytes); send a smaller one, or /reset",
             )
 
     async def ask(self, question: ChatTurn) -> None:

@@ -30,13 +30,13 @@ class ChatPicture:
         """The one of this file. Raises `BadRequest`, naming the file, where it cannot be read or is no picture."""
         try:
             if path.exists() and not path.is_file():
-                raise BadRequest(f"{path}: is no file")  # to read from a pipe, say, has no end
+                raise BadRequest.at(str(path), "is no file")  # to read from a pipe, say, has no end
             with path.open("rb") as file:
                 data = file.read(MAX_FILE_BYTES + 1)
         except OSError as error:
-            raise BadRequest(f"{path}: cannot be read: {error.strerror}") from None
+            raise BadRequest.at(str(path), f"cannot be read: {error.strerror}") from None
         if len(data) > MAX_FILE_BYTES:
-            raise BadRequest(f"{path}: is over the limit of {MAX_FILE_BYTES:,} bytes for a picture's file")
+            raise BadRequest.at(str(path), f"is over the limit of {MAX_FILE_BYTES:,} bytes for a picture's file")
         check_file(data, str(path), sees=True, hears=False)
         return cls(path.name, data)
 

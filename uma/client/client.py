@@ -80,6 +80,7 @@ from uma.types import (
     ServerInfo,
     Tokenized,
 )
+from uma.wrong import Wrong
 
 _log = logging.getLogger("uma.client")
 E = TypeVar("E")
@@ -432,8 +433,14 @@ class Client:
             self._overfull = stream
 
     def _take_error(self, event: ErrorEvent) -> None:
-        size = {"prompt_tokens": event.prompt_tokens, "n_ctx": event.n_ctx}
-        error = from_code(event.code, event.message, event.retry_after_ms, **size)
+        error = from_code(
+            event.code,
+            event.message,
+            event.retry_after_ms,
+            wrong=[Wrong(each.field, each.why) for each in event.wrong],
+            prompt_tokens=event.prompt_tokens,
+            n_ctx=event.n_ctx,
+        )
         if event.id is None:
             self._lose(error)
         elif (stream := self._streams.pop(event.id, None)) is not None:

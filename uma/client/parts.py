@@ -10,12 +10,13 @@ from typing import TypeVar
 import attrs
 
 from uma.errors import FrameTooLarge, PromptTooLarge, UmaError
-from uma.types import Embeddings, EmbedRequest, Ranked, Ranking, RerankRequest
+from uma.types import Embeddings, EmbedRequest, Ranked, Ranking, RerankRequest, warnings_of_empty
+from uma.wrong import Wrong
 
 R = TypeVar("R", EmbedRequest, RerankRequest)
 
-_PLACE = re.compile(r"^(texts|token_ids|documents)\[(\d+)\]", re.MULTILINE)
-"""How a source names a text."""
+_PLACE = re.compile(r"(texts|token_ids|documents)\[(\d+)\]")
+"""Paths of texts."""
 
 
 def halves(request: R, error: FrameTooLarge) -> tuple[R, R, int]:
@@ -27,19 +28,14 @@ def halves(request: R, error: FrameTooLarge) -> tuple[R, R, int]:
     texts = getattr(request, field)
     middle = len(texts) // 2
     if not middle:
-        raise PromptTooLarge(f"{field}[0]: prompt too large: {error.message}") from None
+        raise PromptTooLarge.at(f"{field}[0]", f"prompt too large: {error.message}") from None
     return attrs.evolve(request, **{field: texts[:middle]}), attrs.evolve(request, **{field: texts[middle:]}), middle
 
 
 def joined_embeddings(first: Embeddings, second: Embeddings) -> Embeddings:
     """The answer to a whole request, of those to its `halves`."""
-    warnings = (_moved(warning, len(first.vectors)) for warning in second.warnings)
-    return Embeddings(
-        first.id,
-        first.vectors + second.vectors,
-        first.prompt_tokens + second.prompt_tokens,
-        (*first.warnings, *warnings),
-    )
+    vectors = first.vectors + second.vectors
+    return Embeddings(first.id, vectors, first.prompt_tokens + second.prompt_tokens, warnings_of_empty(vectors))
 
 
 def joined_ranking(first: Ranking, second: Ranking, middle: int, top_n: int | None) -> Ranking:
@@ -55,10 +51,11 @@ def errors_moved(by: int) -> Iterator[None]:
     try:
         yield
     except UmaError as error:
-        error.message = _moved(error.message, by)
-        error.args = (error.message,)
+        error.retell(
+            Wrong(_moved(line.field, by), line.why) if isinstance(line, Wrong) else line for line in error.lines
+        )
         raise
 
 
-def _moved(message: str, by: int) -> str:
-    return _PLACE.sub(lambda place: f"{place[1]}[{int(place[2]) + by}]", message)
+def _moved(path: str, by: int) -> str:
+    return _PLACE.sub(lambda place: f"{place[1]}[{int(place[2]) + by}]", path)

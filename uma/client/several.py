@@ -167,11 +167,11 @@ class ModelsThere(Models):
 
     def download(self, name: str) -> NoReturn:
         """See `types.Models`; refused here."""
-        raise BadRequest(f"model: a gateway fetches nothing; `uma pull {name}` does, for the server's user")
+        raise BadRequest.at("model", f"a gateway fetches nothing; `uma pull {name}` does, for the server's user")
 
     async def remove(self, model: str) -> NoReturn:
         """See `types.Models`; refused here."""
-        raise BadRequest(f"model: a gateway removes nothing; `uma rm {model}` does, for the server's user")
+        raise BadRequest.at("model", f"a gateway removes nothing; `uma rm {model}` does, for the server's user")
 
     async def look_again(self, *, is_changed: bool = False) -> None:
         """See `types.Models`."""

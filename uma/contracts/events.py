@@ -15,6 +15,7 @@ from uma.constraints import Json, Length, Range, show
 from uma.contracts.parse import parse, to_json
 from uma.contracts.request import Tokens
 from uma.errors import BadRequest
+from uma.wrong import below
 
 Hash = Annotated[int, Range(-(2**63), 2**63 - 1)]
 Hashes = Annotated[tuple[Hash, ...], Length(1, None, "hashes")]
@@ -65,7 +66,7 @@ def parse_event(value: Any) -> KvEvent:
     """A peer's event. Raises `BadRequest` with a line for each wrong field."""
     kind = value.get("type") if isinstance(value, Mapping) else None
     if not isinstance(kind, str) or kind not in KV_EVENTS:
-        raise BadRequest(f"type: expected one of {', '.join(KV_EVENTS)}, not {show(kind)}")
+        raise BadRequest.at("type", f"expected one of {', '.join(KV_EVENTS)}, not {show(kind)}")
     cls: type[Any] = KV_EVENTS[kind]
     event: KvEvent = parse(value, cls, _problems)
     return event
@@ -87,7 +88,7 @@ def parse_sequenced(value: Any) -> SequencedEvent:
     try:
         return SequencedEvent(numbered.sequence, parse_event(numbered.event))
     except BadRequest as error:
-        raise BadRequest("\n".join(f"event.{line}" for line in error.message.splitlines())) from None
+        raise BadRequest(*below("event", error.lines)) from None
 
 
 @attrs.frozen

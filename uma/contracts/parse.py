@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, TypeVar
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 from uma.constraints import MAX_LINES, show
 from uma.errors import BadRequest
 from uma.protocol.converter import cut, structure, unknown_fields, unstructure
+from uma.wrong import Wrong
 
 T = TypeVar("T")
 
@@ -27,17 +27,17 @@ def parse(
     optional field is absent: then they are also asked of a value without its wrong fields, unless one is required.
     """
     if not isinstance(value, Mapping):
-        raise BadRequest(f"{cls.__name__}: expected an object, not {show(value)}")
+        raise BadRequest.at(cls.__name__, f"expected an object, not {show(value)}")
     more = (lambda: _unknown(value, cls)) if strict else None
     try:
         made = structure(dict(value), cls, more)
     except BadRequest as error:
         if rules is None or not rules_take_absence:
             raise
-        wrong = error.message.splitlines()
-        raise BadRequest("\n".join(cut([*wrong, *_broken_besides(wrong, value, cls, rules)], "wrong"))) from None
+        besides = _broken_besides(error.lines, value, cls, rules)
+        raise BadRequest(*cut([*error.lines, *besides], "wrong")) from None
     if rules is not None and (wrong := list(islice(rules(made), MAX_LINES + 1))):
-        raise BadRequest("\n".join(cut(wrong, "wrong")))
+        raise BadRequest(*cut(wrong, "wrong"))
     return made
 
 
@@ -45,7 +45,8 @@ def _broken_besides(wrong: Iterable[str], value: Mapping[str, Any], cls: type[T]
     """The rules' lines about `value` without the fields that `wrong` is about."""
     rest: Mapping[str, Any] = value
     for line in wrong:
-        rest = _less(rest, re.split(r"[:\[]", line, maxsplit=1)[0].split("."))
+        if isinstance(line, Wrong):
+            rest = _less(rest, line.field.partition("[")[0].split("."))
     try:
         return list(islice(rules(structure(dict(rest), cls)), MAX_LINES + 1))
     except BadRequest:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 import attrs
@@ -26,27 +26,19 @@ from uma.errors import BadRequest, Overloaded, ShuttingDown, UmaError
 from uma.llama.context import Context
 from uma.metrics import EngineMetrics
 from uma.net.client import ORIGIN, span_of
-from uma.types import Embeddings, EmbedRequest, Ranked, Ranking, RerankRequest
+from uma.types import Embeddings, EmbedRequest, Ranked, Ranking, RerankRequest, warnings_of_empty
 
 R = TypeVar("R", EmbedRequest, RerankRequest)
 A = TypeVar("A", Embeddings, Ranking)
 
 NO_CLASSIFIER = (
-    "query: this model has no classifier to rank documents with; load a reranker. One that answers yes or no, such as "
+    "this model has no classifier to rank documents with; load a reranker. One that answers yes or no, such as "
     "Qwen3-Reranker, has its classifier in files that llama.cpp's own convert_hf_to_gguf.py has made, which keeps the "
     "weights of both words; where another tool made the file, convert the model again"
 )
 MAX_OPEN_BYTES = 64 * 2**20
 """Maximum size of the embeddings that requests wait for and of their tokens, all together: further requests are refused
 as overload."""
-
-
-def _warnings(empty: Sequence[int]) -> tuple[str, ...]:
-    """A warning of the texts that have no token."""
-    if not empty:
-        return ()
-    rest = f" and {len(empty) - 1:,} more" if len(empty) > 1 else ""
-    return (f"texts[{empty[0]}]{rest}: no token at all, so there is no embedding (fail_on_empty refuses such texts)",)
 
 
 @attrs.frozen
@@ -131,10 +123,10 @@ class EmbedService:
     async def _embed(self, request: EmbedRequest) -> Embeddings:
         width = self._model.n_embedding
         if self._pooling == "rank":
-            raise BadRequest("texts: this model ranks documents and gives no embeddings; ask it to rerank")
+            raise BadRequest.at("texts", "this model ranks documents and gives no embeddings; ask it to rerank")
         if request.dimensions is not None and request.dimensions > width:
-            raise BadRequest(
-                f"dimensions: {request.dimensions:,} is over the {width:,} that this model's embeddings have"
+            raise BadRequest.at(
+                "dimensions", f"{request.dimensions:,} is over the {width:,} that this model's embeddings have"
             )
         count = len(request.texts or request.token_ids or ())
         self._check_load(count * width * 4, request.priority)
@@ -152,16 +144,12 @@ class EmbedService:
             )
             vectors = job.vectors
         following = iter(vectors)
-        return Embeddings(
-            request.id,
-            tuple(next(following) if text else None for text in texts),
-            tuple(map(len, texts)),
-            _warnings([index for index, text in enumerate(texts) if not text]),
-        )
+        every = tuple(next(following) if text else None for text in texts)
+        return Embeddings(request.id, every, tuple(map(len, texts)), warnings_of_empty(every))
 
     async def _rerank(self, request: RerankRequest) -> Ranking:
         if self._pooling != "rank":
-            raise BadRequest(NO_CLASSIFIER)
+            raise BadRequest.at("query", NO_CLASSIFIER)
         self._check_load(0, request.priority)
         longest = sizing.max_text_tokens(await self._ready())
         pairs = await self._texts.read_pairs(request.query, request.documents, longest, lane=request.priority)

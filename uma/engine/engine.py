@@ -233,9 +233,10 @@ class Engine:
         if place is None:
             return await self._prompts.read(request), ()
         if self._pictures is None:
-            raise BadRequest(
-                f"{place.removesuffix('[0]').removesuffix('.media')}: this model does not support image or audio "
-                "input; leave them out, or ask a model that has a projector (an mmproj file)"
+            raise BadRequest.at(
+                place.removesuffix("[0]").removesuffix(".media"),
+                "this model does not support image or audio "
+                "input; leave them out, or ask a model that has a projector (an mmproj file)",
             )
         request = await self._with_files(request, first)
         return await self._prompts.read_pictures(partial(self._pictures.read, first=first), request)
@@ -245,9 +246,11 @@ class Engine:
         check_count(request)
         for field, each in request.placed_media(first):
             if each.path is not None:
-                raise BadRequest(f"{field}.path: only a client of the server's socket can name its file; send data")
+                raise BadRequest.at(
+                    f"{field}.path", "only a client of the server's socket can name its file; send data"
+                )
             if each.url is not None and not self.info.capabilities.media_urls:
-                raise BadRequest(f"{field}.url: this server fetches nothing (--media-urls); send data")
+                raise BadRequest.at(f"{field}.url", "this server fetches nothing (--media-urls); send data")
         return await self._fetcher.fetched(request, first)
 
     async def _grammar(self, request: Request, tokens: array[int]) -> tuple[Loose, GrammarState | None, list[int]]:
@@ -324,11 +327,8 @@ class Engine:
         await trio.lowlevel.checkpoint()
         account = self._requests.account(id, OWNER.get())
         if account is None:
-            raise BadRequest(
-                f"request: none of yours with the id {id!r} runs, or is one of the last {MAX_EXPLAINED:,}"
-                if id
-                else "request: none of yours runs, or is one of the last " + f"{MAX_EXPLAINED:,}"
-            )
+            which = f"none of yours with the id {id!r}" if id else "none of yours"
+            raise BadRequest.at("request", f"{which} runs, or is one of the last {MAX_EXPLAINED:,}")
         return explained(account, self._running, now_ms(), self._max_active, self._context.model.vocab.piece)
 
     async def record(self, seconds: float) -> Recorder:
@@ -341,7 +341,7 @@ class Engine:
     def recording(self) -> Iterator[Recorder]:
         """A block that every thread of the engine records (`recorder`). Raises `BadRequest` where another runs."""
         if self.mailbox.recorder is not None:
-            raise BadRequest("type: a trace is on already; wait for its end")
+            raise BadRequest.at("type", "a trace is on already; wait for its end")
         recorder = Recorder()
         turns = Turns(recorder)
         self._tell(recorder)

@@ -45,8 +45,9 @@ class ReproducibleContext:
     async def ready_for(self, prompt_tokens: int) -> None:
         """Make the context, if there is none. Raises `PromptTooLarge`, and `BadRequest` where there is no memory."""
         if prompt_tokens >= self.max_tokens:
-            raise PromptTooLarge(
-                f"reproducible: a request that is computed apart has {self.max_tokens:,} tokens with its output, and "
+            raise PromptTooLarge.at(
+                "reproducible",
+                f"a request that is computed apart has {self.max_tokens:,} tokens with its output, and "
                 f"the prompt has {prompt_tokens:,}; shorten it, or leave reproducible out",
                 prompt_tokens=prompt_tokens,
                 n_ctx=self.max_tokens,
@@ -60,8 +61,8 @@ class ReproducibleContext:
                 with self._ledger.promised(self._model.shape, params):
                     self._context = await trio.to_thread.run_sync(Context, self._model, params)
             except (ConfigError, ModelError) as error:
-                raise BadRequest(
-                    f"reproducible: there is no context for it ({error.message}); leave it out, or free memory"
+                raise BadRequest.at(
+                    "reproducible", f"there is no context for it ({error.message}); leave it out, or free memory"
                 ) from None
             if self._is_closed:
                 self._context.close()

@@ -30,7 +30,7 @@ def response_format(value: Any, field: str, reader: Reader, *, is_flat: bool = F
     if value is None:
         return None
     if not isinstance(value, dict) or value.get("type") not in ("text", "json_object", "json_schema"):
-        raise BadRequest(f"{field}: expected an object of type text, json_object or json_schema, not {show(value)}")
+        raise BadRequest.at(field, f"expected an object of type text, json_object or json_schema, not {show(value)}")
     reader.ignored.add_unknown(value, (*_OF_FORMAT, "type", "json_schema"), field)
     if value["type"] == "text":
         return None
@@ -43,7 +43,7 @@ def response_format(value: Any, field: str, reader: Reader, *, is_flat: bool = F
     is_flat = "json_schema" not in value and (is_flat or "schema" in value)
     place = f"{field}.schema" if is_flat else f"{field}.json_schema.schema"
     if not isinstance(schema, dict):
-        raise BadRequest(f"{place}: is required (an object)")
+        raise BadRequest.at(place, "is required (an object)")
     return json_schema(schema, place, reader, field)
 
 
@@ -61,7 +61,7 @@ def json_schema(value: Any, place: str, reader: Reader, field: str | None = None
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise BadRequest(f"{place}: expected a JSON Schema, not {show(value)}")
+        raise BadRequest.at(place, f"expected a JSON Schema, not {show(value)}")
     reader.names["grammar.json_schema"] = place
     return grammar({"json_schema": value}, field or place, reader)
 
@@ -71,7 +71,7 @@ def gbnf(value: Any, field: str, reader: Reader) -> Grammar | None:
     if value is None or value == "":
         return None
     if not isinstance(value, str):
-        raise BadRequest(f"{field}: expected a grammar as a string, not {show(value)}")
+        raise BadRequest.at(field, f"expected a grammar as a string, not {show(value)}")
     reader.names["grammar.gbnf"] = field
     return grammar({"gbnf": value}, field, reader)
 
@@ -82,20 +82,22 @@ def grammar(given: dict[str, Any], field: str, reader: Reader) -> Grammar:
     reader.names.setdefault(f"grammar.{form}", field)
     reader.names["grammar"] = field
     if form not in reader.able.grammars:
-        raise Unsupported(f"{field}: this server cannot constrain its output by {form.replace('_', ' ')}; leave it out")
+        raise Unsupported.at(
+            field, f"this server cannot constrain its output by {form.replace('_', ' ')}; leave it out"
+        )
     try:
         return Grammar(**given)
     except ValueError as error:
-        raise BadRequest(f"{field}: {error}") from None
+        raise BadRequest.at(field, f"{error}") from None
 
 
 def chat_logprobs(wanted: Any, top: Any, able: Capabilities) -> int | None:
     """`logprobs: true` with `top_logprobs`."""
     if not isinstance(wanted, bool | None):
-        raise BadRequest(f"logprobs: expected true or false, not {show(wanted)}")
+        raise BadRequest.at("logprobs", f"expected true or false, not {show(wanted)}")
     if not wanted:
         if top:
-            raise BadRequest("top_logprobs: needs logprobs to be true")
+            raise BadRequest.at("top_logprobs", "needs logprobs to be true")
         return None
     return logprobs(0 if top is None else top, "top_logprobs", able)
 
@@ -105,26 +107,26 @@ def logprobs(value: Any, field: str, able: Capabilities) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_LOGPROBS:
-        raise BadRequest(f"{field}: expected an integer from 0 to {MAX_LOGPROBS}, not {show(value)}")
+        raise BadRequest.at(field, f"expected an integer from 0 to {MAX_LOGPROBS}, not {show(value)}")
     if able.max_logprobs < 0:
-        raise Unsupported(f"{field}: this server cannot give log probabilities; leave it out")
+        raise Unsupported.at(field, "this server cannot give log probabilities; leave it out")
     if value > able.max_logprobs:
-        raise BadRequest(f"{field}: {value} must be at most {able.max_logprobs}")
+        raise BadRequest.at(field, f"{value} must be at most {able.max_logprobs}")
     return value
 
 
 def post_sampling_probs(value: bool | None) -> None:
     """llama-server's `post_sampling_probs`: probabilities behind the sampler's cuts."""
     if value:
-        raise Unsupported(
-            "post_sampling_probs: log probabilities are the model's own here, before the sampler; leave it out"
+        raise Unsupported.at(
+            "post_sampling_probs", "log probabilities are the model's own here, before the sampler; leave it out"
         )
 
 
 def answers(value: int | None, field: str, able: Capabilities) -> int | None:
     """`n`, `best_of`."""
     if value is not None and value > able.max_answers:
-        raise Unsupported(f"{field}: this server gives at most {able.max_answers} per prompt, not {value}")
+        raise Unsupported.at(field, f"this server gives at most {able.max_answers} per prompt, not {value}")
     return value
 
 
@@ -137,31 +139,31 @@ def logit_bias(value: Any, able: Capabilities, *, bans_by_false: bool = False) -
     if value is None or value in ({}, []):
         return None
     if "logit_bias" not in able.sampling_params:
-        raise Unsupported(f"{field}: this server cannot bias tokens; leave it out")
+        raise Unsupported.at(field, "this server cannot bias tokens; leave it out")
     pairs = list(value.items()) if isinstance(value, dict) else value
     if not isinstance(pairs, list):
-        raise BadRequest(f"{field}: expected token ids and their biases from -100 to 100, not {show(value)}")
+        raise BadRequest.at(field, f"expected token ids and their biases from -100 to 100, not {show(value)}")
     return dict(_bias(pair, field, bans_by_false=bans_by_false) for pair in pairs)
 
 
 def _bias(pair: Any, field: str, *, bans_by_false: bool) -> tuple[str, float]:
     if not isinstance(pair, list | tuple) or len(pair) != 2:
-        raise BadRequest(f"{field}: expected pairs of a token id and its bias, not {show(pair)}")
+        raise BadRequest.at(field, f"expected pairs of a token id and its bias, not {show(pair)}")
     token, bias = pair
     is_id = isinstance(token, int) and not isinstance(token, bool) and token >= 0
     if not is_id and (not isinstance(token, str) or _NO_TOKEN.fullmatch(token)):
-        raise BadRequest(f"{field}: {show(token)}: expected a token id or a text")
+        raise BadRequest.at(field, f"{show(token)}: expected a token id or a text")
     if bias is False and bans_by_false:
         return str(token), -100.0
     if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-        raise BadRequest(f"{field}: {show(token)}: expected a bias from -100 to 100, not {show(bias)}")
+        raise BadRequest.at(field, f"{show(token)}: expected a bias from -100 to 100, not {show(bias)}")
     return str(token), float(bias)
 
 
 def echo(value: bool | None, able: Capabilities) -> bool:
     """`echo`: the prompt in front of the answer."""
     if value and not able.echo:
-        raise Unsupported("echo: this server does not repeat the prompt; put it in front of the answer yourself")
+        raise Unsupported.at("echo", "this server does not repeat the prompt; put it in front of the answer yourself")
     return bool(value)
 
 
@@ -169,17 +171,17 @@ _SEES, _HEARS = "this model does not support image input", "this model does not 
 _UNABLE = {
     **dict.fromkeys(("image_url", "input_image", "image", "images"), _SEES),
     **dict.fromkeys(("input_audio", "audio_url"), _HEARS),
-    "multimodal_data": f"{_SEES} or hear sounds",
+    "multimodal_data": "this model does not support image or audio input",
 }
 
 
 def media(kind: str, path: str) -> None:
     """An image, a sound, a file: what the engine does not take there."""
     if kind in _UNABLE:
-        raise Unsupported(
-            f"{path}: {_UNABLE[kind]} ({kind}); leave it out, or ask a model with a projector for that (an mmproj file)"
+        raise Unsupported.at(
+            path, f"{_UNABLE[kind]} ({kind}); leave it out, or ask a model with a projector for that (an mmproj file)"
         )
-    raise Unsupported(f"{path}: {kind} cannot be read here; leave it out, or send its text")
+    raise Unsupported.at(path, f"{kind} cannot be read here; leave it out, or send its text")
 
 
 def generation(able: Capabilities) -> None:

@@ -124,10 +124,10 @@ def _grammar(body: MessagesBody, reader: Reader) -> tuple[str, Grammar | None]:
     if form is None:
         return field, None
     if not isinstance(form, dict) or form.get("type") != "json_schema":
-        raise BadRequest(f"{field}: expected an object of type json_schema, not {show(form)}")
+        raise BadRequest.at(field, f"expected an object of type json_schema, not {show(form)}")
     place = f"{field}.schema"
     if form.get("schema") is None:
-        raise BadRequest(f"{place}: is required (an object)")
+        raise BadRequest.at(place, "is required (an object)")
     return field, abilities.json_schema(form["schema"], place, reader, field)
 
 

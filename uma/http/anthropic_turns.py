@@ -83,7 +83,7 @@ def offered(tools: Sequence[ToolBody], choice: ChoiceBody | None, reader: Reader
     word: str = "auto" if choice is None else "required" if choice.type == "any" else choice.type
     if choice is not None and choice.type == "tool":
         if choice.name is None:
-            raise BadRequest("tool_choice.name: is required")
+            raise BadRequest.at("tool_choice.name", "is required")
         word = named_choice(choice.name)
     is_parallel = choice is None or not choice.disable_parallel_tool_use
     return {"tools": [every[at] for at in kept], "tool_choice": word, "is_parallel": is_parallel}

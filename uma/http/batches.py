@@ -58,7 +58,7 @@ async def create(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/batches`."""
     body = await http.built(lambda fields: read(fields, BatchBody, http.ignored))
     if body.endpoint not in PATHS:
-        raise BadRequest(f"endpoint: expected one of {', '.join(sorted(PATHS))}, not {body.endpoint[:100]!r}")
+        raise BadRequest.at("endpoint", f"expected one of {', '.join(sorted(PATHS))}, not {body.endpoint[:100]!r}")
     _check_metadata(body.metadata or {})
     http.ignored.add("completion_window")
     batch = StoredBatch(
@@ -76,19 +76,20 @@ async def create(gateway: Gateway, http: Exchange) -> None:
 
 def _check_metadata(metadata: dict[str, str]) -> None:
     if len(metadata) > MAX_PAIRS:
-        raise BadRequest(f"metadata: expected at most {MAX_PAIRS} pairs, not {len(metadata):,}")
+        raise BadRequest.at("metadata", f"expected at most {MAX_PAIRS} pairs, not {len(metadata):,}")
     for name, value in metadata.items():
         if len(name) > MAX_NAME or len(value) > MAX_VALUE:
-            raise BadRequest(
-                f"metadata: expected names of at most {MAX_NAME} characters and values of {MAX_VALUE}; "
-                f"{name[:MAX_NAME]!r} has {len(name):,} and {len(value):,}"
+            raise BadRequest.at(
+                "metadata",
+                f"expected names of at most {MAX_NAME} characters and values of {MAX_VALUE}; "
+                f"{name[:MAX_NAME]!r} has {len(name):,} and {len(value):,}",
             )
 
 
 def _made(batch: StoredBatch, store: Store) -> StoredBatch:
     """A new batch, in one turn of the store: nothing comes between the bounds and it."""
     if store.file(batch.input_file_id, batch.owner) is None:
-        raise BadRequest("input_file_id: no such file: it was deleted, or is another key's")
+        raise BadRequest.at("input_file_id", "no such file: it was deleted, or is another key's")
     files.check_space(store, batch.owner)
     if len(store.unfinished(owner=batch.owner)) >= MAX_UNFINISHED:
         raise RateLimited(f"{MAX_UNFINISHED} batches have not ended; wait for one", retry_after_ms=FULL_MS)
@@ -104,12 +105,14 @@ def _count(path: Path) -> int:
         while piece := file.read(files.PIECE_BYTES):
             lines += piece.count(b"\n")
             if lines > MAX_ROWS:  # before rows are told apart, which takes far longer
-                raise BadRequest(f"input_file_id: the file has over {MAX_ROWS:,} lines, a batch's maximum; split it")
+                raise BadRequest.at(
+                    "input_file_id", f"the file has over {MAX_ROWS:,} lines, a batch's maximum; split it"
+                )
         file.seek(0)
         try:
             return sum(1 for _ in read_rows(file, takes_gzip=False))
         except BadInput as error:
-            raise BadRequest(f"input_file_id: {error.message}") from None
+            raise BadRequest.at("input_file_id", f"{error.message}") from None
 
 
 async def listing(gateway: Gateway, http: Exchange) -> None:
@@ -134,7 +137,7 @@ async def cancel(gateway: Gateway, http: Exchange) -> None:
         store.check_own()
         batch = _found(http, store)
         if batch.status in OVER:
-            raise BadRequest(f"id: the batch is {batch.status} already")
+            raise BadRequest.at("id", f"the batch is {batch.status} already")
         batch = batch.now("cancelling")
         if not is_running:
             return store.finish(batch)

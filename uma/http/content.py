@@ -98,7 +98,7 @@ def text_of(content: Any, path: str, reader: Reader, *, is_question: bool = Fals
     if content is None:
         return ""
     if not isinstance(content, list):
-        raise BadRequest(f"{path}: expected a string or a list of parts, not {show(content)}")
+        raise BadRequest.at(path, f"expected a string or a list of parts, not {show(content)}")
     return "\n".join(
         part_text(part, f"{path}[{index}]", reader, is_question=is_question) for index, part in enumerate(content)
     )
@@ -136,7 +136,7 @@ def part_text(part: Any, path: str, reader: Reader, *, is_question: bool = False
         return text
     if isinstance(kind, str) and kind in STAND_INS:
         return stand_in(kind, path, reader, is_question=is_question)
-    raise BadRequest(f"{path}: expected a part with type text, not {show(part)}")
+    raise BadRequest.at(path, f"expected a part with type text, not {show(part)}")
 
 
 def stand_in(kind: str, path: str, reader: Reader, *, is_question: bool) -> str:

@@ -21,12 +21,11 @@ from uma.http.exchange import Exchange
 from uma.http.fields import lane_alone
 from uma.http.gateway import Gateway
 from uma.http.generation import small_work
-from uma.http.problem import renamed
 from uma.http.prompts import has_mixed, is_one_prompt, prompts, with_ids
 from uma.http.reader import Reader
 from uma.net.quota import Lane
 from uma.protocol.codec import MAX_INLINE_FIGURES
-from uma.types import Embeddings, EmbedRequest
+from uma.types import Embeddings, EmbedRequest, warnings_of_empty
 
 Encoding = Literal["float", "base64"]
 
@@ -73,7 +72,8 @@ class Embeds:
             asked = partial(with_ids, gateway.source, http.id, ask.value, ask.field, in_one_kind=True)
             request = _request(http, reader, attrs.evolve(ask, value=await small_work(http, asked)))
         found = await gateway.compute(http, request, gateway.source.embed, lambda found: sum(found.prompt_tokens))
-        found = attrs.evolve(found, warnings=tuple(renamed(each, http.names) for each in found.warnings))
+        warnings = warnings_of_empty(found.vectors, ask.field, is_single=is_one_prompt(ask.value))
+        found = attrs.evolve(found, warnings=warnings)
         await _answer(gateway, http, ask, found)
 
 
@@ -92,7 +92,7 @@ def _request(http: Exchange, reader: Reader, ask: EmbedAsk) -> EmbedRequest:
     texts = tuple(each["prompt"] for each in given if "prompt" in each)
     token_ids = tuple(each["token_ids"] for each in given if "token_ids" in each)
     if texts and token_ids:
-        raise BadRequest(f"{ask.field}: some are strings and some token ids; send each kind in a request of its own")
+        raise BadRequest.at(ask.field, "some are strings and some token ids; send each kind in a request of its own")
     abilities.embeddings(reader.able)
     try:
         return EmbedRequest(
@@ -105,7 +105,7 @@ def _request(http: Exchange, reader: Reader, ask: EmbedAsk) -> EmbedRequest:
             priority=lane_alone(ask.priority, http),
         )
     except ValueError as error:
-        raise BadRequest(str(error)) from None
+        raise BadRequest.of(error) from None
 
 
 def warnings_of(found: Embeddings) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from uma.http.body_budget import BodyBudget
 from uma.http.dialect import JSON, Dialect, dumps
 from uma.http.ignored import Ignored, header_value
 from uma.http.multipart import form_fields
-from uma.http.problem import BodyEncoded, BodyTimeout, BodyTooLarge, Problem, RateLimited, renamed
+from uma.http.problem import BodyEncoded, BodyTimeout, BodyTooLarge, Problem, RateLimited
 from uma.net.arrivals import arrivals
 from uma.net.client import CLIENT
 from uma.net.inline import is_quick
@@ -30,6 +30,7 @@ from uma.net.throttle import ClientLines, Throttle
 from uma.protocol.json_size import check_size
 from uma.types import EventStream
 from uma.version import __version__
+from uma.wrong import Wrong
 
 Header = tuple[bytes, bytes]
 
@@ -328,7 +329,7 @@ class Exchange:
 
     def ignore(self, places: Iterable[str]) -> None:
         """Name parts of the request that have no effect, by the engine's names, in the answer's header."""
-        self.ignored.add_all(renamed(place, self.names) for place in places)
+        self.ignored.add_all(Wrong(place, "").renamed(self.names).field for place in places)
 
     @contextmanager
     def generating(self, stream: EventStream) -> Iterator[None]:

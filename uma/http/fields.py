@@ -107,11 +107,11 @@ def sampling(gateway: Gateway, body: Common, defaults: Mapping[str, float], own:
     abilities.generation(able)
     for name in wanted:
         if name not in able.sampling_params:
-            raise Unsupported(f"{name}: this server cannot do that; leave it out")
+            raise Unsupported.at(name, "this server cannot do that; leave it out")
     try:
         return SamplingParams(**{**_defaults(gateway, defaults), **wanted})
     except ValueError as error:
-        raise BadRequest(str(error)) from None
+        raise BadRequest.of(error) from None
 
 
 def all_tokens(gateway: Gateway, http: Exchange, answers: int = 1) -> int:
@@ -130,7 +130,7 @@ def allowed_tokens(gateway: Gateway, asked: int | None, name: str) -> int | None
     """
     limits = gateway.source.info.limits
     if asked is not None and limits.has_max_tokens and asked > limits.max_tokens:
-        raise BadRequest(f"{name}: {asked:,} is over this server's limit of {limits.max_tokens:,} (--max-tokens)")
+        raise BadRequest.at(name, f"{asked:,} is over this server's limit of {limits.max_tokens:,} (--max-tokens)")
     return asked
 
 

@@ -132,7 +132,7 @@ class _Part:
             return
         data, self._unwritten = self._unwritten, bytearray()
         if not self._is_begun and data.startswith(GZIP):
-            raise BadRequest(f"file: {NO_GZIP}")
+            raise BadRequest.at("file", f"{NO_GZIP}")
         self._is_begun = True
         await self._jobs.do(lambda _: _write(self._file, data))
 
@@ -183,9 +183,9 @@ async def _received(http: Exchange, form: FormReader, part: _Part) -> None:
 def _checked(form: FormReader) -> tuple[str, str]:
     """The file's name, and its purpose. Raises `BadRequest`."""
     if form.file_name is None:
-        raise BadRequest("file: is missing")
+        raise BadRequest.at("file", "is missing")
     if (purpose := form.fields.get("purpose")) != "batch":
-        raise BadRequest(f"purpose: expected batch, not {str(purpose)[:100]!r}: files are kept for batches alone")
+        raise BadRequest.at("purpose", f"expected batch, not {str(purpose)[:100]!r}: files are kept for batches alone")
     return form.file_name[:1000], purpose
 
 
@@ -260,7 +260,7 @@ def limit_of(asked: Mapping[str, str], most: int) -> int:
     """How many entries of a list are asked for. Raises `BadRequest`."""
     limit = asked.get("limit", str(most))
     if not (limit.isascii() and limit.isdigit() and len(limit) < 10 and 1 <= int(limit) <= most):
-        raise BadRequest(f"limit: expected a number from 1 to {most:,}, not {limit[:50]!r}")
+        raise BadRequest.at("limit", f"expected a number from 1 to {most:,}, not {limit[:50]!r}")
     return int(limit)
 
 

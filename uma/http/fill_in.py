@@ -42,7 +42,7 @@ class Gap:
 def check(able: Capabilities, field: str) -> FillIn:
     """The model's tokens. Raises `Unsupported`, which names the field, for a model without."""
     if able.fill_in is None:
-        raise Unsupported(f"{field}: this server's model has no tokens for filling in the middle; leave it out")
+        raise Unsupported.at(field, "this server's model has no tokens for filling in the middle; leave it out")
     return able.fill_in
 
 
@@ -118,5 +118,5 @@ class _Prompt:
 def _text_before(request: Request) -> str:
     """The text of a request that is to be filled in behind. Raises `BadRequest` where it has none."""
     if request.prompt is None or request.media:
-        raise BadRequest("suffix: needs a prompt that is a string, without pictures and sounds")
+        raise BadRequest.at("suffix", "needs a prompt that is a string, without pictures and sounds")
     return request.prompt

@@ -133,7 +133,7 @@ def _placed(error: UmaError, index: int, requests: int) -> UmaError:
     """The error, which says of several prompts which one is too long."""
     if requests == 1 or not isinstance(error, PromptTooLarge):
         return error
-    return error.at(f"prompt[{index}]: {error.message}")
+    return error.of_prompt(f"prompt[{index}]")
 
 
 @attrs.define(eq=False)

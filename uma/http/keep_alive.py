@@ -27,7 +27,7 @@ def keep_sec(fields: Mapping[str, Any]) -> float | None:
         return None
     seconds = _seconds(given)
     if seconds is None or math.isnan(seconds):
-        raise BadRequest(f"keep_alive: expected seconds, or a duration such as 5m or 1h30m, not {show(given)}")
+        raise BadRequest.at("keep_alive", f"expected seconds, or a duration such as 5m or 1h30m, not {show(given)}")
     return math.inf if seconds < 0 else seconds
 
 

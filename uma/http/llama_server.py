@@ -83,7 +83,7 @@ async def tokenize(gateway: Gateway, http: Exchange) -> None:
     body = await http.built(lambda fields: reader.body(fields, TokenizeBody))
     text = reader.first(("content", body.content), ("prompt", body.prompt))
     if text is None:
-        raise BadRequest("content: is required (a string)")
+        raise BadRequest.at("content", "is required (a string)")
     answer = await small_work(http, partial(_tokenized, gateway, http, text, body))
     await http.answer(answer)
 

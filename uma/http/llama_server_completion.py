@@ -86,8 +86,8 @@ def _read_infill(fields: Mapping[str, Any], reader: Reader) -> TextAsk:
 
 def _ask(body: CompletionBody, prompt: Any, reader: Reader, gap: fill_in.Gap | None = None) -> TextAsk:
     if body.image_data:
-        raise Unsupported(
-            "image_data: is not read; give prompt_string and multimodal_data in prompt to a model that sees"
+        raise Unsupported.at(
+            "image_data", "is not read; give prompt_string and multimodal_data in prompt to a model that sees"
         )
     asked = reader.first(
         ("n_predict", body.n_predict),

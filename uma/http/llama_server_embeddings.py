@@ -41,10 +41,10 @@ class EmbeddingBody:
 def _read(fields: Mapping[str, Any], reader: Reader) -> EmbedAsk:
     body = reader.body(fields, EmbeddingBody)
     if body.embd_normalize not in (None, AS_IT_IS, EUCLIDEAN):
-        raise Unsupported("embd_normalize: this server can do 2 (Euclidean) and -1 (none)")
+        raise Unsupported.at("embd_normalize", "this server can do 2 (Euclidean) and -1 (none)")
     field, value = reader.named_first(("input", body.input), ("content", body.content))
     if value is None:
-        raise BadRequest("content: is required (a string, token ids, or a list of either)")
+        raise BadRequest.at("content", "is required (a string, token ids, or a list of either)")
     return EmbedAsk(
         value=value,
         field=field,

@@ -130,7 +130,7 @@ def _check_autoload(models: Models, http: Exchange, name: str | None) -> None:
     if model.state == "loaded":
         return
     if model.state != "loading":
-        raise BadRequest(f"model: {shown} is not loaded, and autoload is false: POST /models/load loads it")
+        raise BadRequest.at("model", f"{shown} is not loaded, and autoload is false: POST /models/load loads it")
     percent = model.loading_percent or 0
     http.extra_headers.append((b"x-uma-loading-percent", str(percent).encode()))
     raise Loading(f"{shown} is still being loaded ({percent} %); try again")

@@ -54,23 +54,23 @@ class MediaReader:
         name = "audio_url" if kind == "audio_url" else "image_url"
         value, field = part.get(name), f"{path}.{name}"
         if kind == "input_image" and value is None and part.get("file_id") is not None:
-            raise Unsupported(f"{path}.file_id: files are not read; send the picture itself as a data URL")
+            raise Unsupported.at(f"{path}.file_id", "files are not read; send the picture itself as a data URL")
         if isinstance(value, dict):
             ignored.add_unknown(value, ("url",), field)
             value, field = value.get("url"), f"{field}.url"
         if not isinstance(value, str):
-            raise BadRequest(f"{field}: expected a data URL, not {show(value)}")
+            raise BadRequest.at(field, f"expected a data URL, not {show(value)}")
         return self.of_url(value, field)
 
     def take(self, data: str, place: str) -> Media:
         """A file as base64, and where the body has it. Raises `BadRequest` for one too many, and for nothing."""
         if not data:
-            raise BadRequest(f"{place}: is empty")
+            raise BadRequest.at(place, "is empty")
         return self._took(Media(data), place)
 
     def _took(self, made: Media, place: str) -> Media:
         if len(self._places) == MAX_MEDIA:
-            raise BadRequest(f"{place}: more than {MAX_MEDIA} pictures and sounds in one request")
+            raise BadRequest.at(place, f"more than {MAX_MEDIA} pictures and sounds in one request")
         self._places.append((made, place))
         return made
 
@@ -80,33 +80,33 @@ class MediaReader:
         scheme, _, rest = url.partition(":")
         if scheme.lower() in ("http", "https"):
             if not self.able.media_urls:
-                raise Unsupported(
-                    f"{field}: this server fetches nothing (--media-urls); send the file itself as a data URL"
+                raise Unsupported.at(
+                    field, "this server fetches nothing (--media-urls); send the file itself as a data URL"
                 )
             try:
                 return self._took(Media(url=url), field)
             except ValueError as error:
-                raise BadRequest(f"{field}: {error}") from None
+                raise BadRequest.at(field, f"{error}") from None
         if scheme.lower() != "data":
             expected = "an http, https or data URL" if self.able.media_urls else "a data URL"
-            raise BadRequest(f"{field}: expected {expected}, not {show(url)}")
+            raise BadRequest.at(field, f"expected {expected}, not {show(url)}")
         head, comma, data = rest.partition(",")
         if not comma or not _IN_BASE64.search(head):
-            raise BadRequest(f"{field}: expected data:...;base64, and the file")
+            raise BadRequest.at(field, "expected data:...;base64, and the file")
         return self.take(unquote(data) if "%" in data else data, field)
 
     def _of_anthropic(self, source: Any, field: str) -> Media:
         if not isinstance(source, dict):
-            raise BadRequest(f"{field}: expected an object of type base64, not {show(source)}")
+            raise BadRequest.at(field, f"expected an object of type base64, not {show(source)}")
         if source.get("type") == "url" and isinstance(source.get("url"), str):
             return self.of_url(source["url"], f"{field}.url")
         if source.get("type") != "base64":
-            raise Unsupported(
-                f"{field}.type: {show(source.get('type'))} cannot be read; send the picture itself as base64"
+            raise Unsupported.at(
+                f"{field}.type", f"{show(source.get('type'))} cannot be read; send the picture itself as base64"
             )
         data = source.get("data")
         if not isinstance(data, str):
-            raise BadRequest(f"{field}.data: expected base64, not {show(data)}")
+            raise BadRequest.at(f"{field}.data", f"expected base64, not {show(data)}")
         return self.take(data, f"{field}.data")
 
     def name(self, names: dict[str, str], messages: Sequence[Message]) -> None:
@@ -128,6 +128,6 @@ class MediaReader:
 def _of_audio(given: Any, field: str, ignored: Ignored) -> tuple[str, str]:
     """What `format` says is not asked: the file says it itself."""
     if not isinstance(given, dict) or not isinstance(data := given.get("data"), str):
-        raise BadRequest(f"{field}: expected an object with data, a sound's file as base64, not {show(given)}")
+        raise BadRequest.at(field, f"expected an object with data, a sound's file as base64, not {show(given)}")
     ignored.add_unknown(given, ("data", "format"), field)
     return data, f"{field}.data"

@@ -113,7 +113,7 @@ class FormReader:
             self._value += data
             self._values_bytes += len(data)
             if self._values_bytes > MAX_FIELD_BYTES:
-                raise BadRequest(f"{self._part[:100]}: the form's values are over {MAX_FIELD_BYTES:,} bytes")
+                raise BadRequest.at(f"{self._part[:100]}", f"the form's values are over {MAX_FIELD_BYTES:,} bytes")
 
 
 def _file_name(head: Message) -> str | None:
@@ -123,5 +123,5 @@ def _file_name(head: Message) -> str | None:
     try:
         name = head.get_filename()
     except (ValueError, LookupError):
-        raise BadRequest("file: the encoding of its name (filename*) is unsupported; write it in UTF-8") from None
+        raise BadRequest.at("file", "the encoding of its name (filename*) is unsupported; write it in UTF-8") from None
     return None if name is None else name.encode("utf-8", "replace").decode()

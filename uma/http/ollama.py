@@ -211,7 +211,7 @@ def _messages(bodies: Sequence[ChatMessage], reader: Reader) -> Iterator[Message
 def _images(given: Any, path: str, media: MediaReader) -> list[Media]:
     """Files as base64, which stand before a message's text. Raises `BadRequest` for what is none."""
     if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
-        raise BadRequest(f"{path}: expected a list of base64 strings")
+        raise BadRequest.at(path, "expected a list of base64 strings")
     return [media.take(each, f"{path}[{at}]") for at, each in enumerate(given)]
 
 
@@ -247,8 +247,8 @@ async def _unloaded(gateway: Gateway, http: Exchange, nothing: dict[str, Any]) -
     if fields.get("messages") or fields.get("prompt") or keep_sec(fields) != 0:
         return False
     if gateway.models is None:
-        raise Unsupported(
-            "keep_alive: this server keeps its one model loaded as long as it runs; end the server instead"
+        raise Unsupported.at(
+            "keep_alive", "this server keeps its one model loaded as long as it runs; end the server instead"
         )
     await check_manager(http, "unload models")
     asked = fields.get("model")
@@ -263,7 +263,9 @@ def _read_generate(fields: Mapping[str, Any], reader: Reader) -> ChatAsk | TextA
     if body.images and not reader.media.takes_any:
         abilities.media("images", "images")
     if body.images and (body.raw or body.suffix):
-        raise Unsupported("images: cannot stand beside raw or suffix, which have no place for them; leave either out")
+        raise Unsupported.at(
+            "images", "cannot stand beside raw or suffix, which have no place for them; leave either out"
+        )
     if body.template or body.context:
         raise BadRequest("template, context: are not supported; the model's own template is used, or none with raw")
     if not body.prompt:
@@ -306,8 +308,8 @@ def _asked(body: _Body, reader: Reader, piece: _Piece) -> dict[str, Any]:
     """The fields of an `Ask` that both endpoints have."""
     options = body.options or Options()
     if options.num_predict == 0:
-        raise BadRequest(
-            "options.num_predict: 0 generates nothing; give a number from 1, or -1 for no bound of its own"
+        raise BadRequest.at(
+            "options.num_predict", "0 generates nothing; give a number from 1, or -1 for no bound of its own"
         )
     is_unbounded = (options.num_predict or -1) < 0
     penalties = ("repeat_penalty", options.repeat_penalty), ("repetition_penalty", options.repetition_penalty)

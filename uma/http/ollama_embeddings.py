@@ -69,7 +69,7 @@ def _read(fields: Mapping[str, Any], reader: Reader) -> EmbedAsk | Said:
         return Said({"model": reader.model, "embeddings": []})
     texts = [body.input] if isinstance(body.input, str) else body.input
     if not (isinstance(texts, list) and all(isinstance(each, str) for each in texts)):
-        raise BadRequest(f"input: expected a string or a list of strings, not {show(body.input)}")
+        raise BadRequest.at("input", f"expected a string or a list of strings, not {show(body.input)}")
     return EmbedAsk(
         value=body.input,
         field="input",

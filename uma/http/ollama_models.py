@@ -37,7 +37,7 @@ class NameBody:
         """The name. Raises `BadRequest` where there is none."""
         found = reader.first(("model", self.model or None), ("name", self.name or None))
         if found is None:
-            raise BadRequest("model: the name of the model is missing")
+            raise BadRequest.at("model", "the name of the model is missing")
         return found
 
 
@@ -129,13 +129,14 @@ async def delete(gateway: Gateway, http: Exchange) -> None:
 
 async def copy(gateway: Gateway, http: Exchange) -> None:
     """`POST /api/copy`, which is refused."""
-    raise Unsupported(
-        'destination: a copy would only be another name: `alias = ["NAME"]` below [models."MODEL"] in the configuration'
+    raise Unsupported.at(
+        "destination",
+        'a copy would only be another name: `alias = ["NAME"]` below [models."MODEL"] in the configuration',
     )
 
 
 def _managed(gateway: Gateway) -> Models:
     """All models of the server. Raises `Unsupported` where it has one alone."""
     if gateway.models is None:
-        raise Unsupported("model: this server has one model for as long as it runs; start it with --models all")
+        raise Unsupported.at("model", "this server has one model for as long as it runs; start it with --models all")
     return gateway.models

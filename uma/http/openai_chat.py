@@ -95,7 +95,7 @@ def read_conversation(fields: Mapping[str, Any], reader: Reader) -> ChatAsk:
 def _read(fields: Mapping[str, Any], reader: Reader) -> ChatAsk:
     body = reader.generating(fields, ChatBody)
     if body.audio is not None or (body.modalities and set(body.modalities) != {"text"}):
-        raise Unsupported("modalities: answers are text alone; leave out modalities and audio")
+        raise Unsupported.at("modalities", "answers are text alone; leave out modalities and audio")
     conversation = _conversation(body, reader)
     form = abilities.response_format(body.response_format, "response_format", reader)
     max_tokens = body.max_completion_tokens or body.max_tokens
@@ -168,9 +168,11 @@ def _goes_on(body: Conversation, ignored: Ignored) -> bool:
     """Whether an assistant's message at the end is continued: unless the body asks for another turn."""
     wanted, opens, last = body.continue_final_message, body.add_generation_prompt, body.messages[-1]
     if wanted and opens:
-        raise BadRequest("continue_final_message: an answer is continued, or add_generation_prompt begins another one")
+        raise BadRequest.at(
+            "continue_final_message", "an answer is continued, or add_generation_prompt begins another one"
+        )
     if wanted and (last.role != "assistant" or last.tool_calls):
-        raise BadRequest("continue_final_message: the last message must be the assistant's, without tool_calls")
+        raise BadRequest.at("continue_final_message", "the last message must be the assistant's, without tool_calls")
     if opens is False and last.role != "assistant":
         ignored.add("add_generation_prompt")
     return wanted is not False and not opens

@@ -54,7 +54,7 @@ def _read(fields: Mapping[str, Any], reader: Reader) -> TextAsk:
     if gap is not None:
         fill_in.check(reader.able, "suffix")
         if body.echo:
-            raise BadRequest("echo: a text that is filled in is not repeated; leave echo or suffix out")
+            raise BadRequest.at("echo", "a text that is filled in is not repeated; leave echo or suffix out")
     top = abilities.logprobs(body.logprobs, "logprobs", reader.able)
     echo = abilities.echo(body.echo, reader.able)
     form = abilities.response_format(body.response_format, "response_format", reader)

@@ -96,16 +96,16 @@ def messages_of(given: Any, instructions: str | None, reader: Reader) -> list[Me
     if isinstance(given, str):
         return [*system, Message("user", text_of(given, "input", reader))]
     if not isinstance(given, list) or not given:
-        raise BadRequest(f"input: expected {INPUT}, not {show(given)}")
+        raise BadRequest.at("input", f"expected {INPUT}, not {show(given)}")
     if len(given) > MAX_MESSAGES:
-        raise BadRequest(f"input: {len(given):,} messages are more than {MAX_MESSAGES:,}")
+        raise BadRequest.at("input", f"{len(given):,} messages are more than {MAX_MESSAGES:,}")
     turns = list(system)
     question = question_start([_speaker(item) for item in given])
     for index, item in enumerate(given):
         _add(turns, item, f"input[{index}]", reader, is_question=index >= question)
     turns = [each for each in turns if not _is_thought(each)]  # an answer that was cut off in its thinking is none
     if not turns:
-        raise BadRequest("input: has no message")
+        raise BadRequest.at("input", "has no message")
     return turns
 
 
@@ -148,7 +148,7 @@ def _add(turns: list[Message], item: Any, path: str, reader: Reader, *, is_quest
     elif isinstance(kind, str) and _OF_HOSTED_TOOLS.fullmatch(kind):
         reader.ignored.add(path)
     else:
-        raise BadRequest(f"{path}: expected a message, a call or its output, not {show(item)}")
+        raise BadRequest.at(path, f"expected a message, a call or its output, not {show(item)}")
 
 
 _OF_HOSTED_TOOLS = re.compile(r"\w+_call|\w+_call_output|tool_search_output|mcp_\w+|compaction|program(_output)?")

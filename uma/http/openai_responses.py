@@ -112,10 +112,10 @@ def _read(fields: Mapping[str, Any], reader: Reader) -> ChatAsk:
 
 def _refuse(body: ResponsesBody) -> None:
     if body.prompt is not None:
-        raise Unsupported("prompt: no prompts are stored here; send it as instructions and input")
+        raise Unsupported.at("prompt", "no prompts are stored here; send it as instructions and input")
     for name in ("previous_response_id", "conversation", "background"):
         if getattr(body, name):
-            raise Unsupported(f"{name}: responses are not stored here; send the whole conversation as input")
+            raise Unsupported.at(name, "responses are not stored here; send the whole conversation as input")
 
 
 def _note_ignored(body: ResponsesBody, ignored: Ignored) -> None:

@@ -119,7 +119,7 @@ def offered(bodies: Sequence[Any], reader: Reader) -> Offered:
     """The tools of a body. Those that run at OpenAI's are named as ignored. Raises `BadRequest` for what is no tool."""
     found = list(_tools(bodies, "tools", None, reader))
     if len(found) > MAX_TOOLS:
-        raise BadRequest(f"tools: {len(found)} functions, those in namespaces counted, are more than {MAX_TOOLS}")
+        raise BadRequest.at("tools", f"{len(found)} functions, those in namespaces counted, are more than {MAX_TOOLS}")
     by_name = {tool.name: called for _, called, tool in found}
     return Offered([tool for _, _, tool in found], [path for path, _, _ in found], by_name)
 
@@ -130,7 +130,7 @@ def _tools(
     for index, body in enumerate(bodies):
         path = f"{field}[{index}]"
         if not isinstance(body, dict):
-            raise BadRequest(f"{path}: expected an object, not {show(body)}")
+            raise BadRequest.at(path, f"expected an object, not {show(body)}")
         kind = body.get("type", "function")
         if kind == "function":
             function = reader.part(body, FunctionBody, path)
@@ -150,14 +150,14 @@ def _tools(
         elif isinstance(kind, str):
             reader.ignored.add(path)
         else:
-            raise BadRequest(f"{path}.type: expected a string, not {show(kind)}")
+            raise BadRequest.at(f"{path}.type", f"expected a string, not {show(kind)}")
 
 
 def checked_name(name: str, namespace: str | None, path: str) -> str:
     """What the model calls a function. Raises `BadRequest` where that is too long; `path` is the function's."""
     full = full_name(name, namespace)
     if len(full) > MAX_NAME:
-        raise BadRequest(f"{path}.name: {full!r}, the namespace included, is longer than {MAX_NAME} characters")
+        raise BadRequest.at(f"{path}.name", f"{full!r}, the namespace included, is longer than {MAX_NAME} characters")
     return full
 
 

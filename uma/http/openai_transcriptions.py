@@ -58,9 +58,11 @@ def _read(fields: Mapping[str, Any], reader: Reader) -> ChatAsk:
     sound = _sound(body, reader.media)
     form = body.response_format or "json"
     if form in _TIMED:
-        raise Unsupported(f"response_format: {form!r} has times, which this model does not tell; ask for json or text")
+        raise Unsupported.at(
+            "response_format", f"{form!r} has times, which this model does not tell; ask for json or text"
+        )
     if form not in ("json", "text"):
-        raise BadRequest(f"response_format: expected json or text, not {form[:50]!r}")
+        raise BadRequest.at("response_format", f"expected json or text, not {form[:50]!r}")
     asked = body.prompt or ASKED
     if body.language:
         asked += f" (language: {body.language})"
@@ -81,7 +83,7 @@ def _sound(body: TranscriptionBody, media: MediaReader) -> Media:
     if body.file_url is not None and body.file is None:
         return media.of_url(body.file_url, "file_url")
     if not isinstance(body.file, bytes) or not body.file or body.file_url is not None:
-        raise BadRequest("file: expected a sound's file in a form, or file_url in JSON, which is its data URL")
+        raise BadRequest.at("file", "expected a sound's file in a form, or file_url in JSON, which is its data URL")
     return media.take(base64.b64encode(body.file).decode(), "file")
 
 

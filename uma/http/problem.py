@@ -6,7 +6,6 @@ A dialect turns a `Problem` into its own body; nothing else decides about status
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -29,6 +28,7 @@ from uma.errors import (
     VersionMismatch,
 )
 from uma.jobs.store import StoreFault, StoreTaken
+from uma.wrong import Wrong, renamed
 
 Kind = Literal[
     "bad_request",
@@ -148,16 +148,8 @@ _STATUS: dict[type[UmaError], tuple[int, Kind]] = {
     ConnectionLost: (503, "stopping"),
 }
 
-_FIELD = re.compile(r"([A-Za-z_][\w.\[\]]*): ")
 DEFAULT_RETRY_MS = 1000
 """Default wait for refusals that time alone can mend, where the engine did not say how much."""
-
-
-def renamed(message: str, names: Mapping[str, str]) -> str:
-    """`message`, each line of which begins with a field, with the names that the body has for these."""
-    for name, own in names.items():
-        message = re.sub(rf"^{re.escape(name)}(?=[.:\[]|$)", own, message, flags=re.MULTILINE)
-    return message
 
 
 @attrs.frozen
@@ -182,12 +174,12 @@ class Problem:
         `names` has the body's name for a field that the engine calls otherwise.
         """
         status, kind = _STATUS.get(type(error), (500, "fault"))
-        message = renamed(error.message, names or {})
-        field = _FIELD.match(message) if status == 400 else None
+        lines = renamed(error.lines, names or {})
+        field = lines[0].field if status == 400 and lines and isinstance(lines[0], Wrong) else None
         retry_after_ms = error.retry_after_ms
         if status in (429, 503) and retry_after_ms is None:
             retry_after_ms = DEFAULT_RETRY_MS
-        problem = cls(status, kind, message, field[1] if field else None, retry_after_ms)
+        problem = cls(status, kind, "\n".join(lines), field or None, retry_after_ms)
         if isinstance(error, PromptTooLarge):
             return attrs.evolve(problem, prompt_tokens=error.prompt_tokens, n_ctx=error.n_ctx)
         return problem

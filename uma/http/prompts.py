@@ -86,7 +86,7 @@ class _Tokenizer:
     async def _text_ids(self, text: str, *, is_first: bool) -> tuple[int, ...]:
         self._texts += 1
         if self._texts > MAX_TEXTS_AMONG_IDS:
-            raise BadRequest(f"{self.field}: more than {MAX_TEXTS_AMONG_IDS:,} texts stand among token ids; join them")
+            raise BadRequest.at(self.field, f"more than {MAX_TEXTS_AMONG_IDS:,} texts stand among token ids; join them")
         tokenized = await self._tokenized(checked_text(text, self.field))
         if is_first:
             return tokenized.token_ids
@@ -110,9 +110,9 @@ def prompts(reader: Reader, value: Any, field: str, *, with_media: bool = True) 
     if is_one_prompt(value):
         return [_prompt(reader, value, field, with_media)]
     if not isinstance(value, list) or not value:
-        raise BadRequest(f"{field}: expected {PROMPTS}, not {show(value)}")
+        raise BadRequest.at(field, f"expected {PROMPTS}, not {show(value)}")
     if len(value) > MAX_PROMPTS:
-        raise BadRequest(f"{field}: {len(value):,} prompts are more than {MAX_PROMPTS:,}")
+        raise BadRequest.at(field, f"{len(value):,} prompts are more than {MAX_PROMPTS:,}")
     return [_prompt(reader, each, f"{field}[{index}]", with_media) for index, each in enumerate(value)]
 
 
@@ -135,13 +135,13 @@ def _prompt(reader: Reader, value: Any, field: str, with_media: bool) -> dict[st
             value, field = _text_of(value, field)
     if isinstance(value, str):
         if "\0" in value:
-            raise BadRequest(f"{field}: holds a NUL character, which no tokenizer takes")
+            raise BadRequest.at(field, "holds a NUL character, which no tokenizer takes")
         return {"prompt": value, "media": shown} if shown else {"prompt": value}
     if not _is_ids(value):
-        raise BadRequest(f"{field}: expected a string or a list of token ids, not {show(value)}")
+        raise BadRequest.at(field, f"expected a string or a list of token ids, not {show(value)}")
     vocab_size = reader.info.model.vocab_size
     if (wrong := min(value)) < 0 or (wrong := max(value)) >= vocab_size:
-        raise BadRequest(f"{field}: {wrong} is not in the vocabulary of {vocab_size:,} tokens")
+        raise BadRequest.at(field, f"{wrong} is not in the vocabulary of {vocab_size:,} tokens")
     return {"token_ids": tuple(value)}
 
 
@@ -149,14 +149,14 @@ def _marked(value: dict[str, Any], field: str, media: MediaReader) -> tuple[str,
     """The text of llama-server's object without its marks, and what stands in their places."""
     text, data = value.get("prompt_string"), value["multimodal_data"]
     if not isinstance(text, str):
-        raise BadRequest(f"{field}.prompt_string: expected a string beside multimodal_data, not {show(text)}")
+        raise BadRequest.at(f"{field}.prompt_string", f"expected a string beside multimodal_data, not {show(text)}")
     field = f"{field}.multimodal_data"
     if not isinstance(data, list) or not all(isinstance(each, str) for each in data):
-        raise BadRequest(f"{field}: expected a list of files as base64, not {show(data)}")
+        raise BadRequest.at(field, f"expected a list of files as base64, not {show(data)}")
     head, *rest = text.split(MEDIA_MARKER)
     if len(rest) != len(data):
-        raise BadRequest(
-            f"{field}: {len(data)} files for {len(rest)} marks {MEDIA_MARKER} in prompt_string; give as many"
+        raise BadRequest.at(
+            field, f"{len(data)} files for {len(rest)} marks {MEDIA_MARKER} in prompt_string; give as many"
         )
     files = (media.take(each, f"{field}[{at}]") for at, each in enumerate(data))
     return joined([head, *(part for pair in zip(files, rest, strict=True) for part in pair)])
@@ -170,7 +170,7 @@ def _text_of(value: dict[str, Any], field: str) -> tuple[str, str]:
         return text, f"{field}.prompt_string"
     parts = value.get("content")
     if not isinstance(parts, list) or not parts:
-        raise BadRequest(f"{field}: expected prompt_string (a string) or content (a list of parts), not {show(value)}")
+        raise BadRequest.at(field, f"expected prompt_string (a string) or content (a list of parts), not {show(value)}")
     return "".join(_part(part, f"{field}.content[{at}]") for at, part in enumerate(parts)), f"{field}.content"
 
 
@@ -179,7 +179,7 @@ def _part(part: Any, path: str) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind.startswith(("image", "input_")):
             abilities.media(kind, path)
-        raise BadRequest(f"{path}: expected a part with type text, not {show(part)}")
+        raise BadRequest.at(path, f"expected a part with type text, not {show(part)}")
     if not isinstance(text := part.get("text"), str):
-        raise BadRequest(f"{path}.text: expected a string, not {show(text)}")
+        raise BadRequest.at(f"{path}.text", f"expected a string, not {show(text)}")
     return text

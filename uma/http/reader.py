@@ -14,6 +14,7 @@ from uma.http.media import MediaReader
 from uma.http.problem import Unsupported
 from uma.protocol.converter import structure, unknown_fields
 from uma.types import Capabilities, ServerInfo
+from uma.wrong import below
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ def read(fields: Any, cls: type[T], ignored: Ignored, path: str = "") -> T:
     try:
         found = structure(fields, cls)
     except BadRequest as error:
-        raise BadRequest(f"{path}.{error.message}" if path else error.message) from None
+        raise BadRequest(*below(path, error.lines)) from None
     ignored.add_all(unknown_fields(fields, cls, f"{path}." if path else ""))
     return found
 
@@ -88,7 +89,7 @@ class Reader:
                     continue
                 found = f"{name}.format"
             place = next((each for each in _FORMS if each in own), "json_schema") if name in _FORMS else "stop"
-            raise Unsupported(f"{found}: is not supported by this endpoint; give {place} instead, or leave it out")
+            raise Unsupported.at(found, f"is not supported by this endpoint; give {place} instead, or leave it out")
         return self.body(fields, cls)
 
     def part(self, part: Any, cls: type[T], path: str) -> T:
@@ -123,7 +124,7 @@ class Reader:
 def checked_text(text: str, path: str) -> str:
     """`text`. Raises `BadRequest` where it cannot be tokenized."""
     if (problem := Text().problem(text)) is not None:
-        raise BadRequest(f"{path}: {problem}")
+        raise BadRequest.at(path, f"{problem}")
     return text
 
 

@@ -27,7 +27,7 @@ async def load(gateway: Gateway, http: Exchange) -> None:
     """`POST /models/load`."""
     models, model = await _found(gateway, http)
     if model.state in ("loading", "loaded"):
-        raise BadRequest(f"model: {model.name} is already running")
+        raise BadRequest.at("model", f"{model.name} is already running")
     assert gateway.tasks is not None  # the service runs, or there would be no connection
     gateway.tasks.start_soon(_load, models, model.name)
     await http.answer_json({"success": True})
@@ -42,7 +42,7 @@ async def unload(gateway: Gateway, http: Exchange) -> None:
     """`POST /models/unload`. Requests that run with it come to their end."""
     models, model = await _found(gateway, http)
     if model.state in ("unloaded", "leaving"):
-        raise BadRequest(f"model: {model.name} is not running")
+        raise BadRequest.at("model", f"{model.name} is not running")
     await check_manager(http, "unload models")
     await models.unload(model.name)
     await http.answer_json({"success": True})
@@ -51,6 +51,6 @@ async def unload(gateway: Gateway, http: Exchange) -> None:
 async def _found(gateway: Gateway, http: Exchange) -> tuple[Models, ListedModel]:
     body = await http.built(lambda fields: read(fields, RouterBody, http.ignored))
     if gateway.models is None:
-        raise Unsupported("model: this server has one model for as long as it runs; start it with --models")
+        raise Unsupported.at("model", "this server has one model for as long as it runs; start it with --models")
     name = own_model(gateway.models, http, body.model)
     return gateway.models, gateway.models.find(name or body.model)

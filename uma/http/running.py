@@ -84,7 +84,7 @@ async def _end_thinking(gateway: Gateway, http: Exchange, id: str) -> None:
     """Raises `NotFound` as `_find`, and `Unsupported` where the model does not think."""
     found = await _find(gateway, http, id)
     if not gateway.source.info.capabilities.reasoning:
-        raise Unsupported("id: this model's chat template has no marks of thinking, so there is none to be ended")
+        raise Unsupported.at("id", "this model's chat template has no marks of thinking, so there is none to be ended")
     found.end_thinking()
 
 

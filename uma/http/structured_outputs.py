@@ -60,7 +60,7 @@ def grammar_of(
     )
     found = [(field, grammar) for field, grammar in given if grammar is not None]
     if len(found) > 1:
-        raise BadRequest(f"{found[1][0]}: is given beside {found[0][0]}; give one of them")
+        raise BadRequest.at(found[1][0], f"is given beside {found[0][0]}; give one of them")
     if not found or tool_choice in ("auto", "none"):
         return found[0][1] if found else None
     reader.ignored.add(found[0][0])
@@ -85,10 +85,10 @@ def _grammar(kind: str, value: Any, field: str, reader: Reader) -> Grammar:
         return abilities.grammar({"json_object": True}, field, reader)
     if kind == "choice":
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise BadRequest(f"{field}: expected a list of strings, not {show(value)}")
+            raise BadRequest.at(field, f"expected a list of strings, not {show(value)}")
         return abilities.grammar({"choice": tuple(value)}, field, reader)
     if not isinstance(value, str):
-        raise BadRequest(f"{field}: expected a string, not {show(value)}")
+        raise BadRequest.at(field, f"expected a string, not {show(value)}")
     if kind == "grammar":  # vLLM takes either notation
         kind = "gbnf" if "::=" in value else "lark"
     return abilities.grammar({kind: value}, field, reader)
@@ -103,5 +103,5 @@ def _schema(value: Any, field: str) -> dict[str, Any]:
         except (ValueError, RecursionError):
             schema = None
     if not isinstance(schema, dict):
-        raise BadRequest(f"{field}: expected a JSON Schema, not {show(value)}")
+        raise BadRequest.at(field, f"expected a JSON Schema, not {show(value)}")
     return schema

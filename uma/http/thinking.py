@@ -93,7 +93,7 @@ def thinking(wish: Wish, able: Capabilities, ignored: Ignored) -> dict[str, Any]
     for name, value in (wish.variables or {}).items():
         if name in ("enable_thinking", "thinking"):
             if not isinstance(value, bool):
-                raise BadRequest(f"{KWARGS}.{name}: expected true or false, not {show(value)}")
+                raise BadRequest.at(f"{KWARGS}.{name}", f"expected true or false, not {show(value)}")
             wanted, field = value, f"{KWARGS}.{name}"
         elif name in able.template_variables:
             values[name] = value

@@ -96,14 +96,14 @@ def tool_fields(tools: Sequence[Tool], choice: str, able: Capabilities, *, is_pa
     """The fields of a `Request` that offers these tools. Raises `Unsupported` where the model's calls are not known."""
     if not tools:
         if choice not in ("auto", "none"):
-            raise BadRequest(f"tool_choice: {choice!r}, but there are no tools")
+            raise BadRequest.at("tool_choice", f"{choice!r}, but there are no tools")
         return {}
     if choice == "none" and not able.tools:
         return {}  # none can be called, and no model is shown tools that it must not call
     wanted = choice if choice in ("auto", "none", "required") else "named"
     check_calls(able, "tools")
     if wanted not in able.tools:
-        raise Unsupported(f"tool_choice: this server can do {', '.join(able.tools)}")
+        raise Unsupported.at("tool_choice", f"this server can do {', '.join(able.tools)}")
     return {"tools": tuple(tools), "tool_choice": choice, "parallel_tool_calls": is_parallel is not False}
 
 
@@ -121,7 +121,7 @@ def name_schemas(names: dict[str, str], places: Iterable[int], field: str) -> No
 def check_calls(able: Capabilities, field: str) -> None:
     """Raise `Unsupported` where tools, or calls among messages, would be ignored."""
     if not able.tools:
-        raise Unsupported(f"{field}: the calls of this model cannot be told from its text; leave it out")
+        raise Unsupported.at(field, "the calls of this model cannot be told from its text; leave it out")
 
 
 def openai_choice(value: Any, tools: Sequence[Tool]) -> tuple[list[int], str]:
@@ -139,8 +139,8 @@ def openai_choice(value: Any, tools: Sequence[Tool]) -> tuple[list[int], str]:
         return _allowed(value.get("allowed_tools", value), {tools[at].name: at for at in every})
     if (name := _function_name(value)) is not None:
         return every, named_choice(name)
-    raise BadRequest(
-        f"tool_choice: expected auto, none, required, a function by name or allowed_tools, not {show(value)}"
+    raise BadRequest.at(
+        "tool_choice", f"expected auto, none, required, a function by name or allowed_tools, not {show(value)}"
     )
 
 
@@ -165,19 +165,19 @@ def full_name(name: str, namespace: str | None) -> str:
 def _allowed(value: Any, places: Mapping[str, int]) -> tuple[list[int], str]:
     mode, listed = (value.get("mode"), value.get("tools")) if isinstance(value, dict) else (None, None)
     if mode not in ("auto", "required"):
-        raise BadRequest(f"tool_choice: allowed_tools.mode: expected auto or required, not {show(mode)}")
+        raise BadRequest.at("tool_choice", f"allowed_tools.mode: expected auto or required, not {show(mode)}")
     if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_TOOLS:
-        raise BadRequest(
-            f"tool_choice: allowed_tools.tools: expected 1 to {MAX_TOOLS} functions by name, not {show(listed)}"
+        raise BadRequest.at(
+            "tool_choice", f"allowed_tools.tools: expected 1 to {MAX_TOOLS} functions by name, not {show(listed)}"
         )
     wanted = set()
     for index, each in enumerate(listed):
         if (name := _function_name(each)) is None:
-            raise BadRequest(
-                f"tool_choice: allowed_tools.tools[{index}]: expected a function by name, not {show(each)}"
+            raise BadRequest.at(
+                "tool_choice", f"allowed_tools.tools[{index}]: expected a function by name, not {show(each)}"
             )
         if name not in places:
-            raise BadRequest(f"tool_choice: allowed_tools.tools[{index}]: no tool is called {name!r}")
+            raise BadRequest.at("tool_choice", f"allowed_tools.tools[{index}]: no tool is called {name!r}")
         wanted.add(name)
     return [place for name, place in places.items() if name in wanted], mode
 
@@ -185,14 +185,14 @@ def _allowed(value: Any, places: Mapping[str, int]) -> tuple[list[int], str]:
 def named_choice(name: str) -> str:
     """The choice of the tool of this name. Raises `BadRequest` for a word of `tool_choice`: no tool is called so."""
     if name in ("auto", "none", "required"):
-        raise BadRequest(f"tool_choice: no tool is called {name!r}")
+        raise BadRequest.at("tool_choice", f"no tool is called {name!r}")
     return name
 
 
 def legacy(value: Any, field: str) -> None:
     """`functions` and `function_call`, which `tools` have replaced."""
     if value and value not in ("none", "auto"):
-        raise Unsupported(f"{field}: give tools and tool_choice, which have taken its place")
+        raise Unsupported.at(field, "give tools and tool_choice, which have taken its place")
 
 
 def with_names(messages: Sequence[Message]) -> tuple[Message, ...]:

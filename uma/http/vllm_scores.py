@@ -4,11 +4,9 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +14,7 @@ import attrs
 import trio
 
 from uma.constraints import show
-from uma.errors import BadRequest, PromptTooLarge, UmaError
+from uma.errors import BadRequest, UmaError, errors_renamed
 from uma.http import abilities
 from uma.http.exchange import Exchange
 from uma.http.fields import lane_alone
@@ -29,8 +27,6 @@ from uma.types import Embeddings, EmbedRequest, Ranking, RerankRequest
 
 PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 """Names that vLLM has for the two sides."""
-_PLACE = re.compile(r"^(texts|query|documents)(?:\[(\d+)\])?", re.MULTILINE)
-"""How the engine names a text."""
 
 
 @attrs.frozen(kw_only=True)
@@ -62,7 +58,7 @@ class Side:
         """Raises `BadRequest` for what is neither a text nor a list of some."""
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
-            raise BadRequest(f"{field}: expected a text or a list of texts, not {show(value)}")
+            raise BadRequest.at(field, f"expected a text or a list of texts, not {show(value)}")
         return cls(field, isinstance(value, str), tuple(texts))
 
     @property
@@ -121,12 +117,13 @@ def _asked(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Pairs:
     names = next((pair for pair in PAIRS if set(pair) == given), None)
     if names is None:
         every = ", ".join(" and ".join(pair) for pair in PAIRS)
-        raise BadRequest(f"text_1: expected two sides to compare, by one of these pairs of names: {every}")
+        raise BadRequest.at("text_1", f"expected two sides to compare, by one of these pairs of names: {every}")
     first, second = (Side.of(name, getattr(body, name)) for name in names)
     if len(first.texts) not in (1, len(second.texts)):
-        raise BadRequest(
-            f"{first.field}: {len(first.texts):,} texts cannot be compared with {len(second.texts):,}: give one, or as "
-            f"many as {second.field} has"
+        raise BadRequest.at(
+            first.field,
+            f"{len(first.texts):,} texts cannot be compared with {len(second.texts):,}: give one, or as "
+            f"many as {second.field} has",
         )
     return Pairs(first, second, reader.model, lane_alone(body.priority, http))
 
@@ -134,7 +131,7 @@ def _asked(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Pairs:
 async def _compared(gateway: Gateway, http: Exchange, asked: Pairs) -> Scored:
     """Scores by their embeddings."""
     n_first = len(asked.first.texts)
-    with _named({"texts": asked.first.places + asked.second.places}):
+    with errors_renamed(_names("texts", asked.first.places + asked.second.places)):
         texts = asked.first.texts + asked.second.texts
         request = EmbedRequest(http.id, texts=texts, fail_on_empty=True, priority=asked.priority)
         found = await gateway.compute(http, request, gateway.source.embed, lambda found: sum(found.prompt_tokens))
@@ -163,11 +160,14 @@ async def _ranked(gateway: Gateway, http: Exchange, asked: Pairs) -> Scored:
     failures: list[UmaError] = []
     turns = trio.CapacityLimiter(MAX_AT_ONCE)
 
-    async def one(number: int, request: RerankRequest, others: list[int], scope: trio.CancelScope) -> None:
-        own = {"query": [asked.first.places[number]], "documents": [asked.second.places[at] for at in others]}
+    async def one(number: int, whole: RerankRequest, others: list[int], scope: trio.CancelScope) -> None:
+        own = _names("documents", [asked.second.places[at] for at in others]) | {"query": asked.first.places[number]}
+        texts = tuple(asked.second.texts[at] for at in others)
         try:
             async with turns:
-                with _named(own):
+                with errors_renamed(own):
+                    query = asked.first.texts[number]
+                    request = attrs.evolve(whole, id=f"{http.id}-{number}", query=query, documents=texts)
                     found = await gateway.source.rerank(request)
         except UmaError as error:
             failures.append(error)
@@ -180,33 +180,17 @@ async def _ranked(gateway: Gateway, http: Exchange, asked: Pairs) -> Scored:
     async def every(whole: RerankRequest) -> Ranking:
         async with trio.open_nursery() as nursery:
             for number, others in of_query.items():
-                texts = tuple(asked.second.texts[at] for at in others)
-                request = attrs.evolve(
-                    whole, id=f"{http.id}-{number}", query=asked.first.texts[number], documents=texts
-                )
-                nursery.start_soon(one, number, request, others, nursery.cancel_scope)
+                nursery.start_soon(one, number, whole, others, nursery.cancel_scope)
         if failures:
             raise failures[0]
         return Ranking(http.id, (), sum(used))
 
-    with _named({"query": asked.first.places, "documents": asked.second.places}):
+    with errors_renamed(_names("documents", asked.second.places) | {"query": asked.first.places[0]}):
         whole = RerankRequest(http.id, max(asked.first.texts), asked.second.texts, priority=asked.priority)
     ranking = await gateway.compute(http, whole, every, lambda ranking: ranking.prompt_tokens)
     return Scored(scores, ranking.prompt_tokens)
 
 
-@contextmanager
-def _named(places: Mapping[str, Sequence[str]]) -> Iterator[None]:
-    """A block whose errors name texts as the body does: `places` has its names of an engine's field's texts."""
-
-    def place(found: re.Match[str]) -> str:
-        own = places.get(found[1], ())
-        at = int(found[2] or 0)
-        return own[at] if at < len(own) else found[0]
-
-    try:
-        yield
-    except PromptTooLarge as error:
-        raise error.at(_PLACE.sub(place, error.message)) from None
-    except (BadRequest, ValueError) as error:
-        raise BadRequest(_PLACE.sub(place, str(error))) from None
+def _names(field: str, places: Sequence[str]) -> dict[str, str]:
+    """The body's names for the texts of a field of the engine's."""
+    return {field: places[0].partition("[")[0]} | {f"{field}[{at}]": place for at, place in enumerate(places)}

@@ -256,7 +256,7 @@ class Store:
         """Forget a file, and its contents. Raises `BadRequest` for the input of a batch that has not ended."""
         for batch in self.unfinished(owner=file.owner):
             if batch.input_file_id == file.id:
-                raise BadRequest(f"id: batch {batch.id} reads this file; cancel it first")
+                raise BadRequest.at("id", f"batch {batch.id} reads this file; cancel it first")
         self._do("DELETE FROM files WHERE id = ?", (file.id,))
         self.path(file.id).unlink(missing_ok=True)
 
@@ -331,7 +331,7 @@ class Store:
         if after is not None:
             found = self._do(f"SELECT rowid FROM {table} WHERE id = ? AND owner = ?", (after, owner))
             if not found:
-                raise BadRequest(f"after: {after[:100]!r} was not found: it was deleted, or is another key's")
+                raise BadRequest.at("after", f"{after[:100]!r} was not found: it was deleted, or is another key's")
             start = found[0][0]
         rows = self._do(
             f"SELECT id, data FROM {table} WHERE owner = ?1 AND (?2 IS NULL OR rowid {beyond} ?2) AND (?3 IS NULL OR "

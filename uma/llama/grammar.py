@@ -116,7 +116,7 @@ class GrammarState:
         if self.is_over and self.matcher.is_error():
             reason = self.matcher.get_error()
             if (bound := bound_of(reason)) is not None:
-                raise BadRequest(f"grammar: {bound}")
+                raise BadRequest.at("grammar", f"{bound}")
             raise DecodeFailed(f"the grammar cannot be followed further: {in_plain_words(reason)}")
 
     def renew(self) -> bool:
@@ -227,7 +227,9 @@ class GrammarCompiler:
 
     def _make(self, grammar: Grammar, before: str = "") -> LLMatcher:
         if not self.is_available:
-            raise BadRequest("grammar: this model's vocabulary has no token that ends a text, so no grammar can end")
+            raise BadRequest.at(
+                "grammar", "this model's vocabulary has no token that ends a text, so no grammar can end"
+            )
         with self._vocab.opened():  # to the end: the thread may have been given up, and the engine be closed meanwhile
             return self._made(grammar, before)
 
@@ -246,13 +248,13 @@ class GrammarCompiler:
         for state in (matcher, behind):
             state.compute_bitmask()
             if state.is_error():  # no text has an end, say where a `$ref` leads to itself
-                raise BadRequest(f"{_field(grammar)}: {_reason(grammar, state.get_error())}")
+                raise BadRequest.at(_field(grammar), f"{_reason(grammar, state.get_error())}")
         return matcher
 
     def _read(self, grammar: Grammar, before: str) -> tuple[LLTokenizer, str]:
         """What llguidance compiles. Raises `BadRequest` for what is refused without it."""
         if grammar.json_schema is not None and (found := problem(grammar.json_schema)) is not None:
-            raise BadRequest(f"{_field(grammar)}{found[0]}: {found[1]}")
+            raise BadRequest.at(f"{_field(grammar)}{found[0]}", f"{found[1]}")
         source = _source(grammar)
         return self._made_tokenizer(), _behind(before, source) if before else source
 
@@ -279,7 +281,7 @@ class GrammarCompiler:
             return LLMatcher.validate_grammar(source, tokenizer, limits=LIMITS) == reason
 
         place = "" if grammar.json_schema is None else _place(grammar.json_schema, fails_alike)
-        return BadRequest(f"{_field(grammar)}{place}: {_reason(grammar, reason)}")
+        return BadRequest.at(f"{_field(grammar)}{place}", f"{_reason(grammar, reason)}")
 
 
 class GrammarMasks:
@@ -424,7 +426,7 @@ def _source(grammar: Grammar) -> str:
     try:
         return LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.gbnf))
     except Exception as error:  # noqa: BLE001  (that is what the converter raises)
-        raise BadRequest(f"grammar.gbnf: {in_plain_words(str(error) or type(error).__name__)}") from None
+        raise BadRequest.at("grammar.gbnf", f"{in_plain_words(str(error) or type(error).__name__)}") from None
 
 
 def _field(grammar: Grammar) -> str:

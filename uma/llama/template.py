@@ -243,7 +243,7 @@ _THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
 
 
 def _template_error(error: UnusableError) -> TemplateError:
-    return TemplateError(f"messages: the model's chat template {error}")
+    return TemplateError.at("messages", f"the model's chat template {error}")
 
 
 def _tree_of(source: str) -> nodes.Template | None:

@@ -294,6 +294,6 @@ def encode(text: str) -> bytes:
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise BadRequest(
-            f"prompt: character {error.start} is half of a surrogate pair ({text[error.start]!r}), which is no text"
+        raise BadRequest.at(
+            "prompt", f"character {error.start} is half of a surrogate pair ({text[error.start]!r}), which is no text"
         ) from None

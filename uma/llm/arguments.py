@@ -134,7 +134,7 @@ def make_request(make: Callable[..., T], **fields: Any) -> T:
     try:
         return make(**fields)
     except ValueError as error:
-        raise BadRequest(str(error)) from None
+        raise BadRequest.of(error) from None
 
 
 def message_of(given: Message | Mapping[str, Any]) -> Message:

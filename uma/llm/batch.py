@@ -123,7 +123,7 @@ async def _generate_one(loop: SourceThread, row: PromptRow) -> RequestOutput:
         # The engine ends, and with it the loop: that is no result, so this waits to be cancelled.
         await trio.sleep_forever()
     except ValueError as error:
-        return failed(prompt, BadRequest(str(error)))
+        return failed(prompt, BadRequest.of(error))
     except UmaError as error:
         return failed(prompt, error)
     raise AssertionError("a stream ended without its last event")

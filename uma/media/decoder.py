@@ -49,13 +49,13 @@ class MediaDecoder:
         try:
             answer, content = child.ask_about({"form": form, "max_bytes": _MAX_BYTES}, data)
         except TimeoutError:
-            raise BadRequest(f"{field}: timeout: it takes longer than {DEADLINE_SEC:g} s to decode") from None
+            raise BadRequest.at(field, f"timeout: it takes longer than {DEADLINE_SEC:g} s to decode") from None
         except ChildBusyError:
             raise Overloaded(
                 f"{field}: this machine is too busy to decode it; ask again", retry_after_ms=RETRY_AFTER_MS
             ) from None
         except ChildEndedError as error:
-            raise BadRequest(f"{field}: cannot be decoded: the process that tried has ended ({error})") from None
+            raise BadRequest.at(field, f"cannot be decoded: the process that tried has ended ({error})") from None
         except (ChildClosedError, OSError) as error:
             raise InternalError(
                 f"{field}: no process can be started to decode it: {error or 'the engine ends'}"
@@ -65,7 +65,7 @@ class MediaDecoder:
         if "width" not in answer:
             problem = answer["problem"]
             most = f"is larger than {MAX_PIXELS:,} pixels or {MAX_SOUND_SEC:,} s"
-            raise BadRequest(f"{field}: {most if problem == TOO_LARGE else problem}")
+            raise BadRequest.at(field, f"{most if problem == TOO_LARGE else problem}")
         if form not in SOUNDS:
             return Pixels(id, answer["width"], answer["height"], content)
         _check_sound(content, field)
@@ -84,9 +84,9 @@ def _check_sound(content: bytes, field: str) -> None:
     samples = np.frombuffer(content, np.float32)
     if not MIN_SOUND_SEC * SAMPLE_RATE <= len(samples) <= MAX_SOUND_SEC * SAMPLE_RATE:
         took = f"{len(samples) / SAMPLE_RATE:,.3g} s"
-        raise BadRequest(f"{field}: a sound of {took}; from {MIN_SOUND_SEC:g} to {MAX_SOUND_SEC:,} s can be read")
+        raise BadRequest.at(field, f"a sound of {took}; from {MIN_SOUND_SEC:g} to {MAX_SOUND_SEC:,} s can be read")
     if not np.abs(samples).max() <= LOUDEST:
-        raise BadRequest(f"{field}: has samples that are no sound: they are not from -1 to 1")
+        raise BadRequest.at(field, "has samples that are no sound: they are not from -1 to 1")
 
 
 _MAX_BYTES = max(3 * MAX_PIXELS, 4 * SAMPLE_RATE * MAX_SOUND_SEC)

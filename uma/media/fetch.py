@@ -98,7 +98,7 @@ class Fetcher:
                         media_file = attrs.evolve(media_file, url=None, data=await _base64_of(data))  # noqa: PLW2901
                     media.append(media_file)
             if patience.cancelled_caught:
-                raise BadRequest(f"{place}: timeout: not fetched within {DEADLINE_SEC:g} s; send the file itself")
+                raise BadRequest.at(place, f"timeout: not fetched within {DEADLINE_SEC:g} s; send the file itself")
         return request.with_media(media)
 
     @asynccontextmanager
@@ -128,19 +128,19 @@ class Fetcher:
                 response, body = await self._get(parts, field, left)
             except (OSError, ValueError, trio.BrokenResourceError, h11.ProtocolError) as error:
                 # A certificate's fault is one of these.
-                raise BadRequest(f"{field}: cannot be fetched from {parts.hostname}: {_reason(error)}") from None
+                raise BadRequest.at(field, f"cannot be fetched from {parts.hostname}: {_reason(error)}") from None
             if response.status_code not in _REDIRECTS:
                 if response.status_code != 200:
-                    raise BadRequest(f"{field}: {parts.hostname} answers with status {response.status_code}")
+                    raise BadRequest.at(field, f"{parts.hostname} answers with status {response.status_code}")
                 if not body:
-                    raise BadRequest(f"{field}: {parts.hostname} answers with nothing")
+                    raise BadRequest.at(field, f"{parts.hostname} answers with nothing")
                 return body
             there = next((value for name, value in response.headers if name == b"location"), b"")
             try:
                 url = urljoin(url, there.decode("latin-1"))
             except ValueError:
-                raise BadRequest(f"{field}: {parts.hostname} leads on to what is no URL") from None
-        raise BadRequest(f"{field}: leads on more than {MAX_REDIRECTS} times")
+                raise BadRequest.at(field, f"{parts.hostname} leads on to what is no URL") from None
+        raise BadRequest.at(field, f"leads on more than {MAX_REDIRECTS} times")
 
     async def _get(self, parts: SplitResult, field: str, left: int) -> tuple[h11.Response, bytes]:
         async with await self._connected(parts, field) as stream:
@@ -227,12 +227,12 @@ def _parts(url: str, field: str) -> SplitResult:
     except ValueError:
         is_whole = False
     if not is_whole or "@" in parts.netloc or not all("!" <= character <= "~" for character in url):
-        raise BadRequest(f"{field}: expected an http or https URL in ASCII, without a name and password")
+        raise BadRequest.at(field, "expected an http or https URL in ASCII, without a name and password")
     return parts
 
 
 def _refused(parts: SplitResult, field: str) -> BadRequest:
-    return BadRequest(f"{field}: {parts.hostname} is an address of this machine or a private network's")
+    return BadRequest.at(field, f"{parts.hostname} is an address of this machine or a private network's")
 
 
 def _reason(error: Exception) -> str:

@@ -48,7 +48,7 @@ def check_count(request: Request) -> None:
     """Raise `BadRequest` where a request has too many files; before any of them is fetched or read."""
     if (count := sum(1 for _ in request.placed_media())) > MAX_MEDIA:
         place = "messages" if request.prompt is None else "prompt"
-        raise BadRequest(f"{place}: {count:,} pictures and sounds are over the limit of {MAX_MEDIA}")
+        raise BadRequest.at(place, f"{count:,} pictures and sounds are over the limit of {MAX_MEDIA}")
 
 
 def file_of(text: str, field: str) -> bytes:
@@ -58,20 +58,21 @@ def file_of(text: str, field: str) -> bytes:
     """
     text = text.translate(_BLANKS)
     if len(text) > 4 * MAX_FILE_BYTES // 3 + 4:
-        raise BadRequest(f"{field}: is over the limit of {MAX_FILE_BYTES:,} bytes for a file")
+        raise BadRequest.at(field, f"is over the limit of {MAX_FILE_BYTES:,} bytes for a file")
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise BadRequest(f"{field}: is no base64") from None
+        raise BadRequest.at(field, "is no base64") from None
 
 
 def over_limit(field: str, left: int) -> BadRequest:
     """The error for a file that is longer than one can be, or than the `left` bytes that its request's others leave."""
     if left >= MAX_FILE_BYTES:
-        return BadRequest(f"{field}: is over the limit of {MAX_FILE_BYTES:,} bytes for a file")
-    return BadRequest(
-        f"{field}: all files of a request by URLs and paths are over the limit of {MAX_REQUEST_BYTES:,} bytes; send "
-        "fewer, or smaller ones"
+        return BadRequest.at(field, f"is over the limit of {MAX_FILE_BYTES:,} bytes for a file")
+    return BadRequest.at(
+        field,
+        f"all files of a request by URLs and paths are over the limit of {MAX_REQUEST_BYTES:,} bytes; send "
+        "fewer, or smaller ones",
     )
 
 
@@ -83,20 +84,20 @@ def check_file(data: bytes, field: str, *, sees: bool, hears: bool) -> str:
     taken = (PICTURES if sees else ()) + (SOUNDS if hears else ())
     if sees and form == "WebP":
         if find_spec("PIL") is None:
-            raise BadRequest(f"{field}: is WebP, which needs Pillow (pip install pillow); or send PNG or JPEG")
+            raise BadRequest.at(field, "is WebP, which needs Pillow (pip install pillow); or send PNG or JPEG")
     elif form not in taken:
         what = f"is {form}" if form else "has an unrecognized format"
         if form in SOUNDS or form in PICTURES:
             what += f", and this model does not support {'audio' if form in SOUNDS else 'image'} input"
-        raise BadRequest(f"{field}: {what}; send {', '.join(taken[:-1])} or {taken[-1]}")
+        raise BadRequest.at(field, f"{what}; send {', '.join(taken[:-1])} or {taken[-1]}")
     if form in SOUNDS:
         return form
     size = size_of(data)
     if size is None:
-        raise BadRequest(f"{field}: this {form} is broken: it says no size")
+        raise BadRequest.at(field, f"this {form} is broken: it says no size")
     width, height = size
     if width < 1 or height < 1 or width * height > MAX_PIXELS:
-        raise BadRequest(f"{field}: {width:,} x {height:,} pixels are not from 1 to {MAX_PIXELS:,} in all")
+        raise BadRequest.at(field, f"{width:,} x {height:,} pixels are not from 1 to {MAX_PIXELS:,} in all")
     return form
 
 

@@ -16,6 +16,7 @@ import attrs
 from uma.constraints import Length, Range
 from uma.errors import UnknownModel
 from uma.types import Limits, Models, Request, Slo
+from uma.wrong import Wrong, WrongValues
 
 Lane = Literal[-1, 0, 1]
 """A priority."""
@@ -54,7 +55,7 @@ class Bounds:
 
     def __attrs_post_init__(self) -> None:
         if self.priority is not None and self.max_priority is not None and self.priority > self.max_priority:
-            raise ValueError(f"priority: {self.priority} is over max_priority, {self.max_priority}")
+            raise WrongValues(Wrong("priority", f"{self.priority} is over max_priority, {self.max_priority}"))
 
 
 @attrs.frozen

@@ -117,7 +117,7 @@ def message_of(
     later = unknown_to(version)
     known = [word for word in REQUESTS if word not in later.requests]
     if not isinstance(kind, str) or kind not in known:
-        raise BadRequest(f"type: expected one of {', '.join(known)}, not {show(kind)} ({_HELP})")
+        raise BadRequest.at("type", f"expected one of {', '.join(known)}, not {show(kind)} ({_HELP})")
     cls = REQUESTS[kind]
     newer = list(_without_newer(fields, kind, later.fields))
     flat = structure(fields, cls, lambda: _rules(fields, kind, strict, n_vocab, newer))
@@ -162,7 +162,7 @@ def parse_event(payload: bytes) -> ServerEvent:
     if name == "token":
         return _parse_token(fields)
     if not isinstance(name, str):
-        raise BadRequest(f"event: expected a string, not {show(name)}")
+        raise BadRequest.at("event", f"expected a string, not {show(name)}")
     if name == "metrics":
         return _parse_metrics(fields)
     cls: type[ServerEvent] | None = EVENTS.get(name)
@@ -257,7 +257,7 @@ def _parse_command(fields: dict[str, Any], strict: bool, version: str | None) ->
     name = fields.pop("event")
     known = [word for word in COMMANDS if word not in unknown_to(version).commands]
     if name not in known:
-        raise BadRequest(f"event: expected {' or '.join(map(repr, known))}, not {show(name)}")
+        raise BadRequest.at("event", f"expected {' or '.join(map(repr, known))}, not {show(name)}")
     message, flat = COMMANDS[name]
     made: ClientMessage = message(**_own_fields(structure(fields, flat, lambda: _rules(fields, name, strict, None))))
     return made
@@ -324,7 +324,7 @@ def _embed(flat: Any, warnings: tuple[str, ...]) -> EmbedQuery:
         with proven():
             return EmbedQuery(EmbedRequest(**fields), encoding, sender, warnings)
     except ValueError as error:  # neither texts nor token_ids, or both
-        raise BadRequest(str(error)) from None
+        raise BadRequest.of(error) from None
 
 
 def _request(*, sampling: dict[str, Any] | None = None, **fields: Any) -> Request:
@@ -332,7 +332,7 @@ def _request(*, sampling: dict[str, Any] | None = None, **fields: Any) -> Reques
         with proven():  # by `structure`
             return Request(**fields, sampling=SamplingParams(**(sampling or {})))
     except ValueError as error:  # a rule that only the constructors know
-        raise BadRequest(str(error)) from None
+        raise BadRequest.of(error) from None
 
 
 def _message_fields(message: ClientMessage) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from uma.constraints import MAX_LINES, Length, hints_of, name_of, problems, prov
 from uma.errors import BadRequest
 from uma.json_text import Spelled
 from uma.types import Answer, Message, Tool, Usage
+from uma.wrong import Wrong, WrongValues
 
 T = TypeVar("T")
 
@@ -41,7 +42,7 @@ def structure(value: Mapping[str, Any], cls: type[T], more: Callable[[], Iterato
     if more is not None:
         lines += islice(more(), MAX_LINES + 1)
     if result is None or lines:
-        raise BadRequest("\n".join(cut(lines, "wrong")))
+        raise BadRequest(*cut(lines, "wrong"))
     return result
 
 
@@ -88,27 +89,27 @@ def cut(lines: list[str], what: str) -> list[str]:
 
 
 class _WrongError(Exception):
-    """A value that is not what its field takes; `lines` begin with the path below that field."""
+    """A value that is not what its field takes; the paths of `lines` are below that field."""
 
-    def __init__(self, *lines: str) -> None:
+    def __init__(self, *lines: Wrong) -> None:
         super().__init__(*lines)
         self.lines = lines
 
 
-def _lines(error: BaseException, path: str) -> Iterator[str]:
-    """Each leaf of cattrs' tree of errors as `path: what is wrong`."""
+def _lines(error: BaseException, path: str) -> Iterator[Wrong]:
+    """Each leaf of cattrs' tree of errors."""
     if isinstance(error, cattrs.ClassValidationError):
         for field_error, field in error.group_exceptions()[0]:
             if isinstance(field_error, KeyError):
-                yield f"{path}{field.name}: is required ({name_of(field.type)})"
+                yield Wrong(field.name, f"is required ({name_of(field.type)})").below(path)
             else:
-                yield from _lines(field_error, f"{path}{field.name}.")
+                yield from _lines(field_error, Wrong(field.name, "").below(path).field)
         for instance_error in error.group_exceptions()[1]:
             yield from _lines(instance_error, path)
-    elif isinstance(error, _WrongError):
-        yield from (path.removesuffix(".") + line for line in error.lines)
+    elif isinstance(error, _WrongError | WrongValues):
+        yield from (line.below(path) for line in error.lines)
     else:
-        yield from (path + line for line in str(error).splitlines())
+        yield from (Wrong(path, line) for line in str(error).splitlines())
 
 
 def _structure_leaf(hint: Any) -> Callable[[Any, Any], Any]:
@@ -149,10 +150,10 @@ def _structure_nested(hint: Any) -> Callable[[Any, Any], Any]:
         if attrs.has(inner):
             return _converter.structure(value, inner)
         if not isinstance(value, list):
-            raise _WrongError(f": expected {name_of(inner)}, not {show(value)}")
+            raise _WrongError(Wrong("", f"expected {name_of(inner)}, not {show(value)}"))
         for length in lengths:
             if why := length.problem(value):
-                raise _WrongError(f": {show(value)} {why}")
+                raise _WrongError(Wrong("", f"{show(value)} {why}"))
         return _structure_items(value, get_args(inner)[0])
 
     return structure_nested
@@ -161,12 +162,12 @@ def _structure_nested(hint: Any) -> Callable[[Any, Any], Any]:
 def _structure_items(values: list[Any], cls: Any) -> tuple[Any, ...]:
     hook = _converter.get_structure_hook(cls)
     items: list[Any] = []
-    lines: list[str] = []
+    lines: list[Wrong] = []
     for index, value in enumerate(values):
         try:
             items.append(hook(value, cls))
         except (cattrs.BaseValidationError, _WrongError) as error:
-            lines += _lines(error, f"[{index}].")
+            lines += _lines(error, f"[{index}]")
         if len(lines) > MAX_LINES:
             break
     if lines:
@@ -179,7 +180,7 @@ def _structure_class(cls: Any) -> Callable[[Any, Any], Any]:
 
     def structure_class(value: Any, _: Any) -> Any:
         if not isinstance(value, dict):
-            raise _WrongError(f": expected an object, not {show(value)}")
+            raise _WrongError(Wrong("", f"expected an object, not {show(value)}"))
         return from_fields(value, cls)
 
     return structure_class

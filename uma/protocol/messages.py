@@ -360,6 +360,15 @@ class EosEvent(Finished):
 
 
 @attrs.frozen
+class WrongField:
+    """What is wrong with one field of a request."""
+
+    field: str
+    """Path of the field; empty where it is the request as a whole."""
+    why: str
+
+
+@attrs.frozen
 class ErrorEvent:
     """What went wrong. With an `id` it ends that request; without, it speaks of the session or of a refused frame."""
 
@@ -372,6 +381,8 @@ class ErrorEvent:
     prompt_tokens: int | None = None
     """Minimum length of a prompt that does not fit the context; `n_ctx` is the context's."""
     n_ctx: int | None = None
+    wrong: tuple[WrongField, ...] = ()
+    """Lines of `message`, in their order, where some are about fields."""
 
 
 @attrs.frozen

@@ -115,6 +115,7 @@ from uma.protocol.messages import (
     TraceEvent,
     TraceQuery,
     UnloadQuery,
+    WrongField,
     told_as,
 )
 from uma.protocol.states import (
@@ -144,6 +145,7 @@ from uma.types import (
     Tokenized,
     ToolCallDelta,
 )
+from uma.wrong import Wrong
 
 QueryResult = (
     Mapping[str, Any]
@@ -302,7 +304,7 @@ class ServerSession:
 
     def _take_hello(self, hello: Hello) -> None:
         if (self.phase, "hello") not in PHASES:
-            raise BadRequest("type: a hello must be the first frame of its session, and this is a later one")
+            raise BadRequest.at("type", "a hello must be the first frame of its session, and this is a later one")
         if self._is_draining:
             raise ShuttingDown(_STOPPING)
         self.version = negotiate(hello.versions)
@@ -322,7 +324,9 @@ class ServerSession:
             )
         key = _key(message)
         if key in self._running:
-            raise BadRequest(f"id: {key!r} is the id of a request that is running in this session; give each its own")
+            raise BadRequest.at(
+                "id", f"{key!r} is the id of a request that is running in this session; give each its own"
+            )
         self._move("request")
         self._running[key] = exchange = _exchange(message)
         exchange.step("request")
@@ -554,7 +558,9 @@ class ClientSession:
         """
         id = message.request.id if isinstance(message, _Requesting) else message.id
         if id in self._running and not isinstance(message, Cancel | EndThinking):
-            raise BadRequest(f"id: {id!r} is the id of a request that is running in this session; give each its own")
+            raise BadRequest.at(
+                "id", f"{id!r} is the id of a request that is running in this session; give each its own"
+            )
         data = encode_message(message)
         limit = self.info.limits.max_frame_bytes if self.info else DEFAULT_MAX_FRAME_BYTES
         if len(data) - HEADER_BYTES > limit:
@@ -647,6 +653,9 @@ def _exchange(message: Generate | Query) -> RequestExchange:
 
 def _error_event(error: UmaError, id: str | None, metadata: dict[str, Any] | None = None) -> ErrorEvent:
     event = ErrorEvent(error.code, error.message, id, error.retry_after_ms, metadata)
+    if any(isinstance(line, Wrong) for line in error.lines):
+        lines = [line if isinstance(line, Wrong) else Wrong("", line) for line in error.lines]
+        event = attrs.evolve(event, wrong=tuple(WrongField(line.field, line.why) for line in lines))
     if isinstance(error, PromptTooLarge):
         return attrs.evolve(event, prompt_tokens=error.prompt_tokens, n_ctx=error.n_ctx)
     return event

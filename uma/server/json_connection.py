@@ -464,7 +464,7 @@ class JsonConnection(Connection):
 
     async def _ask_models(self, query: OfModels) -> list[ListedModel]:
         if (models := self.models) is None:
-            raise BadRequest("type: this server has one model; one of several is started by `uma run --models`")
+            raise BadRequest.at("type", "this server has one model; one of several is started by `uma run --models`")
         if isinstance(query, ModelsQuery):
             if query.reload:
                 await models.look_again()
@@ -487,7 +487,7 @@ class JsonConnection(Connection):
 
     def _check_owner(self, what: str) -> None:
         if not self.is_owner:
-            raise BadRequest(f"type: only the user that the server runs as can {what}")
+            raise BadRequest.at("type", f"only the user that the server runs as can {what}")
 
     async def _end(self, query: EndQuery) -> bool:
         self._check_owner("end the requests of others")

@@ -48,8 +48,8 @@ class OwnFiles:
                 reading = partial(with_own_files, request, user)
                 request = await trio.to_thread.run_sync(reading, limiter=self._threads, abandon_on_cancel=True)
             if patience.cancelled_caught:
-                raise BadRequest(
-                    f"media: timeout: files were not read by their paths within {DEADLINE_SEC:g} s; send data instead"
+                raise BadRequest.at(
+                    "media", f"timeout: files were not read by their paths within {DEADLINE_SEC:g} s; send data instead"
                 )
             yield request
 
@@ -72,7 +72,7 @@ def with_own_files(request: Request, user: int | None) -> Request:
 def _read(path: str, user: int | None, field: str, left: int) -> bytes:
     """The file, of `left` bytes at most. Raises `BadRequest`."""
     if not Path(path).is_absolute():
-        raise BadRequest(f"{field}: expected an absolute path")
+        raise BadRequest.at(field, "expected an absolute path")
     try:
         handle = _opened(path, user)
     except (OSError, ValueError):
@@ -84,7 +84,7 @@ def _read(path: str, user: int | None, field: str, left: int) -> bytes:
     except OSError:
         raise _refused(field) from None
     if not data:
-        raise BadRequest(f"{field}: is empty")
+        raise BadRequest.at(field, "is empty")
     if len(data) > max_bytes:
         raise over_limit(field, left)
     return data
@@ -119,4 +119,4 @@ def _check_own(state: os.stat_result, user: int | None) -> None:
 
 def _refused(field: str) -> BadRequest:
     """One answer for all, so that nobody learns whether another user's file exists."""
-    return BadRequest(f"{field}: is no file of this client's user that this server can read; send data instead")
+    return BadRequest.at(field, "is no file of this client's user that this server can read; send data instead")

@@ -19,7 +19,7 @@ async def traced(served: ServedEngine, seconds: float) -> Iterable[bytes]:
     if isinstance(served, Models):
         return [(await served.trace(seconds)).encode()]
     if not isinstance(served, Engine):
-        raise BadRequest("type: there is no trace of this server")
+        raise BadRequest.at("type", "there is no trace of this server")
     return (await served.record(seconds)).written()
 
 

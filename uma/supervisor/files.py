@@ -28,7 +28,7 @@ class HubDownload:
         try:
             return cls(hub.parse(name, os.environ))
         except ModelError as error:
-            raise BadRequest(f"model: {error.message}") from None
+            raise BadRequest.at("model", f"{error.message}") from None
 
     def run(self) -> None:
         """Fetch it. Raises `UmaError`."""
@@ -62,11 +62,11 @@ def removal_of(path: str) -> Removal:
     """
     found = next((model for model in places.find(os.environ) if str(model.path) == path), None)
     if found is None:
-        raise BadRequest(f"model: {path} is in no folder of models: `rm` removes it")
+        raise BadRequest.at("model", f"{path} is in no folder of models: `rm` removes it")
     try:
         return removal(found)
     except ModelError as error:
-        raise BadRequest(f"model: {error.message}") from None
+        raise BadRequest.at("model", f"{error.message}") from None
 
 
 def remove(path: str) -> None:

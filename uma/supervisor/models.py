@@ -166,7 +166,7 @@ class LoadedModels(Models):
         found = await self._find(model)
         if found.is_pinned:
             name = found.file.name
-            raise BadRequest(f"model: {name} is pinned, so it does not leave; `uma unpin {name}` takes that back")
+            raise BadRequest.at("model", f"{name} is pinned, so it does not leave; `uma unpin {name}` takes that back")
         found.keep_sec = 0.0 if found.client is None and found.load is not None else None
         found.leave()
         return self._listed(found.file)
@@ -188,7 +188,7 @@ class LoadedModels(Models):
     def download(self, name: str) -> HubDownload:
         """See `types.Models`."""
         if self.config.models != ALL_MODELS:
-            raise BadRequest(f"model: this server has {self.config.models} alone; --models all serves what comes")
+            raise BadRequest.at("model", f"this server has {self.config.models} alone; --models all serves what comes")
         return HubDownload.of(name)
 
     async def remove(self, model: str) -> None:
@@ -196,7 +196,7 @@ class LoadedModels(Models):
         found = await self._find(model)
         path = str(found.file.path)
         if found.file.name == BUILTIN:
-            raise BadRequest("model: the built-in model cannot be removed")
+            raise BadRequest.at("model", "the built-in model cannot be removed")
         await trio.to_thread.run_sync(removal_of, path, abandon_on_cancel=True)  # before it is unloaded in vain
         await self.unload(found.file.name)
         await trio.to_thread.run_sync(remove, path, abandon_on_cancel=True)
@@ -269,7 +269,7 @@ class LoadedModels(Models):
 
         found = await self._of_each(explained)
         if not found:
-            raise BadRequest(f"request: no model that is loaded knows the id {id[:128]!r} as one of yours")
+            raise BadRequest.at("request", f"no model that is loaded knows the id {id[:128]!r} as one of yours")
         return max(found, key=lambda request: request.came_at)
 
     async def metrics(self) -> Mapping[str, Any]:
@@ -340,7 +340,7 @@ class LoadedModels(Models):
     async def trace(self, seconds: float) -> str:
         """See `types.Models`."""
         traces: list[dict[str, Any]] = []
-        failures: list[UmaError] = [BadRequest("type: no model is loaded, so there is nothing to trace")]
+        failures: list[UmaError] = [BadRequest.at("type", "no model is loaded, so there is nothing to trace")]
 
         async def trace(held: LoadedModel) -> None:
             try:

@@ -4,7 +4,15 @@ Everything here is frozen data without behaviour beyond checking itself. Times a
 tokens, and each name says which.
 """
 
-from uma.types.embedding import MAX_TEXTS, Embeddings, EmbedRequest, Ranked, Ranking, RerankRequest
+from uma.types.embedding import (
+    MAX_TEXTS,
+    Embeddings,
+    EmbedRequest,
+    Ranked,
+    Ranking,
+    RerankRequest,
+    warnings_of_empty,
+)
 from uma.types.events import (
     Answer,
     CutCall,
@@ -168,4 +176,5 @@ __all__ = [
     "Usage",
     "joined",
     "prompt_problem",
+    "warnings_of_empty",
 ]

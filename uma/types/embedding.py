@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import attrs
@@ -11,6 +11,7 @@ import attrs
 from uma.constraints import Json, Length, Range, Text, check
 from uma.types.fields import tuple_or_none
 from uma.types.request import ModelName
+from uma.wrong import Wrong, WrongValues
 
 MAX_TEXTS = 2048
 """Maximum texts or documents of one request."""
@@ -53,8 +54,22 @@ class EmbedRequest:
 
     def __attrs_post_init__(self) -> None:
         if (self.texts is None) == (self.token_ids is None):
-            raise ValueError("texts: give exactly one of texts and token_ids")
+            raise WrongValues(Wrong("texts", "give exactly one of texts and token_ids"))
         check(self)
+
+
+def warnings_of_empty(
+    vectors: Sequence[object | None], field: str = "texts", *, is_single: bool = False
+) -> tuple[str, ...]:
+    """Warning of the texts that have no token, and so no embedding among `vectors`; `field` has the texts, or with
+    `is_single` the only one.
+    """
+    empty = [index for index, each in enumerate(vectors) if each is None]
+    if not empty:
+        return ()
+    rest = f" and {len(empty) - 1:,} more" if len(empty) > 1 else ""
+    place = field if is_single else f"{field}[{empty[0]}]{rest}"
+    return (f"{place}: no token at all, so there is no embedding (fail_on_empty refuses such texts)",)
 
 
 @attrs.frozen

@@ -12,6 +12,7 @@ import attrs
 from uma.constraints import Json, Length, Range, Text, check
 from uma.types.fields import MAX_MEMBERS, tuple_or_none
 from uma.types.sampling import SamplingParams
+from uma.wrong import Wrong, WrongValues
 
 Role = Literal["system", "user", "assistant", "tool"]
 ReasoningMode = Literal["auto", "on", "off"]
@@ -61,7 +62,7 @@ class Media:
     def __attrs_post_init__(self) -> None:
         check(self)
         if [bool(self.data), self.url is not None, self.path is not None].count(True) != 1:
-            raise ValueError("data: expected one of data, url and path")
+            raise WrongValues(Wrong("data", "expected one of data, url and path"))
 
 
 def joined(parts: Sequence[str | Media]) -> tuple[str, tuple[Media, ...]]:
@@ -144,12 +145,12 @@ PROMPT_FIELDS = ("prompt", "messages", "token_ids")
 """A request gives exactly one of these."""
 
 
-def prompt_problem(given: Sequence[str]) -> str | None:
+def prompt_problem(given: Sequence[str]) -> Wrong | None:
     """What is wrong with a request that gives these of `PROMPT_FIELDS`, or None."""
     if len(given) == 1:
         return None
     came = "these came: " + ", ".join(given) if given else "none was given"
-    return f"prompt: give exactly one of prompt, messages, token_ids; {came}"
+    return Wrong("prompt", f"give exactly one of prompt, messages, token_ids; {came}")
 
 
 @attrs.frozen
@@ -238,7 +239,7 @@ class Request:
 
     def __attrs_post_init__(self) -> None:
         if problem := prompt_problem([name for name in PROMPT_FIELDS if getattr(self, name) is not None]):
-            raise ValueError(problem)
+            raise WrongValues(problem)
         check(self)
         if self.media and self.prompt is None:
-            raise ValueError("media: stands beside prompt alone; a message has its own")
+            raise WrongValues(Wrong("media", "stands beside prompt alone; a message has its own"))

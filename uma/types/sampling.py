@@ -11,6 +11,7 @@ import attrs
 
 from uma.constraints import Json, Length, Range, Text, Values, check
 from uma.types.fields import MAX_MEMBERS, tuple_of_strings, tuple_or_none
+from uma.wrong import Wrong, WrongValues
 
 DEFAULT_MAX_TOKENS = 4096
 """Maximum tokens of an answer where neither its request nor `--max-tokens` gives a number: it ends a model that never
@@ -91,7 +92,7 @@ class Grammar:
         given = [name for name in GRAMMAR_FIELDS if getattr(self, name) is not None]
         if len(given) != 1:
             came = "these came: " + ", ".join(given) if given else "none was given"
-            raise ValueError(f"grammar: give exactly one of {', '.join(GRAMMAR_FIELDS)}; {came}")
+            raise WrongValues(Wrong("grammar", f"give exactly one of {', '.join(GRAMMAR_FIELDS)}; {came}"))
 
 
 def _grammar_in_short(cls: type[T]) -> type[T]:
@@ -102,7 +103,9 @@ def _grammar_in_short(cls: type[T]) -> type[T]:
     def init(self: T, *args: Any, **fields: Any) -> None:
         short = {name: value for name in GRAMMAR_FIELDS if (value := fields.pop(name, None)) is not None}
         if short and fields.get("grammar") is not None:
-            raise ValueError(f"grammar: {', '.join(short)} says what it must look like, too; give one of them")
+            raise WrongValues(
+                Wrong("grammar", f"{', '.join(short)} says what it must look like, too; give one of them")
+            )
         make(self, *args, **(fields | {"grammar": Grammar(**short)} if short else fields))
 
     cls.__init__ = init  # type: ignore[assignment]

@@ -24,7 +24,9 @@ from uma.contracts.response import (
     PromptTokensDetails,
     TopLogprob,
 )
+from uma.errors import BadRequest
 from uma.types import MAX_SEED, Finished, Grammar, Logprobs, Prompt, Request, SamplingParams, ServerInfo, Slo, Token
+from uma.wrong import Wrong, renamed
 
 NOT_HERE = "is not available in this worker; leave it out"
 
@@ -40,9 +42,6 @@ OWN_ANNOTATION = "uma."
 choosing that Dynamo 1.6's KV router passes on as it stands."""
 
 _TARGET = re.compile(r"uma\.(target_ttft_ms|target_tbt_ms):(\d{1,9}(?:\.\d{1,9})?)")
-
-_PATH = re.compile(r"(?:grammar\.)?(\w+)(?=[:.\[])")
-"""The beginning of a line of a `BadRequest`: the field's name."""
 
 _SAME_NAME = (
     "temperature",
@@ -124,14 +123,8 @@ def _problems(wanted: PreprocessedRequest) -> Iterator[str]:
         try:
             make(wanted)
         except ValueError as error:
-            lines = map(in_place, str(error).splitlines())
-            yield from (line for line in lines if line.partition(":")[0] not in unavailable)
-
-
-def in_place(line: str) -> str:
-    """A line about a field of the engine's, under the frontend's path of that field; any other line as it is."""
-    name = _PATH.match(line)
-    return line if name is None else _PLACES.get(name[1], name[0]) + line[name.end() :]
+            lines = renamed(BadRequest.of(error).lines, PLACES)
+            yield from (line for line in lines if not (isinstance(line, Wrong) and line.field in unavailable))
 
 
 def _extra_fields(wanted: PreprocessedRequest) -> Sequence[Any]:
@@ -169,15 +162,16 @@ _NOT_TOKENS = (
 """Fields by which a prompt is more than its tokens: computed elsewhere, or with media."""
 
 
-_PLACES = {
+_GUIDED = {"regex": "regex", "choice": "choice", "json_schema": "json", "gbnf": "grammar"}
+"""Forms of a grammar, and what a frontend calls them."""
+PLACES = {
     **{name: f"sampling_options.{name}" for name in (*_SAME_NAME, "seed")},
     **{name: f"stop_conditions.{name}" for name in ("max_tokens", "min_tokens", "ignore_eos", "stop")},
     "max_reasoning_tokens": "stop_conditions.max_thinking_tokens",
     **{name: f"output_options.{name}" for name in ("logprobs", "prompt_logprobs")},
-    **{name: f"sampling_options.guided_decoding.{name}" for name in ("regex", "choice")},
     "grammar": "sampling_options.guided_decoding",
-    "json_schema": "sampling_options.guided_decoding.json",
-    "gbnf": "sampling_options.guided_decoding.grammar",
+    **{f"grammar.{name}": f"sampling_options.guided_decoding.{own}" for name, own in _GUIDED.items()},
+    **{name: f"sampling_options.guided_decoding.{own}" for name, own in _GUIDED.items()},
 }
 """Where a frontend's request has a field of `SamplingParams`."""
 

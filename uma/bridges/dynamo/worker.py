@@ -28,7 +28,7 @@ from dynamo.llm import exceptions
 from uma.bridges.dynamo import model_directory
 from uma.bridges.dynamo.answers import DynamoAnswers
 from uma.bridges.dynamo.host import EngineHost
-from uma.bridges.dynamo.mapping import in_place
+from uma.bridges.dynamo.mapping import PLACES
 from uma.bridges.dynamo.model_directory import ModelFiles
 from uma.bridges.dynamo.router_view import RouterView
 from uma.bridges.dynamo.tokenizer import check_tokenizer, make_tokenizer, read_tokenizer
@@ -59,6 +59,7 @@ from uma.errors import (
 from uma.llama.model import Model
 from uma.models.catalog import resolve
 from uma.net.logfmt import log
+from uma.wrong import renamed
 
 MAX_DRAIN_SEC = 20.0
 """Maximum time for running requests at the end."""
@@ -374,7 +375,7 @@ def _mapped(error: Exception) -> Exception:
     A `ValueError` would be the client's to the frontend; here it is a fault of this side, as all that is no `UmaError`.
     """
     if isinstance(error, BadRequest | PromptTooLarge | TemplateError):
-        made: Exception = exceptions.InvalidArgument("\n".join(map(in_place, error.message.splitlines())))
+        made: Exception = exceptions.InvalidArgument("\n".join(renamed(error.lines, PLACES)))
     elif isinstance(error, Overloaded):
         made = exceptions.HttpError(429, error.message)
     elif isinstance(error, ShuttingDown):

@@ -32,6 +32,7 @@ from uma.json_schema import problem
 from uma.llama.model import Model
 from uma.llama.template import PLAIN_TURN
 from uma.types import MAX_STOPS, Grammar, Request, SamplingParams, Tool
+from uma.wrong import Wrong, renamed
 
 CHOICES = ("auto", "none", "required", "named")
 """Values of `Capabilities.tools`: words of `tool_choice`, and that a tool can be named in it."""
@@ -75,7 +76,7 @@ class ChatAbilities:
     def prepared(self, request: Request) -> Request:
         """The request as the model's template can render it. Raises `BadRequest` for what cannot be honoured."""
         if lines := list(self._problems(request)):
-            raise BadRequest("\n".join(lines))
+            raise BadRequest(*lines)
         stop = request.sampling.stop
         if request.messages is not None and not self._template.is_own and len(stop) < MAX_STOPS:
             request = attrs.evolve(request, sampling=attrs.evolve(request.sampling, stop=(*stop, PLAIN_TURN)))
@@ -189,7 +190,7 @@ class ChatAbilities:
         assert self._family is not None
         must_call, answer = request.tool_choice != "auto", _answer(request)
         if answer is not None and (found := problem(answer)) is not None:
-            raise BadRequest(f"grammar.json_schema{found[0]}: {found[1]}")
+            raise BadRequest.at(f"grammar.json_schema{found[0]}", f"{found[1]}")
         tools = _tools(request)
         can_think = not (_calls_at_once(request) or (must_call and _is_answering(request)))
         if answer is not None and not _can_think(request):
@@ -207,7 +208,7 @@ class ChatAbilities:
             )
         except UnservableError as error:
             at = request.tools.index(tools[error.tool])
-            raise BadRequest(f"tools[{at}].parameters{error.place}: {error.reason}") from None
+            raise BadRequest.at(f"tools[{at}].parameters{error.place}", f"{error.reason}") from None
 
     def known_loose(self, request: Request) -> Loose:
         """The request without what is known to stand in the way of a grammar for its tools."""
@@ -243,10 +244,12 @@ class ChatAbilities:
             try:
                 await compile_grammar(SamplingParams(grammar=Grammar(json_schema=schema_of(tool))))
             except BadRequest as found:
-                message = found.message.replace("grammar.json_schema", f"tools[{place}].parameters", 1)
-                return BadRequest(f"{message}; give tool_choice none, or leave the tool out")
+                (line,) = renamed(found.lines, {"grammar.json_schema": f"tools[{place}].parameters"})
+                field, why = (line.field, line.why) if isinstance(line, Wrong) else ("", line)
+                return BadRequest.at(field, f"{why}; give tool_choice none, or leave the tool out")
         # Together they are beyond a bound that each of them keeps.
-        return BadRequest(f"tools: {error.message.removeprefix('grammar.lark: ')}")
+        (line,) = error.lines
+        return BadRequest.at("tools", line.why if isinstance(line, Wrong) else line)
 
     async def _known_specials(self) -> Specials:
         if self._specials is None:
@@ -298,47 +301,50 @@ class ChatAbilities:
 
     def _unable(self, request: Request) -> Iterator[str]:
         if self._family is None:
-            yield f"tools: not available; the form of this model's calls is not parsed: {self._unknown_form}"
+            yield Wrong("tools", f"not available; the form of this model's calls is not parsed: {self._unknown_form}")
         elif not self._vocab.eog:
-            yield "tools: not available; this model's vocabulary has no token that ends a text"
+            yield Wrong("tools", "not available; this model's vocabulary has no token that ends a text")
         if request.messages is None:
-            yield "tools: they go through the chat template; give messages"
+            yield Wrong("tools", "they go through the chat template; give messages")
         if request.sampling.grammar is not None:
             yield from self._ungrammatical(request)
 
     def _ungrammatical(self, request: Request) -> Iterator[str]:
         """Why calls cannot be distinguished from an answer under the request's own grammar."""
         if request.tool_choice != "auto":
-            yield f"grammar: with tool_choice {request.tool_choice} there are calls and no text; leave one of them out"
-        elif _answer(request) is None:
-            yield "grammar: beside tools it is json_schema or json_object; leave it out, or give tool_choice none"
-        elif self._family is not None and self._family.is_bare:
-            yield (
-                "grammar: this model's calls are JSON without a mark, so that no answer in JSON can be told from them; "
-                "leave it out, or give tool_choice none"
+            yield Wrong(
+                "grammar", f"with tool_choice {request.tool_choice} there are calls and no text; leave one of them out"
             )
+        elif _answer(request) is None:
+            yield Wrong(
+                "grammar", "beside tools it is json_schema or json_object; leave it out, or give tool_choice none"
+            )
+        elif self._family is not None and self._family.is_bare:
+            why = "this model's calls are JSON without a mark, so that no answer in JSON can be told from them; "
+            yield Wrong("grammar", f"{why}leave it out, or give tool_choice none")
 
 
 def _wrong_tools(request: Request) -> Iterator[str]:
     for place, message in enumerate(request.messages or ()):
         for at, call in enumerate(message.tool_calls):
             if not _is_object(call.arguments):
-                yield f"messages[{place}].tool_calls[{at}].arguments: expected a JSON object, as text"
+                yield Wrong(f"messages[{place}].tool_calls[{at}].arguments", "expected a JSON object, as text")
     names = [tool.name for tool in request.tools]
     yield from (
-        f"tools: {count} of them are called {name!r}; leave out all but one, or give each a name of its own"
+        Wrong("tools", f"{count} of them are called {name!r}; leave out all but one, or give each a name of its own")
         for name, count in Counter(names).items()
         if count > 1
     )
-    yield from (f"tools: {name!r} is a word of tool_choice, not a name" for name in names if name in _NOT_NAMES)
+    words = (name for name in names if name in _NOT_NAMES)
+    yield from (Wrong("tools", f"{name!r} is a word of tool_choice, not a name") for name in words)
     for place, tool in enumerate(request.tools):
         if tool.parameters and tool.parameters.get("type", "object") != "object":
-            yield f"tools[{place}].parameters.type: expected 'object', as arguments have names"
+            yield Wrong(f"tools[{place}].parameters.type", "expected 'object', as arguments have names")
     choice = request.tool_choice
     if choice not in _NOT_NAMES and choice not in names:
-        yield f"tool_choice: {choice!r} is none of {', '.join(_NOT_NAMES)}, and no tool is called so"
+        yield Wrong("tool_choice", f"{choice!r} is none of {', '.join(_NOT_NAMES)}, and no tool is called so")
     elif choice == "required" and not names:
-        yield "tool_choice: required, but there are no tools"
+        yield Wrong("tool_choice", "required, but there are no tools")
 
 
 def _answer(request: Request) -> dict[str, Any] | None:

@@ -31,7 +31,7 @@ class _Compiling:
     """A grammar that one request compiles and others wait for, without a slot."""
 
     ended: trio.Event = attrs.field(factory=trio.Event)
-    refusal: str | None = None
+    refusal: BadRequest | None = None
     """Why it cannot be served, once that is known."""
 
 
@@ -71,7 +71,7 @@ class Constraints:
                     return await self._compile(key, sampling, before)
             await compiling.ended.wait()
             if compiling.refusal is not None:
-                raise BadRequest(compiling.refusal)
+                raise BadRequest(*compiling.refusal.lines)
 
     def _known(self, sampling: SamplingParams, before: str) -> tuple[str, tuple[GrammarState, list[int]] | None]:
         assert sampling.grammar is not None
@@ -90,7 +90,7 @@ class Constraints:
         try:
             return await self._lanes.in_thread(partial(self._begin, sampling, before))
         except BadRequest as error:
-            compiling.refusal = error.message
+            compiling.refusal = error
             raise
         finally:
             del self._compiling[key]
@@ -121,11 +121,11 @@ class Constraints:
     def _tokens_of(self, key: str) -> set[int]:
         if key.isascii() and key.isdigit():
             if int(key) >= self._vocab.n_tokens:
-                raise BadRequest(f"logit_bias: {key} is not in the vocabulary of {self._vocab.n_tokens:,} tokens")
+                raise BadRequest.at("logit_bias", f"{key} is not in the vocabulary of {self._vocab.n_tokens:,} tokens")
             return {int(key)}
         tokens = set(self._vocab.tokenize(key, add_special=False, parse_special=False).tolist())
         if not tokens:
-            raise BadRequest(f"logit_bias: {key!r} has no token; give ids or texts")
+            raise BadRequest.at("logit_bias", f"{key!r} has no token; give ids or texts")
         return tokens
 
 

@@ -22,6 +22,7 @@ from uma.engine.worker.sequence import Sequence
 from uma.errors import BadRequest, Overloaded
 from uma.metrics import EngineMetrics
 from uma.types import Request, SamplingParams
+from uma.wrong import Wrong
 
 MAX_PROMPT_LOGPROBS = 131_072
 """Maximum log probabilities reported of one prompt: they are one event, of about a hundred bytes for each."""
@@ -95,42 +96,41 @@ def check_features(request: Request, max_active: int) -> None:
     lines = _conflicts(request)
     if (count := request.sampling.drawn_answers) > max_active:
         name = "n" if count == request.sampling.n else "best_of"
-        lines.append(
-            f"{name}: {count} answers need as many sequences, and {max_active} run here at once; ask for fewer, or run "
-            "with a larger --max-sequences"
-        )
+        why = f"{count} answers need as many sequences, and {max_active} run here at once; ask for fewer, or run "
+        lines.append(Wrong(name, why + "with a larger --max-sequences"))
     if lines:
-        raise BadRequest("\n".join(lines))
+        raise BadRequest(*lines)
 
 
 def check_prompt(sampling: SamplingParams, prompt_tokens: int) -> None:
     """Raise `BadRequest` where a prompt is too long for so many log probabilities."""
     asked = sampling.prompt_logprobs
     if asked is not None and (asked + 1) * prompt_tokens > MAX_PROMPT_LOGPROBS:
-        raise BadRequest(
-            f"prompt_logprobs: {asked} for each of {prompt_tokens:,} prompt tokens are more than "
-            f"{MAX_PROMPT_LOGPROBS:,} in all; ask for fewer, or shorten the prompt"
+        raise BadRequest.at(
+            "prompt_logprobs",
+            f"{asked} for each of {prompt_tokens:,} prompt tokens are more than "
+            f"{MAX_PROMPT_LOGPROBS:,} in all; ask for fewer, or shorten the prompt",
         )
 
 
-def _conflicts(request: Request) -> list[str]:
+def _conflicts(request: Request) -> list[Wrong]:
     sampling = request.sampling
-    lines = []
+    lines = list[Wrong]()
     if any(request.placed_media()):
         lines += [
-            f"{name}: beside pictures and sounds this cannot be told yet; leave it out"
+            Wrong(name, "beside pictures and sounds this cannot be told yet; leave it out")
             for name, value in (("echo", sampling.echo), ("prompt_logprobs", sampling.prompt_logprobs is not None))
             if value
         ]
         if sampling.reproducible:
-            lines.append("reproducible: pictures and sounds cannot be read so yet; leave it out")
+            lines.append(Wrong("reproducible", "pictures and sounds cannot be read so yet; leave it out"))
     if sampling.grammar is not None and sampling.echo:
-        lines.append("echo: a grammar is about the output alone; leave one of the two out")
+        lines.append(Wrong("echo", "a grammar is about the output alone; leave one of the two out"))
     if sampling.reproducible and (sampling.echo or sampling.prompt_logprobs is not None):
         name = "echo" if sampling.echo else "prompt_logprobs"
-        lines.append(f"{name}: a reproducible request is told nothing of its prompt; leave one of the two out")
+        lines.append(Wrong(name, "a reproducible request is told nothing of its prompt; leave one of the two out"))
     if sampling.best_of is not None and sampling.best_of < sampling.n:
-        lines.append(f"best_of: {sampling.best_of} answers cannot have the {sampling.n} best (n) among them")
+        lines.append(Wrong("best_of", f"{sampling.best_of} answers cannot have the {sampling.n} best (n) among them"))
     if sampling.best_of is not None and sampling.best_of > sampling.n and request.stream:
-        lines.append("best_of: which answers are the best is known at their end; set stream to false")
+        lines.append(Wrong("best_of", "which answers are the best is known at their end; set stream to false"))
     return lines

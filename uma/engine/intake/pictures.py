@@ -89,7 +89,7 @@ class PictureReader:
             files.append(self._seen(each.data, f"{field}.data", where, files))
         head, *rest = text.split(self._projector.marker)
         if len(rest) != len(files):
-            raise BadRequest(f"{where}: the chat template drops a picture or a sound, or shows one twice")
+            raise BadRequest.at(where, "the chat template drops a picture or a sound, or shows one twice")
         adds_special = not parse_special or template.needs_bos(text)
         tokens = array("i", [vocab.bos] if adds_special and vocab.adds_bos else [])
         for part, file in zip((head, *rest), (*files, None), strict=True):
@@ -100,7 +100,7 @@ class PictureReader:
         if adds_special and vocab.adds_eos:
             tokens.append(vocab.eos)
         if not tokens or tokens[-1] < 0:
-            raise BadRequest(f"{where}: a prompt cannot end with a picture or a sound; write something behind it")
+            raise BadRequest.at(where, "a prompt cannot end with a picture or a sound; write something behind it")
         pairs = zip(runs_in(tokens), (part for file in files for part in file.parts), strict=True)
         return tokens, tuple(PlacedPicture(run, picture, start) for run, (picture, start) in pairs)
 
@@ -120,7 +120,7 @@ class PictureReader:
         parts, before = list[str](), 0
         for at, each in enumerate(media):
             if not before <= each.at <= len(text):
-                raise BadRequest(f"{field}[{at}].at: {each.at} is before another one's, or behind the text's end")
+                raise BadRequest.at(f"{field}[{at}].at", f"{each.at} is before another one's, or behind the text's end")
             parts += text[before : each.at], self._projector.marker
             before = each.at
         return "".join((*parts, text[before:]))
@@ -129,8 +129,9 @@ class PictureReader:
         """Refuse a request that has more than fits already, before the next file is decoded."""
         taken, most = sum(len(each.tokens) for each in files), self._context.n_ctx_seq
         if taken > most:
-            raise PromptTooLarge(
-                f"{field}: what stands before it takes {taken:,} tokens and does not fit the context of {most:,}; send "
+            raise PromptTooLarge.at(
+                field,
+                f"what stands before it takes {taken:,} tokens and does not fit the context of {most:,}; send "
                 "fewer or smaller pictures and sounds, or run with a larger --n-ctx",
                 prompt_tokens=taken,
                 n_ctx=most,
@@ -199,12 +200,12 @@ class PictureReader:
     def _check(self, picture: Picture, where: str) -> None:
         tokens, most = picture.n_tokens, min(MAX_TOKENS, self._context.n_ctx_seq)
         if not LEAST_TOKENS <= tokens <= most:
-            raise BadRequest(
-                f"{where}: a picture or a sound of {tokens:,} tokens; from {LEAST_TOKENS} to {most:,} can be read"
+            raise BadRequest.at(
+                where, f"a picture or a sound of {tokens:,} tokens; from {LEAST_TOKENS} to {most:,} can be read"
             )
         if self._projector.attends_both_ways(picture) and tokens > self._context.n_ubatch:
             most = self._context.n_ubatch
-            raise BadRequest(f"{where}: a picture takes {tokens:,} tokens in one batch, and --n-ubatch is {most:,}")
+            raise BadRequest.at(where, f"a picture takes {tokens:,} tokens in one batch, and --n-ubatch is {most:,}")
 
     def close(self) -> None:
         """End the child process."""

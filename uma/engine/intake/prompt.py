@@ -79,7 +79,7 @@ class PromptReader:
             self._check_bound(request.prompt)
         tokens = await self._prepare(partial(self._tokenize, must_fit=must_fit), request)
         if not tokens:
-            raise BadRequest("prompt: gives no token at all, so there is nothing to continue")
+            raise BadRequest.at("prompt", "gives no token at all, so there is nothing to continue")
         return tokens
 
     async def read_pictures(self, read: Callable[[Request], T], request: Request) -> T:
@@ -100,7 +100,7 @@ class PromptReader:
     def _checked_ids(self, request: Request) -> array[int]:
         ids, limit = request.token_ids or (), self._model.vocab.n_tokens
         if max(ids) >= limit:
-            raise BadRequest(f"token_ids: {max(ids)} is not in the vocabulary of {limit:,} tokens")
+            raise BadRequest.at("token_ids", f"{max(ids)} is not in the vocabulary of {limit:,} tokens")
         return array("i", ids)
 
     async def message_ends(self, request: Request, tokens: array[int]) -> tuple[int, ...]:
@@ -137,7 +137,7 @@ class PromptReader:
     def _pieces_of(self, tokens: array[int]) -> tuple[bytes, ...]:
         known = {token: self._model.vocab.spelled(token) for token in set(tokens)}
         pieces = tuple(map(known.__getitem__, tokens))
-        self._check_size("token_ids: ", sum(map(len, pieces)))
+        self._check_size("token_ids", sum(map(len, pieces)))
         return pieces
 
     async def _prepare(self, function: Callable[[Request], T], request: Request) -> T:
@@ -233,7 +233,7 @@ class PromptReader:
         if request.messages is not None:
             return self._render(request)
         pieces = tuple(map(self._model.vocab.piece, request.token_ids or ()))
-        self._check_size("token_ids: ", sum(map(len, pieces)))
+        self._check_size("token_ids", sum(map(len, pieces)))
         return _text(pieces)
 
     def check_fits(self, prompt_tokens: int) -> None:
@@ -254,13 +254,14 @@ class PromptReader:
         if sum(map(len, texts)) * 4 <= self._max_bytes:
             return
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-        self._check_size(f"{where}{': ' if where else ''}", size)
+        self._check_size(where, size)
 
     def _check_size(self, where: str, n_bytes: int) -> None:
         if n_bytes > self._max_bytes:
-            raise PromptTooLarge(
-                f"{where}prompt too large: {n_bytes:,} bytes are over this server's limit of {self._max_bytes:,} "
-                "(max_prompt_bytes)"
+            raise PromptTooLarge.at(
+                where,
+                f"prompt too large: {n_bytes:,} bytes are over this server's limit of {self._max_bytes:,} "
+                "(max_prompt_bytes)",
             )
 
     def _render(self, request: Request) -> str:

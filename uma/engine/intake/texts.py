@@ -47,7 +47,7 @@ class TextReader:
         def checked(index: int) -> array[int]:
             ids = lists[index]
             if max(ids) >= limit:
-                raise BadRequest(f"token_ids[{index}]: {max(ids)} is not in the vocabulary of {limit:,} tokens")
+                raise BadRequest.at(f"token_ids[{index}]", f"{max(ids)} is not in the vocabulary of {limit:,} tokens")
             return _checked(array("i", ids), max_tokens, f"token_ids[{index}]")
 
         return await self._prompts.prepare_texts(checked, list(map(len, lists)), lane)
@@ -59,9 +59,10 @@ class TextReader:
             self._prompts.check_bytes_of(document, where=f"documents[{index}]")
         sizes = [len(query) + len(document) for document in documents]
         if sum(sizes) > MAX_PAIRED_CHARS:
-            raise PromptTooLarge(
-                f"documents: prompt too large: {sum(sizes):,} characters, the query counted with each of "
-                f"{len(documents):,} documents; {MAX_PAIRED_CHARS:,} are read for one request; send fewer at once"
+            raise PromptTooLarge.at(
+                "documents",
+                f"prompt too large: {sum(sizes):,} characters, the query counted with each of "
+                f"{len(documents):,} documents; {MAX_PAIRED_CHARS:,} are read for one request; send fewer at once",
             )
         form = self._model.rerank_template
 
@@ -105,14 +106,15 @@ def _check_bound(model: Model, text: str, max_tokens: int, where: str) -> None:
 
 def _checked(tokens: array[int], max_tokens: int, where: str) -> array[int]:
     if not tokens:
-        raise BadRequest(f"{where}: gives no token at all, so there is nothing to compute")
+        raise BadRequest.at(where, "gives no token at all, so there is nothing to compute")
     if len(tokens) > max_tokens:
         raise _too_large(where, f"{len(tokens):,} tokens", max_tokens)
     return tokens
 
 
 def _too_large(where: str, size: str, max_tokens: int) -> PromptTooLarge:
-    return PromptTooLarge(
-        f"{where}: prompt too large: {size} do not fit the context of {max_tokens:,} tokens for texts, and "
-        "none is cut; split the text, and embed its parts"
+    return PromptTooLarge.at(
+        where,
+        f"prompt too large: {size} do not fit the context of {max_tokens:,} tokens for texts, and "
+        "none is cut; split the text, and embed its parts",
     )

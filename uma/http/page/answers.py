@@ -246,7 +246,9 @@ class Answers:
         already. It needs a reader at once. Raises `Overloaded` or, for a token in use, `BadRequest`.
         """
         if token in self._by_token:
-            raise BadRequest("token: an answer of this token is there already; each answer needs a token of its own")
+            raise BadRequest.at(
+                "token", "an answer of this token is there already; each answer needs a token of its own"
+            )
         client, kept = CLIENT.get(), len(self._by_token)
         mine = sum(each.client == client for each in self._by_token.values())
         # Each client leaves as many places as it takes.

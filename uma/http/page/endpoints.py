@@ -130,7 +130,7 @@ class Page:
         """Begin an answer, and stream it. Of several models the answer's own is loaded meanwhile."""
         body = await http.built(lambda fields: read(fields, AnswerBody, http.ignored))
         if body.sampling.n != 1 or body.sampling.best_of not in (None, 1):
-            raise BadRequest("sampling: n and best_of must be 1; the page asks for one answer at a time")
+            raise BadRequest.at("sampling", "n and best_of must be 1; the page asks for one answer at a time")
         _check_media(body.messages)
         name, models = None, self.gateway.models
         if models is None:
@@ -322,7 +322,7 @@ def _check_media(messages: Sequence[Message]) -> None:
     for index, message in enumerate(messages):
         for at, each in enumerate(message.media):
             if each.path is not None:
-                raise BadRequest(f"messages[{index}].media[{at}].path: files are not read over HTTP; send data")
+                raise BadRequest.at(f"messages[{index}].media[{at}].path", "files are not read over HTTP; send data")
 
 
 def _prompt(messages: Sequence[Message], *, has_template: bool) -> dict[str, Any]:

@@ -1,0 +1,56 @@
+"""What is wrong with one field, said once: as text for people, and with the field's path for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Self
+
+
+class Wrong(str):
+    """A line of an error's message that is about one field: `field: why`. It is text, so that messages join such lines
+    with others, and nothing has to take the text apart to learn the field.
+    """
+
+    field: str
+    """Path of the field, such as `messages[2].content`; empty for a line about all of it."""
+    why: str
+
+    def __new__(cls, field: str, why: str) -> Self:
+        """The line of a field."""
+        line = super().__new__(cls, f"{field}: {why}" if field else why)
+        line.field, line.why = field, why
+        return line
+
+    def __reduce__(self) -> tuple[type[Wrong], tuple[str, str]]:  # pickle would make it of the whole text
+        return Wrong, (self.field, self.why)
+
+    def below(self, path: str) -> Wrong:
+        """The line about that field of the object at `path`."""
+        separator = "." if path and self.field and not self.field.startswith("[") else ""
+        return Wrong(path + separator + self.field, self.why)
+
+    def renamed(self, names: Mapping[str, str]) -> Wrong:
+        """The line with another name for the field, or for one that holds it."""
+        for end in range(len(self.field), 0, -1):
+            is_whole = end == len(self.field) or self.field[end] in ".["
+            if is_whole and (own := names.get(self.field[:end])) is not None:
+                return Wrong(own + self.field[end:], self.why)
+        return self
+
+
+class WrongValues(ValueError):
+    """Fields of a class that people construct by hand are wrong."""
+
+    def __init__(self, *lines: Wrong) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+
+def below(path: str, lines: Iterable[str]) -> list[str]:
+    """Lines about an object that stands at `path`."""
+    return [line.below(path) if isinstance(line, Wrong) else f"{path}.{line}" if path else line for line in lines]
+
+
+def renamed(lines: Iterable[str], names: Mapping[str, str]) -> list[str]:
+    """Lines with other names for the fields that are in `names`, or in one of these."""
+    return [line.renamed(names) if isinstance(line, Wrong) else line for line in lines]
