@@ -277,17 +277,17 @@ def test_how_far_a_running_decode_is_can_be_seen_from_another_thread(llama: Mode
         batch = Batch(4_096)
         batch.add([1] * 4_096, 0, 0, last_logits=True)
         assert context.decode(batch) == DONE
-        assert context.computed_share == 0
+        assert context.progress == 0
         context.clear()
         thread = threading.Thread(target=context.decode, args=(batch,))
         thread.start()
         seen = []
         while thread.is_alive():
-            seen.append(context.computed_share)
+            seen.append(context.progress)
         begun = seen[: max(at for at, share in enumerate(seen) if share) + 1]
         assert begun == sorted(begun)
         assert len(set(begun)) > 10
-        assert context.computed_share == 0
+        assert context.progress == 0
 
 
 def test_an_abort_while_none_runs_and_one_that_is_taken_back_are_as_good(llama: Model) -> None:

@@ -30,12 +30,12 @@ def shares(graph: RunningGraph, tokens: int, nodes: int, code: int = 0) -> list[
     def compute() -> int:
         for _ in range(nodes):
             assert not stops()
-            told.append(graph.share)
+            told.append(graph.progress)
         return code
 
     graph.start()
     assert graph.compute(tokens, compute) == code
-    assert graph.share == 0
+    assert graph.progress == 0
     return told
 
 
@@ -78,4 +78,4 @@ def test_a_stop_is_never_lost_and_lasts_until_the_next_start(is_counted: bool) -
         thread.join(PATIENCE_SEC)
         assert not thread.is_alive()
         assert stops()
-        assert graph.share == 0
+        assert graph.progress == 0

@@ -104,7 +104,7 @@ def _described(sequence: Sequence, first: Sequence | None, blocked_on: str, now_
         is_preempted=sequence.started_ms > 0 and sequence.holding is None and not sequence.is_reproducible,
         waits_for=reason,
         behind=first.request.id if reason == "prompt" and first is not None else "",
-        origin=sequence.origin,
+        origin=sequence.account.origin,
         number=sequence.key,
         ttft_ms=round(sequence.first_token_ms - sequence.arrived_ms, 1) if sequence.first_token_ms else None,
         worst_gap_ms=round(sequence.account.worst_gap_ms, 1),

@@ -17,11 +17,13 @@ import trio
 from uma.config import RuntimeConfig
 from uma.engine.clock import now_ms
 from uma.engine.delivery.answers import AnswerGroup, AnswerPort
+from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.pacing import CREDITS
 from uma.engine.delivery.stream import Lateness, RequestStream
 from uma.engine.worker.account import Account, Totals
+from uma.engine.worker.choice import Bias, TokenChoice
 from uma.engine.worker.commands import Commands, SequenceControl
-from uma.engine.worker.sequence import Bias, PlacedPicture, PromptReport, Sequence
+from uma.engine.worker.sequence import AnswerText, PlacedPicture, PromptReport, Sequence
 from uma.engine.worker.thinking import ThinkingBound
 from uma.llama.grammar import GrammarState
 from uma.metrics import EngineMetrics
@@ -52,7 +54,7 @@ class Prepared:
     spellings: Mapping[int, bytes]
     """Bytes of special tokens that are part of the output's text."""
     bounds_thinking: Callable[[int | None], ThinkingBound] | None = None
-    """See `Sequence.bounds_thinking`."""
+    """See `TokenChoice.bounds_thinking`."""
     warnings: tuple[str, ...] = ()
     """Warnings for its last event: what the request asks for that has no effect."""
     message_ends: tuple[int, ...] = ()
@@ -190,14 +192,15 @@ class Submission:
     def _sequence(self, prepared: Prepared, index: int, seed: int) -> Sequence:
         """The sequence of one answer. The first has the request's own state, each other a copy of it."""
         request, tokens, grammar, is_first = prepared.request, prepared.tokens, prepared.grammar, index == 0
+        sampling = request.sampling
         most, cut = self._most_tokens(request.sampling.max_tokens, prepared.most_tokens - len(tokens))
         key, self._next_key = self._next_key, self._next_key + 1
-        origin, arrived_ms = ORIGIN.get(), now_ms()
+        arrived_ms = now_ms()
         account = Account(
             request.id,
             OWNER.get(),
             request.priority,
-            origin,
+            ORIGIN.get(),
             request.sampling.n,
             len(tokens),
             request.sampling.reproducible,
@@ -213,25 +216,24 @@ class Submission:
             tokens=tokens if is_first else array("i", tokens),
             prompt_tokens=len(tokens),
             max_tokens=most,
-            lane=request.priority,
             arrived_ms=arrived_ms,
-            target_ttft_ms=request.slo.target_ttft_ms,
             target_tbt_ms=request.slo.target_tbt_ms or self._config.tick_budget_ms,
-            has_own_target=request.slo.target_tbt_ms is not None,
             credits=CREDITS,
+            choice=TokenChoice(
+                seed=seed,
+                wants_logprobs=sampling.logprobs is not None or sampling.drawn_answers > sampling.n,
+                grammar=grammar if grammar is None or is_first else grammar.fork(),
+                forced=list(prepared.forced),
+                bias=prepared.bias,
+                bounds_thinking=prepared.bounds_thinking,
+            ),
+            answer=AnswerText(TextStream(sampling.stop), prepared.spellings),
             is_paced=self._is_paced(request),
             warnings=(*cut, *prepared.warnings),
             index=index,
-            origin=origin,
             client=CLIENT.get(),
             user=USER.get(),
-            seed=seed,
-            grammar=grammar if grammar is None or is_first else grammar.fork(),
-            forced=list(prepared.forced),
-            bias=prepared.bias,
             report=prepared.report if is_first else None,
-            spellings=prepared.spellings,
-            bounds_thinking=prepared.bounds_thinking,
             message_ends=prepared.message_ends,
             pictures=prepared.pictures,
         )
@@ -298,4 +300,4 @@ def _over(sequences: list[Sequence], traceparent: str) -> Over:
     ended_at = time.time()
     began_at = ended_at - (now - first.arrived_ms) / 1000
     metrics = first.account.final.metrics if first.account.final is not None else first.metrics(now)
-    return Over(first.request, first.origin, traceparent, reason, usage, metrics, began_at, ended_at)
+    return Over(first.request, first.account.origin, traceparent, reason, usage, metrics, began_at, ended_at)

@@ -271,12 +271,12 @@ class Context(Closing):
         return int(self._graph.compute(n_tokens, compute))
 
     @property
-    def computed_share(self) -> float:
+    def progress(self) -> float:
         """Which part of the running `decode` is done, from 0 to 1, by the nodes of its graph. Any thread.
 
         0 where none runs, beside a GPU, and where a system cannot count; less for the first of its size: `llama.graph`.
         """
-        return self._graph.share
+        return self._graph.progress
 
     def wait(self) -> None:
         """Wait until the batch that was begun is computed, without the GIL."""

@@ -77,7 +77,7 @@ class RunningGraph:
         return code
 
     @property
-    def share(self) -> float:
+    def progress(self) -> float:
         """Which part of the batch's nodes is done, from 0 to 1; of the first batch of its size a smaller one. 0 where
         none is computed.
         """

@@ -16,7 +16,7 @@ import numpy as np
 import trio
 
 from uma.engine.intake.lanes import LaneLimiter
-from uma.engine.worker.sequence import Bias
+from uma.engine.worker.choice import Bias
 from uma.errors import BadRequest
 from uma.llama.grammar import GrammarCompiler, GrammarState, key_of
 from uma.llama.vocab import Vocab

@@ -255,7 +255,7 @@ class Executor:
             and sequence.holding.tip.checkpoint is None
             and self._pool.truncate(sequence.holding, sequence.computed - extra)
         ):
-            sequence.computed -= extra
+            sequence.cut_back(sequence.computed - extra)
             self._metrics.reread_tokens_total += extra
         return sequence, min(count, sequence.uncomputed)
 

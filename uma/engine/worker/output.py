@@ -8,7 +8,7 @@ from uma.engine.delivery.outbox import Outbox
 from uma.engine.delivery.pacing import due_ms, reader_ms, uniform_steps
 from uma.engine.worker.sampling import SampledToken
 from uma.engine.worker.sequence import PromptReport, Sequence
-from uma.engine.worker.status import Change, Status
+from uma.engine.worker.status import Status
 from uma.llama.vocab import Vocab
 from uma.metrics import EngineMetrics
 from uma.types import Finished, FinishReason, Prompt, Token
@@ -49,8 +49,7 @@ class Output:
             if reason is not None:
                 return reason
         if sequence.credits <= 0 and sequence.status is Status.DECODING:
-            sequence.change(Change.FALL_BEHIND)
-            sequence.paused_ms = now_ms
+            sequence.fall_behind(now_ms)
         return None
 
     def _accept(self, sequence: Sequence, sampled: SampledToken, now_ms: float) -> FinishReason | None:
@@ -59,16 +58,16 @@ class Output:
             return "stop"
         sequence.tokens.append(token)
         is_last = sequence.generated + 1 >= sequence.max_tokens
-        piece = sequence.spellings.get(token) or self._vocab.piece(token)
-        text = sequence.text.push(piece)
+        piece = sequence.answer.spellings.get(token) or self._vocab.piece(token)
+        text = sequence.answer.text.push(piece)
         if is_last or sampled.is_end:
-            text += sequence.text.finish()
+            text += sequence.answer.text.finish()
         given_ms = now_ms
         if sequence.is_paced:
             given_ms = reader_ms(sequence.last_token_ms, now_ms, self.pace_ms)
         self._count(sequence, given_ms)
         self._give(sequence, sampled, text, now_ms)
-        if sampled.is_end or sequence.text.stopped:
+        if sampled.is_end or sequence.answer.text.stopped:
             return "stop"
         return "length" if is_last else None
 
@@ -84,9 +83,9 @@ class Output:
     def _give(self, sequence: Sequence, sampled: SampledToken, text: str, now_ms: float) -> None:
         logprobs = sampled.logprobs
         if not sequence.request.stream:
-            sequence.pieces.append(text)
+            sequence.answer.pieces.append(text)
             if logprobs is not None:
-                sequence.logprobs.append(logprobs)
+                sequence.answer.logprobs.append(logprobs)
             return
         due = due_ms(
             now_ms,
@@ -95,7 +94,7 @@ class Output:
             is_early=sequence.last_token_ms > now_ms,
             credits=sequence.credits,
         )
-        event = Token(sequence.request.id, text, sampled.token, sequence.index, logprobs, sequence.text.holds)
+        event = Token(sequence.request.id, text, sampled.token, sequence.index, logprobs, sequence.answer.text.holds)
         self._outbox.add(sequence.stream, event, due, sequence.last_token_ms)
         sequence.credits -= 1
 
@@ -126,12 +125,12 @@ class Output:
             reason=reason,
             usage=sequence.usage(),
             metrics=sequence.metrics(now_ms),
-            seed=sequence.seed,
-            text=None if is_streamed else "".join(sequence.pieces),
+            seed=sequence.choice.seed,
+            text=None if is_streamed else "".join(sequence.answer.pieces),
             token_ids=None if is_streamed else tuple(sequence.tokens[sequence.prompt_tokens :]),
             warnings=_warnings(sequence),
-            logprobs=tuple(sequence.logprobs) if sequence.wants_logprobs and not is_streamed else None,
-            stop_string=sequence.text.stopped_by if reason == "stop" else None,
+            logprobs=tuple(sequence.answer.logprobs) if sequence.choice.wants_logprobs and not is_streamed else None,
+            stop_string=sequence.answer.text.stopped_by if reason == "stop" else None,
             prompt=self._prompt(sequence, report)
             if report is not None and report.is_reported and not is_streamed
             else None,
@@ -139,17 +138,17 @@ class Output:
 
     def _release_held(self, sequence: Sequence) -> None:
         """Give out what was held for a character or stop string that never came. It is no token, and not counted."""
-        held = sequence.text.finish()
+        held = sequence.answer.text.finish()
         if not held:
             return
         if sequence.request.stream:
             event = Token(sequence.request.id, held, sequence.tokens[-1], sequence.index)
             self._outbox.add(sequence.stream, event, not_before_ms=sequence.last_token_ms)
         else:
-            sequence.pieces.append(held)
+            sequence.answer.pieces.append(held)
 
 
 def _warnings(sequence: Sequence) -> tuple[str, ...]:
     """Warnings for its last event."""
-    thinking = sequence.thinking
+    thinking = sequence.choice.thinking
     return (*sequence.warnings, thinking.warning) if thinking is not None and thinking.warning else sequence.warnings

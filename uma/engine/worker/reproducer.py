@@ -149,7 +149,7 @@ class Reproducer:
         assert self._context is not None
         kept = self._context.state_get(0) if self._can_put_aside(sequence) else None
         if kept is None:
-            sequence.computed = 0
+            sequence.cut_back(0)
         self._waiting[sequence] = kept
 
     def _can_put_aside(self, sequence: Sequence) -> bool:

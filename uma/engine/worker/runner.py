@@ -362,7 +362,7 @@ class ModelRunner:
             if draft:
                 count = len(tokens_given) if isinstance(tokens_given, tuple) else 0
                 spared_ms = saved_ms(count, drafting, spent_ms + took_ms)
-                sequence.saved_ms += spared_ms
+                sequence.batches.saved_ms += spared_ms
                 self._metrics.draft_saved_ms_total += spared_ms
         return Verified(outcome, [sequence for sequence, _ in verified], given, now_ms())
 
@@ -405,7 +405,8 @@ class ModelRunner:
             if len(kept) < len(draft):
                 self._pool.cut_draft(sequence.holding)
             accepted = _agreed(draft, result) if isinstance(result, tuple) else 0
-            sequence.was_drafted(len(draft), accepted)
+            sequence.batches.drafted += len(draft)
+            sequence.batches.accepted += accepted
             self._metrics.draft_tokens_total += len(draft)
             self._metrics.draft_accepted_total += accepted
         return outcome, given

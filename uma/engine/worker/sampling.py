@@ -95,7 +95,7 @@ class Sampling:
 
         With `drafts`, one for each row and empty where it has none, also of those behind each drafted token.
         """
-        self.is_plain = all(each.is_plain for each in sequences)
+        self.is_plain = all(each.choice.is_plain for each in sequences)
         if self.is_plain:
             return
         self._masked = {}
@@ -103,14 +103,14 @@ class Sampling:
         masked = [
             (each, draft)
             for each, draft in rows
-            if each.grammar is not None and not each.forced and not each.grammar.is_over
+            if each.choice.grammar is not None and not each.choice.forced and not each.choice.grammar.is_over
         ]
         count = 0
         for each, draft in masked:
             self._masked[each] = count
             count += 1 + len(draft)
         if masked:
-            states = [each.grammar for each, _ in masked if each.grammar is not None]
+            states = [each.choice.grammar for each, _ in masked if each.choice.grammar is not None]
             self._masks.begin(states, [draft for _, draft in masked])
 
     def sample(self, sequences: Rows[Sequence], batch_indices: Rows[int]) -> list[RowResult]:
@@ -145,7 +145,7 @@ class Sampling:
 
         if not self._helpers.count:
             return choose(range(len(sequences)))
-        chains = sum(sequence.sampler is not None for sequence in sequences)
+        chains = sum(sequence.choice.sampler is not None for sequence in sequences)
         work = (len(sequences) + chains * (CHAIN_LOGITS - 1)) * self._vocab.n_tokens
         return self._helpers.each_part(choose, len(sequences), work)
 
@@ -186,7 +186,7 @@ class Sampling:
     def _step(self, rows: int, places: list[_Place]) -> _Step:
         """The logits of the batch just computed, constrained."""
         logits = self._context.logits(rows)
-        is_constrained = any(sequence.is_constrained for _, sequence, _ in places)
+        is_constrained = any(sequence.choice.is_constrained for _, sequence, _ in places)
         asking = self._read_logprobs(logits, places, is_constrained=is_constrained)
         if is_constrained:
             self._constrain(logits, places)
@@ -197,7 +197,7 @@ class Sampling:
         asking: list[int] = []
         counts: list[int] = []
         for row, sequence, size in places:
-            if sequence.wants_logprobs:
+            if sequence.choice.wants_logprobs:
                 asking += range(row, row + size)
                 counts += [sequence.request.sampling.logprobs or 0] * size
                 is_constrained = is_constrained or sequence.suppresses_end()
@@ -210,8 +210,8 @@ class Sampling:
         """Add logit biases and grammar masks to the rows that have them."""
         masks = self._masks.wait() if self._masked else None
         for row, sequence, size in places:
-            if sequence.bias is not None:
-                tokens, values = sequence.bias
+            if sequence.choice.bias is not None:
+                tokens, values = sequence.choice.bias
                 for each in range(row, row + size):
                     logits[each, tokens] += values
             first = self._masked.get(sequence)
@@ -223,51 +223,51 @@ class Sampling:
         self, step: _Step, row: int, batch_index: int, sequence: Sequence, ahead: int = 0
     ) -> tuple[SampledToken, ...]:
         """The next token of a row, `ahead` tokens after the last that its reader was given, and what is forced then."""
-        if sequence.forced:
+        if sequence.choice.forced:
             return self._forced(sequence)
         if self._closes_thinking(sequence):
-            if sequence.forces:
+            if sequence.choice.forces:
                 self._force(sequence)
                 return self._forced(sequence)
-            token = sequence.closing.pop(0)
-            if sequence.sampler is not None:
-                sequence.sampler.accept(token)
+            token = sequence.choice.closing.pop(0)
+            if sequence.choice.sampler is not None:
+                sequence.choice.sampler.accept(token)
         else:
             try:
                 token = self._draw(step, row, batch_index, sequence, ahead)
             except _CompleteError:
                 return (SampledToken(int(self._vocab.eog_ids[0]), is_end=True),)
-        if sequence.wants_logprobs:
+        if sequence.choice.wants_logprobs:
             step.chosen[row] = token
-        if sequence.thinking is not None:
-            sequence.thinking.read(token)
+        if sequence.choice.thinking is not None:
+            sequence.choice.thinking.read(token)
         sampled = SampledToken(token)
-        return (sampled,) if sequence.grammar is None else self._advance(sequence, sampled)
+        return (sampled,) if sequence.choice.grammar is None else self._advance(sequence, sampled)
 
     def _closes_thinking(self, sequence: Sequence) -> bool:
         """Whether the next token is one of the mark that closes a row's thinking."""
-        if not sequence.closing and sequence.thinking is not None:
-            sequence.closing = sequence.thinking.closing(sequence.grammar)
-        return bool(sequence.closing)
+        if not sequence.choice.closing and sequence.choice.thinking is not None:
+            sequence.choice.closing = sequence.choice.thinking.closing(sequence.choice.grammar)
+        return bool(sequence.choice.closing)
 
     def _force(self, sequence: Sequence) -> None:
         """Make the mark that closes a row's thinking, and what its grammar forces behind it, its next tokens."""
-        sequence.forced, sequence.closing = sequence.closing, []
-        grammar = sequence.grammar
+        sequence.choice.forced, sequence.choice.closing = sequence.choice.closing, []
+        grammar = sequence.choice.grammar
         if grammar is None:
             return
-        for token in sequence.forced:
+        for token in sequence.choice.forced:
             grammar.accept(token)
         if not grammar.is_over:
-            sequence.forced += grammar.force()
+            sequence.choice.forced += grammar.force()
 
     def _draw(self, step: _Step, row: int, batch_index: int, sequence: Sequence, ahead: int) -> int:
         logits, vocab = step.logits, self._vocab
-        if sequence.sampler is not None:
+        if sequence.choice.sampler is not None:
             if sequence.suppresses_end(ahead):
                 logits[row, vocab.eog_ids] = -np.inf
             self._check_any(logits, row, sequence, ahead)
-            return sequence.sampler.sample(self._context, batch_index)
+            return sequence.choice.sampler.sample(self._context, batch_index)
         token = step.likeliest[row]
         if token in vocab.eog and sequence.suppresses_end(ahead):
             logits[row, vocab.eog_ids] = -np.inf
@@ -277,7 +277,7 @@ class Sampling:
 
     def _check_any(self, logits: Logits, row: int, sequence: Sequence, ahead: int) -> None:
         """Raise `_CompleteError` where the only allowed token was the end, which must not come: nothing can follow."""
-        grammar = sequence.grammar
+        grammar = sequence.choice.grammar
         if grammar is None or not (grammar.is_over or np.isneginf(logits[row].max())):
             return
         grammar.check()
@@ -294,32 +294,32 @@ class Sampling:
         known = dict(zip(step.chosen, logprobs, strict=True))
         for index, (first, sequence, _) in enumerate(places):
             row = given[index]
-            if sequence.wants_logprobs and isinstance(row, tuple):
+            if sequence.choice.wants_logprobs and isinstance(row, tuple):
                 given[index] = tuple(each._replace(logprobs=known.get(at)) for at, each in enumerate(row, first))
 
     def _advance(self, sequence: Sequence, sampled: SampledToken) -> tuple[SampledToken, ...]:
         """The sampled token, and those that the grammar forces behind it."""
-        grammar = sequence.grammar
+        grammar = sequence.choice.grammar
         assert grammar is not None
         if sampled.token in self._vocab.eog:
             return (sampled,)
         grammar.accept(sampled.token)
-        if not grammar.is_over and sequence.forces:
-            sequence.forced = grammar.force()
-        if not sequence.forced:
+        if not grammar.is_over and sequence.choice.forces:
+            sequence.choice.forced = grammar.force()
+        if not sequence.choice.forced:
             return (sampled._replace(is_end=grammar.is_over),)
         return (sampled, *self._forced(sequence))
 
     def _forced(self, sequence: Sequence) -> tuple[SampledToken, ...]:
         """The next of the tokens that are certain."""
-        grammar = sequence.grammar
-        now, sequence.forced = sequence.forced[:MAX_FORCED], sequence.forced[MAX_FORCED:]
+        grammar = sequence.choice.grammar
+        now, sequence.choice.forced = sequence.choice.forced[:MAX_FORCED], sequence.choice.forced[MAX_FORCED:]
         for token in now:
-            if sequence.sampler is not None:
-                sequence.sampler.accept(token)
-            if sequence.thinking is not None:
-                sequence.thinking.read(token)
-        is_end = grammar is not None and grammar.is_over and not sequence.forced
+            if sequence.choice.sampler is not None:
+                sequence.choice.sampler.accept(token)
+            if sequence.choice.thinking is not None:
+                sequence.choice.thinking.read(token)
+        is_end = grammar is not None and grammar.is_over and not sequence.choice.forced
         return (*map(SampledToken, now[:-1]), SampledToken(now[-1], is_end=is_end))
 
 

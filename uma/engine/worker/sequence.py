@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import attrs
-import numpy as np
-import numpy.typing as npt
 
 from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.pacing import hold_ms
@@ -19,15 +17,11 @@ from uma.engine.kv.pool import Holding
 from uma.engine.kv.snapshots import Snapshot
 from uma.engine.policy.state import FairShare
 from uma.engine.worker.account import Account
+from uma.engine.worker.choice import TokenChoice
 from uma.engine.worker.status import TRANSITIONS, Change, IllegalTransitionError, Status
-from uma.engine.worker.thinking import ThinkingBound
 from uma.llama.context import Context
-from uma.llama.grammar import GrammarState
 from uma.llama.projector import Picture
-from uma.llama.sampler import Sampler
 from uma.types import Logprobs, Prompt, Request, RequestMetrics, Speculation, Usage
-
-Bias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
 
 
 @attrs.define(slots=True, eq=False)
@@ -87,14 +81,40 @@ class Piece:
     @property
     def computed(self) -> int:
         """The tokens before it, and of its own as many as the layers that are done are worth: never all of them."""
-        return self.first + min(int(self.count * self.context.computed_share), self.count - 1)
+        return self.first + min(int(self.count * self.context.progress), self.count - 1)
+
+
+@attrs.define(slots=True, eq=False)
+class AnswerText:
+    """The text of an answer, as far as its reader was not given it."""
+
+    text: TextStream = attrs.field(factory=TextStream)
+    spellings: Mapping[int, bytes] = attrs.field(factory=dict)
+    """Control tokens that count as text, because the answer is parsed by them, and how they are written."""
+    pieces: list[str] = attrs.field(factory=list)
+    """Output text, collected where the request is not streamed."""
+    logprobs: list[Logprobs] = attrs.field(factory=list)
+    """Log probabilities, collected likewise."""
+
+
+@attrs.define(slots=True, eq=False)
+class BatchFigures:
+    """Figures of the batches that computed a sequence, for its metrics."""
+
+    count: int = 0
+    largest: int = 0
+    """Maximum sequences of one of them."""
+    drafted: int = 0
+    accepted: int = 0
+    saved_ms: float = 0.0
 
 
 @attrs.define(slots=True, eq=False)
 class Sequence:
     """A request from submission to its last event. Made on the Trio thread, then the decode thread's alone.
 
-    It is a `policy.Row`: the scheduler plans with the sequence itself.
+    It is a `policy.Row`: the scheduler plans with the sequence itself. Files other than `slots.py` change it by its
+    methods and those of its parts.
     """
 
     key: int
@@ -104,23 +124,19 @@ class Sequence:
     """Prompt, then what was generated."""
     prompt_tokens: int
     max_tokens: int
-    seed: int
-    lane: int
     arrived_ms: float
-    target_ttft_ms: float | None
     target_tbt_ms: float
     credits: int
     """Events for which the reader has space; at 0 the sequence pauses."""
     account: Account
     """Where its time goes."""
-    has_own_target: bool = False
-    """Whether the request names `target_tbt_ms`; else it is the configuration's."""
+    choice: TokenChoice = attrs.field(factory=TokenChoice)
+    answer: AnswerText = attrs.field(factory=AnswerText)
+    batches: BatchFigures = attrs.field(factory=BatchFigures)
     is_paced: bool = False
     """Whether its reader is given tokens evenly while prompts are read, and not as they are computed."""
     index: int = 0
     """Which of its request's answers it is."""
-    origin: str = ""
-    """Where its request comes from (`net.client.ORIGIN`)."""
     client: Hashable = None
     """Who has sent it, with whom others have equal shares (`net.client.CLIENT`)."""
     user: int | None = None
@@ -128,30 +144,15 @@ class Sequence:
     warnings: tuple[str, ...] = ()
     report: PromptReport | None = None
     """What its reader asks about its prompt; None: nothing."""
-
-    spellings: Mapping[int, bytes] = attrs.field(factory=dict)
-    """Control tokens that count as text, because the answer is parsed by them, and how they are written."""
-
+    message_ends: tuple[int, ...] = ()
+    """How many tokens of its prompt come before where a message ends, as far as others are likely to part there."""
+    pictures: tuple[PlacedPicture, ...] = ()
+    """Pictures of its prompt, in order."""
     stream: Any = None
     """Where events go: opaque here, the Trio side's."""
     status: Status = Status.WAITING
-    text: TextStream = attrs.field(init=False)
     holding: Holding | None = None
     """Slot of the sequence; None while it has none."""
-    sampler: Sampler | None = None
-    """None: greedy."""
-    grammar: GrammarState | None = None
-    """Where it is in its grammar: behind all of `tokens` and of `forced`."""
-    forced: list[int] = attrs.field(factory=list)
-    """Next tokens that its grammar leaves no choice about, not yet given to the reader."""
-    bias: Bias | None = None
-    """Token ids, and what is added to their logits."""
-    bounds_thinking: Callable[[int | None], ThinkingBound] | None = None
-    """Makes what `thinking` is, for an answer that has just begun; None where the model does not think."""
-    thinking: ThinkingBound | None = None
-    """The bound of its thinking, if there is one."""
-    closing: list[int] = attrs.field(factory=list)
-    """Next tokens of the mark that closes its thinking, where each is computed by itself."""
     kept: Snapshot | None = None
     """While it is preempted: what it had computed, pinned in the store."""
     due_ms: float = 0.0
@@ -159,19 +160,12 @@ class Sequence:
     last_token_ms: float = 0.0
     last_gap_ms: float = 0.0
     """Time between its last two tokens."""
-    """How well its reader was served, token by token."""
     cells: int = 0
     """KV cells that preempting it would free; current only where the scheduler has to know."""
     branch: int = 0
     """Number of first tokens that followers wait for, the fewest of several; 0: none does."""
-    message_ends: tuple[int, ...] = ()
-    """How many tokens of its prompt come before where a message ends, as far as others are likely to part there."""
     checkpoint_positions: list[int] = attrs.field(factory=list)
     """Where its pieces end besides, the next one last: a checkpoint is taken there (`Checkpoints.positions`)."""
-    pictures: tuple[PlacedPicture, ...] = ()
-    """Pictures of its prompt, in order."""
-    squeezed: tuple[PictureRun, ...] = attrs.field(init=False)
-    """Pictures among them over which positions rise by less than their tokens."""
     paused_ms: float = 0.0
     """When its reader fell behind."""
     computed: int = 0
@@ -183,47 +177,48 @@ class Sequence:
     """Tokens the reader was or will be given."""
     started_ms: float = 0.0
     first_token_ms: float = 0.0
-    largest_batch: int = 0
-    iterations: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    saved_ms: float = 0.0
-    pieces: list[str] = attrs.field(factory=list)
-    """Output text, collected where the request is not streamed."""
-    logprobs: list[Logprobs] = attrs.field(factory=list)
-    """Likewise."""
-    has_reader: bool = attrs.field(init=False)
-    """Tokens are read as they come, and not all at the end."""
     fair_share: FairShare = attrs.field(init=False)
     """What its client has had. The decode thread's, from its submission on."""
-    hold_ms: float = attrs.field(init=False)
-    """Maximum buffering delay (ms) of its tokens."""
-    wants_logprobs: bool = attrs.field(init=False)
-    is_constrained: bool = attrs.field(init=False)
-    """A bias or a grammar changes its logits."""
-    is_plain: bool = attrs.field(init=False)
-    """Whether its next token needs its logits as they are, and nothing else is asked of them or depends on them."""
-    is_reproducible: bool = attrs.field(init=False)
-    """Whether it is computed in the context of `worker.reproducer`; then it never has a slot."""
-    forces: bool = attrs.field(init=False)
-    """Forced tokens are given without computing what comes before them. Not where their log probability is asked."""
 
     def __attrs_post_init__(self) -> None:
-        self.squeezed = tuple(each.run for each in self.pictures if each.run.mrope_delta)
-        sampling = self.request.sampling
-        self.text = TextStream(sampling.stop)
-        self.has_reader = self.request.stream
-        self.is_reproducible = sampling.reproducible
-        ranks = sampling.best_of is not None and sampling.best_of > sampling.n
-        self.wants_logprobs = sampling.logprobs is not None or ranks
-        self.is_constrained = self.grammar is not None or self.bias is not None
-        limit = sampling.max_reasoning_tokens
-        if limit is not None and self.bounds_thinking is not None:
-            self.thinking = self.bounds_thinking(limit)
-        self.is_plain = not (self.is_constrained or self.wants_logprobs or self.thinking)
-        self.forces = not self.wants_logprobs
-        self.hold_ms = hold_ms(self.target_tbt_ms, is_streamed=self.has_reader)
+        limit = self.request.sampling.max_reasoning_tokens
+        if limit is not None:
+            self.choice.bound_thinking(limit)
         self.account.served = self
+
+    # What its request says
+
+    @property
+    def lane(self) -> int:
+        """-1 background, 0 normal, 1 interactive."""
+        return self.request.priority
+
+    @property
+    def has_reader(self) -> bool:
+        """Whether tokens are read as they come, and not all at the end."""
+        return self.request.stream
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether it is computed in the context of `worker.reproducer`; then it never has a slot."""
+        return self.request.sampling.reproducible
+
+    @property
+    def target_ttft_ms(self) -> float | None:
+        """The request's own target for its first token."""
+        return self.request.slo.target_ttft_ms
+
+    @property
+    def has_own_target(self) -> bool:
+        """Whether the request names `target_tbt_ms`; else it is the configuration's."""
+        return self.request.slo.target_tbt_ms is not None
+
+    @property
+    def hold_ms(self) -> float:
+        """Maximum buffering delay (ms) of its tokens."""
+        return hold_ms(self.target_tbt_ms, is_streamed=self.has_reader)
+
+    # What becomes of it
 
     def change(self, change: Change) -> None:
         """Move to the state that the table names. Raises `IllegalTransitionError`, and changes nothing, without one."""
@@ -232,6 +227,11 @@ class Sequence:
             raise IllegalTransitionError(f"sequence {self.key}: {change.name} while {self.status.name}")
         self.status = status
         self.account.turns_to(status)
+
+    def fall_behind(self, now_ms: float) -> None:
+        """Pause it: its reader has no credit left."""
+        self.change(Change.FALL_BEHIND)
+        self.paused_ms = now_ms
 
     def until_checkpoint(self, computed: int) -> int:
         """Tokens from its first `computed` ones to the next checkpoint, or to its end."""
@@ -285,7 +285,9 @@ class Sequence:
     @property
     def next_position(self) -> int:
         """The position of the token that it computes next: behind a picture it can be less than the token's index."""
-        return position_of(self.squeezed, self.computed)
+        if not self.pictures:
+            return self.computed
+        return position_of(tuple(placed.run for placed in self.pictures if placed.run.mrope_delta), self.computed)
 
     @property
     def logprobs_pending(self) -> int:
@@ -331,12 +333,11 @@ class Sequence:
         """Close its thinking with the next token. Nothing where it does not think, or has ended."""
         if self.status is Status.ENDED:
             return
-        if self.thinking is None and self.bounds_thinking is not None:
-            self.thinking = self.bounds_thinking(None)
-            self.thinking.read_all(self.tokens[self.prompt_tokens :])
-            self.is_plain = False
-        if self.thinking is not None:
-            self.thinking.close()
+        was_bound, bound = self.choice.thinking, self.choice.bound_thinking(None)
+        if bound is not None:
+            if was_bound is None:
+                bound.read_all(self.tokens[self.prompt_tokens :])
+            bound.close()
 
     def had_token(self, now_ms: float) -> None:
         """Count a token that the reader is given at `now_ms`, which can be later than now, and earlier than the time to
@@ -357,34 +358,31 @@ class Sequence:
             self.fair_share.was_read(tokens)
         else:
             self.fair_share.was_given(tokens)
-        self.iterations += 1
-        self.largest_batch = max(self.largest_batch, sequences)
+        self.batches.count += 1
+        self.batches.largest = max(self.batches.largest, sequences)
 
-    def was_drafted(self, tokens: int, accepted: int) -> None:
-        """Count a draft of which so many tokens were accepted."""
-        self.drafted += tokens
-        self.accepted += accepted
+    def cut_back(self, computed: int) -> None:
+        """Compute its tokens behind its first `computed` ones again."""
+        self.computed = computed
 
     def usage(self) -> Usage:
         """Token counts so far."""
         return Usage(self.prompt_tokens, self.cached_tokens, self.generated)
 
-    def _speculation(self) -> Speculation | None:
-        return Speculation(self.drafted, self.accepted, round(self.saved_ms, 3)) if self.drafted else None
-
     def metrics(self, now_ms: float) -> RequestMetrics:
         """How it was served, at its end."""
-        started, first = self.started_ms or now_ms, self.first_token_ms
+        started, first, batches = self.started_ms or now_ms, self.first_token_ms, self.batches
+        speculation = Speculation(batches.drafted, batches.accepted, round(batches.saved_ms, 3))
         decode_ms = self.last_token_ms - first if first else 0.0
         return RequestMetrics(
             queue_ms=round(started - self.arrived_ms, 3),
             prefill_ms=round((first or now_ms) - started, 3),
             decode_ms=round(decode_ms, 3),
             ttft_ms=round(first - self.arrived_ms, 3) if first else 0.0,
-            batch_size=self.largest_batch,
+            batch_size=batches.largest,
             tokens_per_second=round((self.generated - 1) * 1000 / decode_ms, 2) if decode_ms > 0 else 0.0,
-            decode_iterations=self.iterations,
-            speculation=self._speculation(),
+            decode_iterations=batches.count,
+            speculation=speculation if batches.drafted else None,
         )
 
 

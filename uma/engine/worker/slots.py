@@ -361,7 +361,7 @@ class Slots:
             self._metrics.cached_tokens_total += sequence.cached_tokens
         sampling = sequence.request.sampling
         if not sampling.is_greedy:
-            sequence.sampler = Sampler(self._vocab, sampling, sequence.seed, sequence.tokens)
+            sequence.choice.sampler = Sampler(self._vocab, sampling, sequence.choice.seed, sequence.tokens)
 
     # Out
 
@@ -429,9 +429,9 @@ class Slots:
             keep = isinstance(event, Finished) and sequence.request.cache_prompt
             self._pool.release(holding, now_ms(), keep=keep)
             sequence.holding = None
-        if sequence.sampler is not None:
-            sequence.sampler.close()
-            sequence.sampler = None
+        if sequence.choice.sampler is not None:
+            sequence.choice.sampler.close()
+            sequence.choice.sampler = None
 
     def _count_end(self, sequence: Sequence, event: Finished | UmaError) -> None:
         if sequence.index:  # it is its request that is counted

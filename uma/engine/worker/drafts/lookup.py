@@ -200,8 +200,8 @@ class LookupDrafter:
             if token in self._vocab.eog:
                 tokens = tokens[:index]
                 break
-        if tokens and sequence.grammar is not None:
-            tokens = tokens[: sequence.grammar.common(tokens)]
+        if tokens and sequence.choice.grammar is not None:
+            tokens = tokens[: sequence.choice.grammar.common(tokens)]
         found = self._guesses[sequence] = Guess(tokens, lookup.probabilities(len(tokens))) if tokens else NOTHING
         return found.probabilities
 

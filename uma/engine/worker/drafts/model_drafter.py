@@ -140,7 +140,7 @@ class ModelDrafter:
 
     def expected(self, sequence: Sequence, most: int) -> Rows[float]:
         """Probabilities of what is guessed already, then by what this text has shown, or all texts where it is new."""
-        grammar = sequence.grammar
+        grammar = sequence.choice.grammar
         if self._is_off or len(sequence.tokens) + most > self._most_tokens or (grammar and grammar.is_over):
             return ()
         text = self._texts.get(sequence)
@@ -336,8 +336,8 @@ class ModelDrafter:
         """Go on with the likeliest token that the row can be given. The end of a text ends its guess."""
         sequence, text, ahead = draft.sequence, draft.text, draft.ahead
         logits = logits[: self._n_common]
-        if sequence.bias is not None:
-            tokens, values = sequence.bias
+        if sequence.choice.bias is not None:
+            tokens, values = sequence.choice.bias
             is_common = tokens < self._n_common
             logits[tokens[is_common]] += values[is_common]
         if mask is not None:
@@ -361,12 +361,12 @@ class ModelDrafter:
 
     def _grammar_of(self, sequence: Sequence, text: _DraftContext) -> GrammarState | None:
         """A row's grammar behind its guess so far, which is cut where the grammar does not allow it."""
-        if sequence.grammar is None:
+        if sequence.choice.grammar is None:
             return None
-        allowed = sequence.grammar.common(text.guess) if text.guess else 0
+        allowed = sequence.choice.grammar.common(text.guess) if text.guess else 0
         del text.guess[allowed:], text.sureness[allowed:]
         self._catch_up(sequence, text)
-        fork = sequence.grammar.fork()
+        fork = sequence.choice.grammar.fork()
         with suppress(UmaError):  # it became too complex: from here on it allows no token
             for token in text.guess:
                 fork.accept(token)

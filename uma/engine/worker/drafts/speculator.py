@@ -133,7 +133,7 @@ class Speculator:
         # What a draft takes could make another row wait.
         if self._pool.free_cells < MAX_TOKENS * len(rows):
             return False
-        return all(sequence.uncomputed == 1 and not sequence.forced for sequence in rows)
+        return all(sequence.uncomputed == 1 and not sequence.choice.forced for sequence in rows)
 
     def _can_pay(self, rows: Rows[Sequence]) -> bool:
         target_ms = min(sequence.target_tbt_ms for sequence in rows)
@@ -196,7 +196,7 @@ class Speculator:
         if took_ms:
             self._metrics.draft_saved_ms_total -= took_ms * len(rows)
             for row in rows:
-                row.saved_ms -= took_ms
+                row.batches.saved_ms -= took_ms
 
 
 def _most(sequence: Sequence, room: int) -> int:
