@@ -15,7 +15,7 @@ import trio.testing
 from harness import PATIENCE_SEC
 from uma.engine.clock import now_ms
 from uma.engine.delivery.bell import Bell, PipeBell, TimerBell
-from uma.engine.delivery.mailbox import Answer, Mailbox
+from uma.engine.delivery.mailbox import Mailbox, Reply
 from uma.engine.delivery.stream import RequestStream
 from uma.types import Token
 
@@ -182,7 +182,7 @@ async def test_a_function_is_called_behind_the_events_that_were_posted_before_it
         return True
 
     stream.tap = take
-    found = Answer[list[int]](mailbox, [])
+    found = Reply[list[int]](mailbox, [])
 
     def post() -> None:
         mailbox.post([(stream, Token("r", "", 0), 0.0)], None)

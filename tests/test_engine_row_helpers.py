@@ -14,7 +14,7 @@ from harness import PATIENCE_SEC
 from uma import open_engine
 from uma.engine.worker import row_helpers
 from uma.engine.worker.row_helpers import LEAST_LOGITS, RowHelpers
-from uma.engine.worker.sampling import Sampling
+from uma.engine.worker.sampling import RowSampler
 from uma.llama.context import Context
 
 
@@ -54,9 +54,9 @@ async def test_readers_are_given_the_same_and_no_thread_is_left(tiny: Path, monk
     requests += [ask(tokens_for(seed, 30), 60, id=f"drawn {seed}", temperature=0.9, seed=seed) for seed in range(4)]
     requests += [ask(tokens_for(9, 30), 90, id="not soon", ignore_eos=False, min_tokens=40)]
     by: set[str] = set()
-    draw = Sampling._draw
+    draw = RowSampler._draw
 
-    def watched(sampling: Sampling, *args: object) -> int:
+    def watched(sampling: RowSampler, *args: object) -> int:
         by.add(threading.current_thread().name.partition("_")[0])
         return draw(sampling, *args)  # type: ignore[arg-type]
 
@@ -66,7 +66,7 @@ async def test_readers_are_given_the_same_and_no_thread_is_left(tiny: Path, monk
             return await answers(engine, requests)
 
     expected = await asked(Context)
-    monkeypatch.setattr(Sampling, "_draw", watched)
+    monkeypatch.setattr(RowSampler, "_draw", watched)
     monkeypatch.setattr(row_helpers, "LEAST_LOGITS", 1)
     monkeypatch.setattr("uma.engine.worker.sampling.core_count", lambda: 4)
     got = await asked(EarlyContext)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from harness import PATIENCE_SEC
 from uma import open_engine
-from uma.engine.worker.sampling import RowResult, SampledToken, Sampling
+from uma.engine.worker.sampling import RowResult, RowSampler, SampledToken
 from uma.engine.worker.sequence import Sequence
 from uma.engine.worker.status import HAS_SLOT, TRANSITIONS, Change, IllegalTransitionError, Status
 from uma.types import Finished
@@ -146,9 +146,9 @@ async def test_a_step_that_gives_a_row_several_tokens_gives_the_reader_what_one_
             extra += count - 1
         return given
 
-    plain = Sampling.sample
+    plain = RowSampler.sample
 
-    def checked(self: Sampling, sequences: Any, indices: Any) -> list[RowResult]:
+    def checked(self: RowSampler, sequences: Any, indices: Any) -> list[RowResult]:
         # What is sampled after several tokens that were computed together is what greedy decoding gives there.
         for sequence, row in zip(sequences, plain(self, sequences, indices), strict=True):
             assert isinstance(row, tuple)
@@ -156,7 +156,7 @@ async def test_a_step_that_gives_a_row_several_tokens_gives_the_reader_what_one_
         return generous(sequences)
 
     monkeypatch.setattr("uma.engine.delivery.pacing.STRIDE_STEPS", 1)
-    monkeypatch.setattr(Sampling, "sample", checked)
+    monkeypatch.setattr(RowSampler, "sample", checked)
     async with open_engine(config) as engine:
         got = await answers(engine, requests)
         metrics = engine.snapshot()

@@ -30,7 +30,7 @@ from uma import Request, RuntimeConfig, open_engine
 from uma.engine.delivery.outbox import Deliver, Delivery, Outbox
 from uma.engine.delivery.pacing import HOLD_SHARE, STRIDE_STEPS, Stride
 from uma.engine.worker.commands import Commands
-from uma.engine.worker.runner import Decoding, ModelRunner, Outcome, Step
+from uma.engine.worker.runner import DecodeStep, Decoding, ModelRunner, Outcome
 from uma.llama.batch import Batch
 from uma.llama.context import Context
 from uma.types import Finished, Grammar, Slo, Token
@@ -45,13 +45,13 @@ def patient(request: Request) -> Request:
 
 
 @pytest.fixture
-def strides(monkeypatch: pytest.MonkeyPatch) -> list[list[Step]]:
+def strides(monkeypatch: pytest.MonkeyPatch) -> list[list[DecodeStep]]:
     """What each call for decode rows has computed, in every engine that is opened from now on."""
-    found: list[list[Step]] = []
+    found: list[list[DecodeStep]] = []
     decode = ModelRunner.decode
 
-    def seen(decoding: Decoding) -> Generator[Step, None, Outcome]:
-        steps: list[Step] = []
+    def seen(decoding: Decoding) -> Generator[DecodeStep, None, Outcome]:
+        steps: list[DecodeStep] = []
         found.append(steps)
         for step in decoding:
             steps.append(step)
@@ -96,7 +96,7 @@ def say_the_same(mine: Answer, theirs: Answer) -> bool:
 
 @pytest.mark.usefixtures("either_way")
 async def test_a_stream_that_is_given_several_tokens_at_a_stretch_is_given_the_same(
-    strides: list[list[Step]], monkeypatch: pytest.MonkeyPatch
+    strides: list[list[DecodeStep]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def one_after_the_other() -> tuple[list[Answer], dict[str, Any]]:
         async with open_engine(BUILT_IN) as engine:
@@ -123,7 +123,7 @@ async def test_a_stream_that_is_given_several_tokens_at_a_stretch_is_given_the_s
 @pytest.mark.parametrize("layout", ["on", "off"])
 @pytest.mark.usefixtures("either_way")
 async def test_several_at_a_stretch_are_given_the_same_together(
-    tiny: Path, layout: str, strides: list[list[Step]], monkeypatch: pytest.MonkeyPatch
+    tiny: Path, layout: str, strides: list[list[DecodeStep]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # stop strings are looked for in each token, so two that outlast all others are those that run at a stretch together
     mixed = [*REQUESTS, ask(max_tokens=500), ask(max_tokens=500, temperature=0.9, seed=7)]
@@ -143,7 +143,7 @@ async def test_several_at_a_stretch_are_given_the_same_together(
 
 @pytest.mark.usefixtures("either_way")
 async def test_grammars_biases_and_log_probabilities_are_the_same_at_a_stretch(
-    strides: list[list[Step]], monkeypatch: pytest.MonkeyPatch
+    strides: list[list[DecodeStep]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grammar = Grammar(regex="([a-z]{1,7} ){20}[0-9]{8}")
     more: dict[str, Any] = {"temperature": 1, "ignore_eos": False}
@@ -166,7 +166,7 @@ async def test_grammars_biases_and_log_probabilities_are_the_same_at_a_stretch(
 
 
 @pytest.mark.usefixtures("either_way")
-async def test_a_text_may_end_as_soon_as_it_is_long_enough(strides: list[list[Step]]) -> None:
+async def test_a_text_may_end_as_soon_as_it_is_long_enough(strides: list[list[DecodeStep]]) -> None:
     async with open_engine(BUILT_IN) as engine:
         natural = await answer(engine, patient(ask(max_tokens=400, ignore_eos=False)))
         assert natural.finished.reason == "stop"
@@ -226,7 +226,7 @@ def in_the_middle_of_one(context: StoppableContext) -> None:
 
 
 async def test_a_sequence_that_is_cancelled_in_a_stride_is_computed_no_further(
-    contexts: list[StoppableContext], strides: list[list[Step]]
+    contexts: list[StoppableContext], strides: list[list[DecodeStep]]
 ) -> None:
     async with open_engine(BUILT_IN) as engine:
         await answer(engine, ask(max_tokens=8))
@@ -243,7 +243,7 @@ async def test_a_sequence_that_is_cancelled_in_a_stride_is_computed_no_further(
 
 
 async def test_a_request_that_comes_in_the_middle_of_a_stride_is_read_with_the_next_batch(
-    contexts: list[StoppableContext], strides: list[list[Step]], monkeypatch: pytest.MonkeyPatch
+    contexts: list[StoppableContext], strides: list[list[DecodeStep]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     woken = threading.Event()
     wake = Commands.wake
@@ -271,7 +271,7 @@ async def test_a_request_that_comes_in_the_middle_of_a_stride_is_read_with_the_n
 
 
 async def test_each_step_is_handed_over_while_the_next_is_computed_where_the_thread_is_free_then(
-    strides: list[list[Step]], monkeypatch: pytest.MonkeyPatch
+    strides: list[list[DecodeStep]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log: list[str] = []
 
@@ -306,7 +306,7 @@ async def test_each_step_is_handed_over_while_the_next_is_computed_where_the_thr
 
 @pytest.mark.parametrize("base", [Context, EarlyContext])
 async def test_no_batch_is_begun_that_would_end_after_a_reader_minds(
-    strides: list[list[Step]], monkeypatch: pytest.MonkeyPatch, base: type[Context]
+    strides: list[list[DecodeStep]], monkeypatch: pytest.MonkeyPatch, base: type[Context]
 ) -> None:
     rng = random.Random(4)
     now_ms = 0.0

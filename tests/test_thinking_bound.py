@@ -18,7 +18,7 @@ from models import CHATML
 from uma import Request, SamplingParams, open_engine
 from uma.chat.families import Thinking
 from uma.chat.parser import Parser
-from uma.engine.worker.runner import Decoding, ModelRunner, Outcome, Step
+from uma.engine.worker.runner import DecodeStep, Decoding, ModelRunner, Outcome
 from uma.engine.worker.thinking import MAX_COMPLETING, ThinkingBound
 from uma.types import Event, Finished, Grammar, Message, ReasoningDelta, Token, Tool
 
@@ -185,7 +185,7 @@ async def test_a_stride_of_many_steps_ends_at_the_bound(
     lengths: list[int] = []
     decode = ModelRunner.decode
 
-    def counted(decoding: Decoding) -> Generator[Step, None, Outcome]:
+    def counted(decoding: Decoding) -> Generator[DecodeStep, None, Outcome]:
         lengths.append(0)
         for step in decoding:
             lengths[-1] += 1

@@ -15,7 +15,7 @@ import trio
 
 from uma.config import RuntimeConfig
 from uma.engine import sizing
-from uma.engine.delivery.mailbox import Answer
+from uma.engine.delivery.mailbox import Reply
 from uma.engine.intake.overload import full_queue_retry_ms
 from uma.engine.intake.prompt import LANE_SHARE, PromptReader
 from uma.engine.intake.texts import TextReader
@@ -164,7 +164,7 @@ class EmbedService:
         """Have the decode thread compute a job. Leaving early gives it up: the batch that runs is its last."""
         size_bytes += sum(4 * len(text) for text in texts)
         self._check_load(size_bytes, lane)  # others came meanwhile
-        done = Answer(self._worker.mailbox, None)
+        done = Reply(self._worker.mailbox, None)
         key, self._next_key = self._next_key, self._next_key + 1
         job = EmbedJob(
             key,

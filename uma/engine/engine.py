@@ -24,7 +24,7 @@ from uma.engine import sizing
 from uma.engine.activity import activity_of, explained
 from uma.engine.clock import now_ms
 from uma.engine.delivery.answers import AnswerPort
-from uma.engine.delivery.mailbox import Answer, Mailbox
+from uma.engine.delivery.mailbox import Mailbox, Reply
 from uma.engine.delivery.parsed import ParsedStream
 from uma.engine.delivery.stream import RequestStream
 from uma.engine.embeddings import Embedded, EmbedService
@@ -130,7 +130,7 @@ class Engine:
         self._fetcher = Fetcher()
         self._constraints = Constraints(context.model.vocab, grammars, sizing.grammars_at_once(context.params))
         self._embeddings = EmbedService(config, context, ledger, self._prompts, self.worker, self._metrics)
-        self._probe: Answer[bool] | None = None
+        self._probe: Reply[bool] | None = None
         """The last health probe: one is on its way at a time, however many tasks ask."""
         self._gate = Gate(
             config,
@@ -306,7 +306,7 @@ class Engine:
             return Health(self.status, 0.0, 0)
         began, asked = now_ms(), self._probe
         if asked is None or asked.is_given.is_set():
-            asked = self._probe = Answer(self.mailbox, False)
+            asked = self._probe = Reply(self.mailbox, False)
             self.worker.probe(asked.give)
         with trio.move_on_after(PROBE_TIMEOUT_SEC):
             await asked.wait()
@@ -484,7 +484,7 @@ class Engine:
     async def _count_known(self, tokens: array[int]) -> int:
         """How many of `tokens` cells or memory hold already: the decode thread says so between two ticks."""
         self._check_open()  # a thread that was stopped answers no more
-        known = Answer(self.mailbox, 0)
+        known = Reply(self.mailbox, 0)
         self.worker.count_known(tokens, known.give)
         return await known.wait()
 

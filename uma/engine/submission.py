@@ -23,7 +23,7 @@ from uma.engine.delivery.stream import Lateness, RequestStream
 from uma.engine.worker.account import Account, Totals
 from uma.engine.worker.choice import Bias, TokenChoice
 from uma.engine.worker.commands import Commands, SequenceControl
-from uma.engine.worker.sequence import AnswerText, PlacedPicture, PromptReport, Sequence
+from uma.engine.worker.sequence import AnswerBuffer, PlacedPicture, PromptReport, Sequence
 from uma.engine.worker.thinking import ThinkingBound
 from uma.llama.grammar import GrammarState
 from uma.metrics import EngineMetrics
@@ -227,7 +227,7 @@ class Submission:
                 bias=prepared.bias,
                 bounds_thinking=prepared.bounds_thinking,
             ),
-            answer=AnswerText(TextStream(sampling.stop), prepared.spellings),
+            answer=AnswerBuffer(TextStream(sampling.stop), prepared.spellings),
             is_paced=self._is_paced(request),
             warnings=(*cut, *prepared.warnings),
             index=index,

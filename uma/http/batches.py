@@ -24,7 +24,7 @@ from uma.http.problem import NotFound, RateLimited
 from uma.http.reader import read
 from uma.jobs import BadInput, Results, RowForm, Runner, in_flight, model_of, read_rows
 from uma.jobs.rows import PATHS
-from uma.jobs.store import MAX_UNFINISHED, OVER, JobFolder, Status, Store, StoredBatch
+from uma.jobs.store import MAX_UNFINISHED, OVER, JobFolder, JobStatus, Store, StoredBatch
 from uma.net.logfmt import log
 
 logger = logging.getLogger("uma.http")
@@ -160,7 +160,7 @@ def batch_object(gateway: Gateway, batch: StoredBatch) -> Body:
     """A batch as OpenAI tells of one."""
     tally = gateway.batches.tally(batch.id)
     completed, failed = (batch.completed, batch.failed) if tally is None else (tally.rows - tally.failed, tally.failed)
-    statuses: tuple[Status, ...] = ("in_progress", "finalizing", "completed", "failed", "cancelling", "cancelled")
+    statuses: tuple[JobStatus, ...] = ("in_progress", "finalizing", "completed", "failed", "cancelling", "cancelled")
     errors = None if batch.error is None else {"object": "list", "data": [{"code": "failed", "message": batch.error}]}
     return {
         "id": batch.id,

@@ -50,7 +50,7 @@ CREATE TABLE IF NOT EXISTS files (id TEXT PRIMARY KEY, owner TEXT, created_at IN
 CREATE TABLE IF NOT EXISTS batches (id TEXT PRIMARY KEY, owner TEXT, model TEXT, is_over INTEGER, data TEXT);
 """
 
-Status = Literal["in_progress", "finalizing", "completed", "failed", "cancelling", "cancelled"]
+JobStatus = Literal["in_progress", "finalizing", "completed", "failed", "cancelling", "cancelled"]
 OVER = ("completed", "failed", "cancelled")
 
 
@@ -78,7 +78,7 @@ class StoredBatch:
     input_file_id: str
     completion_window: str
     metadata: dict[str, str] | None = None
-    status: Status = "in_progress"
+    status: JobStatus = "in_progress"
     created_at: int = attrs.field(factory=lambda: int(time.time()))
     times: dict[str, int] = attrs.field(factory=dict)
     """Time at which each status was reached."""
@@ -90,7 +90,7 @@ class StoredBatch:
     error: str | None = None
     """Why it has failed as a whole."""
 
-    def now(self, status: Status, **more: Any) -> StoredBatch:
+    def now(self, status: JobStatus, **more: Any) -> StoredBatch:
         """A copy in another state."""
         return attrs.evolve(self, status=status, times={**self.times, status: int(time.time())}, **more)
 
@@ -302,7 +302,7 @@ class Store:
                 for file, path, rows in ((output, paths[0], good), (error, paths[1], bad)):
                     if rows:
                         self._insert(attrs.evolve(file, size_bytes=path.stat().st_size))
-                status: Status = "failed" if why else "cancelled" if batch.status == "cancelling" else "completed"
+                status: JobStatus = "failed" if why else "cancelled" if batch.status == "cancelling" else "completed"
                 ids = {"output_file_id": output.id if good else None, "error_file_id": error.id if bad else None}
                 batch = batch.now(status, **ids, completed=good, failed=bad, error=why)
                 self.keep(batch)

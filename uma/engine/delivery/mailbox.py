@@ -150,7 +150,7 @@ class Mailbox:
         self._release(math.inf)
 
 
-class Answer(Generic[T]):
+class Reply(Generic[T]):
     """One answer of the decode thread to tasks."""
 
     def __init__(self, mailbox: Mailbox, value: T) -> None:

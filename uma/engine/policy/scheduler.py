@@ -85,7 +85,7 @@ class Streams:
 
 
 @attrs.frozen
-class Prompt:
+class PromptRow:
     """A row that is read, as far as this tick can read it."""
 
     row: Row
@@ -241,7 +241,7 @@ class Scheduler:
         for row in state.prefilling:
             if row.lane > 0 and not row.is_paused:
                 # The last third of its target is to spare.
-                read_ms = self._read_ms([Prompt(row, row.prefill_left)], row.prefill_left, state)
+                read_ms = self._read_ms([PromptRow(row, row.prefill_left)], row.prefill_left, state)
                 if 1.5 * (now_ms + read_ms - row.arrived_ms) > (row.target_ttft_ms or self.targets.slo_ttft_ms):
                     fitting = 0
         late = sum(now_ms - row.last_token_ms >= TUNING.held_ms for row in background)
@@ -300,7 +300,7 @@ class Scheduler:
         self._suspended = self._suspended + 1 if is_late and self._suspended < MOST_SUSPENDED else 0
         return self._suspended > 0
 
-    def _readable_together(self, rows: list[Row]) -> list[Prompt]:
+    def _readable_together(self, rows: list[Row]) -> list[PromptRow]:
         """Rows, in their order, that go well in one batch with the first.
 
         One that others wait for, because they begin like it, is read up to where they part from it: then they begin,
@@ -308,17 +308,17 @@ class Scheduler:
         """
         if self.targets.mixes_prompts:
             parts = [(row, row.branch - row.position) for row in rows]
-            return [Prompt(row, part if part >= TILE_TOKENS else row.prefill_left) for row, part in parts]
+            return [PromptRow(row, part if part >= TILE_TOKENS else row.prefill_left) for row, part in parts]
         head = rows[0]
         others = [
             row for row in rows[1:] if row.prefill_left == head.prefill_left or row.position == head.position == 0
         ]
-        return [Prompt(row, row.prefill_left) for row in (head, *others)]
+        return [PromptRow(row, row.prefill_left) for row in (head, *others)]
 
     def _alone(
         self,
         plan: Plan,
-        prompts: list[Prompt],
+        prompts: list[PromptRow],
         streams: Streams,
         state: State,
         share: float,
@@ -354,7 +354,7 @@ class Scheduler:
         late.sort(key=lambda row: row.last_token_ms)
         return late[: max(1, self._fitting(0, len(late), self.targets.tick_budget_ms, state))]
 
-    def _are_read_at_once(self, prompts: list[Prompt], wanted: int, streams: Streams, state: State) -> bool:
+    def _are_read_at_once(self, prompts: list[PromptRow], wanted: int, streams: Streams, state: State) -> bool:
         """Whether prompts that came together are read at once, because those that were read first could not decode in
         time beside the others.
         """
@@ -364,7 +364,7 @@ class Scheduler:
         target_ms = min(each.row.target_tbt_ms for each in prompts)
         return step_ms > pace_ms(target_ms) and self._read_ms(prompts, wanted, state) <= self.targets.slo_ttft_ms
 
-    def _longest(self, prompts: list[Prompt], wanted: int, state: State, share: float) -> int:
+    def _longest(self, prompts: list[PromptRow], wanted: int, state: State, share: float) -> int:
         """The piece of prompts that are read alone. It is whole tiles, or if one takes too long always a half or less
         of one: attention of fewer rows than a tile adds up otherwise, so that else the answer would depend on how fast
         the machine was just then.
@@ -389,7 +389,7 @@ class Scheduler:
         return fewer + TILE_TOKENS * (fewer < TILE_TOKENS) if is_cut else size
 
     def _beside(
-        self, plan: Plan, prompts: list[Prompt], streams: Streams, state: State, share: float, free_cells: int
+        self, plan: Plan, prompts: list[PromptRow], streams: Streams, state: State, share: float, free_cells: int
     ) -> Plan:
         """Piece of a prompt beside streams: the one that reads most of those for which no reader has to wait."""
         pace, lead, step_ms = streams.pacing.pace_ms, streams.lead_ms, streams.step_ms
@@ -422,7 +422,7 @@ class Scheduler:
         )
 
     def _mixed(
-        self, plan: Plan, prompts: list[Prompt], size: int, streams: Streams, state: State, free_tokens: int
+        self, plan: Plan, prompts: list[PromptRow], size: int, streams: Streams, state: State, free_tokens: int
     ) -> Plan | None:
         """Piece of a prompt that shares one batch with a decode step, where that reads more tokens a millisecond than
         both apart; else None. Rows and piece then fill what the piece alone would fill.
@@ -451,7 +451,7 @@ class Scheduler:
         return attrs.evolve(plan, prefill=prefill, steps=steps, needed_ms=needed_ms, is_mixed=True)
 
     def _best_size(
-        self, prompts: list[Prompt], wanted: int, state: State, usual_ms: float, most_ms: float, tile_ms: float
+        self, prompts: list[PromptRow], wanted: int, state: State, usual_ms: float, most_ms: float, tile_ms: float
     ) -> int:
         def position(tokens: int) -> float:
             return self._position(prompts, tokens, state)
@@ -460,11 +460,11 @@ class Scheduler:
             wanted, position, usual_ms, most_ms=most_ms, tile_ms=tile_ms, worth=TUNING.worth_waiting
         )
 
-    def _read_ms(self, prompts: list[Prompt], tokens: int, state: State) -> float:
+    def _read_ms(self, prompts: list[PromptRow], tokens: int, state: State) -> float:
         """Predicted time of a batch of the next `tokens` tokens."""
         return self.cost.prefill_ms(tokens, self._position(prompts, tokens, state))
 
-    def _position(self, prompts: list[Prompt], tokens: int, state: State) -> float:
+    def _position(self, prompts: list[PromptRow], tokens: int, state: State) -> float:
         """Tokens that each of the next `tokens` tokens attends to, on the average."""
         if self.targets.attends_all:
             return state.used_cells
@@ -477,7 +477,7 @@ class Scheduler:
                 break
         return behind / max(1, tokens - left)
 
-    def _allocated(self, prompts: list[Prompt], most: int, *, is_mixed: bool = False) -> tuple[tuple[int, int], ...]:
+    def _allocated(self, prompts: list[PromptRow], most: int, *, is_mixed: bool = False) -> tuple[tuple[int, int], ...]:
         """Allocation of at most so many tokens to the prompts, in their order; see `Plan.prefill`."""
         chosen: list[tuple[int, int]] = []
         left = most
@@ -508,12 +508,12 @@ def mixed_position(position: float, tokens: int, rows: Sequence[int]) -> float:
     return position + TILE_TOKENS * sum(rows) / (tokens + len(rows))
 
 
-def _ends_within(prompts: list[Prompt], tokens: int) -> int:
+def _ends_within(prompts: list[PromptRow], tokens: int) -> int:
     """How many prompts end within their first `tokens` tokens."""
     return sum(end <= tokens for end in accumulate(each.left for each in prompts))
 
 
-def _ending_together(prompts: list[Prompt], tokens: int) -> list[Prompt]:
+def _ending_together(prompts: list[PromptRow], tokens: int) -> list[PromptRow]:
     """Prompts of one lane, in their order, that end in a batch as large as is computed at once.
 
     None of them waits for a piece of a prompt that ends later. Where already the first is longer, it comes alone.
@@ -523,7 +523,7 @@ def _ending_together(prompts: list[Prompt], tokens: int) -> list[Prompt]:
     return same[: max(1, _ends_within(same, tokens))]
 
 
-def _in_whole_tiles(prompt: Prompt, tokens: int) -> int:
+def _in_whole_tiles(prompt: PromptRow, tokens: int) -> int:
     """Nearly as many tokens of a prompt, so that whole tiles are left of it: what fills none is read at its beginning.
 
     There it costs what it is. At the end of a long prompt the same few tokens can cost as much as several tiles.

@@ -18,21 +18,21 @@ from uma.errors import UmaError
 
 
 @attrs.frozen
-class Submit:
+class SubmitSequence:
     """Queue a sequence."""
 
     sequence: Sequence
 
 
 @attrs.frozen
-class Cancel:
+class CancelSequence:
     """End a sequence at this tick boundary, with a `Finished` of reason `cancelled`. One that has ended is ignored."""
 
     sequence: Sequence
 
 
 @attrs.frozen
-class Credit:
+class GiveCredit:
     """The sequence's reader has space for so many more events."""
 
     sequence: Sequence
@@ -40,14 +40,14 @@ class Credit:
 
 
 @attrs.frozen
-class EndThinking:
+class CloseThinking:
     """Close a sequence's thinking with its next token."""
 
     sequence: Sequence
 
 
 @attrs.frozen
-class Call:
+class CallFunction:
     """Call `act` on the decode thread, between two batches. Once the thread has ended, and where `act` raises, `refuse`
     is called instead. Without it a fault in `act` ends the engine.
     """
@@ -56,7 +56,7 @@ class Call:
     refuse: Callable[[UmaError], None] | None = None
 
 
-Command = Submit | Cancel | Credit | EndThinking | Call
+DecodeCommand = SubmitSequence | CancelSequence | GiveCredit | CloseThinking | CallFunction
 
 
 class Commands:
@@ -72,25 +72,25 @@ class Commands:
         on_submit: Callable[[Sequence], None] = lambda _: None,
     ) -> None:
         """Each is called by the thread that cancels or submits, before the command is there."""
-        self._commands: deque[Command] = deque()
+        self._commands: deque[DecodeCommand] = deque()
         self._on_cancel, self._on_submit = on_cancel, on_submit
-        self._refuse: Callable[[Command], None] | None = None
+        self._refuse: Callable[[DecodeCommand], None] | None = None
         """What becomes of commands once no thread obeys them."""
         self._wakeup = threading.Event()
         self.is_called = False
         """A command has come for which no stride goes on."""
 
     def call(self, act: Callable[[], object], refuse: Callable[[UmaError], None] | None = None) -> None:
-        """Post a `Call`. It is taken up after the batch that runs, or at once by a thread that rests."""
-        self._commands.append(Call(act, refuse))
+        """Post a `CallFunction`. It is taken up after the batch that runs, or at once by a thread that rests."""
+        self._commands.append(CallFunction(act, refuse))
         self.wake()
 
     def end_thinking(self, sequence: Sequence) -> None:
         """Have a sequence's thinking closed."""
-        self._commands.append(EndThinking(sequence))
+        self._commands.append(CloseThinking(sequence))
         self.wake()
 
-    def refuse_all(self, refuse: Callable[[Command], None]) -> None:
+    def refuse_all(self, refuse: Callable[[DecodeCommand], None]) -> None:
         """Once the decode thread has ended: give `refuse` every command that it has not taken, and each that comes."""
         self._refuse = refuse
         self._refuse_rest()
@@ -102,19 +102,19 @@ class Commands:
     def cancel(self, sequence: Sequence) -> None:
         """Have a sequence ended, in the middle of a batch where that computes nothing else."""
         self._on_cancel(sequence)
-        self._commands.append(Cancel(sequence))
+        self._commands.append(CancelSequence(sequence))
         self.wake()
 
     def submit(self, sequence: Sequence) -> None:
         """Hand over a sequence, without waking the thread: call `wake` once for all that come in one burst."""
         self._on_submit(sequence)
-        self._commands.append(Submit(sequence))
+        self._commands.append(SubmitSequence(sequence))
 
     def credit(self, sequence: Sequence, events: int) -> None:
         """Hand over credit. It ends a stride only where it brings a parked sequence back: a running one has as much
         credit as its stride has steps.
         """
-        self._commands.append(Credit(sequence, events))
+        self._commands.append(GiveCredit(sequence, events))
         if self._commands:
             if sequence.status is Status.PARKED:  # reading what it was would lose a call that comes between
                 self.is_called = True
@@ -130,7 +130,7 @@ class Commands:
             self._wakeup.set()
             self._refuse_rest()
 
-    def take(self) -> Iterator[Command]:
+    def take(self) -> Iterator[DecodeCommand]:
         """Commands in the order in which they came, also those that come meanwhile, until none is left."""
         if self._wakeup.is_set():
             # Clear before draining: a racing `wake` then causes a spurious wakeup, never a lost one.

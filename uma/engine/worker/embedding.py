@@ -91,7 +91,7 @@ class _Reading:
             self.pooled = pooled
 
 
-Piece = tuple[_Reading, int]
+TextPart = tuple[_Reading, int]
 """A text, and how many of its next tokens are computed."""
 
 
@@ -187,11 +187,11 @@ class Embedder:
             if reading.remaining and reading.job.is_over:
                 self._leave(reading)
 
-    def _fill(self, tokens: int) -> list[Piece]:
+    def _fill(self, tokens: int) -> list[TextPart]:
         """The texts whose turn it is, as many as fit."""
         assert self._context is not None
         left = min(tokens, self._context.n_batch)
-        pieces: list[Piece] = []
+        pieces: list[TextPart] = []
         passed: list[tuple[float, int]] = []
         free = [
             each for each in range(self._context.n_seq_max) if self._partial is None or each != self._partial.seq_id
@@ -209,7 +209,7 @@ class Embedder:
             self._queue.put(at, key, 0)
         return pieces
 
-    def _piece(self, job: EmbedJob, left: int, free: list[int], *, is_first: bool) -> Piece | None:
+    def _piece(self, job: EmbedJob, left: int, free: list[int], *, is_first: bool) -> TextPart | None:
         """What a request has computed in a batch that has space for `left` tokens; None: nothing in this one."""
         assert self._context is not None
         partial = self._partial
@@ -227,7 +227,7 @@ class Embedder:
             self._partial = reading
         return reading, min(size, left) if is_causal else size
 
-    def _run_alone(self, pieces: list[Piece]) -> None:
+    def _run_alone(self, pieces: list[TextPart]) -> None:
         """After a failed batch: run each text alone. One that fails again ends its request."""
         assert self._context is not None
         for reading, count in pieces:
@@ -238,7 +238,7 @@ class Embedder:
             if code not in (DONE, ABORTED):
                 self.end(reading.job, DecodeFailed(f"texts[{reading.index}]: llama_decode failed with {code}"))
 
-    def _compute(self, pieces: list[Piece]) -> int:
+    def _compute(self, pieces: list[TextPart]) -> int:
         """llama.cpp's answer. What is done is taken in, and whole texts are finished."""
         context, batch = self._context, self._batch
         assert context is not None

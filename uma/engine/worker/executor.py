@@ -71,7 +71,7 @@ class Result(NamedTuple):
     at_ms: float
 
 
-Results = Iterable[Result]
+StepResults = Iterable[Result]
 """The steps of one batch or stride. Each must be given to its readers before the next is taken."""
 
 
@@ -85,7 +85,7 @@ class Executor:
     _slots: Slots
     _metrics: EngineMetrics
 
-    def run(self, tick: Tick) -> Iterator[Results]:
+    def run(self, tick: Tick) -> Iterator[StepResults]:
         """Compute a tick, batch by batch: the caller gives each batch's results before it asks for the next."""
         if tick.decode and tick.steps:
             yield from self._decode(tick)
@@ -103,7 +103,7 @@ class Executor:
         elif prefill:
             yield from self._prefill(prefill)
 
-    def _decode(self, tick: Tick) -> Iterator[Results]:
+    def _decode(self, tick: Tick) -> Iterator[StepResults]:
         if any(sequence.uncomputed != 1 for sequence in tick.decode):
             return self._decode_several(tick.decode)
         if tick.drafts is not None:
@@ -118,7 +118,7 @@ class Executor:
         lead = lead_ms(readers, tick.pace_ms, now_ms())
         return steps_lacking(tick.needed_ms, lead, tick.pace_ms, self._runner.decode_ms)
 
-    def _decode_ahead(self, tick: Tick, steps: int) -> Generator[Results, None, bool]:
+    def _decode_ahead(self, tick: Tick, steps: int) -> Generator[StepResults, None, bool]:
         """More steps of a tick that reads prompts. False where a command came before they were done."""
         while steps > 0:
             rows = [each for each in tick.decode if each.status is Status.DECODING and each.uncomputed == 1]
@@ -140,7 +140,7 @@ class Executor:
         steps = map(steps_ahead, tick.decode)
         return plan_stride(steps, tick.hold_ms, self._runner.decode_ms, self._pool.free_cells // len(tick.decode))
 
-    def _decode_at_once(self, sequences: list[Sequence], stride: Stride, *, learns: bool) -> Iterator[Results]:
+    def _decode_at_once(self, sequences: list[Sequence], stride: Stride, *, learns: bool) -> Iterator[StepResults]:
         while sequences:
             decoding = self._runner.decode(sequences, stride)
             yield self._booked(sequences, decoding, learns=learns)
@@ -150,7 +150,7 @@ class Executor:
             yield from self._failed(decoding.outcome, [(sequence, 1) for sequence in sequences], retry)
             sequences, stride = [sequence for sequence, _ in retry], ONE_STEP
 
-    def _booked(self, sequences: list[Sequence], decoding: Decoding, *, learns: bool) -> Results:
+    def _booked(self, sequences: list[Sequence], decoding: Decoding, *, learns: bool) -> StepResults:
         """A stride's steps, each as soon as it is to be booked (`ModelRunner.decode`), and booked just before it is
         given: booking needs the tokens before it accepted.
         """
@@ -162,7 +162,7 @@ class Executor:
             self._runner.book_step(rows, step, learns=learns and step.is_last)
             yield Result(rows, given, step.at_ms)
 
-    def _verify(self, drafts: Drafts) -> Iterator[Results]:
+    def _verify(self, drafts: Drafts) -> Iterator[StepResults]:
         """Decode rows with drafts. Those of a batch that fails, and those behind it, are computed again without them,
         and take the ladder there.
         """
@@ -176,7 +176,7 @@ class Executor:
         left = [each for each in left if outcome.code == NO_ROOM or self._cut_back(each, outcome)]
         yield from self._decode_at_once([] if self._is_given_up(outcome) else left, ONE_STEP, learns=False)
 
-    def _decode_several(self, sequences: list[Sequence]) -> Iterator[Results]:
+    def _decode_several(self, sequences: list[Sequence]) -> Iterator[StepResults]:
         """Decode rows of which some were given several tokens at once."""
         left, work = self._context.n_batch, list[tuple[Sequence, int]]()
         for index, sequence in enumerate(sequences):
@@ -188,7 +188,7 @@ class Executor:
             holding = [each for each in batch if each[0].holding is not None]
             yield from self._until_done(self._runner.decode_several, holding)
 
-    def _prefill(self, work: Work) -> Iterator[Results]:
+    def _prefill(self, work: Work) -> Iterator[StepResults]:
         pictures = [each for each in work if each[0].picture is not None]
         if pictures:
             work = [each for each in work if each[0].picture is None]
@@ -259,7 +259,7 @@ class Executor:
             self._metrics.reread_tokens_total += extra
         return sequence, min(count, sequence.uncomputed)
 
-    def _mixed(self, tick: Tick, prefill: Work) -> Iterator[Results]:
+    def _mixed(self, tick: Tick, prefill: Work) -> Iterator[StepResults]:
         """Decode rows and prefill in one batch; in two where it fails or cannot be, which take the ladder there."""
         rows = [each for each in tick.decode if each.status is Status.DECODING]
         prefill = self._to_checkpoints(_filled_up(prefill, len(tick.decode) - len(rows)))[0] if prefill else prefill
@@ -283,7 +283,7 @@ class Executor:
         if prefill:
             yield from self._prefill(prefill)
 
-    def _until_done(self, compute: Callable[[Work], Outcome], work: Work) -> Iterator[Results]:
+    def _until_done(self, compute: Callable[[Work], Outcome], work: Work) -> Iterator[StepResults]:
         """Compute `work`, and after a batch that fails what the retry ladder leaves of it."""
         while work:
             outcome = compute(work)
@@ -294,7 +294,7 @@ class Executor:
             yield from self._failed(outcome, work, retry)
             work = retry
 
-    def _sampled(self, outcome: Outcome) -> Results:
+    def _sampled(self, outcome: Outcome) -> StepResults:
         """The next tokens of the rows that have logits in the batch just computed."""
         sequences, indices = list(outcome.ends), list(outcome.ends.values())
         if sequences:
@@ -306,7 +306,7 @@ class Executor:
         """Whether a batch that was aborted is not to be computed again."""
         return self._context.is_ended or outcome.is_cancelled
 
-    def _failed(self, outcome: Outcome, work: Work, retry: Work) -> Iterator[Results]:
+    def _failed(self, outcome: Outcome, work: Work, retry: Work) -> Iterator[StepResults]:
         """Deal with a batch that could not be computed; what to try instead is appended to `retry`.
 
         A fault can have ended some of its sequences: those of a stride, in a step before.
@@ -344,7 +344,7 @@ class Executor:
             self._slots.finish(sequence, "length")
         return []
 
-    def _run_alone(self, work: Work) -> Iterator[Results]:
+    def _run_alone(self, work: Work) -> Iterator[StepResults]:
         """After a failed batch: run each row alone. One that fails again ends."""
         for sequence, count in work:
             if sequence.status is Status.PREFILLING or count > 1:

@@ -25,7 +25,7 @@ CACHED_LOGITS = 131_072
 """Maximum logits that are added up in one pass, or one row: more, with their powers, do not fit a processor's cache."""
 
 Floats = npt.NDArray[np.float32]
-Tokens = npt.NDArray[np.intp]
+TokenIds = npt.NDArray[np.intp]
 
 
 class LogprobReader:
@@ -45,7 +45,7 @@ class LogprobReader:
         """Highest logit of each block, by row."""
         self._log_totals: Floats = np.empty(0, np.float32)
         """Logarithm of the sum of all powers of e, by row."""
-        self._top_tokens: Tokens = np.empty((0, 0), np.intp)
+        self._top_tokens: TokenIds = np.empty((0, 0), np.intp)
         self._top_logits: Floats = np.empty((0, 0), np.float32)
         """Likeliest tokens of each row, the likeliest first."""
 
@@ -128,7 +128,7 @@ class LogprobReader:
         best = order[first[:, None] + np.arange(count)]
         self._top_tokens, self._top_logits = tokens[best], logits[best]
 
-    def _candidates(self, count: int) -> tuple[Tokens, Tokens, Floats]:
+    def _candidates(self, count: int) -> tuple[TokenIds, TokenIds, Floats]:
         """Rows, tokens and logits, of each row those of the `count` likeliest tokens at least."""
         whole, logits = self._columns * BLOCK, self._logits
         if self._columns <= count:

@@ -26,7 +26,15 @@ from uma.engine.kv.snapshots import Snapshot
 from uma.engine.policy import Plan, Scheduler
 from uma.engine.recorder import DECODE, Recorder
 from uma.engine.worker.account import Totals
-from uma.engine.worker.commands import Call, Cancel, Command, Commands, Credit, EndThinking, Submit
+from uma.engine.worker.commands import (
+    CallFunction,
+    CancelSequence,
+    CloseThinking,
+    Commands,
+    DecodeCommand,
+    GiveCredit,
+    SubmitSequence,
+)
 from uma.engine.worker.drafts.drafter import Drafter
 from uma.engine.worker.drafts.lookup import LookupDrafter
 from uma.engine.worker.drafts.model_drafter import ModelDrafter
@@ -250,11 +258,11 @@ class DecodeWorker:
         """Once the thread has ended: answer what came too late for it, and what comes from now on."""
         self.commands.refuse_all(lambda command: self._refuse(command, error))
 
-    def _refuse(self, command: Command, error: UmaError) -> None:
-        if isinstance(command, Submit):
+    def _refuse(self, command: DecodeCommand, error: UmaError) -> None:
+        if isinstance(command, SubmitSequence):
             self.mailbox.post([(command.sequence.stream, error, 0.0)], None)
             self._metrics.finished("error")
-        elif isinstance(command, Call) and command.refuse is not None:
+        elif isinstance(command, CallFunction) and command.refuse is not None:
             command.refuse(error)
 
     def _tick_until_stopped(self) -> None:
@@ -274,7 +282,7 @@ class DecodeWorker:
 
     def _obey_all(self) -> None:
         for command in self.commands.take():
-            if isinstance(command, Call):
+            if isinstance(command, CallFunction):
                 self._call(command)
                 continue
             try:
@@ -282,7 +290,7 @@ class DecodeWorker:
             except Exception as error:  # noqa: BLE001  (whatever it is, it is this request's alone)
                 self._slots.fail(command.sequence, error)
 
-    def _call(self, call: Call) -> None:
+    def _call(self, call: CallFunction) -> None:
         try:
             call.act()
         except Exception as fault:
@@ -495,16 +503,16 @@ class DecodeWorker:
         if sequence.is_reproducible:
             self._reproducer.add(sequence)
 
-    def _obey(self, command: Submit | Cancel | Credit | EndThinking) -> None:
+    def _obey(self, command: SubmitSequence | CancelSequence | GiveCredit | CloseThinking) -> None:
         match command:
-            case Submit(sequence):
+            case SubmitSequence(sequence):
                 self._runner.canceller.submit_taken(sequence)
                 self._submit(sequence)
-            case Cancel(sequence):
+            case CancelSequence(sequence):
                 self._runner.canceller.cancel_taken(sequence)
                 self._reproducer.cancel_taken(sequence)
                 self._slots.finish(sequence, "cancelled")
-            case Credit(sequence, events):
+            case GiveCredit(sequence, events):
                 self._slots.credit(sequence, events)
-            case EndThinking(sequence):
+            case CloseThinking(sequence):
                 sequence.end_thinking()

@@ -96,7 +96,7 @@ class Output:
         )
         event = Token(sequence.request.id, text, sampled.token, sequence.index, logprobs, sequence.answer.text.holds)
         self._outbox.add(sequence.stream, event, due, sequence.last_token_ms)
-        sequence.credits -= 1
+        sequence.spend_credit()
 
     def _tell_prompt(self, sequence: Sequence, report: PromptReport) -> None:
         """Give the reader what it asked about its prompt, once all of that is known."""
@@ -105,7 +105,7 @@ class Output:
         report.is_reported = True
         if sequence.request.stream:
             self._outbox.add(sequence.stream, self._prompt(sequence, report))
-            sequence.credits -= 1
+            sequence.spend_credit()
 
     def _prompt(self, sequence: Sequence, report: PromptReport) -> Prompt:
         return report.event(sequence.request.id, sequence.tokens[: sequence.prompt_tokens])

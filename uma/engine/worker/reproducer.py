@@ -16,7 +16,7 @@ from uma.engine.policy.isolated import IsolatedTurns
 from uma.engine.policy.order import in_order
 from uma.engine.worker.account import Totals
 from uma.engine.worker.canceller import BatchCanceller
-from uma.engine.worker.sampling import RowResult, Sampling
+from uma.engine.worker.sampling import RowResult, RowSampler
 from uma.engine.worker.sequence import Sequence, being_computed
 from uma.engine.worker.slots import Slots
 from uma.engine.worker.status import Change, Status
@@ -74,7 +74,7 @@ class Reproducer:
     def attach(self, context: Context) -> None:
         """Compute in this context from now on."""
         self._context = context
-        self._sampling = Sampling(context)
+        self._sampling = RowSampler(context)
         self._batch = Batch(context.n_batch)
         self._canceller = BatchCanceller(context)
         if self._is_stopped:

@@ -26,7 +26,7 @@ from uma.engine.worker.commands import Commands
 from uma.engine.worker.cores.watch import Neighbours, StallWatch
 from uma.engine.worker.drafts.policy import saved_ms
 from uma.engine.worker.drafts.speculator import Draft, Drafts
-from uma.engine.worker.sampling import RowResult, SampledToken, Sampling
+from uma.engine.worker.sampling import RowResult, RowSampler, SampledToken
 from uma.engine.worker.sequence import PlacedPicture, Sequence, being_computed
 from uma.engine.worker.status import Change, Status
 from uma.engine.worker.trace import Instruments
@@ -44,7 +44,7 @@ MAX_READ_BYTES = 32 * 2**20
 """Maximum logits of prompt tokens that one batch computes: llama.cpp keeps so much memory from then on."""
 
 
-class Step(NamedTuple):
+class DecodeStep(NamedTuple):
     """A batch of decode rows that was computed."""
 
     given: list[RowResult]
@@ -95,10 +95,10 @@ class Decoding:
 
     outcome: Outcome
 
-    def __init__(self, steps: Generator[Step, None, Outcome]) -> None:
+    def __init__(self, steps: Generator[DecodeStep, None, Outcome]) -> None:
         self._steps = steps
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[DecodeStep]:
         self.outcome = yield from self._steps
 
 
@@ -127,7 +127,7 @@ class ModelRunner:
         self._metrics = instruments.metrics
         self._trace = instruments.trace
         self._totals = instruments.totals
-        self.sampling = Sampling(context)
+        self.sampling = RowSampler(context)
         self.canceller = BatchCanceller(context, can_abort=pool.cells.survives_abort)
         self._neighbours = Neighbours(context, self._metrics)
         self.stall_watch = StallWatch(context, is_able=pool.cells.survives_abort)
@@ -178,7 +178,7 @@ class ModelRunner:
         """
         return Decoding(self._steps(sequences, stride))
 
-    def _steps(self, sequences: list[Sequence], stride: Stride) -> Generator[Step, None, Outcome]:
+    def _steps(self, sequences: list[Sequence], stride: Stride) -> Generator[DecodeStep, None, Outcome]:
         if self._pool.is_split:
             sequences.sort(key=_seq_id)
         size = len(sequences)
@@ -208,13 +208,13 @@ class ModelRunner:
             is_over = count == stride.steps or at_ms + took_ms > last_ms or self._commands.is_called
             tokens = [] if is_over else self._tokens_to_go_on_with(sequences, given)
             if not tokens:
-                yield Step(given, at_ms, took_ms, is_last=True)
+                yield DecodeStep(given, at_ms, took_ms, is_last=True)
                 return outcome
             self._batch.advance(tokens)
             if not self.sampling.is_plain or at_ms >= self._neighbours.due_ms:
                 self._prepare(sequences)
             self._begin(sequences, self.decode_ms)
-            yield Step(given, at_ms, took_ms, is_last=False)
+            yield DecodeStep(given, at_ms, took_ms, is_last=False)
             if returns_early:
                 self._outbox.flush_due(now_ms() + self.decode_ms)
                 if any(sequence.holding is None for sequence in sequences):
@@ -230,7 +230,7 @@ class ModelRunner:
             return []
         return [] if self.should_end_stride is not None and self.should_end_stride(sequences, tokens) else tokens
 
-    def book_step(self, sequences: list[Sequence], step: Step, *, learns: bool) -> None:
+    def book_step(self, sequences: list[Sequence], step: DecodeStep, *, learns: bool) -> None:
         """Book a step of `decode`, before its tokens are accepted. With `learns` the cost model observes it."""
         self.decode_ms = step.took_ms
         self._book("decode", [(sequence, sequence.tokens[-1:]) for sequence in sequences], step.took_ms)

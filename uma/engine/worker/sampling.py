@@ -70,7 +70,7 @@ class _Step:
         return self._likeliest
 
 
-class Sampling:
+class RowSampler:
     """Chooses tokens for a context's rows. Belongs to the decode thread, which calls `prepare` before a batch."""
 
     def __init__(self, context: Context) -> None:

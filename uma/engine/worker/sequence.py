@@ -71,7 +71,7 @@ def _start_of(placed: PlacedPicture) -> int:
 
 
 @attrs.frozen
-class Piece:
+class PieceInBatch:
     """Tokens of a sequence that are in the batch that is being computed."""
 
     first: int
@@ -85,7 +85,7 @@ class Piece:
 
 
 @attrs.define(slots=True, eq=False)
-class AnswerText:
+class AnswerBuffer:
     """The text of an answer, as far as its reader was not given it."""
 
     text: TextStream = attrs.field(factory=TextStream)
@@ -131,7 +131,7 @@ class Sequence:
     account: Account
     """Where its time goes."""
     choice: TokenChoice = attrs.field(factory=TokenChoice)
-    answer: AnswerText = attrs.field(factory=AnswerText)
+    answer: AnswerBuffer = attrs.field(factory=AnswerBuffer)
     batches: BatchFigures = attrs.field(factory=BatchFigures)
     is_paced: bool = False
     """Whether its reader is given tokens evenly while prompts are read, and not as they are computed."""
@@ -170,7 +170,7 @@ class Sequence:
     """When its reader fell behind."""
     computed: int = 0
     """Tokens whose KV it holds."""
-    piece: Piece | None = None
+    piece: PieceInBatch | None = None
     """What is being computed of its prompt."""
     cached_tokens: int = 0
     generated: int = 0
@@ -351,6 +351,10 @@ class Sequence:
         if self.generated == 1:
             self.first_token_ms = now_ms
 
+    def spend_credit(self) -> None:
+        """Count an event that its reader is given."""
+        self.credits -= 1
+
     def was_computed(self, tokens: int, sequences: int) -> None:
         """Count so many tokens, in a batch of so many sequences, itself included."""
         self.computed += tokens
@@ -391,7 +395,7 @@ def being_computed(work: Iterable[tuple[Sequence, int]], context: Context) -> It
     """Tell others of these pieces, which a batch in `context` computes, until they are booked or have failed."""
     work = list(work)
     for sequence, count in work:
-        sequence.piece = Piece(sequence.computed, count, context)
+        sequence.piece = PieceInBatch(sequence.computed, count, context)
     try:
         yield
     finally:

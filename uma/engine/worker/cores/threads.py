@@ -111,7 +111,7 @@ def rate(threads: int, load: float, cores: float, stolen: float = 0.0) -> float:
     return float(threads * share ** (COUPLING * threads) * (1.0 - stolen) ** threads)
 
 
-class _Seen(NamedTuple):
+class _Observed(NamedTuple):
     """What a sample showed."""
 
     load: float
@@ -131,7 +131,7 @@ class ThreadPolicy:
         """Threads of other programs that the last choice assumed."""
         self.stolen = 0.0
         """Share of a busy core's time that the host takes, as the last choice assumed."""
-        self._recent: deque[_Seen] = deque()
+        self._recent: deque[_Observed] = deque()
         self._fewer_ms = 0.0
         """Computing time with fewer threads than all, until now."""
         self._try_after_ms = TRY_ALL_MS
@@ -140,7 +140,7 @@ class ThreadPolicy:
         """Take in a sample; returns the number of threads to compute with from now on, 1 to `sample.most`."""
         if sample.wall_ms < SETTLED_MS:
             return self.threads
-        self._recent.append(_Seen(sample.load, sample.stolen, sample.wall_ms))
+        self._recent.append(_Observed(sample.load, sample.stolen, sample.wall_ms))
         while len(self._recent) > 1 and sum(seen.wall_ms for seen in self._recent) - self._recent[0].wall_ms >= HOLD_MS:
             self._recent.popleft()
         self.load = max(seen.load for seen in self._recent)

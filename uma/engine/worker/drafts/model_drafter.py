@@ -15,11 +15,11 @@ from itertools import takewhile
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
 from uma.engine.clock import now_ms
 from uma.engine.policy.cost import CostModel
 from uma.engine.worker.drafts.drafter import NOTHING, Calibration, Guess
+from uma.engine.worker.sampling import Logits
 from uma.engine.worker.sequence import Sequence
 from uma.engine.worker.status import Status
 from uma.errors import DecodeFailed, UmaError
@@ -40,8 +40,6 @@ GAIN_SHARE = 0.3
 MEASURE_AGAIN = 2_048
 """Ticks that ask for the cost of a guess, without one computed, after which it is measured again: the machine can have
 been busy when it was."""
-
-Logits = npt.NDArray[np.float32]
 
 
 @attrs.define(eq=False, slots=True)
