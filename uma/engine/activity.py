@@ -27,9 +27,11 @@ LEAST_LISTED_MS = 0.001
 def activity_of(sequences: Iterable[Sequence], now_ms: float, max_active: int) -> Activity:
     """The activity of `sequences`, which have not ended and come in order of arrival. Trio thread."""
     sequences = list(sequences)
-    begun = [each for each in sequences if each.started_ms > 0]
-    queued = sorted((each for each in sequences if each.started_ms == 0), key=lambda each: _order(each, now_ms))
-    lanes = Counter(each.lane for each in queued)
+    begun = [sequence for sequence in sequences if sequence.started_ms > 0]
+    queued = sorted(
+        (sequence for sequence in sequences if sequence.started_ms == 0), key=lambda sequence: _order(sequence, now_ms)
+    )
+    lanes = Counter(sequence.lane for sequence in queued)
     describe = _describer(sequences, now_ms, max_active)
     return Activity(
         tuple(map(describe, begun)), lanes[1], lanes[0], lanes[-1], tuple(map(describe, queued[:MAX_LISTED]))
@@ -41,7 +43,7 @@ def explained(
 ) -> Explained:
     """Where the time of a request went, which is one of `sequences` or has ended; `piece` is a token's text."""
     sequences = list(sequences)
-    own = next((each for each in sequences if each.account is account), None)
+    own = next((sequence for sequence in sequences if sequence.account is account), None)
     now = None if own is None else _describer(sequences, now_ms, max_active)(own)
     figures, until_ms = account.figures(now_ms), account.ended_ms or now_ms
     started, higher = account.started_before
@@ -79,11 +81,11 @@ def _recorded(figures: Figures, piece: Callable[[int], bytes]) -> RecordedText |
 
 def _describer(sequences: list[Sequence], now_ms: float, max_active: int) -> Callable[[Sequence], RunningRequest]:
     """What describes each of `sequences`."""
-    has_slot = [each for each in sequences if each.status in HAS_SLOT]
-    prompts = [each for each in has_slot if each.status is Status.PREFILLING]
+    has_slot = [sequence for sequence in sequences if sequence.status in HAS_SLOT]
+    prompts = [sequence for sequence in has_slot if sequence.status is Status.PREFILLING]
     first = next(iter(in_order(prompts, now_ms)), None)
     blocked_on = blocking_resource(len(has_slot), max_active)
-    return lambda each: _described(each, first, blocked_on, now_ms)
+    return lambda sequence: _described(sequence, first, blocked_on, now_ms)
 
 
 def _order(sequence: Sequence, now_ms: float) -> tuple[int, int, float, int]:

@@ -244,12 +244,12 @@ class Engine:
     async def _with_files(self, request: Request, first: int) -> Request:
         """The request with files instead of URLs. Raises `BadRequest` where it names what it cannot have."""
         check_count(request)
-        for field, each in request.placed_media(first):
-            if each.path is not None:
+        for field, media in request.placed_media(first):
+            if media.path is not None:
                 raise BadRequest.at(
                     f"{field}.path", "only a client of the server's socket can name its file; send data"
                 )
-            if each.url is not None and not self.info.capabilities.media_urls:
+            if media.url is not None and not self.info.capabilities.media_urls:
                 raise BadRequest.at(f"{field}.url", "this server fetches nothing (--media-urls); send data")
         return await self._fetcher.fetched(request, first)
 
@@ -292,7 +292,7 @@ class Engine:
             if not any(request.placed_media()):
                 return await self._prompts.explain(request, pieces=pieces)
             tokens, _ = await self._read(request, asked)
-            ids = array("i", (max(-1, each) for each in tokens))
+            ids = array("i", (max(-1, token) for token in tokens))
             return await self._prompts.explained(request, ids, pieces=pieces)
 
     async def tokenize_rendered(self, text: str) -> tuple[int, ...]:
@@ -359,7 +359,7 @@ class Engine:
 
     @property
     def _running(self) -> list[Sequence]:
-        return [each for each in self._requests.open if each.status is not Status.ENDED]
+        return [sequence for sequence in self._requests.open if sequence.status is not Status.ENDED]
 
     def on_request_over(self, listener: Callable[[Over], None]) -> None:
         """Call `listener` with each request that comes from now on once it is over, on the Trio thread."""
@@ -374,7 +374,7 @@ class Engine:
 
         Whether there was one.
         """
-        found = next((each for each in self._requests.open if each.key == number), None)
+        found = next((sequence for sequence in self._requests.open if sequence.key == number), None)
         if found is None or found.status is Status.ENDED:
             return False
         found.stream.fail(Ended("the request was ended by the user that the server belongs to"))
@@ -382,7 +382,7 @@ class Engine:
 
     def streams_of(self, user: int) -> dict[str, RequestStream | AnswerPort]:
         """What runs or waits of this user's requests that came over a Unix socket, by their ids: to be ended."""
-        return {each.request.id: each.stream for each in self._requests.open if each.user == user}
+        return {sequence.request.id: sequence.stream for sequence in self._requests.open if sequence.user == user}
 
     def snapshot(self) -> dict[str, Any]:
         """The metrics of now, without waiting for anything."""

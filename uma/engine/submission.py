@@ -172,12 +172,12 @@ class Submission:
         """Account of the newest request with this id, or of the newest of all; None where it is not this `owner`'s,
         unless that is None. It runs, or is one of the last `MAX_EXPLAINED`.
         """
-        running = (each.account for each in reversed(self._open) if each.index == 0)
+        running = (sequence.account for sequence in reversed(self._open) if sequence.index == 0)
         return next(
             (
-                each
-                for each in (*reversed(self._accounts), *running)
-                if id in ("", each.id) and owner in (None, each.owner)
+                account
+                for account in (*reversed(self._accounts), *running)
+                if id in ("", account.id) and owner in (None, account.owner)
             ),
             None,
         )
@@ -264,8 +264,8 @@ class Submission:
             return stream
         over = partial(self._over, sequences, self._span(request))
         group = AnswerGroup(request, controls, over, self._count_dropped)
-        for index, each in enumerate(sequences):
-            each.stream = AnswerPort(group, index, partial(self._forget, each), self._lateness(each))
+        for index, sequence in enumerate(sequences):
+            sequence.stream = AnswerPort(group, index, partial(self._forget, sequence), self._lateness(sequence))
         return group.stream
 
     def _lateness(self, sequence: Sequence) -> Lateness:
@@ -294,8 +294,8 @@ class Submission:
 
 def _over(sequences: list[Sequence], traceparent: str) -> Over:
     first, now = sequences[0], now_ms()
-    reasons = [each.account.reason or "cancelled" for each in sequences]
-    usage = Usage(first.prompt_tokens, first.cached_tokens, sum(each.generated for each in sequences))
+    reasons = [sequence.account.reason or "cancelled" for sequence in sequences]
+    usage = Usage(first.prompt_tokens, first.cached_tokens, sum(sequence.generated for sequence in sequences))
     reason = "error" if "error" in reasons else reasons[0]
     ended_at = time.time()
     began_at = ended_at - (now - first.arrived_ms) / 1000

@@ -169,7 +169,7 @@ class ParsedStream:
             finished,
             usage=self._usage(finished),
             warnings=(*finished.warnings, *warnings),
-            answers=tuple(self._finished(each.index, each) for each in finished.answers),
+            answers=tuple(self._finished(answer.index, answer) for answer in finished.answers),
         )
         return [*events, self._finished(finished.answers[0].index if finished.answers else 0, last)]
 

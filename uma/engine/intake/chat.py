@@ -283,7 +283,9 @@ class ChatAbilities:
             marks += self._family.marks
         ids = {mark: self._vocab.tokenize(mark, add_special=False, parse_special=True).tolist() for mark in marks}
         return {
-            each[0]: mark.encode() for mark, each in ids.items() if len(each) == 1 and not self._vocab.piece(each[0])
+            tokens[0]: mark.encode()
+            for mark, tokens in ids.items()
+            if len(tokens) == 1 and not self._vocab.piece(tokens[0])
         }
 
     def _begins_thinking(self, request: Request, prompt: array[int]) -> bool:

@@ -49,7 +49,7 @@ class Gate:
         if waiting < limit:
             return
         # Requests of lower lanes are not ahead of it.
-        ahead = sum(each.lane >= lane and each.started_ms == 0 for each in self._sequences) - slots
+        ahead = sum(sequence.lane >= lane and sequence.started_ms == 0 for sequence in self._sequences) - slots
         if (lane >= 0 and ahead >= limit) or waiting >= 2 * limit:
             raise Overloaded(
                 f"the queue is full: {waiting:,} requests wait (max_queue is {limit:,})",
@@ -72,18 +72,22 @@ class Gate:
     def _load_before(self, lane: int, due_ms: float) -> Load:
         # (The decode thread has not yet fixed the deadlines of sequences that came just now.)
         ahead = [
-            each
-            for each in self._sequences
-            if (each.due_ms - each.lane * TUNING.lane_delay_ms <= due_ms if each.due_ms else each.lane >= lane)
+            sequence
+            for sequence in self._sequences
+            if (
+                sequence.due_ms - sequence.lane * TUNING.lane_delay_ms <= due_ms
+                if sequence.due_ms
+                else sequence.lane >= lane
+            )
         ]
         # Background rows give up their slots, and a part of these prompts will be cached, as of those before.
-        running = sum(each.holding is not None and each.lane >= min(lane, 0) for each in self._sequences)
+        running = sum(sequence.holding is not None and sequence.lane >= min(lane, 0) for sequence in self._sequences)
         uncached = 1 - self._metrics.cached_tokens_total / max(1, self._metrics.prompt_tokens_total)
         return Load(
-            ahead_tokens=round(uncached * sum(each.prefill_left for each in ahead)),
-            ahead_waiting=sum(each.started_ms == 0 for each in ahead),
+            ahead_tokens=round(uncached * sum(sequence.prefill_left for sequence in ahead)),
+            ahead_waiting=sum(sequence.started_ms == 0 for sequence in ahead),
             running=running,
-            decoding=sum(each.generated > 0 for each in self._sequences),
+            decoding=sum(sequence.generated > 0 for sequence in self._sequences),
             max_running=self._max_active,
             service_ms=self._metrics.service_ms_ewma,
             used_cells=self._worker.used_cells,

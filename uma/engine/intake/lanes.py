@@ -123,7 +123,7 @@ class LaneLimiter:
 
     def _grant(self) -> None:
         while waiting := [flow for flow in self._flows.values() if flow.waiting]:
-            flow = min(waiting, key=lambda each: each.order)
+            flow = min(waiting, key=lambda flow: flow.order)
             if self._free <= self._reserved_from(flow.lane):
                 return
             first = flow.first

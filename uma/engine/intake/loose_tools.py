@@ -83,9 +83,9 @@ def _key(tool: Tool) -> str:
 
 def _applied(request: Request, found: Iterable[tuple[dict[str, Any], list[str]] | None]) -> Loose:
     tools, left_out = list(request.tools), list[str]()
-    for at, each in enumerate(found):
-        if each is not None:
-            schema, places = each
+    for at, relaxed in enumerate(found):
+        if relaxed is not None:
+            schema, places = relaxed
             tools[at] = attrs.evolve(tools[at], parameters=schema)
             left_out += [f"tools[{at}].parameters{place}" for place in places]
     return Loose(attrs.evolve(request, tools=tuple(tools)), tuple(left_out)) if left_out else Loose(request)

@@ -51,11 +51,11 @@ class _Seen:
 
     @property
     def size_bytes(self) -> int:
-        return sum(each.embedding.nbytes for each in self.pictures if each.embedding is not None)
+        return sum(picture.embedding.nbytes for picture in self.pictures if picture.embedding is not None)
 
     @property
     def is_encoded(self) -> bool:
-        return all(each.embedding is not None for each in self.pictures)
+        return all(picture.embedding is not None for picture in self.pictures)
 
 
 class PictureReader:
@@ -83,10 +83,10 @@ class PictureReader:
         else:
             text, parse_special = marked.prompt, marked.parse_special
         files = list[_Seen]()
-        for field, each in request.placed_media(first):
+        for field, media in request.placed_media(first):
             trio.from_thread.check_cancelled()
             self._check_length(files, f"{field}.data")
-            files.append(self._seen(each.data, f"{field}.data", where, files))
+            files.append(self._seen(media.data, f"{field}.data", where, files))
         head, *rest = text.split(self._projector.marker)
         if len(rest) != len(files):
             raise BadRequest.at(where, "the chat template drops a picture or a sound, or shows one twice")
@@ -110,24 +110,24 @@ class PictureReader:
             return attrs.evolve(request, prompt=self._marked_text(request.prompt, request.media, "media"), media=())
         messages = [
             attrs.evolve(
-                each, content=self._marked_text(each.content, each.media, f"messages[{index}].media"), media=()
+                message, content=self._marked_text(message.content, message.media, f"messages[{index}].media"), media=()
             )
-            for index, each in enumerate(request.messages or (), -first)
+            for index, message in enumerate(request.messages or (), -first)
         ]
         return attrs.evolve(request, messages=messages)
 
     def _marked_text(self, text: str, media: Sequence[Media], field: str) -> str:
         parts, before = list[str](), 0
-        for at, each in enumerate(media):
-            if not before <= each.at <= len(text):
-                raise BadRequest.at(f"{field}[{at}].at", f"{each.at} is before another one's, or behind the text's end")
-            parts += text[before : each.at], self._projector.marker
-            before = each.at
+        for at, item in enumerate(media):
+            if not before <= item.at <= len(text):
+                raise BadRequest.at(f"{field}[{at}].at", f"{item.at} is before another one's, or behind the text's end")
+            parts += text[before : item.at], self._projector.marker
+            before = item.at
         return "".join((*parts, text[before:]))
 
     def _check_length(self, files: Sequence[_Seen], field: str) -> None:
         """Refuse a request that has more than fits already, before the next file is decoded."""
-        taken, most = sum(len(each.tokens) for each in files), self._context.n_ctx_seq
+        taken, most = sum(len(file.tokens) for file in files), self._context.n_ctx_seq
         if taken > most:
             raise PromptTooLarge.at(
                 field,
@@ -150,18 +150,18 @@ class PictureReader:
         with self._lock:
             seen = self._kept.setdefault(id, made)
             self._prepared.update(seen.pictures)
-            size = sum(each.size_bytes for each in self._kept.values())
+            size = sum(kept.size_bytes for kept in self._kept.values())
             while size > MAX_KEPT_BYTES or len(self._kept) > MAX_KEPT:
                 size -= self._kept.pop(next(iter(self._kept))).size_bytes
         return seen
 
     def _check_room(self, own: Sequence[_Seen]) -> None:
-        for each in [each for each in self._prepared if each.embedding is not None]:
-            self._prepared.discard(each)
+        for picture in [picture for picture in self._prepared if picture.embedding is not None]:
+            self._prepared.discard(picture)
         if self._waiting_tokens(own) < MAX_PREPARED_TOKENS:
             return
         # Those whose request has gone are kept here alone.
-        self._kept = {id: each for id, each in self._kept.items() if each.is_encoded}
+        self._kept = {id: seen for id, seen in self._kept.items() if seen.is_encoded}
         if (waiting := self._waiting_tokens(own)) >= MAX_PREPARED_TOKENS:
             raise Overloaded(
                 f"too many pictures and sounds wait to be encoded: {waiting:,} tokens of them; ask again",
@@ -169,8 +169,8 @@ class PictureReader:
             )
 
     def _waiting_tokens(self, own: Sequence[_Seen]) -> int:
-        mine = {picture for each in own for picture in each.pictures}
-        return sum(each.n_tokens for each in self._prepared if each not in mine)
+        mine = {picture for seen in own for picture in seen.pictures}
+        return sum(picture.n_tokens for picture in self._prepared if picture not in mine)
 
     def _made(self, file: Pixels | Samples, where: str) -> _Seen:
         """What a decoded file is in a prompt. All that is asked of its pictures is asked here, while no other thread
@@ -195,7 +195,7 @@ class PictureReader:
         tokens, parts = picture.n_tokens, 1
         if self._projector.is_divisible(picture):
             parts = -(-tokens // min(PART_TOKENS, self._context.n_batch))
-        return [tokens * each // parts for each in range(parts + 1)]
+        return [tokens * part // parts for part in range(parts + 1)]
 
     def _check(self, picture: Picture, where: str) -> None:
         tokens, most = picture.n_tokens, min(MAX_TOKENS, self._context.n_ctx_seq)

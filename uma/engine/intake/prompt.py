@@ -87,7 +87,7 @@ class PromptReader:
         time. Raises what that raises, `PromptTooLarge`, and `Overloaded`.
         """
         self._check_bytes(request)
-        files = sum(len(each.data) for _, each in request.placed_media())
+        files = sum(len(media.data) for _, media in request.placed_media())
         # A text takes some 4 bytes a character in all its forms, a file its own and its base64.
         chars = _chars(request) + files // 2
         turn = self._picture_turns.setdefault(CLIENT.get(), trio.Lock())

@@ -43,9 +43,9 @@ def message_ends(template: ChatTemplate, request: Request, text: str) -> list[in
     if len(messages) > 1 and messages[0].role == "system":
         asked.append((messages[0], Message(role="user", content=_ANSWER)))
     found = set[int]()
-    for each in asked:
+    for beginning in asked:
         try:
-            found.add(_common(text, template.render(each, tools, variables, opens_answer=False)))
+            found.add(_common(text, template.render(beginning, tools, variables, opens_answer=False)))
         except TemplateError:
             continue
     return sorted(found - {0, len(text)})
@@ -80,7 +80,7 @@ def _switches(template: ChatTemplate, mode: ReasoningMode | None) -> dict[str, A
     if mode not in ("on", "off"):
         return {}
     at = 0 if mode == "on" else 1
-    values = {name: each[at] for name, each in THINKING_SWITCHES.items()}
+    values = {name: switch[at] for name, switch in THINKING_SWITCHES.items()}
     if mode == "off":
         values[THINKING_BUDGET] = 0
     if NO_EFFORT in template.efforts:

@@ -135,9 +135,9 @@ class _Table:
             return
         line.learn(x, own_ms, self._observed)
         kind = self._kind(own)
-        near = [(s, each) for s, each in zip(self._sizes, self._lines, strict=True) if each and self._kind(s) == kind]
-        cov = sum(each.cov * min(each.seen, 1 / LEARN_SLOPE) / s for s, each in near)
-        var = sum(each.var * min(each.seen, 1 / LEARN_SLOPE) for _, each in near)
+        near = [(s, line) for s, line in zip(self._sizes, self._lines, strict=True) if line and self._kind(s) == kind]
+        cov = sum(line.cov * min(line.seen, 1 / LEARN_SLOPE) / s for s, line in near)
+        var = sum(line.var * min(line.seen, 1 / LEARN_SLOPE) for _, line in near)
         self._slopes[kind] = max(0.0, cov / (var + SURE_TOKENS * SURE_TOKENS))
 
     def _attention(self, size: int, x: float) -> float:
@@ -162,9 +162,9 @@ class _Table:
         """The nearest line that is known: first of those that attention computes in the same way."""
         if self._fresh(slot):
             return slot
-        known = [each for each in range(len(self._sizes)) if self._fresh(each)]
+        known = [other for other in range(len(self._sizes)) if self._fresh(other)]
         kind = self._kind(size)
-        return min(known, key=lambda each: (self._kind(self._sizes[each]) != kind, abs(each - slot)), default=None)
+        return min(known, key=lambda other: (self._kind(self._sizes[other]) != kind, abs(other - slot)), default=None)
 
 
 @attrs.define(slots=True)
@@ -234,7 +234,7 @@ class CostModel:
         """A batch of decode rows and of `tokens` tokens of prompts together; None while nothing is known of such."""
         learnt, (row_slot, size_slot) = self._learnt, _slots(rows, rows + tokens)
         fresh = {at: share for at, (share, seen) in learnt.added.items() if learnt.considered - seen <= FORGET_AFTER}
-        at = min(fresh, key=lambda each: (abs(each[0] - row_slot), abs(each[1] - size_slot)), default=None)
+        at = min(fresh, key=lambda slots: (abs(slots[0] - row_slot), abs(slots[1] - size_slot)), default=None)
         if at is None:
             return None
         return max(0.0, self.prefill_ms(rows + tokens, position) + fresh[at] * self.decode_ms(rows, cells))

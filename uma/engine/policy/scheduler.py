@@ -328,7 +328,7 @@ class Scheduler:
         """While no reader waits for a token: as much as is read at once and as the next request can wait for."""
         most = min(self.targets.solo_tokens, free_tokens)
         prompts = _ending_together(prompts, most)
-        wanted = sum(each.left for each in prompts)
+        wanted = sum(prompt.left for prompt in prompts)
         if self._are_read_at_once(prompts, wanted, streams, state):
             most = min(most, wanted)
         elif self.cost.knows_prefill:
@@ -361,7 +361,7 @@ class Scheduler:
         if len(prompts) == 1 or streams.rows:
             return False
         step_ms = self.cost.decode_ms(len(prompts), state.used_cells + wanted)
-        target_ms = min(each.row.target_tbt_ms for each in prompts)
+        target_ms = min(prompt.row.target_tbt_ms for prompt in prompts)
         return step_ms > pace_ms(target_ms) and self._read_ms(prompts, wanted, state) <= self.targets.slo_ttft_ms
 
     def _longest(self, prompts: list[PromptRow], wanted: int, state: State, share: float) -> int:
@@ -380,7 +380,7 @@ class Scheduler:
             parts = [size for size in SIZES if size < TILE_TOKENS]
             return max((size for size in parts if self._read_ms(prompts, size, state) <= tile_ms), default=parts[0])
         size = self._best_size(prompts, wanted, state, usual_ms, TUNING.patience * usual_ms, tile_ms)
-        larger = next((each for each in SIZES if each > size), size)
+        larger = next((tile for tile in SIZES if tile > size), size)
         if larger <= wanted and not self.cost.is_sure_of(larger) and self._read_ms(prompts, larger, state) <= tile_ms:
             size = larger  # nobody waits for a token while it is tried
         size = max(size, whole if len(prompts) == 1 else min(wanted, SIZES[0]))
@@ -395,8 +395,8 @@ class Scheduler:
         pace, lead, step_ms = streams.pacing.pace_ms, streams.lead_ms, streams.step_ms
         plan = attrs.evolve(plan, pace_ms=pace, lead_ms=lead if lead < math.inf else 0.0)
         # First tokens wait for no more of a lower lane's prompt than fills a tile.
-        first = sum(each.left for each in takewhile(lambda each: each.row.lane >= prompts[0].row.lane, prompts))
-        wanted = sum(each.left for each in prompts)
+        first = sum(prompt.left for prompt in takewhile(lambda prompt: prompt.row.lane >= prompts[0].row.lane, prompts))
+        wanted = sum(prompt.left for prompt in prompts)
         wanted = min(wanted, max(first, TILE_TOKENS), self.targets.batch_tokens, free_cells)
         if not self.cost.knows_prefill:
             return attrs.evolve(plan, prefill=self._allocated(prompts, min(wanted, self.targets.start_tokens)))
@@ -427,7 +427,7 @@ class Scheduler:
         """Piece of a prompt that shares one batch with a decode step, where that reads more tokens a millisecond than
         both apart; else None. Rows and piece then fill what the piece alone would fill.
         """
-        rows, whole = len(streams.rows), min(size, sum(each.left for each in prompts))
+        rows, whole = len(streams.rows), min(size, sum(prompt.left for prompt in prompts))
         # The first token of a prompt that the piece ends does not wait for another piece.
         tokens = whole if _ends_within(prompts, whole - rows) < _ends_within(prompts, whole) else whole - rows
         fits = rows + tokens <= min(self.targets.batch_tokens, free_tokens) and 2 * tokens >= whole > 0
@@ -469,9 +469,9 @@ class Scheduler:
         if self.targets.attends_all:
             return state.used_cells
         left, behind = tokens, 0
-        for each in prompts:
-            count = min(each.left, left)
-            behind += count * each.row.position
+        for prompt in prompts:
+            count = min(prompt.left, left)
+            behind += count * prompt.row.position
             left -= count
             if left <= 0:
                 break
@@ -481,18 +481,18 @@ class Scheduler:
         """Allocation of at most so many tokens to the prompts, in their order; see `Plan.prefill`."""
         chosen: list[tuple[int, int]] = []
         left = most
-        for each in prompts:
+        for prompt in prompts:
             if left <= 0:
                 break
-            count = min(each.left, left)
+            count = min(prompt.left, left)
             if not is_mixed:
                 # Not where that would leave this batch without a whole tile.
-                fewer, read = _in_whole_tiles(each, count), most - left
+                fewer, read = _in_whole_tiles(prompt, count), most - left
                 count = count if read and read + fewer < TILE_TOKENS <= read + count else fewer
-            if chosen and count < each.left and not self.targets.mixes_prompts:
+            if chosen and count < prompt.left and not self.targets.mixes_prompts:
                 break
-            chosen.append((each.row.key, count))
-            if count < each.left:
+            chosen.append((prompt.row.key, count))
+            if count < prompt.left:
                 break
             left -= count
         return tuple(chosen)
@@ -510,7 +510,7 @@ def mixed_position(position: float, tokens: int, rows: Sequence[int]) -> float:
 
 def _ends_within(prompts: list[PromptRow], tokens: int) -> int:
     """How many prompts end within their first `tokens` tokens."""
-    return sum(end <= tokens for end in accumulate(each.left for each in prompts))
+    return sum(end <= tokens for end in accumulate(prompt.left for prompt in prompts))
 
 
 def _ending_together(prompts: list[PromptRow], tokens: int) -> list[PromptRow]:
@@ -519,7 +519,7 @@ def _ending_together(prompts: list[PromptRow], tokens: int) -> list[PromptRow]:
     None of them waits for a piece of a prompt that ends later. Where already the first is longer, it comes alone.
     """
     lane = prompts[0].row.lane
-    same = list(takewhile(lambda each: each.row.lane == lane, prompts))
+    same = list(takewhile(lambda prompt: prompt.row.lane == lane, prompts))
     return same[: max(1, _ends_within(same, tokens))]
 
 

@@ -188,11 +188,11 @@ class Account:
         """Prompts of others that were read meanwhile, the longest first."""
         met = list(self._met) if self.final is None else []
         found = [
-            Beside(each.id, each.prompt_tokens, round(each.own_ms - before, 3))
-            for each, before in met
-            if each.own_ms > before
+            Beside(other.id, other.prompt_tokens, round(other.own_ms - before, 3))
+            for other, before in met
+            if other.own_ms > before
         ]
-        return tuple(sorted(found, key=lambda each: -each.read_ms)) if met else self._beside
+        return tuple(sorted(found, key=lambda prompt: -prompt.read_ms)) if met else self._beside
 
     def figures(self, now: float) -> Figures:
         """The sequence's figures now, or at its end."""
@@ -224,7 +224,7 @@ class Account:
         """Add the time since the last change."""
         left_ms, own = max(0.0, now - self._since_ms), self.own_ms - self._own_mark
         reading = zip(self.totals.reading(now), self._marks, strict=True)
-        steps, prompts, isolated, sample, slot, cells = (each - before for each, before in reading)
+        steps, prompts, isolated, sample, slot, cells = (now - before for now, before in reading)
         waited = {
             "prompt": prompts if self.is_isolated else prompts - own,
             "apart": isolated - own if self.is_isolated else isolated,

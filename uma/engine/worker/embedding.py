@@ -194,12 +194,14 @@ class Embedder:
         pieces: list[TextPart] = []
         passed: list[tuple[float, int]] = []
         free = [
-            each for each in range(self._context.n_seq_max) if self._partial is None or each != self._partial.seq_id
+            seq_id
+            for seq_id in range(self._context.n_seq_max)
+            if self._partial is None or seq_id != self._partial.seq_id
         ]
         while left > 0 and free and (next_one := self._queue.take()) is not None:
             at, key = next_one
             piece = self._piece(self._jobs[key], left, free, is_first=not pieces)
-            if piece is None or any(piece[0] is each for each, _ in pieces):
+            if piece is None or any(piece[0] is reading for reading, _ in pieces):
                 passed.append(next_one)
                 continue
             pieces.append(piece)

@@ -97,7 +97,7 @@ class Executor:
         if not tick.prefill:
             return
         # Sequences whose cells the decode rows needed have lost their slots.
-        prefill = [each for each in tick.prefill if each[0].holding is not None]
+        prefill = [row for row in tick.prefill if row[0].holding is not None]
         if tick.is_mixed:
             yield from self._mixed(tick, prefill)
         elif prefill:
@@ -114,14 +114,14 @@ class Executor:
         """Decode steps that the readers lack before the prefill, because those before it took longer than predicted."""
         if not tick.needed_ms:
             return 0
-        readers = [each for each in tick.decode if each.status is Status.DECODING and each.lane >= 0 and each.is_paced]
+        readers = [row for row in tick.decode if row.status is Status.DECODING and row.lane >= 0 and row.is_paced]
         lead = lead_ms(readers, tick.pace_ms, now_ms())
         return steps_lacking(tick.needed_ms, lead, tick.pace_ms, self._runner.decode_ms)
 
     def _decode_ahead(self, tick: Tick, steps: int) -> Generator[StepResults, None, bool]:
         """More steps of a tick that reads prompts. False where a command came before they were done."""
         while steps > 0:
-            rows = [each for each in tick.decode if each.status is Status.DECODING and each.uncomputed == 1]
+            rows = [row for row in tick.decode if row.status is Status.DECODING and row.uncomputed == 1]
             if not rows:
                 return True
             if self._runner.is_called:
@@ -158,7 +158,7 @@ class Executor:
             rows, given = [row for row in sequences if row.holding is not None], step.given
             if len(rows) < len(sequences):
                 # A fault has ended a sequence in the middle of the stride: its further tokens are dropped.
-                given = [each for each, row in zip(given, sequences, strict=True) if row.holding is not None]
+                given = [result for result, row in zip(given, sequences, strict=True) if row.holding is not None]
             self._runner.book_step(rows, step, learns=learns and step.is_last)
             yield Result(rows, given, step.at_ms)
 
@@ -173,7 +173,7 @@ class Executor:
             return
         left = [sequence for sequence, _ in drafts.rows if sequence not in verified]
         self._restart_others(left, outcome)
-        left = [each for each in left if outcome.code == NO_ROOM or self._cut_back(each, outcome)]
+        left = [row for row in left if outcome.code == NO_ROOM or self._cut_back(row, outcome)]
         yield from self._decode_at_once([] if self._is_given_up(outcome) else left, ONE_STEP, learns=False)
 
     def _decode_several(self, sequences: list[Sequence]) -> Iterator[StepResults]:
@@ -185,17 +185,17 @@ class Executor:
             left -= count
         for batch in self._runner.in_one_ubatch(work):
             # An earlier batch can have preempted some.
-            holding = [each for each in batch if each[0].holding is not None]
+            holding = [row for row in batch if row[0].holding is not None]
             yield from self._until_done(self._runner.decode_several, holding)
 
     def _prefill(self, work: Work) -> Iterator[StepResults]:
-        pictures = [each for each in work if each[0].picture is not None]
+        pictures = [row for row in work if row[0].picture is not None]
         if pictures:
-            work = [each for each in work if each[0].picture is None]
+            work = [row for row in work if row[0].picture is None]
         for part in self._to_checkpoints([(sequence, min(count, sequence.to_picture)) for sequence, count in work]):
-            for batch in [each for some in self._runner.split_pending(part) for each in self._with_last_alone(some)]:
+            for batch in [batch for some in self._runner.split_pending(part) for batch in self._with_last_alone(some)]:
                 # The retries of an earlier batch can have taken its slot.
-                left = [each for each in batch if each[0].holding is not None]
+                left = [row for row in batch if row[0].holding is not None]
                 yield from self._until_done(self._runner.prefill, left)
         for sequence, count in pictures:
             placed = sequence.picture
@@ -261,7 +261,7 @@ class Executor:
 
     def _mixed(self, tick: Tick, prefill: Work) -> Iterator[StepResults]:
         """Decode rows and prefill in one batch; in two where it fails or cannot be, which take the ladder there."""
-        rows = [each for each in tick.decode if each.status is Status.DECODING]
+        rows = [row for row in tick.decode if row.status is Status.DECODING]
         prefill = self._to_checkpoints(_filled_up(prefill, len(tick.decode) - len(rows)))[0] if prefill else prefill
         size = len(rows) + sum(count for _, count in prefill)
         if rows and prefill and size <= self._context.n_batch and _is_plain(rows, prefill):
@@ -272,14 +272,14 @@ class Executor:
             if self._context.is_ended:
                 return
             if outcome.code != NO_ROOM:
-                self._restart_others([*rows, *(each for each, _ in prefill)], outcome)
-                rows = [each for each in rows if self._cut_back(each, outcome)]
-                prefill = [each for each in prefill if self._cut_back(each[0], outcome)]
+                self._restart_others([*rows, *(sequence for sequence, _ in prefill)], outcome)
+                rows = [row for row in rows if self._cut_back(row, outcome)]
+                prefill = [row for row in prefill if self._cut_back(row[0], outcome)]
             if self._is_given_up(outcome):
                 return
         if rows:
             yield from self._decode(attrs.evolve(tick, decode=rows, drafts=None))
-        prefill = [each for each in prefill if each[0].holding is not None]
+        prefill = [row for row in prefill if row[0].holding is not None]
         if prefill:
             yield from self._prefill(prefill)
 
@@ -311,7 +311,7 @@ class Executor:
 
         A fault can have ended some of its sequences: those of a stride, in a step before.
         """
-        work = [each for each in work if each[0].holding is not None]
+        work = [row for row in work if row[0].holding is not None]
         if not work:
             return
         if outcome.code == NO_ROOM:
@@ -338,7 +338,7 @@ class Executor:
         if len(candidates) > 1:
             victim = candidates[0]
             self._slots.preempt(victim, now_ms())
-            return [each for each in work if each[0] is not victim]
+            return [row for row in work if row[0] is not victim]
         # Alone, with no cache left, and still no cells: the context is full.
         for sequence, _ in work:
             self._slots.finish(sequence, "length")
@@ -365,7 +365,7 @@ class Executor:
 
     def _put_back(self, work: Work, outcome: Outcome) -> Work:
         """Put memory back as it was before a failed batch; what of it can be tried again."""
-        back = [each for each in work if self._cut_back(each[0], outcome)]
+        back = [row for row in work if self._cut_back(row[0], outcome)]
         self._restart_others([sequence for sequence, _ in work], outcome)
         return back
 
@@ -373,9 +373,9 @@ class Executor:
         """After a batch of these that llama.cpp has broken off: states of others with a slot can have been moved."""
         if not outcome.are_others_lost:
             return
-        for each in list(self._slots.active.values()):
-            if each not in sequences:
-                self._slots.restart(each)
+        for other in list(self._slots.active.values()):
+            if other not in sequences:
+                self._slots.restart(other)
 
     def _cut_back(self, sequence: Sequence, outcome: Outcome) -> bool:
         """Remove what a failed batch can have left in memory. False where memory cannot be cut: then it is queued."""
@@ -399,6 +399,6 @@ def _filled_up(prefill: Work, tokens: int) -> Work:
 
 def _is_plain(rows: list[Sequence], prefill: Work) -> bool:
     """Whether each row has one token to compute, no prompt's logits are wanted, and none comes to a picture."""
-    return all(each.uncomputed == 1 for each in rows) and not any(
-        each.logprobs_pending or count > each.to_picture for each, count in prefill
+    return all(row.uncomputed == 1 for row in rows) and not any(
+        sequence.logprobs_pending or count > sequence.to_picture for sequence, count in prefill
     )

@@ -469,7 +469,7 @@ class DecodeWorker:
         """
         if (encode_ms := self._encode_ms) and not self._is_beside_others:
             return encode_ms
-        has_prompts = any(each.status is Status.PREFILLING for each in self._slots.active.values())
+        has_prompts = any(sequence.status is Status.PREFILLING for sequence in self._slots.active.values())
         return 0.0 if has_prompts else self._reproducer.pause_ms
 
     @property
@@ -481,7 +481,7 @@ class DecodeWorker:
     def _is_beside_others(self) -> bool:
         """Whether something else than pictures is to be read or embedded, which a tick before a piece leaves out."""
         active = self._slots.active.values()
-        reads = any(each.status is Status.PREFILLING and not each.awaits_encoding for each in active)
+        reads = any(sequence.status is Status.PREFILLING and not sequence.awaits_encoding for sequence in active)
         return reads or bool(self._embedder) or self._reproducer.running > 0
 
     def _rest(self) -> None:

@@ -37,8 +37,8 @@ class Encoder:
         """The first sequence, by its deadline, that has come to a picture which is not encoded."""
         if self._projector is None:
             return None
-        ready = [each for each in self._slots.active.values() if each.awaits_encoding]
-        return min(ready, key=lambda each: (-each.lane, each.due_ms), default=None)
+        ready = [sequence for sequence in self._slots.active.values() if sequence.awaits_encoding]
+        return min(ready, key=lambda sequence: (-sequence.lane, sequence.due_ms), default=None)
 
     def pause_ms(self, piece_ms: float) -> float:
         """Time for which streams wait for the next piece, where one is to take `piece_ms`; 0 where there is nothing to
@@ -103,7 +103,11 @@ class Encoder:
         head = self.next()
         if head is None or picture is self._gave_way:
             return False
-        lanes = [each.lane for each in self._slots.active.values() if each.picture and each.picture.picture is picture]
+        lanes = [
+            sequence.lane
+            for sequence in self._slots.active.values()
+            if sequence.picture and sequence.picture.picture is picture
+        ]
         if head.lane <= max(lanes, default=head.lane):
             return False
         self._gave_way = picture
@@ -111,5 +115,5 @@ class Encoder:
 
     def _is_wanted(self, picture: Picture) -> bool:
         """Whether a sequence still waits for it: its requests can have been cancelled meanwhile."""
-        placed = (each.picture for each in self._slots.active.values())
-        return any(each is not None and each.picture is picture for each in placed)
+        placed = (sequence.picture for sequence in self._slots.active.values())
+        return any(waiting is not None and waiting.picture is picture for waiting in placed)

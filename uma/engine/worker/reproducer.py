@@ -132,11 +132,11 @@ class Reproducer:
             return None
         if self._current is not None and self._current.status is Status.ENDED:
             self._current = None
-        for gone in [each for each in self._waiting if each.status is Status.ENDED]:
+        for gone in [sequence for sequence in self._waiting if sequence.status is Status.ENDED]:
             del self._waiting[gone]
         if self._current is not None and not self._current.is_paused:
             return self._current
-        ready = [each for each in self._waiting if not each.is_paused]
+        ready = [sequence for sequence in self._waiting if not sequence.is_paused]
         if not ready:
             return None
         if self._current is not None:

@@ -95,22 +95,24 @@ class RowSampler:
 
         With `drafts`, one for each row and empty where it has none, also of those behind each drafted token.
         """
-        self.is_plain = all(each.choice.is_plain for each in sequences)
+        self.is_plain = all(sequence.choice.is_plain for sequence in sequences)
         if self.is_plain:
             return
         self._masked = {}
         rows = zip(sequences, drafts or [[]] * len(sequences), strict=True)
         masked = [
-            (each, draft)
-            for each, draft in rows
-            if each.choice.grammar is not None and not each.choice.forced and not each.choice.grammar.is_over
+            (sequence, draft)
+            for sequence, draft in rows
+            if sequence.choice.grammar is not None
+            and not sequence.choice.forced
+            and not sequence.choice.grammar.is_over
         ]
         count = 0
-        for each, draft in masked:
-            self._masked[each] = count
+        for sequence, draft in masked:
+            self._masked[sequence] = count
             count += 1 + len(draft)
         if masked:
-            states = [each.choice.grammar for each, _ in masked if each.choice.grammar is not None]
+            states = [sequence.choice.grammar for sequence, _ in masked if sequence.choice.grammar is not None]
             self._masks.begin(states, [draft for _, draft in masked])
 
     def sample(self, sequences: Rows[Sequence], batch_indices: Rows[int]) -> list[RowResult]:
@@ -179,7 +181,7 @@ class RowSampler:
         while True:
             at = len(given)
             given += self._next(step, first + at, first + at, sequence, at)
-            agrees = len(given) <= len(draft) and [each.token for each in given[at:]] == draft[at : len(given)]
+            agrees = len(given) <= len(draft) and [sampled.token for sampled in given[at:]] == draft[at : len(given)]
             if not agrees or given[-1].is_end:
                 return given
 
@@ -212,8 +214,8 @@ class RowSampler:
         for row, sequence, size in places:
             if sequence.choice.bias is not None:
                 tokens, values = sequence.choice.bias
-                for each in range(row, row + size):
-                    logits[each, tokens] += values
+                for at in range(row, row + size):
+                    logits[at, tokens] += values
             first = self._masked.get(sequence)
             if masks is not None and first is not None:
                 logits[row : row + size] += masks[first : first + size]
@@ -295,7 +297,7 @@ class RowSampler:
         for index, (first, sequence, _) in enumerate(places):
             row = given[index]
             if sequence.choice.wants_logprobs and isinstance(row, tuple):
-                given[index] = tuple(each._replace(logprobs=known.get(at)) for at, each in enumerate(row, first))
+                given[index] = tuple(sampled._replace(logprobs=known.get(at)) for at, sampled in enumerate(row, first))
 
     def _advance(self, sequence: Sequence, sampled: SampledToken) -> tuple[SampledToken, ...]:
         """The sampled token, and those that the grammar forces behind it."""

@@ -235,7 +235,7 @@ class Sequence:
 
     def until_checkpoint(self, computed: int) -> int:
         """Tokens from its first `computed` ones to the next checkpoint, or to its end."""
-        ends = (each for each in (*self.checkpoint_positions, self.branch) if each > computed)
+        ends = (end for end in (*self.checkpoint_positions, self.branch) if end > computed)
         return min(ends, default=len(self.tokens)) - computed
 
     def is_at_checkpoint(self) -> bool:
