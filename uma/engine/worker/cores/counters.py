@@ -66,8 +66,6 @@ class Counters:
     """CPU time of this process, threads that have ended included."""
     waiting_ms: Mapping[str, float] = attrs.field(factory=dict)
     """Time for which each of its threads was runnable without a core, by the thread's id."""
-    assumed_waiting_ms: float = 0.0
-    """Time that counts as waited beside that: see `advanced`."""
     idle_ms: float | None = None
     """Time for which the cores had nothing to run, added up; None where the system has no count."""
     stolen_ms: float = 0.0
@@ -101,24 +99,6 @@ class Counters:
             quota_use=quota_use,
         )
 
-    def advanced(self, now: float, used_ms: float, wanted_ms: float) -> Counters:
-        """An estimate of the counters at `now`: since these, this process has had `used_ms` of CPU time, where its
-        threads could have had `wanted_ms`.
-
-        The difference counts as waiting time, although other programs need not have used it: so the next sample shows
-        no more of them than there are. Idle time stays as it was.
-        """
-        quota_use = self.quota_use
-        if quota_use is not None:
-            quota_use = attrs.evolve(quota_use, used_ms=quota_use.used_ms + used_ms)
-        return attrs.evolve(
-            self,
-            wall_ms=now,
-            running_ms=self.running_ms + used_ms,
-            assumed_waiting_ms=self.assumed_waiting_ms + max(0.0, wanted_ms - used_ms),
-            quota_use=quota_use,
-        )
-
     def since(self, last: Counters, wanted: int) -> CpuSample:
         """What happened since `last`. Of threads that have ended meanwhile nothing is known of how long they waited."""
         waited_ms = sum(max(0.0, ms - last.waiting_ms.get(thread, 0.0)) for thread, ms in self.waiting_ms.items())
@@ -128,7 +108,7 @@ class Counters:
             cores=self.cores,
             most=wanted or backend.compute_cores(self.cpus),
             running_ms=max(0.0, self.running_ms - last.running_ms),
-            waiting_ms=max(0.0, waited_ms + self.assumed_waiting_ms - last.assumed_waiting_ms),
+            waiting_ms=waited_ms,
             idle_ms=max(0.0, (self.idle_ms or 0.0) - (last.idle_ms or 0.0)) if is_known else None,
             stolen_ms=max(0.0, self.stolen_ms - last.stolen_ms) if is_known else 0.0,
             quota_used_ms=self.quota_use.since(last.quota_use) if self.quota_use else None,

@@ -39,14 +39,6 @@ SAMPLE_MS = 120.0
 SAMPLE_COST_SHARE = 0.002
 """Maximum share of its time, and of a rest, that the decode thread spends on samples: where /proc is slow, they are
 rarer."""
-QUIET_SHARE = 0.95
-"""Minimum CPU time of this process, as a share of all that its compute threads could have had, at which no other
-program can have kept them from a core: then one clock is read (some 5 us) instead of all counters."""
-QUIET_LOAD = 0.1
-"""Maximum load of other programs, in threads, at which that is enough to know."""
-MAX_QUIET_MS = 1_000.0
-"""Maximum time between two samples while the process has its cores: only a sample sees CPUs or a quota that are added,
-or, on some virtual machines, time that the host takes."""
 REST_MS = 20.0
 """Minimum time without work that has a sample of its own."""
 LEAST_MS = 100.0
@@ -80,9 +72,6 @@ class Neighbours:
         self._cost_ms = 0.0
         """CPU time of the last sample."""
         self._last = Counters.take(proc, now_ms())
-        self._used_ms = math.inf
-        """CPU time of this process when it was last looked at; infinite: a sample must be next."""
-        self._sampled_ms = 0.0
         metrics.compute_threads = self._policy.threads
 
     @property
@@ -92,7 +81,6 @@ class Neighbours:
 
     def ask_again(self) -> None:
         """Sample before the next batch: a batch has just shown that the number of threads is wrong."""
-        self._used_ms = math.inf
         if self.due_ms < math.inf:
             self.due_ms = 0.0
 
@@ -105,31 +93,11 @@ class Neighbours:
         """Sample, if it is time; returns the number of compute threads in force."""
         now = now_ms()
         if now >= self.due_ms:
-            if self._has_its_cores(now):
-                self.due_ms = now + SAMPLE_MS
-            else:
-                self._sample(now, self._policy.observe)
+            self._sample(now, self._policy.observe)
         return self._policy.threads
-
-    def _has_its_cores(self, now: float) -> bool:
-        """Whether the compute threads have run all the while, so that a sample would show no other program."""
-        policy, last, before_ms = self._policy, self._last, self._used_ms
-        self._used_ms = time.process_time() * 1000
-        used_ms = self._used_ms - before_ms
-        wanted_ms = 0.0 if last is None else policy.threads * (now - last.wall_ms)
-        if (
-            last is None
-            or used_ms < QUIET_SHARE * wanted_ms
-            or now - self._sampled_ms > MAX_QUIET_MS
-            or max(policy.load, policy.stolen) > QUIET_LOAD
-        ):
-            return False
-        self._last = last.advanced(now, used_ms, wanted_ms)
-        return True
 
     def _sample(self, now: float, observe: Callable[[CpuSample], int]) -> None:
         cpu_began = time.thread_time()
-        self._used_ms, self._sampled_ms = time.process_time() * 1000, now
         reading, last = Counters.take(self._proc, now), self._last
         self._last = reading
         if reading is None:
