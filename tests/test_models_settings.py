@@ -80,7 +80,7 @@ def test_names_of_tables_are_models_that_are_here_and_an_alias_is_one_models(tmp
     for name in ("alpha", "beta"):
         write_model(tmp_path / f"{name}.gguf")
     environ = {"UMA_MODELS": str(tmp_path)}
-    with pytest.raises(ModelError, match=r"^uma\.toml: .*: alpa: no such file, .* is here; did you mean alpha"):
+    with pytest.raises(ModelError, match=r"^uma\.toml: .*: alpa: model not found, .*; did you mean alpha"):
         Shelf("alpha,alpa", environ, tables={"alpa": ModelSettings(where='uma.toml: [models."alpa"]')}).read()
     with pytest.raises(ModelError, match=r"^alpa: model not found, and no such file"):
         Shelf("alpa", environ).read()
