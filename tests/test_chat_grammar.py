@@ -24,7 +24,7 @@ from uma.chat.families import Family, Thinking, family_of, thinking_of
 from uma.chat.forms import BracesForm, NamedForm, PairsForm
 from uma.chat.grammar import calls_grammar
 from uma.chat.harmony import HarmonyParser
-from uma.chat.lark import Rules, Specials
+from uma.chat.lark import LarkRules, Specials
 from uma.chat.parser import Parser
 from uma.chat.parts import AnswerText, CallBroken, CallEnded, Part
 from uma.chat.schema import UnservableError, kinds_of, schema_of
@@ -250,7 +250,9 @@ def test_a_grammar_of_any_kind_holds_behind_the_thinking(
 ) -> None:
     marks = {each: vocab.tokenize(each, add_special=False, parse_special=True).tolist() for each in (open_, close)}
     specials = Specials({mark: found[0] for mark, found in marks.items() if len(found) == 1}, [])
-    source = thought_first(Rules(specials), Thinking(open_, close), begins_thinking=begins_thinking, has_channels=False)
+    source = thought_first(
+        LarkRules(specials), Thinking(open_, close), begins_thinking=begins_thinking, has_channels=False
+    )
     for text, is_right in (('"ab1"', True), ('"ab', False), ("Hello", False)):
         matcher = compiler.compile(grammar, source).matcher
         tokens = vocab.tokenize(before + text, add_special=False, parse_special=True).tolist()
@@ -264,7 +266,7 @@ def test_a_grammar_holds_in_the_final_channel(vocab: Vocab, compiler: GrammarCom
     family = FAMILIES["harmony"]
     thinking = thinking_of(TEMPLATES["harmony"])
     assert thinking is not None
-    source = thought_first(Rules(specials_of(vocab, family)), thinking, begins_thinking=False, has_channels=True)
+    source = thought_first(LarkRules(specials_of(vocab, family)), thinking, begins_thinking=False, has_channels=True)
     thought, final = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant", "<|channel|>final<|message|>"
     for before in (final, thought + final):
         matcher = compiler.compile(Grammar(json_schema={"const": [1]}), source).matcher

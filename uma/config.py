@@ -509,9 +509,9 @@ def _from_environ(environ: Mapping[str, str], known: Mapping[str, Setting]) -> F
     for variable, text in environ.items():
         if not variable.startswith("UMA_") or variable in RESERVED_VARIABLES:
             continue
-        if (each := by_variable.get(variable)) is None:
+        if (known_setting := by_variable.get(variable)) is None:
             continue
-        found[each.name] = (each.parse(text, variable), variable)
+        found[known_setting.name] = (known_setting.parse(text, variable), variable)
     return found
 
 

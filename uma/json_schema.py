@@ -315,35 +315,35 @@ def _holds_wide(value: Any) -> bool:
     """Whether a number in `value` is beyond 64 bits."""
     waiting = [value]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, Number):
+        item = waiting.pop()
+        if isinstance(item, Number):
             return True
-        if isinstance(each, dict):
-            waiting += each.values()
-        elif isinstance(each, list | tuple):
-            waiting += each
+        if isinstance(item, dict):
+            waiting += item.values()
+        elif isinstance(item, list | tuple):
+            waiting += item
     return False
 
 
 def _integers(value: Any) -> Iterator[int]:
     waiting = [value]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, int):
-            yield each
-        elif isinstance(each, dict):
-            waiting += each.values()
-        elif isinstance(each, list | tuple):
-            waiting += each
+        item = waiting.pop()
+        if isinstance(item, int):
+            yield item
+        elif isinstance(item, dict):
+            waiting += item.values()
+        elif isinstance(item, list | tuple):
+            waiting += item
 
 
 def _texts(value: Any) -> Iterator[str]:
     waiting = [value]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, dict):
-            waiting += [*each, *each.values()]
-        elif isinstance(each, list | tuple):
-            waiting += each
+        item = waiting.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            waiting += [*item, *item.values()]
+        elif isinstance(item, list | tuple):
+            waiting += item

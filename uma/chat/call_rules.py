@@ -12,7 +12,7 @@ from typing import Any
 
 from uma import json_text
 from uma.chat.forms import BracesForm, NamedForm, ObjectForm, PairsForm
-from uma.chat.lark import Rules, string
+from uma.chat.lark import LarkRules, string
 from uma.chat.schema import (
     ANY,
     KINDS,
@@ -39,7 +39,7 @@ _ID = "[a-zA-Z0-9]{1,16}"
 _SHARED = ("$defs", "definitions")
 
 
-def json_rule(rules: Rules, name: str, schema: Schema, place: str = "") -> str:
+def json_rule(rules: LarkRules, name: str, schema: Schema, place: str = "") -> str:
     """A rule for the JSON that the schema at `place` allows."""
     if place:
         schema = {**schema, "x-guidance": {}}  # llguidance reads a whole schema's alone
@@ -48,7 +48,7 @@ def json_rule(rules: Rules, name: str, schema: Schema, place: str = "") -> str:
     return name
 
 
-def check_room(rules: Rules, place: str) -> None:
+def check_room(rules: LarkRules, place: str) -> None:
     """Raises `UnservableError` where the rules made so far, the last for what is at `place`, are too long."""
     if rules.chars > MAX_CHARS:
         raise UnservableError(
@@ -58,18 +58,18 @@ def check_room(rules: Rules, place: str) -> None:
         )
 
 
-def answer_rule(rules: Rules, schema: Schema) -> str:
+def answer_rule(rules: LarkRules, schema: Schema) -> str:
     """A rule for an answer that is the JSON that a schema allows, as compact as under a grammar without tools."""
     return rules.add("answer", f"%json {json_text.dumps(for_llguidance(schema, COMPACT), ensure_ascii=True)}")
 
 
-def object_call(rules: Rules, form: ObjectForm, tool: Tool, at: int) -> str:
+def object_call(rules: LarkRules, form: ObjectForm, tool: Tool, at: int) -> str:
     """`{"name": …, "arguments": {…}}`, as the model was trained to write it."""
     head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{form.key}": '
     return f"{string(head)} {json_rule(rules, f'args_{at}', schema_of(tool))} {string('}')}"
 
 
-def named_call(rules: Rules, form: NamedForm, tool: Tool, at: int) -> str:
+def named_call(rules: LarkRules, form: NamedForm, tool: Tool, at: int) -> str:
     """The name, and the arguments as JSON."""
     arguments = json_rule(rules, f"args_{at}", schema_of(tool))
     given_id = f"{rules.spelled(form.id_mark)} {rules.add('CALL_ID', f'/{_ID}/')}" if form.id_mark else ""
@@ -79,7 +79,7 @@ def named_call(rules: Rules, form: NamedForm, tool: Tool, at: int) -> str:
     )
 
 
-def pairs_call(rules: Rules, form: PairsForm, tool: Tool, at: int) -> str:
+def pairs_call(rules: LarkRules, form: PairsForm, tool: Tool, at: int) -> str:
     """The name, and each argument between its marks, in the order of the schema."""
     root = schema_of(tool)
     check_shape(root)
@@ -97,25 +97,25 @@ def pairs_call(rules: Rules, form: PairsForm, tool: Tool, at: int) -> str:
     return f"{rules.spelled(form.before + tool.name + form.after)} {' '.join(pairs)} {rules.spelled(form.end)}"
 
 
-def _pair_value(rules: Rules, form: PairsForm, schema: Schema, root: Schema, name: str, place: str) -> str:
+def _pair_value(rules: LarkRules, form: PairsForm, schema: Schema, root: Schema, name: str, place: str) -> str:
     """An argument's value with what stands around it."""
     kinds = kinds_of(schema, root, place)
     if not kinds:
         raise UnservableError(place, "no value is valid")
     begin, end = rules.spelled(form.padding), rules.spelled(form.padding + form.value_close + form.trail)
-    each = []
+    ways = []
     if "string" not in kinds:
-        each.append(f"{begin} {json_rule(rules, f'json_{name}', _with_root(schema, root), place)} {end}")
+        ways.append(f"{begin} {json_rule(rules, f'json_{name}', _with_root(schema, root), place)} {end}")
     else:
         text = text_of(schema, root, place) if kinds == {"string"} else text_or_scalar(schema, root, place)
-        each.append(f"{begin} {_closed(rules, form, text, f'TEXT_{name}')} {rules.spelled(form.trail)}")
+        ways.append(f"{begin} {_closed(rules, form, text, f'TEXT_{name}')} {rules.spelled(form.trail)}")
         if nested := kinds & {"array", "object"}:
             narrow = {"allOf": [schema, {"type": sorted(nested)}]}
-            each.append(f"{begin} {json_rule(rules, f'json_{name}', _with_root(narrow, root), place)} {end}")
-    return f"({' | '.join(each)})"
+            ways.append(f"{begin} {json_rule(rules, f'json_{name}', _with_root(narrow, root), place)} {end}")
+    return f"({' | '.join(ways)})"
 
 
-def _closed(rules: Rules, form: PairsForm, text: str, name: str) -> str:
+def _closed(rules: LarkRules, form: PairsForm, text: str, name: str) -> str:
     """A text up to the first mark behind it, with the mark."""
     mark = literal(form.value_close)
     if form.value_close in rules.specials.marks:
@@ -126,7 +126,7 @@ def _closed(rules: Rules, form: PairsForm, text: str, name: str) -> str:
     return rules.add(name, f"({body}) & ~/{ANY}*{mark}{ANY}+/")
 
 
-def braces_call(rules: Rules, form: BracesForm, tool: Tool, at: int) -> str:
+def braces_call(rules: LarkRules, form: BracesForm, tool: Tool, at: int) -> str:
     """`call:name{…}`, with the members of every object in the order of their names, as templates show them."""
     root = schema_of(tool)
     check_shape(root)
@@ -136,7 +136,7 @@ def braces_call(rules: Rules, form: BracesForm, tool: Tool, at: int) -> str:
 class _Braces:
     """Grammar rules for one tool's arguments, of models that write them in braces."""
 
-    def __init__(self, rules: Rules, form: BracesForm, root: Schema, prefix: str) -> None:
+    def __init__(self, rules: LarkRules, form: BracesForm, root: Schema, prefix: str) -> None:
         self._rules = rules
         self._form = form
         self._root = root
@@ -188,20 +188,20 @@ class _Braces:
         for word in ("anyOf", "oneOf", "allOf"):
             if word in schema and kinds & {"array", "object"}:
                 return self._combined(schema, word, place, depth)
-        each = []
+        ways = []
         if "string" in kinds:
-            each.append(self._string(text_of(schema, self._root, place)))
+            ways.append(self._string(text_of(schema, self._root, place)))
         if scalars := kinds & {"null", "boolean", "integer", "number"}:
             narrow = {"allOf": [schema, {"type": sorted(scalars)}]}
             self._count += 1
             name = f"scalar_{self._prefix}_{self._count}"
-            each.append(json_rule(self._rules, name, _with_root(narrow, self._root), place))
+            ways.append(json_rule(self._rules, name, _with_root(narrow, self._root), place))
         if "array" in kinds:
-            each.append(self._array(schema, place, depth))
+            ways.append(self._array(schema, place, depth))
         if "object" in kinds:
-            each.append(self._object(schema, place, depth))
+            ways.append(self._object(schema, place, depth))
         check_room(self._rules, place)
-        return f"({' | '.join(each)})"
+        return f"({' | '.join(ways)})"
 
     def _reference(self, schema: Schema, place: str, depth: int) -> str:
         pointer = schema["$ref"]
@@ -219,8 +219,8 @@ class _Braces:
         branches = [option for option in schema[word] if kinds_of(option, self._root, place)]
         if word == "oneOf":
             self._check_apart(branches, place)
-        each = (self._value(one, f"{place}.{word}[{at}]", depth + 1) for at, one in enumerate(branches))
-        return f"({' | '.join(each)})"
+        ways = (self._value(one, f"{place}.{word}[{at}]", depth + 1) for at, one in enumerate(branches))
+        return f"({' | '.join(ways)})"
 
     def _check_apart(self, branches: Iterable[Any], place: str) -> None:
         seen: set[str] = set()

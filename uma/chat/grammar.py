@@ -13,7 +13,7 @@ from uma.chat.call_rules import answer_rule, braces_call, named_call, object_cal
 from uma.chat.families import Family, Thinking
 from uma.chat.forms import BracesForm, NamedForm, ObjectForm, PairsForm
 from uma.chat.harmony_grammar import harmony_grammar
-from uma.chat.lark import Rules, Specials, ids, string
+from uma.chat.lark import LarkRules, Specials, ids, string
 from uma.chat.schema import ANY, Schema, UnservableError, literal, schema_of
 from uma.chat.thought import Thought
 from uma.json_schema import problem
@@ -41,7 +41,7 @@ def calls_grammar(
     form of calls cannot keep to.
     """
     _check(tools)
-    rules = Rules(specials)
+    rules = LarkRules(specials)
     if family.has_channels:
         can_think = thinking is not None
         return harmony_grammar(rules, family, tools, can_think=can_think, must_call=must_call, answer=answer)
@@ -65,7 +65,7 @@ class _Lark:
     """The rules of one grammar, made when they are first used."""
 
     def __init__(
-        self, rules: Rules, family: Family, tools: Sequence[Tool], thinking: Thinking | None, *, is_parallel: bool
+        self, rules: LarkRules, family: Family, tools: Sequence[Tool], thinking: Thinking | None, *, is_parallel: bool
     ) -> None:
         self._rules = rules
         self._specials = rules.specials
@@ -159,17 +159,17 @@ class _Lark:
         text = f"{self._text()}?"
         family = self._family
         ends = not self._is_parallel or (family.is_bare and not family.close)
-        each = [text]
+        ways = [text]
         after = "" if ends else self._again() if family.ends_answer else "free"
-        each += [f"{opened} {self._calls()} {after}" for opened in self._until(family.open)]
+        ways += [f"{opened} {self._calls()} {after}" for opened in self._until(family.open)]
         if self.thought is not None:
             for opened in self._until(self.thought.open):
-                each += [f"{opened} {self.thought.rest()} free", f"{opened} {self.thought.unfinished()}"]
+                ways += [f"{opened} {self.thought.rest()} free", f"{opened} {self.thought.unfinished()}"]
         if self._specials.others:
-            each.append(f"{text} {ids(self._specials.others)} free")
+            ways.append(f"{text} {ids(self._specials.others)} free")
         if family.is_bare:
-            each += self._bare()
-        self._rules.complete("free", " | ".join(each))
+            ways += self._bare()
+        self._rules.complete("free", " | ".join(ways))
         return "free"
 
     def _text(self) -> str:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from uma.chat.call_rules import answer_rule, json_rule
 from uma.chat.families import Family
 from uma.chat.harmony import CHANNEL, ENDS, FINAL, MESSAGE, START
-from uma.chat.lark import Rules, ids
+from uma.chat.lark import LarkRules, ids
 from uma.chat.schema import ANY, Schema, literal, schema_of
 from uma.types import Tool
 
 
 def harmony_grammar(
-    rules: Rules,
+    rules: LarkRules,
     family: Family,
     tools: Sequence[Tool],
     *,
@@ -38,12 +38,12 @@ def harmony_grammar(
     return rules.grammar(f"{before}* ({last})")
 
 
-def harmony_opening(rules: Rules, held: str) -> str:
+def harmony_opening(rules: LarkRules, held: str) -> str:
     """A grammar of thinking and preambles, and of an answer that is what `held` stands for."""
     return rules.grammar(f"{_before(rules, _message(rules, 'analysis'))}* {rules.spelled(FINAL)} {held}")
 
 
-def _before(rules: Rules, thought: str) -> str:
+def _before(rules: LarkRules, thought: str) -> str:
     """Messages before the last one; `thought` is the rule of those that think, empty where there are none."""
     return rules.add("before", " | ".join(filter(None, [thought, _message(rules, "commentary")])))
 
@@ -52,7 +52,7 @@ def _channels(can_think: bool) -> list[str]:
     return ["analysis", "commentary"] if can_think else ["commentary"]
 
 
-def _message(rules: Rules, channel: str) -> str:
+def _message(rules: LarkRules, channel: str) -> str:
     """A message that another one follows."""
     header, after = rules.spelled(f"{CHANNEL}{channel}{MESSAGE}"), rules.spelled(START)
     end = literal(ENDS[0])
@@ -62,7 +62,7 @@ def _message(rules: Rules, channel: str) -> str:
     return rules.add(channel, f"{header} {closed} {after}")
 
 
-def _body(rules: Rules) -> str:
+def _body(rules: LarkRules) -> str:
     """Text that ends no message."""
     text = rules.add("BODY", f"/{ANY}*/ & ~/{ANY}*({_marks()}){ANY}*/")
     others = rules.specials.others
@@ -73,7 +73,7 @@ def _marks() -> str:
     return "|".join(map(literal, (*ENDS, START)))
 
 
-def _call(rules: Rules, tool: Tool, at: int) -> str:
+def _call(rules: LarkRules, tool: Tool, at: int) -> str:
     """A call in the commentary channel, with the recipient behind it or before it; the model knows both."""
     name = tool.name
     arguments = json_rule(rules, f"args_{at}", schema_of(tool))

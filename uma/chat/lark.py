@@ -20,7 +20,7 @@ class Specials:
     others: Sequence[int]
 
 
-class Rules:
+class LarkRules:
     """Rules by name, made when they are first used."""
 
     def __init__(self, specials: Specials) -> None:

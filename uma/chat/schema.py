@@ -186,8 +186,8 @@ def _kinds(schema: Any, root: Schema, place: str, depth: int, parts: Iterator[in
             kinds &= frozenset(kind for value in value_list for kind in _kinds_of_value(value))
     for word in ("anyOf", "oneOf"):
         if word in schema:
-            each = (_kinds(one, root, f"{place}.{word}[{at}]", depth + 1, parts) for at, one in enumerate(schema[word]))
-            kinds &= frozenset().union(*each)
+            places = ((one, f"{place}.{word}[{at}]") for at, one in enumerate(schema[word]))
+            kinds &= frozenset().union(*(_kinds(one, root, there, depth + 1, parts) for one, there in places))
     for at, one in enumerate(schema.get("allOf", ())):
         kinds &= _kinds(one, root, f"{place}.allOf[{at}]", depth + 1, parts)
     return kinds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uma.chat.families import Thinking
 from uma.chat.harmony_grammar import harmony_opening
-from uma.chat.lark import Rules, ids, string
+from uma.chat.lark import LarkRules, ids, string
 from uma.chat.schema import ANY, literal
 
 HELD = "@held"
@@ -14,7 +14,7 @@ HELD = "@held"
 class Thought:
     """The rules of one model's thinking, made when they are first used."""
 
-    def __init__(self, rules: Rules, thinking: Thinking) -> None:
+    def __init__(self, rules: LarkRules, thinking: Thinking) -> None:
         self._rules = rules
         self._specials = rules.specials
         self.open = thinking.open
@@ -25,12 +25,12 @@ class Thought:
         if "rest" not in self._rules:
             close = self._close
             self._rules.add("THOUGHT_END", f"/{ANY}*{literal(close)}/ & ~/{ANY}*{literal(close)}{ANY}+/")
-            each = ["THOUGHT_END"]
+            ways = ["THOUGHT_END"]
             if close in self._specials.marks:
-                each.append(f"{self._text()}? {ids([self._specials.marks[close]])}")
+                ways.append(f"{self._text()}? {ids([self._specials.marks[close]])}")
             if others := self._specials_inside():
-                each.append(f"{self._text()}? {ids(others)} rest")
-            self._rules.add("rest", " | ".join(each))
+                ways.append(f"{self._text()}? {ids(others)} rest")
+            self._rules.add("rest", " | ".join(ways))
         return "rest"
 
     def unfinished(self) -> str:
@@ -47,7 +47,7 @@ class Thought:
         return [*self._specials.others, *marks]
 
 
-def thought_first(rules: Rules, thinking: Thinking, *, begins_thinking: bool, has_channels: bool) -> str:
+def thought_first(rules: LarkRules, thinking: Thinking, *, begins_thinking: bool, has_channels: bool) -> str:
     """A grammar of thinking, which ends by its closing mark and not otherwise, and of what `HELD` stands for behind it.
 
     `begins_thinking` says that the prompt ended with the opening mark; else there can be no thinking, too.

@@ -30,10 +30,10 @@ from uma.config import ANY_NAME, Loaded
 from uma.errors import ConfigError
 from uma.http.jobs import ask_of
 from uma.jobs import (
-    Ask,
     BadInput,
     Results,
     ReturningServer,
+    RowAsk,
     RowForm,
     Runner,
     Tally,
@@ -143,7 +143,7 @@ def _settings(form: RowForm, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _ask(source: Source, loaded: Loaded, nursery: trio.Nursery) -> Ask:
+def _ask(source: Source, loaded: Loaded, nursery: trio.Nursery) -> RowAsk:
     """What answers the rows; a server can go away meanwhile, and come back."""
     ask = partial(ask_of, config=loaded.config, program=PROGRAM)
     if not isinstance(source, Client):

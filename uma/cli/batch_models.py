@@ -15,28 +15,28 @@ from uma.errors import UmaError
 from uma.http.dialect import dumps
 from uma.http.openai import OPENAI
 from uma.http.problem import Problem
-from uma.jobs import Ask, Progress, ReturningServer, RowAnswer
+from uma.jobs import Progress, ReturningServer, RowAnswer, RowAsk
 from uma.types import Source
 
 
 @attrs.define(eq=False)
 class NamedModels:
-    """An `Ask` that has a session for each model which a row has named. Belongs to a Trio thread."""
+    """An `RowAsk` that has a session for each model which a row has named. Belongs to a Trio thread."""
 
-    default: Ask
+    default: RowAsk
     """Model of rows that name none."""
     connect: Callable[[str], AbstractAsyncContextManager[Client]]
     """Opens a session with the model of this name; raises where there is none."""
-    ask_of: Callable[[Source], Ask]
+    ask_of: Callable[[Source], RowAsk]
     say: Callable[[str], None]
     """See `ReturningServer`."""
     nursery: trio.Nursery
     """The sessions run here."""
-    _asks: dict[str, Ask] = attrs.field(factory=dict, init=False)
+    _asks: dict[str, RowAsk] = attrs.field(factory=dict, init=False)
     _opening: defaultdict[str, trio.Lock] = attrs.field(factory=lambda: defaultdict(trio.Lock), init=False)
 
     async def __call__(self, path: str, body: bytes, id: str) -> RowAnswer:
-        """See `Ask`."""
+        """See `RowAsk`."""
         fields = json_bytes.loads(body)
         name = fields.get("model") if isinstance(fields, dict) else None
         if not isinstance(name, str):
@@ -49,20 +49,20 @@ class NamedModels:
         return await ask(path, body, id)
 
     async def progress(self) -> Mapping[str, Progress]:
-        """See `Ask`."""
+        """See `RowAsk`."""
         found: dict[str, Progress] = {}
         for ask in (self.default, *self._asks.values()):
             found |= await ask.progress()
         return found
 
-    async def _ask(self, name: str) -> Ask:
+    async def _ask(self, name: str) -> RowAsk:
         """That of the model's session, which the first row that names it opens."""
         async with self._opening[name]:
             if name not in self._asks:
                 self._asks[name] = await self._opened(name)
             return self._asks[name]
 
-    async def _opened(self, name: str) -> Ask:
+    async def _opened(self, name: str) -> RowAsk:
         failures: list[UmaError] = []
         server = ReturningServer(lambda: self.connect(name), self.ask_of, self.say)
         is_open = trio.Event()

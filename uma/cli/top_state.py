@@ -213,14 +213,14 @@ class RequestRow:
     @property
     def state(self) -> str:
         """What is done for it just now, in a word or two."""
-        each = self.request
+        request = self.request
         if self.place is not None:
             return f"queue {self.place + 1}"
-        if each.is_preempted:
+        if request.is_preempted:
             return "preempted"
-        if each.waits_for:
-            return f"waits: {each.waits_for}"
-        return "reads" if each.computed_tokens < each.prompt_tokens else "writes"
+        if request.waits_for:
+            return f"waits: {request.waits_for}"
+        return "reads" if request.computed_tokens < request.prompt_tokens else "writes"
 
     @property
     def read_share(self) -> float:
@@ -289,18 +289,18 @@ def _row(
 
 
 def _order(row: RequestRow, sort: str) -> Any:
-    each = row.request
+    request = row.request
     match sort:
         case "speed":
             return -row.tokens_per_sec
         case "first":
-            return -(each.ttft_ms or each.age_ms)
+            return -(request.ttft_ms or request.age_ms)
         case "gap":
-            return -each.worst_gap_ms
+            return -request.worst_gap_ms
         case "prompt":
-            return -each.prompt_tokens
+            return -request.prompt_tokens
         case _:
-            return program_of(each.origin).casefold()
+            return program_of(request.origin).casefold()
 
 
 def reduce(state: TopState, event: Event) -> tuple[TopState, Effect | None]:

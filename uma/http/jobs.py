@@ -1,4 +1,4 @@
-"""HTTP's rules for rows of jobs that are no server's: an `Ask` of any source."""
+"""HTTP's rules for rows of jobs that are no server's: an `RowAsk` of any source."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from uma.config import RuntimeConfig
 from uma.http.app import build_app
 from uma.http.gateway import Gateway
 from uma.http.in_memory import InMemory
-from uma.jobs import Ask
+from uma.jobs import RowAsk
 from uma.types import Source
 
 
-def ask_of(source: Source, config: RuntimeConfig, program: str) -> Ask:
+def ask_of(source: Source, config: RuntimeConfig, program: str) -> RowAsk:
     """Asks `source` under the rules of HTTP; `program` is what its requests are listed under."""
     inside = attrs.evolve(config, http="", http_keys="", http_tls_cert="", http_tls_key="", http_jobs="")
     return InMemory(build_app(Gateway.of(source, inside)), program, source)

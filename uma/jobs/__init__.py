@@ -1,10 +1,10 @@
 """Jobs on disk: rows of a file, each asked as a request over HTTP, and a result line for each that no crash loses.
 
-A job knows neither engine nor socket nor HTTP: it is given an `Ask`, which answers one request's body. The application
-over HTTP is one (`uma.http.in_memory`), so the rules of every dialect hold for rows as they hold for clients.
+A job knows neither engine nor socket nor HTTP: it is given a `RowAsk`, which answers one request's body. The
+application over HTTP is one (`uma.http.in_memory`), so the rules of every dialect hold for rows as for clients.
 """
 
-from uma.jobs.ask import Ask, Progress, RowAnswer
+from uma.jobs.ask import Progress, RowAnswer, RowAsk
 from uma.jobs.journal import EndedRow, FinishedRows, JobChanged, Results
 from uma.jobs.rows import BadInput, BadRow, JobRow, RowForm, count_rows, has_columns, read_rows
 from uma.jobs.runner import Runner, in_flight
@@ -12,7 +12,6 @@ from uma.jobs.server import ReturningServer, model_of
 from uma.jobs.tally import Tally
 
 __all__ = [
-    "Ask",
     "BadInput",
     "BadRow",
     "EndedRow",
@@ -23,6 +22,7 @@ __all__ = [
     "Results",
     "ReturningServer",
     "RowAnswer",
+    "RowAsk",
     "RowForm",
     "Runner",
     "Tally",

@@ -31,7 +31,7 @@ class Progress:
     completion_tokens: int = 0
 
 
-class Ask(Protocol):
+class RowAsk(Protocol):
     """Answers requests; any number at once."""
 
     async def __call__(self, path: str, body: bytes, id: str) -> RowAnswer:

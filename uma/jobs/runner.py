@@ -18,7 +18,7 @@ import orjson
 import trio
 
 from uma import json_bytes
-from uma.jobs.ask import Ask, Progress, RowAnswer
+from uma.jobs.ask import Progress, RowAnswer, RowAsk
 from uma.jobs.journal import WINDOW, EndedRow, Entry, JobChanged, Results
 from uma.jobs.rows import BadInput, BadRow, JobRow, RowForm, RowRequest
 from uma.jobs.tally import Begun, Tally
@@ -81,7 +81,7 @@ class RowWork:
 class Runner:
     """One run of a job. Belongs to a Trio thread."""
 
-    ask: Ask
+    ask: RowAsk
     rows: Iterator[JobRow]
     """Read in another thread."""
     form: RowForm

@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from uma.errors import ConnectionLost, Overloaded, TooManySessions, UmaError
-from uma.jobs.ask import Ask, Progress, RowAnswer
+from uma.jobs.ask import Progress, RowAnswer, RowAsk
 from uma.jobs.journal import JobChanged
 from uma.types import Source
 
@@ -28,22 +28,22 @@ class Session(Source, Protocol):
 
 @attrs.define(eq=False)
 class ReturningServer:
-    """An `Ask` of whichever server listens on a socket. While none does, the same works later."""
+    """An `RowAsk` of whichever server listens on a socket. While none does, the same works later."""
 
     connect: Callable[[], AbstractAsyncContextManager[Session]]
-    ask_of: Callable[[Source], Ask]
+    ask_of: Callable[[Source], RowAsk]
     say: Callable[[str], None]
     """Gets a line when the server goes away, and when it is back."""
-    _ask: Ask | None = attrs.field(default=None, init=False)
+    _ask: RowAsk | None = attrs.field(default=None, init=False)
 
     async def __call__(self, path: str, body: bytes, id: str) -> RowAnswer:
-        """See `Ask`."""
+        """See `RowAsk`."""
         if self._ask is None:
             return RowAnswer(503, _GONE, retry_after_ms=int(1000 * RETRY_SEC))
         return await self._ask(path, body, id)
 
     async def progress(self) -> Mapping[str, Progress]:
-        """See `Ask`."""
+        """See `RowAsk`."""
         return {} if self._ask is None else await self._ask.progress()
 
     async def keep(self, client: Session) -> None:

@@ -142,7 +142,7 @@ class GrammarState:
 
 
 @attrs.define(eq=False)
-class _Kept:
+class _KeptGrammar:
     matcher: LLMatcher
     grammar: Grammar
     before: str
@@ -158,7 +158,7 @@ class GrammarCompiler:
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
         self._tokenizer: LLTokenizer | None = None
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[str, _KeptGrammar] = OrderedDict()
         self._lock = Lock()
         self.turn = Lock()
         """Held while a thread of its own works on a grammar in Python, which takes the GIL from the decode thread: one
@@ -197,7 +197,7 @@ class GrammarCompiler:
             return state
         matcher = self._make(grammar, before)
         with self._lock:
-            self._kept[key] = _Kept(matcher, grammar, before)
+            self._kept[key] = _KeptGrammar(matcher, grammar, before)
             if len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
             return self._state(key)
@@ -218,7 +218,7 @@ class GrammarCompiler:
             del self._kept[key]
         return GrammarState(kept.matcher.deep_copy(), partial(self._make_anew, key, kept))
 
-    def _make_anew(self, key: str, kept: _Kept) -> LLMatcher:
+    def _make_anew(self, key: str, kept: _KeptGrammar) -> LLMatcher:
         """A kept grammar once more, whose automaton has reached its bound: no other request begins in that one."""
         with self._lock:
             if self._kept.get(key) is kept:

@@ -130,7 +130,7 @@ def _in_cache(cache: Path | None) -> Iterator[Found]:
         }
         main = next((commit for commit, ref in refs.items() if ref == "main"), None)
         seen: set[Path] = set()
-        for at, snapshot in enumerate(sorted(entries(folder / "snapshots"), key=lambda each: each.name != main)):
+        for at, snapshot in enumerate(sorted(entries(folder / "snapshots"), key=lambda folder: folder.name != main)):
             revision = f"@{refs.get(snapshot.name) or snapshot.name[:7]}" if at else ""
             for path in _gguf_files(snapshot):
                 file = path.resolve()

@@ -81,7 +81,8 @@ def _parts(path: Path) -> list[Path]:
     if header.part_number(path) is None:
         return [path]
     count = int(path.stem[-5:])
-    return [each for at in range(1, count + 1) if os.path.lexists(each := header.part_path(path, at, count))]
+    paths = (header.part_path(path, at, count) for at in range(1, count + 1))
+    return [part for part in paths if os.path.lexists(part)]
 
 
 def _tidy(repository: Path) -> None:

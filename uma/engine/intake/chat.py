@@ -19,7 +19,7 @@ from uma.chat.families import GENERIC, family_of, thinking_of
 from uma.chat.generic import plain, with_tools
 from uma.chat.grammar import calls_grammar
 from uma.chat.harmony import TO_ANSWER, TO_CALL, TO_NEXT, HarmonyParser
-from uma.chat.lark import Rules, Specials
+from uma.chat.lark import LarkRules, Specials
 from uma.chat.parser import Parser
 from uma.chat.schema import UnservableError, schema_of
 from uma.chat.thought import thought_first
@@ -170,7 +170,7 @@ class ChatAbilities:
         """What comes before the text that the request's own grammar holds, as a grammar; empty where nothing does."""
         if self._thinking is None or not self._thinks_first(request):
             return ""
-        rules = Rules(await self._known_specials())
+        rules = LarkRules(await self._known_specials())
         begins_thinking = self._begins_thinking(request, prompt)
         return thought_first(rules, self._thinking, begins_thinking=begins_thinking, has_channels=self._has_channels)
 
