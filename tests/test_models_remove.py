@@ -95,7 +95,7 @@ def test_what_is_another_program_s_is_refused(home: Path, tmp_path: Path, uma_to
     studio = home / ".lmstudio" / "models" / "a" / "b" / "gemma.gguf"
     studio.parent.mkdir(parents=True)
     studio.write_bytes(file.read_bytes())
-    for name, told in (("llama3.2", "`ollama rm`"), ("gemma", "LM Studio's"), ("builtin", "a part of UMA")):
+    for name, told in (("llama3.2", "`ollama rm`"), ("gemma", "LM Studio's"), ("builtin", "cannot be removed")):
         done = uma_told("rm", name, "--yes")
         assert done.returncode == 2
         assert told in done.stderr
