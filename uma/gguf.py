@@ -32,7 +32,7 @@ MAX_DIMENSIONS = 4
 
 @attrs.frozen
 class Glance:
-    """The first keys of a header."""
+    """What the first kilobytes of a GGUF file tell of it, enough to list it."""
 
     metadata: dict[str, Any]
     """See `HeaderReader.metadata`."""
@@ -60,7 +60,7 @@ def glance(path: Path) -> Glance | None:
 
 
 class Tensor(NamedTuple):
-    """What a header says of a tensor."""
+    """A tensor as the header has it, without its weights."""
 
     name: str
     shape: tuple[int, ...]
@@ -71,8 +71,9 @@ class Tensor(NamedTuple):
 
 
 class HeaderReader:
-    """Reader of the beginning of a file. Its methods raise `EOFError` where that is too short, and `ValueError` where
-    no header is like it.
+    """Reader of a GGUF file's header, from the file's first bytes.
+
+    Its methods raise `EOFError` where these are too few, and `ValueError` where no header is like them.
     """
 
     def __init__(self, block: bytes) -> None:

@@ -134,7 +134,7 @@ def braces_call(rules: LarkRules, form: BracesForm, tool: Tool, at: int) -> str:
 
 
 class _Braces:
-    """Grammar rules for one tool's arguments, of models that write them in braces."""
+    """Grammar rules for one tool's arguments, where the model writes these as `{key:value,…}` and not as JSON."""
 
     def __init__(self, rules: LarkRules, form: BracesForm, root: Schema, prefix: str) -> None:
         self._rules = rules

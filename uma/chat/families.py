@@ -16,7 +16,7 @@ from uma.chat.forms import BracesForm, Form, NamedForm, ObjectForm, PairsForm
 
 @attrs.frozen
 class Family:
-    """One way to write tool calls."""
+    """How the models of one family write tool calls: the marks around them, and what stands between."""
 
     name: str
     open: str

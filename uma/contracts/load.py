@@ -23,7 +23,7 @@ Milliseconds = Annotated[float, Range(0)]
 
 @attrs.frozen
 class WorkerStats:
-    """Requests of one worker."""
+    """How many requests one worker computes, could compute at once, and lets wait."""
 
     request_active_slots: Count
     request_total_slots: Count
@@ -33,9 +33,10 @@ class WorkerStats:
 
 @attrs.frozen
 class KvStats:
-    """KV blocks of one worker that running requests hold; a block counts as soon as one of its cells does.
+    """How many KV blocks one worker has, and how many of them running requests hold: each that has a cell in use.
 
-    Cells that hold nothing but cached prefixes are free for the next request, and not counted."""
+    Cells that hold nothing but cached prefixes are free for the next request, and not counted.
+    """
 
     kv_active_blocks: Count
     kv_total_blocks: Count
@@ -46,7 +47,7 @@ class KvStats:
 
 @attrs.frozen
 class EngineStats:
-    """Counters since start, and averages over finished requests."""
+    """Figures of one engine: counters since its start, averages over finished requests, and what waits and runs now."""
 
     total_requests: Count
     completed_requests: Count
@@ -62,7 +63,7 @@ class EngineStats:
 
 @attrs.frozen
 class CacheStats:
-    """The prefix cache. Sizes are tokens."""
+    """Figures of one prefix cache: its use since start, and what it holds now. Sizes are tokens."""
 
     hit_rate: Share
     hits: Count
@@ -77,7 +78,7 @@ class CacheStats:
 
 @attrs.frozen
 class LoadReport:
-    """One worker at one moment."""
+    """Report of one worker at one moment: what its slots, KV blocks, engine and cache are about."""
 
     worker_id: int
     timestamp_ms: Count
@@ -123,7 +124,7 @@ def cache_stats_of(snapshot: Mapping[str, Any]) -> CacheStats:
 
 @attrs.define
 class RequestTimes:
-    """Sums over finished requests, for the averages of `EngineStats`."""
+    """Sums of the times of finished requests, for the averages of `EngineStats`."""
 
     count: int = 0
     queue_ms: float = 0.0

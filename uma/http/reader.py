@@ -1,4 +1,4 @@
-"""What a dialect reads a body with: classes made of its objects, and notes of what is ignored or named otherwise."""
+"""What a dialect reads a body with: objects of JSON become instances of classes; what is ignored is noted."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def read(fields: Any, cls: type[T], ignored: Ignored, path: str = "") -> T:
 
 @attrs.define
 class Reader:
-    """Reads one body, in whichever thread: a long one is read in a thread of its own."""
+    """Makes instances of a dialect's classes of one request's body, and notes which fields are ignored or renamed.
+
+    Used in whichever thread: a long body is read in a thread of its own.
+    """
 
     id: str
     """The request's id."""

@@ -25,7 +25,7 @@ SURENESS = 4.0
 
 @attrs.frozen
 class Begun:
-    """When a running row was asked, and how large it is."""
+    """A running row: when it was asked, and how large it is."""
 
     at_sec: float
     size_bytes: int
@@ -84,7 +84,9 @@ class Line:
 
 @attrs.define
 class Tally:
-    """The figures of a job, and of the one run of it that keeps them."""
+    """Counts of a job's rows, bytes and tokens, and the time that the rest takes, as they tell. Kept by one run of it,
+    and of that run alone where an attribute says so.
+    """
 
     rows: int = 0
     """Rows with a result."""
@@ -147,7 +149,7 @@ class Tally:
         return begun
 
     def end(self, begun: Begun, used: Progress | None, now: float | None = None) -> None:
-        """Record a finished request; `tokens` is None if it is given up."""
+        """Record a finished request; `used` is None if it is given up."""
         self.running -= 1
         self._began_sum -= begun.at_sec
         if used is not None:

@@ -1,4 +1,4 @@
-"""One request on the decode thread: its status, its tokens, how far they are computed, what its reader was given."""
+"""One answer to a request on the decode thread: its status, its tokens, how many are computed, what was given out."""
 
 from __future__ import annotations
 
@@ -111,7 +111,9 @@ class BatchFigures:
 
 @attrs.define(slots=True, eq=False)
 class Sequence:
-    """A request from submission to its last event. Made on the Trio thread, then the decode thread's alone.
+    """One answer to a request, from submission to its last event: a request for several has a sequence for each.
+
+    Made on the Trio thread, then the decode thread's alone.
 
     It is a `policy.Row`: the scheduler plans with the sequence itself. Files other than `slots.py` change it by its
     methods and those of its parts.
