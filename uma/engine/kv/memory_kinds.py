@@ -24,6 +24,7 @@ from typing import ClassVar
 from uma.engine.kv.pictures import outside
 from uma.engine.kv.prefix_tree import Match, Node, Prefix
 from uma.engine.kv.snapshots import MOST_COPY_BYTES
+from uma.llama.backend import MAX_SEQUENCES
 from uma.llama.context import Context
 
 PLENTY = 2**31 - 1
@@ -53,8 +54,8 @@ class Attention:
         """Maximum cells of one sequence."""
         self._free_ids = list(range(context.n_sequences))
         self._scratch: int | None = None
-        """Id that holds cells only while a part of a state passes through it."""
-        if self.can_be_cut and not self.is_split and context.n_sequences > 1:
+        """Id that holds cells only while a part of a state passes through it; None where sequences need all ids."""
+        if self.can_be_cut and not self.is_split and 1 < context.n_sequences < MAX_SEQUENCES:
             self._scratch = self._free_ids.pop()
         self._n_ids = len(self._free_ids)
 
