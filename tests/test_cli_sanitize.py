@@ -126,7 +126,7 @@ def test_listings_are_clean(tmp_path: Path) -> None:
     write_model(folder / "m\u202e.gguf", architecture="llama", metadata={"general.name": EVIL})
     strange = write_model(folder / "strange.gguf", architecture=EVIL)
     (folder / f"torn{EVIL}.gguf").write_bytes(b"GGUF")
-    environ = clean_environ(UMA_MODELS=str(folder), UMA_LOG_FILE=EVIL)
+    environ = clean_environ(UMA_MODELS=str(folder), UMA_CACHE_DIR=EVIL)
     for arguments in (("models",), ("models", "--json"), ("config",), ("config", "--json"), ("config", "--toml")):
         done = run_to_end(*uma_command(*arguments), environ=environ)
         assert done.returncode == 0, done.stderr
