@@ -243,7 +243,7 @@ def test_what_holds_no_weights_is_listed_with_that_problem(folder: Path, capsys:
     assert main(["models"]) == 0
     out = capsys.readouterr().out
     assert f"cannot be loaded: {folder}/vocab.gguf: holds a vocabulary and no weights" in out
-    assert f"cannot be loaded: {folder}/lora.gguf: is an adapter" in out
+    assert f"cannot be loaded: {folder}/lora.gguf: is a LoRA adapter" in out
 
 
 def test_schema_prints_all_messages_or_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,8 @@ Speculate = Literal["auto", "always", "off"]
 
 ANY_NAME = "*"
 """The alias that is any name."""
+YES, NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+"""Words for what is switched on or off."""
 BARE_HTTP = "127.0.0.1:8080"
 """Where `--http` alone listens."""
 
@@ -342,19 +344,9 @@ class Setting:
 
     def _parse(self, text: str) -> Any:
         if self.base is bool:
-            words = {
-                "1": True,
-                "true": True,
-                "yes": True,
-                "on": True,
-                "0": False,
-                "false": False,
-                "no": False,
-                "off": False,
-            }
-            if text.lower() not in words:
+            if (word := text.lower()) not in YES + NO:
                 raise ValueError(text)
-            return words[text.lower()]
+            return word in YES
         if self.name == "socket_mode":
             return int(text.removeprefix("0o"), 8)
         return self.base(text)
@@ -509,9 +501,8 @@ def _from_environ(environ: Mapping[str, str], known: Mapping[str, Setting]) -> F
     for variable, text in environ.items():
         if not variable.startswith("UMA_") or variable in RESERVED_VARIABLES:
             continue
-        if (known_setting := by_variable.get(variable)) is None:
-            continue
-        found[known_setting.name] = (known_setting.parse(text, variable), variable)
+        if (own := by_variable.get(variable)) is not None:
+            found[own.name] = (own.parse(text, variable), variable)
     return found
 
 
