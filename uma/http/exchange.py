@@ -128,7 +128,8 @@ class Exchange:
     """What generates its answer just now."""
     _ends_thinking: bool = attrs.field(default=False, init=False)
     _post: Callable[[bytes], bool] | None = attrs.field(init=False)
-    _has_body: bool = attrs.field(default=False, init=False)
+    has_body: bool = attrs.field(default=False, init=False)
+    """Whether the body has come to its end."""
     _fields: dict[str, Any] | None = attrs.field(default=None, init=False)
     """The body's object, where it was asked for before `built`."""
     _is_quick: bool = attrs.field(default=True, init=False)
@@ -185,35 +186,34 @@ class Exchange:
         body, expected = bytearray(), arrivals()
         began = trio.current_time()
         with expected.receiving(self):
-            while not self._has_body:
-                with trio.move_on_at(self.piece_due(began, len(body))) as patience:
-                    message = await self.receive()
-                if patience.cancelled_caught:
-                    raise BodyTimeout(
-                        f"timeout: the body stalled for {self.timeout_sec:g} s (http_timeout_sec), or came slower than "
-                        f"{MIN_BYTES_PER_SEC:,} bytes a second"
-                    )
-                if message["type"] == "http.disconnect":
-                    raise ClientGoneError
-                piece = message.get("body", b"")
+            while not self.has_body:
+                piece = await self.piece(began, len(body))
                 if len(body) + len(piece) > self.max_body_bytes:
                     raise self._too_large()
                 self.bodies.take(self._holder, len(piece))
                 self._held_bytes += len(piece)
                 body += piece
-                self._has_body = not message.get("more_body", False)
-                if not self._has_body:
+                if not self.has_body:
                     expected.came_in_part(self)
         return bytes(body)
 
-    def piece_due(self, began: float, received_bytes: int) -> float:
-        """When the next piece of a body must be there that `began` to come then."""
+    async def piece(self, began: float, received_bytes: int) -> bytes:
+        """The next piece of a body that `began` to come then; `has_body` says whether it was the last. Raises
+        `BodyTimeout` where it does not come, or slowly, and `ClientGoneError`.
+        """
         slowest = began + self.timeout_sec + received_bytes / MIN_BYTES_PER_SEC
-        return min(trio.current_time() + self.timeout_sec, slowest)
-
-    def body_was_read(self) -> None:
-        """The body was taken from `receive` by the endpoint itself, to its end."""
-        self._has_body = True
+        with trio.move_on_at(min(trio.current_time() + self.timeout_sec, slowest)) as patience:
+            message = await self.receive()
+        if patience.cancelled_caught:
+            raise BodyTimeout(
+                f"timeout: the body stalled for {self.timeout_sec:g} s (http_timeout_sec), or came slower than "
+                f"{MIN_BYTES_PER_SEC:,} bytes a second"
+            )
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        self.has_body = not message.get("more_body", False)
+        data: bytes = message.get("body", b"")
+        return data
 
     def release_body(self) -> None:
         """Give the budget back what this exchange's body has of it."""
@@ -372,19 +372,19 @@ class Exchange:
         """
         length = self.header(b"content-length") or "0"
         is_long = not length.isdigit() or int(length) > MAX_LEFT_BYTES
-        if self._has_body:
+        if self.has_body:
             return True
         if self.header(b"transfer-encoding") is None and (length == "0" or is_long):
             return not is_long
         left = MAX_LEFT_BYTES
         with trio.move_on_after(LEFT_SEC):
-            while not self._has_body and left >= 0:
+            while not self.has_body and left >= 0:
                 message = await self.receive()
                 if message["type"] == "http.disconnect":
                     break
                 left -= len(message.get("body", b""))
-                self._has_body = not message.get("more_body", False)
-        return self._has_body
+                self.has_body = not message.get("more_body", False)
+        return self.has_body
 
 
 def _object(data: bytes) -> dict[str, Any]:

@@ -14,10 +14,10 @@ import trio
 
 from uma.errors import BadRequest
 from uma.http.dialect import Body
-from uma.http.exchange import MIN_BYTES_PER_SEC, ClientGoneError, Exchange
+from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
 from uma.http.multipart import FormReader
-from uma.http.problem import BodiesFull, BodyTimeout, BodyTooLarge, Forbidden, NotFound, Unsupported
+from uma.http.problem import BodiesFull, BodyTooLarge, Forbidden, NotFound, Unsupported
 from uma.jobs.rows import GZIP, NO_GZIP
 from uma.jobs.store import MAX_FILE_BYTES, MAX_FILES, MAX_STORE_BYTES, JobFolder, Store, StoredFile, StoreFault
 from uma.json_bytes import dumps
@@ -157,25 +157,14 @@ async def _received(http: Exchange, form: FormReader, part: _Part) -> None:
     first moments; `BodyTooLarge`, and `ClientGoneError`.
     """
     form.write = part.add
-    is_last, received_bytes, began = False, 0, trio.current_time()
-    while not is_last:
-        with trio.move_on_at(http.piece_due(began, received_bytes)) as patience:
-            message = await http.receive()
-        if patience.cancelled_caught:
-            raise BodyTimeout(
-                f"upload timeout: the upload stalled for {http.timeout_sec:g} s (http_timeout_sec), or less than "
-                f"{MIN_BYTES_PER_SEC:,} bytes a second"
-            )
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        piece = message.get("body", b"")
+    received_bytes, began = 0, trio.current_time()
+    while not http.has_body:
+        piece = await http.piece(began, received_bytes)
         received_bytes += len(piece)
         if received_bytes > MAX_FILE_BYTES:  # of the whole form: what stands around the file is not endless either
             raise _too_large()
         form.feed(piece)
-        is_last = not message.get("more_body", False)
-        await part.write(is_last=is_last)
-    http.body_was_read()
+        await part.write(is_last=http.has_body)
     if not form.is_whole:
         raise BadRequest("the form is broken: its end is missing")
 

@@ -101,22 +101,40 @@ async def _cancel_on_disconnect(http: Exchange, scope: trio.CancelScope) -> None
 
 
 async def _gather(source: Source, http: Exchange, requests: Sequence[Request]) -> list[Finished]:
-    turns = trio.CapacityLimiter(MAX_AT_ONCE)
     results: list[Finished | None] = [None] * len(requests)
+
+    async def follow(index: int, stream: EventStream, meter: Meter) -> None:
+        async for event in stream:
+            if isinstance(event, Finished):
+                meter.usage = event.usage
+                results[index] = event
+
+    if (failure := await _ask_all(source, http, requests, follow)) is not None:
+        raise failure
+    return [each for each in results if each is not None]
+
+
+async def _ask_all(
+    source: Source,
+    http: Exchange,
+    requests: Sequence[Request],
+    follow: Callable[[int, EventStream, Meter], Awaitable[None]],
+) -> UmaError | None:
+    """Ask for all requests, `MAX_AT_ONCE` at a time, and have `follow` read each one's events, charged to the account
+    of the key. The first failure, which this returns, ends the others.
+    """
+    turns = trio.CapacityLimiter(MAX_AT_ONCE)
     failures: list[UmaError] = []
 
-    async def one(index: int, scope: trio.CancelScope | None) -> None:
+    async def one(index: int, siblings: trio.CancelScope | None) -> None:
         try:
             async with turns, source.generate(requests[index]) as stream, metered(stream, http.account) as meter:
                 with http.generating(stream):
-                    async for event in stream:
-                        if isinstance(event, Finished):
-                            meter.usage = event.usage
-                            results[index] = event
+                    await follow(index, stream, meter)
         except UmaError as error:
             failures.append(_placed(error, index, len(requests)))
-            if scope is not None:
-                scope.cancel()
+            if siblings is not None:
+                siblings.cancel()
 
     if len(requests) == 1:
         await one(0, None)
@@ -124,9 +142,7 @@ async def _gather(source: Source, http: Exchange, requests: Sequence[Request]) -
         async with trio.open_nursery() as nursery:
             for index in range(len(requests)):
                 nursery.start_soon(one, index, nursery.cancel_scope)
-    if failures:
-        raise failures[0]
-    return [each for each in results if each is not None]
+    return failures[0] if failures else None
 
 
 def _placed(error: UmaError, index: int, requests: int) -> UmaError:
@@ -153,7 +169,6 @@ class _Streamed:
     _failure: UmaError | None = attrs.field(default=None, init=False)
     _is_open: bool = attrs.field(default=False, init=False)
     _is_over: bool = attrs.field(default=False, init=False)
-    _turns: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(MAX_AT_ONCE), init=False)
     _wrote_at: float = attrs.field(factory=trio.current_time, init=False)
 
     async def run(self, source: Source) -> None:
@@ -178,12 +193,7 @@ class _Streamed:
         await self.http.write(b"", is_last=True)
 
     async def _generate_all(self, source: Source) -> None:
-        if len(self.writer.requests) == 1:
-            await self._generate(source, 0, None)
-        else:
-            async with trio.open_nursery() as nursery:
-                for index in range(len(self.writer.requests)):
-                    nursery.start_soon(self._generate, source, index, nursery.cancel_scope)
+        self._failure = await _ask_all(source, self.http, self.writer.requests, partial(self._follow, source))
         if self._failure is None:
             self._push(self.writer.end([self._results[index] for index in sorted(self._results)]))
         elif self.http.is_started or self._unsent:
@@ -191,24 +201,9 @@ class _Streamed:
         self._is_over = True
         self._work.ring()
 
-    async def _generate(self, source: Source, index: int, siblings: trio.CancelScope | None) -> None:
-        try:
-            request = self.writer.requests[index]
-            async with (
-                self._turns,
-                source.generate(request) as stream,
-                metered(stream, self.http.account) as meter,
-            ):
-                self._asked += 1
-                with self.http.generating(stream):
-                    await self._follow(source, index, stream, meter)
-        except UmaError as error:
-            self._failure = self._failure or _placed(error, index, len(self.writer.requests))
-            if siblings is not None:
-                siblings.cancel()
-
     async def _follow(self, source: Source, index: int, stream: EventStream, meter: Meter) -> None:
         """Tell all events of a request."""
+        self._asked += 1
         telemetry = self.writer.telemetry
         if telemetry is not None or self.writer.counts_first:
             for event in await self._watched(source, index, stream, telemetry):

@@ -439,10 +439,11 @@ async def tags(gateway: Gateway, http: Exchange) -> None:
     if gateway.models is not None:
         listed = own_models(gateway.models, http)
         await _read_digests(listed)
-        await http.answer_json({"models": [_listed(gateway, each) for each in listed]})
+        await http.answer_json({"models": [_listed(gateway, each, each.name) for each in listed]})
         return
-    await _read_digests([gateway.source.info.model])
-    await http.answer_json({"models": [_entry(gateway, name) for name in gateway.model_names]})
+    model = gateway.source.info.model
+    await _read_digests([model])
+    await http.answer_json({"models": [_listed(gateway, model, name) for name in gateway.model_names]})
 
 
 async def running(gateway: Gateway, http: Exchange) -> None:
@@ -450,11 +451,11 @@ async def running(gateway: Gateway, http: Exchange) -> None:
     if gateway.models is not None:
         loaded = [each for each in own_models(gateway.models, http) if each.info is not None]
         await _read_digests(loaded)
-        await http.answer_json({"models": [_listed(gateway, each) | _resident(each) for each in loaded]})
+        await http.answer_json({"models": [_listed(gateway, each, each.name) | _resident(each) for each in loaded]})
         return
-    await _read_digests([gateway.source.info.model])
-    more = _running(gateway.source.info)
-    await http.answer_json({"models": [{**_entry(gateway, gateway.names.name), **more}]})
+    info = gateway.source.info
+    await _read_digests([info.model])
+    await http.answer_json({"models": [_listed(gateway, info.model, gateway.names.name) | _running(info)]})
 
 
 async def _read_digests(models: Sequence[ModelInfo | ListedModel]) -> None:
@@ -477,32 +478,15 @@ def _resident(model: ListedModel) -> dict[str, Any]:
     return entry
 
 
-def _listed(gateway: Gateway, model: ListedModel) -> dict[str, Any]:
-    """One of several models, as `_entry` has the only one."""
-    return {
-        "name": model.name,
-        "model": model.name,
-        "modified_at": _loaded_at(gateway),
-        "size": model.size_bytes,
-        "digest": digest(model.path, model.size_bytes),
-        "details": _described(model),
-    }
-
-
-def _entry(gateway: Gateway, name: str) -> dict[str, Any]:
-    model = gateway.source.info.model
+def _listed(gateway: Gateway, model: ModelInfo | ListedModel, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "model": name,
         "modified_at": _loaded_at(gateway),
         "size": model.size_bytes,
         "digest": digest(model.path, model.size_bytes),
-        "details": _details(gateway),
+        "details": _described(model),
     }
-
-
-def _details(gateway: Gateway) -> dict[str, Any]:
-    return _described(gateway.source.info.model)
 
 
 def _described(model: ModelInfo | ListedModel) -> dict[str, Any]:
@@ -566,7 +550,7 @@ async def show(gateway: Gateway, http: Exchange) -> None:
             "modelfile": _modelfile(gateway, parameters),
             "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
             "template": gateway.source.info.chat_template,
-            "details": _details(gateway),
+            "details": _described(model),
             "model_info": {
                 "general.architecture": model.architecture,
                 "general.parameter_count": model.parameters,

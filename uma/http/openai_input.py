@@ -21,64 +21,54 @@ INPUT = "a string or a list of messages"
 
 
 @attrs.frozen(kw_only=True)
-class _Item:
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Any = None
-    type: str = "message"
+class _Stored:
+    """What an item has that was output before; it changes nothing."""
+
+    type: Any = None
     id: Any = None
-    """Id of an item that was output; the next field is one of its as well."""
     status: Any = None
 
 
 @attrs.frozen(kw_only=True)
-class _Call:
+class _Item(_Stored):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class _Call(_Stored):
     call_id: Name
     name: Name
     arguments: Annotated[str, Text()] = "{}"
     namespace: Name | None = None
-    type: str = "function_call"
-    id: Any = None
-    status: Any = None
 
 
 @attrs.frozen(kw_only=True)
-class _CustomCall:
+class _CustomCall(_Stored):
     call_id: Name
     name: Name
     input: Annotated[str, Text()]
     namespace: Name | None = None
-    type: str = "custom_tool_call"
-    id: Any = None
-    status: Any = None
 
 
 @attrs.frozen(kw_only=True)
-class _ShellCall:
+class _ShellCall(_Stored):
     call_id: Name
     action: dict[str, Any]
-    type: str = "local_shell_call"
-    id: Any = None
-    status: Any = None
 
 
 @attrs.frozen(kw_only=True)
-class _Output:
+class _Output(_Stored):
     call_id: Name
     output: Any = None
-    type: str = "function_call_output"
     name: Any = None
-    id: Any = None
-    status: Any = None
 
 
 @attrs.frozen(kw_only=True)
-class _Reasoning:
+class _Reasoning(_Stored):
     summary: tuple[dict[str, Any], ...] = ()
     content: tuple[dict[str, Any], ...] | None = None
-    type: str = "reasoning"
     encrypted_content: Any = None
-    id: Any = None
-    status: Any = None
 
 
 def _thought(item: _Reasoning, path: str, reader: Reader) -> str:
