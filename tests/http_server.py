@@ -43,6 +43,16 @@ class Answered:
         """The body, which must be JSON."""
         return json.loads(self.body)
 
+    @property
+    def events(self) -> list[Any]:
+        """Those of a stream, whose body it must be."""
+        return events_of(self.body)
+
+
+def events_of(data: bytes) -> list[Any]:
+    """The objects that a stream tells, as server-sent events or a line each."""
+    return [json.loads(line) for line in re.findall(rb"^(?:data: )?(\{.*)$", data, re.MULTILINE)]
+
 
 class RawHttp:
     """A connection that writes and reads HTTP/1.1 as bytes."""

@@ -113,10 +113,7 @@ def test_a_custom_tool_is_called_with_its_input_as_text(patcher: HttpServer) -> 
 
 def test_the_input_of_a_custom_tool_is_told_before_its_item_ends(patcher: HttpServer) -> None:
     body = {"input": [ASKED], "tools": TOOLS, "max_output_tokens": 200, "stream": True}
-    events = [
-        json.loads(each)
-        for each in re.findall(rb"^data: (\{.*)$", patcher.ask("POST", "/v1/responses", body).body, re.M)
-    ]
+    events = patcher.ask("POST", "/v1/responses", body).events
     kinds = [each["type"].removeprefix("response.") for each in events]
     assert kinds[2:-1] == [
         "output_item.added",

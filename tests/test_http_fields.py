@@ -205,8 +205,7 @@ def test_any_model_is_told_of_where_any_is_served(asking: Asking) -> None:
 def test_a_streamed_response_ends_with_what_a_whole_one_has(asking: Asking) -> None:
     whole = asking.answer(RESPONSES, {"max_output_tokens": 3, "temperature": 0, "ignore_eos": True})
     asked = {**GENERATING[RESPONSES], "stream": True, "max_output_tokens": 3, "temperature": 0, "ignore_eos": True}
-    *_, last = [line for line in asking.ask("POST", RESPONSES, asked).body.splitlines() if line.startswith(b"data: ")]
-    streamed = orjson.loads(last.removeprefix(b"data: "))["response"]
+    streamed = asking.ask("POST", RESPONSES, asked).events[-1]["response"]
     assert streamed.keys() == whole.keys()
     assert streamed["timings"]["predicted_n"] == whole["timings"]["predicted_n"] == 3
 
@@ -354,8 +353,7 @@ def test_llama_server_s_completion_tells_its_tokens_and_how_likely_they_were(
     whole = http_server.ask("POST", NATIVE, asked).json
     told, ids, text = whole["completion_probabilities"], whole["tokens"], whole["content"]
     if is_streamed:
-        streamed = http_server.ask("POST", NATIVE, {**asked, "stream": True}).body
-        events = [orjson.loads(each[6:]) for each in streamed.split(b"\n\n") if each]
+        events = http_server.ask("POST", NATIVE, {**asked, "stream": True}).events
         assert [event["stop"] for event in events] == [False] * 4 + [True]
         told = [each for event in events[:-1] for each in event["completion_probabilities"]]
         assert [token for event in events[:-1] for token in event["tokens"]] == ids

@@ -4,14 +4,13 @@ cache, whatever else the server does.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_world import config_for
-from http_server import HostedHttp, HttpServer, hosted_http, running_gateway
+from http_server import HostedHttp, HttpServer, events_of, hosted_http, running_gateway
 
 TURNS = [{"role": "user", "content": "Tell me about the fox, the owl and the river."}]
 TOOLS = [{"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}]
@@ -19,10 +18,6 @@ TOOLS = [{"name": "weather", "input_schema": {"type": "object", "properties": {"
 
 def prompt_of(usage: dict[str, Any]) -> tuple[int, int]:
     return usage["input_tokens"], usage["cache_read_input_tokens"]
-
-
-def events(data: bytes) -> list[Any]:
-    return [json.loads(line[6:]) for line in data.decode().splitlines() if line.startswith("data: ")]
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +32,8 @@ def test_a_message_opens_with_the_prompt_s_tokens(hosted: HostedHttp, more: dict
     with hosted.connect() as raw:
         counted = raw.ask("POST", "/v1/messages/count_tokens", body).json["input_tokens"]
         asked = {**body, "max_tokens": 4, "stream": True}
-        answers = [raw.ask("POST", "/v1/messages", asked).body for _ in range(2)]  # from the cache, too
-    for said in map(events, answers):
+        answers = [raw.ask("POST", "/v1/messages", asked).events for _ in range(2)]  # from the cache, too
+    for said in answers:
         assert said[0]["type"] == "message_start"
         opened = prompt_of(said[0]["message"]["usage"])
         assert (sum(opened), opened) == (counted, prompt_of(said[-2]["usage"]))
@@ -49,7 +44,7 @@ def test_a_gateway_s_message_opens_with_them_too(http_server: HttpServer) -> Non
     counted = http_server.ask("POST", "/v1/messages/count_tokens", {"messages": TURNS}).json["input_tokens"]
     with running_gateway(http_server.process) as gateway:
         body = {"messages": TURNS, "max_tokens": 4, "stream": True}
-        said = events(gateway.ask("POST", "/v1/messages", body).body)
+        said = gateway.ask("POST", "/v1/messages", body).events
     assert sum(prompt_of(said[0]["message"]["usage"])) == counted
 
 
@@ -73,6 +68,6 @@ def test_a_message_that_waits_is_alive_before_it_opens_and_opens_with_them(one_a
             opening = next(chunks)
         first.close()
         rest = opening + b"".join(chunks)
-    (start, *_, last, _) = events(rest)
+    (start, *_, last, _) = events_of(rest)
     assert sum(opened := prompt_of(start["message"]["usage"])) > 0
     assert opened == prompt_of(last["usage"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,8 +53,7 @@ def events(server: Server, path: str, body: dict[str, Any]) -> list[dict[str, An
     """The events of a stream, without comments."""
     answer = server.ask("POST", path, {**body, "stream": True})
     assert answer.status == 200
-    lines = answer.body.decode().split("\n")
-    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    return answer.events
 
 
 def ids_of(server: Server, text: str) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from http_server import HostedHttp, hosted_http, running_gateway, running_http
+from http_server import HostedHttp, events_of, hosted_http, running_gateway, running_http
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from script_model import write_script_model
@@ -61,16 +61,12 @@ def ask(hosted: HostedHttp, path: str, body: Any) -> bytes:
     return answer.body
 
 
-def events(data: bytes) -> list[Any]:
-    return [json.loads(line[6:]) for line in data.decode().splitlines() if line.startswith("data: {")]
-
-
 def test_a_call_s_numbers_come_as_the_model_wrote_them(booker: HostedHttp) -> None:
     chat = {"messages": ASKED, "tools": OPENAI, "max_tokens": 4000}
     whole = json.loads(ask(booker, "/v1/chat/completions", chat))
     (call,) = whole["choices"][0]["message"]["tool_calls"]
     assert call["function"]["arguments"] == ARGUMENTS
-    streamed = events(ask(booker, "/v1/chat/completions", {**chat, "stream": True}))
+    streamed = events_of(ask(booker, "/v1/chat/completions", {**chat, "stream": True}))
     deltas = [each["choices"][0]["delta"].get("tool_calls", [{}])[0] for each in streamed if each["choices"]]
     assert "".join(each.get("function", {}).get("arguments", "") for each in deltas) == ARGUMENTS
 
@@ -80,7 +76,7 @@ def test_a_call_s_numbers_come_as_the_model_wrote_them(booker: HostedHttp) -> No
 
     anthropic = {"messages": ASKED, "max_tokens": 4000, "tools": [{"name": "book", "input_schema": SCHEMA}]}
     assert f'"input":{ARGUMENTS}' in ask(booker, "/v1/messages", anthropic).decode()
-    streamed = events(ask(booker, "/v1/messages", {**anthropic, "stream": True}))
+    streamed = events_of(ask(booker, "/v1/messages", {**anthropic, "stream": True}))
     assert streamed[-1]["type"] == "message_stop"
     pieces = [each["delta"]["partial_json"] for each in streamed if each["type"] == "content_block_delta"]
     assert "".join(pieces) == ARGUMENTS

@@ -319,9 +319,7 @@ def told_tokens(server: HttpServer, path: str, stop: list[str], *, is_streamed: 
     """The text of an answer, and of each token that it has log probabilities of."""
     body = {**PATHS[path], "stream": is_streamed}
     body |= {"options": {**body["options"], "stop": stop}} if "options" in body else {"stop": stop}
-    data = server.ask("POST", path, body).body
-    lines = [line.removeprefix(b"data: ") for line in data.splitlines()]
-    parts: list[dict[str, Any]] = [json.loads(line) for line in lines if line.startswith(b"{")]
+    parts: list[dict[str, Any]] = server.ask("POST", path, body).events
     text, tokens = "", list[str]()
     for part in parts:
         if path == "/v1/responses":

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import trio
-from http_server import HttpServer, RawHttp, running_http
+from http_server import HttpServer, RawHttp, events_of, running_http
 from script_model import write_script_model
 
 from harness import PATIENCE_SEC, short_directory
@@ -71,9 +71,7 @@ def body_for(path: str, *, stream: bool, **fields: Any) -> dict[str, Any]:
 def thought_of(path: str, stream: bool, data: bytes) -> str:
     """The thinking of an answer, which must have a text behind it."""
     if stream:
-        lines = data.decode().splitlines()
-        events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith(("data: {", "{"))]
-        thought, text = map("".join, zip(*(piece_of(path, each) for each in events), strict=True))
+        thought, text = map("".join, zip(*(piece_of(path, each) for each in events_of(data)), strict=True))
     else:
         thought, text = whole_of(path, json.loads(data))
     assert text
@@ -187,9 +185,7 @@ def test_a_bound_that_is_no_number_is_refused(server: HttpServer, keys: tuple[Pa
 def events(http: RawHttp) -> Iterator[dict[str, Any]]:
     """Of a stream of server-sent events, which the server sends in chunks of whole ones."""
     for chunk in http.chunks():
-        for line in chunk.decode().splitlines():
-            if line.startswith("data: {"):
-                yield json.loads(line.removeprefix("data: "))
+        yield from events_of(chunk)
 
 
 def asking(server: HttpServer, path: str, key: str, **fields: Any) -> RawHttp:

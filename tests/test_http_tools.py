@@ -376,9 +376,8 @@ def test_answers_and_events_are_all_that_the_clients_own_types_demand(
 ) -> None:
     TypeAdapter(whole).validate_python(thinker.ask("POST", path, fields).json)
     streamed = thinker.ask("POST", path, {**fields, "stream": True, "stream_options": {"include_usage": True}})
-    events = re.findall(rb"^data: (\{.*)$", streamed.body, re.MULTILINE)
-    assert len(events) > 10
-    for each in map(json.loads, events):
+    assert len(streamed.events) > 10
+    for each in streamed.events:
         TypeAdapter(event).validate_python(each)
 
 
@@ -581,8 +580,7 @@ def test_streamed_log_probabilities_are_those_of_the_answer_and_not_of_the_think
     body |= {"input": "Go.", "top_logprobs": 0, "max_output_tokens": 60} if path != "/api/chat" else {}
     with short_directory() as directory, running_http(directory, "--model", str(model)) as server:
         whole = server.ask("POST", path, {**body, "stream": False}).json
-        lines = server.ask("POST", path, body).body.splitlines()
-    events = [json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith((b"data: {", b"{"))]
+        events = server.ask("POST", path, body).events
     if path == "/api/chat":
         expected, streamed = whole["logprobs"], [each for event in events for each in event.get("logprobs", ())]
     else:
