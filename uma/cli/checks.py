@@ -238,9 +238,10 @@ def _socket_problem(path: Path) -> str:
         return problem
     try:
         socketfile.check(path)
+    except socketfile.SocketTaken:
+        return ""  # a server that is alive is what the path is for
     except ConfigError as error:
-        # A server that is alive is what the path is for.
-        return "" if "a server listens there" in error.message else error.message
+        return error.message
     folder = _nearest_folder(path.parent)
     return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written to: choose another --socket"
 

@@ -29,6 +29,10 @@ BACKLOG = 1024
 """Connections the kernel holds for us while we are busy; it cuts this to its own limit."""
 
 
+class SocketTaken(ConfigError):
+    """A server listens on the socket's path already."""
+
+
 @attrs.frozen
 class SocketFile:
     """A listening Unix socket and the identity of its file."""
@@ -121,7 +125,7 @@ def _is_stale(path: Path) -> bool:
     if not stat.S_ISSOCK(kind):
         raise ConfigError(f"socket: {path}: is there already and is no socket; remove it or choose another --socket")
     if _is_alive(path):
-        raise ConfigError(
+        raise SocketTaken(
             f"socket: {path}: a server listens there already, which every program can use (uma chat); `uma stop "
             f"--socket {shlex.quote(str(path))}` ends it, or choose another --socket"
         )
