@@ -54,7 +54,8 @@ def glance(path: Path) -> Glance | None:
             # Ahead of the end of a longer file this is no fault: what is missing is not told.
             if len(reader.block) < BLOCK_BYTES:
                 return None
-        return Glance(reader.metadata, reader.n_tensors, reader.metadata.pop(VOCABULARY, 0))
+        n_tokens = reader.metadata.pop(VOCABULARY, 0)
+        return Glance(reader.metadata, reader.n_tensors, n_tokens) if type(n_tokens) is int else None
     except (OSError, ValueError):
         return None
 

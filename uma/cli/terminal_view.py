@@ -37,15 +37,15 @@ class TerminalView:
         return cls(Console(highlight=False), Editor.on_terminal(commands, os.environ, keeps_history=keeps_history))
 
     def tell(self, text: str) -> None:
-        """See `View.tell`."""
+        """See `ChatView.tell`."""
         self.console.print(Text(sanitize(text), style="dim"))
 
     def complain(self, text: str) -> None:
-        """See `View.complain`."""
+        """See `ChatView.complain`."""
         self.console.print(Text(sanitize(text), style="red"))
 
     def listing(self, rows: Sequence[tuple[str, str]]) -> None:
-        """See `View.listing`."""
+        """See `ChatView.listing`."""
         grid = Table.grid(padding=(0, 2))
         for name, words in rows:
             grid.add_row(Text(name, style="bold"), Text(sanitize(words)))
@@ -53,7 +53,7 @@ class TerminalView:
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[ShownAnswer]:
-        """See `View.answering`. However the block is left, the terminal is as it was before."""
+        """See `ChatView.answering`. However the block is left, the terminal is as it was before."""
         live, silence = LiveMarkdown(self.console, self.console.file), SilentTyping(sys.stdin.fileno())
         # A Ctrl-Z that comes too late for `_suspend` stops the process once the terminal is as it was.
         with _suspensions() as arrivals:

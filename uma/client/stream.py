@@ -121,7 +121,7 @@ class Stream:
             self._arrived.ring()
 
     def give_up(self, error: UmaError) -> None:
-        """Cancel it at the server, and have the caller see an error next."""
+        """Cancel it at the server, and have the caller see an error behind the events that wait; no more are taken."""
         self.tap = None
         self._error = error
         self.cancel()

@@ -106,7 +106,7 @@ def named(model: str, environ: Mapping[str, str], others: Iterable[str] = ()) ->
 def short_name(path: Path, environ: Mapping[str, str]) -> str:
     """What `uma models` lists a file by that has just come; its path where it lists it not."""
     shown = _short_names(find(environ))
-    return next((name for name_shown, name in shown.items() if name_shown.path == path), str(path))
+    return next((name for model, name in shown.items() if model.path == path), str(path))
 
 
 def _distinct(found: Iterable[Found]) -> list[Found]:
@@ -121,11 +121,11 @@ def _distinct(found: Iterable[Found]) -> list[Found]:
 
 def _short_names(found: list[Found]) -> dict[Found, str]:
     """What each is listed by: its own name alone, where no other has it. In `UMA_MODELS` and of Ollama, all of it."""
-    short = {model_found: model_found.name.rpartition("/")[2] for model_found in found}
+    short = {model: model.name.rpartition("/")[2] for model in found}
     used = Counter(name.casefold() for name in short.values())
     return {
-        short_name: short_name.name if used[name.casefold()] > 1 or short_name.place in (UMA_MODELS, OLLAMA) else name
-        for short_name, name in short.items()
+        model: model.name if used[name.casefold()] > 1 or model.place in (UMA_MODELS, OLLAMA) else name
+        for model, name in short.items()
     }
 
 
@@ -139,24 +139,20 @@ def available(
     otherwise (see `WHOLE_TOKENS`) the beginnings alone, but for `is_thorough`.
     """
     found = find(environ)
-    chosen = [
-        (short_name, name)
-        for short_name, name in _short_names(found).items()
-        if places is None or short_name.place in places
-    ]
-    glances = [glance(place.path) for place, _ in chosen]
+    chosen = [(model, name) for model, name in _short_names(found).items() if places is None or model.place in places]
+    glances = [glance(model.path) for model, _ in chosen]
     is_few = is_thorough or sum(glanced.n_tokens for glanced in glances if glanced is not None) <= WHOLE_TOKENS
     look = Projectors()
     return [
         described(BUILTIN, builtin_path(), BUILTIN),
         *(
             attrs.evolve(
-                described(name, place.path, place.place, look)
+                described(name, model.path, model.place, look)
                 if is_few or seen is None
-                else _glanced(name, place, seen, look),
-                also=(place.name, *place.also),
+                else _glanced(name, model, seen, look),
+                also=(model.name, *model.also),
             )
-            for (place, name), seen in zip(chosen, glances, strict=True)
+            for (model, name), seen in zip(chosen, glances, strict=True)
         ),
     ]
 

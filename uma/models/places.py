@@ -172,7 +172,7 @@ def _blob(folder: Path, manifest: Path, kind: str) -> Path | None:
     except (ValueError, LookupError, TypeError):
         return None
     named = (str(digest) for digest in digests if re.fullmatch(r"sha256:[0-9a-f]{64}", str(digest)))
-    blobs = (folder / "blobs" / path.replace(":", "-") for path in named)
+    blobs = (folder / "blobs" / digest.replace(":", "-") for digest in named)
     return next((blob for blob in blobs if os.path.isfile(blob)), None)
 
 

@@ -145,10 +145,7 @@ def _flat(name: str, *parts: type, drop: tuple[str, ...] = ("warnings",), hints:
     """A class with the fields of all `parts`; `hints` has the types of those that the wire takes in more ways."""
     types = {field: hint for part in parts for field, hint in hints_of(part).items() if field not in drop}
     defaults = {field.name: field.default for part in parts for field in attrs.fields(part)}
-    fields = {
-        field_hint: attrs.field(type=hint, default=defaults[field_hint])
-        for field_hint, hint in (types | (hints or {})).items()
-    }
+    fields = {field: attrs.field(type=hint, default=defaults[field]) for field, hint in (types | (hints or {})).items()}
     cls = attrs.make_class(name, fields, frozen=True, kw_only=True)
     OWNERS[cls] = parts
     return cls

@@ -285,7 +285,7 @@ class LoadedModels(Models):
         return total
 
     def snapshot(self) -> Mapping[str, Any]:
-        """See `server.connection.Served`."""
+        """See `server.connection.ServedEngine`."""
         return EngineMetrics().snapshot()
 
     def _loaded(self) -> list[LoadedModel]:
@@ -329,11 +329,11 @@ class LoadedModels(Models):
     # Loading and leaving.
 
     def begin_drain(self) -> None:
-        """See `server.connection.Served`."""
+        """See `server.connection.ServedEngine`."""
         self._is_draining = True
 
     async def end_request(self, number: int) -> bool:
-        """See `server.connection.Served`."""
+        """See `server.connection.ServedEngine`."""
         of_model = [model for model in self._loaded() if model.model.index == number % MOST_MODELS]
         return bool(of_model) and await of_model[0].end_request(number)
 
@@ -357,7 +357,7 @@ class LoadedModels(Models):
         return json.dumps(traces[0] | {"traceEvents": events})
 
     def ask_for(self, model: ServedModel) -> ModelLoad:
-        """See `model.Loader`. Raises `InternalError` where it has failed a moment ago."""
+        """See `model.ModelLoader`. Raises `InternalError` where it has failed a moment ago."""
         if self._is_draining:
             raise ShuttingDown("the server is stopping; start it again with `uma run`")
         if model.load is None:
@@ -393,7 +393,7 @@ class LoadedModels(Models):
             del self._changes[change]
 
     def changed(self) -> None:
-        """See `model.Loader`."""
+        """See `model.ModelLoader`."""
         for change in self._changes:
             change.set()
 
@@ -534,11 +534,11 @@ class LoadedModels(Models):
             for candidate in self._known.values()
             if candidate.stays and candidate.client is None and candidate.load is None
         ]
-        missing = [name for name in ended if state_of(name.file.path) is not None]
+        missing = [model for model in ended if state_of(model.file.path) is not None]
         for model in missing:
             if model.retry_after_ms is None:
                 self.ask_for(model)
-        return min((name.failures.retry_at for name in missing if name.load is None), default=math.inf)
+        return min((model.failures.retry_at for model in missing if model.load is None), default=math.inf)
 
     async def _let_idle_go(self) -> float:
         """End what nothing has used for as long as it is kept, and what is idle where a model has taken more than was

@@ -127,7 +127,7 @@ class RustInferEngine:
         """Why no request of this peer is taken just now."""
         if self._draining.is_set():
             return "E_RUNTIME_SHUTDOWN: the engine is stopping and takes no new requests"
-        if sum(request_id == peer for request_id, _ in self._running) >= self.max_peer_requests:
+        if sum(other == peer for other, _ in self._running) >= self.max_peer_requests:
             return f"E_LIMIT_OVERLOADED: {self.max_peer_requests} requests of this server run or wait already"
         return None
 

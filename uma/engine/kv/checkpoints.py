@@ -1,8 +1,8 @@
 """Checkpoints: where sequences can begin of models whose memory cannot be cut, beside the ends of others.
 
-A recurrent state has no parts: only that of a sequence's end exists. So copies of it are taken at borders, where other
-prompts are likely to part: behind a message, where two prompts were seen to part, shortly before a prompt's end. Its
-attention cells are shared by the tree as all are. Copies are in host memory; which of them stay is decided by how many
+A recurrent state has no parts: only that of a sequence's end exists. So copies of it are taken where other prompts are
+likely to part: behind a message, where two prompts were seen to part, shortly before a prompt's end. Its attention
+cells are shared by the tree as all are. Copies are in host memory; which of them stay is decided by how many
 tokens each saves for its size, and how lately it did: the value of what was given up last is added to that of what
 comes and of what is used again (GreedyDual, Cao and Irani 1997). Owned by the decode thread.
 """

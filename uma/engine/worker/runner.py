@@ -171,10 +171,10 @@ class ModelRunner:
         """A token for each row, step after step: the batches of nearly every tick, so they take the shortest path.
 
         Ends with the stride, with the end of a row's text, when a command calls, before a buffered event is late, or
-        where a draft can go on faster. The caller must book each step (`book`) and accept its tokens, in the order in
-        which this method leaves `sequences`, before it does anything else: on a GPU step by step, for the next batch is
-        being computed when a step is yielded; on a CPU all of them at the end, for a batch's weights go through every
-        cache, so that between two batches each line of code comes from memory again.
+        where a draft can go on faster. The caller must book each step (`book_step`) and accept its tokens, in the order
+        in which this method leaves `sequences`, before it does anything else: on a GPU step by step, for the next batch
+        is being computed when a step is yielded; on a CPU all of them at the end, for a batch's weights go through
+        every cache, so that between two batches each line of code comes from memory again.
         """
         return Decoding(self._steps(sequences, stride))
 
