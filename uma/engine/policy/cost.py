@@ -111,6 +111,10 @@ class _Table:
         line = self._fresh(self._slot(size))
         return 0 if line is None else line.seen
 
+    def seen_below(self, size: int) -> int:
+        """The largest smaller size that something is known of; 0: none."""
+        return next((self._sizes[at] for at in range(self._slot(size) - 1, -1, -1) if self._fresh(at)), 0)
+
     def predict(self, size: int, x: float) -> float:
         """Milliseconds for `size`, each attending to `x` tokens; 0 while nothing is known."""
         slot = self._slot(size)
@@ -243,10 +247,9 @@ class CostModel:
         """The shortest that a batch of so many rows can be hoped to take. That is what was seen, once it was seen often
         enough; until then, and in a trial, no longer than the largest smaller batch that is known.
         """
-        if not is_trial and self._learnt.rows.times_seen(rows) >= SURE_SEEN:
-            return self.decode_ms(rows, cells)
-        smaller = [size for size in ROWS if size < rows and self._learnt.rows.has_seen(size)]
-        return self.decode_ms(smaller[-1] if smaller else rows, cells)
+        if is_trial or self._learnt.rows.times_seen(rows) < SURE_SEEN:
+            rows = self._learnt.rows.seen_below(rows) or rows
+        return self.decode_ms(rows, cells)
 
     def best_size(
         self,

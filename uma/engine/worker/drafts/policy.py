@@ -70,7 +70,7 @@ class DraftPolicy:
     def can_pay(self, rows: int, cells: int, target_tbt_ms: float) -> bool:
         """Whether drafts would be verified for `rows` decode rows if all of them were certain."""
         certain = Candidate((1.0,) * min(RULES.max_draft, MAX_TOKENS // rows), target_tbt_ms)
-        return self._best([certain] * rows, cells, MAX_TOKENS) is not None
+        return any(True for _ in self._worthwhile([certain] * rows, cells, MAX_TOKENS))
 
     def choose(
         self, rows: Sequence[Candidate], cells: int, free_cells: int, *, step_ms: float = 0.0
@@ -80,18 +80,18 @@ class DraftPolicy:
         `free_cells` is how many more tokens than rows there can be in all. `step_ms` is what it takes to guess one more
         token for each row. What was too slow is tried again once in `FORGET_AFTER` times.
         """
-        found = self._best(rows, cells, free_cells, step_ms=step_ms)
-        if found is None and any(row.likelihoods for row in rows):
+        found = [*self._worthwhile(rows, cells, free_cells, step_ms=step_ms)]
+        if not found and any(row.likelihoods for row in rows):
             self._without += 1
             if self._without % FORGET_AFTER == 0:
-                return self._best(rows, cells, free_cells, step_ms=step_ms, is_trial=True)
-        return found
+                found = [*self._worthwhile(rows, cells, free_cells, step_ms=step_ms, is_trial=True)]
+        return max(found, key=lambda option: option[0])[1] if found else None
 
     def plain_ms(self, rows: int, cells: int) -> float:
         """What a step without drafts takes; 0 while nothing is known."""
         return self._cost.decode_ms(rows, cells)
 
-    def _best(
+    def _worthwhile(
         self,
         rows: Sequence[Candidate],
         cells: int,
@@ -99,21 +99,19 @@ class DraftPolicy:
         *,
         step_ms: float = 0.0,
         is_trial: bool = False,
-    ) -> Drafting | None:
+    ) -> Iterator[tuple[float, Drafting]]:
+        """Lengths that are faster than none, each with its tokens a millisecond."""
         count = len(rows)
-        if not count or not self._cost.has_decoded(count):
-            return None
-        plain_ms = self.plain_ms(count, cells)
+        plain_ms = self.plain_ms(count, cells) if count and self._cost.has_decoded(count) else 0.0
         if plain_ms <= 0:
-            return None
+            return
         limit_ms = min(row.target_tbt_ms for row in rows)
         if plain_ms > limit_ms:
             limit_ms = HOPELESS * plain_ms
-        best: Drafting | None = None
-        most = WORTH * count / plain_ms
         for lengths in self._options(rows, min(free_cells, MAX_TOKENS - count)):
-            passes = Counter(lengths) if self._needs_equal else {None: count}
-            sizes = [n * (1 + length) if length is not None else count + sum(lengths) for length, n in passes.items()]
+            sizes = [count + sum(lengths)]
+            if self._needs_equal:
+                sizes = [n * (1 + length) for length, n in Counter(lengths).items()]
             guess_ms = step_ms * max(lengths)
             batch_ms = sum(self._cost.decode_ms(size, cells) for size in sizes)
             if guess_ms + batch_ms > limit_ms:
@@ -122,9 +120,8 @@ class DraftPolicy:
             believed_ms = guess_ms + max(plain_ms, hoped_ms)
             gained = [1 + sum(row.likelihoods[:length]) for row, length in zip(rows, lengths, strict=True)]
             rate = sum(gained) / (believed_ms + STEP_MS)
-            if rate > most and min(gained) * SLOWER * plain_ms >= believed_ms:
-                best, most = Drafting(lengths, plain_ms, batch_ms), rate
-        return best
+            if rate > WORTH * count / plain_ms and min(gained) * SLOWER * plain_ms >= believed_ms:
+                yield rate, Drafting(lengths, plain_ms, batch_ms)
 
     def _options(self, rows: Sequence[Candidate], most: int) -> Iterator[tuple[int, ...]]:
         """Lengths that are considered, of at most so many drafted tokens in all."""
@@ -143,9 +140,12 @@ class DraftPolicy:
             ),
             reverse=True,
         )[:most]
+        drafted, by_row = 0, [0] * len(rows)
         for size in _sizes(len(rows), len(ranked)):
-            taken = Counter(row for _, _, row in ranked[: size - len(rows)])
-            yield tuple(taken[row] for row in range(len(rows)))
+            for _, _, row in ranked[drafted : size - len(rows)]:
+                by_row[row] += 1
+            drafted = size - len(rows)
+            yield tuple(by_row)
 
 
 def _sizes(rows: int, drafted: int) -> list[int]:
