@@ -229,7 +229,8 @@ class _Streamed:
     async def _watched(
         self, source: Source, index: int, stream: EventStream, telemetry: Telemetry | None
     ) -> list[Event]:
-        """The events that come before all is told of the prompt: the first, or all of an answer that ends meanwhile.
+        """The events that come before all is told of the prompt: the first, or more where its source tells nothing of
+        it by then.
 
         Without `telemetry` the prompt is looked at with the first event, unless a sign of life has come before.
         """
@@ -241,10 +242,7 @@ class _Streamed:
                 break
             state = await self._state(source, index)
             if events and state is None:
-                while not isinstance(events[-1], Finished):
-                    events.append(await anext(stream))
-                usage = events[-1].usage
-                state = PromptState(usage.prompt_tokens, usage.cached_tokens, usage.prompt_tokens)
+                state = await self._state_untold(source, index, stream, events)
             if state is not None:
                 self.writer.prompt_state = attrs.evolve(state, processed=state.total) if events else state
                 self._open()
@@ -259,6 +257,18 @@ class _Streamed:
         except BadRequest:  # behind a gateway, a server of an older protocol
             return None
         return next((PromptState.of(each) for each in running if each.id == self.writer.requests[index].id), None)
+
+    async def _state_untold(self, source: Source, index: int, stream: EventStream, events: list[Event]) -> PromptState:
+        """The state of a prompt that the source does not tell of, behind the first of the answer's `events`: by the
+        last one, which is read too, or where the answer does not end now, by the prompt's tokens.
+        """
+        with trio.move_on_after(HEARTBEAT_SEC):
+            while not isinstance(events[-1], Finished):
+                events.append(await anext(stream))
+        if isinstance(last := events[-1], Finished):
+            return PromptState(last.usage.prompt_tokens, last.usage.cached_tokens, last.usage.prompt_tokens)
+        total = len((await source.tokenize(self.writer.requests[index])).token_ids)
+        return PromptState(total, 0, total)
 
     def _said(self, index: int, event: Token | ReasoningDelta | ToolCallDelta) -> bytes:
         return self.writer.token(index, event) if isinstance(event, Token) else self.writer.part(index, event)
