@@ -235,9 +235,10 @@ async def test_a_probe_is_answered_while_all_places_are_taken(tiny: Path) -> Non
 
 async def test_as_many_run_at_once_as_llama_cpp_has_ids_and_a_probe_is_answered_beside_them(tiny: Path) -> None:
     async with open_engine(config_for(tiny, max_sequences=MAX_SEQUENCES, n_ctx=0)) as engine, AsyncExitStack() as stack:
-        for _ in range(MAX_SEQUENCES):
-            stream = await stack.enter_async_context(engine.generate(ask(max_tokens=FOREVER)))
-            await stream.__anext__()
+        async with trio.open_nursery() as nursery:
+            for _ in range(MAX_SEQUENCES):
+                stream = await stack.enter_async_context(engine.generate(ask(max_tokens=FOREVER)))
+                nursery.start_soon(stream.__anext__)
         assert engine.snapshot()["active_sequences"] == MAX_SEQUENCES
         assert (await engine.health()).tokens_generated == 1
 

@@ -16,7 +16,7 @@ from test_kv import PoolLives, SplitPoolLives, StatePoolLives
 from harness import PATIENCE_SEC
 from uma.contracts.blocks import chain
 from uma.contracts.event_log import BlockIndex, Subscription
-from uma.contracts.events import BlockStored, KvEvent
+from uma.contracts.events import BlockRemoved, BlockStored, KvEvent
 from uma.engine import Engine, open_engine
 from uma.engine.kv import pool as pool_module
 from uma.engine.kv.feed import BlockLedger, KvFeed
@@ -61,6 +61,15 @@ class TestPool:
                 assert all(names(tuple(self.index.tokens_to(name)), BLOCK)[-1] == name for name in self.index.blocks)
 
         run_state_machine_as_test(Watched)
+
+    def test_it_is_told_once_that_a_checkpoint_and_all_it_stood_behind_are_gone(self) -> None:
+        life, told = StatePoolLives(), list[KvEvent]()
+        life.pool.listen(BlockLedger(BLOCK, "xxh3", told.append))
+        life.admit(computes=True, tokens=[0] * BLOCK)
+        life.stop(choice=0)
+        life.preempt(choice=0)
+        life.teardown()
+        assert list(map(type, told)) == [BlockStored, BlockRemoved]
 
 
 async def compared(engine: Engine, feed: KvFeed, subscription: Subscription, size: int) -> tuple[set[int], set[int]]:

@@ -527,9 +527,9 @@ class PrefixTree:
         """Remove this node and its ancestors, as far as no id holds them."""
         while node.parent is not None and not node.ids and not node.children:
             parent = node.parent
+            self.drop_checkpoint(node)  # which may report that the run is gone, and is the first to do so
             if node.is_reported and self._events.listeners:
                 self._events.removed(Tier.CELLS, node.start, node.end, node.whole)
-            self.drop_checkpoint(node)
             parent.disown(node)
             self.total_tokens -= len(node.tokens)
             self.node_count -= 1
