@@ -32,7 +32,7 @@ from uma.engine.info import server_info
 from uma.engine.intake.chat import ChatAbilities
 from uma.engine.intake.constraints import Constraints
 from uma.engine.intake.gate import Gate, check_features, check_prompt
-from uma.engine.intake.loose_tools import Loose
+from uma.engine.intake.loose_tools import RelaxedRequest
 from uma.engine.intake.pictures import PictureReader
 from uma.engine.intake.prompt import PromptReader
 from uma.engine.kv.archive import Archive
@@ -170,7 +170,7 @@ class Engine:
                 check_prompt(request.sampling, len(tokens))
                 report = await self._report(request)
                 bias = self._constraints.bias(request.sampling)
-                loose, grammar, forced = await self._grammar(asked, tokens)
+                relaxed, grammar, forced = await self._grammar(asked, tokens)
                 spent.on("grammar")
                 most_tokens = self.max_request_tokens
                 if request.sampling.reproducible:
@@ -192,8 +192,8 @@ class Engine:
         # For the parser, a copy: the decode thread appends what it generates to `tokens`.
         prompt = tokens[:] if self._chat.is_parsed(asked) else None
         spellings = self._chat.spellings(asked)
-        warnings = (*self._chat.warnings(asked), *loose.warnings)
-        bounds_thinking = self._chat.bounds_thinking(loose.request, tokens)
+        warnings = (*self._chat.warnings(asked), *relaxed.warnings)
+        bounds_thinking = self._chat.bounds_thinking(relaxed.request, tokens)
         stream = self._requests.submit(
             Prepared(
                 request,
@@ -211,9 +211,9 @@ class Engine:
                 spent.by_cause,
             )
         )
-        stream.ignored = loose.left_out
+        stream.ignored = relaxed.dropped_keywords
         try:
-            yield stream if prompt is None else self._parsed(loose.request, prompt, stream)
+            yield stream if prompt is None else self._parsed(relaxed.request, prompt, stream)
         finally:
             stream.abandon()
 
@@ -253,16 +253,18 @@ class Engine:
                 raise BadRequest.at(f"{field}.url", "this server fetches nothing (--media-urls); send data")
         return await self._fetcher.fetched(request, first)
 
-    async def _grammar(self, request: Request, tokens: array[int]) -> tuple[Loose, GrammarState | None, list[int]]:
+    async def _grammar(
+        self, request: Request, tokens: array[int]
+    ) -> tuple[RelaxedRequest, GrammarState | None, list[int]]:
         """The grammar's beginning and what it forces there; and the request whose tools it keeps to."""
-        loose = self._chat.known_loose(request)
+        relaxed = self._chat.known_relaxed(request)
         try:
-            return (loose, *await self._compiled(loose.request, tokens))
+            return (relaxed, *await self._compiled(relaxed.request, tokens))
         except BadRequest:
-            tried, loose = loose, await self._chat.loosened(request, self._constraints.serves)
-            if loose.left_out == tried.left_out:
+            tried, relaxed = relaxed, await self._chat.relaxed(request, self._constraints.serves)
+            if relaxed.dropped_keywords == tried.dropped_keywords:
                 raise
-        return (loose, *await self._compiled(loose.request, tokens))
+        return (relaxed, *await self._compiled(relaxed.request, tokens))
 
     async def _compiled(self, request: Request, tokens: array[int]) -> tuple[GrammarState | None, list[int]]:
         sampling = await self._chat.constrained(request, tokens)

@@ -24,7 +24,7 @@ from uma.chat.parser import Parser
 from uma.chat.schema import UnservableError, schema_of
 from uma.chat.thought import thought_first
 from uma.engine.intake.lanes import LaneLimiter
-from uma.engine.intake.loose_tools import Loose, LooseTools, can_be_loose
+from uma.engine.intake.loose_tools import RelaxedRequest, RelaxedTools, can_be_loose
 from uma.engine.intake.rendering import has_switch
 from uma.engine.worker.thinking import ThinkingBound
 from uma.errors import BadRequest
@@ -54,7 +54,7 @@ class ChatAbilities:
         self._thinking = thinking_of(model.chat_template.source)
         self._template = model.chat_template
         self._specials: Specials | None = None
-        self._loose = LooseTools()
+        self._loose = RelaxedTools()
         # One at a time: what a schema costs is bounded, but seconds at worst.
         self._lanes = LaneLimiter(1)
 
@@ -210,14 +210,14 @@ class ChatAbilities:
             at = request.tools.index(tools[error.tool])
             raise BadRequest.at(f"tools[{at}].parameters{error.place}", f"{error.reason}") from None
 
-    def known_loose(self, request: Request) -> Loose:
+    def known_relaxed(self, request: Request) -> RelaxedRequest:
         """The request without what is known to stand in the way of a grammar for its tools."""
         return self._loose.known(request)
 
-    async def loosened(self, request: Request, serves: Callable[[Grammar], bool]) -> Loose:
+    async def relaxed(self, request: Request, serves: Callable[[Grammar], bool]) -> RelaxedRequest:
         """Relaxed tools, once that was found out."""
         if not can_be_loose(request) or self._family is None:
-            return Loose(request)
+            return RelaxedRequest(request)
         specials = await self._known_specials()
 
         def fits(tool: Tool) -> bool:

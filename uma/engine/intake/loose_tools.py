@@ -24,37 +24,36 @@ MAX_NAMED = 10
 
 
 @attrs.frozen
-class Loose:
+class RelaxedRequest:
     """A request whose tools have schemas that a grammar can keep to."""
 
     request: Request
-    left_out: tuple[str, ...] = ()
+    dropped_keywords: tuple[str, ...] = ()
     """Places that were left out of these, such as `tools[0].parameters.properties.x.not`."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """A line about the first of them."""
-        if not self.left_out:
+        if not self.dropped_keywords:
             return ()
-        more = f" and {len(self.left_out) - MAX_NAMED} more" if len(self.left_out) > MAX_NAMED else ""
-        return (
-            f"{', '.join(self.left_out[:MAX_NAMED])}{more}: calls are not held to this; no grammar can be made of it",
-        )
+        named, rest = ", ".join(self.dropped_keywords[:MAX_NAMED]), len(self.dropped_keywords) - MAX_NAMED
+        more = f" and {rest} more" if rest > 0 else ""
+        return (f"{named}{more}: calls are not held to this; no grammar can be made of it",)
 
 
-class LooseTools:
+class RelaxedTools:
     """Relaxed tools of one model. Belongs to one thread at a time."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, tuple[dict[str, Any], list[str]]] = OrderedDict()
 
-    def known(self, request: Request) -> Loose:
+    def known(self, request: Request) -> RelaxedRequest:
         """The request as far as its tools are known."""
         if not self._known or not can_be_loose(request):
-            return Loose(request)
+            return RelaxedRequest(request)
         return _applied(request, [self._known.get(_key(tool)) for tool in request.tools])
 
-    def found(self, request: Request, fits: Callable[[Tool], bool]) -> Loose:
+    def found(self, request: Request, fits: Callable[[Tool], bool]) -> RelaxedRequest:
         """The request with each tool as `fits` has it: whether a grammar can be made of a tool's calls. Any thread."""
         return _applied(request, [self._of(tool, fits) for tool in request.tools])
 
@@ -81,11 +80,13 @@ def _key(tool: Tool) -> str:
     return json_text.dumps([tool.name, tool.parameters, tool.strict])
 
 
-def _applied(request: Request, found: Iterable[tuple[dict[str, Any], list[str]] | None]) -> Loose:
-    tools, left_out = list(request.tools), list[str]()
+def _applied(request: Request, found: Iterable[tuple[dict[str, Any], list[str]] | None]) -> RelaxedRequest:
+    tools, dropped_keywords = list(request.tools), list[str]()
     for at, relaxed in enumerate(found):
         if relaxed is not None:
             schema, places = relaxed
             tools[at] = attrs.evolve(tools[at], parameters=schema)
-            left_out += [f"tools[{at}].parameters{place}" for place in places]
-    return Loose(attrs.evolve(request, tools=tuple(tools)), tuple(left_out)) if left_out else Loose(request)
+            dropped_keywords += [f"tools[{at}].parameters{place}" for place in places]
+    if not dropped_keywords:
+        return RelaxedRequest(request)
+    return RelaxedRequest(attrs.evolve(request, tools=tuple(tools)), tuple(dropped_keywords))

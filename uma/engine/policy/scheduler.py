@@ -221,7 +221,7 @@ class Scheduler:
                 free += row.cells
                 decoding = [other for other in decoding if other is not row]
             if not preempted and free < max(len(decoding), is_stuck) and candidates:
-                # Two that end in the same cells give nothing alone; once one has gone, the other gives all.
+                # Rows that share all their cells free nothing until the last of them is preempted.
                 preempted.append(candidates[0])
                 decoding = [other for other in decoding if other is not candidates[0]]
         return decoding[: max(free, 0)], preempted
@@ -486,7 +486,7 @@ class Scheduler:
                 break
             count = min(prompt.left, left)
             if not is_mixed:
-                # Not where that would leave this batch without a whole tile.
+                # Keep the full count where rounding would drop the batch below one tile.
                 fewer, read = _in_whole_tiles(prompt, count), most - left
                 count = count if read and read + fewer < TILE_TOKENS <= read + count else fewer
             if chosen and count < prompt.left and not self.targets.mixes_prompts:

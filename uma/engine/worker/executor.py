@@ -221,10 +221,11 @@ class Executor:
         return found
 
     def _with_last_alone(self, work: Work) -> list[Work]:
-        """The same, but a prompt that is read while nothing else runs ends with a batch of its last tokens.
+        """Work in batches: of a prompt that is read while nothing else runs, the last `LAST_TOKENS` are the last batch.
 
-        A row's last bits depend on how many rows its batch has. So a prompt that is in the cache and one that is not
-        have the same answer.
+        Kernels sum in another order for another number of rows, so logits differ in their last bits. A prompt that is
+        in the cache computes these tokens alone; without this split one that is not would compute them with the rest,
+        and at a near tie have another answer.
         """
         if len(work) != 1 or len(self._slots.active) != 1:
             return [work]

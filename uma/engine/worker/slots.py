@@ -284,6 +284,8 @@ class Slots:
         """
         assert sequence.holding is not None
         self._metrics.preemptions_total += 1
+        # `save` copies only what is small or while nothing decodes. It copied everything once: a gigabyte of KV stopped
+        # all streams for seconds, to free a slot that its cells could be cache of.
         sequence.kept = self._pool.save(sequence.holding, now)
         if sequence.kept is not None:
             sequence.kept.is_pinned = True
