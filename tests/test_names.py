@@ -10,8 +10,8 @@ import uma
 
 SOURCES = Path(uma.__file__).parent
 SHARED = frozenset({
-    "Answer", "Call", "Cancel", "ChatBody", "ChatMessage", "CompletionBody", "CompletionJob", "CompletionWriter",
-    "Connection", "Conversation", "EmbeddingsBody", "EndThinking", "Prompt", "_Body", "_Entry", "_Seen",
+    "Answer", "Call", "ChatBody", "ChatMessage", "CompletionBody", "CompletionWriter", "Connection", "Conversation",
+    "EmbeddingsBody", "_Body", "_Entry",
 })  # fmt: skip
 """Names that the engine or HTTP still share with others: for each dialect its own body, for one."""
 LOOSE = ("engine", "http")

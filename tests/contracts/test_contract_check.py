@@ -23,7 +23,7 @@ from uma.client.http import HttpClient
 from uma.client.http_probe import HttpProbe
 from uma.client.probe import SocketProbe
 from uma.contracts.claims import claims_of
-from uma.contracts.proofs import NOT_SHOWN, Claim, DisprovenError, Question, Reply
+from uma.contracts.proofs import NOT_SHOWN, Claim, DisprovenError, Question, ServerReply
 from uma.engine import Engine
 from uma.errors import ConnectionLost
 from uma.protocol.codec import message_of
@@ -127,7 +127,7 @@ async def is_proven_in_process(claim: Claim, engine: Engine) -> bool:
             else:
                 assert isinstance(message, Generate)
                 events = await told(engine, message.request)
-            question = proof.send(Reply(tuple(events)))
+            question = proof.send(ServerReply(tuple(events)))
     except StopIteration as end:
         return not end.value.startswith(NOT_SHOWN)
     except DisprovenError:
@@ -237,14 +237,14 @@ class Liar:
 
     honest: Probe
     lies: dict[str, Any] = attrs.field(factory=dict)
-    tampers: Callable[[Question, Reply], Reply] = lambda _, reply: reply
+    tampers: Callable[[Question, ServerReply], ServerReply] = lambda _, reply: reply
     mishears: Callable[[Question], Question] = lambda question: question
 
     def introduce(self) -> ServerInfo:
         info = self.honest.introduce()
         return attrs.evolve(info, capabilities=attrs.evolve(info.capabilities, **self.lies))
 
-    def ask(self, question: Question) -> Reply:
+    def ask(self, question: Question) -> ServerReply:
         return self.tampers(question, self.honest.ask(self.mishears(question)))
 
 
@@ -274,34 +274,34 @@ def test_a_false_declaration_is_found(server: ServerProcess, lies: dict[str, Any
     assert not is_proven(claim, Liar(SocketProbe(server.socket), lies))
 
 
-def with_last(reply: Reply, **fields: Any) -> Reply:
-    return Reply((*reply.events[:-1], {**reply.last, **fields}))
+def with_last(reply: ServerReply, **fields: Any) -> ServerReply:
+    return ServerReply((*reply.events[:-1], {**reply.last, **fields}))
 
 
-def hides_warnings(_: Question, reply: Reply) -> Reply:
+def hides_warnings(_: Question, reply: ServerReply) -> ServerReply:
     return with_last(reply, warnings=[])
 
 
-def miscounts(_: Question, reply: Reply) -> Reply:
+def miscounts(_: Question, reply: ServerReply) -> ServerReply:
     usage = reply.last.get("usage")
     return with_last(reply, usage=usage | {"completion_tokens": 2}) if usage else reply
 
 
-def forgets_the_seed(_: Question, reply: Reply) -> Reply:
+def forgets_the_seed(_: Question, reply: ServerReply) -> ServerReply:
     return with_last(reply, seed=1) if "seed" in reply.last else reply
 
 
-def is_rude(_: Question, reply: Reply) -> Reply:
+def is_rude(_: Question, reply: ServerReply) -> ServerReply:
     return with_last(reply, code="E_RUNTIME_DECODE") if reply.error else reply
 
 
-def is_vague(_: Question, reply: Reply) -> Reply:
+def is_vague(_: Question, reply: ServerReply) -> ServerReply:
     return with_last(reply, message="no") if reply.error else reply
 
 
-def refuses_long_prompts(question: Question, reply: Reply) -> Reply:
+def refuses_long_prompts(question: Question, reply: ServerReply) -> ServerReply:
     is_long = len(question.fields.get("token_ids", ())) > 8  # a share is that long in the smallest layout
-    return Reply(({"event": "error", "code": "E_LIMIT_PROMPT_TOO_LARGE", "message": ""},)) if is_long else reply
+    return ServerReply(({"event": "error", "code": "E_LIMIT_PROMPT_TOO_LARGE", "message": ""},)) if is_long else reply
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def refuses_long_prompts(question: Question, reply: Reply) -> Reply:
     ],
 )
 def test_a_server_that_behaves_otherwise_is_found(
-    server: ServerProcess, tampers: Callable[[Question, Reply], Reply], claim: str
+    server: ServerProcess, tampers: Callable[[Question, ServerReply], ServerReply], claim: str
 ) -> None:
     assert is_proven(claim, Liar(SocketProbe(server.socket)))
     assert not is_proven(claim, Liar(SocketProbe(server.socket), tampers=tampers))
@@ -335,7 +335,7 @@ def test_a_server_that_behaves_otherwise_is_found(
 def test_without_cancel_only_an_error_about_that_is_its_refusal(
     server: ServerProcess, code: str, message: str, is_refusal: bool
 ) -> None:
-    error = Reply(({"event": "error", "code": code, "message": message},))
+    error = ServerReply(({"event": "error", "code": code, "message": message},))
     short = Question({"prompt": "a", "max_tokens": 1})
     liar = Liar(SocketProbe(server.socket), {"cancel": False}, lambda *_: error, lambda _: short)
     assert is_proven("cancel", liar) == is_refusal
@@ -365,9 +365,9 @@ class Remembering:
 
     honest: SocketProbe
     introduce: Callable[[], ServerInfo]
-    _answers: dict[str, Reply] = attrs.field(factory=dict)
+    _answers: dict[str, ServerReply] = attrs.field(factory=dict)
 
-    def ask(self, question: Question) -> Reply:
+    def ask(self, question: Question) -> ServerReply:
         key = json.dumps(question.fields)
         if question.fields.get("temperature") != 0 and "seed" not in question.fields:
             return self.honest.ask(question)

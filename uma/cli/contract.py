@@ -17,7 +17,7 @@ from uma.client.http_probe import HttpProbe
 from uma.client.probe import SocketProbe
 from uma.config import load
 from uma.contracts.claims import claims_of
-from uma.contracts.proofs import Claim, DisprovenError, Question, Reply
+from uma.contracts.proofs import Claim, DisprovenError, Question, ServerReply
 from uma.errors import ConfigError
 from uma.types import ServerInfo
 
@@ -31,7 +31,7 @@ class Probe(Protocol):
     def introduce(self) -> ServerInfo:
         """What the server says of itself."""
 
-    def ask(self, question: Question) -> Reply:
+    def ask(self, question: Question) -> ServerReply:
         """All events of the answer."""
 
 

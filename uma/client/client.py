@@ -437,7 +437,7 @@ class Client:
             event.code,
             event.message,
             event.retry_after_ms,
-            wrong=[Wrong(each.field, each.why) for each in event.wrong],
+            wrong=[Wrong(wrong.field, wrong.why) for wrong in event.wrong],
             prompt_tokens=event.prompt_tokens,
             n_ctx=event.n_ctx,
         )

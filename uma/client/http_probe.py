@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 
 from uma.client.http import HttpClient
-from uma.contracts.proofs import Question, Reply
+from uma.contracts.proofs import Question, ServerReply
 from uma.errors import ConnectionLost
 from uma.protocol.converter import structure
 from uma.protocol.messages import HelloEvent
@@ -70,13 +70,13 @@ class HttpProbe:
         offered = tuple(grammar for grammar in info.capabilities.grammars if grammar in GRAMMARS)
         return attrs.evolve(info, capabilities=attrs.evolve(info.capabilities, grammars=offered))
 
-    def ask(self, question: Question) -> Reply:
+    def ask(self, question: Question) -> ServerReply:
         """All events of the answer."""
         fields = dict(question.fields)
         kind = fields.pop("type", "generate")
         if kind == "generate":
-            return Reply(tuple(self._generate(fields, question.cancel_after)))
-        return Reply((self._ask_once(kind, fields),))
+            return ServerReply(tuple(self._generate(fields, question.cancel_after)))
+        return ServerReply((self._ask_once(kind, fields),))
 
     # Generation
 

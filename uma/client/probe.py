@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from uma.contracts.proofs import Question, Reply
+from uma.contracts.proofs import Question, ServerReply
 from uma.errors import ConnectionLost
 from uma.net.place import objection
 from uma.protocol.converter import structure
@@ -38,11 +38,11 @@ class SocketProbe:
             fields = {name: value for name, value in hello.items() if name != "event"}
             return structure(fields, HelloEvent).info
 
-    def ask(self, question: Question) -> Reply:
+    def ask(self, question: Question) -> ServerReply:
         """All events of the answer. Raises `ConnectionLost` where the server goes away or stays silent."""
         with self._session() as (wire, _):
             wire.send({"id": ID, **question.fields})
-            return Reply(tuple(self._events(wire, question)))
+            return ServerReply(tuple(self._events(wire, question)))
 
     def _events(self, wire: _Wire, question: Question) -> Iterator[dict[str, Any]]:
         tokens = 0

@@ -15,7 +15,7 @@ from uma.contracts.proofs import (
     DisprovenError,
     Proof,
     Question,
-    Reply,
+    ServerReply,
     answered,
     demand,
     refused,
@@ -84,5 +84,5 @@ def _switches_off(wanted: dict[str, Any]) -> Proof:
     return NOT_SHOWN if tokens == tokens_off else f"a prompt of {tokens_off} tokens, and not of {tokens}"
 
 
-def _thinking_of(reply: Reply) -> str:
+def _thinking_of(reply: ServerReply) -> str:
     return "".join(event["text"] for event in reply.events if event["event"] == "reasoning")

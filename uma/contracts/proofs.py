@@ -31,7 +31,7 @@ class Question:
 
 
 @attrs.frozen
-class Reply:
+class ServerReply:
     """All events that a question was answered with."""
 
     events: tuple[dict[str, Any], ...]
@@ -68,7 +68,7 @@ class Reply:
         return any(re.search(rf"\b{re.escape(field)}\b", warning) for warning in self.last.get("warnings", ()))
 
 
-Proof = Generator[Question, Reply, str]
+Proof = Generator[Question, ServerReply, str]
 """Asks, and returns a word on how it went; raises `DisprovenError` where the claim is false."""
 
 
@@ -96,7 +96,7 @@ def with_ids(ids: list[int]) -> dict[str, Any]:
     return {name: value for name, value in ask(token_ids=ids).fields.items() if name != "prompt"}
 
 
-def answered(reply: Reply, *, ignoring: str | None = None) -> Reply:
+def answered(reply: ServerReply, *, ignoring: str | None = None) -> ServerReply:
     """`reply`, which must be an answer that does not name `ignoring` in its warnings. Raises `DisprovenError`."""
     if reply.error is not None:
         raise DisprovenError(f"refused with {reply.error}")

@@ -22,7 +22,7 @@ from uma.contracts.proofs import (
     DisprovenError,
     Proof,
     Question,
-    Reply,
+    ServerReply,
     answered,
     ask,
     demand,
@@ -264,7 +264,7 @@ def _releases(name: str, holding: Any, releasing: Any, bias: float = 100, **besi
     return "decides whether a forced token goes on repeating"
 
 
-def _a_word(reply: Reply) -> dict[str, Any]:
+def _a_word(reply: ServerReply) -> dict[str, Any]:
     """The first token that is a word, and so no sequence breaker; else the first of all."""
     return next((token for token in reply.tokens if _is_word(token["text"].strip())), reply.tokens[0])
 
@@ -292,7 +292,7 @@ def _tells_of_prompt() -> Proof:
     return f"of {len(found)} prompt tokens, all but the first"
 
 
-def _prompt_of(reply: Reply) -> dict[str, Any]:
+def _prompt_of(reply: ServerReply) -> dict[str, Any]:
     found: dict[str, Any] = reply.last.get("prompt") or {}
     return found
 

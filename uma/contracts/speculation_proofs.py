@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 from functools import partial
 
 from uma.contracts.capabilities import declared
-from uma.contracts.proofs import NOT_SHOWN, Claim, Proof, Question, Reply, answered, ask, demand
+from uma.contracts.proofs import NOT_SHOWN, Claim, Proof, Question, ServerReply, answered, ask, demand
 from uma.types import ServerInfo
 
 REPEATED_TOKENS = 64
@@ -35,7 +35,7 @@ def _drafts() -> Proof:
     return f"{drafted} tokens drafted, {held} of them held" if drafted else f"{NOT_SHOWN}: no draft paid here"
 
 
-def _drafted() -> Generator[Question, Reply, tuple[int, int]]:
+def _drafted() -> Generator[Question, ServerReply, tuple[int, int]]:
     """Ask for a text that repeats itself: tokens that the server has drafted since its start, and those that held."""
     token = answered((yield ask(max_tokens=1))).token_ids[0]
     again = answered((yield ask(max_tokens=REPEATED_TOKENS, logit_bias={str(token): 100})))

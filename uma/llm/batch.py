@@ -27,7 +27,7 @@ MAX_AHEAD_PER_IN_FLIGHT = 8
 
 
 @attrs.frozen
-class PromptRow:
+class GivenPrompt:
     """One prompt or conversation, as it was given, with the fields of its request."""
 
     index: int
@@ -37,7 +37,7 @@ class PromptRow:
 
 
 def results_of(
-    loop: SourceThread, rows: Iterator[PromptRow], *, in_order: bool
+    loop: SourceThread, rows: Iterator[GivenPrompt], *, in_order: bool
 ) -> Generator[RequestOutput, None, None]:
     """The result of each row: as they end, or in the order of the rows.
 
@@ -45,7 +45,7 @@ def results_of(
     iterator cancels what runs. Raises what ended the source.
     """
     most = in_flight(loop.source)
-    inbox, taken = trio.open_memory_channel[list[PromptRow]](math.inf)
+    inbox, taken = trio.open_memory_channel[list[GivenPrompt]](math.inf)
     outbox, results = trio.open_memory_channel[RequestOutput](math.inf)
     scope = trio.CancelScope()
     loop.spawn(_serve, loop, taken, outbox, scope)
@@ -78,7 +78,7 @@ def results_of(
 
 async def _serve(
     loop: SourceThread,
-    inbox: trio.MemoryReceiveChannel[list[PromptRow]],
+    inbox: trio.MemoryReceiveChannel[list[GivenPrompt]],
     outbox: trio.MemorySendChannel[RequestOutput],
     scope: trio.CancelScope,
 ) -> None:
@@ -89,7 +89,7 @@ async def _serve(
                     nursery.start_soon(_run, loop, row, outbox)
 
 
-async def _run(loop: SourceThread, row: PromptRow, outbox: trio.MemorySendChannel[RequestOutput]) -> None:
+async def _run(loop: SourceThread, row: GivenPrompt, outbox: trio.MemorySendChannel[RequestOutput]) -> None:
     outbox.send_nowait(attrs.evolve(await _generate_one(loop, row), index=row.index))
 
 
@@ -101,7 +101,7 @@ async def _take(results: trio.MemoryReceiveChannel[RequestOutput]) -> list[Reque
     return taken
 
 
-async def _generate_one(loop: SourceThread, row: PromptRow) -> RequestOutput:
+async def _generate_one(loop: SourceThread, row: GivenPrompt) -> RequestOutput:
     prompt, fields = row.prompt, row.fields
     try:
         if "messages" in fields:

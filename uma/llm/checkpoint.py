@@ -16,7 +16,7 @@ import xxhash
 from uma.errors import ConnectionLost, InternalError, ShuttingDown, UmaError, from_code
 from uma.jobs import EndedRow, JobChanged, Results, model_of
 from uma.jobs.runner import SYNC_SEC
-from uma.llm.batch import PromptRow, results_of
+from uma.llm.batch import GivenPrompt, results_of
 from uma.llm.results import RequestOutput
 from uma.llm.thread import SourceThread
 from uma.types import Message
@@ -26,7 +26,7 @@ PASSING = (ConnectionLost, InternalError, ShuttingDown)
 ANEW = "remove it and its journal to begin anew"
 
 
-def results_with(loop: SourceThread, rows: Sequence[PromptRow], path: Path) -> Generator[RequestOutput, None, None]:
+def results_with(loop: SourceThread, rows: Sequence[GivenPrompt], path: Path) -> Generator[RequestOutput, None, None]:
     """The result of each row, in order: from the file as far as it has them, and the others, which are appended.
 
     Raises `JobChanged` where the file has results of other rows, parameters or another model.
@@ -57,7 +57,7 @@ def results_with(loop: SourceThread, rows: Sequence[PromptRow], path: Path) -> G
             results.sync()
 
 
-def _kept(results: Results, row: PromptRow) -> RequestOutput:
+def _kept(results: Results, row: GivenPrompt) -> RequestOutput:
     found = results.finished.find(row.index)
     if found is None or found.digest != _digest(row):
         raise JobChanged(
@@ -67,7 +67,7 @@ def _kept(results: Results, row: PromptRow) -> RequestOutput:
     return _converter().structure(json.loads(results.finished.line(found)), RequestOutput)
 
 
-def _digest(row: PromptRow) -> int:
+def _digest(row: GivenPrompt) -> int:
     return xxhash.xxh3_64_intdigest(json.dumps([row.prompt, attrs.asdict(row.sampling)], default=str).encode())
 
 

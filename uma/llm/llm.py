@@ -30,7 +30,7 @@ from uma.llm.arguments import (
     texts_of,
     tool_fields,
 )
-from uma.llm.batch import PromptRow, progress_bar, results_of, warn_of_failures
+from uma.llm.batch import GivenPrompt, progress_bar, results_of, warn_of_failures
 from uma.llm.checkpoint import results_with
 from uma.llm.place import place_of
 from uma.llm.results import RequestOutput
@@ -146,7 +146,7 @@ class LLM(Closing):
         fields = tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
         self._loop.check_process()
         sampling = self._drawn(sampling)
-        made = (PromptRow(index, row, row_fields(row, index, fields), sampling) for index, row in enumerate(rows))
+        made = (GivenPrompt(index, row, row_fields(row, index, fields), sampling) for index, row in enumerate(rows))
         return results_of(self._loop, made, in_order=in_order)
 
     def chat(
@@ -279,7 +279,7 @@ class LLM(Closing):
         self._loop.check_process()
         params = map(self._drawn, params_for(len(asked), sampling_params))
         rows = (
-            PromptRow(index, prompt, fields, sampling)
+            GivenPrompt(index, prompt, fields, sampling)
             for index, ((prompt, fields), sampling) in enumerate(zip(asked, params, strict=True))
         )
         outputs = []

@@ -64,7 +64,7 @@ def warnings_of_empty(
     """Warning of the texts that have no token, and so no embedding among `vectors`; `field` has the texts, or with
     `is_single` the only one.
     """
-    empty = [index for index, each in enumerate(vectors) if each is None]
+    empty = [index for index, vector in enumerate(vectors) if vector is None]
     if not empty:
         return ()
     rest = f" and {len(empty) - 1:,} more" if len(empty) > 1 else ""
