@@ -106,7 +106,7 @@ client_messages: st.SearchStrategy[messages.ClientMessage] = st.one_of(
     st.builds(messages.Cancel, id=ids),
     st.builds(messages.EndThinking, id=ids),
     st.builds(messages.MetricsQuery, id=maybe_ids),
-    st.builds(messages.ActivityQuery, id=maybe_ids),
+    st.builds(messages.ActivityQuery, id=maybe_ids, request=st.just("") | ids),
     st.builds(messages.ExplainQuery, id=maybe_ids, request=st.just("") | ids),
     st.builds(messages.TraceQuery, id=maybe_ids, seconds=st.floats(0.1, 60)),
     st.builds(messages.EndQuery, number=st.integers(1, 2**53), id=maybe_ids),

@@ -57,6 +57,10 @@ async def test_activity_names_what_runs_and_counts_what_waits(kind: str, tiny: P
         assert [(each.id, each.waits_for) for each in activity.waiting] == [("c", "slot"), ("d", "slot")]
         # A server knows the program at the other end of its socket, and an engine that it is its own process.
         assert {each.origin for each in (*activity.running, *activity.waiting)} == {ORIGINS[kind]}
+        runs, waits = await source.activity("b"), await source.activity("d")
+        assert [[each.id for each in own.running] for own in (runs, waits)] == [["b"], []]
+        assert [(each.id, each.waits_for) for each in (*runs.waiting, *waits.waiting)] == [("d", "")]
+        assert (runs.waiting_normal, waits.waiting_background) == (0, 1)
         first = activity.running[0]
         assert first.computed_tokens == first.prompt_tokens > first.cached_tokens
         assert first.generated_tokens >= 1

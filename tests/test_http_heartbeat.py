@@ -70,7 +70,7 @@ class Old:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    async def activity(self) -> None:
+    async def activity(self, id: str = "") -> None:
         raise BadRequest("type: unknown")
 
     @asynccontextmanager

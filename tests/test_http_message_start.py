@@ -12,6 +12,9 @@ import pytest
 from engine_world import config_for
 from http_server import HostedHttp, HttpServer, events_of, hosted_http, running_gateway
 
+from uma.engine.activity import activity_of
+from uma.types import Activity
+
 TURNS = [{"role": "user", "content": "Tell me about the fox, the owl and the river."}]
 TOOLS = [{"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}]
 
@@ -46,6 +49,26 @@ def test_a_gateway_s_message_opens_with_them_too(http_server: HttpServer) -> Non
         body = {"messages": TURNS, "max_tokens": 4, "stream": True}
         said = gateway.ask("POST", "/v1/messages", body).events
     assert sum(prompt_of(said[0]["message"]["usage"])) == counted
+
+
+TELLING = {"/v1/messages": {"messages": TURNS}, "/completion": {"prompt": "Once", "return_progress": True}}
+
+
+@pytest.mark.parametrize(("path", "body"), TELLING.items())
+def test_a_stream_that_tells_of_its_prompt_has_the_engine_look_at_its_own_request_alone(
+    hosted: HostedHttp, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    looked_at: list[str] = []
+
+    def look(*about: Any) -> Activity:
+        looked_at.append(about[-1])
+        return activity_of(*about)
+
+    monkeypatch.setattr("uma.engine.engine.activity_of", look)
+    with hosted.connect() as raw:
+        answer = raw.ask("POST", path, {**body, "max_tokens": 4, "stream": True})
+    assert looked_at
+    assert set(looked_at) == {answer.headers["x-request-id"]}
 
 
 @pytest.fixture

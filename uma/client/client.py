@@ -222,9 +222,11 @@ class Client:
         """See `Source.metrics`; the server's own figures (`active_sessions` ...) are in it too."""
         return (await self._answer(MetricsEvent, MetricsQuery)).snapshot
 
-    async def activity(self) -> Activity:
-        """See `Source.activity`. Raises `BadRequest` where the server is too old to know the question."""
-        activity: Activity = carried(await self._answer(ActivityEvent, ActivityQuery))
+    async def activity(self, id: str = "") -> Activity:
+        """See `Source.activity`. Raises `BadRequest` where the server is too old to know the question; one of a version
+        before 1.2 tells of all requests whatever `id` is.
+        """
+        activity: Activity = carried(await self._answer(ActivityEvent, lambda query: ActivityQuery(query, id)))
         return activity
 
     async def explain(self, id: str = "") -> Explained:

@@ -194,9 +194,9 @@ class ModelsThere(Models):
         """See `Source`."""
         return await self._client.metrics()
 
-    async def activity(self) -> Activity:
+    async def activity(self, id: str = "") -> Activity:
         """See `Source`."""
-        return await self._client.activity()
+        return await self._client.activity(id)
 
     async def explain(self, id: str = "") -> Explained:
         """See `Source`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from uma.engine.policy.order import admission_key, in_order
 from uma.engine.worker.account import Account, Figures
@@ -24,15 +25,21 @@ LEAST_LISTED_MS = 0.001
 """Minimum time of a cause to be listed."""
 
 
-def activity_of(sequences: Iterable[Sequence], now_ms: float, max_active: int) -> Activity:
-    """The activity of `sequences`, which have not ended and come in order of arrival. Trio thread."""
-    sequences = list(sequences)
+def activity_of(sequences: Iterable[Sequence], now_ms: float, max_active: int, id: str = "") -> Activity:
+    """The activity of `sequences`, which have not ended and come in order of arrival. Trio thread.
+
+    Each of hundreds of streams can ask for its own `id`, again and again: that neither sorts nor describes the others.
+    """
+    sequences = [sequence for sequence in sequences if id in ("", sequence.request.id)]
     begun = [sequence for sequence in sequences if sequence.started_ms > 0]
     queued = sorted(
         (sequence for sequence in sequences if sequence.started_ms == 0), key=lambda sequence: _order(sequence, now_ms)
     )
     lanes = Counter(sequence.lane for sequence in queued)
-    describe = _describer(sequences, now_ms, max_active)
+    if id:
+        describe: Callable[[Sequence], RunningRequest] = partial(_described, first=None, blocked_on="", now_ms=now_ms)
+    else:
+        describe = _describer(sequences, now_ms, max_active)
     return Activity(
         tuple(map(describe, begun)), lanes[1], lanes[0], lanes[-1], tuple(map(describe, queued[:MAX_LISTED]))
     )

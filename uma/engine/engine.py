@@ -319,10 +319,10 @@ class Engine:
         await trio.lowlevel.checkpoint()
         return self.snapshot()
 
-    async def activity(self) -> Activity:
+    async def activity(self, id: str = "") -> Activity:
         """See `types.Source.activity`."""
         await trio.lowlevel.checkpoint()
-        return activity_of(self._running, now_ms(), self._max_active)
+        return activity_of(self._running, now_ms(), self._max_active, id)
 
     async def explain(self, id: str = "") -> Explained:
         """See `types.Source.explain`. A task asks about requests of its own `net.client.OWNER`."""

@@ -253,7 +253,7 @@ class _Streamed:
     async def _state(self, source: Source, index: int) -> PromptState | None:
         """How far a prompt is; None where it waits, or its answer has ended."""
         try:
-            running = (await source.activity()).running
+            running = (await source.activity(self.writer.requests[index].id)).running
         except BadRequest:  # behind a gateway, a server of an older protocol
             return None
         return next((PromptState.of(each) for each in running if each.id == self.writer.requests[index].id), None)
@@ -341,11 +341,12 @@ class _Streamed:
         if may_wait and self._asked < at_once:
             return ""
         try:
-            activity = await source.activity()
+            activity = await source.activity(next(iter(mine)) if len(mine) == 1 else "")
         except BadRequest:  # behind a gateway, a server of an older protocol
             return "waiting"
         running = [each for each in activity.running if each.id in mine]
-        # Behind a gateway all are asked at once, and the server can still be counting their tokens.
+        # Behind a gateway all are asked at once, and the server can still be counting their tokens. Of several only
+        # the next that wait are listed, whosever they are: there the counts have to do.
         waiting = activity.waiting_interactive + activity.waiting_normal + activity.waiting_background
         is_taken = len({each.id for each in running}) + len(self._results) >= at_once or waiting > 0
         if may_wait and not is_taken:

@@ -119,6 +119,8 @@ class ActivityQuery:
     """What runs just now asked for: `{"type": "activity"}`."""
 
     id: Id | None = None
+    request: Annotated[str, Length(0, 128)] = ""
+    """Id of the requests to tell of; empty: all."""
     warnings: tuple[str, ...] = ()
 
 

@@ -91,7 +91,7 @@ ADDED: Mapping[str, Additions] = MappingProxyType(
         ),
         "1.2": Additions(
             requests=frozenset(("models", "load", "unload", "pin")),
-            fields=_names(generate="model", tokenize="model pieces", embed="model", rerank="model"),
+            fields=_names(activity="request", generate="model", tokenize="model pieces", embed="model", rerank="model"),
             event_fields=_names(hello="models", loading="id"),
         ),
     }

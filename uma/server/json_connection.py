@@ -437,7 +437,7 @@ class JsonConnection(Connection):
         if isinstance(query, MetricsQuery):
             return await self.server.metrics()
         if isinstance(query, ActivityQuery):
-            return await self.engine.activity()
+            return await self.engine.activity(query.request)
         if isinstance(query, ExplainQuery):
             self.speak_for(query.sender)
             return await self.engine.explain(query.request)

@@ -299,15 +299,20 @@ class LoadedModel:
             self.model.metrics = await self.client.metrics()
         return self.model.metrics
 
-    async def activity(self) -> Activity:
-        """See `Source`. The numbers are the supervisor's. Of a process that does not answer what it said last."""
+    async def activity(self, id: str = "") -> Activity:
+        """See `Source`. The numbers are the supervisor's. Of a process that does not answer what it said last, of all
+        requests.
+        """
+        shown = self.model.activity
         with self.tells_crash(), trio.move_on_after(LOOK_SEC):
-            activity = await self.client.activity()
+            activity = await self.client.activity(id)
             running, waiting = (
                 tuple(map(self._numbered, requests)) for requests in (activity.running, activity.waiting)
             )
-            self.model.activity = attrs.evolve(activity, running=running, waiting=waiting)
-        return self.model.activity
+            shown = attrs.evolve(activity, running=running, waiting=waiting)
+            if not id:
+                self.model.activity = shown
+        return shown
 
     def _numbered(self, request: RunningRequest) -> RunningRequest:
         return attrs.evolve(request, number=request.number * MOST_MODELS + self.model.index)

@@ -249,9 +249,9 @@ class LoadedModels(Models):
         every = await self._of_each(LoadedModel.health) if probe else []
         return next((health for health in every if health.status != "ok"), every[0] if every else Health("ok", 0.0, 0))
 
-    async def activity(self) -> Activity:
+    async def activity(self, id: str = "") -> Activity:
         """That of all models together."""
-        every = await self._of_each(LoadedModel.activity)
+        every = await self._of_each(lambda held: held.activity(id))
         return Activity(
             tuple(request for activity in every for request in activity.running),
             sum(activity.waiting_interactive for activity in every),

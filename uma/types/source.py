@@ -86,8 +86,10 @@ class Source(Protocol):
     async def metrics(self) -> Mapping[str, Any]:
         """A flat snapshot of counters, gauges and histograms (`uma.metrics`). Never waits for compute."""
 
-    async def activity(self) -> Activity:
-        """The requests that run just now, and how many wait. Never waits for compute."""
+    async def activity(self, id: str = "") -> Activity:
+        """The requests that run just now, and how many wait; with `id` those of this id alone, which costs no look at
+        what others do: not told is what they wait for of them. Never waits for compute.
+        """
 
     async def explain(self, id: str = "") -> Explained:
         """Where the time of the newest request with this id went, or of the newest of all: one that runs, or one of
