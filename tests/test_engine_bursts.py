@@ -14,6 +14,7 @@ import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -278,16 +279,15 @@ async def test_a_request_waits_for_one_whose_text_is_still_being_tokenized(
     async with open_engine(config) as engine, trio.open_nursery() as nursery:
         await at_rest()
         lanes = engine._prompts.lanes
-        for _ in range(lanes.slots):
-            lanes.acquire_nowait(1)
-        nursery.start_soon(answer, engine, ask("a" * 2_500, 4, id="long"))
-        with trio.fail_after(PATIENCE_SEC):
-            while not lanes.waiting:
-                await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(answer, engine, ask(tokens_for(1, 10), 4, id="short"))
-            await only_one_is_there(engine)
-        for _ in range(lanes.slots):
-            lanes.release()
+        async with AsyncExitStack() as taken:
+            for _ in range(lanes.slots):
+                await taken.enter_async_context(lanes.slot(1))
+            nursery.start_soon(answer, engine, ask("a" * 2_500, 4, id="long"))
+            with trio.fail_after(PATIENCE_SEC):
+                while not lanes.waiting:
+                    await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(answer, engine, ask(tokens_for(1, 10), 4, id="short"))
+                await only_one_is_there(engine)
     assert [sequences for _, _, sequences in batches()[:2]] == [2, 2]
 
 

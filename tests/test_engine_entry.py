@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,21 +42,17 @@ class NoThreads:
         """Tasks that wait for a thread."""
         return self._lanes.waiting + self._limiter.statistics().tasks_waiting
 
-    @contextmanager
-    def taken(self) -> Iterator[NoThreads]:
-        """For the block."""
-        borrowers = [object() for _ in range(int(self._limiter.available_tokens))]
-        for each in borrowers:
-            self._limiter.acquire_on_behalf_of_nowait(each)
-        for _ in range(self._lanes.slots):
-            self._lanes.acquire_nowait(1)
-        try:
-            yield self
-        finally:
-            for each in borrowers:
-                self._limiter.release_on_behalf_of(each)
-            for _ in range(self._lanes.slots):
-                self._lanes.release()
+    @asynccontextmanager
+    async def taken(self) -> AsyncIterator[NoThreads]:
+        """For the block, which takes no longer than a test's patience."""
+        with trio.fail_after(PATIENCE_SEC):
+            async with AsyncExitStack() as taken:
+                for borrower in [object() for _ in range(int(self._limiter.available_tokens))]:
+                    self._limiter.acquire_on_behalf_of_nowait(borrower)
+                    taken.callback(self._limiter.release_on_behalf_of, borrower)
+                for _ in range(self._lanes.slots):
+                    await taken.enter_async_context(self._lanes.slot(1))
+                yield self
 
 
 async def one_waits(threads: NoThreads) -> None:
@@ -72,14 +68,13 @@ async def test_a_chat_of_very_many_tiny_messages_is_not_rendered_on_the_trio_thr
     many = Request("a", messages=(Message("user", content),) * 1_000)
     async with open_engine(config_for(tiny)) as engine:
         with trio.fail_after(PATIENCE_SEC):
-            async with trio.open_nursery() as nursery:
-                with NoThreads(engine).taken() as threads:
-                    nursery.start_soon(engine.tokenize, many)
-                    await trio.testing.wait_all_tasks_blocked()
-                    assert threads.waiting == 1
-                    # What is short goes no such way.
-                    short = (Message("user", content),) * 10
-                    await answer(engine, Request("b", messages=short, sampling=SamplingParams(max_tokens=1)))
+            async with trio.open_nursery() as nursery, NoThreads(engine).taken() as threads:
+                nursery.start_soon(engine.tokenize, many)
+                await trio.testing.wait_all_tasks_blocked()
+                assert threads.waiting == 1
+                # What is short goes no such way.
+                short = (Message("user", content),) * 10
+                await answer(engine, Request("b", messages=short, sampling=SamplingParams(max_tokens=1)))
 
 
 async def test_a_short_chat_whose_template_is_a_program_is_not_rendered_on_the_trio_thread(tmp_path: Path) -> None:
@@ -87,10 +82,9 @@ async def test_a_short_chat_whose_template_is_a_program_is_not_rendered_on_the_t
     chat = Request("a", messages=(Message("user", "Hi!"),))
     async with open_engine(config_for(path)) as engine:
         with trio.fail_after(PATIENCE_SEC):
-            async with trio.open_nursery() as nursery:
-                with NoThreads(engine).taken() as threads:
-                    nursery.start_soon(engine.tokenize, chat)
-                    await one_waits(threads)
+            async with trio.open_nursery() as nursery, NoThreads(engine).taken() as threads:
+                nursery.start_soon(engine.tokenize, chat)
+                await one_waits(threads)
         assert (await engine.tokenize(chat)).text == "Hi!"
 
 
@@ -103,11 +97,10 @@ async def test_a_request_that_is_withdrawn_while_it_is_prepared_is_counted(
     async with open_engine(config) as engine:
         await answer(engine, ask(known, 2))
     async with open_engine(config) as engine:
-        with NoThreads(engine).taken() as threads:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(answer, engine, ask("a" * 5_000 if waits_for == "tokens" else (*known, 1)))
-                await one_waits(threads)
-                nursery.cancel_scope.cancel()
+        async with NoThreads(engine).taken() as threads, trio.open_nursery() as nursery:
+            nursery.start_soon(answer, engine, ask("a" * 5_000 if waits_for == "tokens" else (*known, 1)))
+            await one_waits(threads)
+            nursery.cancel_scope.cancel()
         await answer(engine, ask(max_tokens=2))
         metrics = await settled(engine)
     counted = (metrics["requests_total"], metrics["requests_cancelled"], metrics["requests_length"])
@@ -118,7 +111,7 @@ async def test_a_client_that_hangs_up_while_its_request_is_prepared_is_counted(t
     config = config_for(tiny, socket=str(socket_dir / "s"))
     async with open_engine(config) as engine, trio.open_nursery() as nursery:
         await nursery.start(Server(engine, config).serve)
-        with trio.fail_after(PATIENCE_SEC), NoThreads(engine).taken() as threads:
+        async with NoThreads(engine).taken() as threads:
             async with await trio.open_unix_socket(config.socket) as stream:
                 await stream.send_all(frame({"id": "a", "prompt": "a" * 5_000}))
                 while not threads.waiting:
@@ -155,11 +148,10 @@ async def test_a_file_that_many_need_at_once_is_read_once(tiny: Path, tmp_path: 
     async def read(id: int) -> None:
         got.append(await answer(engine, ask((*known, id), 2, id=str(id))))
 
-    async with open_engine(config) as engine, trio.open_nursery() as nursery:
-        with NoThreads(engine).taken() as threads:
-            for id in range(5):
-                nursery.start_soon(read, id)
-            await one_waits(threads)
+    async with open_engine(config) as engine, trio.open_nursery() as nursery, NoThreads(engine).taken() as threads:
+        for id in range(5):
+            nursery.start_soon(read, id)
+        await one_waits(threads)
     assert [each.finished.usage.cached_tokens >= 600 for each in got] == [True] * 5
     assert len(files_read) == 1
 
@@ -192,12 +184,11 @@ async def test_a_request_that_would_ask_a_stopped_engine_what_it_holds_is_refuse
             await answer(engine, ask(prompt + "b", 2))
         refused.append(error.value)
 
-    async with open_engine(config) as engine, trio.open_nursery() as nursery:
-        with NoThreads(engine).taken() as threads:
-            nursery.start_soon(late, engine)
-            await one_waits(threads)  # its prompt is about to be tokenized
-            engine.begin_drain()
-            engine.worker.stop()
+    async with open_engine(config) as engine, trio.open_nursery() as nursery, NoThreads(engine).taken() as threads:
+        nursery.start_soon(late, engine)
+        await one_waits(threads)  # its prompt is about to be tokenized
+        engine.begin_drain()
+        engine.worker.stop()
     assert len(refused) == 1
 
 
@@ -217,28 +208,33 @@ async def test_no_file_is_read_that_memory_could_not_hold(tiny: Path, tmp_path: 
 # Preparation
 
 
-async def test_a_cancelled_task_leaves_its_thread_at_once_and_the_next_one_begins_after_that() -> None:
-    lanes, begun, goes_on, order = LaneLimiter(1), threading.Event(), threading.Event(), list[str]()
+@pytest.mark.parametrize("slots", [1, 2])
+async def test_a_cancelled_task_leaves_its_thread_at_once_and_the_next_of_its_lane_begins_after_that(
+    slots: int,
+) -> None:
+    lanes, begun, goes_on, order = LaneLimiter(slots), threading.Event(), threading.Event(), list[str]()
 
     def slow() -> None:
         begun.set()
         goes_on.wait(PATIENCE_SEC)
         order.append("slow ends")
 
-    async def work(function: Callable[[], None], scope: trio.CancelScope) -> None:
+    async def work(function: Callable[[], None], scope: trio.CancelScope, lane: int = -1) -> None:
         with scope:
-            async with lanes.slot(0):
-                await lanes.in_thread(function)
+            async with lanes.slot(lane) as slot:
+                await slot.in_thread(function)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(work, slow, scope := trio.CancelScope())
         await trio.to_thread.run_sync(begun.wait)
-        nursery.start_soon(work, lambda: order.append("next"), trio.CancelScope())
         scope.cancel()
+        nursery.start_soon(work, lambda: order.append("next"), trio.CancelScope())
         await trio.testing.wait_all_tasks_blocked()
-        assert (scope.cancelled_caught, lanes.waiting, order) == (True, 0, [])
+        assert (scope.cancelled_caught, lanes.waiting, order) == (True, 1, [])
+        if slots == 2:
+            await work(lambda: order.append("interactive"), trio.CancelScope(), 0)
         goes_on.set()
-    assert order == ["slow ends", "next"]
+    assert order == [*(["interactive"] if slots == 2 else []), "slow ends", "next"]
 
 
 async def test_one_client_s_slow_pictures_leave_others_a_thread(tiny: Path) -> None:
@@ -272,19 +268,17 @@ async def test_slots_are_given_by_lane_then_by_arrival_and_the_last_is_kept_from
             order.append(name)
             await trio.lowlevel.checkpoint()
 
-    for _ in range(slots):
-        lanes.acquire_nowait(1)
-    async with trio.open_nursery() as nursery:
-        for lane, name in ((-1, "b1"), (-1, "b2"), (0, "n1"), (0, "n2"), (1, "i1"), (1, "i2"), (-1, "b3")):
-            nursery.start_soon(work, lane, name)
-            await trio.testing.wait_all_tasks_blocked()
-        assert order == []
-        lanes.release()  # the other slot, where there are two, stays taken
+    async with trio.open_nursery() as nursery, AsyncExitStack() as other:
+        if slots == 2:
+            await other.enter_async_context(lanes.slot(1))
+        async with lanes.slot(1):
+            for lane, name in ((-1, "b1"), (-1, "b2"), (0, "n1"), (0, "n2"), (1, "i1"), (1, "i2"), (-1, "b3")):
+                nursery.start_soon(work, lane, name)
+                await trio.testing.wait_all_tasks_blocked()
+            assert order == []
         await trio.testing.wait_all_tasks_blocked()
         above = ["i1", "i2", "n1", "n2"]
         assert order == (above if slots == 2 else [*above, "b1", "b2", "b3"])
-        for _ in range(slots - 1):
-            lanes.release()
     assert order == [*above, "b1", "b2", "b3"]
 
 
@@ -296,19 +290,20 @@ async def test_a_slot_that_is_waited_for_in_vain_is_not_lost(granted: str) -> No
         async with lanes.slot(0):
             await trio.sleep_forever()
 
-    if granted != "before":
-        lanes.acquire_nowait(0)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(work)
+    async with AsyncExitStack() as other:
         if granted != "before":
-            await trio.testing.wait_all_tasks_blocked()
-        if granted == "with the cancel":
-            lanes.release()
-        nursery.cancel_scope.cancel()
-    if granted == "never":
-        lanes.release()
+            await other.enter_async_context(lanes.slot(0))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work)
+            if granted != "before":
+                await trio.testing.wait_all_tasks_blocked()
+            if granted == "with the cancel":
+                await other.aclose()
+            nursery.cancel_scope.cancel()
     assert lanes.waiting == 0
-    lanes.acquire_nowait(0)
+    with trio.fail_after(PATIENCE_SEC):
+        async with lanes.slot(0):
+            pass
 
 
 async def test_within_a_lane_clients_take_turns_by_what_their_work_costs() -> None:
@@ -319,13 +314,11 @@ async def test_within_a_lane_clients_take_turns_by_what_their_work_costs() -> No
         async with lanes.slot(0, cost):
             order.append(client)
 
-    lanes.acquire_nowait(0)
-    async with trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery, lanes.slot(0):
         for client, cost, count in (("flood", 1, 6), ("other", 1, 2), ("heavy", 3, 2)):
             for _ in range(count):
                 nursery.start_soon(work, client, cost)
                 await trio.testing.wait_all_tasks_blocked()
-        lanes.release()
     first, rest = order[:3], order[3:]
     assert first == ["flood", "other", "heavy"]
     assert rest == ["flood", "other", "flood", "flood", "heavy", "flood", "flood"]
@@ -333,12 +326,12 @@ async def test_within_a_lane_clients_take_turns_by_what_their_work_costs() -> No
 
 async def test_clients_that_come_and_go_are_forgotten_although_a_slot_is_always_held() -> None:
     lanes = LaneLimiter(2)
-    lanes.acquire_nowait(0)
-    for number in range(3 * MAX_FLOWS):
-        CLIENT.set(number)
-        async with lanes.slot(0):
-            pass
-    assert len(lanes) <= MAX_FLOWS
+    async with lanes.slot(0):
+        for number in range(3 * MAX_FLOWS):
+            CLIENT.set(number)
+            async with lanes.slot(0):
+                pass
+        assert len(lanes) <= MAX_FLOWS
 
 
 async def test_work_that_a_client_cancels_costs_it_no_turn() -> None:
@@ -358,21 +351,21 @@ async def test_work_that_a_client_cancels_costs_it_no_turn() -> None:
             await trio.testing.wait_all_tasks_blocked()
             return scope
 
-        lanes.acquire_nowait(0)
-        withdrawn = await begin("third", "withdrawn")
-        given_up = [await begin("one", f"given up {number}") for number in range(3)]
-        for client, name in (
-            ("one", "last of one"),
-            ("other", "other 0"),
-            ("other", "other 1"),
-            ("third", "last of third"),
-        ):
-            await begin(client, name)
-        for scope in given_up:
-            scope.cancel()
-        await trio.testing.wait_all_tasks_blocked()
-        withdrawn.cancel()
-        lanes.release()  # it is given to the task that was cancelled, which has not run yet
+        async with lanes.slot(0):
+            withdrawn = await begin("third", "withdrawn")
+            given_up = [await begin("one", f"given up {number}") for number in range(3)]
+            for client, name in (
+                ("one", "last of one"),
+                ("other", "other 0"),
+                ("other", "other 1"),
+                ("third", "last of third"),
+            ):
+                await begin(client, name)
+            for scope in given_up:
+                scope.cancel()
+            await trio.testing.wait_all_tasks_blocked()
+            withdrawn.cancel()
+        # The slot is given to the task that was cancelled, which has not run yet.
     assert order == ["last of one", "other 0", "last of third", "other 1"]
 
 
@@ -389,14 +382,13 @@ async def test_one_clients_prompts_leave_space_and_a_turn_for_anothers(tiny: Pat
 
     async with open_engine(config_for(tiny, n_ctx=32_768, max_prompt_bytes=4 * 2**20)) as engine:
         with trio.fail_after(PATIENCE_SEC):
-            async with trio.open_nursery() as nursery:
-                with NoThreads(engine).taken():
-                    for number in range(100):
-                        nursery.start_soon(ask_as, "flood", engine, long_text(200, 0, f"flood {number}"))
-                        await trio.testing.wait_all_tasks_blocked()
-                    assert refused["flood"] > 50
-                    nursery.start_soon(ask_as, "other", engine, long_text(200, 0, "other"))
+            async with trio.open_nursery() as nursery, NoThreads(engine).taken():
+                for number in range(100):
+                    nursery.start_soon(ask_as, "flood", engine, long_text(200, 0, f"flood {number}"))
                     await trio.testing.wait_all_tasks_blocked()
+                assert refused["flood"] > 50
+                nursery.start_soon(ask_as, "other", engine, long_text(200, 0, "other"))
+                await trio.testing.wait_all_tasks_blocked()
     assert refused["other"] == 0
     assert done.index("other") < 10 < done.count("flood"), "it waited for all that was there before"
 
@@ -414,9 +406,8 @@ async def test_many_texts_of_one_client_are_prepared_in_pieces_between_which_oth
         done.append("other")
 
     async with open_engine(config_for(tiny, n_ctx=32_768)) as engine:
-        engine._prompts.lanes.acquire_nowait(1)
         with trio.fail_after(PATIENCE_SEC):
-            async with trio.open_nursery() as nursery:
+            async with engine._prompts.lanes.slot(1), trio.open_nursery() as nursery:
                 found: list[int] = []
 
                 async def prepare_all() -> None:
@@ -427,7 +418,6 @@ async def test_many_texts_of_one_client_are_prepared_in_pieces_between_which_oth
                 nursery.start_soon(ask_as_another, engine)
                 await trio.testing.wait_all_tasks_blocked()
                 may_go_on.set()
-        engine._prompts.lanes.release()
     assert found == list(range(1_000))
     assert 0 < done.index("other") < 500
 
@@ -435,11 +425,10 @@ async def test_many_texts_of_one_client_are_prepared_in_pieces_between_which_oth
 async def test_ids_are_turned_into_text_in_a_thread_where_they_are_many(tiny: Path) -> None:
     async with open_engine(config_for(tiny)) as engine:
         with trio.fail_after(PATIENCE_SEC):
-            async with trio.open_nursery() as nursery:
-                with NoThreads(engine).taken() as threads:
-                    nursery.start_soon(engine.tokenize, Request("many", token_ids=(1,) * 100_000))
-                    await one_waits(threads)
-                    assert (await engine.tokenize(Request("few", token_ids=(1, 2)))).token_ids == (1, 2)
+            async with trio.open_nursery() as nursery, NoThreads(engine).taken() as threads:
+                nursery.start_soon(engine.tokenize, Request("many", token_ids=(1,) * 100_000))
+                await one_waits(threads)
+                assert (await engine.tokenize(Request("few", token_ids=(1, 2)))).token_ids == (1, 2)
 
 
 def long_text(kib: int, priority: Any, id: str) -> Request:
@@ -460,22 +449,21 @@ async def test_a_flood_of_long_background_prompts_leaves_the_way_free_for_others
 
     config = config_for(tiny, n_ctx=32_768, max_prompt_bytes=4 * 2**20)
     async with open_engine(config) as engine:
-        with trio.fail_after(PATIENCE_SEC), NoThreads(engine).taken() as threads:
-            async with trio.open_nursery() as nursery:
-                for number in range(100):
-                    nursery.start_soon(flood, engine, number)
-                await trio.testing.wait_all_tasks_blocked()
-                waiting = threads.waiting
-                assert 0 < waiting < 100
-                assert waiting + len(refused) == 100
-                assert engine._prompts._preparing_bytes <= 0.5 * MAX_PREPARING_BYTES
-                nursery.start_soon(flood, engine, 100)
-                await trio.testing.wait_all_tasks_blocked()
-                assert threads.waiting == waiting, "it was not refused"
-                nursery.start_soon(engine.tokenize, long_text(200, 1, "interactive"))
-                await trio.testing.wait_all_tasks_blocked()
-                assert threads.waiting == waiting + 1, "background took the space of others"
-                nursery.cancel_scope.cancel()
+        async with NoThreads(engine).taken() as threads, trio.open_nursery() as nursery:
+            for number in range(100):
+                nursery.start_soon(flood, engine, number)
+            await trio.testing.wait_all_tasks_blocked()
+            waiting = threads.waiting
+            assert 0 < waiting < 100
+            assert waiting + len(refused) == 100
+            assert engine._prompts._preparing_bytes <= 0.5 * MAX_PREPARING_BYTES
+            nursery.start_soon(flood, engine, 100)
+            await trio.testing.wait_all_tasks_blocked()
+            assert threads.waiting == waiting, "it was not refused"
+            nursery.start_soon(engine.tokenize, long_text(200, 1, "interactive"))
+            await trio.testing.wait_all_tasks_blocked()
+            assert threads.waiting == waiting + 1, "background took the space of others"
+            nursery.cancel_scope.cancel()
         assert engine._prompts._preparing_bytes == 0
     assert all(error.retry_after_ms for error in refused)
 

@@ -277,6 +277,33 @@ async def test_new_grammars_are_compiled_at_once_on_cores_to_spare_and_no_other_
     assert compiler.call_count == 2
 
 
+async def test_a_grammar_whose_request_is_cancelled_in_mid_compile_is_not_compiled_beside_itself(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling, go_on, got = threading.Event(), threading.Event(), list[str]()
+
+    def slow(tokenizer: LLTokenizer, source: str, **how: Any) -> LLMatcher:
+        compiling.set()
+        assert go_on.wait(PATIENCE_SEC)
+        return LLMatcher(tokenizer, source, **how)
+
+    async def ask_for(scope: trio.CancelScope) -> None:
+        with scope:
+            got.append((await answer(engine, constrained(Grammar(json_schema={"const": 1})))).text)
+
+    monkeypatch.setattr(backend, "core_count", lambda: 4)
+    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+        compiler = Mock(wraps=LLMatcher, side_effect=slow)
+        monkeypatch.setattr(module, "LLMatcher", compiler)
+        nursery.start_soon(ask_for, scope := trio.CancelScope())
+        assert await trio.to_thread.run_sync(compiling.wait, PATIENCE_SEC)
+        scope.cancel()
+        nursery.start_soon(ask_for, trio.CancelScope())
+        await trio.testing.wait_all_tasks_blocked()
+        go_on.set()
+    assert (compiler.call_count, got) == (1, ["1"])
+
+
 async def test_what_the_first_grammar_needs_is_made_before_a_server_is_ready(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

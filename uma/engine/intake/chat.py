@@ -181,8 +181,8 @@ class ChatAbilities:
         assert self._family is not None
         specials = await self._known_specials()
         grammar = partial(self._grammar, request, specials, begins_thinking=self._begins_thinking(request, prompt))
-        async with self._lanes.slot(request.priority):
-            source = await self._lanes.in_thread(grammar)
+        async with self._lanes.slot(request.priority) as slot:
+            source = await slot.in_thread(grammar)
         return attrs.evolve(request.sampling, grammar=Grammar(lark=source))
 
     def _grammar(self, request: Request, specials: Specials, *, begins_thinking: bool) -> str:
@@ -230,8 +230,8 @@ class ChatAbilities:
             except UnservableError:
                 return False
 
-        async with self._lanes.slot(request.priority):
-            return await self._lanes.in_thread(partial(self._loose.found, request, fits))
+        async with self._lanes.slot(request.priority) as slot:
+            return await slot.in_thread(partial(self._loose.found, request, fits))
 
     async def blame(self, request: Request, error: BadRequest, compile_grammar: _Compile) -> BadRequest:
         """A copy of an error with the place in the schema that no grammar can describe: the answer's, or a tool's."""

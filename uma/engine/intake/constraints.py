@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 import trio
 
-from uma.engine.intake.lanes import LaneLimiter
+from uma.engine.intake.lanes import LaneLimiter, Slot
 from uma.engine.worker.choice import Bias
 from uma.errors import BadRequest
 from uma.llama.grammar import GrammarCompiler, GrammarState, key_of
@@ -65,10 +65,10 @@ class Constraints:
             )
             if known is not None:
                 return known
-            async with self._lanes.slot(lane):
+            async with self._lanes.slot(lane) as slot:
                 compiling = self._compiling.get(key)
                 if compiling is None:
-                    return await self._compile(key, sampling, before)
+                    return await self._compile(slot, key, sampling, before)
             await compiling.ended.wait()
             if compiling.refusal is not None:
                 raise BadRequest(*compiling.refusal.lines)
@@ -85,22 +85,27 @@ class Constraints:
         with self._compiler.turn:
             return self._known(sampling, before)
 
-    async def _compile(self, key: str, sampling: SamplingParams, before: str) -> tuple[GrammarState, list[int]]:
+    async def _compile(
+        self, slot: Slot, key: str, sampling: SamplingParams, before: str
+    ) -> tuple[GrammarState, list[int]]:
         compiling = self._compiling[key] = _Compiling()
-        try:
-            return await self._lanes.in_thread(partial(self._begin, sampling, before))
-        except BadRequest as error:
-            compiling.refusal = error
-            raise
-        finally:
+
+        def end() -> None:
             del self._compiling[key]
             compiling.ended.set()
 
-    def _begin(self, sampling: SamplingParams, before: str) -> tuple[GrammarState, list[int]]:
+        slot.at_end = end  # its request can be cancelled before
+        return await slot.in_thread(partial(self._begin, compiling, sampling, before))
+
+    def _begin(self, compiling: _Compiling, sampling: SamplingParams, before: str) -> tuple[GrammarState, list[int]]:
         assert sampling.grammar is not None
-        state = self._compiler.compile(sampling.grammar, before)
-        with self._compiler.turn:
-            return state, _opening(state, sampling)
+        try:
+            state = self._compiler.compile(sampling.grammar, before)
+            with self._compiler.turn:
+                return state, _opening(state, sampling)
+        except BadRequest as error:
+            compiling.refusal = error
+            raise
 
     def serves(self, grammar: Grammar) -> bool:
         """Whether a grammar can be served. Any thread; takes as long as compiling it."""

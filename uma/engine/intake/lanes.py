@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
 from itertools import count
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import attrs
 import trio
@@ -50,6 +50,37 @@ class _Flow:
         return -self.lane, self.turn, self.first.arrival
 
 
+@attrs.define(eq=False)
+class Slot:
+    """A slot that is held by a block and by the threads that began in it, until the last of these has ended.
+
+    It is what Trio asks before a thread begins, and tells on its own thread that one has ended, given up or not.
+    """
+
+    _release: Callable[[], None]
+    at_end: Callable[[], None] | None = attrs.field(default=None, init=False)
+    """Called just before another has the slot."""
+    _holders: int = attrs.field(default=1, init=False)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """What `work` returns, called in a thread; for the task of the block. One that is cancelled does not wait for
+        the thread, but the next holder of the slot does.
+        """
+        return await trio.to_thread.run_sync(work, limiter=cast(trio.CapacityLimiter, self), abandon_on_cancel=True)
+
+    async def acquire_on_behalf_of(self, _: object) -> None:
+        """A thread is about to begin."""
+        self._holders += 1
+
+    def release_on_behalf_of(self, _: object) -> None:
+        """A thread has ended, or the block."""
+        self._holders -= 1
+        if self._holders == 0:
+            if self.at_end is not None:
+                self.at_end()
+            self._release()
+
+
 class LaneLimiter:
     """Limiter of at most `slots` holders at a time. The next is of the highest lane that waits, and there of the client
     that has had least: start-time fair queueing (Goyal, Vin, Cheng 1996), the oldest first among equals.
@@ -61,7 +92,6 @@ class LaneLimiter:
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._free = slots
-        self._threads = trio.CapacityLimiter(slots)
         self._arrivals = count()
         self._clocks: dict[int, float] = {}
         """Turn that was served last, by lane."""
@@ -78,28 +108,16 @@ class LaneLimiter:
         return sum(len(flow.waiting) for flow in self._flows.values())
 
     @asynccontextmanager
-    async def slot(self, lane: int, cost: float = 1.0) -> AsyncIterator[None]:
+    async def slot(self, lane: int, cost: float = 1.0) -> AsyncIterator[Slot]:
         """Hold a slot for the block, with work of this `cost`: any unit, but the same for all."""
         await self._acquire(lane, cost)
+        slot = Slot(self._release)
         try:
-            yield
+            yield slot
         finally:
-            self.release()
+            slot.release_on_behalf_of(None)
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        """What `work` returns, called in a thread; for a task that has a slot. One that is cancelled does not wait for
-        the thread, but the next holder of the slot does.
-        """
-        return await trio.to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
-
-    def acquire_nowait(self, lane: int) -> None:
-        """Take a slot; `release` gives it back. Raises `trio.WouldBlock` where none is free for this lane."""
-        if self._free <= self._reserved_from(lane):
-            raise trio.WouldBlock
-        self._free -= 1
-
-    def release(self) -> None:
-        """Give a slot back."""
+    def _release(self) -> None:
         self._free += 1
         self._grant()
 
@@ -116,7 +134,7 @@ class LaneLimiter:
         except trio.Cancelled:
             if waiter.granted.is_set():
                 flow.turn -= cost  # it has used nothing
-                self.release()
+                self._release()
             else:
                 del flow.waiting[waiter]
             raise

@@ -171,9 +171,9 @@ class PromptReader:
             return await self._in_slot(function, chars, lane)
 
     async def _in_slot(self, function: Callable[[], T], chars: int, lane: int) -> T:
-        async with self.lanes.slot(lane, chars):
+        async with self.lanes.slot(lane, chars) as slot:
             began = now_ms()
-            result = await self.lanes.in_thread(partial(self._recorded, function))
+            result = await slot.in_thread(partial(self._recorded, function))
             self._bytes_per_ms = 4 * chars / max(0.001, now_ms() - began)
             return result
 
