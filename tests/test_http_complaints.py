@@ -193,7 +193,7 @@ def test_a_stream_that_waits_shows_that_it_lives_and_leaves_the_queue_with_its_c
     endless = {"max_tokens": 30_000, "ignore_eos": True, "stream": True}
     waiting: list[tuple[str, dict[str, Any], bytes]] = [
         ("/v1/completions", {"prompt": "a", **endless}, b": waiting\n\n"),
-        ("/v1/messages", {"messages": turns("a"), **endless}, b"event: ping\n"),
+        ("/v1/messages", {"messages": turns("a"), **endless}, b": waiting\n\n"),  # a ping comes behind message_start
         ("/api/generate", {"prompt": "a", "options": {"num_predict": 9}}, b" "),
     ]
     raws = [RawHttp(narrow.port) for _ in range(4)]
