@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import hashlib
 import sqlite3
+import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -17,9 +19,10 @@ from http_server import HostedHttp, RawHttp, hosted_http, running_http
 from openai.types import Batch
 from test_http_batches import CHAT, begun, client_of, completed, ended, line, lines_of
 
-from harness import until
+from harness import PATIENCE_SEC, until
 from models import write_model
 from uma.http import batches, files
+from uma.jobs import JobChanged, Results
 
 ENDLESS = [line(number, max_tokens=12, ignore_eos=True) for number in range(3_000)]
 
@@ -184,3 +187,31 @@ def test_a_full_disk_is_told_as_such(tiny: Path, tmp_path: Path, monkeypatch: py
             client.files.create(file=("a", b"{}"), purpose="batch")
         assert told.value.status_code == 503
         assert [each.name for each in (tmp_path / "jobs" / "files").iterdir()] == [kept.id]
+
+
+def test_results_that_are_open_only_after_the_server_s_end_are_closed_again(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, goes_on, is_open, real = threading.Event(), threading.Event(), threading.Event(), Results.open
+
+    def stalled(*given: Any, **how: Any) -> Results:
+        opening.set()
+        assert goes_on.wait(PATIENCE_SEC)
+        results = real(*given, **how)
+        is_open.set()
+        return results
+
+    monkeypatch.setattr(Results, "open", stalled)
+    with shared(tiny, tmp_path) as (_, (client,)):
+        id = begun(client, [line(0)]).id
+        assert opening.wait(PATIENCE_SEC)
+
+    def is_free() -> bool:
+        with suppress(JobChanged):
+            real(tmp_path / "jobs" / "batches" / f"{id}.jsonl", {"version": 1}).close()
+            return True
+        return False
+
+    goes_on.set()
+    assert is_open.wait(PATIENCE_SEC)
+    until(is_free, bool)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
+from stalled_disk import stalling
 
 from uma.jobs import JobChanged, Results
 from uma.jobs.journal import WINDOW, CannotWrite, EndedRow
@@ -210,3 +214,35 @@ def test_a_row_is_found_wherever_in_the_window_it_ended(tmp_path: Path) -> None:
     with opened(out) as results:
         assert done_in(results, rows) == sorted(order)
         assert not results.finished.left()
+
+
+def test_results_that_are_closed_while_the_disk_stalls_are_free_and_whole_once_it_has_taken_them(
+    tmp_path: Path,
+) -> None:
+    path, line = tmp_path / "out.jsonl", b'{"id": 1}\n'
+    with stalling() as disk, opened(path) as results:
+        writer = Thread(target=results.append, args=([EndedRow(0, 0, line, is_failed=False)],))
+        writer.start()
+        disk.is_asked.wait()
+        results.close()
+        with pytest.raises(JobChanged, match="another process"):
+            Results.open(path, HEADER)
+        disk.goes_on.set()
+        writer.join()
+        with opened(path) as again:
+            assert again.rows == 1
+    assert path.read_bytes() == line
+
+
+def test_results_that_cannot_be_opened_to_the_end_are_left_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(file: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", broken)
+        with pytest.raises(CannotWrite, match="Input/output error"):
+            Results.open(tmp_path / "out.jsonl", HEADER)
+    with opened(tmp_path / "out.jsonl") as results:
+        assert results.rows == 0

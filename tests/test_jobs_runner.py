@@ -60,15 +60,10 @@ async def test_a_disk_that_stalls_holds_up_no_task_and_no_more_rows_are_asked_th
     assert out.read_bytes().count(b"\n") == ROWS
 
 
-async def test_a_run_is_cancelled_while_the_disk_stalls_and_what_it_takes_later_counts(tmp_path: Path) -> None:
+async def test_a_run_is_cancelled_while_the_disk_stalls(tmp_path: Path) -> None:
     out, rows = tmp_path / "out.jsonl", read_rows(io.BytesIO(b'{"prompt": "a"}\n{"prompt": "b"}\n'))
-    results = Results.open(out, {"version": 1})
-    with stalling() as disk, closing(results):
+    with stalling() as disk, closing(Results.open(out, {"version": 1})) as results:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Runner(InOrder(), rows, RowForm(), results, 1).run)
             await disk.asked()
             nursery.cancel_scope.cancel()
-    results.sync()  # waits for the thread that was given up
-    results.close()
-    with closing(Results.open(out, {"version": 1})) as results:
-        assert results.rows >= 1

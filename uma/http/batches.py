@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import closing, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -288,16 +289,16 @@ async def _run_rows(gateway: Gateway, jobs: JobFolder, id: str) -> tuple[bool, s
     model = model_of(gateway.source) if gateway.models is None else batch.model
     header = {"version": 1, "model": model, "endpoint": batch.endpoint}
     opening = partial(Results.open, out, header, anew="cancel this batch and create another")
-    with rows, closing(await trio.to_thread.run_sync(opening, abandon_on_cancel=True)) as results:
-        runner = Runner(
-            InMemory(gateway.app, "batch", gateway.source, account),
-            read_rows(rows, takes_gzip=False),
-            RowForm(endpoint=batch.endpoint, defaults={} if gateway.models is None else {"model": batch.model}),
-            results,
-            in_flight(gateway.source, has_others=True),
-            prefix=f"{id}-",
-        )
-        async with trio.open_nursery() as nursery:
+    with rows:
+        async with _opened(opening) as results, trio.open_nursery() as nursery:
+            runner = Runner(
+                InMemory(gateway.app, "batch", gateway.source, account),
+                read_rows(rows, takes_gzip=False),
+                RowForm(endpoint=batch.endpoint, defaults={} if gateway.models is None else {"model": batch.model}),
+                results,
+                in_flight(gateway.source, has_others=True),
+                prefix=f"{id}-",
+            )
             nursery.start_soon(_end_turn, gateway, jobs, batch.owner, runner)
             try:
                 return await gateway.batches.run(runner), None
@@ -306,6 +307,25 @@ async def _run_rows(gateway: Gateway, jobs: JobFolder, id: str) -> tuple[bool, s
             finally:
                 nursery.cancel_scope.cancel()
     raise AssertionError("the nursery's block has returned")
+
+
+@asynccontextmanager
+async def _opened(opening: Callable[[], Results]) -> AsyncIterator[Results]:
+    """What `opening` returns, for the block. A disk that stalls holds up no end: what comes too late is closed then."""
+    found, is_over = list[Results](), False
+
+    def opened() -> Results:
+        found.append(results := opening())
+        if is_over:
+            results.close()
+        return results
+
+    try:
+        yield await trio.to_thread.run_sync(opened, abandon_on_cancel=True)
+    finally:
+        is_over = True
+        for results in found:
+            results.close()
 
 
 def _begun(id: str, store: Store) -> tuple[StoredBatch | None, BufferedReader | None, Path]:

@@ -12,7 +12,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -160,6 +160,7 @@ class Results:
     """What an earlier job left, of which good results are taken over."""
     _marked_bytes: int = 0
     _in_use: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+    _is_closing: bool = attrs.field(default=False, init=False)
 
     @classmethod
     def open(
@@ -218,21 +219,30 @@ class Results:
             out = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 _lock(out, path)  # a hard link has another name, another journal, and this very file
+                os.ftruncate(out, walk.out_bytes)
+                os.ftruncate(journal, walk.journal_bytes)
+                _sync_folder(path)
+                sizes = walk.out_bytes, walk.journal_bytes, walk.rows, walk.failed
+                return cls(path, out, journal, *sizes, is_new, _finished(path, walk), reusable)
             except BaseException:
                 os.close(out)
                 raise
         except BaseException:
             os.close(journal)
             raise
-        os.ftruncate(out, walk.out_bytes)
-        os.ftruncate(journal, walk.journal_bytes)
-        _sync_folder(path)
-        sizes = walk.out_bytes, walk.journal_bytes, walk.rows, walk.failed
-        return cls(path, out, journal, *sizes, is_new, _finished(path, walk), reusable)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            with self._in_use:
+                yield
+        finally:
+            if self._is_closing:
+                self.close()
 
     def append(self, ended: Sequence[EndedRow]) -> None:
         """Write results, each whole: where the disk is full, as many as there is space for. Raises `CannotWrite`."""
-        with self._in_use:
+        with self._writing():
             self._append(ended)
 
     def _append(self, ended: Sequence[EndedRow]) -> None:
@@ -258,7 +268,7 @@ class Results:
 
     def sync(self) -> None:
         """Return once what was appended before is on the disk. Raises `CannotWrite`."""
-        with self._in_use:
+        with self._writing():
             if self._out_bytes == self._marked_bytes:
                 return
             try:
@@ -285,17 +295,19 @@ class Results:
     def close(self) -> None:
         """Close the files; the job can then be opened again.
 
-        Does nothing while a thread that was given up still waits for the disk: its file descriptors must not become
-        other files'.
+        While a thread that was given up still waits for the disk, that is left to it: its file descriptors must not
+        become other files'.
         """
+        self._is_closing = True
         if not self._in_use.acquire(blocking=False):
             return
-        self.finished.close()
-        if self.reusable is not None:
-            self.reusable.close()
-        os.close(self._out)
-        os.close(self._journal)
-        self._out = self._journal = -1
+        if self._out >= 0:
+            self.finished.close()
+            if self.reusable is not None:
+                self.reusable.close()
+            os.close(self._out)
+            os.close(self._journal)
+            self._out = self._journal = -1
         self._in_use.release()
 
 
