@@ -18,12 +18,16 @@ import trio
 import trio.testing
 from http_server import Answered, HttpServer, ServeModels, running_http
 from several import GREEDY, NAMES, PROMPT, children, taken_bytes
+from starlette.types import Message, Scope
 
 from harness import ONE_THREAD, Raw, RunInProcessText, ask, run_to_end, short_directory, uma_command, until
 from models import write_model
 from uma.client import connect, dialled
 from uma.config import RuntimeConfig
 from uma.errors import BadRequest, Ended, InternalError
+from uma.http.app import build_app
+from uma.http.gateway import Gateway
+from uma.http.generation import HEARTBEAT_SEC
 from uma.supervisor import open_models
 from uma.supervisor.model import STANDSTILL_SEC, ModelLoad
 from uma.types import Finished, LoadProgress, Request, SamplingParams, Source, Token
@@ -456,6 +460,55 @@ async def test_a_load_that_stands_still_is_ended_and_the_models_behind_it_have_t
         assert await text("alpha") == texts["alpha"]
     assert len(failures) == 2
     assert "no progress for 300 s" in failures[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "asks", "begins"),
+    [
+        ("/api/chat", {"messages": [{"role": "user", "content": "Hi"}]}, b" "),
+        ("/api/chat", {"prompt": "Hi"}, b"{"),  # which has no message: the model is loaded, and the answer has one line
+        ("/api/generate", {"prompt": "Hi"}, b" "),
+        ("/api/generate", {"messages": [{"role": "user", "content": "Hi"}]}, b"{"),
+        ("/v1/audio/transcriptions", {"file_url": "data:audio/wav;base64,AA", "stream": True}, b": loading alpha: "),
+    ],
+)
+async def test_streams_and_no_other_answers_begin_while_their_model_is_loaded(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mock_clock: trio.testing.MockClock,
+    path: str,
+    asks: dict[str, Any],
+    begins: bytes,
+) -> None:
+    monkeypatch.setenv("UMA_MODELS", str(folder))
+    config = RuntimeConfig(models="alpha", threads=1)
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope: Scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b""}
+    body = [json.dumps({"model": "alpha", "options": {"num_predict": 2}, **asks}).encode()]
+    said: list[Message] = []
+
+    async def hear() -> Message:
+        if not body:
+            await trio.sleep_forever()
+        return {"type": "http.request", "body": body.pop()}
+
+    async def write(message: Message) -> None:
+        said.append(message)
+
+    others = children(os.getpid())
+    async with open_models(config, LoadProgress()) as models, trio.open_nursery() as nursery:
+        nursery.start_soon(build_app(Gateway.of(models, config)), scope, hear, write)
+        while not (pids := children(os.getpid()) - others):
+            await trio.lowlevel.checkpoint()
+        os.kill(pid := pids.pop(), signal.SIGSTOP)
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(HEARTBEAT_SEC)
+        await trio.testing.wait_all_tasks_blocked()
+        os.kill(pid, signal.SIGCONT)
+    start, first, *rest = said
+    assert (start["type"], start["status"]) == ("http.response.start", 200)
+    assert first["body"].startswith(begins)
+    assert {message["type"] for message in (first, *rest)} == {"http.response.body"}
 
 
 async def test_a_load_that_says_the_same_again_stands_still(mock_clock: trio.testing.MockClock) -> None:

@@ -70,9 +70,6 @@ OLLAMA = Dialect(
     # White space in front of the next line's JSON: a line of its own would be read as JSON.
     alive=lambda text: b" ",
     event=lambda body: dumps(body) + b"\n",
-    is_streamed=lambda fields: (
-        fields.get("stream") is not False and bool(fields.get("messages") or fields.get("prompt"))
-    ),
 )
 
 
@@ -155,17 +152,17 @@ class GenerateBody(_Body):
 
 async def chat(gateway: Gateway, http: Exchange) -> None:
     """`POST /api/chat`. Without messages it has the model loaded, or with a `keep_alive` of 0 leave."""
-    await _answer(gateway, http, _CHAT, _chat_piece(""))
+    await _answer(gateway, http, _CHAT, "messages", _chat_piece(""))
 
 
 async def generate(gateway: Gateway, http: Exchange) -> None:
     """`POST /api/generate`. Without a prompt it has the model loaded, or with a `keep_alive` of 0 leave."""
-    await _answer(gateway, http, _GENERATE, _generate_piece(""))
+    await _answer(gateway, http, _GENERATE, "prompt", _generate_piece(""))
 
 
-async def _answer(gateway: Gateway, http: Exchange, endpoint: Generates, nothing: dict[str, Any]) -> None:
-    if not await _unloaded(gateway, http, nothing):
-        async with of_model(gateway, http, OLLAMA) as one:
+async def _answer(gateway: Gateway, http: Exchange, endpoint: Generates, asks: str, nothing: dict[str, Any]) -> None:
+    if (await http.fields()).get(asks) or not await _unloaded(gateway, http, nothing):
+        async with of_model(gateway, http, endpoint.dialect) as one:
             await endpoint(one, http)
 
 
@@ -240,11 +237,11 @@ class _Unanswered:
 
 
 async def _unloaded(gateway: Gateway, http: Exchange, nothing: dict[str, Any]) -> bool:
-    """Whether the body asks for nothing but that the model leaves, which this answers. Raises `Unsupported` where it is
-    the only one.
+    """Whether a body that has nothing generated asks that the model leaves, which this answers. Raises `Unsupported`
+    where it is the only one.
     """
     fields = await http.fields()
-    if fields.get("messages") or fields.get("prompt") or keep_sec(fields) != 0:
+    if keep_sec(fields) != 0:
         return False
     if gateway.models is None:
         raise Unsupported.at(
@@ -426,7 +423,13 @@ class OllamaWriter(Writer):
         }
 
 
-_CHAT, _GENERATE = Generates(OLLAMA, _read_chat), Generates(OLLAMA, _read_generate)
+def _streaming(asks: str) -> Dialect:
+    """Dialect of an endpoint that has something generated where its field `asks` is not empty."""
+    return attrs.evolve(OLLAMA, is_streamed=lambda fields: fields.get("stream") is not False and bool(fields.get(asks)))
+
+
+_CHAT = Generates(_streaming("messages"), _read_chat)
+_GENERATE = Generates(_streaming("prompt"), _read_generate)
 
 
 async def version(gateway: Gateway, http: Exchange) -> None:

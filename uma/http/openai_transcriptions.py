@@ -132,5 +132,5 @@ def _usage(results: Sequence[Finished]) -> Mapping[str, Any]:
     }
 
 
-TRANSCRIPTIONS = Dialect(error, is_streamed=lambda fields: fields.get("stream") == "true")
+TRANSCRIPTIONS = Dialect(error, is_streamed=lambda fields: _value("stream", fields.get("stream")) is True)
 transcriptions = Generates(TRANSCRIPTIONS, _read)
