@@ -157,6 +157,23 @@ async def test_a_prefix_survives_a_restart_on_disk_unchanged(model: Path, layout
     assert got.finished.usage.cached_tokens >= 600 - LAST_TOKENS
 
 
+async def test_a_server_whose_sequences_need_all_ids_loads_what_a_smaller_one_has_kept_in_parts(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = tokens_for(6, 600)
+    request = ask((*prompt, *tokens_for(7, 20)), 25)
+    expected = await plain(tiny, [request], kv_unified="on")
+    config = config_for(tiny, cache_dir=str(tmp_path / "kv"), cache_ram_mb=16, kv_unified="on")
+    monkeypatch.setattr("uma.engine.kv.memory_kinds.MOST_COPY_BYTES", 1)
+    async with open_engine(config) as engine:
+        await answer(engine, ask(prompt, 10))
+    monkeypatch.setattr("uma.engine.kv.memory_kinds.MAX_SEQUENCES", 1)
+    async with open_engine(config) as engine:
+        got = await answer(engine, request)
+    assert [got.token_ids] == expected
+    assert got.finished.usage.cached_tokens >= 600 - LAST_TOKENS
+
+
 async def test_a_snapshot_of_another_model_is_not_used(tmp_path: Path) -> None:
     prompt = tokens_for(6, 600)
     paths = [write_model(tmp_path / f"{seed}.gguf", seed=seed, context_length=2_048) for seed in (0, 1)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import weakref
 from array import array
 from collections.abc import Callable
 from itertools import count
@@ -343,6 +344,59 @@ class TestTrimming:
         monkeypatch.setattr(pool, "_cache_cells", 20)
         pool.trim_cache(until)
         assert len(pool.tree.cached) == stays
+
+
+class TestRestoring:
+    """A snapshot that cannot be put back into cells."""
+
+    def held(self, pool: KvPool, context: FakeContext, start: int) -> Holding:
+        """A sequence with 10 tokens of its own."""
+        tokens = array("i", range(start, start + 10))
+        holding, _ = pool.acquire(tokens, start)
+        context.compute({holding.seq_id: list(tokens)})
+        pool.extend(holding, tokens)
+        return holding
+
+    def test_parts_that_have_no_id_to_pass_through_evict_nothing_and_come_once_there_is_one(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(memory_kinds, "MAX_SEQUENCES", N_IDS)
+        store, context = SnapshotStore(10_000), FakeContext(unified=True)
+        pool = KvPool(cast(Context, context), store, cache_cells=N_CELLS)
+        parts = tuple(pickle.dumps((at, list(range(at, at + 25)))) for at in (0, 25))
+        store.add(Snapshot(array("i", range(50)), parts))
+        running = [self.held(pool, context, 100 * number) for number in range(1, N_IDS)]
+        for holding in running[:2]:
+            pool.release(holding, 0, keep=True)
+        holding, length = pool.acquire(array("i", range(51)), 0)
+        assert (length, len(pool.tree.cached), len(store)) == (0, 2, 1)
+        for ended in (holding, *running[2:]):
+            pool.release(ended, 0, keep=False)
+        holding, length = pool.acquire(array("i", range(51)), 0)
+        assert length == 50
+        assert context.tokens(holding.seq_id) == list(range(50))
+
+    @pytest.mark.parametrize("is_on_disk", [False, True])
+    def test_one_that_fails_is_not_tried_again(self, monkeypatch: pytest.MonkeyPatch, is_on_disk: bool) -> None:
+        store, context, tried = SnapshotStore(10_000), FakeContext(unified=True), list[bytes]()
+        pool = KvPool(cast(Context, context), store, cache_cells=N_CELLS)
+
+        def refuse(seq_id: int, data: bytes) -> bool:
+            tried.append(data)
+            return False
+
+        monkeypatch.setattr(context, "state_set", refuse)
+        kept = Snapshot(array("i", range(50)), (b"state",), is_on_disk=is_on_disk)
+        is_read = weakref.ref(kept)
+        store.add(kept)
+        del kept
+        for _ in range(2):
+            holding, length = pool.acquire(array("i", range(51)), 0)
+            assert length == 0
+            pool.release(holding, 0, keep=False)
+        assert tried == [b"state"]
+        assert (len(store), store.size_bytes) == (0, 0)
+        assert (is_read() is not None) == is_on_disk  # by which the disk tier knows not to read it again
 
 
 def snapshot(tokens: list[int], size: int, *, is_pinned: bool = False) -> Snapshot:

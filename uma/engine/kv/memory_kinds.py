@@ -177,17 +177,22 @@ class Attention:
             self._context.seq_rm(self._scratch)
             yield part
 
+    def can_load(self, parts: Sequence[bytes]) -> bool:
+        """Whether a state's parts have an id to pass through now, beside the one that `load` puts them into."""
+        return len(parts) == 1 or self._scratch is not None or len(self._free_ids) > 1
+
     def load(self, seq_id: int, parts: Sequence[bytes]) -> bool:
         """Put a state's parts into an empty sequence, one after the other. False where they do not fit: what it holds
-        then is not known.
+        then is not known. Several need `can_load`, asked before the sequence took its id.
         """
         is_there = self._context.state_set(seq_id, parts[0])
         for part in parts[1:]:
             self._grown_to_end(seq_id)
-            if not is_there or self._scratch is None or not self._context.state_set(self._scratch, part):
+            passage = self._free_ids[-1] if self._scratch is None else self._scratch
+            if not is_there or not self._context.state_set(passage, part):
                 return False
-            self._context.seq_cp(self._scratch, seq_id)
-            self._context.seq_rm(self._scratch)
+            self._context.seq_cp(passage, seq_id)
+            self._context.seq_rm(passage)
         self._grown_to_end(seq_id)
         return is_there
 

@@ -7,6 +7,7 @@ length times how often it was used again. Belongs to the decode thread.
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 
 import attrs
@@ -22,6 +23,8 @@ LEAST_GAIN_TOKENS = 48
 """Minimum tokens that a snapshot must save beyond what cells or memory do, to be taken, restored, or read from disk."""
 MOST_LOST_TOKENS = 256
 """Maximum tokens that have to be computed again where a longer snapshot has taken the place of a shorter one."""
+MAX_HUSKS = 64
+"""Maximum snapshots that could not be restored whose files are known not to be worth reading."""
 MOST_COPY_BYTES = 32 * 2**20
 """Maximum bytes copied at a stretch, in some 10 ms: a request that comes meanwhile, or a stream, waits for its end."""
 
@@ -100,6 +103,7 @@ class SnapshotStore:
         """How much of the memory is used otherwise at this moment."""
         self._on_added = on_added
         self._index: PrefixIndex[Snapshot] = PrefixIndex()
+        self._husks: deque[Snapshot] = deque(maxlen=MAX_HUSKS)
         self.size_bytes = 0
         self.hits = 0
         self.evictions = 0
@@ -177,6 +181,14 @@ class SnapshotStore:
         snapshot.reuses += 1
         snapshot.used_ms = now_ms
         self.hits += 1
+
+    def drop(self, snapshot: Snapshot) -> None:
+        """Drop a snapshot that cannot be restored. Of one on disk a husk stays, so that its file is not read again."""
+        if self._index.get(snapshot.tokens) is snapshot:  # the cache that made room for it can have taken its place
+            self._remove(snapshot)
+        if snapshot.is_on_disk:
+            snapshot.parts = ()
+            self._husks.append(snapshot)
 
     def _shrink(self, size_bytes: int) -> None:
         """Make place for so much: those least worth go, as far as they can."""
