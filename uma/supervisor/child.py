@@ -6,6 +6,7 @@ No other process can reach it, and each side sees by the pair that the other is 
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import socket
 import subprocess
@@ -21,12 +22,18 @@ from uma.client import Client, connect_child
 from uma.config import HTTP, RuntimeConfig
 from uma.errors import ConnectionLost, InternalError
 from uma.media.files import MAX_REQUEST_BYTES
+from uma.net.logfmt import log
 from uma.types import MAX_MEDIA
+
+logger = logging.getLogger("uma.supervisor")
 
 END_SEC = 20.0
 """Maximum time for a model that leaves to save its prefixes."""
 WORDLESS_SEC = 5.0
 """Maximum time between the end of a process's connection and its own, for the reason to be known."""
+KILL_SEC = 10.0
+"""Maximum time between SIGKILL and a process's end: one that waits for a disk or a driver that does not answer can go
+on for ever, and would hold up its model and the server's end."""
 CACHE_SHARE = 16
 """Divisor of what all models can take: each keeps so much of prefixes in host memory, without `--cache-ram-mb`."""
 NO_TIMEOUT_SEC = 1e6
@@ -86,7 +93,9 @@ async def running(
         ours.close()
         process.kill()
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(process.wait)
+            await _ended(process, KILL_SEC)
+        if process.poll() is None:
+            log(logger, logging.WARNING, "model.not_ended", model=name, process=process.pid, seconds=KILL_SEC)
 
 
 async def _ended(process: subprocess.Popen[bytes], most_sec: float) -> None:
