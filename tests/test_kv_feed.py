@@ -30,6 +30,12 @@ def names(tokens: tuple[int, ...], size: int) -> tuple[int, ...]:
     return tuple(chain(tokens, size))
 
 
+def tokens_to(index: BlockIndex, name: int) -> tuple[int, ...]:
+    """All tokens from a sequence's beginning to the end of a block."""
+    block = index.blocks[name]
+    return (() if block.parent is None else tokens_to(index, block.parent)) + block.token_ids
+
+
 def names_of(sequences: Iterable[Any], size: int) -> set[int]:
     """The names of all whole blocks of these sequences."""
     return {name for tokens in sequences for name in names(tuple(tokens), size)}
@@ -58,7 +64,7 @@ class TestPool:
                     self.index.apply(event)
                 self.told.clear()
                 assert self.index.blocks.keys() == names_of(self.pool.held(), BLOCK)
-                assert all(names(tuple(self.index.tokens_to(name)), BLOCK)[-1] == name for name in self.index.blocks)
+                assert all(names(tokens_to(self.index, name), BLOCK)[-1] == name for name in self.index.blocks)
 
         run_state_machine_as_test(Watched)
 

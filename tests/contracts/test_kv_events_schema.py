@@ -188,9 +188,3 @@ def test_what_cannot_be_is_not_applied() -> None:
         BlockIndex().apply(BlockStored(block_hashes=(1,), token_ids=(1,), block_size=1, parent_block_hash=9))
     with pytest.raises(ContractViolation, match="block 9 was not stored"):
         BlockIndex().apply(BlockRemoved(block_hashes=(9,)))
-
-
-def test_all_tokens_to_a_block_are_told() -> None:
-    index = BlockIndex()
-    index.apply(BlockStored(block_hashes=(1, 2), token_ids=(1, 2, 3, 4), block_size=2))
-    assert index.tokens_to(2) == (1, 2, 3, 4)

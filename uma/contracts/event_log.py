@@ -54,16 +54,6 @@ class BlockIndex:
             self.blocks[name] = HeldBlock(parent, event.token_ids[start : start + event.block_size])
             parent = name
 
-    def tokens_to(self, name: int) -> tuple[int, ...]:
-        """All tokens from a sequence's beginning to the end of a block. Raises `KeyError` for a gap."""
-        parts: list[tuple[int, ...]] = []
-        at: int | None = name
-        while at is not None:
-            block = self.blocks[at]
-            parts.append(block.token_ids)
-            at = block.parent
-        return tuple(token for part in reversed(parts) for token in part)
-
     def as_events(self) -> Iterator[KvEvent]:
         """Events that build this index from nothing: everything cleared, then each block after its parent."""
         yield AllBlocksCleared()
