@@ -24,6 +24,7 @@ from uma.errors import BadRequest
 from uma.http.app import build_app
 from uma.http.gateway import Gateway
 from uma.http.generation import HEARTBEAT_SEC, MOST_SILENT_SEC
+from uma.types import Message as Turn
 from uma.types import Request
 
 Heard = trio.MemoryReceiveChannel[Message]
@@ -84,6 +85,13 @@ class Old:
         yield stream
 
 
+class Answering(Old):
+    """One that generates."""
+
+    def generate(self, request: Request) -> Any:
+        return self._engine.generate(request)
+
+
 class Tapped:
     """A stream without a meter."""
 
@@ -95,10 +103,10 @@ class Tapped:
         return self.events
 
 
-def asked(max_tokens: int = 2_000) -> tuple[Scope, Receive]:
+def asked(max_tokens: int = 2_000, path: str = "/v1/completions", **more: Any) -> tuple[Scope, Receive]:
     """A stream that is asked for, by a client that stays."""
-    scope: Scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [(b"host", b"localhost")]}
-    body = {"prompt": "Once", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+    scope: Scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"host", b"localhost")]}
+    body = {"prompt": "Once", "max_tokens": max_tokens, "ignore_eos": True, "stream": True, **more}
     messages = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
 
     async def receive() -> Message:
@@ -132,6 +140,30 @@ async def test_a_stream_of_a_server_that_cannot_tell_how_far_it_is_shows_that_it
             while (told := await heard.receive())["type"] != "http.response.body":
                 pass
             assert told["body"] == b": waiting\n\n"
+
+
+async def test_a_message_of_a_server_that_cannot_tell_of_its_prompt_opens_before_its_end(
+    tiny: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    turns = [{"role": "user", "content": "Once"}]
+    scope, receive = asked(path="/v1/messages", messages=turns)
+    said: list[bytes] = []
+
+    async def write(message: Message) -> None:
+        said.append(message.get("body", b""))
+
+    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+        source: Any = Answering(engine)
+        nursery.start_soon(build_app(Gateway.of(source, engine.config)), scope, receive, write)
+        for _ in range(1_000):
+            if b"message_start" in (told := b"".join(said)):
+                break
+            await trio.testing.wait_all_tasks_blocked()
+            mock_clock.jump(HEARTBEAT_SEC / 4)
+        counted = len((await engine.tokenize(Request("count", messages=[Turn("user", "Once")]))).token_ids)
+        nursery.cancel_scope.cancel()
+    assert b"message_stop" not in told
+    assert f'"input_tokens":{counted},'.encode() in told
 
 
 async def test_signs_of_life_keep_their_interval_though_each_takes_time_to_be_written(
