@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from uma import child as module
-from uma.child import Child, ChildBusyError
+from uma.child import Child, ChildBusyError, ChildEndedError
 
 DEADLINE_SEC = 0.2
 PROGRAM = """
@@ -75,6 +76,22 @@ def test_time_without_a_cpu_is_not_the_question_s_fault(child: Child) -> None:
 def test_a_question_that_takes_too_much_cpu_time_ends_alone(child: Child) -> None:
     with pytest.raises(TimeoutError):
         child.ask(asked(is_endless=True))
+    assert child.ask(asked()) == asked()
+
+
+def test_a_child_that_not_even_sigkill_ends_is_left_and_another_is_started(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stuck(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            super().wait()
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", Stuck)
+        with pytest.raises(ChildEndedError):
+            child.ask(asked(is_endless=True))
     assert child.ask(asked()) == asked()
 
 

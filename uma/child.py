@@ -29,6 +29,8 @@ START_SEC = 30.0
 """Maximum time for a child process to start, on a machine that is busy."""
 STALL_SEC = 30.0
 """Maximum time for an answer, whatever of it the child has a CPU for."""
+KILL_SEC = 10.0
+"""Maximum time between SIGKILL and a child's end."""
 HEADER_BYTES = 4
 
 _PROGRAM = "import runpy, sys; sys.path[:] = {path!r}; runpy.run_path({file!r}, run_name='__main__')"
@@ -130,16 +132,20 @@ class Child:
         self._kill()
 
     def _kill(self) -> int | None:
-        """End the process, if there is one. Returns what it has ended with: a signal that was first is negative."""
+        """End the process, if there is one. Returns what it has ended with: a signal that was first is negative; None
+        where it has not, as it waits for a disk or a driver.
+        """
         if self._sock is not None:
             self._sock.close()
             self._sock = None
-        if self._process is None:
+        process, self._process = self._process, None
+        if process is None:
             return None
-        self._process.kill()
-        code = self._process.wait()
-        self._process = None
-        return code
+        process.kill()
+        try:
+            return process.wait(KILL_SEC)
+        except subprocess.TimeoutExpired:
+            return None
 
     def _send(self, message: Any, data: bytes, due: float) -> None:
         for part in _parts(message, data):
