@@ -7,6 +7,7 @@ one process too; it has no threads but those that numpy sees to.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import json
 import os
@@ -21,6 +22,8 @@ from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import IO
+
+PR_SET_PDEATHSIG = 1
 
 
 class Forked:
@@ -129,9 +132,11 @@ def main(control: socket.socket) -> int:
         if not data:
             return 0
         if os.fork() == 0:
+            end_with_parent()
             control.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             if (pid := os.fork()) == 0:
+                end_with_parent()
                 return begin(data, descriptors)
             for each in descriptors[:3]:
                 os.close(each)
@@ -141,6 +146,12 @@ def main(control: socket.socket) -> int:
             os._exit(0)
         for each in descriptors:
             os.close(each)
+
+
+def end_with_parent() -> None:
+    """Have the system kill this process once its parent is gone: tests that are killed leave no server behind."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def begin(request: bytes, descriptors: Sequence[int]) -> int:
