@@ -118,6 +118,13 @@ def test_every_dialect_has_the_name(server: HttpServer, path: str, body: dict[st
     assert server.ask("POST", path, {**body, "model": "nothing"}).status == 404
 
 
+def test_a_message_of_a_model_among_several_opens_with_its_prompt_s_tokens(server: HttpServer) -> None:
+    body = {"model": "beta", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2, "stream": True}
+    said = server.ask("POST", "/v1/messages", body).events
+    opened, last = said[0]["message"]["usage"], said[-2]["usage"]
+    assert opened["input_tokens"] == last["input_tokens"] > 0
+
+
 def test_a_query_names_the_model_where_there_is_no_body_and_a_get_loads_none(server: HttpServer) -> None:
     server.ask("POST", "/models/unload", {"model": "beta"})
     until(lambda: statuses(server)["beta"], lambda status: status == "unloaded")
