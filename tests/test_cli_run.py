@@ -74,7 +74,7 @@ def test_a_user_who_has_named_it_is_not_told_what_it_is() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--model", "/nowhere.gguf"), 2, "/nowhere.gguf: no such file"),
+        (("--model", "/nowhere.gguf"), 2, "/nowhere.gguf: model not found"),
         (("--socket", "/"), 2, "is a directory"),
         (("--n-batch", "100000000"), 2, "--n-batch: 100000000 must be from 1 to"),
     ],

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 from engine_world import config_for
 from http_server import HostedHttp, RawHttp, hosted_http
 
@@ -79,29 +78,6 @@ def test_a_conversation_of_too_many_messages_is_refused_in_every_dialect(hosted:
                 answer = raw.ask("POST", path, {**body, "messages": messages, "input": messages})
                 assert answer.status == 400, path
                 assert b"messages" in answer.body, path
-
-
-def test_a_text_taken_to_pieces_leaves_a_turn_to_others_for_each(hosted: HostedHttp) -> None:
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            await trio.lowlevel.checkpoint()
-            turns += 1
-
-    async def beside() -> None:
-        with scope:
-            await others()
-
-    scope = trio.CancelScope()
-    hosted.call(lambda: trio.lowlevel.spawn_system_task(beside))
-    before = hosted.call(lambda: turns)
-    count = hosted.ask("POST", "/tokenize", {"content": LARGE, "with_pieces": True}).json["count"]
-    after = hosted.call(lambda: turns)
-    hosted.call(scope.cancel)
-    assert count == len(LARGE)
-    assert after - before >= count
 
 
 def test_an_answer_that_is_being_written_when_the_server_stops_is_written_to_its_end(tiny: Path) -> None:

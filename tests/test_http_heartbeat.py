@@ -291,5 +291,5 @@ async def test_nothing_comes_after_the_end_of_an_answer_whose_reader_is_slow_to_
             await trio.testing.wait_all_tasks_blocked()
         takes.set()
     whole = b"".join(said)
-    assert whole.count(b"data: ") > 4
+    assert whole.count(b"data: ") > 2  # tokens that are there at once come together
     assert whole.endswith(b"data: [DONE]\n\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -211,6 +212,8 @@ def test_the_header_s_parent_reaches_the_process_that_has_the_model(tiny: Path) 
             assert (
                 several.ask("POST", "/v1/rerank", ranking | {"model": "judge"}, traceparent=TRACEPARENT).status == 200
             )
+            several.process.signal(signal.SIGTERM)  # once: a second one would not let the models send what they have
+            assert several.process.wait() == 0
         told = [(each.trace_id.hex(), each.parent_span_id.hex(), each.name) for each in receiver.spans.values()]
         assert sorted(told) == [(TRACE, PARENT, name) for name in ("rerank judge", *["text_completion tiny"] * 2)]
         (ranked,) = (plain(each.attributes) for each in receiver.spans.values() if each.name == "rerank judge")

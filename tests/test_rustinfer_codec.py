@@ -70,7 +70,7 @@ def test_a_request_is_the_same_in_each_form(data: bytes, form: WireForm) -> None
     assert request.max_tokens == 8
 
 
-@pytest.mark.parametrize("data", [rust.json_bytes("RustInferMetricsQuery"), rust.named_bytes("RustInferMetricsQuery")])
+@pytest.mark.parametrize("data", [rust.json_bytes("MetricsQuery"), rust.named_bytes("MetricsQuery")])
 def test_a_variant_without_data_is_its_name(data: bytes) -> None:
     assert isinstance(decode(data)[0], RustInferMetricsQuery)
 
@@ -128,7 +128,7 @@ def test_a_missing_field_is_named() -> None:
 
 
 def test_an_unknown_variant_is_refused_with_the_id_inside() -> None:
-    with pytest.raises(BadMessageError, match="RustInferMetricsQuery") as refused:
+    with pytest.raises(BadMessageError, match="MetricsQuery") as refused:
         decode(rust.named_bytes({"Telepathy": {"request_id": "t-1"}}))
     assert (refused.value.request_id, refused.value.form) == ("t-1", WireForm.NAMED)
 
