@@ -208,7 +208,7 @@ class RuntimeConfig:
 
     cache_tokens: Annotated[int, Range(-1)] = setting(
         -1,
-        "finished prefixes kept in KV cells, where they cost every stream a little; 0: none, -1: the last conversation",
+        "finished prefixes kept in KV cells, where they cost every stream a little; 0: none, -1: chosen from n_ctx",
         "tokens",
     )
     cache_ram_mb: Annotated[int, Range(-1)] = setting(

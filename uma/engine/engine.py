@@ -507,7 +507,7 @@ def _make_pool(
     return KvPool(
         context,
         store,
-        cache_cells=None if config.cache_tokens < 0 else config.cache_tokens,
+        cache_cells=sizing.cache_cells(context, config),
         keeps_answers=config.speculate != "off",
     )
 

@@ -69,6 +69,10 @@ class Rules:
     """Minimum tokens of a draft for which a sequence has further states. Shorter ones are hardly worth it."""
     small_windows_share: int = 4
     """Windows are made small where they take at most the cells of full-size ones divided by it."""
+    least_cache_tokens: int = 2_048
+    """Minimum cells that can hold cache alone."""
+    cache_share: int = 16
+    """Divisor of all cells for those that can hold cache alone, where there are more."""
     ram_share: int = 8
     """Share of the snapshots in host memory."""
     max_ram_bytes: int = 8 * 2**30
@@ -506,6 +510,15 @@ def max_active(context: Context, config: RuntimeConfig) -> int:
     waits for the next token of a sequence.
     """
     return max(1, min(_most_sequences(config), context.n_sequences))
+
+
+def cache_cells(context: Context, config: RuntimeConfig) -> int:
+    """Cells that can hold nothing but cache. Where memory keeps none, all can: what left them would be lost."""
+    if config.cache_tokens >= 0:
+        return config.cache_tokens
+    if config.cache_ram_mb == 0:
+        return context.n_ctx
+    return max(RULES.least_cache_tokens, context.n_ctx // RULES.cache_share)
 
 
 def grammars_at_once(params: ContextParams) -> int:

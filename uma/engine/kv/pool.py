@@ -39,12 +39,10 @@ class Holding:
 class KvPool:
     """Hands out sequence ids and cells, and keeps finished sequences as cache for as long as there is room.
 
-    Attention walks over every cell in use, also those that are masked, so cache in cells costs every decoding stream
-    (with 32 of SmolLM2 and 2,048 cells of cache a sixth of their time), and a snapshot, which is copied back in
-    milliseconds, costs no stream anything. So what has ended leaves its cells once there is a snapshot of it, but for
-    the conversation that was used last. `cache_cells` bounds the cells that hold nothing but cache otherwise: with 0
-    nothing stays, and where the store keeps nothing either there is no cache: only sequences that run at the same time
-    share what they have in common.
+    `cache_cells` bounds the cells that hold nothing but cache: attention walks over every cell in use, also those that
+    are masked, so cache in cells costs every decoding stream a little, and a snapshot costs no stream anything. With 0
+    nothing stays in cells, and where the store keeps nothing either there is no cache: only sequences that run at the
+    same time share what they have in common.
     Without `keeps_answers` a prompt that is asked again is answered in the cells of its last answer, to the last bit as
     then; with it that answer stays beside the new one, and drafts can be made of it.
     """
@@ -54,14 +52,12 @@ class KvPool:
         context: Context,
         store: SnapshotStore,
         *,
-        cache_cells: int | None = None,
+        cache_cells: int,
         keeps_answers: bool = True,
     ) -> None:
         self.cells = memory_kind(context)
-        # In a buffer of its own cache is in no other sequence's way, and a repeated prompt has other cells anyway. With
-        # states few layers have cells.
-        stays = self.cells.is_split or (cache_cells is None and not self.cells.can_be_cut)
-        self._cache_cells = PLENTY if stays and cache_cells != 0 else cache_cells
+        # In a buffer of its own cache is in no other sequence's way, and a repeated prompt has other cells anyway.
+        self._cache_cells = PLENTY if self.cells.is_split and cache_cells else cache_cells
         self._keeps_answers = keeps_answers or self.cells.is_split
         self.store = store
         # One order of events for both tiers, since they share their listeners.
@@ -289,11 +285,11 @@ class KvPool:
         last stays: it is the conversation that goes on. With no cells for cache all of it leaves. Do not trim after a
         lone sequence until another begins: a repeat of its prompt should reuse the same cells (same numerics).
         """
-        if not self._is_lone or self._cache_cells == 0:
+        if not (self._is_lone and self._cache_cells):
             self._trim(until)
 
     def _trim(self, until: Callable[[], bool] | None) -> None:
-        newest = None if self._cache_cells == 0 else self.tree.newest()
+        newest = self.tree.newest() if self._cache_cells else None
         for seq_id in self.tree.leaves():
             if self._excess <= 0:
                 return
@@ -306,7 +302,7 @@ class KvPool:
     @property
     def _excess(self) -> int:
         """Cache in cells beyond its limit."""
-        return self.tree.evictable_tokens - (self._cache_cells or 0)
+        return self.tree.evictable_tokens - self._cache_cells
 
     def own_cells(self, holding: Holding) -> int:
         """Cells that only this holding uses."""
@@ -372,22 +368,20 @@ class KvPool:
             cells -= before - self.used_cells
 
     def _save_before_drop(self, seq_id: int) -> bool:
-        """Take a snapshot of a cached sequence that is about to go. Returns False where it would take too long now, so
-        that it is tried again when idle, and where there is no place for it, so that it stays until its room is needed.
+        """Take a snapshot of a cached sequence that is about to go.
+
+        Whether it can go: False where there is no time for the snapshot now.
         """
         node = self.tree.cached[seq_id]
         saves = node.end - node.alone()[-1].start
-        if saves < LEAST_GAIN_TOKENS or self.store.covers(node.whole()):
+        if saves < LEAST_GAIN_TOKENS or not self.store.is_enabled or self.store.covers(node.whole()):
             return True
-        is_bounded = self._cache_cells is not None
-        if not self.store.is_enabled:
-            return is_bounded
         if self._would_stop_streams(node.end):
             return False
-        if not self.store.has_place_for(self._checkpoints.snapshot_size(node), node.end, node.reuses, node.used_at):
-            return is_bounded
-        snapshot = self._snapshot_of(seq_id, node, node.reuses, node.used_at)
-        return self.store.add(snapshot, is_lasting=self._is_worth_saving(node)) or is_bounded
+        if self.store.has_place_for(self._checkpoints.snapshot_size(node), node.end, node.reuses, node.used_at):
+            snapshot = self._snapshot_of(seq_id, node, node.reuses, node.used_at)
+            self.store.add(snapshot, is_lasting=self._is_worth_saving(node))
+        return True
 
     def _would_stop_streams(self, tokens: int, but: int | None = None) -> bool:
         """Whether a copy of so many tokens would be a gap in the streams of sequences that decode, `but` one."""
