@@ -30,7 +30,8 @@ START_SEC = 30.0
 STALL_SEC = 30.0
 """Maximum time for an answer, whatever of it the child has a CPU for."""
 KILL_SEC = 10.0
-"""Maximum time between SIGKILL and a child's end."""
+"""Maximum time between SIGKILL and a child's end: one that waits for a disk or a driver that does not answer can go on
+for ever, and would hold up whoever waits for it."""
 HEADER_BYTES = 4
 
 _PROGRAM = "import runpy, sys; sys.path[:] = {path!r}; runpy.run_path({file!r}, run_name='__main__')"

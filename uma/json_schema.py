@@ -313,37 +313,23 @@ def _is_text(value: Any) -> bool:
 
 def _holds_wide(value: Any) -> bool:
     """Whether a number in `value` is beyond 64 bits."""
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, Number):
-            return True
-        if isinstance(item, dict):
-            waiting += item.values()
-        elif isinstance(item, list | tuple):
-            waiting += item
-    return False
+    return any(isinstance(item, Number) for item in _items(value))
 
 
 def _integers(value: Any) -> Iterator[int]:
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, int):
-            yield item
-        elif isinstance(item, dict):
-            waiting += item.values()
-        elif isinstance(item, list | tuple):
-            waiting += item
+    return (item for item in _items(value) if isinstance(item, int))
 
 
 def _texts(value: Any) -> Iterator[str]:
+    return (item for item in _items(value) if isinstance(item, str))
+
+
+def _items(value: Any) -> Iterator[Any]:
+    """Values and keys within a value, itself included."""
     waiting = [value]
     while waiting:
-        item = waiting.pop()
-        if isinstance(item, str):
-            yield item
-        elif isinstance(item, dict):
+        yield (item := waiting.pop())
+        if isinstance(item, dict):
             waiting += [*item, *item.values()]
         elif isinstance(item, list | tuple):
             waiting += item

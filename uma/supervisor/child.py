@@ -18,6 +18,7 @@ from pathlib import Path
 import attrs
 import trio
 
+from uma.child import KILL_SEC
 from uma.client import Client, connect_child
 from uma.config import HTTP, RuntimeConfig
 from uma.errors import ConnectionLost, InternalError
@@ -31,9 +32,6 @@ END_SEC = 20.0
 """Maximum time for a model that leaves to save its prefixes."""
 WORDLESS_SEC = 5.0
 """Maximum time between the end of a process's connection and its own, for the reason to be known."""
-KILL_SEC = 10.0
-"""Maximum time between SIGKILL and a process's end: one that waits for a disk or a driver that does not answer can go
-on for ever, and would hold up its model and the server's end."""
 CACHE_SHARE = 16
 """Divisor of what all models can take: each keeps so much of prefixes in host memory, without `--cache-ram-mb`."""
 NO_TIMEOUT_SEC = 1e6
