@@ -17,9 +17,9 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 
 
 def write_models(folder: Path) -> None:
-    """One file for each of `NAMES`, of weights of its own."""
+    """One file for each of `NAMES`, of weights of its own, with contexts that take a while to be filled."""
     for seed, name in enumerate(NAMES):
-        write_model(folder / f"{name}.gguf", seed=seed)
+        write_model(folder / f"{name}.gguf", seed=seed, context_length=16_384)
 
 
 def texts_of(folder: Path) -> Mapping[str, str]:

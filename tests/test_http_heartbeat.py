@@ -24,8 +24,8 @@ from uma.errors import BadRequest
 from uma.http.app import build_app
 from uma.http.gateway import Gateway
 from uma.http.generation import HEARTBEAT_SEC, MOST_SILENT_SEC
+from uma.types import Finished, Request
 from uma.types import Message as Turn
-from uma.types import Request
 
 Heard = trio.MemoryReceiveChannel[Message]
 
@@ -85,13 +85,6 @@ class Old:
         yield stream
 
 
-class Answering(Old):
-    """One that generates."""
-
-    def generate(self, request: Request) -> Any:
-        return self._engine.generate(request)
-
-
 class Tapped:
     """A stream without a meter."""
 
@@ -101,6 +94,39 @@ class Tapped:
 
     def __aiter__(self) -> AsyncIterator[None]:
         return self.events
+
+
+class Held(Tapped):
+    """A stream of events whose last one comes once `is_free`."""
+
+    def __init__(self, stream: AsyncIterator[Any], is_free: trio.Event) -> None:
+        self.events, self._stream, self._is_free = self, stream, is_free
+        self._last: Finished | None = None
+        self._is_over = False
+
+    async def __anext__(self) -> Any:
+        if self._is_over:
+            raise StopAsyncIteration
+        if self._last is None:
+            if not isinstance(event := await anext(self._stream), Finished):
+                return event
+            self._last = event
+        await self._is_free.wait()
+        self._is_over = True
+        return self._last
+
+
+class Answering(Old):
+    """An engine whose answers end once their message was opened."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.opened = trio.Event()
+
+    @asynccontextmanager
+    async def generate(self, request: Request) -> AsyncIterator[Any]:
+        async with self._engine.generate(request) as stream:
+            yield Held(aiter(stream), self.opened)
 
 
 def asked(max_tokens: int = 2_000, path: str = "/v1/completions", **more: Any) -> tuple[Scope, Receive]:
@@ -151,18 +177,20 @@ async def test_a_message_of_a_server_that_cannot_tell_of_its_prompt_opens_before
 
     async def write(message: Message) -> None:
         said.append(message.get("body", b""))
+        if b"message_start" in said[-1]:
+            source.opened.set()
 
     async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
         source: Any = Answering(engine)
         nursery.start_soon(build_app(Gateway.of(source, engine.config)), scope, receive, write)
         for _ in range(1_000):
-            if b"message_start" in (told := b"".join(said)):
+            if b"message_stop" in (told := b"".join(said)):
                 break
-            await trio.testing.wait_all_tasks_blocked()
+            await trio.testing.wait_all_tasks_blocked(0.01)  # of real time: the tokens are counted in a thread
             mock_clock.jump(HEARTBEAT_SEC / 4)
         counted = len((await engine.tokenize(Request("count", messages=[Turn("user", "Once")]))).token_ids)
         nursery.cancel_scope.cancel()
-    assert b"message_stop" not in told
+    assert b"message_stop" in told
     assert f'"input_tokens":{counted},'.encode() in told
 
 

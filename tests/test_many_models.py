@@ -257,7 +257,7 @@ def test_sessions_can_use_one_id_at_once(server: HttpServer, texts: Mapping[str,
 
 
 async def test_each_client_s_requests_are_its_own_also_behind_several_models(server: HttpServer) -> None:
-    long, path = SamplingParams(max_tokens=480, ignore_eos=True), server.process.socket
+    long, path = SamplingParams(max_tokens=15_000, ignore_eos=True), server.process.socket
     async with connect(path, model="beta") as client, connect(path, model="alpha") as onlooker:
         async with client.generate(Request("one", prompt="x", sampling=long)) as one:
             await anext(one)
