@@ -134,6 +134,16 @@ def test_a_build_that_leaves_the_cpu_unused_is_to_be_rebuilt(capsys: Capsys, mon
     assert "To be faster: CPU: the CPU has AVX9" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("features", "told"), [(("AVX", "AVX2"), "; built for AVX2; "), (("AVX2", "AVX512"), "; built for AVX-512; ")]
+)
+def test_a_build_for_avx2_is_told_apart_from_one_for_avx_512(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch, features: tuple[str, ...], told: str
+) -> None:
+    monkeypatch.setattr(checks.devices, "cpu_features", lambda: features)
+    assert told in run(capsys)[1]["CPU"]["finding"]
+
+
 def test_what_texts_would_take_of_memory_is_told_before_a_server_is_started(capsys: Capsys, tmp_path: Path) -> None:
     named = ("--model", str(write_hybrid(tmp_path / "hybrid.gguf", "qwen35")), "--max-sequences", "3")
     assert re.fullmatch(

@@ -86,13 +86,16 @@ def test_every_link_leads_somewhere() -> None:
             assert section in {re.sub(r"[^\w-]", "", head.lower().replace(" ", "-")) for head in heads}
 
 
-def test_start_leads_to_a_small_model_and_to_the_builds_for_nvidia_cards() -> None:
+def test_start_leads_to_a_small_model_and_to_builds_for_any_cpu_and_for_nvidia_cards() -> None:
     start = README.partition("## Start")[2].partition("\n## ")[0]
     (repository,) = re.findall(r"\]\(https://huggingface\.co/([\w.-]+/[\w.-]+-GGUF)/tree/main\)", start)
     assert f"uma pull {repository} " in start
     # llama-cpp-python's own description has the index of its builds, and a line for each CUDA version there.
     description = str(importlib.metadata.metadata("llama-cpp-python").json["description"])
     (index, build) = re.findall(r"--extra-index-url (https://\S+/whl/)(cu\d+)`", start)[0]
+    assert re.findall(r"--extra-index-url (https://\S+/whl/cpu)", start) == [f"{index}cpu"] * 2
+    assert f"{index}cpu" in description
+    assert f"install {importlib.metadata.metadata('uma-serve')['Name']} --" in start
     assert f"{index}<cuda-version>" in description
     versions = dict(re.findall(r"^- `(cu\d+)`: CUDA ([\d.]+)$", description, re.MULTILINE))
     assert build in versions

@@ -33,6 +33,8 @@ from uma.version import __version__
 
 BUILD_FLAGS = {"avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "avx512f": "AVX512", "asimddp": "DOTPROD"}
 """Features as Linux names them that make a large difference, and the names ggml has for code that uses them."""
+BUILDS = {"AVX512": "built for AVX-512; ", "AVX2": "built for AVX2; "}
+"""The two builds for x86, the wider one first."""
 GPU_TRACES = {
     "/dev/nvidiactl": ("an NVIDIA GPU", "-DGGML_CUDA=on"),
     "/dev/kfd": ("an AMD GPU", "-DGGML_HIP=on"),
@@ -96,7 +98,9 @@ def _cpu() -> Check:
     features = devices.cpu_features()
     unused = [name for flag, name in BUILD_FLAGS.items() if flag in _cpu_flags() and name not in features]
     rebuild = f"the CPU has {', '.join(unused)}, and this build does not use it: {llama_library.rebuild_command()}"
-    finding = f"{llama_library.cpu_name()}; used: {', '.join(features)}"
+    # Prebuilt wheels and the image are built for AVX2, to run on any CPU; a build from source takes all there is.
+    width = next((told for name, told in BUILDS.items() if name in features), "")
+    finding = f"{llama_library.cpu_name()}; {width}used: {', '.join(features)}"
     return Check("CPU", finding, faster=rebuild if unused else "")
 
 
