@@ -175,12 +175,10 @@ def test_an_answer_is_stopped_repeated_branched_and_kept_by_keyboard(
         expect(page.locator(".note")).to_contain_text("Stopped.")
         tab_to(page, "Instructions and sampling")
         page.keyboard.press("Enter")
-        page.get_by_label("Temperature", exact=True).focus()
-        page.keyboard.press("Home")
-        for name in ("Longest answer", "Shortest answer"):
-            page.get_by_label(name).focus()
+        for name, figure in (("Temperature", "0"), ("Longest answer", "9"), ("Shortest answer", "9")):
+            page.get_by_label(name, exact=True).focus()
             page.keyboard.press("Control+A")
-            page.keyboard.type("9")
+            page.keyboard.type(figure)
         page.keyboard.press("Escape")
         with page.expect_request("**/ui/api/answers") as sent:
             tab_to(page, "Answer again")

@@ -119,6 +119,14 @@ def test_a_stream_that_broke_off_goes_on_where_it_was(client: httpx.Client, http
     assert http_server.process.metrics()["requests_total"] == begun + 1
 
 
+def test_what_is_not_asked_for_is_drawn_as_in_uma_chat(client: httpx.Client) -> None:
+    def written(**sampling: float) -> str:
+        with client.stream("POST", "/ui/api/answers", json=body(max_tokens=40, seed=1, **sampling)) as response:
+            return "".join(data["text"] for _, name, data in events(response) if name == "update")
+
+    assert written() == written(temperature=0.7, top_p=0.95) != written(temperature=0)
+
+
 def test_a_grammar_holds_for_a_reader_that_came_back(client: httpx.Client) -> None:
     token, form = secrets.token_hex(16), "([a-z]{3} ){40}end"
     asked = body(token, ignore_eos=False, temperature=1.5, seed=1, grammar={"regex": form})

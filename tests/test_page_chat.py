@@ -19,7 +19,7 @@ from script_model import SWITCHED, THOUGHT
 from harness import is_settled, short_directory, until
 from models import CHATML, write_model
 
-SLIDERS = {
+SHARES = {
     **{"temperature": 0.5, "top_p": 0.5, "min_p": 0.05},
     **{"repetition_penalty": 1.2, "frequency_penalty": 0.5, "presence_penalty": -0.5},
 }
@@ -336,12 +336,10 @@ def test_every_setting_says_what_it_does_and_reaches_the_server(here: Visitor) -
     texts = fields.evaluate_all(
         "all => all.map(each => document.getElementById(each.getAttribute('aria-describedby')).textContent)"
     )
-    assert len(texts) == len(["preset", "system", "stop", "schema", "answers", "logprobs"]) + len(SLIDERS) + len(
-        NUMBERS
-    )
+    assert len(texts) == len(["preset", "system", "stop", "schema", "answers", "logprobs"]) + len(SHARES) + len(NUMBERS)
     assert len(set(texts)) == len(texts)
     assert min(map(len, texts)) > 20
-    for name, value in {**SLIDERS, **NUMBERS}.items():
+    for name, value in {**SHARES, **NUMBERS}.items():
         sheet.locator(f"#set-{name}").fill(str(value))
     sheet.locator("#set-stop").fill("zz\nyy")
     sheet.get_by_role("radio", name="Background").check()
@@ -349,10 +347,24 @@ def test_every_setting_says_what_it_does_and_reaches_the_server(here: Visitor) -
     with page.expect_request("**/ui/api/answers") as sent:
         here.ask("What is UMA?")
     body = json.loads(sent.value.post_data or "")
-    assert body["sampling"] == {**SLIDERS, **NUMBERS, "stop": ["zz", "yy"]}
+    assert body["sampling"] == {**SHARES, **NUMBERS, "stop": ["zz", "yy"]}
     assert body["priority"] == -1
     here.wait_for_answer()
     assert page.locator(".failure").count() == 0
+
+
+def test_the_page_sends_what_was_set_and_shows_what_holds_otherwise(browser: Browser, tmp_path: Path) -> None:
+    with saying(browser, tmp_path, "A fox.", "--temperature", "0.3", "--max-tokens", "77") as here:
+        page = here.visit().page
+        with page.expect_request("**/ui/api/answers") as sent:
+            here.ask("Tell me of a fox")
+        assert json.loads(sent.value.post_data or "")["sampling"] == {}
+        here.wait_for_answer()
+        page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+        shown = {"temperature": "0.3", "top_p": "0.95", "top_k": "0", "max_tokens": "77", "seed": "random"}
+        for name, figure in shown.items():
+            expect(page.locator(f"#set-{name}")).to_have_attribute("placeholder", figure)
+            expect(page.locator(f"#set-{name}")).to_have_value("")
 
 
 def test_the_chip_tells_how_many_settings_it_does_not_name(here: Visitor) -> None:
@@ -366,7 +378,7 @@ def test_the_chip_tells_how_many_settings_it_does_not_name(here: Visitor) -> Non
     page.locator("#set-stop").fill("zz")
     page.locator("#set-max_tokens").fill("50")
     page.locator("#set-min_p").fill("0.1")
-    page.locator("#set-min_p").fill("0")  # off again
+    page.locator("#set-min_p").fill("")  # the server's again
     page.keyboard.press("Escape")
     expect(chip).to_have_text("at most 50 tokens · 3 more")
     page.get_by_role("button", name="Instructions and sampling", exact=False).first.click()

@@ -30,6 +30,7 @@ from uma.http.reader import read
 from uma.http.thinking import Wish, thinking
 from uma.protocol.converter import unstructure
 from uma.types import (
+    CHAT_SAMPLING,
     EMBEDDINGS,
     RERANKER,
     Activity,
@@ -114,7 +115,7 @@ class Page:
         """Model, limits and the sampling parameters' ranges, for a page that has been opened; of several models all
         that can be chosen, and these of the one that the query names, which is not loaded for that.
         """
-        more: dict[str, Any] = {"sampling": sampling_ranges()}
+        more: dict[str, Any] = {}
         source_info, called = self.gateway.source.info, self.gateway.source.info.model.called
         if (models := self.gateway.models) is not None:
             every = choices(own_models(models, http))
@@ -124,6 +125,7 @@ class Page:
         info = unstructure(source_info)
         info["model"]["called"] = called
         del info["model"]["path"]
+        more["sampling"] = sampling_ranges(source_info)
         await http.answer_json(info | more, headers=[NO_CACHE])
 
     async def ask(self, http: Exchange) -> None:
@@ -167,7 +169,7 @@ class Page:
             wish["priority"] = info.limits.max_priority
         return Request(
             id=_id(http),
-            sampling=body.sampling,
+            sampling=body.sampling.with_suggested(default_sampling(info)),
             **_prompt(body.messages, has_template=info.capabilities.chat),
             **thinking(Wish(wanted=thinks, field="reasoning"), info.capabilities, http.ignored),
             **wish,
@@ -360,9 +362,16 @@ def _waits(request: RunningRequest, activity: Activity) -> dict[str, Any]:
     return {"waits_for": request.waits_for} | unread if request.waits_for else {}
 
 
-def sampling_ranges() -> dict[str, dict[str, float]]:
-    """Default, minimum and maximum of each number among the sampling parameters, as their classes have them."""
-    neutral = attrs.asdict(SamplerSettings())
+def default_sampling(info: ServerInfo) -> dict[str, float]:
+    """What a question of the page is drawn with where the person set nothing: as in `uma chat`."""
+    return {**CHAT_SAMPLING, **info.capabilities.suggested_sampling}
+
+
+def sampling_ranges(info: ServerInfo) -> dict[str, dict[str, float]]:
+    """Default, minimum and maximum of each number among the sampling parameters, as their classes have them; the
+    default is this server's and its model's.
+    """
+    neutral = attrs.asdict(SamplerSettings()) | default_sampling(info) | {"max_tokens": info.limits.default_max_tokens}
     found = {}
     for field in attrs.fields(SamplingParams):
         ranges = _ranges(hints_of(SamplingParams)[field.name])

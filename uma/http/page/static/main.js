@@ -90,7 +90,7 @@ function refresh() {
   composer.show(chat.current.id, !chat.conversations.includes(chat.current));
   document.title = `${title} · UMA`;
   composer.setAnswering(Boolean(chat.running));
-  const chosen = summary(chat.current.settings, info);
+  const chosen = summary(chat.current.settings);
   // What a press has hit must be there at its release.
   if (composer.chips.textContent !== chosen) composer.chips.replaceChildren(icon("tune"), h("span", {}, chosen));
   composer.chips.setAttribute("aria-label", `Instructions and sampling: ${chosen}`);

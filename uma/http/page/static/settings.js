@@ -6,13 +6,8 @@ import { keep, kept } from "./local.js";
 /** @typedef {import("./types.js").Settings} Settings */
 /** @typedef {import("./types.js").Info} Info */
 
-/** What people get: as `uma chat` has it. @type {Settings} */
-export const DEFAULTS = {
-  system: "",
-  priority: 1,
-  sampling: { temperature: 0.7, top_p: 0.95 },
-  reasoning: "auto",
-};
+/** Nothing is set: the server's and the model's own sampling holds. @type {Settings} */
+export const DEFAULTS = { system: "", priority: 1, sampling: {}, reasoning: "auto" };
 
 const MAX_STOPS = 16;
 const PRESETS_KEY = "uma.presets";
@@ -26,83 +21,72 @@ const MAX_WHOLE = Number.MAX_SAFE_INTEGER;
 /** Sampling that the chip tells by name; of all others it tells how many are set. */
 const NAMED = ["temperature", "max_tokens", "logprobs"];
 
-/** @typedef {{name: string, label: string, help: string, step: number, most?: number, empty?: string}} Field */
+/** @typedef {{name: string, label: string, help: string, isShare?: boolean, empty?: string}} Field `isShare`: it need not be a whole number. */
 
-/** @type {Field[]} */
-const SLIDERS = [
+/** Without `empty` a field that is empty shows the server's default. @type {Field[]} */
+const FIELDS = [
   {
     name: "temperature",
     label: "Temperature",
     help: "How freely the next token is drawn. 0 always takes the likeliest one.",
-    step: 0.05,
+    isShare: true,
   },
   {
     name: "top_p",
     label: "Top p",
     help: "Draws only from the likeliest tokens that together have this probability. 1 is off.",
-    step: 0.01,
+    isShare: true,
   },
   {
     name: "min_p",
     label: "Min p",
     help: "Leaves out tokens that are less likely than this share of the likeliest one. 0 is off.",
-    step: 0.01,
+    isShare: true,
+  },
+  {
+    name: "top_k",
+    label: "Top k",
+    help: "Draws only from this many of the likeliest tokens. 0 is off.",
   },
   {
     name: "repetition_penalty",
     label: "Repetition penalty",
     help: "Over 1, tokens among the last 64 become less likely.",
-    step: 0.05,
+    isShare: true,
   },
   {
     name: "frequency_penalty",
     label: "Frequency penalty",
     help: "Lowers a token once for every time it occurs among the last 64.",
-    step: 0.1,
+    isShare: true,
   },
   {
     name: "presence_penalty",
     label: "Presence penalty",
     help: "Lowers a token that occurs among the last 64, however often.",
-    step: 0.1,
-  },
-];
-
-/** @type {Field[]} */
-const NUMBERS = [
-  {
-    name: "top_k",
-    label: "Top k",
-    help: "Draws only from this many of the likeliest tokens. 0 is off.",
-    step: 1,
-    empty: "0",
+    isShare: true,
   },
   {
     name: "max_tokens",
     label: "Longest answer",
-    help: "In tokens. Empty: the server's limit, without one 4,096.",
-    step: 1,
-    empty: "limit",
+    help: "In tokens. Empty: as long as the server lets an answer be.",
   },
   {
     name: "min_tokens",
     label: "Shortest answer",
     help: "In tokens: it does not end by itself before so many.",
-    step: 1,
     empty: "0",
   },
   {
     name: "seed",
     label: "Seed",
     help: "The same seed draws the same answer again. Empty: a new one each time.",
-    step: 1,
     empty: "random",
   },
   {
     name: "logprobs",
     label: "Token probabilities",
     help: "Marks each token by its probability, and tells so many likely ones in its place. Empty: off.",
-    step: 1,
     empty: "off",
   },
 ];
@@ -125,7 +109,9 @@ const LANES = [
 /** The numbers that a setting can be; without a server that tells, as far as it is known. @param {string} name @param {Info | undefined} info */
 function rangeOf(name, info) {
   const { minimum = -Infinity, maximum = Infinity } = info?.sampling[name] ?? {};
-  if (SLIDERS.some((field) => field.name === name)) return { minimum, maximum };
+  // The server takes what is over 0, and a field has no bound that is left out itself.
+  if (name === "repetition_penalty") return { minimum: 0.01, maximum };
+  if (FIELDS.some((field) => field.name === name && field.isShare)) return { minimum, maximum };
   const most = Math.min(maximum, MAX_WHOLE);
   // An answer without a token, which only reads the prompt, would show nothing.
   if (name === "max_tokens") return { minimum: 1, maximum: info?.limits.max_tokens || most };
@@ -165,9 +151,9 @@ export function readSettings(raw, info, dropped = new Set()) {
 
 /** @param {string} name @param {any} value @param {Info | undefined} info */
 function isInRange(name, value, info) {
-  const field = [...SLIDERS, ...NUMBERS].find((each) => each.name === name);
+  const field = FIELDS.find((each) => each.name === name);
   const { minimum, maximum } = rangeOf(name, info);
-  const isNumber = field?.step === 1 ? Number.isInteger(value) : Number.isFinite(value);
+  const isNumber = field?.isShare ? Number.isFinite(value) : Number.isInteger(value);
   return Boolean(field) && isNumber && value >= minimum && value <= maximum;
 }
 
@@ -185,20 +171,17 @@ function isStop(value) {
   );
 }
 
-/** The chip under the message box: what differs from the defaults. @param {Settings} settings @param {Info | undefined} info */
-export function summary(settings, info) {
-  const { temperature = 0 } = settings.sampling;
-  const parts = temperature === DEFAULTS.sampling.temperature ? [] : [`temperature ${temperature}`];
+/** The chip under the message box: what the person has set. @param {Settings} settings */
+export function summary(settings) {
+  const { temperature } = settings.sampling;
+  const parts = temperature === undefined ? [] : [`temperature ${temperature}`];
   if (settings.sampling.max_tokens) parts.push(`at most ${number(Number(settings.sampling.max_tokens))} tokens`);
   if (settings.priority !== 1) parts.push(settings.priority ? "background" : "normal priority");
   if (settings.reasoning === "off") parts.push("no thinking");
   if (settings.system.trim()) parts.push("instructions");
   if (settings.sampling.logprobs !== undefined) parts.push("probabilities");
   if (settings.answers) parts.push(`${number(settings.answers)} answers`);
-  const more = Object.entries(settings.sampling).filter(
-    ([name, value]) =>
-      !NAMED.includes(name) && value !== (DEFAULTS.sampling[name] ?? info?.sampling[name]?.default),
-  ).length;
+  const more = Object.keys(settings.sampling).filter((name) => !NAMED.includes(name)).length;
   if (more) parts.push(`${number(more)} more`);
   return parts.join(" · ") || "Settings";
 }
@@ -250,8 +233,8 @@ export function openSettings(settings, info, onChange, more = null) {
         "fieldset",
         {},
         h("legend", {}, "Sampling"),
-        ...SLIDERS.map((field) => slider(field, draft, info, changed)),
-        h("div", { class: "numbers" }, ...numbers(info).map((field) => numberField(field, draft, info, changed))),
+        h("p", { class: "help" }, "A field that is empty shows what the server and the model take by themselves."),
+        h("div", { class: "numbers" }, ...fields(info).map((field) => numberField(field, draft, info, changed))),
         stops(draft, changed),
         info?.capabilities.grammars?.includes("json_schema") && schema(draft, changed),
         numberOfAnswers(draft, changed),
@@ -264,9 +247,9 @@ export function openSettings(settings, info, onChange, more = null) {
 }
 
 /** Those that this server's engine has. @param {Info | undefined} info */
-function numbers(info) {
+function fields(info) {
   const hasLogprobs = (info?.capabilities.max_logprobs ?? -1) >= 0;
-  return NUMBERS.filter(({ name }) => name !== "logprobs" || hasLogprobs);
+  return FIELDS.filter(({ name }) => name !== "logprobs" || hasLogprobs);
 }
 
 /** @returns {Record<string, any>} What people have kept under a name. */
@@ -436,47 +419,17 @@ function choice(name, choices, chosen, choose) {
 }
 
 /** @param {Field} field @param {Settings} draft @param {Info | undefined} info @param {() => void} changed */
-function slider(field, draft, info, changed) {
-  const range = info?.sampling[field.name] ?? { minimum: 0, maximum: 2, default: 0 };
-  const start = Number(draft.sampling[field.name] ?? range.default ?? 0);
-  const id = `set-${field.name}`;
-  const lowest = Math.max(range.minimum, field.name === "repetition_penalty" ? field.step : range.minimum);
-  const input = h("input", {
-    type: "range",
-    id,
-    min: lowest,
-    max: range.maximum ?? 2,
-    step: field.step,
-    value: start,
-    "aria-describedby": `${id}-help`,
-  });
-  const shown = h("output", { for: id }, String(start));
-  input.addEventListener("input", () => {
-    shown.textContent = input.value;
-    draft.sampling[field.name] = Number(input.value);
-    changed();
-  });
-  return h(
-    "div",
-    { class: "field" },
-    h("div", { class: "field-head" }, h("label", { for: id }, field.label), shown),
-    input,
-    h("p", { class: "help", id: `${id}-help` }, field.help),
-  );
-}
-
-/** @param {Field} field @param {Settings} draft @param {Info | undefined} info @param {() => void} changed */
 function numberField(field, draft, info, changed) {
   const { minimum, maximum } = rangeOf(field.name, info);
   const id = `set-${field.name}`;
   const input = h("input", {
     type: "number",
     id,
-    inputmode: "numeric",
+    inputmode: field.isShare ? "decimal" : "numeric",
     min: minimum,
     max: maximum,
-    step: field.step,
-    placeholder: field.empty,
+    step: field.isShare ? "any" : 1,
+    placeholder: field.empty ?? String(info?.sampling[field.name]?.default ?? ""),
     "aria-describedby": `${id}-help`,
     "aria-errormessage": `${id}-fault`,
   });
@@ -486,7 +439,7 @@ function numberField(field, draft, info, changed) {
     input.setAttribute("aria-invalid", String(!valid));
     fault.textContent = valid
       ? ""
-      : `Not set: it must be a whole number from ${number(minimum)} to ${number(maximum)}.`;
+      : `Not set: it must be a ${field.isShare ? "" : "whole "}number from ${minimum.toLocaleString("en")} to ${maximum.toLocaleString("en")}.`;
   };
   input.value = draft.sampling[field.name] === undefined ? "" : String(draft.sampling[field.name]);
   input.addEventListener("input", () => {
