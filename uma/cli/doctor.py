@@ -15,8 +15,8 @@ from uma.cli import checks
 from uma.cli.checks import Check
 from uma.cli.default_model import with_default
 from uma.cli.options import load_settings
-from uma.cli.sanitize import json_text, sanitize_line
-from uma.cli.table import print_table
+from uma.cli.sanitize import json_text
+from uma.cli.table import print_table, print_wrapped
 from uma.config import RuntimeConfig
 from uma.errors import ModelError
 
@@ -36,7 +36,7 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         print(json_text({"ok": not needs_doing, "checks": [attrs.asdict(result) for result in found]}, indent=2))
     else:
-        _print(found)
+        show_checks(found)
     return NEEDS_DOING if needs_doing else 0
 
 
@@ -53,19 +53,18 @@ def examine(config: RuntimeConfig) -> list[Check]:
     ]
 
 
-def _print(found: Sequence[Check]) -> None:
-    print_table(
-        ("", "what", "finding"), [(_mark(result), result.name, sanitize_line(result.finding)) for result in found]
-    )
+def show_checks(found: Sequence[Check]) -> None:
+    """Write them for people to standard output."""
+    print_table(("", "what", "finding"), [(_mark(result), result.name, result.finding) for result in found], key="what")
     print()
     for result in found:
         if result.todo:
-            print(f"{result.name}: {sanitize_line(result.todo)}")
+            print_wrapped(f"{result.name}: {result.todo}")
     if not any(result.todo for result in found):
         print("Nothing is in the way." if any(result.faster for result in found) else "Nothing needs doing.")
     for result in found:
         if result.faster:
-            print(f"To be faster: {result.name}: {sanitize_line(result.faster)}")
+            print_wrapped(f"To be faster: {result.name}: {result.faster}")
 
 
 def _mark(check: Check) -> str:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import argparse
 import re
-import textwrap
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from datetime import datetime
 
 from uma.cli import say
 from uma.cli.options import load_settings
-from uma.cli.sanitize import json_text, sanitize_line
+from uma.cli.sanitize import json_text
 from uma.cli.source import connected
-from uma.cli.table import print_table
+from uma.cli.table import print_table, print_wrapped
 from uma.cli.trio_run import Interrupts, run
 from uma.protocol.converter import unstructure
 from uma.types import CAUSES, WHY_NOT_CACHED, Explained
 
 BAR_CELLS = 24
 """Length of the bar of a cause that took all of the time."""
-TEXT_COLUMNS = 100
+LEAST_SHARE = 0.005
+"""Part of the time below which a cause has no row: it would be 0 %."""
 _LANES = {1: "interactive", 0: "normal", -1: "background"}
 _OF_HTTP = re.compile(r"^(?:chatcmpl-|cmpl-|resp_|msg_)(?=[0-9a-f]{24})")
 """What the ids of answers over HTTP have before the request's own."""
@@ -56,12 +56,12 @@ def main(options: argparse.Namespace) -> int:
 def show_explained(explained: Explained) -> None:
     """Write it for people to standard output."""
     for line in _head(explained):
-        print(sanitize_line(line))
+        print_wrapped(line)
     print()
     print_table(("time", "share", "", "what it went to"), list(_rows(explained)))
     print()
     for sentence in _sentences(explained):
-        print("\n".join(textwrap.wrap(sanitize_line(sentence), TEXT_COLUMNS, subsequent_indent="  ")))
+        print_wrapped(sentence)
 
 
 def _head(shown: Explained) -> Iterator[str]:
@@ -82,6 +82,8 @@ def _rows(shown: Explained) -> Iterator[tuple[str, ...]]:
     whole = max(shown.age_ms, 0.001)
     for cause, ms in shown.spent_ms.items():
         share = ms / whole
+        if share < LEAST_SHARE:
+            continue
         yield _sec(ms), f"{share:.0%}", "█" * round(share * BAR_CELLS) or "▏", CAUSES.get(cause, cause)
 
 

@@ -6,18 +6,21 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from uma.cli import say, words
 from uma.cli.memory import fits, memory_bytes
-from uma.cli.sanitize import json_text, sanitize_line
-from uma.cli.table import print_table
+from uma.cli.sanitize import json_text
+from uma.cli.table import print_table, print_wrapped
 from uma.errors import ConfigError
 from uma.models import catalog, places
 from uma.models.catalog import ModelFile
 
 COLUMNS = ("name", "parameters", "kind", "sees", "quantization", "context", "size", "fits", "from")
+SPARE = ("from", "kind", "parameters", "quantization", "context")
+"""Columns that a narrow terminal goes without, the first first."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -29,12 +32,17 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         print(json_text([as_json(model, memory) for model in models], indent=2))
         return 0
-    print_table(COLUMNS, [_row(model, memory) for model in models if model.problem is None])
-    for model in models:
-        if model.problem is not None:
-            print(f"cannot be loaded: {sanitize_line(model.problem)}")
+    show_models(models, memory)
     say.plain(_advice(folder))
     return 0
+
+
+def show_models(models: Sequence[ModelFile], memory: int) -> None:
+    """Write them for people to standard output; `memory` is what a model can have."""
+    print_table(COLUMNS, [_row(model, memory) for model in models if model.problem is None], spare=SPARE)
+    for model in models:
+        if model.problem is not None:
+            print_wrapped(f"cannot be loaded: {model.problem}")
 
 
 def as_json(model: ModelFile, memory: int) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from uma.types import ListedModel
 ANSWER_SEC = 10.0
 """Maximum wait for one server's answer: one that hangs must not hide the others."""
 COLUMNS = ("pid", "model", "sessions", "since", "socket")
-MODEL_COLUMNS = ("model", "state", "memory", "at most", "requests", "leaves")
-"""Columns of the models of a server that has several."""
+MODEL_COLUMNS = ("model", "state", "memory", "at most", "requests", "")
+"""Columns of the models of a server that has several; the last says when one leaves, or why it failed."""
 
 
 @attrs.frozen
@@ -57,16 +57,21 @@ def main(options: argparse.Namespace) -> int:
         if options.json:
             print(json_text([_as_json(server) for server in found], indent=2))
         elif found:
-            print_table(COLUMNS, [_row(server) for server in found])
-            for server in found:
-                if server.models:
-                    print(f"\nmodels of {sanitize_line(server.socket)}")
-                    print_table(MODEL_COLUMNS, [_model_row(model) for model in server.models])
+            show_servers(found)
         else:
             say.note(f"no server listens on {loaded.config.socket}; start one with `uma run`")
         return 0 if found else 1
 
     return run(show)
+
+
+def show_servers(found: Sequence[Running]) -> None:
+    """Write them for people to standard output."""
+    print_table(COLUMNS, [_row(server) for server in found], spare=("since", "sessions"), key="model")
+    for server in found:
+        if server.models:
+            print(f"\nmodels of {sanitize_line(server.socket)}")
+            print_table(MODEL_COLUMNS, [_model_row(model) for model in server.models], spare=("at most",))
 
 
 async def _running(loaded: Loaded) -> Any:
@@ -159,8 +164,8 @@ def _leaves(model: ListedModel) -> str:
     if model.is_pinned:
         return "pinned"
     if model.leaves_in_sec is not None:
-        return f"in {timedelta(seconds=round(model.leaves_in_sec))}"
-    return "when its memory is needed" if model.state == "loaded" else ""
+        return f"leaves in {timedelta(seconds=round(model.leaves_in_sec))}"
+    return "leaves when its memory is needed" if model.state == "loaded" else ""
 
 
 def _model_json(model: ListedModel) -> dict[str, Any]:

@@ -71,9 +71,9 @@ def _choose(listing: hub.Listing, memory: int) -> hub.Offer:
     try:
         chosen = listing.choose()
     except ModelError:
-        _print(listing, None, memory, sys.stderr)  # standard output has the path
+        show_offers(listing, None, memory, sys.stderr)  # standard output has the path
         raise
-    _print(listing, chosen, memory, sys.stderr)
+    show_offers(listing, chosen, memory, sys.stderr)
     say.note(f"taking {_why(chosen)}; for another: uma pull {listing.reference.repository}:QUANTIZATION")
     return chosen
 
@@ -82,14 +82,15 @@ def _list(listing: hub.Listing, memory: int) -> None:
     chosen: hub.Offer | None = None
     with suppress(ModelError):  # none is, or several are
         chosen = listing.choose()
-    _print(listing, chosen, memory, sys.stdout)
+    show_offers(listing, chosen, memory, sys.stdout)
     for projector in listing.projectors:
         say.plain(f"projector: {projector.path} ({words.size(projector.size_bytes)})")
     if chosen is not None and not listing.reference.what:
         say.plain(f"{CHOSEN} comes where none is named: {_why(chosen)}")
 
 
-def _print(listing: hub.Listing, chosen: hub.Offer | None, memory: int, file: TextIO) -> None:
+def show_offers(listing: hub.Listing, chosen: hub.Offer | None, memory: int, file: TextIO) -> None:
+    """Write the models of a repository for people, the smallest first."""
     rows = [
         (
             CHOSEN if offer == chosen else "",
@@ -101,7 +102,7 @@ def _print(listing: hub.Listing, chosen: hub.Offer | None, memory: int, file: Te
         )
         for offer in sorted(listing.offers, key=lambda offer: offer.size_bytes)
     ]
-    print_table(COLUMNS, rows, file)
+    print_table(COLUMNS, rows, file, spare=("files", "fits"), key="name")
 
 
 def _why(chosen: hub.Offer) -> str:

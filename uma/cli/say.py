@@ -5,11 +5,11 @@ Saying something is never what a command is called for: where standard error is 
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import suppress
 
 from uma.cli.sanitize import lines, sanitize_line
+from uma.cli.table import width_of, wrapped
 
 ERASE_LINE = "\r\x1b[2K"
 
@@ -56,12 +56,11 @@ def passing(text: str = "") -> None:
 
 def columns() -> int | None:
     """The width of the terminal that standard error goes to; None where there is none, or it does not tell."""
-    with suppress(OSError, ValueError):
-        return os.get_terminal_size(sys.stderr.fileno()).columns or None
-    return None
+    return width_of(sys.stderr)
 
 
 def _say(prefix: str, text: str) -> None:
     if _Screen.has_passing:
         passing()
-    print("\n".join(prefix + line for line in lines(text)), file=sys.stderr, flush=True)
+    told = [part for line in lines(text) for part in wrapped(prefix + line, columns(), "  ")]
+    print("\n".join(told), file=sys.stderr, flush=True)

@@ -93,8 +93,10 @@ def speed(finished: Finished) -> str:
 
 
 def duration(milliseconds: float) -> str:
-    """`35 ms`, `2.4 s`."""
-    return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
+    """`35 ms`, `2.4 s`, `151 s`."""
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms"
+    return f"{milliseconds / 1000:.{1 if milliseconds < 99_950 else 0}f} s"
 
 
 def rows(number: int) -> str:
