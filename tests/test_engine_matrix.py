@@ -53,6 +53,10 @@ MEDIA: dict[str, tuple[Seeing | None, Hearing | None]] = {
 LENGTH, LETTERS = 24, "bcdfgjklmopqsuvwxyz"
 MOST_OFF = 0.02
 """Maximum difference of a log probability: in other cells, or in batches of another size, the last bits are others."""
+N_CTX = 8_192
+"""Context of all engines here; two sequences with a buffer each have half of it."""
+LONG = N_CTX // 2 - 100
+"""Tokens of a stream that outlasts all that happens beside it: three times as many as were needed on a busy machine."""
 PICTURE, SOUND = png(200, 200, 1), wav(0.4, 1)
 
 
@@ -111,7 +115,7 @@ def write_world(folder: Path, memory: str, medium: str) -> Path:
 
 async def make_world(folder: Path, memory: str, medium: str, layout: str) -> World:
     """Ask for everything once, each alone and from its first token. Skips what the engine says it cannot read."""
-    model, settings = write_world(folder, memory, medium), {"kv_unified": layout, "n_ctx": 8_192}
+    model, settings = write_world(folder, memory, medium), {"kv_unified": layout, "n_ctx": N_CTX}
     system = Message("system", letters(1, 330))
     file = [SOUND if medium.startswith("sound") else PICTURE] if medium != "text" else []
     first = (system, told(f"{letters(2, 90)}{MARKER * len(file)}{letters(3, 120)}", file))
@@ -193,17 +197,17 @@ async def preempted_beside_a_stream(world: World, contexts: list[HaltingContext]
 
 @asynccontextmanager
 async def decoding(engine: Engine) -> AsyncIterator[None]:
-    """Another stream decodes from before the block until its end; where it ends, the next one."""
+    """Another stream decodes from before the block until its end."""
     is_there = trio.Event()
 
-    async def go_on() -> None:
-        while True:
-            async with engine.generate(ask(tokens_for(2, 50), 1_500)) as stream:
-                async for _ in stream:
-                    is_there.set()
+    async def read() -> None:
+        async with engine.generate(ask(tokens_for(2, 50), LONG)) as stream:
+            async for _ in stream:
+                is_there.set()
+        raise AssertionError("the stream ended within the block: from here on nothing decodes beside it")
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(go_on)
+        nursery.start_soon(read)
         await is_there.wait()
         yield
         nursery.cancel_scope.cancel()
@@ -324,7 +328,7 @@ async def test_a_large_sequence_that_loses_its_slot_beside_a_stream_is_neither_c
 ) -> None:
     monkeypatch.setattr("uma.engine.kv.pool.MOST_COPY_BYTES", 0)
     prompt = 900
-    async with open_engine(config_for(tiny, n_ctx=8_192, kv_unified="on", max_sequences=2)) as engine, decoding(engine):
+    async with open_engine(config_for(tiny, n_ctx=N_CTX, kv_unified="on", max_sequences=2)) as engine, decoding(engine):
         before = engine.snapshot()["prefill_tokens_total"]
         await _preempted(engine, contexts[0], [ask(tokens_for(3, prompt), LENGTH)], 2)
         metrics = engine.snapshot()
