@@ -39,6 +39,8 @@ class CallEnded:
 
     name: str
     arguments: str
+    note: str = ""
+    """What is to be told of the call."""
 
 
 @attrs.frozen

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count, product
 from math import prod
+from operator import ge, gt, le, lt
 from typing import Any
 
 from llguidance import regex_to_lark
@@ -30,6 +31,9 @@ MAX_ALTERNATIVES = 64
 """Maximum ways in which the parts of one string's schema are combined."""
 MAX_PARTS = 256
 """Maximum schemas that one value's schema combines: with references a short text can name any number of them."""
+
+MAX_CHECKS = 10_000
+"""Maximum schemas that one value is compared with: references and alternatives multiply them."""
 
 _NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
 _NOTES = frozenset(
@@ -365,6 +369,64 @@ def _kinds_of_value(value: Any) -> Iterable[str]:
     if isinstance(value, float):
         return ("number",)
     return ("string" if isinstance(value, str) else "array" if isinstance(value, list) else "object",)
+
+
+def follows(value: Any, root: Schema) -> bool:
+    """Whether it is certain that a value follows a schema: with a keyword that is not known here it is not."""
+    try:
+        return _follows(value, root, root, count(1))
+    except (UnservableError, RecursionError, TypeError):
+        return False
+
+
+def _follows(value: Any, schema: Any, root: Schema, checks: Iterator[int]) -> bool:
+    if isinstance(schema, bool):
+        return schema
+    if next(checks) > MAX_CHECKS or isinstance(value, json_text.Number):
+        return False
+    schema = resolved(schema, root, "")
+    return all(_keeps(value, word, schema, root, checks) for word in schema if word not in _NOTES)
+
+
+def _keeps(value: Any, word: str, schema: Schema, root: Schema, checks: Iterator[int]) -> bool:
+    """Whether a value is as one keyword of its schema says."""
+    wanted, kinds = schema[word], set(_kinds_of_value(value))
+    if word == "type":
+        return bool(kinds & ({wanted} if isinstance(wanted, str) else set(wanted)))
+    if word in ("enum", "const"):
+        return json_text.dumps(value) in map(json_text.dumps, wanted if word == "enum" else [wanted])
+    if word in COMBINATIONS:
+        found = sum(_follows(value, option, root, checks) for option in wanted)
+        return found == {"allOf": len(wanted), "oneOf": 1}.get(word, max(found, 1))
+    if word in _OF_OBJECTS and "object" in kinds:
+        known = schema.get("properties", {})
+        if word == "required":
+            return set(wanted) <= set(value)
+        if word == "properties":
+            return all(_follows(value[key], known[key], root, checks) for key in value.keys() & known)
+        return word == "additionalProperties" and all(
+            _follows(value[key], wanted, root, checks) for key in value.keys() - known
+        )
+    if word == "items" and "array" in kinds:
+        return not isinstance(wanted, list) and all(_follows(item, wanted, root, checks) for item in value)
+    if word in _BOUNDS:
+        kind, fits = _BOUNDS[word]
+        return kind not in kinds or (not isinstance(wanted, bool) and fits(value, wanted))
+    of_kind = _OF_ARRAYS | _OF_OBJECTS
+    return word in of_kind and not kinds & {"array", "object"}
+
+
+_BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "minLength": ("string", lambda value, least: len(value) >= least),
+    "maxLength": ("string", lambda value, most: len(value) <= most),
+    "minItems": ("array", lambda value, least: len(value) >= least),
+    "maxItems": ("array", lambda value, most: len(value) <= most),
+    "minimum": ("number", ge),
+    "maximum": ("number", le),
+    "exclusiveMinimum": ("number", gt),
+    "exclusiveMaximum": ("number", lt),
+}
+"""Keywords that bound values of one kind."""
 
 
 def literal(text: str) -> str:

@@ -35,6 +35,10 @@ class StepParser(ABC):
         self._pending += text
         return self._run()
 
+    @abstractmethod
+    def finish(self) -> list[Part]:
+        """What is left when no more text comes."""
+
     def _run(self) -> list[Part]:
         while self._pending and self._step():
             pass

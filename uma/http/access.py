@@ -21,7 +21,7 @@ from uma.net.quota import ClientAccount
 
 PREFLIGHT_SEC = 600
 """Time for which a browser can remember the answer to a preflight."""
-EXPOSED = b"x-request-id, retry-after, retry-after-ms, x-uma-ignored, x-uma-model"
+EXPOSED = b"x-request-id, retry-after, retry-after-ms, x-uma-ignored, x-uma-model, x-uma-note"
 """Headers of answers that a page of an allowed origin can read."""
 
 

@@ -15,6 +15,7 @@ import attrs
 import trio
 from starlette.types import ASGIApp
 
+from uma.chat.whole_call import NOTE
 from uma.config import RuntimeConfig
 from uma.errors import Ended, ShuttingDown, UmaError
 from uma.http.batch_queue import BatchQueue
@@ -22,6 +23,7 @@ from uma.http.body_budget import BodyBudget
 from uma.http.dialect import Writer
 from uma.http.exchange import Exchange
 from uma.http.generation import gather, stream, unless_gone
+from uma.http.ignored import header_value
 from uma.http.keys import KeyFile
 from uma.http.models import ModelNames
 from uma.http.problem import Forbidden, Problem, RateLimited
@@ -244,6 +246,8 @@ class Gateway:
                 results = await gather(self.source, http, writer.requests)
         if results:  # written to its end, whatever happens meanwhile: its length has been told
             body = writer.whole(results)
+            if noted := [line for result in results for line in result.warnings if line.endswith(NOTE)]:
+                http.extra_headers.append((b"x-uma-note", header_value("; ".join(noted))))
             if isinstance(body, str):
                 await http.answer(body.encode(), media_type=b"text/plain; charset=utf-8")
             else:

@@ -14,9 +14,8 @@ from typing import TypeVar
 
 import attrs
 
-from uma.chat.harmony import HarmonyParser
-from uma.chat.parser import Parser
 from uma.chat.parts import AnswerText, CallArguments, CallBegun, CallBroken, CallCut, CallEnded, Part, Reasoning
+from uma.chat.whole_call import AnyParser
 from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.stream import RequestStream
 from uma.types import Answer, CutCall, Event, Finished, ReasoningDelta, Request, Token, ToolCall, ToolCallDelta, Usage
@@ -31,7 +30,7 @@ CALL_ID_CHARS = 9
 class _ParsedAnswer:
     """One answer so far."""
 
-    parser: Parser | HarmonyParser
+    parser: AnyParser
     index: int
     text: str = ""
     thoughts: str = ""
@@ -59,7 +58,7 @@ class ParsedStream:
         self,
         stream: RequestStream,
         request: Request,
-        parser: Callable[[], Parser | HarmonyParser],
+        parser: Callable[[], AnyParser],
         piece: Callable[[int], bytes],
     ) -> None:
         """`piece` gives a token's bytes as they are part of the output."""
@@ -142,6 +141,8 @@ class ParsedStream:
             answer.call_offsets.append(len(answer.text))
         if isinstance(part, CallEnded):
             answer.calls.append(ToolCall(answer.call_id, part.name, part.arguments))
+            if part.note:
+                answer.warnings.append(f"tool call {answer.begun} ({part.name}): {part.note}")
         elif isinstance(part, CallCut):
             answer.cut_call = CutCall(answer.call_id, part.name, answer.arguments, part.text)
             answer.warnings.append(f"tool call {answer.begun} ({part.name}): the output ended inside it")

@@ -23,6 +23,7 @@ from uma.chat.lark import LarkRules, Specials
 from uma.chat.parser import Parser
 from uma.chat.schema import UnservableError, schema_of
 from uma.chat.thought import thought_first
+from uma.chat.whole_call import AnyParser, WholeCallParser
 from uma.engine.intake.lanes import LaneLimiter
 from uma.engine.intake.loose_tools import RelaxedRequest, RelaxedTools, can_be_loose
 from uma.engine.intake.rendering import has_switch
@@ -112,8 +113,14 @@ class ChatAbilities:
             return _can_call(request) or request.reasoning is not None
         return self._thinks_first(request)
 
-    def parser(self, request: Request, prompt: array[int]) -> Parser | HarmonyParser:
+    def parser(self, request: Request, prompt: array[int]) -> AnyParser:
         """A parser for one answer of a request that `is_parsed`."""
+        parser = self._parser(request, prompt)
+        is_free = _can_call(request) and request.tool_choice == "auto" and request.sampling.grammar is None
+        tools = {tool.name: schema_of(tool) for tool in request.tools if not tool.strict}
+        return WholeCallParser(parser, tools) if is_free and tools and not _is_answering(request) else parser
+
+    def _parser(self, request: Request, prompt: array[int]) -> Parser | HarmonyParser:
         family = self._family if _can_call(request) else None
         schemas = {tool.name: schema_of(tool) for tool in _tools(request)} if family is not None else {}
         splits, thinks_first = request.reasoning is not None, self._thinks_first(request)
@@ -134,7 +141,7 @@ class ChatAbilities:
             return None
         closings = self._closings if _can_call(request) else self._answering
         tail = prompt[-_TAIL_TOKENS:]
-        return lambda limit: ThinkingBound(self.parser(request, tail), self.piece, closings, limit)
+        return lambda limit: ThinkingBound(self._parser(request, tail), self.piece, closings, limit)
 
     @cached_property
     def _answering(self) -> list[list[int]]:

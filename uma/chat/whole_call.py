@@ -1,0 +1,130 @@
+"""An answer that is nothing but the JSON of one call, bare or in a code fence: small models write calls so, without the
+marks of their own form.
+
+It is a call only where all of the answer is, the tool was offered, and the arguments follow its schema: text that
+quotes JSON stays text. So nothing is known before the end, and what can still be a call is held back until then. Most
+other text shows with its first characters that it is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+
+from uma import json_text
+from uma.chat.json_call import JsonCall
+from uma.chat.parts import AnswerText, CallArguments, CallBegun, CallEnded, Part, Reasoning, joined
+from uma.chat.schema import Schema, follows
+from uma.chat.steps import StepParser
+
+NOTE = "the whole answer was this call as plain JSON, without the marks of this model's calls"
+"""Note on a call that was written so."""
+_FENCE = "```"
+_MAX_LABEL = 16
+"""Maximum length of the word behind a fence (json, tool_call)."""
+
+
+class WholeCallParser:
+    """A parser whose answer can be one call without marks. Push and finish it like the one that it is made of."""
+
+    def __init__(self, parser: StepParser, tools: Mapping[str, Schema]) -> None:
+        """`tools` are those that can be called so: the schemas of their arguments by name."""
+        self._parser = parser
+        self._tools = tools
+        self._call = JsonCall(tools.keys())
+        self._held = ""
+        """Text that can still be the call."""
+        self._is_text = False
+        self._is_whole = False
+        """What was held is a call, if nothing but white space follows."""
+        self._reading = self._read()
+        next(self._reading)
+
+    @property
+    def thoughts(self) -> list[tuple[int, int]]:
+        """See `StepParser.thoughts`."""
+        return self._parser.thoughts
+
+    def push(self, text: str) -> list[Part]:
+        """See `StepParser.push`."""
+        return self._sifted(self._parser.push(text))
+
+    def finish(self) -> list[Part]:
+        """See `StepParser.finish`."""
+        parts = self._sifted(self._parser.finish())
+        name, arguments = self._call.name, self._call.arguments
+        if self._is_text or not self._held:
+            return parts
+        if not self._is_whole or name is None or not follows(json_text.loads(arguments), self._tools[name]):
+            return joined([*parts, AnswerText(self._held)])
+        return [*parts, CallBegun(name), CallArguments(arguments), CallEnded(name, arguments, NOTE)]
+
+    def _sifted(self, parts: Sequence[Part]) -> list[Part]:
+        given: list[Part] = []
+        for part in parts:
+            if self._is_text or (isinstance(part, Reasoning) and not self._held):
+                given.append(part)
+                continue
+            if isinstance(part, AnswerText):
+                self._held += part.text
+                if not self._can_be_call(part.text):
+                    given.append(AnswerText(self._held))
+                    self._is_text = True
+            else:
+                given += [AnswerText(self._held), part] if self._held else [part]
+                self._is_text = True
+        return joined(given)
+
+    def _can_be_call(self, text: str) -> bool:
+        try:
+            for char in text:
+                self._reading.send(char)
+        except StopIteration:
+            return False
+        return True
+
+    def _read(self) -> Generator[None, str, None]:
+        """Reads what is a call so far, a character at each `yield`, and ends where it is none."""
+        char = yield from _visible()
+        fence = ""
+        if char == _FENCE[0]:
+            fence = _FENCE
+            if not (yield from _spelled(fence[1:])):
+                return
+            label = ""
+            while (char := (yield)) not in "\r\n":
+                label += char
+                if len(label) > _MAX_LABEL:
+                    return
+            char = yield from _visible()
+        if char != "{":
+            return
+        self._call.push(char)
+        while not self._call.is_whole:
+            self._call.push((yield))
+            if self._call.problem:
+                return
+        if fence:
+            char = yield from _visible()
+            if char != fence[0] or not (yield from _spelled(fence[1:])):
+                return
+        self._is_whole = True
+        yield from _visible()
+
+
+AnyParser = StepParser | WholeCallParser
+"""What parses one answer."""
+
+
+def _visible() -> Generator[None, str, str]:
+    """The next character that is no white space."""
+    while (char := (yield)).isspace():
+        pass
+    return char
+
+
+def _spelled(text: str) -> Generator[None, str, bool]:
+    """Whether this text comes next."""
+    for expected in text:
+        if (yield) != expected:
+            return False
+    return True
