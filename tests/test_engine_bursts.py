@@ -8,9 +8,7 @@ be computed before the others.
 from __future__ import annotations
 
 import json
-import logging
 import math
-import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -29,13 +27,14 @@ from harness import PATIENCE_SEC, frame
 from uma import RuntimeConfig, open_engine
 from uma.client import connect
 from uma.engine import Engine
+from uma.engine.recorder import Recorder
 from uma.engine.worker.commands import Commands
+from uma.engine.worker.loop import DecodeWorker
 from uma.http.app import build_app
 from uma.http.gateway import Gateway
 from uma.net.arrivals import MAX_EXPECTED_BYTES, Arrivals, arrivals
 from uma.server.server import Server
 
-SCHEDULER = "uma.engine.scheduler"
 Batches = Callable[[], list[tuple[str, int, int]]]
 Work = Callable[[], Awaitable[object]]
 TURNS = 20
@@ -70,19 +69,37 @@ def at_rest(monkeypatch: pytest.MonkeyPatch) -> Work:
 
 
 @pytest.fixture
-def batches(caplog: pytest.LogCaptureFixture) -> Batches:
-    """The batches since the last `caplog.clear`: kind, tokens and sequences."""
-    caplog.set_level(logging.DEBUG, SCHEDULER)
+def batches(monkeypatch: pytest.MonkeyPatch) -> Batches:
+    """The batches since it was called last: kind, tokens and sequences."""
+    recorders, workers, run = [Recorder()], list[DecodeWorker](), DecodeWorker.run
+
+    def recorded(worker: DecodeWorker) -> None:
+        workers.append(worker)
+        worker.record(recorders[-1])
+        run(worker)
+
+    monkeypatch.setattr(DecodeWorker, "run", recorded)
 
     def found() -> list[tuple[str, int, int]]:
-        lines = re.findall(r"^batch (\w+)=(\d+) sequences=(\d+)", "\n".join(caplog.messages), re.MULTILINE)
-        return [(kind, int(tokens), int(sequences)) for kind, tokens, sequences in lines]
+        recorder = recorders[-1]
+        recorders.append(Recorder())
+        for worker in workers:
+            worker.record(recorders[-1])
+        spans = [span for span in json.loads(b"".join(recorder.written()))["traceEvents"] if span["ph"] == "X"]
+        rows = [(span["name"], span["args"]["rows"]) for span in spans if span["name"] in ("batch", "decode")]
+        # A piece of a prompt is "id: tokens at position".
+        return [
+            ("prefill", sum(int(row.split(": ")[-1].split()[0]) for row in of), len(of))
+            if name == "batch"
+            else (name, len(of), len(of))
+            for name, of in rows
+        ]
 
     return found
 
 
 async def test_requests_that_come_in_one_burst_are_read_in_one_batch_and_decode_in_step(
-    tiny: Path, caplog: pytest.LogCaptureFixture, batches: Batches
+    tiny: Path, batches: Batches
 ) -> None:
     async def enter(number: int) -> None:
         for _ in range(20 * number):  # one comes after the other, as they do over a socket
@@ -92,7 +109,7 @@ async def test_requests_that_come_in_one_burst_are_read_in_one_batch_and_decode_
     # A machine that was measured to be slow would be given smaller batches.
     async with open_engine(flash_config(tiny, tick_budget_ms=1e9)) as engine:
         await answer(engine, ask(max_tokens=1))
-        caplog.clear()
+        batches()
         # At once after another has ended, while the decode thread still comes to rest.
         async with trio.open_nursery() as nursery:
             for number in range(6):
@@ -345,13 +362,13 @@ async def test_a_burst_is_gathered_once_what_has_reached_the_system_was_read() -
 
 
 async def test_a_crowd_with_one_prefix_reads_it_once_and_the_rests_of_all_in_one_batch(
-    tiny: Path, batches: Batches, caplog: pytest.LogCaptureFixture
+    tiny: Path, batches: Batches
 ) -> None:
     common = tokens_for(0, 200)
     crowd = [ask((*common, *tokens_for(1 + number, 16)), 8, id=str(number)) for number in range(8)]
     config = flash_config(tiny, tick_budget_ms=1e9, slo_ttft_ms=1e9, start_target_tokens=512)
     async with open_engine(config) as engine:
-        caplog.clear()
+        batches()
         found = await answers(engine, crowd)
     assert batches() == [("prefill", 200, 1), ("prefill", 8 * 16, 8), *[("decode", 8, 8)] * 7]
     assert [each.finished.usage.cached_tokens for each in found].count(200) == 7

@@ -7,7 +7,6 @@ the Trio thread that opened the engine.
 
 from __future__ import annotations
 
-import logging
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -73,8 +72,6 @@ from uma.types import (
 PROBE_TIMEOUT_SEC = 10.0
 """An engine that generates no token within this time reports `stalled`."""
 
-_trace_log = logging.getLogger("uma.engine.scheduler")
-
 
 class Engine:
     """A `types.Source` in this process. Make one with `open_engine`."""
@@ -118,7 +115,6 @@ class Engine:
                 speculate=sizing.speculate(context, config, sees=projector is not None),
                 draft=draft,
                 projector=projector,
-                trace=_trace_log.debug if _trace_log.isEnabledFor(logging.DEBUG) else None,
             ),
         )
         self._requests = Submission(config, self.worker.commands, self._metrics, self.worker.totals)

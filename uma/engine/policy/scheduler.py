@@ -52,8 +52,6 @@ class Plan:
     """Each a row and its number of tokens, in order of service."""
     preempt: tuple[int, ...] = ()
     """Rows to take their KV cells from, before anything else. They are in no other part of the plan."""
-    held: int = 0
-    """Background rows that decode on another tick."""
     is_decode_only: bool = False
     """One token a row, no prefill, none throttled: the plan is valid until a sequence arrives, ends or pauses."""
     steps: int = 1
@@ -170,9 +168,9 @@ class Scheduler:
         gone = {row.key for row in preempted}
         free = state.free_cells + sum(row.cells for row in preempted)
         waiting = [row for row in state.prefilling if row.key not in gone and not row.is_paused]
-        decode, held = (rows, 0) if pause_ms else self._choose_decode(rows, state, now_ms)
+        decode = rows if pause_ms else self._choose_decode(rows, state, now_ms)
         streams = self._streams(decode, waiting, state, now_ms)
-        plan = Plan(tuple(row.key for row in decode), preempt=tuple(row.key for row in preempted), held=held)
+        plan = Plan(tuple(row.key for row in decode), preempt=tuple(row.key for row in preempted))
         if pause_ms:
             return self._before_pause(plan, streams, free, pause_ms)
         readable = [row for row in waiting if row.key not in state.unreadable]
@@ -226,14 +224,14 @@ class Scheduler:
                 decoding = [other for other in decoding if other is not candidates[0]]
         return decoding[: max(free, 0)], preempted
 
-    def _choose_decode(self, rows: list[Row], state: State, now_ms: float) -> tuple[list[Row], int]:
+    def _choose_decode(self, rows: list[Row], state: State, now_ms: float) -> list[Row]:
         """All but the background rows that would make an interactive stream late, or its first token. Of these as many
         go on as fit, those that have waited longest first.
         """
         if len(rows) > self.targets.batch_tokens:
             rows = sorted(rows, key=lambda row: (row.lane < 0, row.last_token_ms))[: self.targets.batch_tokens]
         if not any(row.lane < 0 for row in rows):
-            return rows, 0
+            return rows
         first = [row for row in rows if row.lane >= 0]
         background = sorted((row for row in rows if row.lane < 0), key=lambda row: row.last_token_ms)
         target_ms = min((row.target_tbt_ms for row in first if row.lane > 0), default=math.inf)
@@ -247,8 +245,7 @@ class Scheduler:
         late = sum(now_ms - row.last_token_ms >= TUNING.held_ms for row in background)
         # One at least of those that have waited too long, also where it makes a stream late.
         least = min(late, max(1, self._fitting(len(first), late, target_ms, state)))
-        chosen = first + background[: max(fitting, least)]
-        return chosen, len(rows) - len(chosen)
+        return first + background[: max(fitting, least)]
 
     def _fitting(self, first: int, background: int, target_ms: float, state: State) -> int:
         """How many background rows decode with the `first` rows in a step that is no longer than `target_ms`."""

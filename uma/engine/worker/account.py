@@ -15,7 +15,9 @@ from typing import Protocol
 import attrs
 
 from uma.engine.clock import now_ms
+from uma.engine.recorder import Recorder
 from uma.engine.worker.status import Status
+from uma.metrics import EngineMetrics
 from uma.types import CAUSES, Beside, CacheUse, RequestMetrics
 
 MAX_BESIDE = 8
@@ -53,6 +55,16 @@ class Totals:
         blocked = dict(self._blocked_ms)
         blocked[self._blocked_on] += max(0.0, now - self._since_ms)
         return self.steps_ms, self.prompts_ms, self.isolated_ms, self.sample_ms, blocked["slot"], blocked["cells"]
+
+
+@attrs.define
+class Instruments:
+    """Counters and recorder of the decode thread's work."""
+
+    metrics: EngineMetrics
+    totals: Totals
+    recorder: Recorder | None = None
+    """Takes the thread's spans while a trace is recorded. Set by the Trio thread."""
 
 
 class Served(Protocol):

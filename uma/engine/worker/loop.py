@@ -25,7 +25,7 @@ from uma.engine.kv.pool import KvPool
 from uma.engine.kv.snapshots import Snapshot
 from uma.engine.policy import Plan, Scheduler
 from uma.engine.recorder import DECODE, Recorder
-from uma.engine.worker.account import Totals
+from uma.engine.worker.account import Instruments, Totals
 from uma.engine.worker.commands import (
     CallFunction,
     CancelSequence,
@@ -48,7 +48,6 @@ from uma.engine.worker.runner import ModelRunner, Probes
 from uma.engine.worker.sequence import Sequence
 from uma.engine.worker.slots import PATIENCE_MS, Slots
 from uma.engine.worker.status import Status
-from uma.engine.worker.trace import Instruments, Trace
 from uma.errors import InternalError, ShuttingDown, UmaError
 from uma.llama.context import Context
 from uma.llama.projector import Projector
@@ -83,8 +82,6 @@ class WorkerSettings:
     """The draft model's context."""
     projector: Projector | None = None
     """What makes embeddings of pictures."""
-    trace: Callable[[str], None] | None = None
-    """Where the scheduler's trace is written."""
 
 
 class DecodeWorker:
@@ -109,8 +106,7 @@ class DecodeWorker:
         vocab = context.model.vocab
         self.totals = Totals()
         """What its time went to. Any thread can read it."""
-        self._trace = Trace(settings.trace)
-        instruments = Instruments(metrics, self.totals, self._trace)
+        self._instruments = instruments = Instruments(metrics, self.totals)
         self.commands = Commands(self._cancel, self._submitted)
         self._outbox = Outbox(mailbox.post, waits=not context.returns_early)
         self._output = Output(vocab, metrics, self._outbox)
@@ -118,7 +114,7 @@ class DecodeWorker:
         self._runner = ModelRunner(
             context, pool, scheduler.cost, self._outbox, self.commands, instruments, settings.projector
         )
-        self._encoder = Encoder(settings.projector, self._slots, self._trace)
+        self._encoder = Encoder(settings.projector, self._slots, instruments)
         self._executor = Executor(context, pool, self._runner, self._slots, metrics)
         self._model_drafter = settings.draft and ModelDrafter(settings.draft, vocab, self._runner.threads, metrics)
         drafters: list[Drafter] = [LookupDrafter(pool, vocab)]
@@ -128,7 +124,7 @@ class DecodeWorker:
             self._runner.should_end_stride = self._speculator.should_end_stride
         self._probes = Probes(self._runner, metrics)
         self._embedder = Embedder(scheduler.embeds, self._runner.threads, metrics)
-        self._reproducer = Reproducer(self._slots, self._runner.threads, metrics, self.totals)
+        self._reproducer = Reproducer(self._slots, self._runner.threads, instruments)
         self._steady: Tick | None = None
         """The last tick, where the next can be the same."""
         self._is_ahead = False
@@ -154,7 +150,7 @@ class DecodeWorker:
 
     def record(self, recorder: Recorder | None) -> None:
         """Give this recorder, from now on, a span of all that the thread does; None: no longer."""
-        self._trace.recorder = recorder
+        self._instruments.recorder = recorder
 
     def _cancel(self, sequence: Sequence) -> None:
         if sequence.is_reproducible:
@@ -319,7 +315,7 @@ class DecodeWorker:
             for result in results:
                 self._give(result)
             self._outbox.flush_due(self._runner.began_ms)
-        recorder = self._trace.recorder
+        recorder = self._instruments.recorder
         if tick.embed_tokens:
             embedding_ms = now_ms()
             self._outbox.flush()  # a batch of many tokens takes longer than any token can wait
@@ -343,7 +339,7 @@ class DecodeWorker:
         """Compute a batch of the request that is computed apart; False if there was none to compute now."""
         began = now_ms()
         step = self._reproducer.step(is_alone=is_alone)
-        if step and (recorder := self._trace.recorder) is not None:
+        if step and (recorder := self._instruments.recorder) is not None:
             recorder.span(DECODE, "reproducible", began, now_ms())
         if isinstance(step, Reproduced):
             self._give(Result([step.sequence], [step.given], step.at_ms))
@@ -438,7 +434,7 @@ class DecodeWorker:
         rows = tick.decode
         if self._embedder or self._reproducer.pause_ms:
             return False
-        if len(rows) != len(self._slots.active) or self._slots.has_queued or self._trace.is_on:
+        if len(rows) != len(self._slots.active) or self._slots.has_queued:
             return False
         return len(rows) <= self._pool.free_cells and not any(sequence.is_paused for sequence in rows)
 
@@ -453,11 +449,6 @@ class DecodeWorker:
         pause_ms = pause_ms or self._pause_beside_ms
         self._is_ahead = pause_ms > 0
         plan = self._scheduler.plan(state, now, self._embedder.demand(), pause_ms=pause_ms)
-        if self._trace.is_on:
-            budget_ms = self._scheduler.targets.tick_budget_ms
-            self._trace.planned(
-                plan, state, slots.active, len(slots.all) - len(slots.active), self._scheduler.cost, budget_ms
-            )
         for key in plan.preempt:
             slots.preempt(slots.active[key], now)
         return plan

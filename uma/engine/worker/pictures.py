@@ -12,19 +12,19 @@ from collections.abc import Callable
 
 from uma.engine.clock import now_ms
 from uma.engine.recorder import DECODE
+from uma.engine.worker.account import Instruments
 from uma.engine.worker.sequence import Sequence
 from uma.engine.worker.slots import Slots
-from uma.engine.worker.trace import Trace
 from uma.llama.projector import Picture, Projector
 
 
 class Encoder:
     """Encodes the pictures that prompts have come to. Belongs to the decode thread."""
 
-    def __init__(self, projector: Projector | None, slots: Slots, trace: Trace) -> None:
+    def __init__(self, projector: Projector | None, slots: Slots, instruments: Instruments) -> None:
         self._projector = projector
         self._slots = slots
-        self._trace = trace
+        self._instruments = instruments
         self._token_ms: dict[bool, float] = {}
         """What the last picture took for each of its tokens, and the last sound; by whether it was one. Of a projector
         that encodes them as one piece."""
@@ -93,7 +93,7 @@ class Encoder:
     def _ends_piece(self, sequence: Sequence) -> None:
         ended = now_ms()
         sequence.account.own_ms += ended - self._began_ms
-        if (recorder := self._trace.recorder) is not None:
+        if (recorder := self._instruments.recorder) is not None:
             recorder.span(DECODE, "picture", self._began_ms, ended)
 
     def _gives_way(self, picture: Picture) -> bool:

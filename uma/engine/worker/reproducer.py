@@ -14,16 +14,16 @@ from typing import NamedTuple
 from uma.engine.clock import now_ms
 from uma.engine.policy.isolated import IsolatedTurns
 from uma.engine.policy.order import in_order
-from uma.engine.worker.account import Totals
+from uma.engine.worker.account import Instruments
 from uma.engine.worker.canceller import BatchCanceller
+from uma.engine.worker.runner import book
 from uma.engine.worker.sampling import RowResult, RowSampler
 from uma.engine.worker.sequence import Sequence, being_computed
 from uma.engine.worker.slots import Slots
-from uma.engine.worker.status import Change, Status
+from uma.engine.worker.status import Status
 from uma.errors import DecodeFailed
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, Context
-from uma.metrics import EngineMetrics
 
 MAX_ASIDE_BYTES = 256 * 2**20
 """Maximum memory of requests that were put aside: without a bound, readers that do not read could take all there is."""
@@ -40,14 +40,13 @@ class Reproduced(NamedTuple):
 class Reproducer:
     """Such requests, and their context. Belongs to the decode thread, but for `abort` and `cancel`."""
 
-    def __init__(self, slots: Slots, threads: Callable[[], int], metrics: EngineMetrics, totals: Totals) -> None:
+    def __init__(self, slots: Slots, threads: Callable[[], int], instruments: Instruments) -> None:
         """`threads`: how many of them compute beside other programs now."""
         self._slots = slots
         self._threads = threads
         self._threads_in_force = 0
         self.turns = IsolatedTurns()
-        self._totals = totals
-        self._metrics = metrics
+        self._instruments = instruments
         self._context: Context | None = None
         self._canceller: BatchCanceller | None = None
         self._is_stopped = False
@@ -171,7 +170,7 @@ class Reproducer:
             self._context.state_set(0, kept)
 
     def _compute(self, sequence: Sequence, count: int) -> Reproduced | bool:
-        context, batch, metrics, canceller = self._context, self._batch, self._metrics, self._canceller
+        context, batch, canceller = self._context, self._batch, self._canceller
         assert context is not None
         assert canceller is not None
         if sequence.status is Status.WAITING:
@@ -193,18 +192,12 @@ class Reproducer:
                 self._slots.end(sequence, DecodeFailed(f"llama_decode failed with {code} for this request"))
             return code != ABORTED
         took_ms = now_ms() - began_ms
-        metrics.tick(count, took_ms)
-        self._totals.isolated_ms += took_ms
         self.turns.computed(took_ms)
-        sequence.account.own_ms += took_ms
         if sequence.status is Status.PREFILLING:
-            metrics.prefill_tokens_total += count
             self._piece_ms = took_ms
-        sequence.was_computed(count, 1)
+        book(self._instruments, [(sequence, count)], took_ms, is_isolated=True)
         if not is_whole:
             return True
-        if sequence.status is Status.PREFILLING:
-            sequence.change(Change.PREFILLED)
         (given,) = self._sampling.sample([sequence], [index])
         return Reproduced(sequence, given, now_ms())
 

@@ -21,6 +21,7 @@ from uma.engine.kv.pool import KvPool
 from uma.engine.policy import CostModel
 from uma.engine.policy.scheduler import mixed_position
 from uma.engine.recorder import DECODE
+from uma.engine.worker.account import Instruments
 from uma.engine.worker.canceller import BatchCanceller
 from uma.engine.worker.commands import Commands
 from uma.engine.worker.cores.watch import Neighbours, StallWatch
@@ -29,7 +30,6 @@ from uma.engine.worker.drafts.speculator import Draft, Drafts
 from uma.engine.worker.sampling import RowResult, RowSampler, SampledToken
 from uma.engine.worker.sequence import PlacedPicture, Sequence, being_computed
 from uma.engine.worker.status import Change, Status
-from uma.engine.worker.trace import Instruments
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, INVALID_BATCH, Context
 from uma.llama.projector import Projector
@@ -125,7 +125,7 @@ class ModelRunner:
         self._outbox = outbox
         self._commands = commands
         self._metrics = instruments.metrics
-        self._trace = instruments.trace
+        self._instruments = instruments
         self._totals = instruments.totals
         self.sampling = RowSampler(context)
         self.canceller = BatchCanceller(context, can_abort=pool.cells.survives_abort)
@@ -233,39 +233,23 @@ class ModelRunner:
     def book_step(self, sequences: list[Sequence], step: DecodeStep, *, learns: bool) -> None:
         """Book a step of `decode`, before its tokens are accepted. With `learns` the cost model observes it."""
         self.decode_ms = step.took_ms
-        self._book("decode", [(sequence, sequence.tokens[-1:]) for sequence in sequences], step.took_ms)
+        self._book([(sequence, sequence.tokens[-1:]) for sequence in sequences], step.took_ms)
         if learns:
             self._cost.observe_decode(len(sequences), self._pool.used_cells, step.took_ms)
 
-    def _book(self, kind: str, rows: Computed, took_ms: float, *, size: int = 0) -> None:
-        """Count a batch of any kind, of `size` tokens where that is more than are in memory now: its time is its
-        requests', and its tokens are computed. Prompts that were read to their ends decode from now on.
-        """
-        pool, tokens = self._pool, sum(len(computed) for _, computed in rows)
-        reading = [sequence for sequence, _ in rows if sequence.status is Status.PREFILLING]
-        if reading:
-            self._totals.prompts_ms += took_ms
-        else:
-            self._totals.steps_ms += took_ms
-        for sequence in reading:
-            sequence.account.own_ms += took_ms
+    def _book(self, rows: Computed, took_ms: float, *, size: int = 0) -> None:
+        """Book a batch (`book`), and its tokens that are in memory now."""
         for sequence, computed in rows:
-            count, is_read = len(computed), sequence.status is Status.PREFILLING
             assert sequence.holding is not None
-            if is_read or count > 1:
-                pool.extend(sequence.holding, computed)
+            if sequence.status is Status.PREFILLING or len(computed) > 1:
+                self._pool.extend(sequence.holding, computed)
             else:
-                pool.append(sequence.holding, computed[0])
-            sequence.was_computed(count, len(rows))
-            if is_read:
-                self._metrics.prefill_tokens_total += count
-                if sequence.uncomputed == 0:
-                    sequence.change(Change.PREFILLED)
+                self._pool.append(sequence.holding, computed[0])
+        book(self._instruments, [(sequence, len(computed)) for sequence, computed in rows], took_ms, size=size)
+        for sequence, _ in rows:
             if sequence.is_at_checkpoint():
-                pool.take_checkpoint(sequence.holding)
-        self._metrics.tick(size or tokens, took_ms)
-        if self._trace.is_on:
-            self._trace.batch(kind, size or tokens, len(rows), took_ms, pool.used_cells)
+                assert sequence.holding is not None
+                self._pool.take_checkpoint(sequence.holding)
 
     def prefill(self, work: Work) -> Outcome:
         """Pieces of prompts, computed and booked. Those read to their ends have logits.
@@ -279,7 +263,7 @@ class ModelRunner:
         tokens = sum(count for _, count in work)
         position = self._position(work, tokens)
         with being_computed(work, self._context):
-            outcome = self._extend("prefill", work, tokens, self._cost.prefill_ms(tokens, position) or math.inf)
+            outcome = self._extend(work, tokens, self._cost.prefill_ms(tokens, position) or math.inf)
         if outcome.is_done and not is_reported:
             self._cost.observe_prefill(tokens, position, outcome.took_ms)
         return outcome
@@ -305,7 +289,7 @@ class ModelRunner:
             outcome = self._compute([sequence], [], decode=decode)
             if outcome.is_done:
                 self._record("batch", outcome.took_ms, [f"{sequence.request.id}: {tokens} at {start}"])
-                self._book("picture", [(sequence, sequence.tokens[start:end])], outcome.took_ms)
+                self._book([(sequence, sequence.tokens[start:end])], outcome.took_ms)
         return outcome
 
     @property
@@ -328,7 +312,7 @@ class ModelRunner:
         expected_ms = self._cost.mixed_ms(size, self._pool.used_cells, tokens, position) or math.inf
         work = [*((sequence, 1) for sequence in rows), *prefill]
         with being_computed(prefill, self._context):
-            outcome = self._extend("mixed", work, size + tokens, expected_ms)
+            outcome = self._extend(work, size + tokens, expected_ms)
         if outcome.is_done:
             self._metrics.mixed_batches_total += 1
             self._cost.observe_mixed(size, self._pool.used_cells, tokens, position, outcome.took_ms)
@@ -340,7 +324,7 @@ class ModelRunner:
         Computed and booked like `prefill`, but the cost model does not learn: rows of unequal length say nothing about
         the usual ones.
         """
-        return self._extend("decode", work, sum(count for _, count in work))
+        return self._extend(work, sum(count for _, count in work))
 
     def verify(self, drafts: Drafts) -> Verified:
         """A row's last token and its draft, for each row: the tokens that the row would have been given without a
@@ -399,7 +383,7 @@ class ModelRunner:
             for (_, draft), result in zip(rows, given, strict=True)
         ]
         computed = [(sequence, [sequence.tokens[-1], *kept]) for sequence, kept in zip(sequences, held, strict=True)]
-        self._book("verify", computed, took_ms, size=tokens)
+        self._book(computed, took_ms, size=tokens)
         for (sequence, draft), kept, result in zip(rows, held, given, strict=True):
             assert sequence.holding is not None
             if len(kept) < len(draft):
@@ -425,8 +409,8 @@ class ModelRunner:
             return outcome.is_done
         return outcome.is_done and bool(self._context.logits(1).argmax() >= 0)
 
-    def _extend(self, kind: str, work: Work, tokens: int, expected_ms: float = math.inf) -> Outcome:
-        """Compute and book the next tokens of each sequence, in a batch of this kind."""
+    def _extend(self, work: Work, tokens: int, expected_ms: float = math.inf) -> Outcome:
+        """Compute and book the next tokens of each sequence."""
         if self._pool.is_split:
             work.sort(key=lambda row: _seq_id(row[0]))
         self._pool.make_room(tokens)
@@ -453,7 +437,7 @@ class ModelRunner:
             if reads_logits(sequence):
                 self._read_prompt(sequence, count)
         computed = [(s, s.tokens[s.computed : s.computed + count]) for s, count in work]
-        self._book(kind, computed, outcome.took_ms)
+        self._book(computed, outcome.took_ms)
         return outcome._replace(ends=ends)
 
     def _record(self, name: str, took_ms: float, rows: list[str], sampled_ms: float | None = None) -> None:
@@ -461,7 +445,7 @@ class ModelRunner:
         ended_ms = self.began_ms + took_ms
         if sampled_ms is not None:
             self._totals.sample_ms += sampled_ms - ended_ms
-        if (recorder := self._trace.recorder) is not None:
+        if (recorder := self._instruments.recorder) is not None:
             recorder.span(DECODE, name, self.began_ms, ended_ms, rows, cells=self._pool.used_cells)
             if sampled_ms is not None:
                 recorder.span(DECODE, "sample", ended_ms, sampled_ms)
@@ -574,6 +558,29 @@ class Probes:
         self._metrics.health_probes_total += len(waiting)
         for answer in waiting:
             answer(is_alive)
+
+
+def book(instruments: Instruments, rows: Work, took_ms: float, *, size: int = 0, is_isolated: bool = False) -> None:
+    """Book a batch of any kind, of `size` tokens where that is more than stay in memory: its time is its requests', and
+    its tokens are computed. Prompts that were read to their ends decode from now on.
+    """
+    metrics, totals = instruments.metrics, instruments.totals
+    reading = [sequence for sequence, _ in rows if sequence.status is Status.PREFILLING]
+    if is_isolated:
+        totals.isolated_ms += took_ms
+    elif reading:
+        totals.prompts_ms += took_ms
+    else:
+        totals.steps_ms += took_ms
+    for sequence in [sequence for sequence, _ in rows] if is_isolated else reading:
+        sequence.account.own_ms += took_ms
+    for sequence, count in rows:
+        sequence.was_computed(count, len(rows))
+        if sequence.status is Status.PREFILLING:
+            metrics.prefill_tokens_total += count
+            if sequence.uncomputed == 0:
+                sequence.change(Change.PREFILLED)
+    metrics.tick(size or sum(count for _, count in rows), took_ms)
 
 
 def reads_logits(sequence: Sequence) -> bool:

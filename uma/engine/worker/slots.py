@@ -24,10 +24,10 @@ from uma.engine.policy.cost import CostModel
 from uma.engine.policy.order import due_ms, gives_way, may_begin, rank
 from uma.engine.policy.state import FairShare, FairShares, Row, State
 from uma.engine.policy.tuning import TUNING
+from uma.engine.worker.account import Instruments
 from uma.engine.worker.output import Output
 from uma.engine.worker.sequence import Sequence
 from uma.engine.worker.status import Change, Status
-from uma.engine.worker.trace import Instruments
 from uma.errors import InternalError, UmaError
 from uma.llama.sampler import Sampler
 from uma.llama.vocab import Vocab
@@ -69,7 +69,6 @@ class Slots:
         self._output = output
         self._outbox = outbox
         self._metrics = instruments.metrics
-        self._trace = instruments.trace
         self._totals = instruments.totals
         self.active: dict[int, Sequence] = {}
         """Sequences with a slot, by key."""
@@ -108,7 +107,6 @@ class Slots:
         sequence.fair_share = self._fair_shares.came(sequence.client)
         if not sequence.is_reproducible:
             self._queue(sequence)
-        self._trace.queued(sequence)
 
     def credit(self, sequence: Sequence, events: int) -> None:
         """Count that its reader has space for so many more events. One that has ended needs none."""
@@ -291,7 +289,6 @@ class Slots:
             sequence.kept.is_pinned = True
         self._pool.release(sequence.holding, now, keep=sequence.kept is None)
         self._queue_again(sequence)
-        self._trace.preempted(sequence)
 
     def restart(self, sequence: Sequence) -> None:
         """Queue a sequence whose computed part a failed batch has left in an unknown state: it computes all again."""
@@ -344,8 +341,6 @@ class Slots:
                 self._note_started(sequence, now)
             except Exception as error:  # noqa: BLE001  (whatever it is, it is this request's alone)
                 self.fail(sequence, error)
-                return
-        self._trace.started(sequence)
 
     def start_isolated(self, sequence: Sequence, now: float) -> None:
         """A sequence begins that is computed in a context of its own, and has no slot."""
@@ -418,7 +413,6 @@ class Slots:
         self._fair_shares.left(sequence.fair_share)
         # Last of all: when the metrics show that nothing runs any more, it is counted and its cells are free.
         del self.all[sequence]
-        self._trace.ended(sequence, reason)
 
     def _give_back(self, sequence: Sequence, event: Finished | UmaError) -> None:
         if (holding := sequence.holding) is not None:
