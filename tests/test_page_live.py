@@ -203,13 +203,14 @@ def test_a_storm_is_seen_in_the_browser(browser: Browser, narrow_server: HttpSer
 
 def check_figures(shown: dict[str, Any], frames: list[dict[str, Any]]) -> None:
     """That what is shown is what the frames say, up to the last digit of each figure."""
-    metrics, activity = frames[-1]["metrics"], frames[-1]["activity"]
+    metrics, activity, now = frames[-1]["metrics"], frames[-1]["activity"], frames[-1]["figures"]
+    waiting = {name: now[f"waiting_{name}"] for name in ("interactive", "normal", "background")}
     cached = min(metrics["cache_evictable_size"], metrics["kv_cells_used"])
     assert {name: figure(text) for name, text in shown["parts"].items()} == {
         "in use": metrics["kv_cells_used"] - cached,
         "cached": cached,
         "free": metrics["kv_cells_total"] - metrics["kv_cells_used"],
-    } | waiting(activity)
+    } | waiting
     everyone = [*activity["running"], *queue_of(activity)]
     told = [each for each in everyone if each["id"] in shown["lanes"]]
     assert shown["lanes"] == {each["id"]: lane_figures(each) for each in told}
@@ -220,10 +221,8 @@ def check_figures(shown: dict[str, Any], frames: list[dict[str, Any]]) -> None:
     assert all(each in told for each in [each for each in everyone if not is_begun(each)][:MAX_WAITING])
     hidden = len(everyone) - len(told)
     assert shown["more"] == ([f"and {hidden} more"] if hidden else [])
-    stuck = sum(waiting(activity).values())
-    computed = sum(not is_waiting(each) for each in activity["running"])
-    assert shown["running"] == f"{computed} running, {stuck} waiting"
-    check_tiles(shown["tiles"], [each for each in frames if each["at_ms"] >= frames[-1]["at_ms"] - 60_000])
+    assert shown["running"] == f"{now['running']} running, {sum(waiting.values())} waiting"
+    check_tiles(shown["tiles"], now, metrics)
 
 
 def queue_of(activity: dict[str, Any]) -> list[dict[str, Any]]:
@@ -240,13 +239,6 @@ def is_begun(request: dict[str, Any]) -> bool:
     """Whether something of it was computed."""
     computed = request["computed_tokens"] > request["cached_tokens"] or request["generated_tokens"]
     return not is_waiting(request) or bool(computed)
-
-
-def waiting(activity: dict[str, Any]) -> dict[str, int]:
-    """How many requests nothing is computed for, by priority, whether they have a slot or not."""
-    begun = [each["priority"] for each in activity["running"] if is_waiting(each)]
-    lanes = (("interactive", 1), ("normal", 0), ("background", -1))
-    return {name: activity[f"waiting_{name}"] + begun.count(lane) for name, lane in lanes}
 
 
 def is_writing(request: dict[str, Any]) -> bool:
@@ -280,37 +272,29 @@ def lane_state(request: dict[str, Any], activity: dict[str, Any]) -> str:
     return f"{why}{before}" + (f", {higher} of higher priority" if higher else "")
 
 
-def check_tiles(tiles: dict[str, list[str]], minute: list[dict[str, Any]]) -> None:
-    first, last = minute[0]["metrics"], minute[-1]["metrics"]
-    recent = next(each for each in minute if each["at_ms"] >= minute[-1]["at_ms"] - 2_000)
-    seconds = (minute[-1]["at_ms"] - recent["at_ms"]) / 1_000
-    for tile, name in (("Writing", "tokens_generated_total"), ("Reading prompts", "prefill_tokens_total")):
+def check_tiles(tiles: dict[str, list[str]], figures: dict[str, Any], metrics: dict[str, Any]) -> None:
+    for tile, name, counter in (
+        ("Writing", "written_per_sec", "tokens_generated_total"),
+        ("Reading prompts", "read_per_sec", "prefill_tokens_total"),
+    ):
         value, unit, note = tiles[tile]
-        growth = last[name] - recent["metrics"][name]
-        assert is_rounded(value, growth / seconds if seconds else 0)
-        assert (unit, note) == ("tokens/s", f"{last[name]:,} since the start")
-    for tile, name in (("First token", "ttft_ms_buckets"), ("Between tokens", "inter_token_ms_buckets")):
+        assert is_rounded(value, figures[name])
+        assert (unit, note) == ("tokens/s", f"{metrics[counter]:,} since the start")
+    for tile, name in (("First token", "first_token_ms"), ("Between tokens", "between_tokens_ms")):
         value, unit, note = tiles[tile]
-        if not last[name]["inf"]:
+        if figures[name] is None:
             assert tiles[tile] == [NO_FIGURE, "", "no token yet"]
             continue
         told = re.fullmatch(r"median · 95 %: (.+) · 99 %: (.+)", note)
         assert told is not None, note
         # Two digits: more is not known of what lies in a bucket.
-        for text, share in ((f"{value} {unit}", 0.5), (told[1], 0.95), (told[2], 0.99)):
-            exact = percentile(first[name], last[name], share)
+        for text, exact in zip((f"{value} {unit}", told[1], told[2]), list(figures[name].values())[1:], strict=True):
             step = 10.0 ** (math.floor(math.log10(exact)) - 1)
-            assert is_rounded(text, exact, step), (text, share)
-    prompts, cached = (last[name] - first[name] for name in ("prompt_tokens_total", "cached_tokens_total"))
-    if not prompts:
-        prompts, cached = last["prompt_tokens_total"], last["cached_tokens_total"]
-    value, unit, _ = tiles["Cache hit rate"]
-    assert (
-        (value, unit) == (NO_FIGURE, "") if not prompts else is_rounded(value, 100 * cached / prompts) and unit == "%"
-    )
-    preemptions = last["preemptions_total"]
-    note = f"{preemptions - first['preemptions_total']:,} in the last minute"
-    assert tiles["Preemptions"] == [f"{preemptions:,}", "", note]
+            assert is_rounded(text, exact, step), text
+    value, unit, _ = tiles["From cache"]
+    share = figures["cached_share"]
+    assert (value, unit) == (NO_FIGURE, "") if share is None else is_rounded(value, 100 * share) and unit == "%"
+    assert tiles["Preemptions"][0] == f"{metrics['preemptions_total']:,}"
 
 
 def figure(text: str) -> float:
@@ -324,20 +308,6 @@ def is_rounded(text: str, value: float, step: float = 0.0) -> bool:
     number, _, unit = text.partition(" ")
     step = max(step, 10.0 ** -len(number.partition(".")[2]) * (1_000 if unit == "s" else 1))
     return abs(figure(text) - value) <= step / 2 + 1e-6
-
-
-def percentile(then: dict[str, int], now: dict[str, int], share: float) -> float:
-    """Of what came between two histograms, or of all where nothing did; interpolated within its bucket."""
-    if now["inf"] == then["inf"]:
-        then = dict.fromkeys(now, 0)
-    rank, low, below = share * (now["inf"] - then["inf"]), 0.0, 0
-    for bound in sorted(float(each) for each in now if each != "inf"):
-        name = next(each for each in now if each != "inf" and float(each) == bound)
-        count = now[name] - then[name]
-        if count >= rank:
-            return low + (bound - low) * (rank - below) / (count - below)
-        low, below = bound, count
-    return low
 
 
 def test_several_answers_of_one_request_have_one_lane(browser: Browser, narrow_server: HttpServer) -> None:
@@ -392,12 +362,6 @@ def test_lanes_that_have_ended_stand_below_those_that_run_and_can_be_read(
         frames = [{"at_ms": 250 * at, "activity": running(*ids)} for at, ids in enumerate(states, 1)]
         found = lanes_after(one.page, *frames)
         assert found == [["Writing2"], ["b", "writing"], ["d", "writing"], ["Ended2"], ["c", "ended"], ["a", "ended"]]
-        # Over the last bound nothing is known but that.
-        over = """async () => {
-            const { quantile } = await import("/ui/series.js");
-            return quantile({ 10: 1, 60000: 1, inf: 4 }, {}, 0.5);
-        }"""
-        assert one.page.evaluate(over) == {"ms": 60_000, "isOver": True}
         assert violations(one.page) == []
 
 
@@ -435,7 +399,8 @@ def test_what_is_shown_of_a_server_that_is_gone_is_said_to_be_of_before(
 ) -> None:
     """The first stream has a frame in which two requests run, and the next ones are not answered, until one is."""
     frame = next(frames(narrow_server.url))
-    frame |= {"at_ms": frame["at_ms"] - 1_000, "activity": frame["activity"] | running("a", "b")}
+    figures = frame["figures"] | {"running": 2}
+    frame |= {"at_ms": frame["at_ms"] - 1_000, "figures": figures, "activity": frame["activity"] | running("a", "b")}
     with visitor(browser, narrow_server.url) as one:
         page = one.page
         page.route("**/ui/api/live", lambda route: route.abort())

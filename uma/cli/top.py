@@ -23,6 +23,7 @@ from uma.cli.trio_run import Interrupts, run
 from uma.client.http import read_key
 from uma.config import Loaded
 from uma.errors import ConfigError, UmaError
+from uma.metrics import LiveSeries
 
 LOOK_SEC = 5.0
 """Between two looks for servers that were started meanwhile."""
@@ -139,7 +140,7 @@ def _is_enough(state: TopState) -> bool:
 def _as_json(state: TopState) -> list[dict[str, Any]]:
     servers = []
     for where, server in state.servers.items():
-        frame = server.newest or Frame(where, 0.0, "", 0, {})
+        frame = server.newest or Frame(where, 0.0, "", LiveSeries().figures(0.0, {}, None, 0), {})
         rows = [row for row in state.rows() if row.where == where]
         servers.append(
             {
@@ -148,8 +149,9 @@ def _as_json(state: TopState) -> list[dict[str, Any]]:
                 "pid": frame.pid,
                 "rss_bytes": frame.rss_bytes,
                 "lost": server.lost or None,
-                "generated_per_second": round(server.rate("tokens_generated_total"), 1),
-                "read_per_second": round(server.rate("prefill_tokens_total"), 1),
+                "generated_per_second": round(frame.figures.written_per_sec, 1),
+                "read_per_second": round(frame.figures.read_per_sec, 1),
+                "figures": attrs.asdict(frame.figures),
                 "tokens_by_program": {name: n for name, n in server.work().items() if name != SHORT},
                 "metrics": dict(frame.metrics),
                 "requests": [

@@ -18,6 +18,7 @@ from uma.cli.top_state import Event, Frame, Lost
 from uma.client import Client, connect
 from uma.client.http import HttpClient
 from uma.errors import BadRequest, ConnectionLost, Loading, ShuttingDown, UmaError
+from uma.metrics import LiveFigures, LiveSeries
 from uma.protocol.converter import structure
 from uma.types import Activity, ListedModel
 
@@ -60,15 +61,15 @@ class SocketFeed:
 
     async def _follow_once(self, post: Post) -> None:
         async with connect(self.where, loads=False, waits=False) as client:
-            self._client = client
+            self._client, series = client, LiveSeries()
             try:
                 while True:
-                    post(await self._frame(client))
+                    post(await self._frame(client, series))
                     await trio.sleep(INTERVAL_SEC)
             finally:
                 self._client = None
 
-    async def _frame(self, client: Client) -> Frame:
+    async def _frame(self, client: Client, series: LiveSeries) -> Frame:
         activity: Activity | None = None
         models: Sequence[ListedModel] = ()
         with trio.fail_after(SILENCE_SEC):
@@ -78,13 +79,15 @@ class SocketFeed:
                 activity = await client.activity()
                 models = await client.models() if client.info.models else ()
         info, pid = client.info, client.server_pid
-        name, most, rss_bytes = info.model.called, info.limits.max_sequences, _rss_bytes(pid)
+        name, slots, rss_bytes = info.model.called, info.limits.max_sequences, _rss_bytes(pid)
         if models:
             loaded = [model for model in models if model.state == "loaded"]
             name = f"{', '.join(model.name for model in loaded) or 'none'} of {len(models)} models"
-            most = 0  # each has sequences of its own, so when one that waits begins is not known
+            slots = 0  # each has its own, so when one that waits begins is not known
             rss_bytes = None if rss_bytes is None else rss_bytes + sum(model.taken_bytes for model in loaded)
-        return Frame(self.where, trio.current_time(), name, most, metrics, activity, None, pid, rss_bytes)
+        at_sec = trio.current_time()
+        figures = series.figures(at_sec, metrics, activity, slots)
+        return Frame(self.where, at_sec, name, figures, metrics, activity, None, pid, rss_bytes)
 
     async def end(self, number: int, id: str) -> bool:
         """See `Feed`."""
@@ -120,10 +123,9 @@ class HttpFeed:
     async def _follow_once(self, post: Post) -> None:
         info = await _in_thread(self._server.read_json, "GET", "/ui/api/info")
         try:
-            model, most = str(info["model"]["called"]), int(info["limits"]["max_sequences"])
-            if several := info.get("models"):  # each has sequences of its own
-                model, most = f"{len(several)} models", 0
-        except (LookupError, TypeError, ValueError):
+            several = info.get("models")
+            model = f"{len(several)} models" if several else str(info["model"]["called"])
+        except (LookupError, TypeError):
             raise ConnectionLost(f"{self.where}: what answers there is no UMA server") from None
         with self._server.connection() as connection:
             response = await _in_thread(self._server.begin, connection, "GET", "/ui/api/live")
@@ -138,12 +140,15 @@ class HttpFeed:
                     if name == b"own":
                         own = frozenset(values["ids"])
                     else:
-                        post(self._frame(model, most, own, values))
+                        post(self._frame(model, own, values))
         raise ConnectionLost(f"{self.where}: the server went away")
 
-    def _frame(self, model: str, most: int, own: frozenset[str], values: dict[str, Any]) -> Frame:
+    def _frame(self, model: str, own: frozenset[str], values: dict[str, Any]) -> Frame:
+        if "figures" not in values:
+            raise ConnectionLost(f"{self.where}: the server there is too old for this `uma top`")
+        figures = structure(values["figures"], LiveFigures)
         activity = None if values["activity"] is None else structure(values["activity"], Activity)
-        return Frame(self.where, values["at_ms"] / 1000, model, most, values["metrics"], activity, own)
+        return Frame(self.where, values["at_ms"] / 1000, model, figures, values["metrics"], activity, own)
 
     async def end(self, number: int, id: str) -> bool:
         """See `Feed`."""

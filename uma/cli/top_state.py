@@ -1,7 +1,6 @@
 """What `uma top` knows: frames of servers and pressed keys go in, a state comes out. Pure: time is passed in.
 
-A frame is what a server tells at one moment. Rates are differences between two of them, so a frame that comes late, or
-not at all, falsifies nothing.
+A frame is what a server tells at one moment; its figures are `metrics.LiveFigures`.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ from typing import Any, Literal
 
 import attrs
 
+from uma.metrics.live import RATE_SEC, WINDOW_SEC, LiveFigures
 from uma.types import Activity, RunningRequest
 
-WINDOW_SEC = 60
-"""How far back lines and shares go."""
+SECONDS = round(WINDOW_SEC)
 STEP_SEC = 0.45
 """Least time between two frames that are kept: HTTP's come four times a second."""
-RATE_SEC = 3.0
-"""Time over which a speed is told: long enough to be read, short enough to be of now."""
 SORTS = ("start", "speed", "first", "gap", "prompt", "program")
 """What requests can be in the order of: `start` is the server's own, running ones first."""
 MAX_FILTER_CHARS = 40
@@ -38,7 +35,7 @@ class Frame:
     """Socket or URL of the server."""
     at_sec: float
     model: str
-    max_sequences: int
+    figures: LiveFigures
     metrics: Mapping[str, Any]
     activity: Activity | None = None
     """None: the server is stopping, or too old to tell."""
@@ -99,41 +96,18 @@ class WatchedServer:
         """None before the first."""
         return self.frames[-1] if self.frames else None
 
-    def rate(self, name: str) -> float:
-        """Growth of a counter in a second, of late."""
-        if len(self.frames) < 2:
-            return 0.0
-        last = self.frames[-1]
-        first = next(frame for frame in self.frames if frame.at_sec >= last.at_sec - RATE_SEC or frame is last)
-        first = self.frames[-2] if first is last else first
-        return _growth(first, last, name) / max(last.at_sec - first.at_sec, 1e-3)
-
     def history(self, name: str) -> list[float]:
-        """Growth of a counter in each second of the window, the newest last; one without a frame repeats the last."""
-        rates = [0.0] * WINDOW_SEC
+        """A figure in each second of the last minute, the newest last; one without a frame has that of the frame behind
+        it.
+        """
+        values = [0.0] * SECONDS
         for before, after in pairwise(self.frames):
-            rate = _growth(before, after, name) / max(after.at_sec - before.at_sec, 1e-3)
             begin, end = (
-                int(WINDOW_SEC - 1 - (self.frames[-1].at_sec - end_frame.at_sec)) for end_frame in (before, after)
+                int(SECONDS - 1 - (self.frames[-1].at_sec - end_frame.at_sec)) for end_frame in (before, after)
             )
             for second in range(max(0, begin), end + 1):
-                rates[second] = rate
-        return rates
-
-    def quantile_ms(self, name: str, share: float) -> float | None:
-        """The bound below which `share` of a histogram's times of the window lie; None where there are none.
-
-        Infinity: they are over the last bound.
-        """
-        if not self.frames:
-            return None
-        after: Mapping[str, int] = self.frames[-1].metrics.get(f"{name}_buckets", {})
-        before: Mapping[str, int] = self.frames[0].metrics.get(f"{name}_buckets", {}) if len(self.frames) > 1 else {}
-        counts = {bound: count - before.get(bound, 0) for bound, count in after.items()}
-        if not counts.get("inf"):
-            counts = dict(after)
-        total = counts.get("inf", 0)
-        return next((float(bound) for bound, count in counts.items() if total and count >= share * total), None)
+                values[second] = getattr(after.figures, name)
+        return values
 
     def speed(self, number: int) -> float:
         """Tokens a second of a request, of late."""
@@ -265,12 +239,11 @@ def _rows(where: str, server: WatchedServer) -> Iterable[RequestRow]:
     frame = server.newest
     if frame is None or frame.activity is None:
         return
-    service_ms = float(frame.metrics.get("service_ms_ewma", 0))
-    each_ms = service_ms / frame.max_sequences if frame.max_sequences else 0.0
     for request in frame.activity.running:
         yield _row(where, server, frame, request)
     for place, request in enumerate(frame.activity.waiting):
-        starts = (place + 1) * each_ms if each_ms else None
+        slot_every_ms = frame.figures.slot_every_ms
+        starts = None if slot_every_ms is None else (place + 1) * slot_every_ms
         yield _row(where, server, frame, request, place, starts)
 
 

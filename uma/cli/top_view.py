@@ -19,7 +19,9 @@ from rich.text import Text
 
 from uma.cli import words
 from uma.cli.sanitize import sanitize_line
-from uma.cli.top_state import WINDOW_SEC, RequestRow, TopState, WatchedServer, pid_of, program_of
+from uma.cli.top_state import SECONDS, RequestRow, TopState, WatchedServer, pid_of, program_of
+from uma.metrics.histogram import MS_BOUNDS
+from uma.metrics.live import Percentiles
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 LEAST_COLUMNS = 60
@@ -130,11 +132,8 @@ def _plain(text: str, style: str = "") -> Text:
 
 
 def _title(state: TopState, columns: int) -> Text:
-    activities = [server.newest.activity for server in state.shown.values() if server.newest and server.newest.activity]
-    running = sum(len(activity.running) for activity in activities)
-    waiting = sum(
-        activity.waiting_interactive + activity.waiting_normal + activity.waiting_background for activity in activities
-    )
+    figures = [server.newest.figures for server in state.shown.values() if server.newest]
+    running, waiting = sum(now.running for now in figures), sum(now.waiting for now in figures)
     n = len(state.shown)
     title = Text("uma top", style="bold", no_wrap=True, overflow="ellipsis")
     title.append(f"  {n} model{'s' * (n != 1)} · {running:,} running · {waiting:,} waiting", "not bold")
@@ -159,32 +158,29 @@ def _server(where: str, server: WatchedServer, columns: int) -> list[Text]:
         shown.append(_plain(server.lost, "bold red"))
     if frame is None:
         return shown
-    metrics = frame.metrics
+    metrics, figures = frame.metrics, frame.figures
     spark = max(10, min(MAX_SPARK, (columns - 2 * 26) // 2)) if columns >= 80 else 24
     lines = [
-        _spark("writing", server, "tokens_generated_total", spark, "green"),
-        _spark("reading", server, "prefill_tokens_total", spark, "blue"),
+        _spark("writing", server, "written_per_sec", spark, "green"),
+        _spark("reading", server, "read_per_sec", spark, "blue"),
     ]
-    figures = [
-        *_times("first token", server, "ttft_ms"),
-        *_times("between tokens", server, "inter_token_ms"),
+    shown_figures = [
+        *_times("first token", figures.first_token_ms),
+        *_times("between tokens", figures.between_tokens_ms),
         _cells(metrics),
-        _plain(f"cache hits {_share(metrics.get('cache_hits', 0), metrics.get('cache_misses', 0))}"),
+        *([] if figures.cached_share is None else [_plain(f"from cache {100 * figures.cached_share:.0f} %")]),
         *([_plain(f"in memory {words.size(metrics['cache_ram_bytes'])}")] if metrics.get("cache_ram_bytes") else []),
         *([_plain(f"preempted {metrics['preemptions_total']:,}")] if metrics.get("preemptions_total") else []),
         *([_plain(f"others on its cores {metrics['neighbour_load']:.1f}")] if metrics.get("neighbour_load") else []),
     ]
-    return [*shown, *_flow(lines, columns), *_flow(figures, columns)]
+    return [*shown, *_flow(lines, columns), *_flow(shown_figures, columns)]
 
 
-def _share(hits: int, misses: int) -> str:
-    return f"{100 * hits / (hits + misses):.0f} %" if hits + misses else "-"
-
-
-def _spark(name: str, server: WatchedServer, counter: str, width: int, style: str) -> Text:
+def _spark(name: str, server: WatchedServer, figure: str, width: int, style: str) -> Text:
+    history = server.history(figure)
     line = Text(f"{name} ", no_wrap=True)
-    line.append(sparkline(server.history(counter), width), style)
-    line.append(f" {words.figure(server.rate(counter)):>6} tok/s", "bold")
+    line.append(sparkline(history, width), style)
+    line.append(f" {words.figure(history[-1]):>6} tok/s", "bold")
     return line
 
 
@@ -196,15 +192,12 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(BLOCKS[min(len(BLOCKS) - 1, round(mean / most * (len(BLOCKS) - 1)))] for mean in means)
 
 
-def _times(name: str, server: WatchedServer, histogram: str) -> list[Text]:
-    half, most = (server.quantile_ms(histogram, share) for share in (0.5, 0.95))
-    if half is None or most is None:
-        return []
-    return [_plain(f"{name} {_bound(half)} (95 %: {_bound(most)})")]
+def _times(name: str, times: Percentiles | None) -> list[Text]:
+    return [] if times is None else [_plain(f"{name} {_about(times.p50)} (95 %: {_about(times.p95)})")]
 
 
-def _bound(ms: float) -> str:
-    return "over 60 s" if math.isinf(ms) else f"≤{words.duration(ms)}"
+def _about(ms: float) -> str:
+    return f"over {words.duration(ms)}" if ms >= MS_BOUNDS[-1] else words.duration(ms)
 
 
 def _cells(metrics: Mapping[str, Any]) -> Text:
@@ -231,7 +224,7 @@ def _programs(state: TopState, columns: int) -> list[Text]:
     rest = total - sum(tokens for _, tokens in shown)
     if rest >= total / 200:
         parts.append(_plain(f"others {100 * rest / total:.0f} %"))
-    return [Text(), *_flow([_plain(f"tokens of {WINDOW_SEC} s by program:", "bold"), *parts], columns)]
+    return [Text(), *_flow([_plain(f"tokens of {SECONDS} s by program:", "bold"), *parts], columns)]
 
 
 def _flow(parts: Iterable[Text], columns: int) -> list[Text]:

@@ -4,6 +4,14 @@ Each number has one writer; readers take a snapshot. Nothing here blocks, locks 
 """
 
 from uma.metrics.histogram import Histogram
+from uma.metrics.live import LiveFigures, LiveSeries
 from uma.metrics.metrics import CacheMetrics, EngineMetrics, is_counter
 
-__all__ = ["CacheMetrics", "EngineMetrics", "Histogram", "is_counter"]
+__all__ = [
+    "CacheMetrics",
+    "EngineMetrics",
+    "Histogram",
+    "LiveFigures",
+    "LiveSeries",
+    "is_counter",
+]

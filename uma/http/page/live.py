@@ -1,8 +1,8 @@
 """The engine as the live view sees it: one snapshot every quarter of a second, shared by all viewers.
 
 There is no task behind it: the first viewer of each quarter takes the snapshot, the others are given the same one.
-Without viewers it costs nothing. Counters and histograms are passed on as they are, and a viewer makes rates and
-percentiles of the difference between two frames, so a frame that a slow viewer misses falsifies nothing.
+Without viewers it costs nothing. Speeds, shares and percentiles are `metrics.LiveFigures`; counters go along as they
+are.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from uma.errors import BadRequest
 from uma.http.exchange import Exchange
 from uma.http.page.answers import event
 from uma.http.page.processes import Processes
+from uma.metrics import LiveSeries
 from uma.protocol.converter import unstructure
 from uma.types import Activity, Source
 
@@ -46,10 +47,8 @@ METRICS = (
     "cache_misses",
     "cache_evictions",
     "cache_ram_bytes",
-    "ttft_ms_buckets",
-    "inter_token_ms_buckets",
 )
-"""What the view shows of the engine's metrics."""
+"""What of the engine's metrics goes along as it is."""
 
 
 @attrs.define(eq=False)
@@ -62,7 +61,9 @@ class LiveFeed:
     """Activity of the newest frame; None before the first, and where the server is too old to tell."""
     _tells_activity: bool = attrs.field(default=True, init=False)
     _slot: int = attrs.field(default=-1, init=False)
-    _metrics: Mapping[str, Any] = attrs.field(factory=dict, init=False)
+    _series: LiveSeries = attrs.field(factory=LiveSeries, init=False)
+    _told: Mapping[str, Any] = attrs.field(factory=dict, init=False)
+    """Members of the frame that all viewers see."""
     _frame: bytes = attrs.field(default=b"", init=False)
     """The frame of viewers that see all."""
     _taking: trio.Lock = attrs.field(factory=trio.Lock, init=False)
@@ -72,10 +73,16 @@ class LiveFeed:
         async with self._taking:
             slot = _slot_now()
             if slot != self._slot:
-                self._metrics = await self.source.metrics()
+                metrics = await self.source.metrics()
                 self.activity = await self._ask_activity()
-                self._frame = event("frame", _frame(slot, self._metrics, self.activity))
-                self._slot = slot
+                slots = 0 if self.processes.gateway.models else self.source.info.limits.max_sequences
+                figures = self._series.figures(slot * INTERVAL_SEC, metrics, self.activity, slots)
+                self._told = {
+                    "at_ms": round(slot * INTERVAL_SEC * 1000),
+                    "figures": attrs.asdict(figures),
+                    "metrics": {name: metrics[name] for name in METRICS if name in metrics},
+                }
+                self._frame, self._slot = self._event(self.activity), slot
 
     async def frame(self, http: Exchange) -> bytes:
         """The frame of this quarter of a second, as an event, with what this viewer can see of others' requests."""
@@ -83,7 +90,10 @@ class LiveFeed:
         activity = None if self.activity is None else self.processes.gateway.shown(self.activity, http)
         if activity is self.activity:
             return self._frame
-        return event("frame", _frame(self._slot, self._metrics, activity))
+        return self._event(activity)
+
+    def _event(self, activity: Activity | None) -> bytes:
+        return event("frame", {**self._told, "activity": None if activity is None else unstructure(activity)})
 
     async def next_frame(self, http: Exchange) -> bytes:
         """The frame of the next quarter of a second."""
@@ -102,11 +112,3 @@ class LiveFeed:
 
 def _slot_now() -> int:
     return int(trio.current_time() / INTERVAL_SEC + 1e-6)
-
-
-def _frame(slot: int, metrics: Mapping[str, Any], activity: Activity | None) -> dict[str, Any]:
-    return {
-        "at_ms": round(slot * INTERVAL_SEC * 1000),
-        "metrics": {name: metrics[name] for name in METRICS if name in metrics},
-        "activity": None if activity is None else unstructure(activity),
-    }

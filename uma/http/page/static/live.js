@@ -2,17 +2,18 @@
 
 import { act, ApiError, remove, stream } from "./api.js";
 import { duration, h, number } from "./dom.js";
-import { isWaiting, Lanes } from "./lanes.js";
+import { Lanes } from "./lanes.js";
 import { Series, WINDOW_MS } from "./series.js";
 
 /** @typedef {import("./types.js").Frame} Frame */
 /** @typedef {import("./lanes.js").Own} Own */
-/** @typedef {import("./series.js").Quantile} Quantile */
+/** @typedef {import("./types.js").Percentiles} Percentiles */
 
 const RETRY_MS = 1_500;
 /** The server sends four frames a second, some later where the engine computes for long at a stretch. */
 const SILENCE_MS = 10_000;
-const SMOOTH_MS = 2_000;
+/** The last bound of the server's times: what lies beyond is not known closer. */
+const MOST_MS = 60_000;
 const SVG = "http://www.w3.org/2000/svg";
 const NO_BREAK = "\u00a0";
 
@@ -81,10 +82,10 @@ class Part {
   }
 }
 
-/** A time that is known within its bucket alone: two digits of it, or that it is over the last bound. @param {Quantile} quantile */
-function about({ ms, isOver }) {
+/** A time that is known within its bucket alone: two digits of it. @param {number} ms */
+function about(ms) {
   const known = ms < 10 ? ms : Number(ms.toPrecision(2)); // `duration` rounds the former to one digit, and once is enough
-  return `${isOver ? "over " : ""}${duration(known)}`;
+  return `${ms >= MOST_MS ? "over " : ""}${duration(known)}`;
 }
 
 /** @param {string} title @param {Part[]} parts @param {string} id @param {HTMLElement} [note] */
@@ -120,7 +121,7 @@ export class LiveView {
       prompt: new Tile("Reading prompts", "prefill"),
       first: new Tile("First token"),
       between: new Tile("Between tokens"),
-      cache: new Tile("Cache hit rate"),
+      cache: new Tile("From cache"),
       preempted: new Tile("Preemptions"),
     };
     this.cells = {
@@ -256,10 +257,9 @@ export class LiveView {
     this.showTiles();
     this.showBars(frame);
     this.lanes.take(frame);
-    const { activity } = frame;
-    const started = activity?.running ?? [];
-    const running = activity ? started.filter((each) => !isWaiting(each)).length : frame.metrics.active_sequences;
-    const waiting = waitingByPriority(frame).reduce((sum, each) => sum + each, 0);
+    const { activity, figures } = frame;
+    const { running, waiting_interactive, waiting_normal, waiting_background } = figures;
+    const waiting = waiting_interactive + waiting_normal + waiting_background;
     this.count.textContent = activity
       ? `${number(running)} running, ${number(waiting)} waiting`
       : `${number(running)} running; this server is too old to tell of each`;
@@ -270,30 +270,23 @@ export class LiveView {
 
   showTiles() {
     const { series, tiles } = this;
-    const { metrics } = series.newest;
+    const { figures, metrics } = series.newest;
     tiles.tokens.show(
-      number(series.rate("tokens_generated_total", SMOOTH_MS)),
+      number(figures.written_per_sec),
       "tokens/s",
       `${number(metrics.tokens_generated_total)} since the start`,
     );
-    tiles.tokens.draw(series.rates("tokens_generated_total"));
+    tiles.tokens.draw(series.line("written_per_sec"));
     tiles.prompt.show(
-      number(series.rate("prefill_tokens_total", SMOOTH_MS)),
+      number(figures.read_per_sec),
       "tokens/s",
       `${number(metrics.prefill_tokens_total)} since the start`,
     );
-    tiles.prompt.draw(series.rates("prefill_tokens_total"));
-    this.showPercentiles(tiles.first, "ttft_ms_buckets");
-    this.showPercentiles(tiles.between, "inter_token_ms_buckets");
-    const prompts = series.growth("prompt_tokens_total") || metrics.prompt_tokens_total;
-    const cached = series.growth("prompt_tokens_total")
-      ? series.growth("cached_tokens_total")
-      : metrics.cached_tokens_total;
-    tiles.cache.show(
-      prompts ? number((100 * cached) / prompts) : "–",
-      prompts ? "%" : "",
-      "of the prompts' tokens",
-    );
+    tiles.prompt.draw(series.line("read_per_sec"));
+    this.showPercentiles(tiles.first, figures.first_token_ms);
+    this.showPercentiles(tiles.between, figures.between_tokens_ms);
+    const share = figures.cached_share;
+    tiles.cache.show(share === null ? "–" : number(100 * share), share === null ? "" : "%", "of the prompts' tokens");
     tiles.preempted.show(
       number(metrics.preemptions_total),
       "",
@@ -301,20 +294,21 @@ export class LiveView {
     );
   }
 
-  /** @param {Tile} tile @param {string} name */
-  showPercentiles(tile, name) {
-    const [half, most, worst] = [0.5, 0.95, 0.99].map((share) => this.series.percentile(name, share));
-    if (half === null || most === null || worst === null) tile.show("–", "", "no token yet");
+  /** @param {Tile} tile @param {Percentiles | null} times */
+  showPercentiles(tile, times) {
+    if (times === null) tile.show("–", "", "no token yet");
     else
       tile.show(
-        ...split(about(half)),
-        [`median`, `95 %: ${about(most)}`, `99 %: ${about(worst)}`].map((each) => each.replaceAll(" ", NO_BREAK)).join(" · "),
+        ...split(about(times.p50)),
+        [`median`, `95 %: ${about(times.p95)}`, `99 %: ${about(times.p99)}`]
+          .map((each) => each.replaceAll(" ", NO_BREAK))
+          .join(" · "),
       );
   }
 
   /** @param {Frame} frame */
   showBars(frame) {
-    const { metrics } = frame;
+    const { figures, metrics } = frame;
     const total = metrics.kv_cells_total;
     const cached = Math.min(metrics.cache_evictable_size, metrics.kv_cells_used);
     this.cells.used.show(metrics.kv_cells_used - cached, total);
@@ -322,25 +316,16 @@ export class LiveView {
     this.cells.free.show(Math.max(0, total - metrics.kv_cells_used), total);
     const share = metrics.kv_cells_share ?? total;
     this.layout.textContent = share < total ? `a buffer of ${number(share)} for each request` : "one pool for all";
-    const [first, normal, last] = waitingByPriority(frame);
-    const most = Math.max(8, first + normal + last);
-    this.queue.interactive.show(first, most);
-    this.queue.normal.show(normal, most);
-    this.queue.background.show(last, most);
+    const { waiting_interactive, waiting_normal, waiting_background } = figures;
+    const most = Math.max(8, waiting_interactive + waiting_normal + waiting_background);
+    this.queue.interactive.show(waiting_interactive, most);
+    this.queue.normal.show(waiting_normal, most);
+    this.queue.background.show(waiting_background, most);
   }
 
   repaint() {
     if (this.isShown) this.lanes.paint();
   }
-}
-
-/** How many requests nothing is computed for, those that have a slot already included: interactive, normal, background. @param {Frame} frame */
-function waitingByPriority({ activity, metrics }) {
-  if (!activity) return [0, metrics.queued_requests, 0];
-  const { running, waiting_interactive, waiting_normal, waiting_background } = activity;
-  const begun = (/** @type {number} */ priority) =>
-    running.filter((each) => each.priority === priority && isWaiting(each)).length;
-  return [waiting_interactive + begun(1), waiting_normal + begun(0), waiting_background + begun(-1)];
 }
 
 /** A figure and its unit. @param {string} text @returns {[string, string]} */

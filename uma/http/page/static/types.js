@@ -127,10 +127,23 @@
  * @property {number} waiting_normal
  * @property {number} waiting_background
  *
- * @typedef {Record<string, number>} Buckets Cumulative counts by upper bound in milliseconds; the last is `inf`.
+ * @typedef {{count: number, p50: number, p95: number, p99: number}} Percentiles Times in milliseconds.
+ *
+ * @typedef {object} Figures As `uma/metrics/live.py` defines them.
+ * @property {number} running Requests that have a slot.
+ * @property {number} waiting_interactive
+ * @property {number} waiting_normal
+ * @property {number} waiting_background
+ * @property {number} written_per_sec
+ * @property {number} read_per_sec
+ * @property {number | null} cached_share
+ * @property {Percentiles | null} first_token_ms
+ * @property {Percentiles | null} between_tokens_ms
+ * @property {number | null} slot_every_ms Usual time until another slot is free.
  *
  * @typedef {object} Frame
  * @property {number} at_ms
+ * @property {Figures} figures
  * @property {Record<string, any>} metrics
  * @property {Activity | null} activity
  */
