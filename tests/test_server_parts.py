@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import pty
 import socket
 import tempfile
+import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -114,6 +116,38 @@ def test_debug_lines_are_shown_with_uma_debug(tmp_path: Path, environ: dict[str,
         log(logging.getLogger("uma.engine"), logging.INFO, "shown", rows=3)
     assert ("event=tick rows=3" in path.read_text()) is is_shown
     assert "info uma.engine event=shown rows=3" in path.read_text()
+
+
+def test_a_terminal_shows_what_was_answered_where_to_ask_and_nothing_that_only_looked() -> None:
+    master, slave = pty.openpty()
+    tty.setraw(slave)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("uma.server.logs.STDERR", slave)
+        with logging_to(RuntimeConfig()):
+            http, server = logging.getLogger("uma.http"), logging.getLogger("uma.server")
+            log(http, logging.INFO, "http.ready", url="http://127.0.0.1:8080")
+            log(server, logging.INFO, "server.ready", model="m", socket="/run/uma.sock")
+            log(http, logging.INFO, "http.request", method="GET", path="/v1/models", status=200, ms=1.0)
+            log(http, logging.INFO, "http.request", method="POST", path="/ui/api/answers", status=200, ms=1.0)
+            asked = {"method": "POST", "path": "/v1/chat/completions", "status": 200, "prompt": 49, "completion": 1140}
+            log(http, logging.INFO, "http.request", **asked, tokens_per_second=3.84, ms=900.0)
+            log(server, logging.INFO, "request.finished", prompt=3, completion=5, tokens_per_second=210.2)
+            log(http, logging.WARNING, "http.failed", code="E", message="no such path: /x\x1b[2J")
+    os.write(slave, b"END")
+    seen = b""
+    while not seen.endswith(b"END"):
+        seen += os.read(master, 65536)
+    shown = seen.decode().removesuffix("END")
+    os.close(master)
+    os.close(slave)
+    below = "\x1b[2mhttp://127.0.0.1:8080 · Ctrl-C ends the server\x1b[0m"
+    assert shown.count(below) == 4
+    lines = [line[6:] for line in shown.replace(below, "").replace("\r\x1b[2K", "").splitlines()]
+    assert lines == [
+        "chat/completions 49 → 1,140 tokens, 3.84 tokens/s",
+        "socket 3 → 5 tokens, 210 tokens/s",
+        "warning: no such path: /x\\u001b[2J",
+    ]
 
 
 ANY_TEXT = st.text(st.characters() | st.sampled_from('\ud800\n\r\u2028\x1b\x7f"'))

@@ -57,7 +57,7 @@ def _serve(loaded: Loaded) -> int:
 
 def shown_progress(model: str) -> LoadProgress:
     """The progress of loading, which a terminal shows in one line."""
-    return LoadProgress(lambda percent: say.passing(f"loading {model}: {percent} %"))
+    return LoadProgress(lambda percent: say.passing(f"loading {words.bar(percent)} {model}"))
 
 
 def announce(loaded: Loaded, info: ServerInfo, url: str = "") -> None:

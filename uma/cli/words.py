@@ -99,6 +99,12 @@ def duration(milliseconds: float) -> str:
     return f"{milliseconds / 1000:.{1 if milliseconds < 99_950 else 0}f} s"
 
 
+def bar(percent: int) -> str:
+    """`███░░░░░░░░░░░░░░░░░ 17 %`."""
+    filled = percent // 5
+    return f"{'█' * filled}{'░' * (20 - filled)} {percent} %"
+
+
 def rows(number: int) -> str:
     """`1 row`, `2,000 rows`."""
     return f"{number:,} row{'s' * (number != 1)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -28,7 +29,7 @@ from uma.net.inline import is_quick
 from uma.net.quota import ClientAccount
 from uma.net.throttle import ClientLines, Throttle
 from uma.protocol.json_size import check_size
-from uma.types import EventStream
+from uma.types import EventStream, Finished
 from uma.version import __version__
 from uma.wrong import Wrong
 
@@ -120,6 +121,10 @@ class Exchange:
     """Whether the engine has computed for it."""
     status: int = attrs.field(default=0, init=False)
     """Status of the answer; 0 while it has not begun."""
+    tokens: Counter[str] = attrs.field(factory=Counter, init=False)
+    """Tokens of its requests that have ended, as the log names them: `prompt`, `completion`."""
+    tokens_per_second: float = attrs.field(default=0.0, init=False)
+    """Speed of the last of them."""
     takes_form: bool = attrs.field(default=False, init=False)
     """Whether its body is a form with a file, and not JSON."""
     streamed: Dialect | None = attrs.field(default=None, init=False)
@@ -342,6 +347,11 @@ class Exchange:
             yield
         finally:
             self._streams.remove(stream)
+
+    def note(self, event: Finished) -> None:
+        """Count a request that has ended."""
+        self.tokens.update(prompt=event.usage.prompt_tokens, completion=event.usage.completion_tokens)
+        self.tokens_per_second = event.metrics.tokens_per_second
 
     def end_thinking(self) -> None:
         """Have the model begin its answer, also to those of several prompts that still wait."""

@@ -107,6 +107,7 @@ async def _gather(source: Source, http: Exchange, requests: Sequence[Request]) -
         async for event in stream:
             if isinstance(event, Finished):
                 meter.usage = event.usage
+                http.note(event)
                 results[index] = event
 
     if (failure := await _ask_all(source, http, requests, follow)) is not None:
@@ -217,6 +218,7 @@ class _Streamed:
         self._open()
         if isinstance(event, Finished):
             meter.usage = event.usage
+            self.http.note(event)
             self._results[index] = event
             self._push(self.writer.finished(index, event))
         elif isinstance(event, Prompt):

@@ -60,6 +60,42 @@ def _writable(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not -(2**63) <= value < 2**64 else value
 
 
+def short_line(record: logging.LogRecord, more: Mapping[str, Any]) -> str:
+    """`13:05 chat/completions 49 → 140 tokens, 3.8 tokens/s`: for a person at a terminal; empty where it tells of
+    nothing that a person asked for, or what the start has said already.
+    """
+    fields = dict(record.msg.fields) if isinstance(record.msg, LogEvent) else {}
+    event = fields.pop("event", "")
+    told = _answered(event, fields) if event in ("http.request", "request.finished") else _told(record, event, fields)
+    told = " ".join(filter(None, [told, logfmt({**_traceback(record), **more})])) if told else ""
+    return f"{datetime.fromtimestamp(record.created):%H:%M} {visible(told)}" if told else ""
+
+
+SHOWN_BELOW = frozenset({"server.ready", "http.ready", "server.draining", "server.stopped", "http.stopped", "signal"})
+"""Events of the server's life, which a terminal shows below its lines or in what is said at the start."""
+
+
+def _told(record: logging.LogRecord, event: str, fields: dict[str, Any]) -> str:
+    level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+    if not event:
+        return level + record.getMessage()
+    name = event.replace(".", " ").replace("_", " ")
+    return "" if event in SHOWN_BELOW else f"{level}{fields.get('message') or f'{name} {logfmt(fields)}'.rstrip()}"
+
+
+def _answered(event: str, fields: dict[str, Any]) -> str:
+    """An answer's tokens and speed. Failures have a line of their own, and of what only looks there is none."""
+    path, status = fields.get("path", ""), fields.get("status", 200)
+    if path.startswith("/ui/") or status >= 400 or fields.get("method") in ("GET", "HEAD", "OPTIONS"):
+        return ""
+    what = path.removeprefix("/v1").removeprefix("/api").strip("/") or "socket"
+    if "completion" not in fields:
+        return f"{what} in {fields.get('ms', 0) / 1000:.1f} s"
+    pace = fields.get("tokens_per_second")
+    speed = f", {pace:.3g} tokens/s" if pace else ""
+    return f"{what} {fields['prompt']:,} → {fields['completion']:,} tokens{speed}"
+
+
 FORMATS: Mapping[str, MakeLine] = {"text": text_line, "json": json_line}
 """Makers of log lines by the words of `--log-format`."""
 
@@ -76,28 +112,66 @@ class LineHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         line = self._make_line(record, {"lines_lost": self.lines_lost} if self.lines_lost else {})
+        if line:
+            self._write(f"{line}\n")
+
+    def _write(self, text: str) -> None:
         try:
-            os.write(self._fd, line.encode("utf-8", "replace") + b"\n")
+            os.write(self._fd, text.encode("utf-8", "replace"))
         except OSError:
             self.lines_lost += 1
         else:
             self.lines_lost = 0
 
 
+class TerminalHandler(LineHandler):
+    """Writes short lines to a terminal, and below them, once the server is ready, where it can be reached."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd, short_line)
+        self._address = self._below = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = record.msg.fields if isinstance(record.msg, LogEvent) else {}
+        self._address = fields.get("url") or self._address or fields.get("socket", "")
+        states = {"server.ready": "Ctrl-C ends the server", "server.draining": "it ends once what runs has ended"}
+        if (state := states.get(fields.get("event", ""))) is not None:
+            self._below = f"{visible(self._address)} · {state}"
+            self._write("")
+        super().emit(record)
+
+    def _write(self, text: str) -> None:
+        super()._write(f"{ERASE_LINE}{text}\x1b[2m{self._below}\x1b[0m" if self._below else f"{ERASE_LINE}{text}")
+
+    def close(self) -> None:
+        """Take the address off the screen."""
+        if self._below:
+            self._below = ""
+            self._write("")
+        super().close()
+
+
+ERASE_LINE = "\r\x1b[2K"
+
+
 @contextmanager
 def logging_to(config: RuntimeConfig, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Send the log of every `uma` package to standard error, for the length of the block.
+    """Send the log of every `uma` package to standard error, for the length of the block: in short lines where that is
+    a terminal.
 
-    `UMA_DEBUG=1` shows everything, whatever `log_level` says.
+    `UMA_DEBUG=1` shows everything, whatever `log_level` says, and so does a level of `debug`, with all fields.
     """
-    handler, root = LineHandler(STDERR, FORMATS[config.log_format]), logging.getLogger("uma")
+    root, level = logging.getLogger("uma"), "DEBUG" if is_debugging(environ) else config.log_level.upper()
+    is_short = os.isatty(STDERR) and config.log_format == "text" and level != "DEBUG"
+    handler = TerminalHandler(STDERR) if is_short else LineHandler(STDERR, FORMATS[config.log_format])
     before = root.level, root.propagate
-    root.setLevel(logging.DEBUG if is_debugging(environ) else config.log_level.upper())
+    root.setLevel(level)
     root.propagate = False
     root.addHandler(handler)
     try:
         yield
     finally:
         root.removeHandler(handler)
+        handler.close()
         root.setLevel(before[0])
         root.propagate = before[1]
