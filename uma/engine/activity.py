@@ -77,6 +77,7 @@ def explained(
         account.worst_gap_token,
         account.beside,
         account.answers,
+        account.dropped_messages,
         _recorded(figures, piece),
     )
 

@@ -156,8 +156,10 @@ class Engine:
             with self._in_use():
                 self._check_generates()
                 check_features(request, self._max_active)
-                asked, request = request, self._chat.prepared(request)
                 self._gate.check_queue(request.priority)
+                asked = await self._prompts.fitted(request, self._chat.prepared)
+                dropped = len(request.messages or ()) - len(asked.messages or ())
+                request = self._chat.prepared(asked)
                 tokens, pictures = await self._read(request, asked)
                 if pictures:  # their files are in the ids
                     request, asked = request.with_media(()), asked.with_media(())
@@ -188,7 +190,7 @@ class Engine:
         # For the parser, a copy: the decode thread appends what it generates to `tokens`.
         prompt = tokens[:] if self._chat.is_parsed(asked) else None
         spellings = self._chat.spellings(asked)
-        warnings = (*self._chat.warnings(asked), *relaxed.warnings)
+        warnings = (*_told_of_cut(dropped), *self._chat.warnings(asked), *relaxed.warnings)
         bounds_thinking = self._chat.bounds_thinking(relaxed.request, tokens)
         stream = self._requests.submit(
             Prepared(
@@ -204,6 +206,7 @@ class Engine:
                 warnings,
                 ends,
                 pictures,
+                dropped,
                 spent.by_cause,
             )
         )
@@ -506,6 +509,12 @@ def _make_pool(
         cache_cells=sizing.cache_cells(context, config),
         keeps_answers=config.speculate != "off",
     )
+
+
+def _told_of_cut(dropped_messages: int) -> tuple[str, ...]:
+    if not dropped_messages:
+        return ()
+    return (f"truncation: {dropped_messages:,} messages of the oldest turns were left out, to fit the context",)
 
 
 def _targets(config: RuntimeConfig, context: Context) -> Targets:

@@ -61,6 +61,8 @@ class Prepared:
     """See `Sequence.message_ends`."""
     pictures: tuple[PlacedPicture, ...] = ()
     """See `Sequence.pictures`."""
+    dropped_messages: int = 0
+    """See `Finished`."""
     spent_ms: Mapping[str, float] = attrs.field(factory=dict)
     """What its time went to until now (`types.CAUSES`)."""
 
@@ -208,6 +210,7 @@ class Submission:
             arrived_ms,
             prepared.spent_ms,
             self._totals,
+            prepared.dropped_messages,
         )
         return Sequence(
             key=key,

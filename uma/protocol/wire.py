@@ -91,8 +91,10 @@ ADDED: Mapping[str, Additions] = MappingProxyType(
         ),
         "1.2": Additions(
             requests=frozenset(("models", "load", "unload", "pin")),
-            fields=_names(activity="request", generate="model", tokenize="model pieces", embed="model", rerank="model"),
-            event_fields=_names(hello="models", loading="id"),
+            fields=_names(
+                activity="request", generate="model truncation", tokenize="model pieces", embed="model", rerank="model"
+            ),
+            event_fields=_names(hello="models", loading="id", eos="dropped_messages"),
         ),
     }
 )

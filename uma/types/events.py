@@ -205,6 +205,8 @@ class Finished:
     """The call that the output ended inside of: neither in `tool_calls` nor in the text. A warning tells of it."""
     call_offsets: tuple[int, ...] = ()
     """Where `text` is there: for each call, the cut one included, how many of its characters come before."""
+    dropped_messages: int = 0
+    """How many of the conversation's messages were left out of the prompt (`Request.truncation`)."""
 
     @property
     def every_answer(self) -> tuple[Answer, ...]:

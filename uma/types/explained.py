@@ -125,4 +125,6 @@ class Explained:
     """Other prompts that were read while it had a slot, the longest first; a few of them."""
     answers: int = 1
     """Answers that it asked for; the other fields are the first one's."""
+    dropped_messages: int = 0
+    """See `Finished`."""
     text: RecordedText | None = None

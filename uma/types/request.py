@@ -19,6 +19,8 @@ ReasoningMode = Literal["auto", "on", "off"]
 ModelName = Annotated[str, Length(1, 256), Text()]
 Pace = Literal["auto", "off"]
 """Whether tokens decoded ahead are delivered evenly."""
+Truncation = Literal["off", "auto"]
+"""What happens to a conversation that does not fit the context."""
 
 
 @attrs.frozen
@@ -204,6 +206,11 @@ class Request:
     continue_final_message: bool = True
     """Messages that end with the assistant's have its text continued, and only what is new is given; false: another
     turn of the assistant begins. A message with calls is always followed by another turn."""
+    truncation: Truncation = "off"
+    """`auto`: where the conversation does not fit the context beside the answer, its oldest turns are left out, and
+    `Finished.dropped_messages` tells how many messages that were; instructions, tools and the last question stay. Space
+    is kept for `max_tokens`, at most half of the context. A conversation with pictures or sounds is not cut. `off`: it
+    is refused (`PromptTooLarge`)."""
     metadata: Annotated[dict[str, Any], Json()] | None = None
     """Echoed in every event of the request on the wire."""
     model: ModelName | None = None

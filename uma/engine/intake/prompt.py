@@ -6,10 +6,12 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
+from itertools import takewhile
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
+import attrs
 import trio
 
 from uma import json_text
@@ -18,13 +20,14 @@ from uma.engine.clock import now_ms
 from uma.engine.intake.lanes import LaneLimiter
 from uma.engine.intake.overload import LEAST_RETRY_MS, UNKNOWN_SERVICE_MS
 from uma.engine.intake.rendering import message_ends, rendered
+from uma.engine.intake.truncation import INSTRUCTIONS, MESSAGE_TOKENS, left_out, turns_of
 from uma.engine.kv.prefix_tree import common_length
 from uma.engine.recorder import TRIO, Recorder
 from uma.errors import BadRequest, Overloaded, PromptTooLarge
 from uma.llama.model import Model
 from uma.net.arrivals import arrivals
 from uma.net.client import CLIENT
-from uma.types import Request, Tokenized
+from uma.types import Message, Request, Tokenized, ToolCall
 
 T = TypeVar("T")
 
@@ -45,6 +48,8 @@ PIECE_CHARS = 65_536
 """Maximum characters of many texts that are tokenized in one turn: some 20 ms."""
 TEXT_CHARS = 64
 """Characters that each of them counts beside its own."""
+MAX_CUTS = 4
+"""How often a conversation is cut, where a template writes more around its messages than is counted for them."""
 
 
 class PromptReader:
@@ -81,6 +86,48 @@ class PromptReader:
         if not tokens:
             raise BadRequest.at("prompt", "gives no token at all, so there is nothing to continue")
         return tokens
+
+    async def fitted(self, request: Request, prepared: Callable[[Request], Request]) -> Request:
+        """The request without the turns that do not fit the context beside its answer, where it allows that.
+
+        `prepared` makes of a request what the template is given. Raises what `read` and `prepared` do.
+        """
+        if request.truncation == "off" or request.messages is None or any(request.placed_media()):
+            return request
+        self._check_bytes(request)
+        return await self._prepare(partial(self._cut_to_fit, prepared=prepared), request)
+
+    def _cut_to_fit(self, request: Request, *, prepared: Callable[[Request], Request]) -> Request:
+        def prompt_tokens(messages: Sequence[Message]) -> int:
+            text = self._render(prepared(attrs.evolve(request, messages=messages)))
+            return len(self._tokens_of(text))
+
+        def tokens(at: int) -> int:
+            message = every[at]
+            texts = (message.content, message.reasoning or "", *(f"{call.name}{call.arguments}" for call in calls(at)))
+            return sum(map(len, map(self._tokens_of, filter(None, texts)))) + MESSAGE_TOKENS * (1 + len(calls(at)))
+
+        def calls(at: int) -> tuple[ToolCall, ...]:
+            return every[at].tool_calls
+
+        every = request.messages or ()
+        most = self._max_tokens - 1
+        answer = request.sampling.max_tokens
+        # An answer without a bound of its own is given whatever is left; it is kept a quarter.
+        space = most // 4 if answer is None or answer >= most else min(answer, most // 2)
+        limit = goal = most - space
+        if prompt_tokens(every) <= limit:
+            return request
+        turns, counted = turns_of(every), cache(tokens)
+        instructions = takewhile(lambda message: message.role in INSTRUCTIONS, every)
+        fixed = prompt_tokens([*instructions, Message("user", "?")])
+        for _ in range(MAX_CUTS):
+            gone = left_out(turns, counted, fixed, goal)
+            kept = [message for at, message in enumerate(every) if at not in gone]
+            if (excess := prompt_tokens(kept) - limit) <= 0:
+                break
+            goal -= excess
+        return attrs.evolve(request, messages=kept)
 
     async def read_pictures(self, read: Callable[[Request], T], request: Request) -> T:
         """What `read` makes of a request with pictures, in a thread of its own kind, one request of each client at a

@@ -112,6 +112,8 @@ class Account:
     spent_ms: dict[str, float] = attrs.field(converter=_every_cause)
     """Time by cause; at first what was spent before it was queued."""
     totals: Totals
+    dropped_messages: int = 0
+    """See `Finished`."""
     served: Served | None = None
     """Sequence of the request, until that ends."""
     own_ms: float = 0.0

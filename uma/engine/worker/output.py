@@ -134,6 +134,7 @@ class Output:
             prompt=self._prompt(sequence, report)
             if report is not None and report.is_reported and not is_streamed
             else None,
+            dropped_messages=sequence.account.dropped_messages,
         )
 
     def _release_held(self, sequence: Sequence) -> None:

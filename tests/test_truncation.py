@@ -1,0 +1,125 @@
+"""Conversations that outgrow the context: which turns go, that the next request begins alike, and that all is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from engine_world import config_for
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models import write_model
+from uma.engine import open_engine
+from uma.engine.intake.truncation import INSTRUCTIONS, KEPT_SHARE, left_out, turns_of
+from uma.errors import PromptTooLarge
+from uma.types import Finished, Message, Request, SamplingParams, ToolCall
+
+CALL = (ToolCall("c", "look", "{}"),)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[Message]:
+    """Ones that end where a model is asked: by a question, or by the results of calls."""
+    found = [Message("system", "Be brief.")] * draw(st.integers(0, 1))
+    for is_last in (*[False] * draw(st.integers(0, 30)), True):
+        found += [Message("user", "q" * draw(st.integers(0, 40)))] * draw(st.integers(1, 2))
+        for _ in range(draw(st.integers(0, 3))):
+            found += [Message("assistant", "", CALL), *[Message("tool", "r" * draw(st.integers(0, 60)))] * 2]
+        if not is_last:
+            found.append(Message("assistant", "a" * draw(st.integers(0, 40))))
+            found += [Message("system", "Note.")] * draw(st.integers(0, 1))
+    return found
+
+
+def size(message: Message) -> int:
+    return len(message.content) + 2
+
+
+def fixed_of(messages: Sequence[Message]) -> int:
+    return sum(size(each) for each in messages[:1] if each.role in INSTRUCTIONS)
+
+
+def cut(messages: Sequence[Message], limit: int) -> list[Message]:
+    gone = left_out(turns_of(messages), lambda at: size(messages[at]), fixed_of(messages), limit)
+    return [message for at, message in enumerate(messages) if at not in gone]
+
+
+def last_question(messages: Sequence[Message]) -> int:
+    """Place of the first message of the last question, which can have several."""
+    return min(turns_of(messages)[-1].question)
+
+
+def asked_at(messages: Sequence[Message]) -> list[list[Message]]:
+    """The conversation at each time when the model was asked."""
+    ends = (at for at, each in enumerate(messages, 1) if each.role in ("user", "tool"))
+    return [
+        list(messages[:end]) for end in ends if end == len(messages) or messages[end].role != messages[end - 1].role
+    ]
+
+
+@given(conversations(), st.integers(50, 2_000))
+def test_what_is_left_fits_and_has_instructions_the_last_question_and_whole_calls(
+    messages: list[Message], limit: int
+) -> None:
+    kept = cut(messages, limit)
+    is_kept = {id(message) for message in kept}
+    assert [each for each in messages if each.role in INSTRUCTIONS] == [e for e in kept if e.role in INSTRUCTIONS]
+    question = last_question(messages)
+    assert all(id(each) in is_kept for each in messages[question:] if each.role == "user")
+    results = 0
+    for message in kept:  # no result without its call, and no call without its results
+        results = 2 if message.tool_calls else results - 1 if message.role == "tool" else 0
+        assert results >= 0
+    assert id(messages[-1]) in is_kept
+    alone = cut([each for at, each in enumerate(messages) if at >= question or each.role in INSTRUCTIONS], limit)
+    assert sum(map(size, kept)) <= max(limit, sum(map(size, alone)))
+
+
+@given(conversations(), st.integers(200, 1_000))
+def test_requests_of_one_conversation_begin_alike_until_two_fifths_more_have_come(
+    messages: list[Message], limit: int
+) -> None:
+    before: list[Message] = []
+    for asked in asked_at(messages):
+        kept = cut(asked, limit)
+        if kept[: len(before)] != before:  # a cut: from now on there is space again
+            fixed, last = fixed_of(asked), last_question(kept)
+            must = sum(size(each) for at, each in enumerate(kept) if at >= last or each.role in INSTRUCTIONS)
+            assert sum(map(size, kept)) <= max(fixed + KEPT_SHARE * (limit - fixed), must)
+        before = kept
+
+
+@pytest.mark.parametrize("kind", ["attention", "hybrid"])
+async def test_three_hundred_turns_go_on_and_most_read_only_what_is_new(tmp_path: Path, kind: str) -> None:
+    model = write_model(tmp_path / "tiny.gguf", context_length=4_096, kind=kind)  # type: ignore[arg-type]
+    sampling = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
+    talk, dear, dropped = [Message("system", "You answer briefly.")], 0, 0
+    async with open_engine(config_for(model, n_ctx=4_096)) as engine:
+        for turn in range(300):
+            talk.append(Message("user", f"Question {turn}: what comes after {turn * 7}?"))
+            request = Request(f"r{turn}", messages=talk, sampling=sampling, truncation="auto", stream=False)
+            async with engine.generate(request) as stream:
+                (ended,) = [event async for event in stream]
+            assert isinstance(ended, Finished) and ended.usage.completion_tokens == 16
+            assert ended.usage.prompt_tokens <= 4_096 - 16
+            assert bool(ended.dropped_messages) == any("truncation: " in each for each in ended.warnings)
+            assert (await engine.explain(request.id)).dropped_messages == ended.dropped_messages
+            new = len(f"Question {turn}: what comes after {turn * 7}?") + 100
+            dear += ended.usage.prompt_tokens - ended.usage.cached_tokens > new
+            dropped = ended.dropped_messages
+            talk.append(Message("assistant", f"That is {turn}."))
+        assert dropped > 500
+        assert dear <= 30
+        with pytest.raises(PromptTooLarge):
+            async with engine.generate(Request("off", messages=talk, sampling=sampling)):
+                pass
+
+
+async def test_a_question_that_does_not_fit_by_itself_is_refused(tiny: Path) -> None:
+    talk = [Message("user", "a"), Message("assistant", "b"), Message("user", "?" * 3_000)]
+    async with open_engine(config_for(tiny)) as engine:
+        with pytest.raises(PromptTooLarge):
+            async with engine.generate(Request("long", messages=talk, truncation="auto")):
+                pass
