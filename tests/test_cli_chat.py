@@ -379,6 +379,13 @@ def test_a_conversation_that_outgrows_the_context_says_what_to_do(server: Server
         assert questions(terminal, home) == ["hello again"]
 
 
+def test_a_chat_that_keeps_going_leaves_out_the_oldest_turns_and_says_so(server: ServerProcess, home: Path) -> None:
+    turns = [{"user": f"{n} " + "x " * 350, "assistant": "yes"} for n in range(4)]
+    (home / "long.json").write_text(json.dumps({"format": "uma-chat", "version": 1, "system": None, "turns": turns}))
+    with chat(server, home, *SHORT, "--load", "long.json", "--keep-going") as terminal:
+        tell(terminal, "what now?", "messages of the oldest turns were left out")
+
+
 def test_a_full_context_goes_on_without_the_oldest_turns_and_asks_again(server: ServerProcess, home: Path) -> None:
     turns = [{"user": f"{n} " + "x " * 350, "assistant": "yes"} for n in range(4)]
     chat_file = {"format": "uma-chat", "version": 1, "system": "Be kind.", "turns": turns}

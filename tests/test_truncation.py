@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_world import config_for
+from http_server import HttpServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models import write_model
+from models import Kind, write_model
 from uma.engine import open_engine
 from uma.engine.intake.truncation import INSTRUCTIONS, KEPT_SHARE, left_out, turns_of
 from uma.errors import PromptTooLarge
@@ -91,13 +93,15 @@ def test_requests_of_one_conversation_begin_alike_until_two_fifths_more_have_com
         before = kept
 
 
-@pytest.mark.parametrize("kind", ["attention", "hybrid"])
-async def test_three_hundred_turns_go_on_and_most_read_only_what_is_new(tmp_path: Path, kind: str) -> None:
-    model = write_model(tmp_path / "tiny.gguf", context_length=4_096, kind=kind)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("kind", "turns"), [("attention", 300), ("hybrid", 100)])
+async def test_a_long_conversation_goes_on_and_most_turns_read_only_what_is_new(
+    tmp_path: Path, kind: Kind, turns: int
+) -> None:
+    model = write_model(tmp_path / "tiny.gguf", context_length=4_096, kind=kind)
     sampling = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
     talk, dear, dropped = [Message("system", "You answer briefly.")], 0, 0
     async with open_engine(config_for(model, n_ctx=4_096)) as engine:
-        for turn in range(300):
+        for turn in range(turns):
             talk.append(Message("user", f"Question {turn}: what comes after {turn * 7}?"))
             request = Request(f"r{turn}", messages=talk, sampling=sampling, truncation="auto", stream=False)
             async with engine.generate(request) as stream:
@@ -110,8 +114,8 @@ async def test_three_hundred_turns_go_on_and_most_read_only_what_is_new(tmp_path
             dear += ended.usage.prompt_tokens - ended.usage.cached_tokens > new
             dropped = ended.dropped_messages
             talk.append(Message("assistant", f"That is {turn}."))
-        assert dropped > 500
-        assert dear <= 30
+        assert dropped > turns
+        assert dear <= turns / 10
         with pytest.raises(PromptTooLarge):
             async with engine.generate(Request("off", messages=talk, sampling=sampling)):
                 pass
@@ -123,3 +127,30 @@ async def test_a_question_that_does_not_fit_by_itself_is_refused(tiny: Path) -> 
         with pytest.raises(PromptTooLarge):
             async with engine.generate(Request("long", messages=talk, truncation="auto")):
                 pass
+
+
+TALK = [{"role": role, "content": f"{role} {at} " + "x" * 200} for at in range(40) for role in ("user", "assistant")]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": TALK[:-1], "max_tokens": 8}),
+        ("/v1/messages", {"messages": TALK[:-1], "max_tokens": 8}),
+        ("/v1/responses", {"input": TALK[:-1], "max_output_tokens": 8}),
+    ],
+)
+def test_over_http_it_is_asked_for_and_told(http_server: HttpServer, path: str, body: dict[str, Any]) -> None:
+    assert http_server.ask("POST", path, body).status == 400
+    told = http_server.ask("POST", path, {**body, "truncation": "auto"})
+    assert told.status == 200
+    assert told.json["dropped_messages"] == int(told.headers["x-uma-dropped-messages"]) > 20
+    assert any(each.startswith("truncation: ") for each in told.json["warnings"])
+    stream = http_server.ask("POST", path, {**body, "truncation": "auto", "stream": True}).body
+    assert b'"dropped_messages":' in stream
+
+
+def test_ollama_s_chat_cuts_unless_it_is_told_not_to(http_server: HttpServer) -> None:
+    body = {"messages": TALK[:-1], "stream": False, "options": {"num_predict": 8}}
+    assert http_server.ask("POST", "/api/chat", body).json["dropped_messages"] > 20
+    assert http_server.ask("POST", "/api/chat", {**body, "truncate": False}).status == 400

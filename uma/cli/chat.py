@@ -60,6 +60,7 @@ def _check_model(name: str) -> None:
 
 async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[..., Chat], interrupts: Interrupts) -> int:
     chat = begin(view=standard_view(COMMANDS, keeps_history=not options.no_history), interrupts=interrupts)
+    chat.keeps_going = options.keep_going
     question: ChatTurn | None = None
     while True:
         try:
@@ -112,6 +113,8 @@ class Chat:
     refused: ChatTurn | None = None
     """The last question, where the conversation had become too long for it."""
     is_shortening: bool = False
+    keeps_going: bool = False
+    """Whether the server may leave out the oldest turns of what does not fit."""
     n_failed: int = 0
     n_asked: int = 0
     is_over: bool = False
@@ -208,6 +211,7 @@ class Chat:
                 sampling=self.sampling.with_suggested({**CHAT_SAMPLING, **suggested}),
                 priority=self.opened.source.info.limits.max_priority,  # a person waits for it
                 reasoning="auto" if self.opened.source.info.capabilities.reasoning else None,
+                truncation="auto" if self.keeps_going else "off",
             )
         except ValueError as error:
             self.fail(UmaError(f"this cannot be asked: {error}"))

@@ -165,6 +165,11 @@ def _describe_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="instructions for the model, as /system (default: none)")
     parser.add_argument("--load", metavar="FILE", help="go on with a chat that /save wrote (default: a new one)")
     parser.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="where a chat outgrows the context, leave out its oldest turns and say so (default: stop and ask)",
+    )
+    parser.add_argument(
         "--no-history",
         action="store_true",
         help="keep no questions for the arrow keys of later chats (default: kept)",

@@ -19,7 +19,7 @@ from uma.types import CHAT_SAMPLING, SAMPLER_FIELDS, Finished, SamplerSettings, 
 
 SET = (*SAMPLER_FIELDS, "max_tokens", "seed")
 """Fields of `SamplingParams` that `/set` changes."""
-NO_ROOM = "/shorten leaves out the oldest turns, /reset starts over; a larger --n-ctx gives more room"
+NO_ROOM = "/shorten leaves out the oldest turns, --keep-going always; /reset starts over; a larger --n-ctx holds more"
 
 
 class Talk(Protocol):

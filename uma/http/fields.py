@@ -24,6 +24,7 @@ from uma.types import (
     Share,
     Slo,
     TopK,
+    Truncation,
 )
 
 DRAWN: Mapping[str, float] = MappingProxyType({"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05})
@@ -55,6 +56,7 @@ class Common:
     slo: Slo | None = None
     pace: Pace | None = None
     cache_prompt: bool | None = None
+    truncation: Truncation | Literal["disabled"] | None = None
     top_p: Share | None = None
     top_k: TopK | None = None
     min_p: Share | None = None
@@ -168,6 +170,7 @@ def urgency(body: Common, http: Exchange) -> dict[str, Any]:
         "slo": slo,
         "pace": pace,
         "cache_prompt": body.cache_prompt is not False,
+        "truncation": "auto" if body.truncation == "auto" else "off",
     }
 
 

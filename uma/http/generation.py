@@ -21,6 +21,7 @@ from uma.errors import BadRequest, PromptTooLarge, UmaError
 from uma.http.dialect import Writer
 from uma.http.exchange import ClientGoneError, Exchange
 from uma.http.telemetry import POLL_SEC, PromptState, Telemetry
+from uma.http.usage import dropped_messages
 from uma.net.faults import as_uma_error
 from uma.net.metering import Meter, metered
 from uma.net.wakeup import Wakeup
@@ -56,7 +57,10 @@ async def gather(source: Source, http: Exchange, requests: Sequence[Request]) ->
 
     Raises the `UmaError` of a request that fails, and `ClientGoneError` where the client went away meanwhile.
     """
-    return await unless_gone(http, partial(_gather, source, http, requests))
+    results = await unless_gone(http, partial(_gather, source, http, requests))
+    if dropped := dropped_messages(results):
+        http.extra_headers.append((b"x-uma-dropped-messages", str(dropped).encode()))
+    return results
 
 
 async def small_work(http: Exchange, ask: Callable[[], Awaitable[T]]) -> T:

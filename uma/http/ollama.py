@@ -134,6 +134,8 @@ class ChatBody(_Body):
     """`POST /api/chat`."""
 
     messages: Annotated[tuple[ChatMessage, ...], Length(0, MAX_MESSAGES, "messages")] = ()
+    truncate: bool | None = None
+    """False: a conversation that does not fit is refused. Otherwise its oldest turns go, as Ollama's clients expect."""
     tools: Tools | None = None
 
 
@@ -176,11 +178,13 @@ def _read_chat(fields: Mapping[str, Any], reader: Reader) -> ChatAsk | Said:
     tools = [each.function.tool for each in body.tools or ()]
     places = distinct(tools)
     name_schemas(reader.names, places, "function.parameters")
+    asked = _asked(body, reader, _chat_piece)
+    kept = asked["body"].truncation or ("off" if body.truncate is False else "auto")
     return ChatAsk(
         messages=list(_messages(body.messages, reader)),
         tools=[tools[at] for at in places],
         wish=_wish(body),
-        **_asked(body, reader, _chat_piece),
+        **(asked | {"body": attrs.evolve(asked["body"], truncation=kept)}),
     )
 
 
@@ -288,7 +292,9 @@ def _with_options(fields: Mapping[str, Any], reader: Reader) -> Mapping[str, Any
     if not isinstance(options, dict):
         return fields
     moved = {
-        name: fields[name] for name in ("priority", "slo", "pace", "cache_prompt", "reproducible") if name in fields
+        name: fields[name]
+        for name in ("priority", "slo", "pace", "cache_prompt", "truncation", "reproducible")
+        if name in fields
     }
     bounds: dict[str, Any] = {name: fields[name] for names in SYNONYMS for name in names if name in fields}
     own = reader.as_own(bounds | options | moved, Options, "options.")

@@ -298,7 +298,7 @@ class ResponsesWriter(Writer):
             "tools": [_tool(each) for each in body.tools or ()],
             "top_logprobs": self.requests[0].sampling.logprobs or 0,
             "top_p": settings.top_p,
-            "truncation": "disabled",
+            "truncation": "auto" if self.requests[0].truncation == "auto" else "disabled",
             "usage": None if result is None else _usage(result),
             "metadata": body.metadata or {},
         }

@@ -117,4 +117,10 @@ def warnings(results: Sequence[Finished], *, is_unbounded: bool = False, before:
     every = (line for each in results for line in each.warnings)
     kept = (line for line in every if not (is_unbounded and line.startswith("max_tokens: ")))
     lines = list(dict.fromkeys([*before, *kept]))
-    return {"warnings": lines} if lines else {}
+    dropped = {name: count for name, count in (("dropped_messages", dropped_messages(results)),) if count}
+    return ({"warnings": lines} if lines else {}) | dropped
+
+
+def dropped_messages(results: Sequence[Finished]) -> int:
+    """How many messages of the conversation were left out of its prompt."""
+    return max((each.dropped_messages for each in results), default=0)

@@ -47,6 +47,7 @@ from uma.types.request import (
     Slo,
     Tool,
     ToolCall,
+    Truncation,
     joined,
     prompt_problem,
 )
@@ -173,6 +174,7 @@ __all__ = [
     "ToolCall",
     "ToolCallDelta",
     "TopK",
+    "Truncation",
     "Usage",
     "joined",
     "prompt_problem",

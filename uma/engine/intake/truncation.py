@@ -33,7 +33,7 @@ class Turn:
     """The calls of one message, with their results."""
     answer: Sequence[int] = ()
     instructions: Sequence[int] = ()
-    """Those that came with it, behind the conversation's beginning: they stay."""
+    """Instructions that came with it, behind the conversation's beginning: they stay."""
 
 
 def turns_of(messages: Sequence[Message]) -> list[Turn]:
