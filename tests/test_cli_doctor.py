@@ -22,7 +22,7 @@ from uma.cli import checks, doctor, main
 from uma.cli.checks import Check
 from uma.config import RuntimeConfig
 from uma.engine import sizing
-from uma.llama import backend, extra_buffers, library, pages
+from uma.llama import backend, devices, extra_buffers, library, pages
 from uma.net.controls import TABLE
 from uma.supervisor.estimate import planned_bytes
 
@@ -140,7 +140,7 @@ def test_a_build_that_leaves_the_cpu_unused_is_to_be_rebuilt(capsys: Capsys, mon
 def test_a_build_for_avx2_is_told_apart_from_one_for_avx_512(
     capsys: Capsys, monkeypatch: pytest.MonkeyPatch, features: tuple[str, ...], told: str
 ) -> None:
-    monkeypatch.setattr(checks.devices, "cpu_features", lambda: features)
+    monkeypatch.setattr(devices, "cpu_features", lambda: features)
     assert told in run(capsys)[1]["CPU"]["finding"]
 
 
