@@ -14,12 +14,12 @@ import trio.testing
 
 from harness import PATIENCE_SEC
 from uma.engine.clock import now_ms
-from uma.engine.delivery.bell import Bell, PipeBell, TimerBell
+from uma.engine.delivery.bell import Bell, SocketBell, TimerBell
 from uma.engine.delivery.mailbox import Mailbox, Reply
 from uma.engine.delivery.stream import RequestStream
 from uma.types import Token
 
-KINDS: list[Callable[[], Bell]] = [PipeBell, *([TimerBell] if sys.platform == "linux" else [])]
+KINDS: list[Callable[[], Bell]] = [SocketBell, *([TimerBell] if sys.platform == "linux" else [])]
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
@@ -79,7 +79,7 @@ async def test_a_time_that_another_thread_rings_at_is_the_latest_at_which_the_ta
             ringing.start()
             await bell.wait()
             ringing.join()
-            assert now_ms() >= at_ms or isinstance(bell, PipeBell), "its time is set by the task alone"
+            assert now_ms() >= at_ms or isinstance(bell, SocketBell), "its time is set by the task alone"
 
 
 class Control:

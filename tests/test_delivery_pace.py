@@ -29,7 +29,7 @@ from uma.engine import Engine, open_engine
 from uma.engine.delivery import bell as bell_module
 from uma.engine.delivery import mailbox as mailbox_module
 from uma.engine.delivery.answers import AnswerGroup, AnswerPort
-from uma.engine.delivery.bell import PipeBell
+from uma.engine.delivery.bell import SocketBell
 from uma.engine.delivery.mailbox import Mailbox
 from uma.engine.delivery.pacing import reader_ms
 from uma.engine.delivery.stream import Lateness, RequestStream
@@ -444,7 +444,7 @@ def mailbox(monkeypatch: pytest.MonkeyPatch) -> Mailbox:
     """One whose time is Trio's."""
     for module in (mailbox_module, bell_module):
         monkeypatch.setattr(module, "now_ms", lambda: 1000 * trio.current_time())
-    return Mailbox(PipeBell())
+    return Mailbox(SocketBell())
 
 
 async def test_one_timer_gives_the_early_events_of_all_streams_at_their_times_and_the_rest_at_the_end(
@@ -469,13 +469,13 @@ async def test_one_timer_gives_the_early_events_of_all_streams_at_their_times_an
 async def test_events_that_are_due_after_others_that_wait_do_not_wake_the_thread_and_are_given_at_their_times(
     mailbox: Mailbox, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rings, ring_at = list[float](), PipeBell.ring_at
+    rings, ring_at = list[float](), SocketBell.ring_at
 
-    def rung(bell: PipeBell, at_ms: float) -> None:
+    def rung(bell: SocketBell, at_ms: float) -> None:
         rings.append(at_ms)
         ring_at(bell, at_ms)
 
-    monkeypatch.setattr(PipeBell, "ring_at", rung)
+    monkeypatch.setattr(SocketBell, "ring_at", rung)
     seen: list[tuple[float, int]] = []
     first, second, third = (given_to(Sequence().stream, seen) for _ in "abc")
 

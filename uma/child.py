@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -23,7 +22,10 @@ from contextlib import suppress
 from multiprocessing.spawn import get_executable
 from typing import Any, BinaryIO
 
-from uma import json_text
+from uma import json_text, posix
+
+with suppress(ImportError):  # Windows
+    import resource
 
 START_SEC = 30.0
 """Maximum time for a child process to start, on a machine that is busy."""
@@ -41,6 +43,8 @@ _ENVIRON = ("PATH", "PYTHONHOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "LLAMA_CPP_L
 """Variables that a child is given, beside the loader's (`LD_…`, `DYLD_…`): the parent's can hold keys and tokens."""
 
 _PR_SET_NO_NEW_PRIVS = 38
+(_OVERTIME,) = posix.signals("SIGPROF") or (0,)
+"""The signal that ends a child whose time is over."""
 
 
 class ChildClosedError(Exception):
@@ -80,6 +84,8 @@ class Child:
             return
         if self._is_closed:
             raise ChildClosedError
+        if sys.platform == "win32":
+            raise posix.unsupported("a child process at the end of a socket")
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -119,7 +125,7 @@ class Child:
             self._kill()
             raise ChildBusyError from None
         except (OSError, EOFError, ValueError) as error:
-            if self._kill() == -signal.SIGPROF:
+            if self._kill() == -_OVERTIME:
                 raise TimeoutError from None
             raise ChildEndedError(str(error) or type(error).__name__) from None
         except BaseException:
@@ -195,6 +201,8 @@ def serve(prepare: Callable[[Any], Callable[[Any], Any]], max_memory_bytes: int)
 
 def serve_about(prepare: Callable[[Any], Callable[[Any, bytes], tuple[Any, bytes]]], max_memory_bytes: int) -> None:
     """Answer questions in the child where questions and answers have bytes beside them (`Child.ask_about`)."""
+    if sys.platform == "win32":  # where no child starts
+        return
     with suppress(ValueError, OSError):  # where the system knows no such limit, the parent's deadline is left
         resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
@@ -214,6 +222,8 @@ def confine() -> None:
     A limit of 0 open files leaves those that are open. A system without a limit, or a process of root, which could
     raise it again, is held by what is left. It is no sandbox: system calls that need no new file are not filtered.
     """
+    if sys.platform == "win32":
+        return
     names = ("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC")
     for limit in (getattr(resource, name, None) for name in names):
         if limit is not None:

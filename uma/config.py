@@ -7,6 +7,7 @@ speaks wins, in this order: flag, variable, file, default.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import attrs
 
+from uma import posix
 from uma.constraints import Length, Range, hints_of, name_of, problems, show
 from uma.errors import ConfigError
 from uma.types import SAMPLER_FIELDS, Pace, Penalty, RepetitionPenalty, SamplerSettings, Share, Temperature, TopK
@@ -35,7 +37,7 @@ BARE_HTTP = "127.0.0.1:8080"
 def default_socket() -> str:
     """`$XDG_RUNTIME_DIR/uma/uma.sock`, else a directory of this user's in the system's temporary folder."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    base = Path(runtime) / "uma" if runtime else Path(tempfile.gettempdir()) / f"uma-{os.getuid()}"
+    base = Path(runtime) / "uma" if runtime else Path(tempfile.gettempdir()) / f"uma-{posix.user_id()}"
     return str(base / "uma.sock")
 
 
@@ -52,8 +54,8 @@ def own_folder(name: str) -> str:
 
 
 def default_jobs() -> str:
-    """`own_folder` of files and batches."""
-    return own_folder("jobs")
+    """`own_folder` of files and batches; empty on Windows, without whose locks of files no batch is run."""
+    return "" if sys.platform == "win32" else own_folder("jobs")
 
 
 def setting(default: Any, help_text: str, unit: str = "", *, factory: bool = False, bare: str | None = None) -> Any:

@@ -17,6 +17,7 @@ from pathlib import Path
 import attrs
 import trio
 
+from uma import posix
 from uma.cli import words
 from uma.client import connect, dialled
 from uma.config import RuntimeConfig
@@ -253,7 +254,7 @@ def _socket_problem(path: Path) -> str:
 def _cache_dir(folder: Path) -> Check:
     nearest = _nearest_folder(folder)
     is_usable = os.path.isdir(nearest) and os.access(nearest, os.W_OK | os.X_OK)
-    mend = "mend its permissions, or " if os.path.isdir(nearest) and nearest.stat().st_uid == os.geteuid() else ""
+    mend = "mend its permissions, or " if os.path.isdir(nearest) and nearest.stat().st_uid == posix.user_id() else ""
     todo = f"{nearest} cannot be written to: {mend}name another folder with --cache-dir"
     return Check("cache_dir", f"{folder}, {_owner(folder)}", "" if is_usable else todo)
 
@@ -270,7 +271,7 @@ def _owner(folder: Path) -> str:
         return "a folder that is made when it is needed"
     except OSError as error:
         return f"a folder that cannot be looked at: {error.strerror}"
-    owner = "of this user's" if status.st_uid == os.geteuid() else f"of uid {status.st_uid}"
+    owner = "of this user's" if status.st_uid == posix.user_id() else f"of uid {status.st_uid}"
     return f"a folder {owner}, mode {stat.S_IMODE(status.st_mode):03o}"
 
 

@@ -97,7 +97,7 @@ async def _heed(
     closed can send SIGHUP twice, and is one signal. Appends each to `received`.
     """
     async for number in signals:
-        if received and number == signal.SIGHUP:
+        if received and signal.Signals(number).name == "SIGHUP":
             continue
         if received or not services:
             everything.cancel()

@@ -137,7 +137,7 @@ def read_prompt(arguments: list[str], *, is_literal: bool) -> str:
 
 def _has_input(timeout_sec: float) -> bool:
     """Whether standard input has something to read, or its end, within this time."""
-    return bool(select.select([sys.stdin], [], [], timeout_sec)[0])
+    return sys.platform == "win32" or bool(select.select([sys.stdin], [], [], timeout_sec)[0])
 
 
 def _from_standard_input() -> str:

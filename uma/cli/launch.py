@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from uma import posix
 from uma.cli import say
 from uma.cli.agents import AGENTS, Agent, AgentPlace
 from uma.cli.config import as_toml
@@ -51,7 +51,7 @@ def main(options: argparse.Namespace) -> int:
     if program is None:
         raise ConfigError(f"there is no {agent.program} on this machine; install it with: {agent.install}")
     key = read_key(options.key_file) or NO_KEY
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in posix.signals("SIGTERM", "SIGHUP"):
         signal.signal(number, _leave)
     with tempfile.TemporaryDirectory(prefix="uma-launch-") as name:
         folder = Path(name)
@@ -135,12 +135,12 @@ def _server(loaded: Loaded, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _listens(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX) as end:
-        try:
+    try:
+        with posix.unix_socket() as end:
             end.connect(path)
-        except OSError:
-            return False
-        return True
+    except OSError:
+        return False
+    return True
 
 
 def _is_ready(url: str) -> bool:

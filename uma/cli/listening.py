@@ -5,11 +5,12 @@ No socket is connected to for that, so no other program's is disturbed.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+
+from uma import posix
 
 PROC = Path("/proc")
 LISTENING = "00010000"
@@ -37,5 +38,5 @@ def _own_servers() -> Iterator[Path]:
         with suppress(OSError):
             words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
             is_uma = any(Path(word).name == "uma" for word in words[:4])
-            if is_uma and SERVING & set(words) and process.stat().st_uid == os.geteuid():
+            if is_uma and SERVING & set(words) and process.stat().st_uid == posix.user_id():
                 yield process

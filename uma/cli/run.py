@@ -8,6 +8,7 @@ import shlex
 import signal
 from functools import partial
 
+from uma import posix
 from uma.cli import say, words
 from uma.cli.default_model import with_all
 from uma.cli.options import load_settings
@@ -87,9 +88,11 @@ def banner(config: RuntimeConfig, info: ServerInfo, url: str = "") -> list[str]:
         model.append(f"        {words.memory_line(plan)}")
     lines = [
         *(_several(config, info) if info.models else model),
-        f"socket  {config.socket}",
+        *([f"socket  {config.socket}"] if posix.HAS_UNIX_SOCKETS else []),
         *(words.http_lines(config, url) if url else []),
     ]
+    if not posix.HAS_UNIX_SOCKETS:
+        return lines
     if config.protocol == "json":
         lines += [f"try     uma chat{at}", f'        uma generate{at} "Tell me a story about a fox"']
     else:

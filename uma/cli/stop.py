@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
@@ -60,7 +61,7 @@ class Process:
     def signal(self, number: int) -> None:
         """Send a signal; nothing happens where the process is gone. Raises `StopError` where that is not permitted."""
         try:
-            if self._handle is not None:
+            if sys.platform == "linux" and self._handle is not None:
                 signal.pidfd_send_signal(self._handle, number)
             else:
                 os.kill(self.pid, number)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import termios
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +14,9 @@ import attrs
 import trio
 
 from uma.cli.sanitize import sanitize
+
+with suppress(ImportError):  # Windows
+    import termios
 
 WRITE_BYTES = 4096
 """A pipe that is writable takes this much without blocking (POSIX: PIPE_BUF is at least 512, here 4096)."""
@@ -84,6 +86,8 @@ class SilentTyping:
 
     def begin(self) -> None:
         """Begin to take the terminal's keys."""
+        if sys.platform == "win32":
+            return
         with suppress(termios.error):
             self._before = termios.tcgetattr(self._fd)
             quiet = self._before[:]
@@ -96,11 +100,13 @@ class SilentTyping:
 
     def end(self) -> None:
         """The terminal is as it was before, once it has taken all that was written."""
-        if self._before is not None:
+        if sys.platform != "win32" and self._before is not None:
             with suppress(termios.error):
                 self._set(self._before)
 
     def _set(self, modes: list[Any]) -> None:
+        if sys.platform == "win32":
+            return
         while True:
             try:
                 termios.tcsetattr(self._fd, termios.TCSADRAIN, modes)

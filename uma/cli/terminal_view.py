@@ -97,7 +97,7 @@ async def _draw(live: LiveMarkdown) -> None:
 @contextmanager
 def _suspensions() -> Iterator[AsyncIterator[int] | None]:
     """Ctrl-Z as it comes, instead of its stopping the process; None where the parent ignores it."""
-    if signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN:
+    if sys.platform == "win32" or signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN:
         yield None
         return
     with trio.open_signal_receiver(signal.SIGTSTP) as arrivals:
@@ -106,6 +106,8 @@ def _suspensions() -> Iterator[AsyncIterator[int] | None]:
 
 async def _suspend(arrivals: AsyncIterator[int], live: LiveMarkdown, silence: SilentTyping) -> None:
     """Let Ctrl-Z leave the shell a terminal as it should be, and go on from there when the shell says so."""
+    if sys.platform == "win32":
+        return
     async for _ in arrivals:
         live.pause()
         silence.end()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 import re
-import signal
-import termios
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from io import StringIO
@@ -15,7 +14,12 @@ import attrs
 import trio
 from rich.console import Console, RenderableType
 
+from uma import posix
 from uma.cli.terminal import TextOutput
+from uma.errors import ConfigError
+
+with suppress(ImportError):  # Windows
+    import termios
 
 ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 """The other screen, empty and without a cursor."""
@@ -51,6 +55,8 @@ class Screen:
     @asynccontextmanager
     async def opened(cls, in_fd: int, out_fd: int) -> AsyncIterator[Screen]:
         """A block with the terminal; however it is left, the terminal is as it was before."""
+        if sys.platform == "win32":
+            raise ConfigError("uma top: unsupported on Windows: use --json, or the server's page over HTTP")
         before = termios.tcgetattr(in_fd)
         raw = before[:]
         raw[3] &= ~(termios.ICANON | termios.ECHO)
@@ -112,5 +118,5 @@ def _drawn(what: RenderableType, columns: int, lines: int) -> str:
 @asynccontextmanager
 async def resizes() -> AsyncIterator[AsyncIterator[int]]:
     """A block in which changes of the window's size are noticed."""
-    with trio.open_signal_receiver(signal.SIGWINCH) as arrivals:
+    with trio.open_signal_receiver(*posix.signals("SIGWINCH")) as arrivals:
         yield arrivals

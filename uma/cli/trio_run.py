@@ -17,11 +17,12 @@ from typing import NoReturn
 import attrs
 import trio
 
+from uma import posix
 from uma.errors import sole_error
 
 GRACE_SEC = 1.0
 """Maximum time in which work that was asked to stop can say how it ended."""
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = posix.signals("SIGINT", "SIGTERM", "SIGHUP")
 
 
 @attrs.define(eq=False)

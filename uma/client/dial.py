@@ -12,6 +12,7 @@ from pathlib import Path
 
 import trio
 
+from uma import posix
 from uma.client.client import Client
 from uma.config import default_socket
 from uma.errors import ConnectionLost, Loading, sole_error
@@ -122,7 +123,10 @@ async def _running(session: Client) -> AsyncIterator[Client]:
 
 
 async def _dial(path: Path) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock = posix.unix_socket()
+    except OSError as error:
+        raise ConnectionLost(f"{path}: {_why(error, path)}") from error
     try:
         sock.setblocking(False)
         while True:

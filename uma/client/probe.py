@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from uma import posix
 from uma.contracts.proofs import Question, ServerReply
 from uma.errors import ConnectionLost
 from uma.net.place import objection
@@ -58,7 +59,7 @@ class SocketProbe:
     def _session(self) -> Iterator[tuple[_Wire, dict[str, Any]]]:
         if (problem := objection(self.path)) is not None:
             raise ConnectionLost(problem)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        with posix.unix_socket() as sock:
             sock.settimeout(self.timeout_sec)
             try:
                 sock.connect(str(self.path))

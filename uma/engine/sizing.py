@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -661,4 +662,6 @@ def _machine_free_bytes(meminfo: Path) -> int:
         available = next(line for line in lines if line.startswith("MemAvailable:"))
         return int(available.split()[1]) * 1024
     except (OSError, StopIteration):
+        if sys.platform == "win32":
+            return 4 * 2**30  # nothing here asks Windows: little enough for most machines
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

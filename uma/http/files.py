@@ -98,7 +98,7 @@ def _arriving(jobs: JobFolder, client: Hashable) -> Iterator[None]:
 def _begin(file: StoredFile, store: Store) -> FileIO:
     check_space(store, file.owner)
     part = FileIO(f"{store.path(file.id)}.part", "wb")
-    os.fchmod(part.fileno(), 0o600)
+    Path(str(part.name)).chmod(0o600)
     return part
 
 

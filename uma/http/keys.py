@@ -201,7 +201,7 @@ def remove(path: Path, name: str) -> None:
         fd, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         with os.fdopen(fd, "w", encoding="utf-8", newline="") as file:
             file.write(after)
-            os.fchmod(file.fileno(), target.stat().st_mode & 0o777)
+        Path(temporary).chmod(target.stat().st_mode & 0o777)
         Path(temporary).replace(target)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error

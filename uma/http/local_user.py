@@ -8,10 +8,9 @@ root, for then there is no other whose the page could be.
 
 from __future__ import annotations
 
-import os
-
 import trio
 
+from uma import posix
 from uma.http.exchange import Exchange
 from uma.net.client import THIS_MACHINE, machine_at
 from uma.net.tcp_peer import Address, ends_at
@@ -36,6 +35,6 @@ async def user_of(http: Exchange) -> int | None:
     if http.account is not None or ends is None or any(http.header(name) is not None for name in _FORWARDED):
         return None
     (found,) = await trio.to_thread.run_sync(ends_at, [ends], abandon_on_cancel=True)
-    if found is None or (found.uid == ROOT and os.geteuid() != ROOT):
+    if found is None or (found.uid == ROOT and posix.user_id() != ROOT):
         return None
     return found.uid

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
+from uma import posix
 from uma.http.exchange import Exchange
 from uma.http.local_user import user_of
 from uma.http.problem import Forbidden
@@ -14,7 +14,7 @@ async def is_manager(http: Exchange) -> bool:
     """Whether the request's key, or without keys its user on this machine, can manage models."""
     if http.account is not None:
         return http.account.manages_models
-    return await user_of(http) == os.geteuid()
+    return await user_of(http) == posix.user_id()
 
 
 async def check_manager(http: Exchange, what: str) -> None:

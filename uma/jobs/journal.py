@@ -8,7 +8,6 @@ crash but an editor, and is an error.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ import attrs
 import orjson
 import xxhash
 
+from uma import posix
 from uma.errors import ConfigError, UmaError
 
 WINDOW = 1024
@@ -108,7 +108,7 @@ class FinishedRows:
 
     def line(self, entry: Entry) -> bytes:
         """The result line of an entry."""
-        return os.pread(self._out.fileno(), entry.size_bytes, entry.start_bytes)
+        return posix.pread(self._out.fileno(), entry.size_bytes, entry.start_bytes)
 
     def close(self) -> None:
         """Close the files."""
@@ -322,7 +322,7 @@ def _before(path: Path) -> Path:
 
 def _lock(file: int, path: Path) -> None:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        posix.lock(file)
     except OSError:
         raise JobChanged(f"{path}: another process writes results there; wait for it, or end it") from None
 
@@ -431,7 +431,7 @@ def _header(line: bytes) -> dict[str, Any] | None:
 def _write(fd: int, data: bytes, at: int) -> None:
     unsent = memoryview(data)
     while unsent:
-        written = os.pwrite(fd, unsent, at)
+        written = posix.pwrite(fd, unsent, at)
         unsent, at = unsent[written:], at + written
 
 

@@ -22,7 +22,7 @@ import attrs
 import orjson
 import xxhash
 
-from uma import json_bytes
+from uma import json_bytes, posix
 from uma.errors import UmaError
 
 MAX_ROW_BYTES = 16_777_216
@@ -231,12 +231,12 @@ def count_rows(file: IO[bytes]) -> tuple[int, bool]:
     if not file.seekable() or (size := os.fstat(file.fileno()).st_size) == 0:
         return 0, False
     fd = file.fileno()
-    if os.pread(fd, 2, 0) == GZIP:
+    if posix.pread(fd, 2, 0) == GZIP:
         return 0, False
     if size <= PIECES * PIECE_OF_LINES_BYTES:
-        return sum(1 for line in os.pread(fd, size, 0).split(b"\n") if line.strip()), True
+        return sum(1 for line in posix.pread(fd, size, 0).split(b"\n") if line.strip()), True
     counted = sum(
-        os.pread(fd, PIECE_OF_LINES_BYTES, index * (size - PIECE_OF_LINES_BYTES) // (PIECES - 1)).count(b"\n")
+        posix.pread(fd, PIECE_OF_LINES_BYTES, index * (size - PIECE_OF_LINES_BYTES) // (PIECES - 1)).count(b"\n")
         for index in range(PIECES)
     )
     return round(counted * size / (PIECES * PIECE_OF_LINES_BYTES)), False

@@ -7,7 +7,6 @@ are asked for, and a row that another version wrote costs nothing but itself.
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import re
@@ -23,7 +22,7 @@ import attrs
 import orjson
 import trio
 
-from uma import json_bytes
+from uma import json_bytes, posix
 from uma.errors import BadRequest, UmaError
 from uma.jobs.journal import journal_of
 from uma.net.logfmt import log
@@ -170,16 +169,16 @@ class Store:
         if self._is_own:
             return
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            posix.lock(self._lock)
         except BlockingIOError:
-            other = os.pread(self._lock, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            other = posix.pread(self._lock, 20, 0).decode("ascii", "replace").strip() or "unknown"
             raise StoreTaken(
                 f"{self.folder} (http_jobs): another server (process id {other}) runs its batches and changes its "
                 "files; ask that one, or give this server a folder of its own"
             ) from None
         self._sweep()
         os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
+        posix.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
         self._is_own = True
 
     def _sweep(self) -> None:

@@ -3,14 +3,18 @@ how far it is.
 
 A compute thread asks, so a Python function would need the GIL each time, and what it asks is given one pointer. The C
 library's `sem_trywait` serves: it takes 1 from a semaphore, atomically, and fails where none is left. Where the system
-has no such semaphores (macOS) it is `strlen`, which only asks: it finds 0 in an empty string, 1 where a byte is set.
+has no such semaphores (macOS, Windows) it is `strlen`, which only asks: it finds 0 in an empty string, 1 where a byte
+is set.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from typing import Any
+
+from uma import posix
 
 _MOST = 2**31 - 1
 """The largest value of a semaphore: more nodes than any batch has."""
@@ -22,7 +26,7 @@ ALIKE_TOKENS = 64
 NODES_PER_LAYER = 64
 """More than graphs have (plain attention 17, sliding windows 22, linear attention 35): for a size that is new."""
 
-_LIBC = ctypes.PyDLL(None)  # keeps the GIL: each of these calls takes less time than giving it up
+_LIBC = ctypes.PyDLL(posix.LIBC)  # keeps the GIL: each of these calls takes less time than giving it up
 
 
 class RunningGraph:
@@ -31,7 +35,7 @@ class RunningGraph:
     def __init__(self, n_layers: int, *, is_counted: bool) -> None:
         """Without `is_counted` the share stays 0: a GPU does not ask."""
         self._state = ctypes.create_string_buffer(_STATE_BYTES)
-        self.is_counted = is_counted and not _LIBC.sem_init(self._state, 0, _MOST)
+        self.is_counted = is_counted and sys.platform != "win32" and not _LIBC.sem_init(self._state, 0, _MOST)
         """Whether there is a share."""
         self._n_layers = n_layers
         self._nodes: dict[int, int] = {}

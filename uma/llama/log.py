@@ -17,6 +17,7 @@ from itertools import islice
 import attrs
 import llama_cpp.llama_cpp as lib
 
+from uma import posix
 from uma.config import is_debugging
 
 logger = logging.getLogger("uma.llama")
@@ -127,5 +128,5 @@ def _silence() -> None:
 
     `abs` of the C library stands in for "do nothing": it reads its first argument and has no effect.
     """
-    nothing = ctypes.cast(ctypes.CDLL(None).abs, lib.llama_log_callback)
+    nothing = ctypes.cast(ctypes.CDLL(posix.LIBC).abs, lib.llama_log_callback)
     lib.llama_log_set(nothing, ctypes.c_void_p(0))

@@ -19,10 +19,13 @@ import ctypes
 import logging
 import mmap
 import os
+import sys
 from collections import deque
 from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
+
+from uma import posix
 
 MAPPINGS = Path("/proc/self/maps")
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -85,6 +88,8 @@ def give_back_zeros(start: int, end: int) -> None:
 
     On Trio's thread of a process that is UMA's alone: no other thread may write there without the GIL meanwhile.
     """
+    if sys.platform == "win32":
+        return
     starts = range(start, end - LEAST_BYTES + 1, LEAST_BYTES)
     # No line of Python between a look at a page and its return: there another thread could take the GIL.
     differ = map(_LIBC_WITH_GIL.memcmp, starts, repeat(bytes(LEAST_BYTES)), repeat(LEAST_BYTES))
@@ -96,7 +101,7 @@ def trim_heap() -> None:
     """Give the system what loading has freed: the C library keeps it for later, as much as 20 MiB. Takes a millisecond
     or two; nothing on a system whose C library has no such call.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = getattr(ctypes.CDLL(posix.LIBC), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
@@ -121,9 +126,10 @@ def _advise(start: int, end: int, name: str) -> None:
         logger.debug("%s for %d bytes: %s", name, end - start, os.strerror(ctypes.get_errno()))
 
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_LIBC_WITH_GIL = ctypes.PyDLL(None)
+_LIBC = ctypes.CDLL(posix.LIBC, use_errno=True)
+_LIBC_WITH_GIL = ctypes.PyDLL(posix.LIBC)
 """The C library; a call of it keeps the GIL."""
 _LIBC_WITH_GIL.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_LIBC_WITH_GIL.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+if sys.platform != "win32":
+    for _library in (_LIBC, _LIBC_WITH_GIL):
+        _library.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

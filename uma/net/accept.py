@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import socket
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 import trio
+
+with suppress(ImportError):  # Windows
+    import resource
 
 NO_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 RETRY_ACCEPT_SEC = 0.1
@@ -45,6 +49,8 @@ async def accept_forever(
 
 def _check_files(listener: socket.socket) -> None:
     """Raise `OSError` where the next file descriptor is one of the reserved."""
+    if sys.platform == "win32":
+        return
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return

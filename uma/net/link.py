@@ -7,16 +7,20 @@ bounded, and a task that finds it full waits: backpressure from a slow reader.
 
 from __future__ import annotations
 
-import fcntl
 import select
 import socket
 import struct
-import termios
+import sys
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 import attrs
 import trio
+
+with suppress(ImportError):  # Windows
+    import fcntl
+    import termios
 
 from uma.net.wakeup import Wakeup
 
@@ -227,6 +231,8 @@ class Link:
 
     def _held_bytes(self) -> int:
         """What the system holds for the peer, its own overhead included; 0 where it does not tell."""
+        if sys.platform == "win32":
+            return 0
         try:
             return int(struct.unpack("i", fcntl.ioctl(self.sock, termios.TIOCOUTQ, bytes(4)))[0])
         except OSError:
@@ -246,6 +252,8 @@ class Link:
     @property
     def is_hung_up(self) -> bool:
         """Whether the peer is gone altogether, and has not merely said that it will send no more."""
+        if sys.platform == "win32":
+            return False  # an ordinary read finds it out
         poll = select.poll()
         poll.register(self.sock.fileno(), select.POLLIN)
         return any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))
@@ -255,7 +263,7 @@ class Link:
 
         Without Linux's word for that this waits until it is cancelled.
         """
-        if not hasattr(select, "EPOLLRDHUP"):
+        if sys.platform != "linux":
             await trio.sleep_forever()
         # An epoll is readable itself once something has happened that it watches for.
         try:

@@ -20,14 +20,13 @@ def pid_of_peer(sock: socket.socket) -> int | None:
 
     None where the system does not tell, and where that process is in another container and has no id in this one.
     """
+    pid = 0
     try:
         if sys.platform == "linux":
             credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(CREDENTIALS))
             pid, _, _ = struct.unpack(CREDENTIALS, credentials)
         elif sys.platform == "darwin":
             (pid,) = struct.unpack("i", sock.getsockopt(SOL_LOCAL, LOCAL_PEERPID, struct.calcsize("i")))
-        else:
-            return None
     except OSError:
         return None
     return int(pid) or None
@@ -43,14 +42,13 @@ def program_of(pid: int | None) -> str:
 
 def uid_of_peer(sock: socket.socket) -> int | None:
     """The user id that a connected socket's peer had when it connected; None where the system does not tell."""
+    uid: int | None = None
     try:
         if sys.platform == "linux":
             credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(CREDENTIALS))
             _, uid, _ = struct.unpack(CREDENTIALS, credentials)
         elif sys.platform == "darwin":
             _, uid = struct.unpack_from(XUCRED, sock.getsockopt(SOL_LOCAL, LOCAL_PEERCRED, XUCRED_BYTES))
-        else:
-            return None
     except OSError:
         return None
-    return int(uid)
+    return uid

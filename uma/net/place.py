@@ -11,6 +11,7 @@ import os
 import stat
 from pathlib import Path
 
+from uma import posix
 from uma.config import default_socket
 
 REMEDY = "remove it, or name another path with --socket or UMA_SOCKET"
@@ -24,7 +25,7 @@ def objection(path: Path) -> str | None:
     if (problem := directory_objection(directory)) is not None:
         return f"{problem}; {REMEDY}"
     inside = _lstat(path)
-    if inside is not None and inside.st_uid != os.geteuid():
+    if inside is not None and inside.st_uid != posix.user_id():
         return f"{path} belongs to another user (uid {inside.st_uid}); {REMEDY}"
     return None
 
@@ -35,7 +36,7 @@ def directory_objection(directory: Path) -> str | None:
         return None
     if not stat.S_ISDIR(status.st_mode):
         return f"{directory} is no directory of its own"
-    if status.st_uid != os.geteuid():
+    if status.st_uid != posix.user_id():
         return f"{directory} belongs to another user (uid {status.st_uid})"
     if status.st_mode & 0o022:
         return f"{directory} can be written by other users, who may have made what is in it"

@@ -20,7 +20,7 @@ import trio
 
 from uma.config import RuntimeConfig
 from uma.server.main import run_server
-from uma.server.server import Server
+from uma.server.server import SilentServer
 from uma.types import LoadProgress
 
 PR_SET_PDEATHSIG = 1
@@ -37,23 +37,17 @@ def main() -> None:
     sys.exit(run_server(config, make_server=partial(_OneSession, sock)))
 
 
-class _OneSession(Server):
-    """A server that listens nowhere."""
+class _OneSession(SilentServer):
+    """A server of one session, which it begins with."""
 
     def __init__(self, sock: socket.socket, progress: LoadProgress, config: RuntimeConfig) -> None:
         super().__init__(progress, config)
         self._sock = sock
         self.max_session_requests = sys.maxsize  # it is the session of all clients, whose bounds are the parent's
 
-    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._give_turns)
-            self._admit(self._sock, nursery)
-            task_status.started()
-            with self._accepting:
-                await trio.sleep_forever()
-            await self._drain()
-            nursery.cancel_scope.cancel()
+    def _begin(self, nursery: trio.Nursery) -> None:
+        super()._begin(nursery)
+        self._admit(self._sock, nursery)
 
 
 def _end_with_parent(fd: int) -> None:
@@ -66,6 +60,8 @@ def _end_with_parent(fd: int) -> None:
 
 
 def _watch(fd: int) -> None:
+    if sys.platform == "win32":
+        return
     watch = select.poll()
     watch.register(fd, 0)  # a hang-up is told unasked
     watch.poll()

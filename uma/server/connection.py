@@ -7,7 +7,6 @@ ran there; a cancel ends one request's scope; a full link holds up just this con
 from __future__ import annotations
 
 import logging
-import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 import attrs
 import trio
 
+from uma import posix
 from uma.config import RuntimeConfig
 from uma.errors import BadRequest, IdleTimeout, Overloaded, UmaError, UnknownModel
 from uma.models.names import meant
@@ -169,7 +169,7 @@ class Connection(ABC):
         self.link = Link(sock, server.config.max_tx_bytes, server.config.tx_timeout_sec)
         self.clock = IdleClock(server.config.idle_timeout_sec)
         self._user = uid = uid_of_peer(sock)
-        self.is_owner = uid is not None and uid in (0, os.geteuid())
+        self.is_owner = uid is not None and uid in (0, posix.user_id())
         """Whether the server is this user's."""
         self._owner = None if self.is_owner else ("user", uid)
         self.account = server.users.account(uid)

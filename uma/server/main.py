@@ -15,21 +15,22 @@ from typing import Protocol
 import attrs
 import trio
 
+from uma import posix
 from uma.config import RuntimeConfig
 from uma.engine import Engine, open_engine
-from uma.errors import ShuttingDown, UmaError, sole_error
+from uma.errors import ConfigError, ShuttingDown, UmaError, sole_error
 from uma.server import otel, socketfile
 from uma.server.connection import ServedEngine
 from uma.server.logs import log, logging_to
-from uma.server.server import Server
+from uma.server.server import Server, SilentServer
 from uma.server.tracing import traced, written
 from uma.types import LoadProgress, ServerInfo, Source
 
 logger = logging.getLogger("uma.server")
 
-STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+STOP = frozenset(posix.signals("SIGTERM", "SIGINT", "SIGHUP"))
 """Signals that end a server in order. SIGHUP is a closed terminal's."""
-WATCHED = (*STOP, signal.SIGUSR1, signal.SIGUSR2)
+WATCHED = (*STOP, *posix.signals("SIGUSR1", "SIGUSR2"))
 TRACE_SEC = 5.0
 """Length of the trace that SIGUSR2 begins."""
 
@@ -159,6 +160,10 @@ async def _with_grammars(config: RuntimeConfig, progress: LoadProgress) -> Async
 
 
 def _on_socket(progress: LoadProgress, config: RuntimeConfig) -> Server:
+    if not posix.HAS_UNIX_SOCKETS:
+        if not config.http:
+            raise ConfigError("unsupported: this system has no Unix sockets; serve over HTTP, with --http")
+        return SilentServer(progress, config)
     socketfile.check(Path(config.socket))  # before a model is loaded in vain
     return Server(progress, config)
 
@@ -216,12 +221,13 @@ class ServerRun:
         """Act on signals for as long as there is a server."""
         stops = 0
         async for number in signals:
-            log(logger, logging.INFO, "signal", name=signal.Signals(number).name)
-            if number == signal.SIGUSR1:
+            name = signal.Signals(number).name
+            log(logger, logging.INFO, "signal", name=name)
+            if name == "SIGUSR1":
                 await self._log_metrics()
-            elif number == signal.SIGUSR2:
+            elif name == "SIGUSR2":
                 self.nursery.start_soon(self._write_trace)
-            elif number in STOP and not (stops and number == signal.SIGHUP):
+            elif number in STOP and not (stops and name == "SIGHUP"):
                 # (The kernel and the shell can both send SIGHUP for one terminal.)
                 stops += 1
                 self.code = INTERRUPTED if number == signal.SIGINT else self.code

@@ -14,6 +14,7 @@ from pathlib import Path
 import attrs
 import trio
 
+from uma import posix
 from uma.errors import BadRequest
 from uma.media.files import MAX_FILE_BYTES, MAX_REQUEST_BYTES, check_count, over_limit
 from uma.types import Media, Request
@@ -95,6 +96,8 @@ def _opened(path: str, user: int | None) -> int:
 
     On Linux nothing else is opened: opening does something to a device, and a pipe would be waited for.
     """
+    if sys.platform == "win32":
+        raise posix.unsupported("files by their path")
     if sys.platform != "linux":
         _check_own(Path(path).stat(), user)
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -257,3 +257,20 @@ class Server:
     async def _all_gone(self) -> None:
         while self._connections or self._refused:
             await self._gone.park()
+
+
+class SilentServer(Server):
+    """A server that listens nowhere: others reach its engine by what serves beside it."""
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """See `Server.serve`."""
+        async with trio.open_nursery() as nursery:
+            self._begin(nursery)
+            task_status.started()
+            with self._accepting:
+                await trio.sleep_forever()
+            await self._drain()
+            nursery.cancel_scope.cancel()
+
+    def _begin(self, nursery: trio.Nursery) -> None:
+        nursery.start_soon(self._give_turns)

@@ -7,7 +7,6 @@ that is no socket, stay as they are: the start fails with a `ConfigError` that n
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shlex
 import socket
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import attrs
 
+from uma import posix
 from uma.config import default_socket
 from uma.errors import ConfigError
 from uma.net.place import objection
@@ -105,10 +105,12 @@ def _alone_in(directory: Path) -> Iterator[None]:
 
     Another user's directory (`/tmp`) is not locked: any user could hold that lock for ever.
     """
+    if sys.platform == "win32":
+        raise posix.unsupported("Unix sockets")
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        if os.fstat(handle).st_uid == os.geteuid():
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_uid == posix.user_id():
+            posix.lock(handle, waits=True)
         yield
     finally:
         os.close(handle)
@@ -133,7 +135,7 @@ def _is_stale(path: Path) -> bool:
 
 
 def _is_alive(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+    with posix.unix_socket() as probe:
         probe.setblocking(False)
         result = probe.connect_ex(str(path))
     if result in (errno.EACCES, errno.EPERM, errno.EPROTOTYPE):
@@ -143,7 +145,7 @@ def _is_alive(path: Path) -> bool:
 
 
 def _bind(path: Path, mode: int) -> SocketFile:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = posix.unix_socket()
     try:
         sock.setblocking(False)
         sock.bind(str(path))

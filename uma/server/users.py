@@ -7,12 +7,16 @@ it has changed.
 from __future__ import annotations
 
 import logging
-import pwd
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import attrs
+
+with suppress(ImportError):  # Windows
+    import pwd
 
 from uma.config import read_toml
 from uma.errors import BadRequest, ConfigError
@@ -111,6 +115,8 @@ def _bounds(where: str, table: Any) -> Bounds:
 def _uid(where: str, name: str) -> int:
     if name.isascii() and name.isdigit():
         return int(name)
+    if sys.platform == "win32":
+        raise ConfigError(f"{where}: unsupported: this system has no Unix sockets")
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:

@@ -108,7 +108,7 @@ def _how(code: int | None) -> str:
     if code >= 0:
         return f" (exit code {code}); the lines before this one in the log say more"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    return f" by {name}" + ("; the system does that where memory runs out" if -code == signal.SIGKILL else "")
+    return f" by {name}" + ("; the system does that where memory runs out" if name == "SIGKILL" else "")
 
 
 def _start(config: RuntimeConfig, sock: socket.socket) -> subprocess.Popen[bytes]:

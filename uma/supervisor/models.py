@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import attrs
 import trio
 
+from uma import posix
 from uma.client import Client
 from uma.config import ALL_MODELS, BUILTIN, ModelSettings, RuntimeConfig
 from uma.engine.kv.disk import made_folder
@@ -678,6 +679,8 @@ async def open_models(
     Raises `ModelError` where one of them is not here, and `ConfigError` where `--cache-dir` cannot be written, or none
     of them fits into `--memory`.
     """
+    if not posix.HAS_UNIX_SOCKETS:
+        raise ConfigError("unsupported on Windows: several models in one server; name one with --model")
     config = await trio.to_thread.run_sync(_with_prefixes, config)
     shelf = shelf_of(config, tables or {})
     await trio.to_thread.run_sync(shelf.read)

@@ -2,7 +2,8 @@
 
 Linux has timers that are files. With one, both are the same wakeup, and neither costs more than a socket's. Trio's own
 way to wait for a time cancels what waits: an exception goes up through every frame, which costs twice as much on caches
-that a batch has emptied. Elsewhere the bell is a pipe, and its time is Trio's.
+that a batch has emptied. Elsewhere the bell is a pair of sockets, since Windows waits for
+nothing else, and its time is Trio's.
 
 It is rung with the GIL held. A call that gives up the GIL has the Trio thread take it, and the decode thread, which has
 a batch ready, waits until all events are dealt with.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import socket
 import sys
 import time
 from typing import Protocol
@@ -25,12 +27,11 @@ RING_NS = 50_000
 """Time between a ring that is not urgent and the wakeup, where a timer makes it: the decode thread begins its batch and
 gives up the GIL meanwhile. A Trio thread that is woken before takes a core twice, the first time in vain."""
 MAX_RINGS = 4096
-"""Bytes taken from a pipe at once: far more rings than can have come."""
+"""Bytes taken from a socket at once: far more rings than can have come."""
 
-_libc = ctypes.PyDLL(None)
-"""The C library, called without giving up the GIL: none of these calls waits."""
-_write = _libc.write
-_write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
+_send = ctypes.PyDLL("ws2_32" if sys.platform == "win32" else None).send
+"""The C library's, called without giving up the GIL, as the timer's: none of these calls waits."""
+_send.argtypes = (ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Bell(Protocol):
@@ -59,21 +60,21 @@ class Bell(Protocol):
 
 def new_bell() -> Bell:
     """The best that this system has."""
-    return TimerBell() if sys.platform == "linux" else PipeBell()
+    return TimerBell() if sys.platform == "linux" else SocketBell()
 
 
-class PipeBell:
+class SocketBell:
     """A bell of any system."""
 
     def __init__(self) -> None:
-        self._bell, self._rope = os.pipe()
-        os.set_blocking(self._bell, False)
-        os.set_blocking(self._rope, False)
+        self._bell, self._rope = socket.socketpair()
+        self._bell.setblocking(False)
+        self._rope.setblocking(False)
         self._at_ms = math.inf
 
     def ring(self, *, is_urgent: bool) -> None:
         """See `Bell.ring`."""
-        _write(self._rope, b"!", 1)  # (a pipe that is full is a bell that rings)
+        _send(self._rope.fileno(), b"!", 1, 0)  # (one that is full is a bell that rings)
 
     def ring_at(self, at_ms: float) -> None:
         """See `Bell.ring_at`."""
@@ -93,12 +94,12 @@ class PipeBell:
 
     async def _rung(self) -> None:
         await trio.lowlevel.wait_readable(self._bell)
-        os.read(self._bell, MAX_RINGS)
+        self._bell.recv(MAX_RINGS)
 
     def close(self) -> None:
         """See `Bell.close`."""
-        os.close(self._bell)
-        os.close(self._rope)
+        self._bell.close()
+        self._rope.close()
 
 
 class _Timer(ctypes.Structure):
@@ -109,6 +110,10 @@ class _Timer(ctypes.Structure):
     nsec: int
 
 
+if sys.platform == "linux":
+    _OF_TIMER = (time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+else:
+    _OF_TIMER = (0, 0)
 ABSOLUTE = 1
 """`TFD_TIMER_ABSTIME`."""
 
@@ -118,11 +123,11 @@ class TimerBell:
 
     def __init__(self) -> None:
         create = ctypes.PyDLL(None, use_errno=True).timerfd_create
-        self._timer = int(create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC))
+        self._timer = int(create(*_OF_TIMER))
         if self._timer < 0:
             error = ctypes.get_errno()
             raise OSError(error, f"no timer for the delivery of events: {os.strerror(error)}")
-        self._settime = _libc.timerfd_settime
+        self._settime = ctypes.PyDLL(None).timerfd_settime
         self._settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.POINTER(_Timer), ctypes.c_void_p)
         self._urgent, self._soon, self._at = _Timer(nsec=1), _Timer(nsec=RING_NS), _Timer()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,10 @@ from uma.engine.worker.cores.threads import CpuSample
 from uma.llama import backend
 
 PROC = Path("/proc")
-TICK_MS = 1000.0 / os.sysconf("SC_CLK_TCK")
+if sys.platform == "linux":
+    TICK_MS = 1000.0 / os.sysconf("SC_CLK_TCK")
+else:
+    TICK_MS = 10.0
 """The unit of /proc/stat."""
 
 

@@ -1,0 +1,69 @@
+"""POSIX's calls that Windows has not, and what stands in their place there.
+
+Modules that Windows lacks (`fcntl`, `resource`, `termios`, `pwd`) are imported and used behind `sys.platform` alone, so
+that mypy checks each system's own part.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+with suppress(ImportError):  # Windows
+    import fcntl
+
+LIBC = "msvcrt" if sys.platform == "win32" else None
+"""The C library's name for `ctypes`."""
+HAS_UNIX_SOCKETS = hasattr(socket, "AF_UNIX")
+
+
+def user_id() -> int:
+    """The user that this process runs as; 0 on Windows, where every file's owner is told as that."""
+    if sys.platform == "win32":
+        return 0
+    return os.geteuid()
+
+
+def signals(*names: str) -> tuple[signal.Signals, ...]:
+    """Signals of these names, without those that this system lacks."""
+    return tuple(signal.Signals(getattr(signal, name)) for name in names if hasattr(signal, name))
+
+
+def unix_socket() -> socket.socket:
+    """A new Unix socket. Raises `FileNotFoundError` on a system without: no server can be behind any path there."""
+    if sys.platform == "win32":
+        raise FileNotFoundError(errno.ENOENT, "unsupported: this system has no Unix sockets; use HTTP")
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def lock(handle: int, *, waits: bool = False) -> None:
+    """Lock an open file against other processes, until it is closed.
+
+    Raises `BlockingIOError` where another has it and this does not wait, and `OSError` on Windows.
+    """
+    if sys.platform == "win32":
+        raise unsupported("locks of files")
+    fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+
+
+def pread(handle: int, size: int, at: int) -> bytes:
+    """`os.pread`. Raises `OSError` on Windows."""
+    if sys.platform == "win32":
+        raise unsupported("reading at a place")
+    return os.pread(handle, size, at)
+
+
+def pwrite(handle: int, data: bytes | memoryview, at: int) -> int:
+    """`os.pwrite`. Raises `OSError` on Windows."""
+    if sys.platform == "win32":
+        raise unsupported("writing at a place")
+    return os.pwrite(handle, data, at)
+
+
+def unsupported(what: str) -> OSError:
+    """What a call raises that Windows has not."""
+    return OSError(errno.ENOTSUP, f"unsupported on Windows: {what}")
