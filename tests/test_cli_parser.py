@@ -13,7 +13,7 @@ from harness import RunInProcess, ServerProcess, run_to_end, uma_command
 from uma.cli import main
 from uma.cli.answer_options import ANSWER_FIELDS
 from uma.cli.options import SAMPLING_HELP, load_settings, sampling_of
-from uma.cli.parser import COMMANDS, CommandParser, build_parser
+from uma.cli.parser import COMMANDS, GROUPS, CommandParser, build_parser
 from uma.config import SERVER_ONLY, Setting, settings
 from uma.errors import ConfigError
 from uma.http.address import Address
@@ -41,6 +41,7 @@ def test_every_setting_is_an_option_of_run_and_config_with_its_unit_and_default(
     for name in ("run", "config"):
         parser = command(name)
         assert each.flag in parser.options()
+        parser.tells_all = True
         text = " ".join(parser.format_help().split())
         assert " ".join(each.help.split()) in text
         assert f"{each.unit}; default: " in text or not each.unit
@@ -74,8 +75,30 @@ def test_help_tells_commands_exit_codes_and_variables_also_without_a_command(
 ) -> None:
     assert main([]) == 2
     text = capsys.readouterr().err
-    for word in [*(each.name for each in COMMANDS), "130", "141", "143", "UMA_MODELS", "UMA_CONFIG", "UMA_DEBUG"]:
+    for word in [*(f"{each.name} " for each in COMMANDS), "130", "141", "143", "UMA_MODELS", "UMA_CONFIG", "UMA_DEBUG"]:
         assert word in text
+
+
+def test_help_has_a_command_s_own_options_and_some_settings_and_help_all_the_rest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    texts = []
+    for option in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as left:
+            build_parser().parse_args(["chat", option])
+        assert left.value.code == 0
+        texts.append(capsys.readouterr().out)
+    short, whole = texts
+    assert len(short.splitlines()) <= 80
+    for told in ("--system", "--model", "--n-ctx", "--temperature", "--help-all"):
+        assert told in short
+    assert "--kv-unified" not in short and "--kv-unified" in whole
+    assert max(map(len, build_parser().format_help().splitlines())) <= 80
+
+
+def test_each_command_is_in_one_group_of_the_help() -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(each.name for each in COMMANDS)
 
 
 @pytest.mark.parametrize("columns", ["20", "40", "200"])

@@ -30,16 +30,18 @@ EPILOG = """\
 exit codes:
   0    done
   1    it failed; one line on standard error says why
-  2    the command line, the configuration, the model or the prompt cannot be used as it is
+  2    the command line, a setting, the model or the prompt cannot be used
   130  stopped by Ctrl-C
   141  standard output was closed by its reader (`| head -1`)
-  143  stopped by SIGTERM (129: its terminal went away); for uma run and uma gateway that is 0, their orderly end
+  143  stopped by SIGTERM, 129: its terminal went away; of uma run and
+       uma gateway that is the orderly end: 0
 
 environment:
   UMA_…       a value for any setting, such as UMA_MODEL or UMA_N_CTX
   UMA_CONFIG  TOML file of settings, where --config is not given
   UMA_MODELS  folder of GGUF files, loaded by name: uma run NAME
-  HF_…        HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE: as huggingface_hub has them
+  HF_…        HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE:
+              as huggingface_hub has them
   UMA_DEBUG   1: every log line, and tracebacks of errors
 """
 
@@ -55,8 +57,33 @@ class Command:
     arguments: str = ""
 
 
+GROUPS = {
+    "talk": ("chat", "generate", "launch"),
+    "serve": ("run", "gateway", "worker", "engine-zmq"),
+    "models": ("models", "pull", "rm", "pin", "unpin"),
+    "jobs": ("batch", "embed"),
+    "look": ("ps", "top", "explain", "trace", "doctor", "config"),
+    "operate": ("stop", "key", "contract", "schema"),
+}
+"""The commands as `uma --help` lists them."""
+
+COMMON = frozenset(
+    {"config_file", "model", "models", "memory", "socket", "n_ctx", "threads", "n_gpu_layers", "max_sequences", "http"}
+    | {"http_keys", "cache_dir", "log_level", "max_tokens", "temperature", "top_p", "seed", "stop"}
+)
+"""Settings and sampling parameters that `--help` tells of, where a command has them; `--help-all` tells of all."""
+
+
 class Formatter(argparse.HelpFormatter):
     """Fills paragraphs to the terminal's width, and leaves indented lines (tables) as they are."""
+
+    left_out: frozenset[argparse.Action] = frozenset()
+    """Options that are not told of."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """Add an option as argparse does, unless it is left out."""
+        if action not in self.left_out:
+            super().add_argument(action)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = text.strip("\n").split("\n\n")
@@ -68,6 +95,9 @@ class Formatter(argparse.HelpFormatter):
 
 class CommandParser(argparse.ArgumentParser):
     """An argument parser that takes no abbreviations and answers a typo with the nearest option that exists."""
+
+    tells_all = False
+    """Whether its help has every option."""
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", Formatter)
@@ -99,6 +129,22 @@ class CommandParser(argparse.ArgumentParser):
     def options(self) -> tuple[str, ...]:
         """Every option's spelling, `--use-mlock` as well as `--no-use-mlock`."""
         return tuple(word for action in self._actions for word in action.option_strings)
+
+    def rare(self) -> frozenset[argparse.Action]:
+        """Settings and sampling parameters that `--help` leaves to `--help-all`."""
+        return frozenset(
+            action
+            for group in self._action_groups
+            if group.title in ("settings", "sampling")
+            for action in group._group_actions
+            if re.sub(r"^(setting|sampling)_", "", action.dest) not in COMMON
+        )
+
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        formatter = super()._get_formatter()
+        if isinstance(formatter, Formatter) and not self.tells_all:
+            formatter.left_out = self.rare()
+        return formatter
 
     def _advice(self, unknown: str) -> str:
         owners = [name for name, parser in self.siblings.items() if unknown in parser.options()]
@@ -132,6 +178,16 @@ class CommandParser(argparse.ArgumentParser):
         usage = f" ({self.usage})" if self.usage else ""
         say.plain(f"Try `{self.prog} --help`{usage}.")
         self.exit(USAGE_ERROR)
+
+
+class _HelpAll(argparse.Action):
+    """`--help`, with every option."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        if isinstance(parser, CommandParser):
+            parser.tells_all = True
+        parser.print_help()
+        parser.exit()
 
 
 def _flag(parser: argparse._ActionsContainer, name: str, text: str) -> None:
@@ -557,7 +613,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "batch",
-        "a file of rows through the model, a result line each, that goes on after a crash",
+        "a file of rows through the model; goes on after a crash",
         _describe_batch,
         "Run every row of a file through the model and append a line for each to OUT, as OpenAI's batches have it. "
         "Ended in whatever way, the same command goes on where it was. A row is a line of JSON: OpenAI's (custom_id, "
@@ -669,26 +725,39 @@ COMMANDS: tuple[Command, ...] = (
 )
 
 
+def _listed() -> str:
+    """The commands by group, a line each."""
+    summaries = {command.name: command.summary for command in COMMANDS}
+    return "\n".join(
+        f"{title}:\n" + "".join(f"  {name:<11}  {summaries[name]}\n" for name in names)
+        for title, names in GROUPS.items()
+    )
+
+
 def build_parser() -> CommandParser:
     """The whole grammar. The result of parsing names its command in `command`."""
     parser = CommandParser(
         prog="uma",
         description="Load a language model once and let every program on the machine share it. To begin: `uma pull "
         "OWNER/NAME` gets a model, `uma chat` talks with it, `uma run` serves it.",
-        epilog=EPILOG,
+        epilog=f"{_listed()}\n{EPILOG}",
     )
     parser.add_argument("-V", "--version", action="version", version=f"uma {__version__}")
-    choices = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=CommandParser)
+    choices = parser.add_subparsers(
+        dest="command", metavar="COMMAND", help="one of those below", parser_class=CommandParser
+    )
     siblings: dict[str, CommandParser] = {}
     for command in COMMANDS:
         made = choices.add_parser(
             command.name,
-            help=command.summary,
             usage=f"uma {command.name} [options]{command.arguments}",
             description=command.description,
             epilog="Exit codes and variables: see uma --help.",
         )
         command.describe(made)
+        if n_rare := len(made.rare()):
+            made.add_argument("--help-all", action=_HelpAll, dest="help", nargs=0, help="show every option and exit")
+            made.epilog = f"--help-all tells {n_rare} more settings. {made.epilog}"
         made.siblings = siblings
         siblings[command.name] = made
     parser.siblings = siblings
