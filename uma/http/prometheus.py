@@ -6,43 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from uma.http.gateway import Gateway
-from uma.metrics import is_counter
+from uma.metrics import help_of, kind_of
 
 PREFIX = "uma_"
 LLAMA_SERVERS = "llamacpp:"
 """Before the names that dashboards and autoscalers for llama-server read."""
-
-HELP = {
-    "tokens_generated_total": "Tokens generated; those that were dropped included.",
-    "prompt_tokens_total": "Prompt tokens of all requests that were started.",
-    "cached_tokens_total": "Prompt tokens that were in the cache.",
-    "reread_tokens_total": "Cached tokens computed again, so that a prompt ends in the same batches each time.",
-    "prefill_tokens_total": "Prompt tokens computed, those computed again included: after preemptions, or reread.",
-    "batch_calls_total": "Calls of llama_decode.",
-    "embed_requests_total": "Requests for embeddings or a ranking that were taken.",
-    "embed_texts_total": "Texts, or pairs of query and document, that were computed.",
-    "embed_tokens_total": "Tokens of these.",
-    "outside_decode_ms_total": "Milliseconds of the decode thread outside llama_decode while it had work.",
-    "preemptions_total": "Sequences whose KV cells went to another.",
-    "requests_total": "Requests that came, refused ones included.",
-    "requests_rejected": "Requests refused before they were queued.",
-    "requests_overloaded": "Requests refused for overload.",
-    "requests_cancelled": "Requests cancelled, or whose client went away.",
-    "active_sequences": "Requests that are being computed.",
-    "queued_requests": "Requests that wait for a slot.",
-    "kv_cells_used": "KV cells in use.",
-    "kv_cells_total": "KV cells there are.",
-    "kv_cells_share": "KV cells that one request can have.",
-    "cache_hit_rate": "Share of requests that found a part of their prompt in the cache, 0 to 1.",
-    "ttft_ms": "Milliseconds from a request's arrival to its first token.",
-    "inter_token_ms": "Milliseconds between a request's tokens.",
-    "decode_ms": "Milliseconds of one llama_decode call.",
-    "tokens_late_total": "Tokens that came later after the one before than a quarter over their target.",
-    "tokens_dropped_total": "Tokens computed ahead for readers that cancelled before their time came.",
-    "piece_lead_ms": "Milliseconds that readers could go on for when a piece of a prompt was planned.",
-    "batch_size": "Tokens of one llama_decode call.",
-}
-"""Help texts of the figures that people watch; the names of the others say enough."""
 
 
 def exposition(snapshot: Mapping[str, Any], gateway: Gateway) -> str:
@@ -81,17 +49,17 @@ def _families(snapshot: Mapping[str, Any]) -> Iterator[str]:
     parts = {f"{name}_{part}" for name in histograms for part in ("buckets", "count", "sum")}
     for name, value in snapshot.items():
         if name not in parts and isinstance(value, int | float) and not isinstance(value, bool):
-            kind = "counter" if is_counter(name) else "gauge"
-            yield from _family(name, kind, HELP.get(name, ""), [("", value)])
+            kind = "counter" if kind_of(name) == "counter" else "gauge"
+            yield from _family(name, kind, help_of(name), [("", value)])
     for name in histograms:
         buckets = [(f'_bucket{{le="{_bound(bound)}"}}', count) for bound, count in snapshot[f"{name}_buckets"].items()]
         ends = [("_sum", snapshot[f"{name}_sum"]), ("_count", snapshot[f"{name}_count"])]
-        yield from _family(name, "histogram", HELP.get(name, ""), [*buckets, *ends])
+        yield from _family(name, "histogram", help_of(name), [*buckets, *ends])
 
 
 def _family(name: str, kind: str, text: str, samples: list[tuple[str, Any]], prefix: str = PREFIX) -> Iterator[str]:
     full = prefix + name
-    yield f"# HELP {full} {text or name.replace('_', ' ')}"
+    yield f"# HELP {full} {text}"
     yield f"# TYPE {full} {kind}"
     yield from (f"{full}{suffix} {value}" for suffix, value in samples)
 

@@ -5,7 +5,7 @@ Each number has one writer; readers take a snapshot. Nothing here blocks, locks 
 
 from uma.metrics.histogram import Histogram
 from uma.metrics.live import LiveFigures, LiveSeries
-from uma.metrics.metrics import CacheMetrics, EngineMetrics, is_counter
+from uma.metrics.metrics import CacheMetrics, EngineMetrics, help_of, kind_of
 
 __all__ = [
     "CacheMetrics",
@@ -13,5 +13,6 @@ __all__ = [
     "Histogram",
     "LiveFigures",
     "LiveSeries",
-    "is_counter",
+    "help_of",
+    "kind_of",
 ]

@@ -1,8 +1,12 @@
-"""The engine's counters. The decode thread writes, any thread reads: every field has exactly one writer."""
+"""The engine's figures, each defined once: its name, its help text, its kind, and how those of several models add up.
+
+The decode thread writes, any thread reads: every field has exactly one writer. Times are milliseconds, sizes are tokens
+or KV cells.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -11,33 +15,48 @@ from uma.metrics.histogram import MS_BOUNDS, SIZE_BOUNDS, Histogram
 EWMA_WEIGHT = 0.1
 """Weight of the newest tick in `decode_ms_ewma`."""
 
+FigureKind = Literal["counter", "gauge", "level", "histogram"]
+"""Counters grow since the start, gauges are of now. A level is a gauge of which several models have the largest, where
+those of the others are sums."""
 
-def is_counter(name: str) -> bool:
-    """Whether a figure of a snapshot only grows. Histograms are told apart by their own names."""
-    ends = ("_total", "_hits", "_misses", "_evictions", "_preemptions", "_drops")
-    return (name.endswith(ends) or name.startswith("requests_")) and name != "kv_cells_total"
+
+def _figure(kind: FigureKind, text: str, default: Any = 0) -> Any:
+    return attrs.field(default=default, metadata={"kind": kind, "help": text})
+
+
+def _counter(text: str, default: float = 0) -> Any:
+    return _figure("counter", text, default)
+
+
+def _gauge(text: str) -> Any:
+    return _figure("gauge", text)
+
+
+def _level(text: str, default: float = 0.0) -> Any:
+    return _figure("level", text, default)
+
+
+def _histogram(text: str, bounds: tuple[int, ...] = MS_BOUNDS) -> Any:
+    return _figure("histogram", text, attrs.Factory(lambda: Histogram(bounds)))
 
 
 @attrs.define
 class CacheMetrics:
-    """The prefix cache: what is in KV cells, and the second tier in host memory. Sizes are tokens."""
+    """The prefix cache: what is in KV cells, and the second tier in host memory."""
 
-    hits: int = 0
-    """Requests that found a part of their prompt."""
-    misses: int = 0
-    evictable_size: int = 0
-    protected_size: int = 0
-    """Tokens in cells that a running sequence uses."""
-    total_cached: int = 0
-    total_capacity: int = 0
-    evictions: int = 0
-    node_count: int = 0
-    ram_bytes: int = 0
-    ram_snapshots: int = 0
-    ram_hits: int = 0
-    ram_evictions: int = 0
-    disk_drops: int = 0
-    """Snapshots that were not written since the disk was too slow, or they were too large for it."""
+    hits: int = _counter("Requests that found a part of their prompt.")
+    misses: int = _counter("Requests that found none of it.")
+    evictable_size: int = _gauge("Cached tokens in cells that no running sequence uses.")
+    protected_size: int = _gauge("Tokens in cells that a running sequence uses.")
+    total_cached: int = _gauge("Tokens in cells, used or not.")
+    total_capacity: int = _gauge("Tokens that there are cells for.")
+    evictions: int = _counter("Prefixes that left their cells.")
+    node_count: int = _gauge("Nodes of the prefix tree.")
+    ram_bytes: int = _gauge("Bytes of prefixes in host memory.")
+    ram_snapshots: int = _gauge("Prefixes in host memory.")
+    ram_hits: int = _counter("Prefixes that were taken from host memory.")
+    ram_evictions: int = _counter("Prefixes that left host memory.")
+    disk_drops: int = _counter("Snapshots not written: the disk was too slow, or they were too large for it.")
 
     def snapshot(self) -> dict[str, Any]:
         """`cache_…`, with `cache_hit_rate` from 0 to 1."""
@@ -47,85 +66,66 @@ class CacheMetrics:
 
 @attrs.define
 class EngineMetrics:
-    """Counters since start, gauges of now, histograms. Times are milliseconds, sizes are tokens or KV cells."""
+    """Figures of one engine."""
 
-    tokens_generated_total: int = 0
-    """The sum of `usage.completion_tokens` and `tokens_dropped_total`."""
-    tokens_dropped_total: int = 0
-    """Tokens computed ahead of their time for readers that cancelled before it came. Their KV stays as cache."""
-    tokens_late_total: int = 0
-    """Tokens that were given to their stream later after the one before than a quarter over its `target_tbt_ms`."""
-    lead_ms: float = 0.0
-    """Time for which every reader could go on without another token when the last piece of a prompt was planned."""
-    prompt_tokens_total: int = 0
-    """Prompt tokens of all requests that were started."""
-    cached_tokens_total: int = 0
-    """The part of them that was in the cache."""
-    reread_tokens_total: int = 0
-    """Tokens of it that were computed again, so that a cached prompt ends in the same batches as one that is not."""
-    prefill_tokens_total: int = 0
-    """Prompt tokens computed, those computed again included: after a preemption, or `reread_tokens_total`."""
-    embed_requests_total: int = 0
-    """Requests for embeddings or a ranking that were taken."""
-    embed_texts_total: int = 0
-    """Texts, or pairs of query and document, that were computed."""
-    embed_tokens_total: int = 0
-    """Their tokens."""
-    batch_calls_total: int = 0
-    last_batch_size: int = 0
-    decode_ms_last: float = 0.0
-    decode_ms_ewma: float = 0.0
-    outside_decode_ms_total: float = 0.0
-    """Time the decode thread spent on everything but `llama_decode` while it had work, waiting for a core included."""
-    service_ms_ewma: float = 0.0
-    """Usual time from a request's begin to its end."""
-    draft_tokens_total: int = 0
-    """Tokens that were guessed and verified; in no other counter."""
-    draft_accepted_total: int = 0
-    """Drafted tokens that held. They are generated tokens like any other."""
-    draft_saved_ms_total: float = 0.0
-    """Time that readers were spared by drafts, all requests added up; what drafts cost in vain is taken off."""
-    draft_model_ms_total: float = 0.0
-    """Time in `llama_decode` of the draft model; in no other figure."""
-    preemptions_total: int = 0
-    kv_retries_total: int = 0
-    """Batches for which `llama_decode` found no room and that were made smaller."""
-    health_probes_total: int = 0
-    """One-token probes; their tokens are in no other counter."""
-    requests_total: int = 0
-    requests_stop: int = 0
-    requests_length: int = 0
-    requests_cancelled: int = 0
-    requests_withdrawn: int = 0
-    """Requests of them that were cancelled while their prompt was still prepared, before they were queued."""
-    requests_error: int = 0
-    requests_rejected: int = 0
-    """Refused before they were queued: bad, too large, or overloaded."""
-    requests_overloaded: int = 0
-    """Requests of them that were refused for overload."""
-    active_sequences: int = 0
-    queued_requests: int = 0
-    kv_cells_used: int = 0
-    kv_cells_total: int = 0
-    kv_cells_share: int = 0
-    """Maximum cells of one sequence: all of them in one buffer for all, else those of its own."""
-    sequence_ids_used: int = 0
-    compute_threads: int = 0
-    """Threads that compute now: fewer than there are cores while other programs use them."""
-    neighbour_load: float = 0.0
-    """Threads of other programs that wanted to run beside them of late."""
-    stolen_share: float = 0.0
-    """Part of a busy core's time that the host of this virtual machine took of late."""
-    stalls_total: int = 0
-    """Batches broken off and computed again with fewer threads, because other programs took their threads' cores."""
-    mixed_batches_total: int = 0
-    """Batches of a decode step and pieces of prompts together."""
-    ttft_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
-    inter_token_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
-    decode_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
-    piece_lead_ms: Histogram = attrs.field(factory=lambda: Histogram(MS_BOUNDS))
-    """`lead_ms` at each piece of a prompt that was planned beside decoding rows."""
-    batch_size: Histogram = attrs.field(factory=lambda: Histogram(SIZE_BOUNDS))
+    tokens_generated_total: int = _counter("Tokens generated; those that were dropped included.")
+    tokens_dropped_total: int = _counter("Tokens computed ahead for readers that cancelled before their time came.")
+    tokens_late_total: int = _counter("Tokens that came later after the one before than a quarter over their target.")
+    lead_ms: float = _level("Milliseconds that readers could go on for when the last piece of a prompt was planned.")
+    prompt_tokens_total: int = _counter("Prompt tokens of all requests that were started.")
+    cached_tokens_total: int = _counter("Prompt tokens that were in the cache.")
+    reread_tokens_total: int = _counter(
+        "Cached tokens computed again, so that a prompt ends in the same batches each time."
+    )
+    prefill_tokens_total: int = _counter(
+        "Prompt tokens computed, those computed again included: after preemptions, or reread."
+    )
+    embed_requests_total: int = _counter("Requests for embeddings or a ranking that were taken.")
+    embed_texts_total: int = _counter("Texts, or pairs of query and document, that were computed.")
+    embed_tokens_total: int = _counter("Tokens of these.")
+    batch_calls_total: int = _counter("Calls of llama_decode.")
+    last_batch_size: int = _level("Tokens of the last llama_decode call.", 0)
+    decode_ms_last: float = _level("Milliseconds of the last llama_decode call.")
+    decode_ms_ewma: float = _level("Milliseconds of a llama_decode call of late.")
+    outside_decode_ms_total: float = _counter(
+        "Milliseconds of the decode thread outside llama_decode while it had work.", 0.0
+    )
+    service_ms_ewma: float = _level("Usual milliseconds from a request's begin to its end.")
+    draft_tokens_total: int = _counter("Tokens that were guessed and verified; in no other counter.")
+    draft_accepted_total: int = _counter("Drafted tokens that held. They are generated tokens like any other.")
+    draft_saved_ms_total: float = _counter(
+        "Milliseconds that readers were spared by drafts; what drafts cost in vain is taken off.", 0.0
+    )
+    draft_model_ms_total: float = _counter("Milliseconds in llama_decode of the draft model; in no other figure.", 0.0)
+    preemptions_total: int = _counter("Sequences whose KV cells went to another.")
+    kv_retries_total: int = _counter("Batches made smaller, since llama_decode found no cells for them.")
+    health_probes_total: int = _counter("Probes of one token; their tokens are in no other counter.")
+    requests_total: int = _counter("Requests that came, refused ones included.")
+    requests_stop: int = _counter("Requests that ended by themselves.")
+    requests_length: int = _counter("Requests that ended by a bound of tokens.")
+    requests_cancelled: int = _counter("Requests cancelled, or whose client went away.")
+    requests_withdrawn: int = _counter("Requests of these whose prompt was still prepared, before they were queued.")
+    requests_error: int = _counter("Requests that failed.")
+    requests_rejected: int = _counter("Requests refused before they were queued: bad, too large, or overloaded.")
+    requests_overloaded: int = _counter("Requests refused for overload.")
+    active_sequences: int = _gauge("Requests that have a slot.")
+    queued_requests: int = _gauge("Requests that wait for a slot.")
+    kv_cells_used: int = _gauge("KV cells in use.")
+    kv_cells_total: int = _gauge("KV cells there are.")
+    kv_cells_share: int = _level("KV cells that one request can have.", 0)
+    sequence_ids_used: int = _gauge("Sequence ids in use.")
+    compute_threads: int = _gauge("Threads that compute now: fewer than cores while other programs use them.")
+    neighbour_load: float = _level("Threads of other programs that wanted to run beside them of late.")
+    stolen_share: float = _level("Part of a busy core's time that the host of this virtual machine took of late.")
+    stalls_total: int = _counter("Batches computed again with fewer threads, because other programs took their cores.")
+    mixed_batches_total: int = _counter("Batches of a decode step and pieces of prompts together.")
+    ttft_ms: Histogram = _histogram("Milliseconds from a request's arrival to its first token.")
+    inter_token_ms: Histogram = _histogram("Milliseconds between a request's tokens.")
+    decode_ms: Histogram = _histogram("Milliseconds of one llama_decode call.")
+    piece_lead_ms: Histogram = _histogram(
+        "Milliseconds that readers could go on for when a piece of a prompt was planned."
+    )
+    batch_size: Histogram = _histogram("Tokens of one llama_decode call.", SIZE_BOUNDS)
     cache: CacheMetrics = attrs.field(factory=CacheMetrics)
 
     def tick(self, batch_tokens: int, decode_ms: float) -> None:
@@ -160,3 +160,23 @@ class EngineMetrics:
         # Two writers, two fields; a snapshot has their sum.
         flat["requests_cancelled"] += self.requests_withdrawn
         return flat
+
+
+_FIGURES: dict[str, tuple[FigureKind, str]] = {
+    field.name if cls is EngineMetrics else f"cache_{field.name}": (field.metadata["kind"], field.metadata["help"])
+    for cls in (EngineMetrics, CacheMetrics)
+    for field in attrs.fields(cls)
+    if field.metadata
+} | {"cache_hit_rate": ("level", "Share of requests that found a part of their prompt in the cache, 0 to 1.")}
+
+
+def kind_of(name: str) -> FigureKind:
+    """The kind of a snapshot's figure; one that is not defined here is a server's own, or another version's."""
+    kind, _ = _FIGURES.get(name, ("counter" if name.endswith("_total") else "gauge", ""))
+    return kind
+
+
+def help_of(name: str) -> str:
+    """The help text of a snapshot's figure."""
+    _, text = _FIGURES.get(name, ("", name.replace("_", " ")))
+    return text

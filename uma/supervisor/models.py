@@ -21,7 +21,7 @@ from uma.config import ALL_MODELS, BUILTIN, ModelSettings, RuntimeConfig
 from uma.engine.kv.disk import made_folder
 from uma.engine.sizing import free_memory_bytes
 from uma.errors import BadRequest, ConfigError, InternalError, ModelError, ShuttingDown, UmaError, UnknownModel
-from uma.metrics import EngineMetrics, is_counter
+from uma.metrics import EngineMetrics, kind_of
 from uma.models.catalog import ModelFile
 from uma.models.shelf import Shelf
 from uma.net.file_watch import state_of
@@ -657,15 +657,13 @@ def _add(total: dict[str, Any], figures: Mapping[str, Any]) -> None:
             of_all = known or {}
             total[name] = {bound: count + of_all.get(bound, 0) for bound, count in value.items()}
         elif isinstance(value, int | float) and isinstance(known, int | float):
-            total[name] = max(known, value) if name.endswith(_NO_SUMS) else known + value
+            total[name] = max(known, value) if kind_of(name) == "level" else known + value
 
 
 def _only_grows(name: str) -> bool:
-    return is_counter(name) or name.endswith(("_buckets", "_count", "_sum"))
+    return kind_of(name) == "counter" or name.endswith(("_buckets", "_count", "_sum"))
 
 
-_NO_SUMS = ("_share", "_ewma", "neighbour_load")
-"""Ends of metrics' names that cannot be added up."""
 _LISTED = frozenset(field.name for field in attrs.fields(ListedModel))
 
 
