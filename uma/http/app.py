@@ -162,10 +162,10 @@ SHORTENED = frozenset(
 """Paths that are there without `/v1` too, as llama-server has them. The others of OpenAI's are something else there."""
 
 _OLLAMAS_MODELS = tuple(f"/api/{each}" for each in ("push", "create", "blobs"))
-_LLAMA_SERVER = tuple(each.__name__ for each in (llama_server, llama_server_embeddings, router))
+_LLAMA_SERVER = tuple(each.__name__ for each in (llama_server, router))
 _GENERIC: frozenset[Handler] = frozenset(
     {
-        *(llama_server.apply_template, llama_server_embeddings.embedding),
+        *(llama_server.apply_template, llama_server_embeddings.embedding, llama_server_embeddings.rerank),
         *(llama_server_completion.completion, llama_server_completion.infill),
     }
 )

@@ -1,4 +1,4 @@
-"""One path from a body to embeddings: what a dialect has read of it is computed, and its vectors written as JSON.
+"""One path from a body to embeddings or a ranking: what a dialect has read of it is computed, and written as JSON.
 
 Vectors are large: more than a few are written in another thread, so that streams do not wait for them.
 """
@@ -14,18 +14,19 @@ import attrs
 import orjson
 import trio
 
-from uma.errors import BadRequest
+from uma.errors import BadRequest, UmaError, errors_renamed
 from uma.http import abilities
 from uma.http.ask import Said
+from uma.http.dialect import Body
 from uma.http.exchange import Exchange
 from uma.http.fields import lane_alone
 from uma.http.gateway import Gateway
-from uma.http.generation import small_work
+from uma.http.generation import MAX_AT_ONCE, small_work
 from uma.http.prompts import has_mixed, is_one_prompt, prompts, with_ids
 from uma.http.reader import Reader
 from uma.net.quota import Lane
 from uma.protocol.codec import MAX_INLINE_FIGURES
-from uma.types import Embeddings, EmbedRequest, warnings_of_empty
+from uma.types import Embeddings, EmbedRequest, Ranking, RerankRequest, warnings_of_empty
 
 Encoding = Literal["float", "base64"]
 
@@ -38,6 +39,8 @@ class EmbedAsk:
     """One text or token ids, or a list of them; see `prompts`."""
     field: str
     """The body's name for them."""
+    names: Mapping[str, str] = attrs.field(factory=dict)
+    """The body's names for single texts, where these are not places in `field`."""
     form: Callable[[Sequence[Any], Embeddings], Any]
     """Makes the answer of the vectors, each a list, a string or None."""
     priority: Lane | None
@@ -48,18 +51,39 @@ class EmbedAsk:
     """How the answer has vectors: numbers, or base64 of 32-bit floats, little-endian."""
 
 
-@attrs.frozen(eq=False)
-class Embeds:
-    """An endpoint that embeds."""
+@attrs.frozen(kw_only=True)
+class RankAsk:
+    """Documents that a body asks to be ranked, in the words that all dialects share."""
 
-    read: Callable[[Mapping[str, Any], Reader], EmbedAsk | Said]
+    requests: Sequence[RerankRequest]
+    """A request for each query, whose lane is `priority`."""
+    names: Sequence[Mapping[str, str]]
+    """The body's names for the fields of each."""
+    form: Callable[[Sequence[Ranking]], Body]
+    """Makes the answer of a ranking for each query."""
+    priority: Lane | None
+
+    def whole(self, lane: Lane) -> RerankRequest:
+        """One request of all that is asked, whose bounds hold for all together. Raises `BadRequest`."""
+        documents = tuple(document for request in self.requests for document in request.documents)
+        with errors_renamed(self.names[0]):
+            return attrs.evolve(self.requests[0], documents=documents, priority=lane)
+
+
+@attrs.frozen(eq=False)
+class Computes:
+    """An endpoint that embeds or ranks."""
+
+    read: Callable[[Mapping[str, Any], Reader], EmbedAsk | RankAsk | Said]
 
     async def __call__(self, gateway: Gateway, http: Exchange) -> None:
         """Answer one body."""
         reader = gateway.reader(http)
 
-        def begin(fields: dict[str, Any]) -> tuple[EmbedAsk | Said, EmbedRequest | None]:
+        def begin(fields: dict[str, Any]) -> tuple[EmbedAsk | RankAsk | Said, Any]:
             ask = self.read(fields, reader)
+            if isinstance(ask, RankAsk):
+                return ask, ask.whole(lane_alone(ask.priority, http))
             if isinstance(ask, Said) or has_mixed(ask.value, in_one_kind=True):
                 return ask, None
             return ask, _request(http, reader, ask)
@@ -67,6 +91,9 @@ class Embeds:
         ask, request = await http.built(begin)
         if isinstance(ask, Said):
             await http.answer_json(ask.body)
+            return
+        if isinstance(ask, RankAsk):
+            await http.answer_json(ask.form(await _ranked(gateway, http, ask, request)))
             return
         if request is None:
             asked = partial(with_ids, gateway.source, http.id, ask.value, ask.field, in_one_kind=True)
@@ -77,17 +104,41 @@ class Embeds:
         await _answer(gateway, http, ask, found)
 
 
-def name_texts(names: dict[str, str], field: str, *, is_single: bool = False) -> None:
-    """Have errors name a text as the body does: by its place in `field`, or `field` alone for a single one."""
-    for name in ("texts", "token_ids", "documents"):
-        if is_single:
-            names[f"{name}[0]"] = field
-        names[name] = field
+async def _ranked(gateway: Gateway, http: Exchange, ask: RankAsk, whole: RerankRequest) -> list[Ranking]:
+    """A ranking for each query; they run side by side, and the key is charged for `whole`."""
+    found: dict[int, Ranking] = {}
+    failures: list[UmaError] = []
+    turns = trio.CapacityLimiter(MAX_AT_ONCE)
+
+    async def one(number: int, lane: Lane, scope: trio.CancelScope) -> None:
+        id = f"{http.id}-{number}" if number else http.id
+        request = attrs.evolve(ask.requests[number], id=id, priority=lane)
+        try:
+            async with turns:
+                with errors_renamed(ask.names[number]):
+                    found[number] = await gateway.source.rerank(request)
+        except UmaError as error:
+            failures.append(error)
+            scope.cancel()
+
+    async def every(admitted: RerankRequest) -> list[Ranking]:
+        async with trio.open_nursery() as nursery:
+            for number in range(len(ask.requests)):
+                nursery.start_soon(one, number, admitted.priority, nursery.cancel_scope)
+        if failures:
+            raise failures[0]
+        return [found[number] for number in range(len(ask.requests))]
+
+    return await gateway.compute(http, whole, every, lambda found: sum(each.prompt_tokens for each in found))
 
 
 def _request(http: Exchange, reader: Reader, ask: EmbedAsk) -> EmbedRequest:
     """Any thread. Raises `BadRequest` for two kinds in one list, and for what is no text."""
-    name_texts(http.names, ask.field, is_single=is_one_prompt(ask.value))
+    for name in ("texts", "token_ids"):
+        if is_one_prompt(ask.value):
+            http.names[f"{name}[0]"] = ask.field
+        http.names[name] = ask.field
+    http.names.update(ask.names)
     given = prompts(reader, ask.value, ask.field, with_media=False)
     texts = tuple(each["prompt"] for each in given if "prompt" in each)
     token_ids = tuple(each["token_ids"] for each in given if "token_ids" in each)

@@ -11,10 +11,7 @@ import attrs
 from uma.constraints import Length, Range, Text
 from uma.errors import BadRequest
 from uma.http import abilities
-from uma.http.embedding import EmbedAsk, Embeds, name_texts, warnings_of
-from uma.http.exchange import Exchange
-from uma.http.fields import lane_alone
-from uma.http.gateway import Gateway
+from uma.http.embedding import Computes, EmbedAsk, RankAsk, warnings_of
 from uma.http.openai_embeddings import usage
 from uma.http.problem import Unsupported
 from uma.http.reader import Reader
@@ -65,7 +62,7 @@ def _form(vectors: Sequence[Any], found: Embeddings) -> list[dict[str, Any]]:
     return items
 
 
-embedding = Embeds(_read)
+embedding = Computes(_read)
 
 
 Documents = Annotated[tuple[Annotated[str, Text()], ...], Length(1, MAX_TEXTS, "documents")]
@@ -84,34 +81,30 @@ class RerankBody:
     priority: Lane | None = None
 
 
-async def rerank(gateway: Gateway, http: Exchange) -> None:
-    """`POST /rerank`: the documents, best first."""
-    reader = gateway.reader(http)
-    body, request = await http.built(partial(_read_ranked, http, reader))
-    found = await gateway.compute(http, request, gateway.source.rerank, lambda ranking: ranking.prompt_tokens)
-    await http.answer_json(_as_jina(found, reader.model, body))
-
-
-def _read_ranked(http: Exchange, reader: Reader, fields: dict[str, Any]) -> tuple[RerankBody, RerankRequest]:
+def _read_ranked(fields: Mapping[str, Any], reader: Reader) -> RankAsk:
     body = reader.body(fields, RerankBody)
     abilities.rerank(reader.able)
-    name_texts(http.names, "documents")
-    priority = lane_alone(body.priority, http)
-    return body, RerankRequest(http.id, body.query, body.documents, top_n=body.top_n, priority=priority)
+    request = RerankRequest(reader.id, body.query, body.documents, top_n=body.top_n)
+    form = partial(_as_jina, reader.model, body)
+    return RankAsk(requests=[request], names=[{}], form=form, priority=body.priority)
 
 
-def _as_jina(found: Ranking, model: str, body: RerankBody) -> dict[str, Any]:
+def _as_jina(model: str, body: RerankBody, found: Sequence[Ranking]) -> dict[str, Any]:
     documents = body.documents if body.return_documents else None
     return {
         "model": model,
         "object": "list",
-        "usage": usage(found.prompt_tokens),
+        "usage": usage(found[0].prompt_tokens),
         "results": [
             {
                 "index": each.index,
                 "relevance_score": each.score,
                 **({} if documents is None else {"document": {"text": documents[each.index]}}),
             }
-            for each in found.results
+            for each in found[0].results
         ],
     }
+
+
+rerank = Computes(_read_ranked)
+"""`POST /rerank`: the documents, best first."""

@@ -16,7 +16,7 @@ import attrs
 from uma.constraints import Range, Text, show
 from uma.errors import BadRequest
 from uma.http.ask import Said
-from uma.http.embedding import EmbedAsk, Embeds, warnings_of
+from uma.http.embedding import Computes, EmbedAsk, warnings_of
 from uma.http.reader import Reader
 from uma.net.quota import Lane
 from uma.types import Embeddings
@@ -102,7 +102,7 @@ def _one(vectors: Sequence[Any], found: Embeddings) -> dict[str, Any]:
     return {"embedding": [] if vectors[0] is None else vectors[0], **warnings_of(found)}
 
 
-embed_texts = Embeds(_read)
+embed_texts = Computes(_read)
 """`POST /api/embed`. Without texts it only says that the model is loaded."""
-embed_prompt = Embeds(_read_prompt)
+embed_prompt = Computes(_read_prompt)
 """`POST /api/embeddings`: one text, whose embedding is not normalised."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import attrs
 
 from uma.constraints import Range
-from uma.http.embedding import EmbedAsk, Embeds, Encoding, warnings_of
+from uma.http.embedding import Computes, EmbedAsk, Encoding, warnings_of
 from uma.http.prompts import PROMPTS
 from uma.http.reader import Reader
 from uma.net.quota import Lane
@@ -57,4 +57,4 @@ def usage(prompt_tokens: int) -> dict[str, int]:
     return {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
 
 
-embeddings = Embeds(_read)
+embeddings = Computes(_read)

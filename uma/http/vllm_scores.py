@@ -6,24 +6,20 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import attrs
-import trio
 
 from uma.constraints import show
-from uma.errors import BadRequest, UmaError, errors_renamed
-from uma.http import abilities
-from uma.http.exchange import Exchange
-from uma.http.fields import lane_alone
-from uma.http.gateway import Gateway
-from uma.http.generation import MAX_AT_ONCE
+from uma.errors import BadRequest, errors_renamed
+from uma.http.dialect import Body
+from uma.http.embedding import Computes, EmbedAsk, RankAsk
 from uma.http.openai_embeddings import usage
+from uma.http.reader import Reader, checked_text
 from uma.net.quota import Lane
-from uma.protocol.codec import MAX_INLINE_FIGURES
-from uma.types import Embeddings, EmbedRequest, Ranking, RerankRequest
+from uma.types import Embeddings, Ranking, RerankRequest
 
 PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 """Names that vLLM has for the two sides."""
@@ -59,7 +55,10 @@ class Side:
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
             raise BadRequest.at(field, f"expected a text or a list of texts, not {show(value)}")
-        return cls(field, isinstance(value, str), tuple(texts))
+        side = cls(field, isinstance(value, str), tuple(texts))
+        for text, place in zip(side.texts, side.places, strict=True):
+            checked_text(text, place)
+        return side
 
     @property
     def places(self) -> list[str]:
@@ -67,52 +66,8 @@ class Side:
         return [self.field] if self.is_single else [f"{self.field}[{index}]" for index in range(len(self.texts))]
 
 
-@attrs.frozen
-class Pairs:
-    """Two sides of texts to compare: the only text of `first` with each of `second`, or each with that of its place."""
-
-    first: Side
-    second: Side
-    model: str
-    priority: Lane
-
-    @property
-    def places(self) -> list[tuple[int, int]]:
-        """Places of the two texts of each pair."""
-        count = len(self.second.texts)
-        return [(0 if len(self.first.texts) == 1 else index, index) for index in range(count)]
-
-
-@attrs.frozen
-class Scored:
-    """A score for each pair."""
-
-    scores: Sequence[float]
-    prompt_tokens: int
-
-
-async def score(gateway: Gateway, http: Exchange) -> None:
-    """`POST /score`."""
-    asked = await http.built(partial(_asked, gateway, http))
-    is_ranker = gateway.source.info.capabilities.rerank
-    scored = await (_ranked(gateway, http, asked) if is_ranker else _compared(gateway, http, asked))
-    await http.answer_json(
-        {
-            "id": f"score-{http.id}",
-            "object": "list",
-            "created": int(time.time()),
-            "model": asked.model,
-            "data": [{"index": index, "object": "score", "score": each} for index, each in enumerate(scored.scores)],
-            "usage": usage(scored.prompt_tokens),
-        }
-    )
-
-
-def _asked(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Pairs:
-    reader = gateway.reader(http)
-    body, able = reader.body(fields, ScoreBody), reader.able
-    if not able.rerank:
-        abilities.embeddings(able)
+def _read(fields: Mapping[str, Any], reader: Reader) -> EmbedAsk | RankAsk:
+    body = reader.body(fields, ScoreBody)
     given = {name for names in PAIRS for name in names if getattr(body, name) is not None}
     names = next((pair for pair in PAIRS if set(pair) == given), None)
     if names is None:
@@ -125,72 +80,69 @@ def _asked(gateway: Gateway, http: Exchange, fields: dict[str, Any]) -> Pairs:
             f"{len(first.texts):,} texts cannot be compared with {len(second.texts):,}: give one, or as "
             f"many as {second.field} has",
         )
-    return Pairs(first, second, reader.model, lane_alone(body.priority, http))
+    # The only text of the first side goes with each of the second, or each with that of its place.
+    pairs = [(0 if len(first.texts) == 1 else at, at) for at in range(len(second.texts))]
+    read = _read_ranked if reader.able.rerank else _read_compared
+    return read(first, second, pairs, body.priority, partial(_form, reader.id, reader.model))
 
 
-async def _compared(gateway: Gateway, http: Exchange, asked: Pairs) -> Scored:
-    """Scores by their embeddings."""
-    n_first = len(asked.first.texts)
-    with errors_renamed(_names("texts", asked.first.places + asked.second.places)):
-        texts = asked.first.texts + asked.second.texts
-        request = EmbedRequest(http.id, texts=texts, fail_on_empty=True, priority=asked.priority)
-        found = await gateway.compute(http, request, gateway.source.embed, lambda found: sum(found.prompt_tokens))
-    places = [(at, n_first + other) for at, other in asked.places]
-    if found.n_figures <= MAX_INLINE_FIGURES:
-        scores = _cosines(found, places)
-    else:
-        scores = await trio.to_thread.run_sync(_cosines, found, places, limiter=gateway.writers, abandon_on_cancel=True)
-    return Scored(scores, sum(found.prompt_tokens))
+Form = Callable[[Sequence[float], int], Body]
+"""Makes the answer of a score for each pair, and of the tokens that were read."""
 
 
-def _cosines(found: Embeddings, places: Sequence[tuple[int, int]]) -> list[float]:
-    """Cosines of embeddings of length 1."""
-    import numpy as np  # noqa: PLC0415  (a gateway to a socket starts without it)
+def _form(id: str, model: str, scores: Sequence[float], prompt_tokens: int) -> Body:
+    return {
+        "id": f"score-{id}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": [{"index": index, "object": "score", "score": each} for index, each in enumerate(scores)],
+        "usage": usage(prompt_tokens),
+    }
 
-    rows = [np.frombuffer(each, np.float32) for each in found.vectors if each is not None]
-    return [float(rows[at] @ rows[other]) for at, other in places]
+
+def _read_compared(
+    first: Side, second: Side, pairs: Sequence[tuple[int, int]], priority: Lane | None, form: Form
+) -> EmbedAsk:
+    """Scores are the cosines of embeddings, which have length 1."""
+    n_first = len(first.texts)
+
+    def scored(rows: Sequence[Any], found: Embeddings) -> Body:
+        return form([float(rows[at] @ rows[n_first + other]) for at, other in pairs], sum(found.prompt_tokens))
+
+    names = _names("texts", first.places + second.places)
+    every = [*first.texts, *second.texts]
+    return EmbedAsk(value=every, field=first.field, names=names, form=scored, priority=priority, fail_on_empty=True)
 
 
-async def _ranked(gateway: Gateway, http: Exchange, asked: Pairs) -> Scored:
-    """Scores of a reranker: a request for each query, with all that it is compared with."""
+def _read_ranked(
+    first: Side, second: Side, pairs: Sequence[tuple[int, int]], priority: Lane | None, form: Form
+) -> RankAsk:
+    """Scores are a reranker's: each query has all that it is compared with."""
     of_query: defaultdict[int, list[int]] = defaultdict(list)
-    for at, other in asked.places:
+    for at, other in pairs:
         of_query[at].append(other)
-    scores, used = [0.0] * len(asked.places), [0] * len(of_query)
-    failures: list[UmaError] = []
-    turns = trio.CapacityLimiter(MAX_AT_ONCE)
+    requests, names = list[RerankRequest](), list[Mapping[str, str]]()
+    for at, others in of_query.items():
+        names.append(_names("documents", [second.places[other] for other in others]) | {"query": first.places[at]})
+        with errors_renamed(names[-1]):
+            documents = tuple(second.texts[other] for other in others)
+            requests.append(RerankRequest("score", first.texts[at], documents))
 
-    async def one(number: int, whole: RerankRequest, others: list[int], scope: trio.CancelScope) -> None:
-        own = _names("documents", [asked.second.places[at] for at in others]) | {"query": asked.first.places[number]}
-        texts = tuple(asked.second.texts[at] for at in others)
-        try:
-            async with turns:
-                with errors_renamed(own):
-                    query = asked.first.texts[number]
-                    request = attrs.evolve(whole, id=f"{http.id}-{number}", query=query, documents=texts)
-                    found = await gateway.source.rerank(request)
-        except UmaError as error:
-            failures.append(error)
-            scope.cancel()
-            return
-        used[number] = found.prompt_tokens
-        for each in found.results:
-            scores[others[each.index]] = each.score
+    def scored(found: Sequence[Ranking]) -> Body:
+        scores = [0.0] * len(pairs)
+        for others, ranking in zip(of_query.values(), found, strict=True):
+            for each in ranking.results:
+                scores[others[each.index]] = each.score
+        return form(scores, sum(ranking.prompt_tokens for ranking in found))
 
-    async def every(whole: RerankRequest) -> Ranking:
-        async with trio.open_nursery() as nursery:
-            for number, others in of_query.items():
-                nursery.start_soon(one, number, whole, others, nursery.cancel_scope)
-        if failures:
-            raise failures[0]
-        return Ranking(http.id, (), sum(used))
-
-    with errors_renamed(_names("documents", asked.second.places) | {"query": asked.first.places[0]}):
-        whole = RerankRequest(http.id, max(asked.first.texts), asked.second.texts, priority=asked.priority)
-    ranking = await gateway.compute(http, whole, every, lambda ranking: ranking.prompt_tokens)
-    return Scored(scores, ranking.prompt_tokens)
+    return RankAsk(requests=requests, names=names, form=scored, priority=priority)
 
 
 def _names(field: str, places: Sequence[str]) -> dict[str, str]:
     """The body's names for the texts of a field of the engine's."""
     return {field: places[0].partition("[")[0]} | {f"{field}[{at}]": place for at, place in enumerate(places)}
+
+
+score = Computes(_read)
+"""`POST /score`."""
