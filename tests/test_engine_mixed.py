@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -12,8 +11,7 @@ from engine_world import Answer, answer, ask, config_for, settled, tokens_for
 from harness import PATIENCE_SEC
 from models import write_model
 from uma import Request, open_engine
-from uma.engine.policy import CostModel, scheduler
-from uma.engine.worker.executor import Executor, Tick
+from uma.engine.policy import CostModel
 from uma.engine.worker.runner import ModelRunner, Outcome
 from uma.engine.worker.sequence import Sequence
 from uma.engine.worker.status import Status
@@ -79,64 +77,28 @@ async def test_rows_beside_a_prompt_say_what_they_say_alone(model: Path, expecte
 
 
 @pytest.mark.parametrize("code", [NO_ROOM, -3])
-async def test_a_mixed_batch_that_fails_is_computed_as_two_and_nothing_is_lost(
+async def test_nothing_is_lost_where_a_mixed_batch_fails(
     model: Path, expected: dict[str, tuple[int, ...]], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mixed = ModelRunner.mixed
+    prefill = ModelRunner.prefill
     failed: list[bool] = []
 
-    def fails(runner: ModelRunner, rows: list[Sequence], prefill: list[tuple[Sequence, int]]) -> Outcome:
-        if len(failed) % 2:
-            failed.append(False)
-            return mixed(runner, rows, prefill)
-        failed.append(True)
+    def fails(runner: ModelRunner, work: list[tuple[Sequence, int]]) -> Outcome:
+        if not any(sequence.status is Status.DECODING for sequence, _ in work):
+            return prefill(runner, work)
+        failed.append(not (failed and failed[-1]))
+        if not failed[-1]:
+            return prefill(runner, work)
         if code != NO_ROOM:  # it can have been computed in part
             runner._batch.clear()
-            for sequence, count in prefill:
+            for sequence, count in work:
                 assert sequence.holding is not None
                 run = sequence.tokens[sequence.computed : sequence.computed + count]
                 runner._batch.add(run, sequence.computed, sequence.holding.seq_id, last_logits=True)
             assert runner._context.decode(runner._batch) == 0
         return Outcome(code, 1.0)
 
-    monkeypatch.setattr(ModelRunner, "mixed", fails)
+    monkeypatch.setattr(ModelRunner, "prefill", fails)
     got, _ = await read_all(model)
     assert True in failed and False in failed
     assert {name: each.token_ids for name, each in got.items()} == expected
-
-
-async def test_a_mixed_batch_is_filled_up_where_rows_have_ended_since_it_was_planned(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Rows decode once before each mixed batch, and some end with that step.
-    monkeypatch.setattr(scheduler, "steps_before_mixed", lambda *_: 1)
-    mixed, batches = Executor._mixed, list[int]()
-    for name in ("mixed", "prefill"):
-        usual = getattr(ModelRunner, name)
-
-        def watched(runner: ModelRunner, *work: list[Any], usual: Any = usual) -> object:
-            rows = len(work[0]) if len(work) > 1 else 0
-            batches.append(rows + sum(count for _, count in work[-1]))
-            return usual(runner, *work)
-
-        monkeypatch.setattr(ModelRunner, name, watched)
-    short: list[tuple[int, int]] = []
-
-    def compared(self: Executor, tick: Tick, work: list[tuple[Sequence, int]]) -> Any:
-        planned = len(tick.decode) + sum(count for _, count in work)
-        has_more = bool(work) and work[-1][0].uncomputed >= work[-1][1] + len(tick.decode)
-        is_fewer = any(each.status is not Status.DECODING for each in tick.decode)
-        batches.clear()
-        yield from mixed(self, tick, work)
-        if is_fewer and has_more:
-            short.append((planned, batches[0]))
-
-    monkeypatch.setattr(Executor, "_mixed", compared)
-    async with open_engine(config_for(model, n_ctx=8_192, n_batch=64, n_ubatch=64, kv_unified="on")) as engine:
-        with trio.fail_after(PATIENCE_SEC):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(answer, engine, ask(tokens_for(1, 1_800), 1, id="document"))
-                for index in range(20):
-                    nursery.start_soon(answer, engine, ask(tokens_for(2 + index, 5), 2 + index, id=str(index)))
-    assert short, "no row ended between the plan and its mixed batch"
-    assert all(computed == planned for planned, computed in short)

@@ -266,7 +266,7 @@ async def test_nothing_is_drafted_while_another_prompt_is_read(tiny: Path, monke
 
         return call
 
-    for name in ("verify", "prefill", "mixed"):
+    for name in ("verify", "prefill"):
         monkeypatch.setattr(ModelRunner, name, logged(name))
     long = ask(few_letters(1), 1_500, id="long", logit_bias=ONLY_LETTERS)
     config = config_for(tiny, speculate="always", n_batch=64, n_ubatch=64)

@@ -261,25 +261,14 @@ class Executor:
         return sequence, min(count, sequence.uncomputed)
 
     def _mixed(self, tick: Tick, prefill: Work) -> Iterator[StepResults]:
-        """Decode rows and prefill in one batch; in two where it fails or cannot be, which take the ladder there."""
-        rows = [row for row in tick.decode if row.status is Status.DECODING]
-        prefill = self._to_checkpoints(_filled_up(prefill, len(tick.decode) - len(rows)))[0] if prefill else prefill
-        size = len(rows) + sum(count for _, count in prefill)
-        if rows and prefill and size <= self._context.n_batch and _is_plain(rows, prefill):
-            outcome = self._runner.mixed(rows, prefill)
-            if outcome.is_done:
-                yield self._sampled(outcome)
-                return
-            if self._context.is_ended:
-                return
-            if outcome.code != NO_ROOM:
-                self._restart_others([*rows, *(sequence for sequence, _ in prefill)], outcome)
-                rows = [row for row in rows if self._cut_back(row, outcome)]
-                prefill = [row for row in prefill if self._cut_back(row[0], outcome)]
-            if self._is_given_up(outcome):
-                return
+        """Decode rows and prefill in one batch, or in two where that cannot be."""
+        rows: Work = [(row, 1) for row in tick.decode if row.status is Status.DECODING]
+        work = [*self._to_checkpoints(prefill)[0], *rows] if prefill else rows
+        if rows and prefill and sum(count for _, count in work) <= self._context.n_batch and _is_plain(work):
+            yield from self._until_done(self._runner.prefill, work)
+            return
         if rows:
-            yield from self._decode(attrs.evolve(tick, decode=rows, drafts=None))
+            yield from self._decode(attrs.evolve(tick, decode=[row for row, _ in rows], drafts=None))
         prefill = [row for row in prefill if row[0].holding is not None]
         if prefill:
             yield from self._prefill(prefill)
@@ -387,19 +376,11 @@ class Executor:
         return False
 
 
-def _filled_up(prefill: Work, tokens: int) -> Work:
-    """Work with so many more tokens of its last prompt, or all that it has, for rows that have ended since.
-
-    Rows and prefill fill whole tiles together. Deep in a prompt what fills none takes several times as long.
-    """
-    if not prefill:
-        return prefill
-    sequence, count = prefill[-1]
-    return [*prefill[:-1], (sequence, min(count + tokens, sequence.uncomputed))]
-
-
-def _is_plain(rows: list[Sequence], prefill: Work) -> bool:
-    """Whether each row has one token to compute, no prompt's logits are wanted, and none comes to a picture."""
-    return all(row.uncomputed == 1 for row in rows) and not any(
-        sequence.logprobs_pending or count > sequence.to_picture for sequence, count in prefill
+def _is_plain(work: Work) -> bool:
+    """Whether each decode row has one token to compute, no prompt's logits are wanted, and none comes to a picture."""
+    return all(
+        sequence.uncomputed == 1
+        if sequence.status is Status.DECODING
+        else not sequence.logprobs_pending and count <= sequence.to_picture
+        for sequence, count in work
     )

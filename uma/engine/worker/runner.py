@@ -1,7 +1,7 @@
 """Batches: filled from sequences, computed by llama.cpp, and booked.
 
-Decode rows and prefill are batches of their own, or a decode step and a piece of the prompts are one (`mixed`), where
-the policy has learnt that this is faster. With split KV it never is: llama.cpp takes such a batch apart.
+Decode rows and prefill are batches of their own, or a decode step and a piece of the prompts are one (`prefill`). With
+split KV they never are: llama.cpp takes such a batch apart.
 """
 
 from __future__ import annotations
@@ -252,7 +252,8 @@ class ModelRunner:
                 self._pool.take_checkpoint(sequence.holding)
 
     def prefill(self, work: Work) -> Outcome:
-        """Pieces of prompts, computed and booked. Those read to their ends have logits.
+        """Pieces of prompts, and perhaps a decode step with them (a mixed batch), computed and booked. What is computed
+        to its end has logits.
 
         A piece of a prompt whose logits are read (`split_pending`) comes alone, and so does a picture. The cost model
         is not told of them.
@@ -260,11 +261,20 @@ class ModelRunner:
         if (placed := work[0][0].picture) is not None:
             return self._read_picture(*work[0], placed)
         is_reported = any(reads_logits(sequence) for sequence, _ in work)
-        tokens = sum(count for _, count in work)
-        position = self._position(work, tokens)
+        rows = [sequence.computed for sequence, _ in work if sequence.status is Status.DECODING]
+        tokens, cells = sum(count for _, count in work) - len(rows), self._pool.used_cells
+        if not tokens:  # what a retry has left of a mixed batch
+            return self.decode_several(work)
+        position = self._position(work, tokens, rows)
+        expected_ms = (
+            self._cost.mixed_ms(len(rows), cells, tokens, position) if rows else self._cost.prefill_ms(tokens, position)
+        )
         with being_computed(work, self._context):
-            outcome = self._extend(work, tokens, self._cost.prefill_ms(tokens, position) or math.inf)
-        if outcome.is_done and not is_reported:
+            outcome = self._extend(work, tokens + len(rows), expected_ms or math.inf)
+        if outcome.is_done and rows:
+            self._metrics.mixed_batches_total += 1
+            self._cost.observe_mixed(len(rows), cells, tokens, position, outcome.took_ms)
+        elif outcome.is_done and not is_reported:
             self._cost.observe_prefill(tokens, position, outcome.took_ms)
         return outcome
 
@@ -297,26 +307,14 @@ class ModelRunner:
         """Whether attention takes time with the cells of all sequences: see `policy.Targets.attends_all`."""
         return self._context.params.flash_attn == "off" and not self._pool.is_split
 
-    def _position(self, work: Work, tokens: int) -> float:
-        """Tokens that each of these attends to, on the average: as `policy` plans with it."""
+    def _position(self, work: Work, tokens: int, rows: list[int]) -> float:
+        """Tokens that each of `tokens` of prompts attends to, on the average, with decode rows that stand at `rows`: as
+        `policy` plans with it.
+        """
         if self._attends_all:
             return self._pool.used_cells
-        return sum(count * sequence.computed for sequence, count in work) / tokens
-
-    def mixed(self, rows: list[Sequence], prefill: Work) -> Outcome:
-        """A decode step and pieces of prompts in one batch, computed and booked like `prefill`."""
-        size, tokens = len(rows), sum(count for _, count in prefill)
-        position = self._position(prefill, tokens)
-        if not self._attends_all:
-            position = mixed_position(position, tokens, [sequence.computed for sequence in rows])
-        expected_ms = self._cost.mixed_ms(size, self._pool.used_cells, tokens, position) or math.inf
-        work = [*((sequence, 1) for sequence in rows), *prefill]
-        with being_computed(prefill, self._context):
-            outcome = self._extend(work, size + tokens, expected_ms)
-        if outcome.is_done:
-            self._metrics.mixed_batches_total += 1
-            self._cost.observe_mixed(size, self._pool.used_cells, tokens, position, outcome.took_ms)
-        return outcome
+        position = sum(count * sequence.computed for sequence, count in work if sequence.status is not Status.DECODING)
+        return mixed_position(position / tokens, tokens, rows) if rows else position / tokens
 
     def decode_several(self, work: Work) -> Outcome:
         """Decode rows that have more than one token to compute: those that were given several in one step.

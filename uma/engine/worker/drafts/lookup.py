@@ -1,16 +1,19 @@
 """Prompt look-up: guesses a text's next tokens by where its last tokens stood before.
 
 Summaries quote, code edits repeat, JSON lists say the same keys again and again. Where the last three tokens came
-before, or at least the last two or one, what followed then is a guess of what follows now. The longer the text has
-agreed with its earlier place, the likelier the guess. Every token that comes, sampled or verified, shows whether it was
-right, so the text's calibration is known before a draft is verified.
+before, what followed then is a guess of what follows now. The longer the text has agreed with its earlier place, the
+likelier the guess. Every token that comes, sampled or verified, shows whether it was right, so the text's calibration
+is known before a draft is verified.
+
+Why not after one token or two as well: guesses after so few saved 4 % of the batches in 45,200 tokens of edited files,
+for two more indexes of the text.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Rows
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from weakref import WeakKeyDictionary
 
 from uma.engine.kv.pool import KvPool
@@ -19,7 +22,7 @@ from uma.engine.worker.sequence import Sequence
 from uma.llama.vocab import Vocab
 
 NGRAM = 3
-"""Tokens of which every earlier place is known; of fewer the last place alone."""
+"""Tokens that must have come before for a guess."""
 MAX_INDEXED = 16_384
 """Maximum tokens of the text at hand, its last ones, that are searched: indexing takes half a microsecond each."""
 MAX_PLACES = 8
@@ -36,7 +39,7 @@ verified."""
 class Lookup:
     """One text's guesses. Belongs to one thread at a time."""
 
-    __slots__ = ("_agreed", "_calibration", "_count", "_last", "_next", "_place", "_short", "_source", "_tokens")
+    __slots__ = ("_agreed", "_calibration", "_count", "_last", "_next", "_place", "_source", "_tokens")
 
     def __init__(self, tokens: Rows[int], of_all: Calibration | None = None) -> None:
         """`of_all` is what other texts have shown."""
@@ -50,7 +53,6 @@ class Lookup:
         for end, ngram in enumerate(zip(*(islice(self._tokens, at, None) for at in range(NGRAM)), strict=False), NGRAM):
             self._next.append(self._last.get(ngram, 0))
             self._last[ngram] = end
-        self._short = _ShortMatches(self._tokens)
         self._source = self._tokens
         """The text that is followed: this one, or another that began in the same way."""
         self._place = 0
@@ -83,7 +85,6 @@ class Lookup:
             self._last[ngram] = len(tokens)
         else:
             self._next.append(0)
-        self._short.push_last(tokens)
         if not self._place or self._place >= len(self._source):
             self._find()
 
@@ -128,9 +129,6 @@ class Lookup:
         tokens, size = self._tokens, len(self._tokens)
         self._source, self._place, self._agreed = tokens, 0, 0
         place = self._next[size] if size < len(self._next) else 0
-        if not place:
-            self._place, self._agreed = self._short.place()
-            return
         for _ in range(MAX_PLACES):
             if not place:
                 return
@@ -146,38 +144,6 @@ def _likelihood(agreed: int) -> float:
     """Probability of the next token behind so many that agree, as far as no text has shown another."""
     agreed = min(agreed, MAX_AGREED)
     return agreed / (agreed + HALF_AGREED)
-
-
-class _ShortMatches:
-    """Where a text's last one and two tokens stood before."""
-
-    __slots__ = ("_last_one", "_last_two", "_one", "_two")
-
-    def __init__(self, tokens: Rows[int]) -> None:
-        size = len(tokens)
-        self._last_one: dict[int, int] = dict(zip(tokens[:-1], range(1, size), strict=False))
-        """Index behind the last place of each token."""
-        self._last_two: dict[tuple[int, int], int] = dict(zip(pairwise(tokens), range(2, size), strict=False))
-        """Index behind the last place of each two tokens."""
-        self._one = self._two = 0
-        self.push_last(tokens)
-
-    def push_last(self, tokens: Rows[int]) -> None:
-        """The text has become longer by a token."""
-        size = len(tokens)
-        if size:
-            self._one = self._last_one.get(tokens[-1], 0)
-            self._last_one[tokens[-1]] = size
-        if size > 1:
-            pair = tokens[-2], tokens[-1]
-            self._two = self._last_two.get(pair, 0)
-            self._last_two[pair] = size
-
-    def place(self) -> tuple[int, int]:
-        """The index behind the last place of the text's last two tokens, or of its last one, and how many they are; 0
-        where there is none.
-        """
-        return (self._two, 2) if self._two else (self._one, int(self._one > 0))
 
 
 class LookupDrafter:
