@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -14,45 +12,37 @@ import trio.testing
 
 from harness import PATIENCE_SEC
 from uma.engine.clock import now_ms
-from uma.engine.delivery.bell import Bell, SocketBell, TimerBell
+from uma.engine.delivery.bell import Bell
 from uma.engine.delivery.mailbox import Mailbox, Reply
 from uma.engine.delivery.stream import RequestStream
 from uma.types import Token
 
-KINDS: list[Callable[[], Bell]] = [SocketBell, *([TimerBell] if sys.platform == "linux" else [])]
 
-
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
-def bell(request: pytest.FixtureRequest) -> Iterator[Bell]:
-    made: Bell = request.param()
+@pytest.fixture
+def bell() -> Iterator[Bell]:
+    made = Bell()
     yield made
     made.close()
 
 
-@pytest.mark.parametrize("is_urgent", [True, False])
-async def test_a_ring_from_another_thread_wakes_the_task_whether_it_came_before_or_after_it_slept(
-    bell: Bell, is_urgent: bool
-) -> None:
+async def test_a_ring_from_another_thread_wakes_the_task_whether_it_came_before_or_after_it_slept(bell: Bell) -> None:
     with trio.fail_after(PATIENCE_SEC):
         for _ in range(20):
-            bell.set(math.inf)
-            ringing = threading.Thread(target=lambda: bell.ring(is_urgent=is_urgent))
+            ringing = threading.Thread(target=bell.ring)
             ringing.start()
             await bell.wait()
             ringing.join()
 
 
-async def test_it_rings_at_the_time_that_was_set_last_and_not_before(bell: Bell) -> None:
+async def test_it_wakes_at_its_time_and_not_before(bell: Bell) -> None:
     with trio.fail_after(PATIENCE_SEC):
-        for earlier_ms, later_ms in ((5.0, 10.0), (1e6, 5.0), (0.0, 5.0), (5.0, -1e9)):
+        for later_ms in (10.0, 5.0, 0.0, -1e9):
             began = now_ms()
-            bell.set(began + earlier_ms)
-            bell.set(began + later_ms)
-            await bell.wait()
+            await bell.wait(began + later_ms)
             assert now_ms() >= began + later_ms
 
 
-async def test_after_an_infinite_time_only_a_ring_wakes(bell: Bell) -> None:
+async def test_without_a_time_only_a_ring_wakes(bell: Bell) -> None:
     woken: list[float] = []
 
     async def sleep() -> None:
@@ -60,26 +50,12 @@ async def test_after_an_infinite_time_only_a_ring_wakes(bell: Bell) -> None:
         woken.append(now_ms())
 
     with trio.fail_after(PATIENCE_SEC):
-        bell.set(now_ms() + 1)
-        bell.set(math.inf)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sleep)
             await trio.testing.wait_all_tasks_blocked(0.02)
             assert not woken
-            bell.ring(is_urgent=False)
+            bell.ring()
     assert len(woken) == 1
-
-
-async def test_a_time_that_another_thread_rings_at_is_the_latest_at_which_the_task_wakes(bell: Bell) -> None:
-    with trio.fail_after(PATIENCE_SEC):
-        for later_ms in (5.0, -1e9):
-            bell.set(math.inf)
-            at_ms = now_ms() + later_ms
-            ringing = threading.Thread(target=lambda at_ms=at_ms: bell.ring_at(at_ms))
-            ringing.start()
-            await bell.wait()
-            ringing.join()
-            assert now_ms() >= at_ms or isinstance(bell, SocketBell), "its time is set by the task alone"
 
 
 class Control:
@@ -92,9 +68,9 @@ class Control:
     def credit(self, events: int) -> None: ...
 
 
-async def test_no_event_is_left_behind_however_posts_and_times_meet(bell: Bell) -> None:
+async def test_no_event_is_left_behind_however_posts_and_times_meet() -> None:
     given: list[list[int]] = [[] for _ in range(4)]
-    mailbox = Mailbox(bell)
+    mailbox = Mailbox()
     streams = [RequestStream(Control(), lambda: None, lambda _: None) for _ in given]
     has_all = trio.Event()
     count = 500
@@ -124,8 +100,8 @@ async def test_no_event_is_left_behind_however_posts_and_times_meet(bell: Bell) 
     assert given == [list(range(count))] * len(given)
 
 
-async def test_an_event_that_is_due_is_not_put_off_by_one_that_is_early(bell: Bell) -> None:
-    mailbox = Mailbox(bell)
+async def test_an_event_that_is_due_is_not_put_off_by_one_that_is_early() -> None:
+    mailbox = Mailbox()
     stream = RequestStream(Control(), lambda: None, lambda _: None)
     given: list[int] = []
     has_first = trio.Event()
@@ -147,8 +123,8 @@ async def test_an_event_that_is_due_is_not_put_off_by_one_that_is_early(bell: Be
     assert given == [0]
 
 
-async def test_what_is_posted_while_the_task_is_awake_is_seen_though_its_ring_is_taken_back(bell: Bell) -> None:
-    mailbox = Mailbox(bell)
+async def test_what_is_posted_while_the_task_is_awake_is_seen() -> None:
+    mailbox = Mailbox()
     stream = RequestStream(Control(), lambda: None, lambda _: None)
     given: list[int] = []
     has_last = trio.Event()
@@ -172,8 +148,8 @@ async def test_what_is_posted_while_the_task_is_awake_is_seen_though_its_ring_is
     assert given == [0, 1]
 
 
-async def test_a_function_is_called_behind_the_events_that_were_posted_before_it(bell: Bell) -> None:
-    mailbox = Mailbox(bell)
+async def test_a_function_is_called_behind_the_events_that_were_posted_before_it() -> None:
+    mailbox = Mailbox()
     stream = RequestStream(Control(), lambda: None, lambda _: None)
     given: list[int] = []
 

@@ -1,5 +1,5 @@
 """Way from the decode thread to the Trio thread, by one bell (`bell`): events by the batch, and functions to call
-there. It rings for what is due, and at the time of the first event that is early.
+there.
 
 Trio's own way, `TrioToken.run_sync_soon`, gives up the GIL while it writes to a socket, and the decode thread waits for
 it. This bell is rung with the GIL held: the Trio thread gets it when `llama_decode` begins, and works during the batch.
@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 import trio
 
 from uma.engine.clock import now_ms
-from uma.engine.delivery.bell import Bell, new_bell
+from uma.engine.delivery.bell import Bell
 from uma.engine.delivery.outbox import Delivery
 from uma.engine.delivery.stream import RequestStream
 from uma.engine.recorder import TRIO, Recorder
@@ -33,32 +33,27 @@ _log = logging.getLogger("uma.engine")
 class Mailbox:
     """`post` and `call` belong to the decode thread, everything else to the Trio thread."""
 
-    def __init__(self, bell: Bell | None = None) -> None:
+    def __init__(self) -> None:
         self.recorder: Recorder | None = None
         """Told of each delivery, where there is one."""
         self._mail: deque[tuple[list[Delivery], threading.Event | None] | Callable[[], object]] = deque()
-        self._bell = bell or new_bell()
+        self._bell = Bell()
         self._early: dict[float, list[RequestStream]] = {}
         """The streams that have to release an event, by time: with one pace for all, one time is that of many."""
         self._times: list[float] = []
         """Their times: a heap."""
         self._looks_ms = math.inf
-        """When the Trio thread looks here next: 0 where it was rung, infinite where it is not until then."""
+        """When the Trio thread looks here next, or sooner; infinite: once it is rung."""
         self._is_closed = False
-        self._looking = threading.Lock()
-        """Lock of `_looks_ms` and of the bell that says it, which both threads set."""
 
     def post(self, deliveries: list[Delivery], taken: threading.Event | None) -> None:
         """Have events delivered soon; `taken` is set when they are, and their readers have had a turn.
 
-        Events that are all early are no reason to wake the Trio thread before the first is due. It says when it looks
-        before it looks a last time and sleeps (`run`), and the mail is here before that is read: one of both sees the
-        other.
+        Events that are due after others that wait are no reason to wake the Trio thread. It says when it looks before
+        it looks a last time and sleeps (`run`), and the mail is here before that is read: one of both sees the other.
         """
         self._mail.append((deliveries, taken))
-        is_urgent = taken is not None
-        due_ms = 0.0 if is_urgent else min(not_before_ms for *_, not_before_ms in deliveries)
-        self._wake(due_ms, is_urgent=is_urgent)
+        self._wake(min(not_before_ms for *_, not_before_ms in deliveries) if taken is None else 0.0)
 
     def call(self, function: Callable[[], object]) -> None:
         """Have a function called soon, behind all that was posted before. A fault in it ends the engine.
@@ -66,21 +61,14 @@ class Mailbox:
         The Trio thread can use it, too: once the decode thread has ended.
         """
         self._mail.append(function)
-        self._wake(0.0, is_urgent=False)
+        self._wake(0.0)
 
-    def _wake(self, due_ms: float, *, is_urgent: bool) -> None:
+    def _wake(self, due_ms: float) -> None:
         if self._is_closed:
             self._empty_at_once()
-            return
-        with self._looking:
-            if due_ms >= self._looks_ms and not is_urgent:
-                return
-            if due_ms > now_ms():
-                self._looks_ms = due_ms
-                self._bell.ring_at(due_ms)
-            else:
-                self._looks_ms = 0.0
-                self._bell.ring(is_urgent=is_urgent)
+        elif due_ms < self._looks_ms:
+            self._looks_ms = due_ms
+            self._bell.ring()
 
     @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
@@ -99,13 +87,11 @@ class Mailbox:
                 await trio.lowlevel.checkpoint()
                 for taken in waiting:
                     taken.set()
-            with self._looking:
-                self._looks_ms = self._times[0] if self._times else math.inf
-                self._bell.set(self._looks_ms)
+            self._looks_ms = looks_ms = self._times[0] if self._times else math.inf
             if self._mail:
                 await trio.lowlevel.checkpoint()
             else:
-                await self._bell.wait()
+                await self._bell.wait(looks_ms)
 
     def empty(self) -> list[threading.Event]:
         """Deliver what is here; returns the events to be set for it. A fault in one stream ends that stream alone."""
