@@ -58,6 +58,13 @@ async def test_without_a_time_only_a_ring_wakes(bell: Bell) -> None:
     assert len(woken) == 1
 
 
+@pytest.fixture
+def mailbox() -> Iterator[Mailbox]:
+    made = Mailbox()
+    yield made
+    made.close()
+
+
 class Control:
     """A sequence that nothing is asked of."""
 
@@ -68,9 +75,8 @@ class Control:
     def credit(self, events: int) -> None: ...
 
 
-async def test_no_event_is_left_behind_however_posts_and_times_meet() -> None:
+async def test_no_event_is_left_behind_however_posts_and_times_meet(mailbox: Mailbox) -> None:
     given: list[list[int]] = [[] for _ in range(4)]
-    mailbox = Mailbox()
     streams = [RequestStream(Control(), lambda: None, lambda _: None) for _ in given]
     has_all = trio.Event()
     count = 500
@@ -100,8 +106,7 @@ async def test_no_event_is_left_behind_however_posts_and_times_meet() -> None:
     assert given == [list(range(count))] * len(given)
 
 
-async def test_an_event_that_is_due_is_not_put_off_by_one_that_is_early() -> None:
-    mailbox = Mailbox()
+async def test_an_event_that_is_due_is_not_put_off_by_one_that_is_early(mailbox: Mailbox) -> None:
     stream = RequestStream(Control(), lambda: None, lambda _: None)
     given: list[int] = []
     has_first = trio.Event()
@@ -123,8 +128,7 @@ async def test_an_event_that_is_due_is_not_put_off_by_one_that_is_early() -> Non
     assert given == [0]
 
 
-async def test_what_is_posted_while_the_task_is_awake_is_seen() -> None:
-    mailbox = Mailbox()
+async def test_what_is_posted_while_the_task_is_awake_is_seen(mailbox: Mailbox) -> None:
     stream = RequestStream(Control(), lambda: None, lambda _: None)
     given: list[int] = []
     has_last = trio.Event()
@@ -148,8 +152,7 @@ async def test_what_is_posted_while_the_task_is_awake_is_seen() -> None:
     assert given == [0, 1]
 
 
-async def test_a_function_is_called_behind_the_events_that_were_posted_before_it() -> None:
-    mailbox = Mailbox()
+async def test_a_function_is_called_behind_the_events_that_were_posted_before_it(mailbox: Mailbox) -> None:
     stream = RequestStream(Control(), lambda: None, lambda _: None)
     given: list[int] = []
 
