@@ -72,7 +72,7 @@ def theme_violations(page: Page) -> list[str]:
 def test_axe_has_nothing_against_any_view(browser: Browser, http_server: HttpServer) -> None:
     with visitor(browser, http_server.url) as one:
         page = one.visit().page
-        page.locator(".model-card b").wait_for()
+        page.locator("#model").wait_for()
         assert theme_violations(page) == []
         one.ask("How do I serve my own model?")
         one.wait_for_answer()

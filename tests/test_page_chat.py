@@ -117,7 +117,7 @@ def test_a_conversation_from_question_to_figures(here: Visitor) -> None:
     expect(more).to_be_hidden()
     figures.hover()
     expect(more).to_be_visible()
-    name = page.locator("#model-name").inner_text()
+    name = page.locator("#model").inner_text()
     for word in ("tokens/s", "to the first token", "prompt tokens cached", f"{name} · "):
         expect(figures).to_contain_text(word)
     assert name == httpx.get(f"{here.url}/ui/api/info").json()["model"]["called"]
@@ -196,7 +196,7 @@ def test_a_server_that_goes_away_is_waited_for_and_what_was_said_stays(browser: 
 
 def test_a_server_with_another_model_is_named_as_soon_as_it_is_asked_something(here: Visitor) -> None:
     page = here.visit().page
-    card = page.locator(".model-card b")
+    card = page.locator("#model")
     expect(card).not_to_be_empty()
     info = httpx.get(f"{here.url}/ui/api/info").json()
 
@@ -369,7 +369,7 @@ def test_the_page_sends_what_was_set_and_shows_what_holds_otherwise(browser: Bro
 
 def test_the_chip_tells_how_many_settings_it_does_not_name(here: Visitor) -> None:
     page = here.visit().page
-    page.locator(".model-card b").wait_for()
+    page.locator("#model").wait_for()
     chip = page.locator("#chips")
     expect(chip).to_have_text("Settings")
     page.get_by_role("button", name="Instructions and sampling", exact=True).click()
@@ -416,7 +416,7 @@ def test_a_server_with_keys_is_asked_with_the_one_that_is_given_once(browser: Br
         assert violations(page) == []
         page.get_by_label("Key", exact=True).fill(key)
         page.keyboard.press("Enter")
-        page.locator(".model-card b").wait_for()
+        page.locator("#model").wait_for()
         one.problems.clear()  # the browser's own lines about the answers with 401
         one.ask("What is UMA?")
         first = one.wait_for_answer()
@@ -439,7 +439,7 @@ def test_export_and_import_bring_a_conversation_back(here: Visitor, tmp_path: Pa
     page.get_by_label("This conversation").click()
     with page.expect_download() as saving:
         page.get_by_role("button", name="Export as Markdown").click()
-    name = page.locator("#model-name").inner_text()
+    name = page.locator("#model").inner_text()
     assert saving.value.suggested_filename == "What is UMA_.md"
     assert saving.value.path().read_text() == f"# What is UMA?\n\n## You\n\nWhat is UMA?\n\n## {name}\n\n{said}\n"
     page.get_by_label("This conversation").click()

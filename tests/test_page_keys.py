@@ -54,7 +54,7 @@ def test_a_wrong_key_is_said_to_be_wrong(here: Visitor) -> None:
     expect(page.locator("#key-fault")).to_contain_text("The server does not know this key")
     assert violations(page) == []
     enter_key(page, KEYS["free"])
-    page.locator(".model-card b").wait_for()
+    page.locator("#model").wait_for()
     expect(page.locator("#key-dialog")).to_be_hidden()
     expect(page.locator("#banner")).to_be_hidden()
 
@@ -69,7 +69,7 @@ def test_what_can_be_no_key_is_not_kept(here: Visitor) -> None:
     page.evaluate("localStorage.setItem('uma.key', 'ключ')")  # as an earlier page did
     page.reload()
     enter_key(page, KEYS["free"])
-    page.locator(".model-card b").wait_for()
+    page.locator("#model").wait_for()
 
 
 def test_a_dialog_that_was_closed_stays_closed_until_the_person_acts(here: Visitor) -> None:
@@ -123,7 +123,7 @@ def test_a_key_can_be_changed_and_forgotten(here: Visitor) -> None:
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Enter the key").click()
     enter_key(page, KEYS["free"])
-    page.locator(".model-card b").wait_for()
+    page.locator("#model").wait_for()
     page.get_by_role("button", name="Instructions and sampling", exact=True).click()
     assert violations(page) == []
     page.get_by_role("button", name="Change the key").click()
@@ -142,8 +142,8 @@ def test_a_key_that_one_window_is_given_is_good_for_all(here: Visitor) -> None:
     other.goto(f"{here.url}/")
     expect(other.locator("#key-dialog")).to_be_visible()
     enter_key(page, KEYS["free"])
-    page.locator(".model-card b").wait_for()
-    other.locator(".model-card b").wait_for()
+    page.locator("#model").wait_for()
+    other.locator("#model").wait_for()
     expect(other.locator("#key-dialog")).to_be_hidden()
     expect(other.locator("#banner")).to_be_hidden()
 
@@ -156,13 +156,13 @@ def test_an_answer_is_the_proof_that_no_key_is_missing(here: Visitor) -> None:
     here.ask("What is UMA?")
     here.wait_for_answer()
     expect(page.locator("#banner")).to_be_hidden()
-    page.locator(".model-card b").wait_for()
+    page.locator("#model").wait_for()
 
 
 def test_a_key_for_the_normal_lane_can_chat_and_only_what_is_chosen_is_sent(here: Visitor) -> None:
     page = here.visit().page
     enter_key(page, KEYS["normal"])
-    page.locator(".model-card b").wait_for()
+    page.locator("#model").wait_for()
     with page.expect_request("**/ui/api/answers") as sent:
         here.ask("What is UMA?")
     assert "priority" not in json.loads(sent.value.post_data or "")

@@ -50,18 +50,13 @@ def test_conversations_are_found_pinned_renamed_and_deleted_in_the_list(here: Vi
     assert titles(page) == ["July 2025", "Cooking", "March 2024", "Fishing"]
 
     page.keyboard.press("Control+k")
-    search = page.get_by_label("Search in all conversations")
-    expect(search).to_be_focused()
+    expect(page.get_by_role("combobox")).to_be_focused()
     page.keyboard.type("Still PIKE")
-    expect(page.locator(".entry")).to_have_count(1)
-    expect(page.locator(".entry .snippet")).to_contain_text("A pike is a *fish* of still")
+    expect(page.get_by_role("option")).to_have_count(1)
+    expect(page.locator(".found .snippet")).to_contain_text("A pike is a *fish* of still")
     assert violations(page) == []
     page.keyboard.press("Enter")
     expect(page.locator("#title")).to_have_text("Fishing")
-    search.fill("nowhere")
-    expect(page.locator(".list-empty")).to_have_text("Nothing found.")
-    search.press("Escape")
-    expect(page.locator(".entry")).to_have_count(2)
 
     act(page, "Fishing", "Pin")
     expect(page.locator(".entry .name").first).to_have_text("Fishing")
@@ -94,3 +89,63 @@ def test_conversations_are_found_pinned_renamed_and_deleted_in_the_list(here: Vi
     choose(page, saved(both[0]))
     dialog.get_by_role("button", name="Cancel").click()
     expect(page.locator(".entry")).to_have_count(3)
+
+
+def test_a_search_opens_the_sentence_and_marks_its_words(here: Visitor) -> None:
+    page = here.visit().page
+    lines = [f"Line {number} says that water is wet." for number in range(300)]
+    lines[150] = "Only here a *lonely* heron waits by the water."
+    choose(page, saved(conversation("Fishing", "\n\n".join(lines)), conversation("Cooking", "Boil the water.")))
+    page.get_by_role("button", name="Search").click()
+    search = page.get_by_role("combobox")
+    search.fill("water heron")
+    expect(page.get_by_role("option")).to_have_count(1)
+    expect(page.locator(".found .snippet")).to_contain_text("heron waits by the water")  # where both stand together
+    search.press("Enter")
+    expect(page.locator(".blocks p", has_text="heron waits")).to_be_in_viewport()
+    marked = "[...CSS.highlights.get('found')].map(range => range.toString().toLowerCase())"
+    assert set(page.evaluate(marked)) == {"water", "heron"}
+    page.keyboard.press("Control+k")
+    expect(search).to_have_value("")  # the next search begins with nothing
+    search.fill("nowhere")
+    expect(page.get_by_text("Nothing found.")).to_be_visible()
+
+
+def test_the_palette_has_actions_and_goes_by_arrow_keys(here: Visitor) -> None:
+    page = here.visit().page
+    page.locator("#model").wait_for()
+    page.keyboard.press("Control+k")
+    search = page.get_by_role("combobox")
+    search.fill("view")
+    page.keyboard.press("Enter")
+    expect(page.locator("#live-view")).to_be_visible()
+    page.keyboard.press("Control+k")
+    names = page.get_by_role("option").locator(".name").all_inner_texts()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowUp")  # around the end
+    expect(page.locator(".found[aria-selected=true] .name")).to_have_text(names[-1])
+    assert violations(page) == []
+    search.fill("new chat")
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
+
+
+def test_a_click_on_the_title_renames_and_the_menu_goes_by_arrow_keys(here: Visitor) -> None:
+    page = here.visit().page
+    choose(page, saved(conversation("Fishing", "A pike.")))
+    page.locator("#title").click()
+    page.get_by_label("Name of the conversation").fill("Angling")
+    page.keyboard.press("Enter")
+    expect(page.locator("#title")).to_have_text("Angling")
+    menu = page.get_by_label("This conversation")
+    expect(menu).to_be_focused()
+    page.keyboard.press("Enter")
+    items = page.locator("#entry-menu button")
+    expect(items.first).to_be_focused()
+    page.keyboard.press("ArrowUp")
+    expect(items.last).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    expect(items.first).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(menu).to_be_focused()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
 from http_server import HttpServer, running_http
 from page_browser import Visitor, violations, visitor
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, Route, expect
 from script_model import write_script_model
 
 from harness import short_directory
@@ -36,39 +37,49 @@ def here(browser: Browser, server: HttpServer) -> Iterator[Visitor]:
         yield one
 
 
-def groups(one: Visitor) -> dict[str, list[str]]:
-    """What the picker lists, by the groups it stands in."""
-    found = one.page.locator("#model optgroup").evaluate_all(
-        "groups => groups.map(each => [each.label, [...each.children].map(option => option.value)])"
+def listed(page: Page) -> dict[str, list[str]]:
+    """What the list of models shows, by its groups; it is left open."""
+    page.locator("#model").click()
+    found = page.locator("#palette-list [role=group]").evaluate_all(
+        "all => all.map(each => [each.ariaLabel, [...each.querySelectorAll('.name')].map(name => name.textContent)])"
     )
     return dict(found)
 
 
+def choose(page: Page, name: str) -> None:
+    page.locator("#model").click()
+    page.get_by_role("option").filter(has=page.get_by_text(name, exact=True)).click()
+
+
 def test_a_conversation_keeps_the_model_that_it_began_with(here: Visitor) -> None:
     page = here.visit().page
-    picker = page.get_by_label("Model", exact=True)
-    expect(picker).to_have_value("alpha")
-    assert groups(here)["Too large for this server"] == ["huge"]
-    assert all("encoder" not in each for each in groups(here).values())
+    picker = page.locator("#model")
+    expect(picker).to_have_text("alpha")
+    groups = listed(page)
+    assert groups["Models that are too large for this server"] == ["huge"]
+    assert all("encoder" not in each for each in groups.values())
+    expect(page.get_by_role("option", name="huge")).to_be_disabled()
+    expect(page.get_by_role("option", name="beta")).to_contain_text("F32")
     assert violations(page) == []
-    picker.select_option("beta")
-    expect(page.locator("#model-card b")).to_have_text("beta")
+    page.keyboard.press("Escape")
+    choose(page, "beta")
+    expect(picker).to_have_text("beta")
     here.ask("Which one are you?")
     assert here.wait_for_answer() == SAYING["beta"]
     expect(page.locator(".made-by .model")).to_have_text("beta · ")
-    expect(page.locator("#model optgroup[label=Loaded] option[value=beta]")).to_have_count(1)
+    assert "beta" in listed(page)["Models that are loaded"]
+    page.keyboard.press("Escape")
 
     page.get_by_role("button", name="New chat", exact=True).click()
-    expect(picker).to_have_value("beta")  # the last that was chosen
-    picker.select_option("alpha")
+    expect(picker).to_have_text("beta")  # the last that was chosen
+    choose(page, "alpha")
     here.ask("And you?")
     assert here.wait_for_answer() == SAYING["alpha"]
 
     page.get_by_role("button", name="Which one are you?", exact=True).click()
-    expect(picker).to_have_value("beta")
-    expect(page.locator("#model-card b")).to_have_text("beta")
+    expect(picker).to_have_text("beta")
     page.reload()
-    expect(picker).to_have_value("beta")
+    expect(picker).to_have_text("beta")
     here.ask("Still the same?")
     assert here.wait_for_answer(2) == SAYING["beta"]
     assert violations(page) == []
@@ -76,7 +87,7 @@ def test_a_conversation_keeps_the_model_that_it_began_with(here: Visitor) -> Non
 
 def test_a_model_that_is_gone_is_told_and_another_one_goes_on(here: Visitor) -> None:
     page = here.visit().page
-    page.get_by_label("Model", exact=True).select_option("beta")
+    choose(page, "beta")
     here.ask("Which one are you?")
     here.wait_for_answer()
     page.evaluate(
@@ -87,13 +98,13 @@ def test_a_model_that_is_gone_is_told_and_another_one_goes_on(here: Visitor) -> 
         }"""
     )
     page.reload()
-    picker = page.get_by_label("Model", exact=True)
-    expect(picker.locator("option:checked")).to_have_text("omega (not here)")
+    picker = page.locator("#model")
+    expect(picker).to_have_text("omega (not here)")
     here.ask("Are you there?")
     expect(page.locator(".failure")).to_contain_text("The server has no model of this name any more")
     here.problems = [each for each in here.problems if "404" not in each]
     assert violations(page) == []
-    picker.select_option("alpha")
+    choose(page, "alpha")
     page.get_by_role("button", name="Try again").click()
     expect(page.locator("article.assistant .blocks").last).to_have_text(SAYING["alpha"])
 
@@ -103,8 +114,34 @@ def test_the_picker_fits_where_the_models_name_stood(here: Visitor) -> None:
     for width, height in ((390, 844), (1440, 900)):
         page.set_viewport_size({"width": width, "height": height})
         here.visit()
-        picker = page.get_by_label("Model", exact=True)
+        picker = page.locator("#model")
         expect(picker).to_be_in_viewport(ratio=1)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.get_by_role("link", name="Live").click()
         expect(picker).to_be_hidden()
+
+
+def test_a_model_is_pulled_from_the_list_with_its_percent(here: Visitor) -> None:
+    page = here.visit().page
+    names: list[str] = []
+
+    def pull(route: Route) -> None:
+        names.append((route.request.post_data_json or {})["model"])
+        route.fulfill(content_type="application/x-ndjson", body=json.dumps({"error": "the hub is not there"}) + "\n")
+
+    page.route("**/api/pull", pull)
+    listed(page)
+    page.get_by_role("combobox").fill("owner/some-model")
+    page.get_by_role("option", name="Pull owner/some-model").click()
+    expect(page.locator(".toast").last).to_contain_text("owner/some-model was not pulled. the hub is not there")
+    assert names == ["owner/some-model"]
+
+
+def test_a_question_to_a_model_that_loads_names_it_and_tells_its_percent(here: Visitor) -> None:
+    page = here.visit().page
+    headers = {"x-uma-loading-percent": "40", "retry-after-ms": "60000"}
+    page.route("**/ui/api/answers", lambda route: route.fulfill(status=503, headers=headers))
+    choose(page, "beta")
+    here.ask("Are you there?")
+    expect(page.locator(".status")).to_contain_text("beta is being loaded, 40 %.")
+    here.problems = [each for each in here.problems if "503" not in each]

@@ -91,7 +91,7 @@ def test_a_conversation_that_is_full_is_told_apart_from_a_question_that_is_too_l
 
 def test_files_that_are_refused_are_named_in_one_notice_that_can_be_put_away(here: Visitor) -> None:
     page = here.visit().page
-    page.locator(".model-card b").wait_for()
+    page.locator("#model").wait_for()
     binary = [payload(f"{number}.bin", "\0") for number in range(6)]
     page.locator("#attach-file").set_input_files([*binary, payload("note.txt", "Olga")])
     expect(page.locator("#attached .file")).to_have_text(["note.txt"])

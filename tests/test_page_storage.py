@@ -316,7 +316,7 @@ def test_figures_that_are_none_are_left_out_with_a_word(here: Visitor) -> None:
 
 def test_settings_out_of_their_range_are_left_out_with_a_word(here: Visitor) -> None:
     page = here.visit().page
-    page.locator(".model-card b").wait_for()
+    page.locator("#model").wait_for()
     sampling = {"temperature": 99, "max_tokens": -4, "seed": 7, "n": 7, "stop": [5], "top_k": 1.5}
     choose_file(page, conversation(question("a"), settings={"system": {}, "priority": 5, "sampling": sampling}))
     for word in ("instructions", "priority", "temperature", "max_tokens", "n, ", "stop", "top_k"):
@@ -504,7 +504,7 @@ def test_a_question_builds_nothing_again_that_stands_before_it(here: Visitor) ->
 
 def test_a_number_that_is_not_taken_is_said_to_be_none(here: Visitor) -> None:
     page = here.visit().page
-    page.locator(".model-card b").wait_for()
+    page.locator("#model").wait_for()
     page.get_by_role("button", name="Instructions and sampling", exact=True).click()
     most = page.get_by_label("Longest answer")
     most.press_sequentially("99999")

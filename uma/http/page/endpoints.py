@@ -315,8 +315,10 @@ def card_of(models: Models, model: ListedModel) -> ServerInfo:
 
 def _model_entry(model: ListedModel) -> dict[str, Any]:
     """What the page's picker shows of a model."""
-    names = ("name", "size_bytes", "state", "loading_percent", "fits", "vision")
-    return {name: getattr(model, name) for name in names}
+    names = ("size_bytes", "quantization", "parameters", "context_length", "state", "loading_percent", "fits", "vision")
+    able = None if model.info is None else model.info.capabilities  # known once it is loaded
+    known = {"thinks": able is not None and able.reasoning, "is_base": able is not None and not able.chat}
+    return {name: getattr(model, name) for name in ("name", *names)} | known
 
 
 def _check_media(messages: Sequence[Message]) -> None:

@@ -53,7 +53,7 @@ export function watchKey(run) {
 }
 
 /**
- * @param {string} path Below `ui/api/`, or one of the API for all programs, which begins with `v1/`.
+ * @param {string} path Below `ui/api/`, or one of the API for all programs, which begins with `v1/` or `api/`.
  * @param {{method?: string, body?: unknown, signal?: AbortSignal, headers?: Record<string, string>}} [options]
  * @param {AbortSignal} [given] The caller's own signal: what it ends is no lost connection.
  * @returns {Promise<Response>}
@@ -68,7 +68,7 @@ async function request(path, options = {}, given = options.signal) {
     init.headers["Content-Type"] = "application/json";
     Object.assign(init, { body: JSON.stringify(body) });
   }
-  const asked = new Request(path.startsWith("v1/") ? path : `ui/api/${path}`, init); // outside: what is wrong with it is no lost connection
+  const asked = new Request(/^(v1|api)\//.test(path) ? path : `ui/api/${path}`, init); // outside: what is wrong with it is no lost connection
   let response;
   try {
     response = await fetch(asked);
@@ -128,6 +128,14 @@ export async function remove(path) {
   await request(path, { method: "DELETE" });
 }
 
+/** A download that goes on tells so ten times a second; the hub can be silent for longer than an answer. */
+const PULL_SILENCE_MS = 300_000;
+
+/** The lines of an answer in NDJSON. @param {string} path @param {unknown} body @returns {AsyncGenerator<any, void, void>} */
+export async function* lines(path, body) {
+  for await (const line of parts(path, "\n", { body, silenceMs: PULL_SILENCE_MS })) yield JSON.parse(line);
+}
+
 /**
  * The events of a stream, until it ends. Throws `ApiError` where it cannot be had, breaks off, or is silent for too long.
  *
@@ -136,7 +144,15 @@ export async function remove(path) {
  *   `onOpen` is called once the server has the request. `silenceMs` is the longest silence of a stream that still lives.
  * @returns {AsyncGenerator<ServerEvent, void, void>}
  */
-export async function* stream(path, { body, signal, lastEventId, onOpen, silenceMs = SILENCE_MS } = {}) {
+export async function* stream(path, options = {}) {
+  for await (const part of parts(path, "\n\n", options)) {
+    const event = parse(part);
+    if (event) yield event;
+  }
+}
+
+/** @param {string} path @param {string} end What each part ends with. @param {Parameters<typeof stream>[1]} options @returns {AsyncGenerator<string, void, void>} */
+async function* parts(path, end, { body, signal, lastEventId, onOpen, silenceMs = SILENCE_MS } = {}) {
   const more = lastEventId ? { "Last-Event-ID": lastEventId } : undefined;
   const silence = new Silence(signal);
   const asking = request(path, { body, signal: silence.signal, headers: more }, signal);
@@ -150,12 +166,9 @@ export async function* stream(path, { body, signal, lastEventId, onOpen, silence
     for (;;) {
       const { done, value } = await silence.bounds(reader.read(), silenceMs);
       if (done) return;
-      const parts = (text + value).split("\n\n");
-      text = parts.pop() ?? "";
-      for (const part of parts) {
-        const event = parse(part);
-        if (event) yield event;
-      }
+      const whole = (text + value).split(end);
+      text = whole.pop() ?? "";
+      yield* whole;
     }
   } catch (error) {
     if (signal?.aborted || error instanceof ApiError) throw error;

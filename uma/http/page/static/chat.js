@@ -3,6 +3,7 @@
 import { announce, arrange, byId, DOUBLE_CLICK_MS, h, rebuild, toast } from "./dom.js";
 import { AnswerView, edit, nameModelsOnce, question, spokenEnd } from "./message.js";
 import { Run } from "./run.js";
+import { mark } from "./search.js";
 import * as store from "./store.js";
 import { border, leaveOut, Summary, takeBack } from "./summary.js";
 import {
@@ -363,7 +364,7 @@ export class Chat {
     view.drawing = undefined;
     const began = performance.now();
     view.follow(run);
-    if (run.isOver) nameModelsOnce(this.thread);
+    if (run.isOver) nameModelsOnce(this.thread, this.current.model ?? this.does.info()?.model.called);
     if (this.isAtEnd) this.goToEnd();
     view.restMs = REST * (performance.now() - began);
   }
@@ -404,7 +405,7 @@ export class Chat {
     const rows = [...this.views].flatMap(([{ id }, { element }]) => (id === from ? [line, element] : [element]));
     if (this.summary?.conversation === this.current) rows.push(this.summary.element);
     arrange(this.thread, rows[0] === line ? rows.slice(1) : rows);
-    nameModelsOnce(this.thread);
+    nameModelsOnce(this.thread, this.current.model ?? this.does.info()?.model.called);
   }
 
   /** @param {Message} message @param {Message[]} siblings */
@@ -414,6 +415,16 @@ export class Chat {
     const answer = new AnswerView(message, siblings, this.actions);
     if (!this.runs.has(message.id)) answer.showPlain();
     return { versions, element: answer.element, answer };
+  }
+
+  /** Show a message of this conversation, and where it has these words. @param {string} id @param {string[]} words */
+  reveal(id, words) {
+    this.isAtEnd = false;
+    show(this.current, id);
+    this.render();
+    const view = this.views.get(this.current.messages[id]);
+    if (!this.runs.has(id)) view?.answer?.blocks.show(this.current.messages[id].text, true);
+    if (view) mark(view.element, words);
   }
 
   /** @type {import("./message.js").Actions} */

@@ -7,8 +7,10 @@ import { byId, choose, download, h, icon, number, toast } from "./dom.js";
 import { LiveView } from "./live.js";
 import { keep, kept, tellLosses } from "./local.js";
 import { WITH_SUMMARY, WITHOUT_OLDEST } from "./message.js";
+import { Palette } from "./palette.js";
 import { Picker } from "./picker.js";
 import { exportJson, exportMarkdown, ImportError, importJson } from "./reading.js";
+import { find, wordsOf } from "./search.js";
 import { DEFAULTS, openSettings, readSettings, summary } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 
@@ -23,6 +25,9 @@ const SETTINGS_KEY = "uma.settings";
 const THEME_KEY = "uma.theme";
 const MODEL_KEY = "uma.model";
 const RETRY_MS = 2_000;
+/** Conversations that a search lists, and those that are listed before anything is sought. */
+const MAX_FOUND = 30;
+const FEW = 5;
 
 /** @type {import("./types.js").Info | undefined} */
 let info;
@@ -65,16 +70,20 @@ const chat = new Chat({
   suggestions,
   info: () => info,
 });
-const picker = new Picker((name) => {
-  keep(MODEL_KEY, name);
-  chat.setModel(name);
+const palette = new Palette();
+const picker = new Picker({
+  choose: (name) => {
+    keep(MODEL_KEY, name);
+    chat.setModel(name);
+  },
+  changed: () => palette.show(),
 });
 const composer = new Composer({
   send: (text, files) => chat.send(text, files),
   stop: () => chat.stop(),
   openSettings: editSettings,
 });
-const sidebar = new Sidebar({ open: (id) => go(`#c/${id}`), changed: refresh, acts });
+const sidebar = new Sidebar({ open: (id) => go(`#c/${id}`), acts });
 const live = new LiveView(
   byId("live-view", HTMLElement),
   (id) => chat.own(id),
@@ -99,15 +108,78 @@ function refresh() {
     chat.current.id,
     chat.answering,
   );
-  byId("menu", HTMLDetailsElement).hidden = isLive || !chat.conversations.includes(chat.current);
+  byId("menu", HTMLButtonElement).hidden = isLive || !chat.conversations.includes(chat.current);
   byId("open-settings", HTMLElement).hidden = isLive;
   byId("live-dot", HTMLElement).hidden = !chat.answering.size;
   byId("export-all", HTMLButtonElement).disabled = !chat.conversations.length;
   showLoss(isLive ? "" : chat.loss);
   showGauge();
-  picker.show(isLive ? undefined : info?.models, chat.current.model ?? info?.models?.[0]?.name);
+  showModel();
   if (info?.models && chat.current.model !== infoOf) void connect();
   if (!isLive && isRouted) noteAddress();
+}
+
+/** Which model answers. A conversation's can be one that the server has no more. */
+function showModel() {
+  const button = byId("model", HTMLButtonElement);
+  button.hidden = !info || location.hash === "#live";
+  const isHere = !info?.models || info.models.some(({ name }) => name === modelName());
+  const words = isHere ? modelName() : `${modelName()} (not here)`;
+  if (button.textContent !== words) button.textContent = words;
+  button.setAttribute("aria-label", `Model: ${words}`);
+  palette.show();
+}
+
+function modelName() {
+  return (info?.models && (chat.current.model ?? info.models[0]?.name)) ?? info?.model.called ?? "";
+}
+
+function chooseModel() {
+  const label = info?.models ? "Find a model, or pull OWNER/NAME" : "The model of this server";
+  palette.open(label, (text) => picker.entries(info, modelName(), text));
+  void connect();
+}
+
+/** Search for anything: conversations by what was said in them, models, actions. */
+function search() {
+  if (document.querySelector("dialog[open]")) return;
+  sidebar.show(false);
+  palette.open("Search conversations, models and actions", (text) => {
+    const words = wordsOf(text);
+    const found = [...chat.conversations]
+      .sort((a, b) => b.updated - a.updated)
+      .flatMap((each) => find(each, words) ?? [])
+      .slice(0, words.length ? MAX_FOUND : FEW)
+      .map(({ conversation, id, snippet }) => ({
+        group: "Conversations",
+        label: conversation.title || "New chat",
+        note: snippet,
+        run: () => {
+          go(`#c/${conversation.id}`);
+          if (id) chat.reveal(id, words);
+        },
+      }));
+    const doing = actions().filter(({ label }) => words.every((word) => label.toLowerCase().includes(word)));
+    return [...found, ...doing, ...(words.length ? picker.entries(info, modelName(), text) : [])];
+  });
+}
+
+/** @returns {import("./palette.js").Entry[]} */
+function actions() {
+  const isKept = chat.conversations.includes(chat.current);
+  const own = isKept ? acts(chat.current.id).map(({ label, run }) => ({ label: `This conversation: ${label.toLowerCase()}`, run: () => run(null) })) : [];
+  const click = (/** @type {string} */ id) => () => byId(id, HTMLElement).click();
+  return [
+    { label: "New chat", run: begin },
+    { label: "Choose a model", run: chooseModel },
+    { label: "Instructions and sampling", run: editSettings },
+    { label: "Live view", run: click("tab-live") },
+    { label: "Chat", run: click("tab-chat") },
+    { label: "Other colours", run: click("theme") },
+    { label: "Import conversations", run: click("import") },
+    { label: "Export all conversations", run: click("export-all") },
+    ...own,
+  ].map((each) => ({ group: "Actions", ...each }));
 }
 
 /** @param {string} loss Why the conversation that is shown is lost with the page, if it is. */
@@ -177,7 +249,7 @@ function acts(id) {
   };
   return [
     { label: one.pinned ? "Unpin" : "Pin", icon: "pin", run: pin },
-    { label: "Rename", icon: "edit", run: (entry) => rename(one, /** @type {HTMLElement} */ (entry.firstElementChild)) },
+    { label: "Rename", icon: "edit", run: (entry) => rename(one, entry ?? heading) },
     { label: "Export as JSON", icon: "down", run: () => exportOne(one) },
     { label: "Export as Markdown", icon: "down", run: () => exportText(one) },
     { label: "Delete", icon: "x", isDanger: true, run: () => removeOne(one) },
@@ -347,7 +419,7 @@ function rename(named, shown) {
     if (event.key !== "Enter" && event.key !== "Escape") return;
     event.preventDefault(); // Escape ends this, not the answer
     end(event.key === "Enter");
-    (shown === heading ? byId("menu", HTMLElement).querySelector("summary") : shown)?.focus();
+    (shown === heading ? byId("menu", HTMLElement) : shown).focus();
   });
   input.addEventListener("blur", () => end(true));
   shown.after(input);
@@ -462,22 +534,13 @@ async function connect() {
   forgetModel();
   composer.maxBytes = info.limits.max_prompt_bytes;
   composer.setSight(info.capabilities.vision ?? false);
-  const { called, quantization, parameters } = info.model;
-  const size =
-    parameters >= 1e9
-      ? `${number(parameters / 1e9, 1)} B`
-      : `${number(parameters / 1e6, parameters < 1e7 ? 1 : 0)} M`;
-  byId("model-name", HTMLElement).textContent = called;
-  byId("model-card", HTMLElement).replaceChildren(
-    h("b", {}, called),
-    h("span", {}, `${size} parameters · ${quantization}`),
-    h("span", {}, `${number(info.limits.n_ctx)} tokens of context`),
-  );
   const isBase = info.capabilities.chat === false;
   byId("base", HTMLElement).hidden = !isBase;
   composer.input.placeholder = isBase ? "Begin a text" : "Ask something";
   chat.welcome();
-  picker.show(location.hash === "#live" ? undefined : info.models, chat.current.model ?? info.models?.[0]?.name);
+  showModel();
+  // What loads, or is loaded by another window, is followed for as long as it is looked at.
+  if (palette.dialog.open && info.models) retry = window.setTimeout(connect, RETRY_MS);
 }
 
 /** A new conversation is not held with a model that this server does not have. */
@@ -502,34 +565,24 @@ function listen() {
     setTheme(theme);
     keep(THEME_KEY, theme);
   });
-  const menu = byId("menu", HTMLDetailsElement);
-  const choice = (/** @type {string} */ id, /** @type {() => void} */ run) =>
-    byId(id, HTMLButtonElement).addEventListener("click", () => {
-      menu.open = false;
-      run();
-    });
-  choice("rename", () => rename(chat.current, heading));
-  choice("export", exportCurrent);
-  choice("export-markdown", () => exportText(chat.current));
-  choice("delete", () => removeOne(chat.current));
+  const menu = byId("menu", HTMLButtonElement);
+  menu.addEventListener("click", () => sidebar.openMenu(menu, chat.current.id, null));
+  heading.addEventListener("click", () => chat.conversations.includes(chat.current) && rename(chat.current, heading));
+  byId("model", HTMLElement).addEventListener("click", chooseModel);
+  byId("search", HTMLElement).addEventListener("click", search);
   byId("export-all", HTMLElement).addEventListener("click", () =>
     download("uma-conversations.json", exportJson(chat.conversations)),
   );
   byId("import", HTMLElement).addEventListener("click", () => byId("import-file", HTMLInputElement).click());
   byId("import-file", HTMLElement).addEventListener("change", importFile);
   document.addEventListener("keydown", (event) => {
+    if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey)) {
+      event.preventDefault();
+      search();
+    }
     if (event.key !== "Escape" || event.defaultPrevented || event.isComposing) return;
-    if (menu.open) {
-      menu.open = false;
-      menu.querySelector("summary")?.focus();
-    } else if (!byId("chat-view", HTMLElement).hidden && !document.querySelector("dialog[open], :popover-open"))
+    if (!byId("chat-view", HTMLElement).hidden && !document.querySelector("dialog[open], :popover-open"))
       chat.stop();
-  });
-  document.addEventListener("click", (event) => {
-    if (event.target instanceof Node && !menu.contains(event.target)) menu.open = false;
-  });
-  menu.addEventListener("focusout", ({ relatedTarget }) => {
-    if (relatedTarget instanceof Node && !menu.contains(relatedTarget)) menu.open = false;
   });
   // Not hashchange, which comes later: what happens in between would note the address of what is shown still.
   window.addEventListener("popstate", route);

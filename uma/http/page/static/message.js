@@ -274,7 +274,7 @@ function statusOf(run) {
   if (run.waitsFor === "loading")
     return [
       h("progress", { max: 100, value: run.loadedPercent ?? 0, "aria-label": "Model loaded" }),
-      "The model is still being loaded. This goes on as soon as it is ready …",
+      `${run.message.model ?? "The model"} is being loaded, ${run.loadedPercent ?? 0} %. This goes on as soon as it is ready …`,
     ];
   if (run.waitsFor && run.hasArrived)
     return [pulse, "The connection broke off. Picking the answer up again …"];
@@ -371,9 +371,9 @@ function madeBy({ done, model, at }) {
   return h("span", { class: "made-by" }, model ? h("span", { class: "model" }, `${model} · `) : null, time);
 }
 
-/** A model is named where it begins to answer, not at each of its answers. @param {HTMLElement} thread */
-export function nameModelsOnce(thread) {
-  let before = "";
+/** A model is named where another one begins to answer; above the thread stands the one that answers now. @param {HTMLElement} thread @param {string | undefined} current */
+export function nameModelsOnce(thread, current) {
+  let before = `${current} · `;
   for (const each of thread.querySelectorAll(".made-by .model")) {
     each.toggleAttribute("hidden", each.textContent === before);
     before = each.textContent ?? "";

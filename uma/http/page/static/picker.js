@@ -1,53 +1,103 @@
-/** The choice among the models of a server that has several: which are loaded, and which fit into its memory. */
+/** A server's models, as entries of the palette: what each is, which are loaded, which fit; and a way to get another one. */
 
-import { byId, h, number } from "./dom.js";
+import { ApiError, lines } from "./api.js";
+import { number, toast } from "./dom.js";
+import { wordsOf } from "./search.js";
 
+/** @typedef {import("./types.js").Info} Info */
 /** @typedef {import("./types.js").ListedModel} ListedModel */
+/** @typedef {import("./palette.js").Entry} Entry */
 
-const TOO_LARGE = "Too large for this server";
+const TOO_LARGE = "Models that are too large for this server";
 /** What the list is divided into, in this order: a model stands in the first that it belongs to. @type {[string, (model: ListedModel) => boolean][]} */
 const GROUPS = [
-  ["Loaded", ({ state }) => state === "loaded" || state === "loading"],
-  ["Loaded when it is asked", ({ fits }) => fits],
+  ["Models that are loaded", ({ state }) => state === "loaded" || state === "loading"],
+  ["Models that are loaded when they are asked", ({ fits }) => fits],
   [TOO_LARGE, () => true],
 ];
+/** What `uma pull` takes. */
+const HUB_NAME = /^\S+\/\S+$/;
 
 export class Picker {
-  /** @param {(name: string) => void} choose */
-  constructor(choose) {
-    this.select = byId("model", HTMLSelectElement);
-    this.select.addEventListener("change", () => choose(this.select.value));
-    this.shown = "";
+  /** @param {{choose: (name: string) => void, changed: () => void}} does */
+  constructor(does) {
+    this.does = does;
+    /** What is being pulled, and how much of it is here in percent. @type {Map<string, number>} */
+    this.pulls = new Map();
   }
 
-  /** A conversation's model can be one that the server has no more. @param {ListedModel[] | undefined} models @param {string | undefined} chosen */
-  show(models, chosen) {
-    this.select.hidden = !models;
-    byId("model-name", HTMLElement).hidden = Boolean(models);
-    // A list that is open closes when it is built again.
-    const state = JSON.stringify([models, chosen]);
-    if (!models || state === this.shown) return;
-    this.shown = state;
-    const left = new Set(models);
-    const groups = GROUPS.map(([label, belongs]) => {
-      const own = [...left].filter(belongs);
-      for (const each of own) left.delete(each);
-      return own.length ? h("optgroup", { label, disabled: label === TOO_LARGE }, ...own.map(option)) : null;
-    });
-    const isHere = !chosen || models.some(({ name }) => name === chosen);
-    const gone = isHere ? null : h("option", { value: chosen }, `${chosen} (not here)`);
-    this.select.replaceChildren(...[gone, ...groups].filter((each) => each !== null));
-    this.select.value = chosen ?? models[0]?.name ?? "";
+  /** A conversation's model can be one that the server has no more. @param {Info | undefined} info @param {string} chosen @param {string} text @returns {Entry[]} */
+  entries(info, chosen, text) {
+    const models = info?.models ?? (info ? [onlyOf(info)] : []);
+    const words = wordsOf(text);
+    const found = models.filter(({ name }) => words.every((word) => name.toLowerCase().includes(word)));
+    const entries = GROUPS.flatMap(([group], index) =>
+      found
+        .filter((each) => GROUPS.findIndex(([, belongs]) => belongs(each)) === index)
+        .map((each) => this.entry(each, group, chosen)),
+    );
+    for (const [name, percent] of this.pulls)
+      entries.push({ group: "Models that are pulled", label: name, state: `${percent} %`, isDisabled: true, run() {} });
+    if (info?.models && HUB_NAME.test(text) && !this.pulls.has(text)) {
+      const note = "From the Hugging Face hub to the server’s machine.";
+      entries.push({ group: "Another model", label: `Pull ${text}`, note, run: () => void this.pull(text) });
+    }
+    return entries;
+  }
+
+  /** @param {ListedModel} model @param {string} group @param {string} chosen @returns {Entry} */
+  entry({ name, state, loading_percent: percent, ...model }, group, chosen) {
+    const note = [
+      model.parameters && sizeOf(model.parameters, ["M", "B"]),
+      model.quantization,
+      model.size_bytes && sizeOf(model.size_bytes, ["MB", "GB"]),
+      model.context_length && `${number(model.context_length)} tokens of context`,
+      model.vision && "sees pictures",
+      model.thinks && "thinks",
+      model.is_base && "base model",
+    ];
+    return {
+      group,
+      label: name,
+      note: note.filter(Boolean).join(" · "),
+      state: percent === null ? (state === "loaded" ? "loaded" : "") : `loading ${percent} %`,
+      isCurrent: name === chosen,
+      isDisabled: group === TOO_LARGE,
+      run: () => this.does.choose(name),
+    };
+  }
+
+  /** @param {string} name */
+  async pull(name) {
+    this.pulls.set(name, 0);
+    toast(`${name} is being pulled.`);
+    try {
+      for await (const { error, total, completed } of lines("api/pull", { model: name })) {
+        if (error) throw new ApiError(0, { code: "pull", message: error });
+        if (total) this.pulls.set(name, Math.floor((100 * completed) / total));
+        this.does.changed();
+      }
+      toast(`${name} is here, and can be chosen.`);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      toast(`${name} was not pulled. ${error.message}`, { label: "Close", run: () => {} });
+    } finally {
+      this.pulls.delete(name);
+      this.does.changed();
+    }
   }
 }
 
-/** @param {ListedModel} model */
-function option({ name, size_bytes: size, loading_percent: percent, vision }) {
-  const words = percent === null ? sizeOf(size) : `loading, ${number(percent)} %`;
-  return h("option", { value: name }, `${name} · ${words}${vision ? " · sees pictures" : ""}`);
+/** A server's one model. @param {Info} info @returns {ListedModel} */
+function onlyOf({ model, capabilities, limits }) {
+  const { called: name, parameters, quantization } = model;
+  const is_base = capabilities.chat === false;
+  const able = { vision: Boolean(capabilities.vision), thinks: Boolean(capabilities.reasoning), is_base };
+  const more = { size_bytes: 0, state: /** @type {const} */ ("loaded"), loading_percent: null, fits: true };
+  return { name, parameters, quantization, context_length: limits.n_ctx, ...able, ...more };
 }
 
-/** @param {number} bytes */
-function sizeOf(bytes) {
-  return bytes >= 1e9 ? `${number(bytes / 1e9, 1)} GB` : `${number(bytes / 1e6, bytes < 1e7 ? 1 : 0)} MB`;
+/** @param {number} count @param {[string, string]} units Of a million, of a billion. */
+function sizeOf(count, [small, large]) {
+  return count >= 1e9 ? `${number(count / 1e9, 1)} ${large}` : `${number(count / 1e6, count < 1e7 ? 1 : 0)} ${small}`;
 }

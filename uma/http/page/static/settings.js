@@ -21,75 +21,25 @@ const MAX_WHOLE = Number.MAX_SAFE_INTEGER;
 /** Sampling that the chip tells by name; of all others it tells how many are set. */
 const NAMED = ["temperature", "max_tokens", "logprobs"];
 
-/** @typedef {{name: string, label: string, help: string, isShare?: boolean, empty?: string}} Field `isShare`: it need not be a whole number. */
+/** @typedef {{name: string, label: string, help: string, isWhole: boolean, empty?: string}} Field Without `empty` a field that is empty shows the server's default. */
 
-/** Without `empty` a field that is empty shows the server's default. @type {Field[]} */
-const FIELDS = [
-  {
-    name: "temperature",
-    label: "Temperature",
-    help: "How freely the next token is drawn. 0 always takes the likeliest one.",
-    isShare: true,
-  },
-  {
-    name: "top_p",
-    label: "Top p",
-    help: "Draws only from the likeliest tokens that together have this probability. 1 is off.",
-    isShare: true,
-  },
-  {
-    name: "min_p",
-    label: "Min p",
-    help: "Leaves out tokens that are less likely than this share of the likeliest one. 0 is off.",
-    isShare: true,
-  },
-  {
-    name: "top_k",
-    label: "Top k",
-    help: "Draws only from this many of the likeliest tokens. 0 is off.",
-  },
-  {
-    name: "repetition_penalty",
-    label: "Repetition penalty",
-    help: "Over 1, tokens among the last 64 become less likely.",
-    isShare: true,
-  },
-  {
-    name: "frequency_penalty",
-    label: "Frequency penalty",
-    help: "Lowers a token once for every time it occurs among the last 64.",
-    isShare: true,
-  },
-  {
-    name: "presence_penalty",
-    label: "Presence penalty",
-    help: "Lowers a token that occurs among the last 64, however often.",
-    isShare: true,
-  },
-  {
-    name: "max_tokens",
-    label: "Longest answer",
-    help: "In tokens. Empty: as long as the server lets an answer be.",
-  },
-  {
-    name: "min_tokens",
-    label: "Shortest answer",
-    help: "In tokens: it does not end by itself before so many.",
-    empty: "0",
-  },
-  {
-    name: "seed",
-    label: "Seed",
-    help: "The same seed draws the same answer again. Empty: a new one each time.",
-    empty: "random",
-  },
-  {
-    name: "logprobs",
-    label: "Token probabilities",
-    help: "Marks each token by its probability, and tells so many likely ones in its place. Empty: off.",
-    empty: "off",
-  },
-];
+/** Numbers between the whole ones count too. */
+const ANY = false;
+const WHOLE = true;
+/** @type {Field[]} */
+const FIELDS = /** @type {[string, string, string, boolean, string?][]} */ ([
+  ["temperature", "Temperature", "How freely the next token is drawn. 0 always takes the likeliest one.", ANY],
+  ["top_p", "Top p", "Draws only from the likeliest tokens that together have this probability. 1 is off.", ANY],
+  ["min_p", "Min p", "Leaves out tokens that are less likely than this share of the likeliest one. 0 is off.", ANY],
+  ["top_k", "Top k", "Draws only from this many of the likeliest tokens. 0 is off.", WHOLE],
+  ["repetition_penalty", "Repetition penalty", "Over 1, tokens among the last 64 become less likely.", ANY],
+  ["frequency_penalty", "Frequency penalty", "Lowers a token once for every time it occurs among the last 64.", ANY],
+  ["presence_penalty", "Presence penalty", "Lowers a token that occurs among the last 64, however often.", ANY],
+  ["max_tokens", "Longest answer", "In tokens. Empty: as long as the server lets an answer be.", WHOLE],
+  ["min_tokens", "Shortest answer", "In tokens: it does not end by itself before so many.", WHOLE, "0"],
+  ["seed", "Seed", "The same seed draws the same answer again. Empty: a new one each time.", WHOLE, "random"],
+  ["logprobs", "Token probabilities", "Marks each token by its probability, and tells likely ones in its place.", WHOLE, "off"],
+]).map(([name, label, help, isWhole, empty]) => ({ name, label, help, isWhole, empty }));
 
 /** @typedef {{value: string | number, label: string, help: string}} Choice */
 
@@ -111,7 +61,7 @@ function rangeOf(name, info) {
   const { minimum = -Infinity, maximum = Infinity } = info?.sampling[name] ?? {};
   // The server takes what is over 0, and a field has no bound that is left out itself.
   if (name === "repetition_penalty") return { minimum: 0.01, maximum };
-  if (FIELDS.some((field) => field.name === name && field.isShare)) return { minimum, maximum };
+  if (FIELDS.some((field) => field.name === name && !field.isWhole)) return { minimum, maximum };
   const most = Math.min(maximum, MAX_WHOLE);
   // An answer without a token, which only reads the prompt, would show nothing.
   if (name === "max_tokens") return { minimum: 1, maximum: info?.limits.max_tokens || most };
@@ -153,7 +103,7 @@ export function readSettings(raw, info, dropped = new Set()) {
 function isInRange(name, value, info) {
   const field = FIELDS.find((each) => each.name === name);
   const { minimum, maximum } = rangeOf(name, info);
-  const isNumber = field?.isShare ? Number.isFinite(value) : Number.isInteger(value);
+  const isNumber = field?.isWhole ? Number.isInteger(value) : Number.isFinite(value);
   return Boolean(field) && isNumber && value >= minimum && value <= maximum;
 }
 
@@ -425,10 +375,10 @@ function numberField(field, draft, info, changed) {
   const input = h("input", {
     type: "number",
     id,
-    inputmode: field.isShare ? "decimal" : "numeric",
+    inputmode: field.isWhole ? "numeric" : "decimal",
     min: minimum,
     max: maximum,
-    step: field.isShare ? "any" : 1,
+    step: field.isWhole ? 1 : "any",
     placeholder: field.empty ?? String(info?.sampling[field.name]?.default ?? ""),
     "aria-describedby": `${id}-help`,
     "aria-errormessage": `${id}-fault`,
@@ -439,7 +389,7 @@ function numberField(field, draft, info, changed) {
     input.setAttribute("aria-invalid", String(!valid));
     fault.textContent = valid
       ? ""
-      : `Not set: it must be a ${field.isShare ? "" : "whole "}number from ${minimum.toLocaleString("en")} to ${maximum.toLocaleString("en")}.`;
+      : `Not set: it must be a ${field.isWhole ? "whole " : ""}number from ${minimum.toLocaleString("en")} to ${maximum.toLocaleString("en")}.`;
   };
   input.value = draft.sampling[field.name] === undefined ? "" : String(draft.sampling[field.name]);
   input.addEventListener("input", () => {

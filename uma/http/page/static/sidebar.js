@@ -1,16 +1,12 @@
-/** The list of conversations, the search in all of them, and the way to both on narrow screens. */
+/** The list of conversations, the menu of what can be done with one, and the way to both on narrow screens. */
 
 import { arrange, byId, h, icon, iconButton } from "./dom.js";
 
 /** @typedef {import("./types.js").Conversation} Conversation */
-/** @typedef {{label: string, icon?: string, isDanger?: boolean, run: (entry: HTMLElement) => void}} Act What can be done with a conversation. */
+/** @typedef {{label: string, icon?: string, isDanger?: boolean, run: (shown: HTMLElement | null) => void}} Act What can be done with a conversation; null: its name is shown above it. */
 
 const NARROW = "(max-width: 52rem)";
 const EMPTY = "Conversations stay in this browser and are listed here.";
-const NOTHING = "Nothing found.";
-/** Of a text that is found so much is shown before it, and in all. */
-const BEFORE_CHARS = 20;
-const SNIPPET_CHARS = 90;
 
 /** @param {number} at */
 function when(at) {
@@ -21,44 +17,12 @@ function when(at) {
   return new Date(at).toLocaleDateString("en-GB", { month: "long", year: "numeric" });
 }
 
-/** What is searched, by conversation; made again when it has changed. @type {WeakMap<Conversation, {updated: number, texts: string[]}>} */
-const searched = new WeakMap();
-
-/** Title and texts. @param {Conversation} conversation */
-function textsOf(conversation) {
-  const { updated, title, messages } = conversation;
-  const known = searched.get(conversation);
-  if (known?.updated === updated) return [title, ...known.texts];
-  const texts = Object.values(messages).flatMap(({ text, files = [] }) => [text, ...files.map(({ name }) => name)]);
-  searched.set(conversation, { updated, texts });
-  return [title, ...texts];
-}
-
-/**
- * Where a conversation has all these words: null where it has not, else a text around the first of them; empty where the
- * title has them.
- *
- * @param {Conversation} conversation @param {string[]} words In lower case.
- */
-function find(conversation, words) {
-  if (!words.length) return "";
-  const texts = textsOf(conversation);
-  const lower = texts.map((each) => each.toLowerCase());
-  if (!words.every((word) => lower.some((text) => text.includes(word)))) return null;
-  if (words.every((word) => lower[0].includes(word))) return "";
-  const at = lower.findIndex((text, index) => index > 0 && words.some((word) => text.includes(word)));
-  const place = Math.min(...words.map((word) => lower[at].indexOf(word)).filter((found) => found >= 0));
-  const start = Math.max(0, place - BEFORE_CHARS);
-  return `${start ? "…" : ""}${texts[at].slice(start, start + SNIPPET_CHARS).replace(/\s+/g, " ")}`;
-}
-
 export class Sidebar {
-  /** @param {{open: (id: string) => void, changed: () => void, acts: (id: string) => Act[]}} does */
+  /** @param {{open: (id: string) => void, acts: (id: string) => Act[]}} does */
   constructor(does) {
     this.does = does;
     this.element = byId("sidebar", HTMLElement);
     this.list = byId("conversations", HTMLElement);
-    this.search = byId("search", HTMLInputElement);
     this.menu = byId("entry-menu", HTMLElement);
     this.opener = byId("open-sidebar", HTMLButtonElement);
     this.scrim = byId("scrim", HTMLElement);
@@ -72,31 +36,14 @@ export class Sidebar {
       this.show(false);
     });
     this.narrow.addEventListener("change", () => this.show(false));
-    this.listenForSearch();
-    this.show(false);
-  }
-
-  listenForSearch() {
-    const clear = () => {
-      this.search.value = "";
-      this.does.changed();
-    };
-    this.search.addEventListener("input", () => this.does.changed());
-    this.search.addEventListener("keydown", (event) => {
-      if (event.isComposing) return;
-      if (event.key === "Escape" && this.search.value) {
-        event.preventDefault(); // neither the answer nor the list
-        clear();
-      } else if (event.key === "Enter" && this.search.value.trim())
-        this.list.querySelector("button")?.click();
-    });
-    document.addEventListener("keydown", (event) => {
-      if (event.key.toLowerCase() !== "k" || !(event.ctrlKey || event.metaKey) || document.querySelector("dialog[open]"))
-        return;
+    this.menu.addEventListener("keydown", (event) => {
+      const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+      if (!by) return;
       event.preventDefault();
-      this.show(true);
-      this.search.select();
+      const items = [...this.menu.querySelectorAll("button")];
+      items.at((items.findIndex((each) => each === document.activeElement) + by) % items.length)?.focus();
     });
+    this.show(false);
   }
 
   /** On narrow screens the list lies over the page, and is out of reach while it is closed. @param {boolean} isShown */
@@ -123,27 +70,21 @@ export class Sidebar {
    */
   render(conversations, current, answering) {
     const before = new Map([...this.list.children].map((each) => [keyOf(each), each]));
-    const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const found = conversations.map((each) => ({ each, text: find(each, words) })).filter(({ text }) => text !== null);
-    found.sort((a, b) => Number(b.each.pinned ?? false) - Number(a.each.pinned ?? false));
+    const sorted = [...conversations].sort((a, b) => Number(b.pinned ?? false) - Number(a.pinned ?? false));
     /** @type {Element[]} */
     const parts = [];
     let heading = "";
-    for (const { each, text } of found) {
+    for (const each of sorted) {
       const place = each.pinned ? "Pinned" : when(each.updated);
       if (place !== heading) {
         heading = place;
         parts.push(before.get(heading) ?? h("p", { class: "list-head" }, heading));
       }
       const entry = before.get(each.id) ?? this.entry(each.id);
-      update(entry, each.title || "New chat", text ?? "", {
-        isCurrent: each.id === current,
-        isAnswering: answering.has(each.id),
-      });
+      update(entry, each.title || "New chat", each.id === current, answering.has(each.id));
       parts.push(entry);
     }
-    const none = conversations.length ? NOTHING : EMPTY;
-    if (!parts.length) parts.push(before.get(none) ?? h("p", { class: "list-empty" }, none));
+    if (!parts.length) parts.push(before.get(EMPTY) ?? h("p", { class: "list-empty" }, EMPTY));
     arrange(this.list, parts);
   }
 
@@ -153,33 +94,27 @@ export class Sidebar {
       this.does.open(id);
       this.show(false);
     };
-    const more = iconButton("more", "", () => this.openMenu(more, id), "small");
-    return h(
-      "div",
-      { class: "entry", "data-id": id },
-      h(
-        "button",
-        { type: "button", class: "conversation", onclick: open },
-        h("span", { class: "name", dir: "auto" }),
-        h("span", { class: "snippet", dir: "auto" }),
-      ),
-      more,
+    const button = h(
+      "button",
+      { type: "button", class: "conversation", onclick: open },
+      h("span", { class: "name", dir: "auto" }),
     );
+    const more = iconButton("more", "", () => this.openMenu(more, id, button), "small");
+    return h("div", { class: "entry", "data-id": id }, button, more);
   }
 
-  /** @param {HTMLElement} button @param {string} id */
-  openMenu(button, id) {
-    const entry = /** @type {HTMLElement} */ (button.parentElement);
+  /** @param {HTMLElement} button @param {string} id @param {HTMLElement | null} shown What shows its name in the list. */
+  openMenu(button, id, shown) {
     const items = this.does.acts(id).map(({ label, icon: name, isDanger, run }) => {
       const act = () => {
         this.menu.hidePopover();
-        run(entry);
+        run(shown);
       };
       const attributes = { type: "button", class: isDanger ? "danger" : "", onclick: act };
       return h("button", attributes, name && icon(name), label);
     });
     this.menu.replaceChildren(...items);
-    this.menu.showPopover();
+    this.menu.showPopover({ source: button }); // Escape gives the focus back to it
     const { right, bottom } = button.getBoundingClientRect();
     const { offsetWidth, offsetHeight } = this.menu;
     this.menu.style.left = `${Math.max(8, Math.min(right, innerWidth - 8) - offsetWidth)}px`;
@@ -193,16 +128,15 @@ function keyOf(part) {
   return part.getAttribute("data-id") ?? part.textContent ?? "";
 }
 
-/** @param {Element} entry @param {string} title @param {string} snippet @param {{isCurrent: boolean, isAnswering: boolean}} state */
-function update(entry, title, snippet, { isCurrent, isAnswering }) {
+/** @param {Element} entry @param {string} title @param {boolean} isCurrent @param {boolean} isAnswering */
+function update(entry, title, isCurrent, isAnswering) {
   const [button, more] = entry.querySelectorAll("button");
-  const [name, found, pulse] = button.children;
+  const [name, pulse] = button.children;
   if (name.textContent !== title) {
     name.textContent = title;
     more.setAttribute("aria-label", `More for ${title}`);
     more.title = "More";
   }
-  if (found.textContent !== snippet) found.textContent = snippet;
   if (isCurrent) button.setAttribute("aria-current", "true");
   else button.removeAttribute("aria-current");
   if (isAnswering && !pulse)

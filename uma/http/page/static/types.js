@@ -97,6 +97,11 @@
  * @property {number | null} loading_percent
  * @property {boolean} fits Whether the server has the memory for it.
  * @property {boolean} vision Whether it sees pictures.
+ * @property {boolean} thinks False, too, where it is not known yet, as before its first load.
+ * @property {boolean} is_base It has no chat template; as `thinks`.
+ * @property {string} quantization
+ * @property {number} parameters
+ * @property {number} context_length
  *
  * @typedef {object} Info
  * @property {string} server
