@@ -106,7 +106,7 @@ def test_360_pixels_are_enough(browser: Browser, http_server: HttpServer) -> Non
         page.locator(".conversation").click()
         expect(page.locator("#sidebar")).not_to_be_in_viewport()
         wide = "all => all.filter(each => each.getBoundingClientRect().right > innerWidth + 1).length"
-        page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+        page.locator("#chips").click()
         assert violations(page) == []
         assert page.evaluate(sideways) == 0
         assert page.locator("#settings, #settings *").evaluate_all(wide) == 0
@@ -357,7 +357,7 @@ def test_a_notice_lies_on_no_button_of_the_chat(
         page.get_by_label("This conversation").click()
         page.get_by_role("button", name="Delete").click()
         page.get_by_role("button", name="Undo").wait_for()
-        for name in ("#send", "#attach", "#chips", "#tab-live", "#open-settings"):
+        for name in ("#send", "#attach", "#chips", "#tab-live", "#model"):
             is_free = "each => { const { x, y, width, height } = each.getBoundingClientRect();"
             is_free += " return each.contains(document.elementFromPoint(x + width / 2, y + height / 2)); }"
             assert page.locator(name).evaluate(is_free), name
@@ -461,7 +461,7 @@ def test_tab_stays_in_the_list_that_lies_over_the_page(browser: Browser, http_se
         page.keyboard.press("Escape")
         expect(opener).to_be_focused()
         page.keyboard.press("Tab")
-        expect(page.get_by_role("link", name="Chat")).to_be_focused()
+        expect(page.locator("#model")).to_be_focused()
 
 
 def test_the_menu_closes_behind_the_focus(browser: Browser, http_server: HttpServer) -> None:

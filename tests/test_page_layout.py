@@ -185,7 +185,7 @@ def test_what_a_finger_touches_is_large_enough_and_enter_begins_a_line(
     page.locator("#open-sidebar").tap()
     assert page.locator("#sidebar button").evaluate_all(small) == []
     page.locator("#close-sidebar").tap()
-    page.get_by_role("button", name="Instructions and sampling", exact=True).tap()
+    page.locator("#chips").tap()
     assert page.locator(".sheet :is(button, select, input:not([type=radio]), .choice)").evaluate_all(small) == []
     page.get_by_role("button", name="Close").tap()
     check_toast(page)

@@ -49,6 +49,8 @@ PARTS = (
     "~~struck~~",
     *("\\(", "\\)", "\\[", "\\]", "$", "$$", "x_1_2", "\\[\n", "\\]\n", "$$\n"),
     '~~~html"onclick=alert(1)\n',
+    *("<br>", "<sub>", "</sub>", "<kbd onclick=alert(1)>", "[^1]", "[^1]: note\n", "- [x] done\n", "[a](b.md)"),
+    *("<tool_call>", "</tool_call>", '{"name": "f", "arguments": {}}', "\\begin{align}\n", "\\end{align}"),
 )
 markdown = st.lists(st.sampled_from(PARTS) | st.text(max_size=5), max_size=40).map("".join)
 
@@ -66,6 +68,7 @@ TEX = (
 HTML_TAGS = {
     *("p", "h3", "h4", "h5", "h6", "blockquote", "hr", "br", "ul", "ol", "li"),
     *("pre", "code", "span", "strong", "em", "s", "a", "table", "thead", "tbody", "tr", "th", "td"),
+    *("details", "summary", "sub", "sup", "kbd"),
 }
 OWN_TAGS = {"div", "button", "svg", "use"}
 """What the page itself puts around code and tables."""
@@ -213,6 +216,29 @@ def test_a_block_that_never_ends_becomes_plain_text(shown: Page) -> None:
 def test_a_reference_that_comes_last_holds_for_what_was_before(shown: Page) -> None:
     text = "See [the page].\n\nMore.\n\n[the page]: https://example.org\n"
     assert 'href="https://example.org"' in html(shown, text)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "selector", "words"),
+    [
+        ("one<br>two H<sub>2</sub>O", "sub", "2"),
+        ("Press <kbd>Ctrl</kbd>", "kbd", "Ctrl"),
+        ("- [ ] buy milk\n- [x] feed the fox", "li.task + li.task", "☑ feed the fox"),
+        ("A claim.[^1]\n\n[^1]: https://a.b/c", "p + p, .block + .block p", "1 https://a.b/c"),
+        ("See ![a red fox](http://127.0.0.1:9/fox.png)", "p", "See a red fox"),
+        ("See [the notes](docs/notes.md).", "p:not(:has(a))", "See the notes."),
+        ('<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>', "summary", "Call of weather"),
+        ('```json\n{"name": "weather", "parameters": {}}\n```', "details.call summary", "Call of weather"),
+        (r"\begin{align} a &= b \\ c &= d \end{align}", "math mtable", ""),
+        (r"$\overline{AB} \xrightarrow{f} C$", "math mover", ""),
+    ],
+)
+def test_what_models_write_beside_markdown_is_shown_as_it_is_meant(
+    shown: Page, text: str, selector: str, words: str
+) -> None:
+    found = shown.evaluate("([text, selector]) => shown(text).querySelector(selector)?.textContent", [text, selector])
+    assert found is not None
+    assert words in re.sub(r"\s+", " ", found)
 
 
 def test_an_address_is_a_link_and_a_name_with_a_dot_is_none(shown: Page) -> None:

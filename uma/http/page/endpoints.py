@@ -13,6 +13,7 @@ import attrs
 import trio
 
 from uma.constraints import Length, Range, hints_of
+from uma.contracts.explaining import seconds, sentences
 from uma.errors import BadRequest, UnknownModel
 from uma.http.access import host_parts
 from uma.http.exchange import Exchange
@@ -30,10 +31,12 @@ from uma.http.reader import read
 from uma.http.thinking import Wish, thinking
 from uma.protocol.converter import unstructure
 from uma.types import (
+    CAUSES,
     CHAT_SAMPLING,
     EMBEDDINGS,
     RERANKER,
     Activity,
+    Explained,
     ListedModel,
     Message,
     Models,
@@ -49,6 +52,8 @@ PROGRESS_SEC = 0.25
 """Interval between two reports of a prompt's progress to its reader."""
 HEARTBEAT_SEC = 10.0
 """Maximum silence of a stream: a proxy would hang up."""
+TOLD_SHARE = 0.05
+"""Share of an answer's time from which the page tells what it went to."""
 NO_CACHE = (b"cache-control", b"no-store")
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
@@ -190,6 +195,18 @@ class Page:
         self._answer(http).end_thinking()
         await http.answer(b"", status=204)
 
+    async def explain(self, http: Exchange) -> None:
+        """Why an answer took its time: what it went to, and the sentences of `uma explain`. With keys nothing tells of
+        the requests of others.
+        """
+        id = http.scope["path_params"]["id"]
+        if not self.gateway.is_of(id, http.owner):
+            raise NotFound("none of your last requests has this id")
+        found = await self.gateway.source.explain(id)
+        if http.account is not None:
+            found = attrs.evolve(found, beside=(), preempted_by="")
+        await http.answer_json({"spent": _spent(found), "sentences": list(sentences(found))}, headers=[NO_CACHE])
+
     def _answer(self, http: Exchange) -> Answer:
         return self.answers.find(http.scope["path_params"]["token"], http.account)
 
@@ -258,6 +275,7 @@ ENDPOINTS: Sequence[tuple[str, str, Callable[[Page, Exchange], Awaitable[None]]]
     ("GET", "/ui/api/answers/{token}", Page.resume),
     ("DELETE", "/ui/api/answers/{token}", Page.stop),
     ("POST", "/ui/api/answers/{token}/answer", Page.answer_now),
+    ("GET", "/ui/api/why/{id}", Page.explain),
     ("GET", "/ui/api/live", Page.watch),
 )
 
@@ -362,6 +380,12 @@ def _waits(request: RunningRequest, activity: Activity) -> dict[str, Any]:
     first = next((each for each in activity.running if each.id == request.behind), None)
     unread = {} if first is None else {"unread_before": first.prompt_tokens - first.computed_tokens}
     return {"waits_for": request.waits_for} | unread if request.waits_for else {}
+
+
+def _spent(found: Explained) -> list[str]:
+    """What most of a request's time went to, the longest first."""
+    parts = sorted(found.spent_ms.items(), key=lambda part: -part[1])
+    return [f"{seconds(ms)}: {CAUSES.get(cause, cause)}" for cause, ms in parts if ms >= TOLD_SHARE * found.age_ms]
 
 
 def default_sampling(info: ServerInfo) -> dict[str, float]:

@@ -9,7 +9,7 @@ import { morph } from "./morph.js";
 DOMPurify.setConfig({
   ALLOWED_TAGS: [
     ...["p", "h3", "h4", "h5", "h6", "blockquote", "hr", "br", "ul", "ol", "li", "pre", "code", "span", "strong", "em", "s"],
-    ...["a", "table", "thead", "tbody", "tr", "th", "td", "#text"],
+    ...["details", "summary", "sub", "sup", "kbd", "a", "table", "thead", "tbody", "tr", "th", "td", "#text"],
   ],
   ALLOWED_ATTR: ["href", "title", "start", "class", "data-language"],
   ADD_URI_SAFE_ATTR: ["start", "data-language"],
@@ -65,6 +65,8 @@ export class Blocks {
 /** Formulas are typeset, code gets a bar with its language and a copy button; what is too wide can be scrolled, also by keyboard. @param {HTMLElement} block */
 function dress(block) {
   block.querySelectorAll(".formula").forEach(typeset);
+  // An address that leads nowhere from here, as a file's beside the text: its words alone.
+  for (const link of block.querySelectorAll("a:not([href])")) link.replaceWith(...link.childNodes);
   for (const code of block.querySelectorAll("pre > code")) {
     const pre = /** @type {HTMLElement} */ (code.parentElement);
     const language = code.getAttribute("data-language") ?? "";

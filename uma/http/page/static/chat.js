@@ -129,6 +129,12 @@ export class Chat {
     return this.current.leaf ? this.runs.get(this.current.leaf)?.run : undefined;
   }
 
+  /** Whether the last answer that is shown came to its own end. */
+  get isWhole() {
+    const last = this.current.leaf ? this.current.messages[this.current.leaf] : undefined;
+    return Boolean(last?.done) && last?.done?.reason !== "cancelled";
+  }
+
   /** Ids of the conversations in which an answer is being written. */
   get answering() {
     return new Set([...this.runs.values()].map(({ home }) => home.id));
@@ -324,7 +330,7 @@ export class Chat {
     for (const home of this.conversations) if (home.summing) await this.summarise(home.summing.below, home);
   }
 
-  /** @param {Conversation} conversation @param {Message} message @param {unknown} [body] */
+  /** @param {Conversation} conversation @param {Message} message @param {Record<string, unknown>} [body] */
   async follow(conversation, message, body) {
     const run = new Run(message, this.turns, body);
     this.runs.set(message.id, { run, home: conversation });

@@ -26,6 +26,9 @@ export class Composer {
     this.conversation = undefined;
     this.drafts = new Drafts(() => this.writing);
     this.isAnswering = false;
+    /** What is in the box is sent as soon as the answer is complete. */
+    this.isNext = false;
+    this.hint = byId("hint", HTMLElement);
     this.clickedAt = -Infinity;
     this.maxBytes = MAX_FILE_BYTES;
     this.sees = false;
@@ -40,6 +43,7 @@ export class Composer {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing || isTouch()) return;
       event.preventDefault();
       if (!this.isAnswering) this.act();
+      else if (this.hasSome) this.setNext(!this.isNext);
     });
     this.input.addEventListener("input", () => this.fit());
     this.listenForFiles(form);
@@ -59,14 +63,30 @@ export class Composer {
       this.does.stop();
       return;
     }
-    const text = this.input.value.trim();
-    if (!text && !this.files.length) return;
-    const files = this.files;
+    if (!this.hasSome) return;
+    const [text, files] = [this.input.value.trim(), this.files];
     this.input.value = "";
     this.files = [];
     this.showFiles();
     this.fit();
     this.does.send(text, files);
+  }
+
+  get hasSome() {
+    return Boolean(this.input.value.trim() || this.files.length);
+  }
+
+  /** @param {boolean} isNext */
+  setNext(isNext) {
+    this.isNext = isNext;
+    const words = isNext
+      ? "This is sent as soon as the answer is complete. Enter takes it back."
+      : this.isAnswering
+        ? "Enter sends this once the answer is complete, Escape stops the answer."
+        : "Enter sends, Shift and Enter begin a new line.";
+    if (this.hint.textContent === words) return;
+    this.hint.textContent = words;
+    if (isNext) announce(words);
   }
 
   /** Show what was begun in this conversation. @param {string} id @param {boolean} isNew */
@@ -75,6 +95,7 @@ export class Composer {
     if (!isSame) for (const [name, draft] of this.writing) this.drafts.leave(name, draft);
     this.conversation = { id, isNew };
     if (isSame) return;
+    this.isNext = false;
     const { text, files } = this.drafts.take(isNew ? "" : id);
     this.input.value = text;
     this.files = files;
@@ -88,8 +109,8 @@ export class Composer {
     return [[isNew ? "" : id, { text: this.input.value, files: this.files }]];
   }
 
-  /** Whether the button stops or sends. @param {boolean} isAnswering */
-  setAnswering(isAnswering) {
+  /** Whether the button stops or sends. @param {boolean} isAnswering @param {boolean} isWhole The last answer came to its own end. */
+  setAnswering(isAnswering, isWhole) {
     const wasAnswering = this.isAnswering;
     this.isAnswering = isAnswering;
     // A button that is disabled loses the focus.
@@ -99,6 +120,9 @@ export class Composer {
       this.button.replaceChildren(icon(isAnswering ? "stop" : "send"));
     }
     this.fit();
+    const isDue = this.isNext && !isAnswering;
+    this.setNext(this.isNext && isAnswering);
+    if (isDue && isWhole) this.act();
   }
 
   /** For whatever has no better place for the focus. A touch screen's keyboard stays away until the box is touched. */
@@ -110,7 +134,7 @@ export class Composer {
   fit() {
     this.input.style.height = "auto";
     this.input.style.height = `${Math.min(this.input.scrollHeight, MAX_INPUT_PX)}px`;
-    this.button.disabled = !this.isAnswering && !this.input.value.trim() && !this.files.length;
+    this.button.disabled = !this.isAnswering && !this.hasSome;
   }
 
   /** @param {HTMLFormElement} form */

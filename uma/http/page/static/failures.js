@@ -61,6 +61,11 @@ export function explain({ code, message, retry_after_ms: retry }, isOutgrown) {
   return { words: words + when, detail: message, isTooLong: words === TOO_LONG };
 }
 
+/** Why a question waits that is asked again by itself. @param {Failure} failure @param {number} ms Until then. */
+export function busy({ message }, ms) {
+  return `${boundOf(message) ?? BUSY} This is asked again in ${number(Math.ceil(ms / 1_000))} s.`;
+}
+
 /** @param {string} message */
 function boundOf(message) {
   return BOUNDS.find(([form]) => form.test(message))?.[1];

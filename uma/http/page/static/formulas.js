@@ -9,6 +9,8 @@ const MAX_SIZE = [10, 100];
 const INLINE = { "\\(": "\\)", "\\[": "\\]" };
 /** @type {Record<string, string>} */
 const DISPLAYED = { "\\[": "\\]", $$: "$$" };
+/** Environments that are a formula without brackets around them. */
+const BARE = /^\\begin\{((?:align|equation|gather|multline)\*?)\}/;
 const DOLLARS = /\$\$(?:\\.|[^$\\])+\$\$|\$(?=\S)((?:\\.|[^$\\\n])+)(?<=\S)\$(?![\p{L}\p{N}_$])/suy;
 /** Between two dollars, one of these tells a formula from "$HOME or $" and the like. */
 const SIGNS = /[\\^_=]/;
@@ -28,13 +30,14 @@ export function keepFormulas(parser) {
 /** Typeset a formula in its place; one that is not understood stays the text that it is. @param {Element} formula */
 export function typeset(formula) {
   const source = formula.textContent ?? "";
-  const displayMode = source.startsWith("$$") || source.startsWith("\\[");
-  const ends = source.startsWith("$") && !displayMode ? 1 : 2;
+  const isBare = BARE.test(source);
+  const displayMode = isBare || source.startsWith("$$") || source.startsWith("\\[");
+  const ends = isBare ? 0 : source.startsWith("$") && !displayMode ? 1 : 2;
   if (source.length > MAX_CHARS) return;
   const how = { displayMode, throwOnError: true, trust: false, maxSize: MAX_SIZE };
   try {
     const math = document.createElement("span");
-    temml.render(source.slice(ends, -ends), math, how);
+    temml.render(source.slice(ends, source.length - ends), math, how);
     formula.replaceChildren(...math.childNodes);
   } catch {
     // Not only Temml's own errors: of what is no formula it also raises others (`x^<` a TypeError, deep brackets a RangeError).
@@ -52,15 +55,21 @@ function inline(state, silent) {
 
 /** Where the formula that begins at `start` ends; -1 where none does. @param {string} text @param {number} start */
 function endOf(text, start) {
-  const closer = INLINE[text.slice(start, start + 2)];
+  const closer = INLINE[text.slice(start, start + 2)] ?? bareEnd(text.slice(start, start + MAX_CHARS));
   if (closer) {
     const found = text.slice(start + 2, start + MAX_CHARS).indexOf(closer);
-    return found < 0 ? -1 : start + 2 + found + 2;
+    return found < 0 ? -1 : start + 2 + found + closer.length;
   }
   if (text[start] !== "$" || /[\p{L}\p{N}$]/u.test(text[start - 1] ?? "")) return -1;
   DOLLARS.lastIndex = start;
   const match = DOLLARS.exec(text);
   return match && (match[1] === undefined || isFormula(match[1])) ? DOLLARS.lastIndex : -1;
+}
+
+/** What ends a formula that is a bare environment. @param {string} text */
+function bareEnd(text) {
+  const name = BARE.exec(text)?.[1];
+  return name && `\\end{${name}}`;
 }
 
 /** Whether what stands between two dollars is one, and the dollars no prices or names of variables. @param {string} inner */
@@ -78,7 +87,7 @@ function isFormula(inner) {
  */
 function block(state, start, end, silent) {
   const first = lineOf(state, start);
-  const closer = DISPLAYED[first.slice(0, 2)];
+  const closer = DISPLAYED[first.slice(0, 2)] ?? bareEnd(first);
   const isCode = state.sCount[start] - state.blkIndent >= 4;
   if (!closer || first.slice(2).includes(closer) || isCode) return false;
   if (silent) return true;

@@ -98,7 +98,7 @@ function refresh() {
   heading.textContent = title;
   composer.show(chat.current.id, !chat.conversations.includes(chat.current));
   document.title = `${title} · UMA`;
-  composer.setAnswering(Boolean(chat.running));
+  composer.setAnswering(Boolean(chat.running), chat.isWhole);
   const chosen = summary(chat.current.settings);
   // What a press has hit must be there at its release.
   if (composer.chips.textContent !== chosen) composer.chips.replaceChildren(icon("tune"), h("span", {}, chosen));

@@ -1,6 +1,7 @@
 /** Markdown as HTML, block by block, also while it grows: a block that is followed by another one does not change any
  * more, so only the text from the last block on is parsed again. `blocks.js` makes parts of the page of it. */
 
+import { foldCalls, isCall } from "./calls.js";
 import { keepFormulas } from "./formulas.js";
 
 /** A block that grows beyond this is plain text, for it is parsed several times a second. */
@@ -11,14 +12,39 @@ const MAX_WHOLE_CHARS = 262_144;
 const HEADING_OFFSET = 2;
 
 const parser = markdownit("commonmark", { html: false, linkify: true, maxNesting: 20 });
-// No images: one that the model names would tell a stranger's server that it was read.
-parser.enable(["table", "strikethrough", "linkify"]).disable(["image", "html_block", "html_inline"]);
+parser.enable(["table", "strikethrough", "linkify"]).disable(["html_block", "html_inline"]);
+// No images but their words: one that the model names would tell a stranger's server that it was read.
+parser.renderer.rules.image = (tokens, index) => escaped(tokens[index].content);
 // Addresses with a scheme alone: "main.py" and "node.js" would be links too.
 parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
 parser.linkify.add("ftp:", null).add("//", null); // the sanitizer leaves no address of these
 keepFormulas(parser);
+foldCalls(parser);
+/** The few tags that stand in texts which are no HTML, and references to footnotes. */
+const MARK = /<(\/?(?:sub|sup|kbd)|br)\s*\/?>|\[\^([^\]\s]{1,40})\]:?/iy;
+parser.inline.ruler.before("link", "mark", (state, silent) => {
+  MARK.lastIndex = state.pos;
+  const match = MARK.exec(state.src);
+  if (!match) return false;
+  const html = match[1] ? `<${match[1].toLowerCase()}>` : `<sup>${escaped(match[2])}</sup>`;
+  if (!silent) state.push("html_inline", "", 0).content = html;
+  state.pos = MARK.lastIndex;
+  return true;
+});
+// What a footnote says is a paragraph where it stands; as a reference it could be an address, and vanish.
+parser.block.ruler.before("reference", "footnote", (state, start, _, silent) => {
+  const line = state.src.slice(state.bMarks[start] + state.tShift[start], state.eMarks[start]);
+  if (!/^\[\^[^\]\s]{1,40}\]:/.test(line)) return false;
+  if (silent) return true;
+  state.line = start + 1;
+  state.push("paragraph_open", "p", 1).map = [start, state.line];
+  Object.assign(state.push("inline", "", 0), { content: line.trim(), children: [] });
+  state.push("paragraph_close", "p", -1);
+  return true;
+}, { alt: ["paragraph"] });
 parser.renderer.rules.fence = parser.renderer.rules.code_block = (tokens, index) => {
   const { content, info } = tokens[index];
+  if (isCall(content)) return parser.renderer.rules.call?.(tokens, index) ?? "";
   const [language] = info.trim().split(/\s+/);
   return `<pre><code data-language="${escaped(language)}">${escaped(content)}</code></pre>\n`;
 };
@@ -34,14 +60,25 @@ function parse(text, env) {
   const blocks = [];
   /** @type {markdown.Token[]} */
   let group = [];
-  for (const token of parser.parse(text, env)) {
+  const tokens = parser.parse(text, env);
+  for (const [index, token] of tokens.entries()) {
     dress(token);
+    if (tokens[index - 2]?.type === "list_item_open") markTask(token, tokens[index - 2]);
     group.push(token);
     if (token.level > 0 || token.nesting > 0) continue;
     blocks.push({ html: parser.renderer.render(group, parser.options, env), start: lines[group[0].map?.[0] ?? 0] });
     group = [];
   }
   return blocks;
+}
+
+/** An entry of a list that is done, or to be done. @param {markdown.Token} token @param {markdown.Token} item */
+function markTask({ children }, item) {
+  const first = children?.[0];
+  const match = first && /^\[([ xX])\] /.exec(first.content);
+  if (!match) return;
+  first.content = `${match[1] === " " ? "☐" : "☑"} ${first.content.slice(match[0].length)}`;
+  item.attrs = [["class", "task"]];
 }
 
 /** Headings below the page's own, and a table's alignment as classes, since styles are not allowed. @param {markdown.Token} token */

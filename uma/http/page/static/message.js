@@ -2,8 +2,9 @@
 
 import { showFiles } from "./attachments.js";
 import { Blocks } from "./blocks.js";
+import { ask, ApiError } from "./api.js";
 import { announce, copy, duration, h, icon, iconButton, number } from "./dom.js";
-import { explain } from "./failures.js";
+import { busy, explain } from "./failures.js";
 import { openable } from "./pictures.js";
 import { Thinking } from "./thinking.js";
 import { Tokens } from "./tokens.js";
@@ -263,7 +264,7 @@ export class AnswerView {
     );
     this.foot.replaceChildren(
       ...[failureOf(message, actions), endOf(message, actions)].filter((each) => each !== null),
-      h("div", { class: "foot-row" }, buttons, this.tokensButton(), figures(message), madeBy(message)),
+      h("div", { class: "foot-row" }, buttons, this.tokensButton(), figures(message), whyButton(message, this.foot), madeBy(message)),
     );
   }
 }
@@ -276,6 +277,8 @@ function statusOf(run) {
       h("progress", { max: 100, value: run.loadedPercent ?? 0, "aria-label": "Model loaded" }),
       `${run.message.model ?? "The model"} is being loaded, ${run.loadedPercent ?? 0} %. This goes on as soon as it is ready …`,
     ];
+  if (run.waitsFor === "turn" && run.refusal)
+    return [pulse, busy(run.refusal, Math.max(0, run.waitsUntil - Date.now())), toLive()];
   if (run.waitsFor && run.hasArrived)
     return [pulse, "The connection broke off. Picking the answer up again …"];
   if (run.waitsFor)
@@ -380,6 +383,27 @@ export function nameModelsOnce(thread, current) {
   }
 }
 
+/** Where the time of an answer went, in the server's words, as soon as one asks. @param {Message} message @param {HTMLElement} foot */
+function whyButton({ request, done }, foot) {
+  if (!request || !done) return null;
+  const button = h("button", { type: "button", class: "link-button", "aria-expanded": "false" }, "Why so long?");
+  button.onclick = async () => {
+    const shown = foot.querySelector(".why");
+    button.setAttribute("aria-expanded", String(!shown));
+    if (shown) return shown.remove();
+    const list = h("ul", { class: "why" }, h("li", {}, "…"));
+    foot.append(list);
+    try {
+      const { spent, sentences } = await ask(`why/${encodeURIComponent(request)}`);
+      list.replaceChildren(...[...spent, ...sentences].map((each) => h("li", { dir: "auto" }, each)));
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      list.replaceChildren(h("li", {}, "The server does not know any more: it explains its last thousand requests."));
+    }
+  };
+  return button;
+}
+
 /** How fast it was written; all else that is known of it, as soon as one points there. @param {Message} message */
 function figures({ done, model, at }) {
   if (!done) return null;
@@ -390,7 +414,9 @@ function figures({ done, model, at }) {
   return h(
     "div",
     { class: "figures", tabindex: 0, role: "group", "aria-label": "Figures of this answer" },
-    figure(number(metrics.tokens_per_second, metrics.tokens_per_second < 100 ? 1 : 0), "tokens/s"),
+    metrics.tokens_per_second >= 0.05
+      ? figure(number(metrics.tokens_per_second, metrics.tokens_per_second < 100 ? 1 : 0), "tokens/s")
+      : figure(number(usage.completion_tokens), usage.completion_tokens === 1 ? "token" : "tokens"),
     h(
       "p",
       { class: "figures-more" },

@@ -2,6 +2,7 @@
  * connection. What the message holds in the end is in the message; what is only to be seen meanwhile is here. */
 
 import { act, ApiError, remove, stream } from "./api.js";
+import { freshId } from "./tree.js";
 
 /** @typedef {import("./types.js").Message} Message */
 /** @typedef {import("./turns.js").Turns} Turns */
@@ -19,8 +20,12 @@ const GONE =
   "The server has no more of this answer: it was restarted meanwhile, or this page was closed or out of reach for over a minute.";
 /** The server keeps an answer for so long after its reader is gone; see `KEEP_SEC` in answers.py. */
 const KEPT_MS = 60_000;
+const OVERLOADED = "E_LIMIT_OVERLOADED";
 const FIRST_PAUSE_MS = 300;
 const LONGEST_PAUSE_MS = 8_000;
+/** A server that is busy is asked again so often, with at least this pause. */
+const MAX_REFUSALS = 50;
+const BUSY_MS = 1_000;
 /** A stopped answer waits for its last event, with its figures, no longer than this. */
 const STOP_MS = 3_000;
 /** Pauses before the server is told to stop: a question on its way can reach it after the first time. */
@@ -33,12 +38,18 @@ export class Run {
   /**
    * @param {Message} message The answer, with its resume token.
    * @param {Turns} turns
-   * @param {unknown} [body] What to ask; without it the answer is picked up where it is.
+   * @param {Record<string, unknown>} [body] What to ask; without it the answer is picked up where it is.
    */
   constructor(message, turns, body) {
     this.message = message;
     this.turns = turns;
+    /** Kept until there is some text: a question that is refused, or fails in a full queue, is asked again. */
     this.body = body;
+    this.refusals = 0;
+    /** Why it is asked again. @type {import("./types.js").Failure | undefined} */
+    this.refusal = undefined;
+    /** When it is tried again. */
+    this.waitsUntil = 0;
     this.token = message.token;
     /** Whether the server is known to have the question. */
     this.hasArrived = body === undefined;
@@ -51,7 +62,7 @@ export class Run {
     this.isOver = false;
     this.isStopping = false;
     this.isHurried = false;
-    /** What it waits for before it tries again. @type {"" | "connection" | "loading"} */
+    /** What it waits for before it tries again. @type {"" | "connection" | "loading" | "turn"} */
     this.waitsFor = "";
     this.beganAt = Date.now();
     /** How much of the model is loaded, while it waits for that. @type {number | undefined} */
@@ -105,7 +116,6 @@ export class Run {
 
   noteArrival() {
     this.hasArrived = true;
-    this.body = undefined;
     delete this.message.isUnsent;
     this.turns.settle();
   }
@@ -117,7 +127,11 @@ export class Run {
     if (failure.code === "loading") await this.pause("loading", failure.retry_after_ms ?? FIRST_PAUSE_MS);
     // It was asked for before, and only the answer to that was lost.
     else if (status === 400 && !this.hasArrived && failure.message.startsWith("token:")) this.noteArrival();
-    else if (status !== 0) this.fail(error);
+    else if (status === 429 && this.body && this.refusals++ < MAX_REFUSALS) {
+      this.renew(this.body);
+      this.refusal = failure;
+      await this.pause("turn", Math.max(BUSY_MS, failure.retry_after_ms ?? 0));
+    } else if (status !== 0) this.fail(error);
     else {
       this.brokeOffAt ||= Date.now();
       if (this.hasArrived && Date.now() - this.brokeOffAt > KEPT_MS) this.fail(error);
@@ -125,11 +139,24 @@ export class Run {
     }
   }
 
-  /** @param {"connection" | "loading"} reason @param {number} ms */
+  /** Ask once more, as another answer: the server knows the last one as failed. @param {Record<string, unknown>} body */
+  renew(body) {
+    this.token = this.message.token = freshId();
+    this.message.isUnsent = true;
+    this.hasArrived = false;
+    this.body = { ...body, token: this.token };
+    this.lastEventId = "";
+    this.progress = {};
+  }
+
+  /** @param {"connection" | "loading" | "turn"} reason @param {number} ms */
   async pause(reason, ms) {
     this.waitsFor = reason;
-    this.onChange();
-    await Promise.race([sleep(ms), this.over]);
+    this.waitsUntil = Date.now() + ms;
+    for (let left = ms; left > 0 && !this.isOver; left = this.waitsUntil - Date.now()) {
+      this.onChange();
+      await Promise.race([sleep(Math.min(left, 1_000)), this.over]);
+    }
   }
 
   /** Let go of the stream until it is this answer's turn again. */
@@ -185,6 +212,7 @@ export class Run {
     this.waitsFor = "";
     this.tries = this.brokeOffAt = 0;
     if (name === "update") {
+      if (data.text || data.thinking) this.body = undefined;
       if (!this.lastEventId) {
         this.message.text = "";
         delete this.message.tokens;
@@ -200,8 +228,10 @@ export class Run {
       if (data.loading_percent !== undefined) this.waitsFor = "loading";
     } else if (name === "done") {
       this.message.done = data;
+      this.message.request = this.request;
       this.end();
     } else if (name === "failed") {
+      if (data.code === OVERLOADED && this.body) throw new ApiError(429, data);
       this.message.failure = data;
       this.end();
     }

@@ -43,6 +43,9 @@ export class Sidebar {
       const items = [...this.menu.querySelectorAll("button")];
       items.at((items.findIndex((each) => each === document.activeElement) + by) % items.length)?.focus();
     });
+    this.menu.addEventListener("focusout", ({ relatedTarget }) => {
+      if (relatedTarget instanceof Node && !this.menu.contains(relatedTarget)) this.menu.hidePopover();
+    });
     this.show(false);
   }
 

@@ -47,6 +47,7 @@
  * @property {string} [model] The name of the model that was asked.
  * @property {number} at When it was said, in milliseconds since 1970.
  * @property {Attachment[]} [files]
+ * @property {string} [request] The id of its request, by which the server can explain it for a while.
  * @property {Done} [done]
  * @property {Failure} [failure]
  * @property {string} [token] The resume token while the answer is being written.

@@ -1,0 +1,71 @@
+"""Sentences on where a request's time went, for people: those of `uma explain` and of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from uma.types import WHY_NOT_CACHED, Explained
+
+_WAITS_FOR = {
+    "slot": "no slot is free",
+    "cells": "no cells are free for its prompt",
+    "prefix": "another request reads what its prompt begins with",
+    "prompt": "another prompt is read first",
+    "reader": "its reader has not taken what is written",
+}
+
+_BEFORE_THE_CACHE = ("slot", "cells", "prefix")
+"""What a request waits for as long as it is not known what of its prompt is cached."""
+
+
+def sentences(shown: Explained) -> Iterator[str]:
+    """What is known of a request beside its figures, a fact a sentence."""
+    if (now := shown.now) is not None:
+        if now.waits_for:
+            behind = f" ({now.behind})" if now.behind else ""
+            yield f"Now it waits: {_WAITS_FOR.get(now.waits_for, now.waits_for)}{behind}."
+        elif now.computed_tokens < now.prompt_tokens:
+            yield f"Now its prompt is read: {now.computed_tokens:,} of {now.prompt_tokens:,} tokens are there."
+    if shown.started_before:
+        higher = f", {shown.started_before_higher:,} of a higher lane" if shown.started_before_higher else ""
+        yield f"Queue: {shown.started_before:,} requests were given a slot before it{higher}."
+    if shown.now is None or shown.now.is_preempted or shown.now.waits_for not in _BEFORE_THE_CACHE:
+        yield _cache_sentence(shown)
+    if shown.beside:
+        prompts = ", ".join(
+            f"{other.id} ({other.prompt_tokens:,} tokens, {seconds(other.read_ms)})" for other in shown.beside
+        )
+        yield f"Prompts read meanwhile: {prompts}."
+    if shown.preemptions:
+        by = f", the last time to {shown.preempted_by}" if shown.preempted_by else ""
+        yield f"Preempted: it lost its slot {shown.preemptions:,} times{by}."
+    if shown.pauses:
+        yield f"Reader: it fell behind {shown.pauses:,} times, and the request stood still until it had caught up."
+    if shown.worst_gap_ms:
+        yield f"Longest gap between two tokens: {seconds(shown.worst_gap_ms)}, after token {shown.worst_gap_token:,}."
+    if shown.metrics.batch_size > 1:
+        yield f"Company: up to {shown.metrics.batch_size - 1:,} other requests in one batch with it."
+    if shown.answers > 1:
+        yield f"It asked for {shown.answers:,} answers; this is the first one's account."
+    if shown.text is not None:
+        yield f"The prompt ends: {shown.text.prompt_end}"
+        yield f"The answer begins: {shown.text.answer_begin}"
+
+
+def _cache_sentence(shown: Explained) -> str:
+    cache = shown.cache
+    where = f" (from {cache.tier})" if cache.tier else ""
+    said = f"Cache: {shown.cached_tokens:,} of {shown.prompt_tokens:,} prompt tokens{where}"
+    said += f"; {WHY_NOT_CACHED.get(cache.why, cache.why)}"
+    if cache.known_tokens and cache.why:
+        said += f", after {cache.known_tokens:,} tokens in common"
+    if cache.token_id is not None:
+        said += f"; the prompt goes on with token {cache.token_id}"
+    if shown.text is not None and cache.token_id is not None:
+        said += f": {shown.text.before_parting} ▸ {shown.text.behind_parting}"
+    return said + "."
+
+
+def seconds(ms: float) -> str:
+    """A time with its unit."""
+    return f"{ms / 1000:.2f} s" if ms >= 1000 else f"{ms:.1f} ms"

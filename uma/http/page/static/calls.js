@@ -1,0 +1,43 @@
+/** A model's call of a tool, which it has written into its text: a folded block with the tool's name. */
+
+const OPEN = "<tool_call>";
+const CLOSE = "</tool_call>";
+/** In a call that is no JSON, or not yet. */
+const NAME = /"name"\s*:\s*"([^"]{1,100})"|<function=([^>]{1,100})>/;
+
+/** Have `parser` fold calls. @param {markdown.Parser} parser */
+export function foldCalls(parser) {
+  parser.block.ruler.before("table", "call", block, { alt: ["paragraph", "reference", "blockquote", "list"] });
+  parser.renderer.rules.call = (tokens, index) => {
+    const { content } = tokens[index];
+    const name = NAME.exec(content)?.slice(1).find(Boolean) ?? "a tool";
+    const { escapeHtml } = parser.utils;
+    const code = `<pre><code data-language="json">${escapeHtml(content)}</code></pre>`;
+    return `<details class="call"><summary>Call of ${escapeHtml(name)}</summary>${code}</details>\n`;
+  };
+}
+
+/** Whether a code block is a call. @param {string} content */
+export function isCall(content) {
+  try {
+    const { name, arguments: given, parameters = given } = JSON.parse(content);
+    return typeof name === "string" && typeof parameters === "object";
+  } catch {
+    return false;
+  }
+}
+
+/** One that is not closed (yet) goes on to the end. @param {markdown.StateBlock} state @param {number} start @param {number} end @param {boolean} silent */
+function block(state, start, end, silent) {
+  const from = state.bMarks[start] + state.tShift[start];
+  if (!state.src.startsWith(OPEN, from)) return false;
+  if (silent) return true;
+  let after = start + 1;
+  const isOpen = (/** @type {number} */ line) => !state.src.slice(from, state.eMarks[line]).includes(CLOSE);
+  while (after < end && isOpen(after - 1)) after++;
+  state.line = after;
+  const token = state.push("call", "", 0);
+  token.map = [start, after];
+  token.content = state.src.slice(from + OPEN.length, state.eMarks[after - 1]).split(CLOSE)[0].trim();
+  return true;
+}
