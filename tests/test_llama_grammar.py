@@ -494,8 +494,8 @@ def test_requests_with_one_grammar_do_not_disturb_each_other(
     assert allowed(masks, second) == begin
 
 
-def test_grammars_are_kept_for_the_next_request(vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = GrammarCompiler(vocab)
+def sources(monkeypatch: pytest.MonkeyPatch) -> list[Grammar]:
+    """Grammars that are compiled from now on."""
     made: list[Grammar] = []
     real = module._source
 
@@ -504,6 +504,11 @@ def test_grammars_are_kept_for_the_next_request(vocab: Vocab, monkeypatch: pytes
         return real(grammar)
 
     monkeypatch.setattr(module, "_source", source)
+    return made
+
+
+def test_grammars_are_kept_for_the_next_request(vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, made = GrammarCompiler(vocab), sources(monkeypatch)
     monkeypatch.setattr(module, "MAX_KEPT", 2)
     a, b, c = (Grammar(choice=[word]) for word in ("a", "b", "c"))
     for each in (a, a, b, a, c, a, b):
@@ -531,26 +536,38 @@ def test_a_vocabulary_without_an_end_has_no_grammars(tmp_path: Path, monkeypatch
             compiler.compile(Grammar(json_object=True))
 
 
-def test_requests_with_one_grammar_do_not_use_up_each_other_s_bound(
-    vocab: Vocab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    states = 8_000 if vocab.n_tokens > 1_000 else 2_000  # some of these texts together need more, none does alone
-    monkeypatch.setattr(module, "LIMITS", LLParserLimits(max_lexer_states=states, verbose_errors=False))
-    compiler, masks = GrammarCompiler(vocab), GrammarMasks(vocab.n_tokens)
-    made = 0
-    make = GrammarCompiler._make
+def count_made(monkeypatch: pytest.MonkeyPatch, states: int) -> list[Grammar]:
+    """Grammars that are compiled from now on, where those with so many states at most are kept."""
+    monkeypatch.setattr(module, "KEPT_LIMITS", LLParserLimits(max_lexer_states=states, verbose_errors=False))
+    return sources(monkeypatch)
 
-    def counted(compiler: GrammarCompiler, *args: Any) -> Any:
-        nonlocal made
-        made += 1
-        return make(compiler, *args)
 
-    monkeypatch.setattr(GrammarCompiler, "_make", counted)
-    for seed in range(12):
+def serve_many(vocab: Vocab, compiler: GrammarCompiler, requests: int) -> None:
+    """Serve requests with one grammar, whose automaton has more states with each of their texts."""
+    masks = GrammarMasks(vocab.n_tokens)
+    for seed in range(requests):
         random, state = Random(seed), compiler.compile(Grammar(regex="[a-z]*[aeiou][a-z]{40}"))
         text = "".join(random.choices("aeiourstlnm", k=60))
         for token in vocab.tokenize(text, add_special=False, parse_special=False).tolist():
             assert token in allowed(masks, state), seed
             state.accept(token)
     masks.close()
-    assert 1 < made < 12
+
+
+def test_requests_with_one_grammar_do_not_use_up_each_other_s_bound(
+    vocab: Vocab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FEW_USES", 0)
+    made = count_made(monkeypatch, 8_000 if vocab.n_tokens > 1_000 else 2_000)  # some need more together, none alone
+    serve_many(vocab, GrammarCompiler(vocab), 12)
+    assert 1 < len(made) < 12
+
+
+@pytest.mark.parametrize("states", [1, 150])  # which the grammar has at its beginning, or behind some of its text
+def test_a_grammar_that_is_too_large_to_be_kept_is_compiled_for_each_request(
+    vocab: Vocab, monkeypatch: pytest.MonkeyPatch, states: int
+) -> None:
+    compiler, made = GrammarCompiler(vocab), count_made(monkeypatch, states)
+    serve_many(vocab, compiler, 3)
+    assert len(made) == 4, "the first is kept until it is known to be too large"
+    assert compiler.kept(module.key_of(made[0], "")) is None

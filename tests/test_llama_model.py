@@ -189,6 +189,10 @@ def test_a_file_with_such_a_figure_is_listed_with_what_is_wrong(
         ("qwen35", "rope.dimension_count", 34, "34, and it can be an even number from 2 to 32"),
         ("granitehybrid", "embedding_length", 32, "32, and token_embd.weight has 64"),
         ("qwen35", "ssm.inner_size", 64, "64, and blk.0.ssm_out.weight has 32"),
+        ("qwen3moe", "rope.dimension_count", 32, "32, and it can be 64"),
+        ("gpt-oss", "attention.key_length", 0, "0, and gpt-oss.attention.value_length is 64"),
+        ("gpt-oss", "attention.key_length", 32, "32, and gpt-oss.attention.value_length is 64"),
+        ("gpt-oss", "rope.dimension_count", 32, "32, and it can be 64"),
         ("qwen35", "full_attention_interval", 0, "0, and it can be 1 to 2,147,483,647"),
     ],
 )

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from threading import Lock
@@ -21,22 +22,25 @@ from weakref import WeakMethod
 import attrs
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from uma import json_text
 from uma.errors import BadRequest, DecodeFailed
 from uma.json_schema import COMPACT, for_llguidance, problem, subschemas
 from uma.llama import backend
-from uma.llama.grammar_reasons import LIMITS, bound_of, in_plain_words
+from uma.llama.grammar_reasons import KEPT_LIMITS, LIMITS, bound_of, in_plain_words, is_of_size
 from uma.llama.vocab import Vocab
 from uma.types import GRAMMAR_FIELDS, Grammar
 
 MAX_KEPT = 32
-"""Maximum compiled grammars kept per model: a service uses a few dozen schemas. A large one takes some megabytes, and
-one whose automaton has come near its bound (`MAX_STATES`) 100 MiB; llguidance does not tell how many states it has."""
-MAX_USES = 256
-"""Sequences after which a kept grammar is compiled again: they share its automaton, which only ever grows."""
+"""Maximum compiled grammars kept per model: a service uses a few dozen schemas. Most take less than a megabyte, and
+`KEPT_LIMITS` bounds each, so that all take less than a gigabyte, whatever clients ask for."""
+FEW_USES = 8
+"""Requests in which a kept grammar that comes to its bound is large by itself. All that have it share its automaton,
+which only ever grows, so that one of moderate size comes there in many."""
+MAX_LARGE = 1_024
+"""Maximum grammars known to be too large to be kept."""
 MAX_PROBES = 256
 """Maximum subschemas compiled to find the place of an error."""
 
@@ -149,6 +153,10 @@ class _KeptGrammar:
     uses: int = 0
 
 
+class _TooLargeToKeep(Exception):
+    """A grammar is beyond `KEPT_LIMITS`."""
+
+
 class GrammarCompiler:
     """Compiles grammars for one vocabulary and keeps those used last. Safe to use from several threads.
 
@@ -159,6 +167,8 @@ class GrammarCompiler:
         self._vocab = vocab
         self._tokenizer: LLTokenizer | None = None
         self._kept: OrderedDict[str, _KeptGrammar] = OrderedDict()
+        self._large: deque[int] = deque(maxlen=MAX_LARGE)
+        """Hashes of the keys of grammars that are compiled for each request."""
         self._lock = Lock()
         self.turn = Lock()
         """Held while a thread of its own works on a grammar in Python, which takes the GIL from the decode thread: one
@@ -195,12 +205,18 @@ class GrammarCompiler:
         key = key_of(grammar, before)
         if (state := self.kept(key)) is not None:
             return state
-        matcher = self._make(grammar, before)
         with self._lock:
-            self._kept[key] = _KeptGrammar(matcher, grammar, before)
-            if len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
-            return self._state(key)
+            is_large = hash(key) in self._large
+        if not is_large:
+            with suppress(_TooLargeToKeep):
+                matcher = self._make(grammar, before, KEPT_LIMITS)
+                with self._lock:
+                    self._kept[key] = _KeptGrammar(matcher, grammar, before)
+                    if len(self._kept) > MAX_KEPT:
+                        self._kept.popitem(last=False)
+                    return self._state(key)
+            self._note_large(key)
+        return GrammarState(self._make(grammar, before))
 
     def serves(self, grammar: Grammar) -> bool:
         """Whether `grammar` can be compiled. It is not kept."""
@@ -214,29 +230,34 @@ class GrammarCompiler:
         kept = self._kept[key]
         self._kept.move_to_end(key)
         kept.uses += 1
-        if kept.uses >= MAX_USES:
-            del self._kept[key]
         return GrammarState(kept.matcher.deep_copy(), partial(self._make_anew, key, kept))
 
     def _make_anew(self, key: str, kept: _KeptGrammar) -> LLMatcher:
-        """A kept grammar once more, whose automaton has reached its bound: no other request begins in that one."""
+        """A kept grammar once more, whose automaton has come to its bound: no other request begins in that one."""
         with self._lock:
             if self._kept.get(key) is kept:
                 del self._kept[key]
+        if kept.uses <= FEW_USES:
+            self._note_large(key)
         return self._make(kept.grammar, kept.before)
 
-    def _make(self, grammar: Grammar, before: str = "") -> LLMatcher:
+    def _note_large(self, key: str) -> None:
+        with self._lock:
+            self._large.append(hash(key))
+
+    def _make(self, grammar: Grammar, before: str = "", limits: LLParserLimits = LIMITS) -> LLMatcher:
         if not self.is_available:
             raise BadRequest.at(
                 "grammar", "this model's vocabulary has no token that ends a text, so no grammar can end"
             )
         with self._vocab.opened():  # to the end: the thread may have been given up, and the engine be closed meanwhile
-            return self._made(grammar, before)
+            return self._made(grammar, before, limits)
 
-    def _made(self, grammar: Grammar, before: str) -> LLMatcher:
+    def _made(self, grammar: Grammar, before: str, limits: LLParserLimits) -> LLMatcher:
         with self.turn:
             tokenizer, source = self._read(grammar, before)
-        matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
+        matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
+        _check_size(matcher, limits)
         if matcher.is_error():
             if before:
                 self._make(grammar)  # says where it cannot be served, if that is its own fault
@@ -247,6 +268,7 @@ class GrammarCompiler:
             behind.consume_tokens(behind.compute_ff_tokens())
         for state in (matcher, behind):
             state.compute_bitmask()
+            _check_size(state, limits)
             if state.is_error():  # no text has an end, say where a `$ref` leads to itself
                 raise BadRequest.at(_field(grammar), f"{_reason(grammar, state.get_error())}")
         return matcher
@@ -442,6 +464,11 @@ def _behind(before: str, source: str) -> str:
     """llguidance's own form of a grammar in which `@held` stands for that of `source`, which is JSON or Lark."""
     held = json.loads(source)["grammars"][0] if source.startswith("{") else {"lark_grammar": source}
     return json.dumps({"grammars": [{"lark_grammar": before}, {**held, "name": "held"}]})
+
+
+def _check_size(matcher: LLMatcher, limits: LLParserLimits) -> None:
+    if limits is KEPT_LIMITS and matcher.is_error() and is_of_size(matcher.get_error()):
+        raise _TooLargeToKeep
 
 
 def key_of(grammar: Grammar, before: str) -> str:

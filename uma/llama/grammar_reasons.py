@@ -18,14 +18,27 @@ MAX_SYMBOLS = 500_000
 """Maximum symbols in all rules of a grammar together."""
 MAX_STATES = 250_000
 """Maximum states of a grammar's strings and expressions together: each takes up to 2 KB."""
-LIMITS = LLParserLimits(
-    max_items_in_row=MAX_WAYS,
-    step_max_items=MAX_STEPS,
-    max_grammar_size=MAX_SYMBOLS,
-    max_lexer_states=MAX_STATES,
-    verbose_errors=False,
-)
+MAX_KEPT_STATES = 16_000
+"""Maximum states of a grammar that is kept for later requests: some 10 MiB. Ordinary schemas, of hundreds of fields or
+with formats, stay below a third of them, whatever texts they have seen."""
+MAX_KEPT_SYMBOLS = 50_000
+"""Maximum symbols in the rules of one that is kept: some 20 MiB."""
+
+
+def _limits(symbols: int, states: int) -> LLParserLimits:
+    return LLParserLimits(
+        max_items_in_row=MAX_WAYS,
+        step_max_items=MAX_STEPS,
+        max_grammar_size=symbols,
+        max_lexer_states=states,
+        verbose_errors=False,
+    )
+
+
+LIMITS = _limits(MAX_SYMBOLS, MAX_STATES)
 """The bounds that the words below name."""
+KEPT_LIMITS = _limits(MAX_KEPT_SYMBOLS, MAX_KEPT_STATES)
+"""Bounds of what is kept. llguidance tells no size of a grammar, but that it has come to a bound."""
 MAX_CHARS = 400
 """Maximum length of a reason in an error message."""
 
@@ -78,6 +91,12 @@ def bound_of(reason: str) -> str | None:
     """The bound that a grammar is beyond, where that is llguidance's reason."""
     line = reason.strip().removeprefix(_SOURCE)
     return next((words for pattern, words in _BOUNDS if re.search(pattern, line)), None)
+
+
+def is_of_size(reason: str) -> bool:
+    """Whether that bound is one that `KEPT_LIMITS` and `LIMITS` have apart."""
+    bound = bound_of(reason) or ""
+    return f"{MAX_STATES:,}" in bound or f"{MAX_SYMBOLS:,}" in bound
 
 
 def in_plain_words(reason: str, *, has_places: bool = True) -> str:

@@ -37,6 +37,27 @@ MAX_EXPERTS = 1_024
 MAX_PARTS = 2**16 - 1
 """Maximum parts of a split model: its header counts them with 16 bits."""
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+# fmt: off
+WHOLE_HEADS = frozenset((
+    "apertus", "arcee", "arctic", "baichuan", "chameleon", "codeshell", "cogvlm", "cohere2moe", "dbrx", "deci",
+    "deepseek", "dots1", "dream", "ernie4_5", "ernie4_5-moe", "exaone", "exaone-moe", "exaone4", "falcon",
+    "gpt-oss", "granite", "granite_swa", "granitemoe", "graniteswitch", "grok", "grovemoe", "hunyuan-dense",
+    "hunyuan-moe", "hunyuan_vl", "hy_v3", "internlm2", "jais2", "llada", "llada-moe", "llama", "llama-embed",
+    "llama4", "maincoder", "mellum", "minicpm", "mistral3", "olmo", "olmo2", "olmoe", "orion", "paddleocr",
+    "pangu-embedded", "plamo", "pockettts", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl",
+    "qwen3vlmoe", "rnd1", "seed_oss", "smallthinker", "smollm3", "starcoder2", "talkie", "xverse",
+))
+"""Architectures whose keys and values have heads of one size, all of which is rotated: llama.cpp's graph of each
+asserts `n_embd_head == n_rot`, but for gpt-oss, whose weights have the one size and whose graph has the other."""
+EVEN_HEADS = WHOLE_HEADS | frozenset((
+    "afmoe", "bailingmoe2", "bert", "bitnet", "bloom", "chatglm", "cohere2", "command-r", "eurobert", "glm4",
+    "glm4moe", "gpt2", "gptneox", "granitehybrid", "jais", "jina-bert-v2", "jina-bert-v3", "laguna", "maple",
+    "minimax-01", "minimax-m2", "minimax-m3", "modern-bert", "mpt", "muse-glimmer", "nanbeige", "nemotron",
+    "nemotron_h", "nemotron_h_moe", "neo-bert", "nomic-bert", "nomic-bert-moe", "openelm", "phi2", "phi3", "phimoe",
+    "qwen", "qwen35", "qwen35moe", "refact", "spark2_5", "stablelm", "starcoder", "t5", "t5encoder",
+))
+"""Architectures whose keys and values have heads of one size: `n_embd_head == hparams.n_embd_head_k()`."""
+# fmt: on
 _FIGURE = re.compile(r"(^|[._])(count|length|size)(_|$)")
 """Pattern in the name of each key that says how many or how large."""
 
@@ -220,18 +241,28 @@ def _contradiction(header: Header) -> str | None:
     """
     own = f"{header.architecture}."
 
-    def number(name: str) -> int:
+    def number(name: str, unsaid: int = 0) -> int:
         value = None if name in header.by_layer else header.metadata.get(own + name)
-        return value if isinstance(value, int) else 0
+        return value if isinstance(value, int) else unsaid
 
     heads = number("attention.head_count")
-    most = number("attention.key_length") or (number("embedding_length") // heads if heads else 0)
+    share = number("embedding_length") // heads if heads else 0
+    most, values = number("attention.key_length", share), number("attention.value_length", share)
     rotated = number("rope.dimension_count")
     is_said = f"{own}rope.dimension_count" in header.metadata and "rope.dimension_count" not in header.by_layer
     if not rotated and number("attention.key_length_mla"):
         is_said = False  # latent attention can be without positions (GLM 5 Next)
+    if (
+        heads
+        and values != most
+        and header.architecture in EVEN_HEADS
+        and "attention.value_length" not in header.by_layer
+    ):
+        return f"{own}attention.key_length is {most:,}, and {own}attention.value_length is {values:,}"
     if heads and most and is_said and (rotated % 2 or not 2 <= rotated <= most):
         return f"{own}rope.dimension_count is {rotated:,}, and it can be an even number from 2 to {most:,}"
+    if heads and most and is_said and rotated != most and header.architecture in WHOLE_HEADS:
+        return f"{own}rope.dimension_count is {rotated:,}, and it can be {most:,}"
     said = {"token_embd.weight": "embedding_length", "ssm_out.weight": "ssm.inner_size"}
     for name, width in header.tensor_widths.items():
         key = said.get(re.sub(r"^blk\.\d+\.", "", name), "")
