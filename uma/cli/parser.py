@@ -355,6 +355,20 @@ def _describe_explain(parser: argparse.ArgumentParser) -> None:
     _add_socket(parser)
 
 
+def _describe_history(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("number", nargs="?", type=int, metavar="NR", help="one request, whole (default: a list)")
+    parser.add_argument("--last", metavar="N", type=int, default=20, help="how many the list has (default: 20)")
+    parser.add_argument(
+        "--diff",
+        nargs=2,
+        type=int,
+        metavar=("NR", "NR"),
+        help="where the prompts of two begin to differ, which is where the cache of the second ended (default: none)",
+    )
+    _flag(parser, "--follow", "go on with those that come")
+    parser.add_argument("--export", metavar="FILE", help="all as rows for uma batch; - is stdout (default: none)")
+
+
 def _describe_top(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="show what is now, and end (default: on no terminal)")
     _flag(parser, "--json", "the same as a JSON list")
@@ -543,6 +557,14 @@ COMMANDS: tuple[Command, ...] = (
         "Tell where the time of a request went that runs on the server, or is one of its last 1,000, and what it "
         "waited for. You see your own requests; the user that runs the server, and root, see all of them.",
         " [REQUEST_ID]",
+    ),
+    Command(
+        "history",
+        "what programs sent, and where the cache broke",
+        _describe_history,
+        "The requests that `uma run --history` has kept: a list, one of them whole, or how the prompts of two differ. "
+        "They lie in one file of yours alone (see docs/operations.md), also where no server runs.",
+        " [NR]",
     ),
     Command(
         "top",

@@ -51,6 +51,7 @@ from uma.errors import BadRequest, Ended, Overloaded, ShuttingDown, UmaError
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler, GrammarState
 from uma.llama.projector import Projector
+from uma.llama.vocab import Vocab
 from uma.media.fetch import Fetcher
 from uma.media.files import check_count
 from uma.metrics import EngineMetrics
@@ -195,6 +196,7 @@ class Engine:
         stream = self._requests.submit(
             Prepared(
                 request,
+                asked,
                 tokens,
                 grammar,
                 forced,
@@ -364,7 +366,12 @@ class Engine:
 
     def on_request_over(self, listener: Callable[[Over], None]) -> None:
         """Call `listener` with each request that comes from now on once it is over, on the Trio thread."""
-        self._requests.on_over = listener
+        self._requests.on_over.append(listener)
+
+    @property
+    def vocab(self) -> Vocab:
+        """The model's vocabulary, which any thread can read."""
+        return self._context.model.vocab
 
     def on_embedded(self, listener: Callable[[Embedded], None]) -> None:
         """Call `listener` at the end of each request for embeddings, or for a ranking."""

@@ -43,6 +43,8 @@ class Prepared:
     """A request that was checked and admitted, with all that was made of its fields."""
 
     request: Request
+    asked: Request
+    """The request before it was made what the model's template can render."""
     tokens: array[int]
     grammar: GrammarState | None
     forced: list[int]
@@ -103,6 +105,10 @@ class Over:
     began_at: float
     """Seconds since 1970, as the next."""
     ended_at: float
+    asked: Request
+    """The request as it came, before what its model needs was made of it."""
+    tokens: array[int] = attrs.field(factory=lambda: array("i"))
+    """Tokens of its prompt and its first answer."""
     error: str = ""
     """The code of what refused it, before it was queued."""
 
@@ -128,7 +134,7 @@ class Submission:
         """Sequences whose last event has not been read, in order of arrival: those of this moment."""
         self._accounts: deque[Account] = deque(maxlen=MAX_EXPLAINED)
         """Accounts of the first answers of requests that came, the newest last."""
-        self.on_over: Callable[[Over], None] | None = None
+        self.on_over: list[Callable[[Over], None]] = []
         """Called once with each request that is over, be it before it was queued."""
         self._is_gathering = False
         """The decode thread is woken soon."""
@@ -142,7 +148,7 @@ class Submission:
         sequences = [
             self._sequence(prepared, index, (seed + index) % (MAX_SEED + 1)) for index in range(sampling.drawn_answers)
         ]
-        stream = self._stream(prepared.request, sequences)
+        stream = self._stream(prepared.request, prepared.asked, sequences)
         for sequence in sequences:
             self._open[sequence] = None
         self._accounts.append(sequences[0].account)
@@ -164,11 +170,16 @@ class Submission:
 
     def refused(self, request: Request, spent_ms: float, error: str = "") -> None:
         """A request is over before it was queued: refused with an error of this code, or its reader has left."""
-        if self.on_over is not None:
+        if self.on_over:
             ended_at, reason = time.time(), "error" if error else "cancelled"
             span, nothing = span_of(request.metadata), RequestMetrics(0.0, 0.0, 0.0, 0.0, 0, 0.0, 0)
             began_at = ended_at - spent_ms / 1000
-            self.on_over(Over(request, ORIGIN.get(), span, reason, Usage(0, 0, 0), nothing, began_at, ended_at, error))
+            usage, origin = Usage(0, 0, 0), ORIGIN.get()
+            self._tell(Over(request, origin, span, reason, usage, nothing, began_at, ended_at, request, error=error))
+
+    def _tell(self, over: Over) -> None:
+        for listener in self.on_over:
+            listener(over)
 
     def account(self, id: str, owner: Hashable) -> Account | None:
         """Account of the newest request with this id, or of the newest of all; None where it is not this `owner`'s,
@@ -258,14 +269,14 @@ class Submission:
         is_wanted = "off" not in (request.pace, self._config.pace)
         return is_wanted and request.stream and not request.sampling.reproducible
 
-    def _stream(self, request: Request, sequences: list[Sequence]) -> RequestStream:
+    def _stream(self, request: Request, asked: Request, sequences: list[Sequence]) -> RequestStream:
         controls = [SequenceControl(self._commands, sequence) for sequence in sequences]
         if len(sequences) == 1:
             (sequence,) = sequences
-            over = partial(self._over, sequences, self._span(request))
+            over = partial(self._over, asked, sequences, self._span(request))
             sequence.stream = stream = RequestStream(controls[0], over, self._count_dropped, self._lateness(sequence))
             return stream
-        over = partial(self._over, sequences, self._span(request))
+        over = partial(self._over, asked, sequences, self._span(request))
         group = AnswerGroup(request, controls, over, self._count_dropped)
         for index, sequence in enumerate(sequences):
             sequence.stream = AnswerPort(group, index, partial(self._forget, sequence), self._lateness(sequence))
@@ -282,20 +293,20 @@ class Submission:
 
     def _span(self, request: Request) -> list[str]:
         """The span that a request's end is reported to; empty where no listener asks for ends."""
-        return [] if self.on_over is None else [span_of(request.metadata)]
+        return [span_of(request.metadata)] if self.on_over else []
 
-    def _over(self, sequences: list[Sequence], traceparent: list[str]) -> None:
+    def _over(self, asked: Request, sequences: list[Sequence], traceparent: list[str]) -> None:
         """A request is over, which can be said twice: `traceparent` is taken with the first."""
         self._forget(*sequences)
-        if self.on_over is not None and traceparent:
-            self.on_over(_over(sequences, traceparent.pop()))
+        if traceparent:
+            self._tell(_over(asked, sequences, traceparent.pop()))
 
     def _forget(self, *sequences: Sequence) -> None:
         for sequence in sequences:
             self._open.pop(sequence, None)
 
 
-def _over(sequences: list[Sequence], traceparent: str) -> Over:
+def _over(asked: Request, sequences: list[Sequence], traceparent: str) -> Over:
     first, now = sequences[0], now_ms()
     reasons = [sequence.account.reason or "cancelled" for sequence in sequences]
     usage = Usage(first.prompt_tokens, first.cached_tokens, sum(sequence.generated for sequence in sequences))
@@ -303,4 +314,5 @@ def _over(sequences: list[Sequence], traceparent: str) -> Over:
     ended_at = time.time()
     began_at = ended_at - (now - first.arrived_ms) / 1000
     metrics = first.account.final.metrics if first.account.final is not None else first.metrics(now)
-    return Over(first.request, first.account.origin, traceparent, reason, usage, metrics, began_at, ended_at)
+    origin = first.account.origin
+    return Over(first.request, origin, traceparent, reason, usage, metrics, began_at, ended_at, asked, first.tokens)

@@ -22,6 +22,7 @@ from uma.errors import ConfigError, ShuttingDown, UmaError, sole_error
 from uma.server import otel, socketfile
 from uma.server.connection import ServedEngine
 from uma.server.logs import log, logging_to
+from uma.server.recording import recording
 from uma.server.server import Server, SilentServer
 from uma.server.tracing import traced, written
 from uma.types import LoadProgress, ServerInfo, Source
@@ -155,6 +156,7 @@ async def _with_grammars(config: RuntimeConfig, progress: LoadProgress) -> Async
     async with (
         open_engine(config, progress, prepares_grammars=True, owns_process=True) as engine,
         otel.exporting(engine, config),
+        recording(engine, config),
     ):
         yield engine
 

@@ -1,0 +1,114 @@
+"""The history: what was sent is kept whole and bounded, and two requests tell where the cache broke."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_server import running_http
+
+from harness import clean_environ, run_to_end, short_directory, uma_command, until
+from uma.cli.history import batch_row
+from uma.errors import BadRequest
+from uma.history import Entry, Head, History, HistoryFault, parting, place
+
+AGENT = [
+    {"role": "system", "content": "You are an agent. It is 12:01."},
+    {"role": "user", "content": "List the files."},
+]
+
+
+def entry(text: str, *, came_at: float | None = None, **request: Any) -> Entry:
+    head = Head(
+        id="r", model="m", origin="", came_at=time.time() if came_at is None else came_at, took_ms=1, reason="stop"
+    )
+    ends = tuple(range(1, len(text) + 1))
+    return Entry(head=head, request=request, prompt=text.encode(), ends=ends, answer=b"yes")
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "history.db"
+    with History(path) as history:
+        history.add([entry("one", prompt="one"), entry("two", prompt="two")])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with History(path, reads=True) as history:
+        assert [number for number, _ in history.heads(10)] == [1, 2]
+        assert [number for number, _ in history.heads(10, after=1)] == [2]
+        assert history.entry(2).prompt == b"two" and list(history.entry(2).ends) == [1, 2, 3]
+        with pytest.raises(BadRequest, match="not found"):
+            history.entry(3)
+
+
+def test_the_oldest_make_way_by_size_and_by_age(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    with History(path) as history:
+        history.add([entry("old", came_at=time.time() - 8 * 24 * 3_600)])
+        history.add([entry(os.urandom(2_000).hex()) for _ in range(10)], max_bytes=12_000)
+        assert 0 < len(history.heads(100)) < 10
+        assert history.heads(100)[-1][0] == 11
+
+
+def test_a_file_that_is_no_history_or_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(HistoryFault, match="uma run --history"), History(tmp_path / "none.db", reads=True):
+        pass
+    (tmp_path / "bad.db").write_bytes(b"no database" * 1_000)
+    with pytest.raises(HistoryFault, match="not a database"), History(tmp_path / "bad.db", reads=True) as history:
+        history.heads(1)
+
+
+def test_what_a_pattern_finds_is_kept_nowhere() -> None:
+    secret = "sk-12345"
+    found = entry(f"key {secret}", messages=[{"role": "user", "content": f"my key is {secret}"}])
+    kept = found.redacted(re.compile(r"sk-\d+"))
+    assert secret.encode() not in repr(kept).encode()
+    assert kept.request["messages"][0]["content"] == "my key is [redacted]"
+    assert kept.ends == ()
+
+
+def test_two_prompts_part_at_a_token_in_a_message() -> None:
+    said = [{"role": "system", "content": "It is 12:01."}, {"role": "user", "content": "Hi"}]
+    later = [{"role": "system", "content": "It is 12:02."}, {"role": "user", "content": "Hi"}]
+    one, other = entry("<s>It is 12:01.<u>Hi", messages=said), entry("<s>It is 12:02.<u>Hi", messages=later)
+    found = parting(one, other)
+    assert found is not None
+    assert (found.common_tokens, found.tokens) == (len("<s>It is 12:0"), ("1", "2"))
+    assert found.places == ("messages[0] (system)",) * 2
+    assert place(one, len("<s>It is 12:01.<")) == "what follows messages[0] (system)"
+    assert parting(one, one) is None
+    longer = parting(one, entry("<s>It is 12:01.<u>Hi there", messages=said))
+    assert longer is not None and longer.tokens == ("", " ")
+
+
+def test_a_request_becomes_a_row_of_a_batch() -> None:
+    call = {"id": "c", "name": "look", "arguments": "{}"}
+    kept = entry("", messages=[{"role": "assistant", "content": "", "tool_calls": [call]}], sampling={"max_tokens": 7})
+    row = batch_row(kept)
+    assert row["url"] == "/v1/chat/completions" and row["body"]["max_tokens"] == 7
+    assert row["body"]["messages"][0]["tool_calls"][0]["function"] == {"name": "look", "arguments": "{}"}
+    assert batch_row(entry("", prompt="Go"))["body"]["prompt"] == "Go"
+
+
+def test_a_server_keeps_what_an_agent_sent_and_tells_where_its_cache_broke(tmp_path: Path) -> None:
+    state = {"XDG_STATE_HOME": str(tmp_path)}
+    with short_directory() as place, running_http(place, "--history", "--history-redact", "sesame", **state) as server:
+        later = [{**AGENT[0], "content": "You are an agent. It is 12:02."}, {"role": "user", "content": "Say sesame."}]
+        for messages in (AGENT, later):
+            body = {"messages": messages, "max_tokens": 4, "temperature": 0}
+            assert server.ask("POST", "/v1/chat/completions", body).status == 200
+
+        def told(*arguments: str) -> str:
+            return run_to_end(*uma_command("history", *arguments), environ={**clean_environ(), **state}).stdout
+
+        until(told, lambda table: table.count("length") == 2)
+        shown = told("2")
+        assert "You are an agent. It is 12:02." in shown and "[redacted]" in shown and "sesame" not in shown
+        differs = told("--diff", "1", "2")
+        assert "messages[0] (system)" in differs and "begin alike" in differs
+        exported = told("--export", "-").splitlines()
+        assert [json.loads(line)["body"]["messages"][0]["role"] for line in exported] == ["system", "system"]

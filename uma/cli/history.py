@@ -1,0 +1,147 @@
+"""`uma history`: the requests that a server with `--history` has kept, whole; how two of them differ; all as rows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from contextlib import nullcontext
+from datetime import datetime
+from typing import Any
+
+import trio
+
+from uma.cli import say
+from uma.cli.sanitize import sanitize
+from uma.cli.table import print_table, print_wrapped
+from uma.cli.trio_run import Interrupts, run
+from uma.errors import ConfigError
+from uma.history import Entry, Head, History, default_path, parting
+
+POLL_SEC = 0.5
+"""Time between two looks with `--follow`."""
+MAX_FOLLOWED = 1_000
+"""Maximum requests that are shown of one look."""
+COLUMNS = ("nr", "came", "model", "prompt", "cached", "written", "took", "ended")
+SNIPPET_CHARS = 60
+"""Text shown on each side of where two prompts part."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """The command; its exit code."""
+    with History(default_path(), reads=True) as history:
+        if options.diff:
+            return _show_difference(*map(history.entry, options.diff))
+        if options.export:
+            return _export(history, options.export)
+        if options.number is not None:
+            _show(history.entry(options.number))
+            return 0
+        kept = history.heads(options.last)
+        print_table(COLUMNS, [_row(number, head) for number, head in kept])
+        return _follow(history, kept[-1][0] if kept else 0) if options.follow else 0
+
+
+def _row(number: int, head: Head) -> list[str]:
+    came = datetime.fromtimestamp(head.came_at).strftime("%m-%d %H:%M:%S")
+    share = f"{100 * head.cached_tokens / head.prompt_tokens:.0f} %" if head.prompt_tokens else ""
+    counts = f"{head.prompt_tokens:,}", share, f"{head.completion_tokens:,}"
+    return [str(number), came, head.model, *counts, f"{head.took_ms / 1000:.1f} s", head.reason]
+
+
+def _follow(history: History, after: int) -> int:
+    async def follow(_: Interrupts) -> int:
+        last = after
+        while True:
+            for number, head in history.heads(MAX_FOLLOWED, last):
+                print("  ".join(filter(None, _row(number, head))), flush=True)
+                last = number
+            await trio.sleep(POLL_SEC)
+
+    return run(follow)
+
+
+def _show(entry: Entry) -> None:
+    head = entry.head
+    print_wrapped(f"request {entry.number} · {head.id} · {head.model} · {head.origin}")
+    print_wrapped(
+        f"{head.prompt_tokens:,} tokens in ({head.cached_tokens:,} from cache), {head.completion_tokens:,} written, "
+        f"the first after {head.ttft_ms / 1000:.2f} s, {head.tokens_per_second:.1f} tokens/s, ended: {head.reason}"
+    )
+    for title, text in (
+        ("sent", json.dumps(entry.request, indent=2, ensure_ascii=False)),
+        ("prompt", entry.prompt.decode("utf-8", "replace")),
+        ("answer", entry.answer.decode("utf-8", "replace")),
+    ):
+        print(f"\n── {title} ──\n{sanitize(text)}")
+
+
+def _show_difference(one: Entry, other: Entry) -> int:
+    found = parting(one, other)
+    if found is None:
+        print_wrapped(f"{one.number} and {other.number} have the same prompt: {other.head.prompt_tokens:,} tokens.")
+        return 0
+    alike = f"{found.common_bytes:,} bytes" if found.common_tokens is None else f"{found.common_tokens:,} tokens"
+    print_wrapped(
+        f"{one.number} and {other.number} begin alike for {alike}; {other.number} had "
+        f"{other.head.cached_tokens:,} of {other.head.prompt_tokens:,} tokens from the cache."
+    )
+    for entry, token, place in zip((one, other), found.tokens, found.places, strict=True):
+        count = found.common_tokens
+        told = f"goes on {token!r}" if count is None else f"token {count:,} is {token!r}"
+        print_wrapped(f"{entry.number}: " + (f"{told}, in {place}" if token else "ends there"))
+        text = entry.prompt
+        before = text[: found.common_bytes].decode("utf-8", "replace")[-SNIPPET_CHARS:]
+        behind = text[found.common_bytes :].decode("utf-8", "replace")[:SNIPPET_CHARS]
+        print(f"  …{before!r} ▶ {behind!r}")
+    return 0
+
+
+def _export(history: History, name: str) -> int:
+    try:
+        out = sys.stdout if name == "-" else os.fdopen(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w")
+    except FileExistsError:
+        raise ConfigError(f"--export: {name} exists already; name a new file, or remove it") from None
+    except OSError as error:
+        raise ConfigError(f"--export: {name}: {error.strerror}") from None
+    rows = 0
+    with nullcontext(out) if name == "-" else out:
+        for entry in history.entries():
+            out.write(json.dumps(batch_row(entry), ensure_ascii=False) + "\n")
+            rows += 1
+    say.note(f"{rows:,} rows for `uma batch`")
+    return 0
+
+
+def batch_row(entry: Entry) -> dict[str, Any]:
+    """A request as a line that `uma batch` and OpenAI's batches take."""
+    asked = dict(entry.request)
+    body: dict[str, Any] = {"model": entry.head.model}
+    if messages := asked.get("messages"):
+        body["messages"] = list(map(_message, messages))
+        if tools := asked.get("tools"):
+            body["tools"] = [{"type": "function", "function": each} for each in tools]
+        if tools and asked.get("tool_choice", "auto") in ("none", "required"):
+            body["tool_choice"] = asked["tool_choice"]
+    else:
+        body["prompt"] = asked.get("prompt") or asked.get("token_ids")
+    sampling = asked.get("sampling") or {}
+    body |= {name: sampling[name] for name in _KEPT if sampling.get(name) is not None}
+    url = "/v1/chat/completions" if messages else "/v1/completions"
+    return {"custom_id": str(entry.number), "method": "POST", "url": url, "body": body}
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as OpenAI's chats have it."""
+    told = {
+        name: message[name] for name in ("role", "content", "name", "tool_call_id") if message.get(name) is not None
+    }
+    calls = [
+        {"id": call["id"], "type": "function", "function": {name: call[name] for name in ("name", "arguments")}}
+        for call in message.get("tool_calls") or ()
+    ]
+    return told | ({"tool_calls": calls} if calls else {})
+
+
+_KEPT = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "repetition_penalty")
