@@ -16,7 +16,7 @@ from http_server import running_http
 from harness import clean_environ, run_to_end, short_directory, uma_command, until
 from uma.cli.history import batch_row
 from uma.errors import BadRequest
-from uma.history import Entry, Head, History, HistoryFault, parting, place
+from uma.history import Head, History, HistoryEntry, HistoryFault, parting, place
 
 AGENT = [
     {"role": "system", "content": "You are an agent. It is 12:01."},
@@ -24,12 +24,12 @@ AGENT = [
 ]
 
 
-def entry(text: str, *, came_at: float | None = None, **request: Any) -> Entry:
+def entry(text: str, *, came_at: float | None = None, **request: Any) -> HistoryEntry:
     head = Head(
         id="r", model="m", origin="", came_at=time.time() if came_at is None else came_at, took_ms=1, reason="stop"
     )
     ends = tuple(range(1, len(text) + 1))
-    return Entry(head=head, request=request, prompt=text.encode(), ends=ends, answer=b"yes")
+    return HistoryEntry(head=head, request=request, prompt=text.encode(), ends=ends, answer=b"yes")
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class Head:
 
 
 @attrs.frozen(kw_only=True)
-class Entry:
+class HistoryEntry:
     """A request as it was sent, what its model was given, and what it answered."""
 
     head: Head
@@ -80,9 +80,9 @@ class Entry:
     """Where each of the tokens ends in `prompt`, in bytes; nothing where texts were redacted."""
     answer: bytes = b""
     number: int = 0
-    """Its place in the file, from 1."""
+    """The entry's place in the file, from 1."""
 
-    def redacted(self, pattern: re.Pattern[str]) -> Entry:
+    def redacted(self, pattern: re.Pattern[str]) -> HistoryEntry:
         """A copy in which what the pattern finds is `REDACTED`, in every text."""
 
         def clean(part: Any) -> Any:
@@ -133,7 +133,7 @@ class History:
         if self._db is not None:
             self._db.close()
 
-    def add(self, entries: Sequence[Entry], *, max_bytes: int = MAX_BYTES) -> None:
+    def add(self, entries: Sequence[HistoryEntry], *, max_bytes: int = MAX_BYTES) -> None:
         """Write these, and let go of what is over the bounds."""
         assert self._db is not None
         with _faults(self._path), self._db as db:
@@ -154,13 +154,13 @@ class History:
         )
         return [(number, Head(**orjson.loads(head))) for number, head in reversed(list(rows))]
 
-    def entry(self, number: int) -> Entry:
+    def entry(self, number: int) -> HistoryEntry:
         """One by its number. Raises `BadRequest` where there is none."""
         for row in self._rows("SELECT head, request, prompt, ends, answer FROM requests WHERE number = ?", number):
             return _entry(number, *row)
         raise BadRequest(f"request {number} is not found in the history; it was never there, or has made way")
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[HistoryEntry]:
         """All, the oldest first, one at a time."""
         for number, *row in self._rows(
             "SELECT number, head, request, prompt, ends, answer FROM requests ORDER BY number"
@@ -187,7 +187,7 @@ class _faults:  # noqa: N801 - a block, read as a word
             raise HistoryFault(f"the history {self._path}: {error}") from error
 
 
-def _row(entry: Entry) -> tuple[Any, ...]:
+def _row(entry: HistoryEntry) -> tuple[Any, ...]:
     head = orjson.dumps(attrs.asdict(entry.head)).decode()
     ends = array("I", entry.ends).tobytes()
     texts = (orjson.dumps(entry.request), entry.prompt[:MAX_ENTRY_BYTES], ends, entry.answer[:MAX_ENTRY_BYTES])
@@ -195,9 +195,9 @@ def _row(entry: Entry) -> tuple[Any, ...]:
     return (entry.head.came_at, len(head) + sum(map(len, packed)), head, *packed)
 
 
-def _entry(number: int, head: str, *packed: bytes) -> Entry:
+def _entry(number: int, head: str, *packed: bytes) -> HistoryEntry:
     request, prompt, ends, answer = map(zlib.decompress, packed)
-    return Entry(
+    return HistoryEntry(
         number=number,
         head=Head(**orjson.loads(head)),
         request=orjson.loads(request),
@@ -220,7 +220,7 @@ class Parting:
     """The message of each that it stands in."""
 
 
-def parting(one: Entry, other: Entry) -> Parting | None:
+def parting(one: HistoryEntry, other: HistoryEntry) -> Parting | None:
     """The first difference of two prompts; None where they are the same."""
     if one.prompt == other.prompt:
         return None
@@ -249,7 +249,7 @@ def _common_bytes(one: bytes, other: bytes) -> int:
     return low
 
 
-def place(entry: Entry, offset: int) -> str:
+def place(entry: HistoryEntry, offset: int) -> str:
     """Which part of the request stands at this byte of its prompt, in words."""
     messages = entry.request.get("messages") or ()
     begin, last = 0, "what comes before the first message"

@@ -17,7 +17,7 @@ from uma.cli.sanitize import sanitize
 from uma.cli.table import print_table, print_wrapped
 from uma.cli.trio_run import Interrupts, run
 from uma.errors import ConfigError
-from uma.history import Entry, Head, History, default_path, parting
+from uma.history import Head, History, HistoryEntry, default_path, parting
 
 POLL_SEC = 0.5
 """Time between two looks with `--follow`."""
@@ -62,7 +62,7 @@ def _follow(history: History, after: int) -> int:
     return run(follow)
 
 
-def _show(entry: Entry) -> None:
+def _show(entry: HistoryEntry) -> None:
     head = entry.head
     print_wrapped(f"request {entry.number} · {head.id} · {head.model} · {head.origin}")
     print_wrapped(
@@ -77,7 +77,7 @@ def _show(entry: Entry) -> None:
         print(f"\n── {title} ──\n{sanitize(text)}")
 
 
-def _show_difference(one: Entry, other: Entry) -> int:
+def _show_difference(one: HistoryEntry, other: HistoryEntry) -> int:
     found = parting(one, other)
     if found is None:
         print_wrapped(f"{one.number} and {other.number} have the same prompt: {other.head.prompt_tokens:,} tokens.")
@@ -114,14 +114,14 @@ def _export(history: History, name: str) -> int:
     return 0
 
 
-def batch_row(entry: Entry) -> dict[str, Any]:
+def batch_row(entry: HistoryEntry) -> dict[str, Any]:
     """A request as a line that `uma batch` and OpenAI's batches take."""
     asked = dict(entry.request)
     body: dict[str, Any] = {"model": entry.head.model}
     if messages := asked.get("messages"):
         body["messages"] = list(map(_message, messages))
         if tools := asked.get("tools"):
-            body["tools"] = [{"type": "function", "function": each} for each in tools]
+            body["tools"] = [{"type": "function", "function": tool} for tool in tools]
         if tools and asked.get("tool_choice", "auto") in ("none", "required"):
             body["tool_choice"] = asked["tool_choice"]
     else:

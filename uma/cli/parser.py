@@ -62,7 +62,7 @@ GROUPS = {
     "serve": ("run", "gateway", "worker", "engine-zmq"),
     "models": ("models", "pull", "rm", "pin", "unpin"),
     "jobs": ("batch", "embed"),
-    "look": ("ps", "top", "explain", "trace", "doctor", "config"),
+    "look": ("ps", "top", "explain", "history", "trace", "doctor", "config"),
     "operate": ("stop", "key", "contract", "schema"),
 }
 """The commands as `uma --help` lists them."""

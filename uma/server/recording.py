@@ -17,7 +17,7 @@ from uma.config import RuntimeConfig
 from uma.engine import Engine
 from uma.engine.submission import Over
 from uma.errors import ConfigError
-from uma.history import Entry, Head, History, HistoryFault, default_path
+from uma.history import Head, History, HistoryEntry, HistoryFault, default_path
 from uma.net.logfmt import log
 from uma.protocol.converter import unstructure
 
@@ -94,11 +94,11 @@ class _Recorder:
         with History(self._path) as history:
             history.add([self._entry(over) for over in some])
 
-    def _entry(self, over: Over) -> Entry:
+    def _entry(self, over: Over) -> HistoryEntry:
         fields = _said({name: value for name, value in unstructure(over.asked).items() if name not in _LEFT_OUT})
         pieces = [self._vocab.spelled(token) if token >= 0 else b"" for token in over.tokens]
         count = over.usage.prompt_tokens
-        entry = Entry(
+        entry = HistoryEntry(
             head=Head(
                 id=over.request.id,
                 model=self._model,
