@@ -17,7 +17,7 @@ import trio
 from uma.cli.top_state import Event, Frame, Lost
 from uma.client import Client, connect
 from uma.client.http import HttpClient
-from uma.errors import BadRequest, ConnectionLost, Loading, ShuttingDown, UmaError
+from uma.errors import ConnectionLost, Loading, ShuttingDown, UmaError
 from uma.metrics import LiveFigures, LiveSeries
 from uma.protocol.converter import structure
 from uma.types import Activity, ListedModel
@@ -74,8 +74,7 @@ class SocketFeed:
         models: Sequence[ListedModel] = ()
         with trio.fail_after(SILENCE_SEC):
             metrics = await client.metrics()
-            # A server that is stopping tells its counters alone, and so does one of an older protocol.
-            with suppress(ShuttingDown, BadRequest):
+            with suppress(ShuttingDown):  # then it tells its counters alone
                 activity = await client.activity()
                 models = await client.models() if client.info.models else ()
         info, pid = client.info, client.server_pid
@@ -147,7 +146,7 @@ class HttpFeed:
         if "figures" not in values:
             raise ConnectionLost(f"{self.where}: the server there is too old for this `uma top`")
         figures = structure(values["figures"], LiveFigures)
-        activity = None if values["activity"] is None else structure(values["activity"], Activity)
+        activity = structure(values["activity"], Activity)
         return Frame(self.where, values["at_ms"] / 1000, model, figures, values["metrics"], activity, own)
 
     async def end(self, number: int, id: str) -> bool:

@@ -38,7 +38,7 @@ class Frame:
     figures: LiveFigures
     metrics: Mapping[str, Any]
     activity: Activity | None = None
-    """None: the server is stopping, or too old to tell."""
+    """None: the server is stopping."""
     own: frozenset[str] | None = None
     """Ids of the requests that can be ended from here; None: all of them."""
     pid: int | None = None

@@ -223,9 +223,7 @@ class Client:
         return (await self._answer(MetricsEvent, MetricsQuery)).snapshot
 
     async def activity(self, id: str = "") -> Activity:
-        """See `Source.activity`. Raises `BadRequest` where the server is too old to know the question; one of a version
-        before 1.2 tells of all requests whatever `id` is.
-        """
+        """See `Source.activity`. A server of a version before 1.2 tells of all requests whatever `id` is."""
         activity: Activity = carried(await self._answer(ActivityEvent, lambda query: ActivityQuery(query, id)))
         return activity
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 import attrs
 import trio
 
-from uma.errors import BadRequest, PromptTooLarge, UmaError
+from uma.errors import PromptTooLarge, UmaError
 from uma.http.dialect import Writer
 from uma.http.exchange import ClientGoneError, Exchange
 from uma.http.telemetry import POLL_SEC, PromptState, Telemetry
@@ -258,10 +258,7 @@ class _Streamed:
 
     async def _state(self, source: Source, index: int) -> PromptState | None:
         """How far a prompt is; None where it waits, or its answer has ended."""
-        try:
-            running = (await source.activity(self.writer.requests[index].id)).running
-        except BadRequest:  # behind a gateway, a server of an older protocol
-            return None
+        running = (await source.activity(self.writer.requests[index].id)).running
         return next((PromptState.of(each) for each in running if each.id == self.writer.requests[index].id), None)
 
     async def _state_untold(self, source: Source, index: int, stream: EventStream, events: list[Event]) -> PromptState:
@@ -346,10 +343,7 @@ class _Streamed:
         may_wait = not self._is_open and trio.current_time() < self._began_at + MOST_SILENT_SEC
         if may_wait and self._asked < at_once:
             return ""
-        try:
-            activity = await source.activity(next(iter(mine)) if len(mine) == 1 else "")
-        except BadRequest:  # behind a gateway, a server of an older protocol
-            return "waiting"
+        activity = await source.activity(next(iter(mine)) if len(mine) == 1 else "")
         running = [each for each in activity.running if each.id in mine]
         # Behind a gateway all are asked at once, and the server can still be counting their tokens. Of several only
         # the next that wait are listed, whosever they are: there the counts have to do.

@@ -21,7 +21,6 @@ from uma.http.local_user import user_of
 from uma.http.problem import NotFound, Unsupported
 from uma.http.reader import read
 from uma.protocol.converter import unstructure
-from uma.types import RunningRequest
 
 _ID = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)?(((?:page-)?[0-9a-f]{24})(?:-\d+)?)")
 """An answer's id in each dialect, the one in its `X-Request-Id`, or one of the list."""
@@ -38,10 +37,11 @@ class ControlBody:
 async def list_requests(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/requests`: the owner's requests that run or wait, each with what the engine tells of it."""
     own = [*gateway.requests_of(http.owner), *gateway.on_socket(await user_of(http))]
-    known = {each.id: each for each in await _activity(gateway)}
+    activity = await gateway.source.activity()
+    known = {each.id: each for each in (*activity.running, *activity.waiting)}.values()
     entries = []
     for id in own:
-        parts = [each for each in known.values() if id in (each.id, _key_of(each.id))]
+        parts = [each for each in known if id in (each.id, _key_of(each.id))]
         entries += [_entry(each.id, unstructure(each)) for each in parts] or [_entry(id, {})]
     await http.answer_json({"object": "list", "data": entries})
 
@@ -123,14 +123,6 @@ def _key_of(id: str) -> str:
     """The key in `Gateway.answering` of a request's id; of several prompts each has a number behind it."""
     found = _ID.fullmatch(id)
     return found[2] if found is not None else ""
-
-
-async def _activity(gateway: Gateway) -> tuple[RunningRequest, ...]:
-    try:
-        activity = await gateway.source.activity()
-    except BadRequest:  # behind a gateway, a server of an older protocol
-        return ()
-    return activity.running + activity.waiting
 
 
 def _entry(id: str, figures: dict[str, Any]) -> dict[str, Any]:

@@ -69,8 +69,8 @@ class LiveSeries:
     _snapshots: deque[tuple[float, Mapping[str, Any]]] = attrs.field(factory=deque, init=False)
 
     def figures(self, at_sec: float, metrics: Mapping[str, Any], activity: Activity | None, slots: int) -> LiveFigures:
-        """The figures of now, by the newest metrics. Without `activity`, as of an older server, all wait in the normal
-        lane. `slots` are `Limits.max_sequences`; 0: of several models.
+        """The figures of now, by the newest metrics. Without `activity`, as of a server that stops, all wait in the
+        normal lane. `slots` are `Limits.max_sequences`; 0: of several models.
         """
         snapshots = self._snapshots
         if snapshots and metrics.get("requests_total", 0) < snapshots[-1][1].get("requests_total", 0):

@@ -360,10 +360,8 @@ def _prompt(messages: Sequence[Message], *, has_template: bool) -> dict[str, Any
     return {"prompt": text}
 
 
-def progress_of(id: str, activity: Activity | None) -> dict[str, Any]:
+def progress_of(id: str, activity: Activity) -> dict[str, Any]:
     """How far a request is that has given no text yet, or what it waits for and how many go before it."""
-    if activity is None:
-        return {}
     for each in activity.running:
         if each.id == id:
             read = {"prompt_tokens": each.prompt_tokens, "computed_tokens": each.computed_tokens}

@@ -13,7 +13,6 @@ from typing import Any
 import attrs
 import trio
 
-from uma.errors import BadRequest
 from uma.http.exchange import Exchange
 from uma.http.page.answers import event
 from uma.http.page.processes import Processes
@@ -57,9 +56,8 @@ class LiveFeed:
 
     source: Source
     processes: Processes
-    activity: Activity | None = attrs.field(default=None, init=False)
-    """Activity of the newest frame; None before the first, and where the server is too old to tell."""
-    _tells_activity: bool = attrs.field(default=True, init=False)
+    activity: Activity = attrs.field(default=Activity((), 0, 0, 0), init=False)
+    """Activity of the newest frame."""
     _slot: int = attrs.field(default=-1, init=False)
     _series: LiveSeries = attrs.field(factory=LiveSeries, init=False)
     _told: Mapping[str, Any] = attrs.field(factory=dict, init=False)
@@ -74,7 +72,7 @@ class LiveFeed:
             slot = _slot_now()
             if slot != self._slot:
                 metrics = await self.source.metrics()
-                self.activity = await self._ask_activity()
+                self.activity = self.processes.named(await self.source.activity())
                 slots = 0 if self.processes.gateway.models else self.source.info.limits.max_sequences
                 figures = self._series.figures(slot * INTERVAL_SEC, metrics, self.activity, slots)
                 self._told = {
@@ -87,27 +85,16 @@ class LiveFeed:
     async def frame(self, http: Exchange) -> bytes:
         """The frame of this quarter of a second, as an event, with what this viewer can see of others' requests."""
         await self.look()
-        activity = None if self.activity is None else self.processes.gateway.shown(self.activity, http)
-        if activity is self.activity:
-            return self._frame
-        return self._event(activity)
+        activity = self.processes.gateway.shown(self.activity, http)
+        return self._frame if activity is self.activity else self._event(activity)
 
-    def _event(self, activity: Activity | None) -> bytes:
-        return event("frame", {**self._told, "activity": None if activity is None else unstructure(activity)})
+    def _event(self, activity: Activity) -> bytes:
+        return event("frame", {**self._told, "activity": unstructure(activity)})
 
     async def next_frame(self, http: Exchange) -> bytes:
         """The frame of the next quarter of a second."""
         await trio.sleep_until((_slot_now() + 1) * INTERVAL_SEC)
         return await self.frame(http)
-
-    async def _ask_activity(self) -> Activity | None:
-        if not self._tells_activity:
-            return None
-        try:
-            return self.processes.named(await self.source.activity())
-        except BadRequest:  # a server of an older protocol: its metrics are shown, its requests cannot be
-            self._tells_activity = False
-            return None
 
 
 def _slot_now() -> int:

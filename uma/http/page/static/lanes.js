@@ -62,11 +62,11 @@ function tokens(count) {
 
 /** What is known of all requests of one frame, for the words of each. */
 class Scene {
-  /** @param {Activity | null} activity @param {(id: string) => Own | undefined} own */
+  /** @param {Activity} activity @param {(id: string) => Own | undefined} own */
   constructor(activity, own) {
     this.own = own;
-    this.running = byRequest(activity?.running ?? []);
-    this.queue = byRequest(activity?.waiting ?? []);
+    this.running = byRequest(activity.running);
+    this.queue = byRequest(activity.waiting ?? []);
     this.all = new Map([...this.running, ...this.queue].map((each) => [each.id, each]));
   }
 
@@ -285,9 +285,9 @@ export class Lanes {
       if (lane.endedAt && frame.at_ms - lane.endedAt > LINGER_MS) this.drop(id, lane);
     }
     for (const request of shown) this.laneOf(request)?.take(request, this.column, scene);
-    const { waiting_interactive = 0, waiting_normal = 0, waiting_background = 0 } = frame.activity ?? {};
+    const { waiting_interactive = 0, waiting_normal = 0, waiting_background = 0 } = frame.activity;
     const queued = waiting_interactive + waiting_normal + waiting_background;
-    const untold = Math.max(0, queued - (frame.activity?.waiting?.length ?? 0));
+    const untold = Math.max(0, queued - (frame.activity.waiting?.length ?? 0));
     const told = scene.running.length + scene.queue.length;
     const hidden = untold + told - shown.filter((each) => this.lanes.has(each.id)).length;
     this.more.textContent = `and ${number(hidden)} more`;

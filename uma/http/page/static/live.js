@@ -257,12 +257,9 @@ export class LiveView {
     this.showTiles();
     this.showBars(frame);
     this.lanes.take(frame);
-    const { activity, figures } = frame;
-    const { running, waiting_interactive, waiting_normal, waiting_background } = figures;
+    const { running, waiting_interactive, waiting_normal, waiting_background } = frame.figures;
     const waiting = waiting_interactive + waiting_normal + waiting_background;
-    this.count.textContent = activity
-      ? `${number(running)} running, ${number(waiting)} waiting`
-      : `${number(running)} running; this server is too old to tell of each`;
+    this.count.textContent = `${number(running)} running, ${number(waiting)} waiting`;
     this.nothing.hidden = this.lanes.lanes.size > 0 || running > 0;
     this.axis.hidden = !this.lanes.lanes.size;
     this.element.dataset.frames = String(Number(this.element.dataset.frames ?? 0) + 1);

@@ -151,7 +151,7 @@
  * @property {number} at_ms
  * @property {Figures} figures
  * @property {Record<string, any>} metrics
- * @property {Activity | null} activity
+ * @property {Activity} activity
  */
 
 export {};
