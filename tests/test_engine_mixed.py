@@ -12,7 +12,7 @@ from harness import PATIENCE_SEC
 from models import write_model
 from uma import Request, open_engine
 from uma.engine.policy import CostModel
-from uma.engine.worker.runner import ModelRunner, Outcome
+from uma.engine.worker.runner import BatchOutcome, ModelRunner
 from uma.engine.worker.sequence import Sequence
 from uma.engine.worker.status import Status
 from uma.llama.context import NO_ROOM
@@ -83,7 +83,7 @@ async def test_nothing_is_lost_where_a_mixed_batch_fails(
     prefill = ModelRunner.prefill
     failed: list[bool] = []
 
-    def fails(runner: ModelRunner, work: list[tuple[Sequence, int]]) -> Outcome:
+    def fails(runner: ModelRunner, work: list[tuple[Sequence, int]]) -> BatchOutcome:
         if not any(sequence.status is Status.DECODING for sequence, _ in work):
             return prefill(runner, work)
         failed.append(not (failed and failed[-1]))
@@ -96,7 +96,7 @@ async def test_nothing_is_lost_where_a_mixed_batch_fails(
                 run = sequence.tokens[sequence.computed : sequence.computed + count]
                 runner._batch.add(run, sequence.computed, sequence.holding.seq_id, last_logits=True)
             assert runner._context.decode(runner._batch) == 0
-        return Outcome(code, 1.0)
+        return BatchOutcome(code, 1.0)
 
     monkeypatch.setattr(ModelRunner, "prefill", fails)
     got, _ = await read_all(model)

@@ -30,7 +30,7 @@ from uma import Request, RuntimeConfig, open_engine
 from uma.engine.delivery.outbox import Deliver, Delivery, Outbox
 from uma.engine.delivery.pacing import HOLD_SHARE, STRIDE_STEPS, Stride
 from uma.engine.worker.commands import Commands
-from uma.engine.worker.runner import DecodeStep, Decoding, ModelRunner, Outcome
+from uma.engine.worker.runner import BatchOutcome, DecodeStep, DecodeSteps, ModelRunner
 from uma.llama.batch import Batch
 from uma.llama.context import Context
 from uma.types import Finished, Grammar, Slo, Token
@@ -50,7 +50,7 @@ def strides(monkeypatch: pytest.MonkeyPatch) -> list[list[DecodeStep]]:
     found: list[list[DecodeStep]] = []
     decode = ModelRunner.decode
 
-    def seen(decoding: Decoding) -> Generator[DecodeStep, None, Outcome]:
+    def seen(decoding: DecodeSteps) -> Generator[DecodeStep, None, BatchOutcome]:
         steps: list[DecodeStep] = []
         found.append(steps)
         for step in decoding:
@@ -58,8 +58,8 @@ def strides(monkeypatch: pytest.MonkeyPatch) -> list[list[DecodeStep]]:
             yield step
         return decoding.outcome
 
-    def watched(runner: ModelRunner, sequences: Any, stride: Stride) -> Decoding:
-        return Decoding(seen(decode(runner, sequences, stride)))
+    def watched(runner: ModelRunner, sequences: Any, stride: Stride) -> DecodeSteps:
+        return DecodeSteps(seen(decode(runner, sequences, stride)))
 
     monkeypatch.setattr(ModelRunner, "decode", watched)
     return found

@@ -11,10 +11,10 @@ import uma
 SOURCES = Path(uma.__file__).parent
 SHARED = frozenset({
     "Answer", "Call", "ChatBody", "ChatMessage", "CompletionBody", "CompletionWriter", "Connection", "Conversation",
-    "EmbeddingsBody", "_Body", "_Entry",
+    "EmbeddingsBody", "_Body",
 })  # fmt: skip
-"""Names that the engine or HTTP still share with others: for each dialect its own body, for one."""
-LOOSE = ("engine", "http")
+"""Names that HTTP still shares with others: for each dialect its own body, for one."""
+LOOSE = ("http",)
 """Packages in which a variable can still be called `each`."""
 
 

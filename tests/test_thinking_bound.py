@@ -18,7 +18,7 @@ from models import CHATML
 from uma import Request, SamplingParams, open_engine
 from uma.chat.families import Thinking
 from uma.chat.parser import Parser
-from uma.engine.worker.runner import DecodeStep, Decoding, ModelRunner, Outcome
+from uma.engine.worker.runner import BatchOutcome, DecodeStep, DecodeSteps, ModelRunner
 from uma.engine.worker.thinking import MAX_COMPLETING, ThinkingBound
 from uma.types import Event, Finished, Grammar, Message, ReasoningDelta, Token, Tool
 
@@ -185,15 +185,15 @@ async def test_a_stride_of_many_steps_ends_at_the_bound(
     lengths: list[int] = []
     decode = ModelRunner.decode
 
-    def counted(decoding: Decoding) -> Generator[DecodeStep, None, Outcome]:
+    def counted(decoding: DecodeSteps) -> Generator[DecodeStep, None, BatchOutcome]:
         lengths.append(0)
         for step in decoding:
             lengths[-1] += 1
             yield step
         return decoding.outcome
 
-    def watched(*args: Any) -> Decoding:
-        return Decoding(counted(decode(*args)))
+    def watched(*args: Any) -> DecodeSteps:
+        return DecodeSteps(counted(decode(*args)))
 
     monkeypatch.setattr(ModelRunner, "decode", watched)
     request = attrs.evolve(asked(50, stream=False), slo=PATIENT)

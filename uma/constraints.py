@@ -357,10 +357,10 @@ def _hints_of(cls: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in attrs.fields(cls)}
 
 
-def sieve(hint: Any) -> Callable[[Any], bool]:
-    """A fast test for the common case. What passes is a `hint`; of what does not, only `problems` can tell."""
+def quick_check(hint: Any) -> Callable[[Any], bool]:
+    """Quick check for the common case. What passes is a `hint`; of what does not, only `problems` can tell."""
     if get_origin(hint) in (Union, types.UnionType):
-        passes = [sieve(arg) for arg in get_args(hint) if arg is not type(None)]
+        passes = [quick_check(arg) for arg in get_args(hint) if arg is not type(None)]
         if type(None) in get_args(hint):
             return lambda value: value is None or any(check(value) for check in passes)
         return lambda value: any(check(value) for check in passes)
@@ -370,7 +370,7 @@ def sieve(hint: Any) -> Callable[[Any], bool]:
         choices = [(type(inner), inner) for inner in get_args(base)]
         return lambda value: (type(value), value) in choices
     if get_origin(base) is tuple:
-        items_pass = _sieve_of_items(get_args(base)[0])
+        items_pass = _quick_check_of_items(get_args(base)[0])
         return lambda value: type(value) is tuple and not any(why(value) for why in whys) and items_pass(value)
     if base is float:
         whys.append(_FINITE.problem)
@@ -379,11 +379,11 @@ def sieve(hint: Any) -> Callable[[Any], bool]:
     return lambda value: type(value) is base and not any(why(value) for why in whys)
 
 
-def _sieve_of_items(item: Any) -> Callable[[Sequence[Any]], bool]:
+def _quick_check_of_items(item: Any) -> Callable[[Sequence[Any]], bool]:
     ranges = _ranges_of(item)
     if ranges is not None:
         return lambda values: _are_whole_within(values, ranges)
-    passes = sieve(item)
+    passes = quick_check(item)
     return lambda values: all(map(passes, values))
 
 
@@ -391,38 +391,38 @@ _FINITE = Range(ge=-sys.float_info.max, le=sys.float_info.max)
 
 
 @cache
-def _sieves_of(cls: Any) -> list[tuple[str, Any, Callable[[Any], bool], Any]]:
+def _quick_checks_of(cls: Any) -> list[tuple[str, Any, Callable[[Any], bool], Any]]:
     defaults = {field.name: field.default for field in attrs.fields(cls)}
-    return [(name, hint, sieve(hint), defaults[name]) for name, hint in hints_of(cls).items()]
+    return [(name, hint, quick_check(hint), defaults[name]) for name, hint in hints_of(cls).items()]
 
 
-_is_proven: ContextVar[bool] = ContextVar("_is_proven", default=False)
+_is_checked: ContextVar[bool] = ContextVar("_is_checked", default=False)
 
 
 @contextmanager
-def proven() -> Iterator[None]:
+def already_checked() -> Iterator[None]:
     """A block that constructs instances of values whose fields have been checked: `check` does nothing there.
 
     A value from the wire is checked once, by the converter, which knows its path. Rules that span fields are not
     `check`'s, and hold here too.
     """
-    token = _is_proven.set(True)
+    token = _is_checked.set(True)
     try:
         yield
     finally:
-        _is_proven.reset(token)
+        _is_checked.reset(token)
 
 
 def check(instance: Any) -> None:
-    """Check every field of an attrs instance against its type and constraint, except in a `proven` block.
+    """Check every field of an attrs instance against its type and constraint, except in an `already_checked` block.
 
     Raises `ValueError` with one line for each wrong field. Meant for `__attrs_post_init__` of classes that people
     construct by hand.
     """
-    if _is_proven.get():
+    if _is_checked.get():
         return
     wrong: list[Wrong] = []
-    for name, hint, passes, default in _sieves_of(instance.__class__):
+    for name, hint, passes, default in _quick_checks_of(instance.__class__):
         value = getattr(instance, name)
         if value is not default and not passes(value):
             wrong += problems(value, hint, name)

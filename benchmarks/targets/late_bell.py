@@ -6,12 +6,14 @@ Batches with a part of a prompt in them take 40 ms and more on the CPUs that are
 from __future__ import annotations
 
 import sys
+import threading
 
 from uma.cli import main
-from uma.engine.delivery import bell
+from uma.engine.delivery.bell import Bell
 
-LATE_NS = 20_000_000
+LATE_SEC = 0.02
 
 if __name__ == "__main__":
-    bell.RING_NS = LATE_NS
+    ring = Bell.ring
+    setattr(Bell, "ring", lambda bell: threading.Timer(LATE_SEC, ring, (bell,)).start())  # noqa: B010
     sys.exit(main())

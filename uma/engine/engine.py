@@ -31,9 +31,9 @@ from uma.engine.info import server_info
 from uma.engine.intake.chat import ChatAbilities
 from uma.engine.intake.constraints import Constraints
 from uma.engine.intake.gate import Gate, check_features, check_prompt
-from uma.engine.intake.loose_tools import RelaxedRequest
 from uma.engine.intake.pictures import PictureReader
 from uma.engine.intake.prompt import PromptReader
+from uma.engine.intake.relaxed_tools import RelaxedRequest
 from uma.engine.kv.archive import Archive
 from uma.engine.kv.events import KvListener
 from uma.engine.kv.feed import BlockLedger, KvFeed

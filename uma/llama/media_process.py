@@ -47,7 +47,7 @@ def _decoder(setup: Any) -> Callable[[Any, bytes], tuple[Any, bytes]]:
 
     options = lib.mtmd_helper_init_opt_default()
     options.video_params.ffmpeg_bin_dir = os.fsencode(os.devnull)  # what is no picture is not given to ffmpeg
-    ear = _ear(lib) if setup["hears"] else None
+    audio_context = _audio_context(lib) if setup["hears"] else None
     with suppress(ImportError):  # without Pillow the parent sends no WebP
         from PIL import Image, WebPImagePlugin  # noqa: F401, PLC0415
     confine()
@@ -56,7 +56,7 @@ def _decoder(setup: Any) -> Callable[[Any, bytes], tuple[Any, bytes]]:
         if question["form"] == "WebP":
             return _webp(data)
         source = ctypes.cast(ctypes.c_char_p(data), ctypes.POINTER(ctypes.c_uint8))
-        found = lib.mtmd_helper_bitmap_init_from_buf_wrapper(ear, source, len(data), False, options)
+        found = lib.mtmd_helper_bitmap_init_from_buf_wrapper(audio_context, source, len(data), False, options)
         if not found.bitmap or found.video_ctx:
             return {"problem": "cannot be decoded; its file is broken"}, b""
         size = lib.mtmd_bitmap_get_n_bytes(found.bitmap)
@@ -83,7 +83,7 @@ def _webp(data: bytes) -> tuple[Any, bytes]:
     return {"width": image.width, "height": image.height}, image.tobytes()
 
 
-def _ear(lib: Any) -> int:
+def _audio_context(lib: Any) -> int:
     """A context of libmtmd that has nothing but a sample rate: its decoder of sounds takes that from a context."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU is looked for, and would take its time and memory
     params = lib.mtmd_context_params_default()

@@ -99,7 +99,7 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[Tool], switches: Mapping[str, Any], *, opens_answer: bool
     ) -> str:
         conversation = {
-            "messages": _turns(messages, self._taste),
+            "messages": _turns(messages, self._traits),
             "tools": [_function(tool) for tool in tools] or None,
             "switches": dict(switches),
             "opens_answer": opens_answer,
@@ -175,8 +175,8 @@ class ChatTemplate:
             self._idle.put(process)
 
     @cached_property
-    def _taste(self) -> _Taste:
-        return _taste_of(self.source)
+    def _traits(self) -> _TemplateTraits:
+        return _traits_of(self.source)
 
     @cached_property
     def _template(self) -> Template:
@@ -254,7 +254,7 @@ def _tree_of(source: str) -> nodes.Template | None:
 
 
 @attrs.frozen
-class _Taste:
+class _TemplateTraits:
     """How a template wants what Hugging Face leaves open."""
 
     arguments_as_text: bool = False
@@ -273,10 +273,10 @@ class _Taste:
     """
 
 
-def _taste_of(source: str) -> _Taste:
+def _traits_of(source: str) -> _TemplateTraits:
     tree = _tree_of(source)
     if tree is None:
-        return _Taste()
+        return _TemplateTraits()
     added = (side for add in tree.find_all(nodes.Add) for side in (add.left, add.right))
     tested = (test.node for test in tree.find_all(nodes.Test) if test.name == "none")
     keys = {_key_of(access) for access in tree.find_all((nodes.Getattr, nodes.Getitem))}
@@ -286,7 +286,7 @@ def _taste_of(source: str) -> _Taste:
     has_parts = "reasoning_content" not in keys and any(
         isinstance(comparison, nodes.Const) and comparison.value == "thinking" for comparison in compared
     )
-    return _Taste(
+    return _TemplateTraits(
         any(_key_of(side) == "arguments" for side in added),
         any(_key_of(checked) == "content" for checked in tested) and not has_parts,
         thought_key=next((key for key in _THOUGHT_KEYS if key in keys), None),
@@ -303,10 +303,10 @@ def _key_of(node: nodes.Node) -> str | None:
     return getattr(node.arg, "value", None) if isinstance(node, nodes.Getitem) else None
 
 
-def _turns(messages: Sequence[Message], taste: _Taste) -> list[dict[str, Any]]:
+def _turns(messages: Sequence[Message], traits: _TemplateTraits) -> list[dict[str, Any]]:
     """The messages as the template takes them."""
-    if not taste.results_are_with_calls:
-        return [_turn(message, taste) for message in messages]
+    if not traits.results_are_with_calls:
+        return [_turn(message, traits) for message in messages]
     turns: list[dict[str, Any]] = []
     before: Message | None = None
     for message in messages:
@@ -316,7 +316,7 @@ def _turns(messages: Sequence[Message], taste: _Taste) -> list[dict[str, Any]]:
         elif calling is not None and before is not None and before.role == "tool" and _goes_on(calling, message):
             calling["content"] = message.content
         else:
-            turns.append(_turn(message, taste))
+            turns.append(_turn(message, traits))
         before = message
     return turns
 
@@ -332,12 +332,12 @@ def _result(message: Message, calls: Sequence[dict[str, Any]]) -> dict[str, Any]
     return {"name": names.get(message.tool_call_id) or message.name or "unknown", "response": message.content}
 
 
-def _turn(message: Message, taste: _Taste) -> dict[str, Any]:
+def _turn(message: Message, traits: _TemplateTraits) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
-        turn |= _thought(message, message.reasoning, taste)
+        turn |= _thought(message, message.reasoning, traits)
     if message.tool_calls:
-        if not message.content and taste.no_content_is_none and isinstance(turn["content"], str):
+        if not message.content and traits.no_content_is_none and isinstance(turn["content"], str):
             turn["content"] = None
         turn["tool_calls"] = [
             {
@@ -345,7 +345,7 @@ def _turn(message: Message, taste: _Taste) -> dict[str, Any]:
                 "type": "function",
                 "function": {
                     "name": call.name,
-                    "arguments": call.arguments if taste.arguments_as_text else json_text.loads(call.arguments),
+                    "arguments": call.arguments if traits.arguments_as_text else json_text.loads(call.arguments),
                 },
             }
             for call in message.tool_calls
@@ -357,16 +357,16 @@ def _turn(message: Message, taste: _Taste) -> dict[str, Any]:
     return turn
 
 
-def _thought(message: Message, thought: str, taste: _Taste) -> dict[str, Any]:
+def _thought(message: Message, thought: str, traits: _TemplateTraits) -> dict[str, Any]:
     """The thinking of an earlier turn, where the template reads it."""
-    if taste.thought_is_a_part:
+    if traits.thought_is_a_part:
         answer = [{"type": "text", "text": message.content}] if message.content else []
         return {"content": [{"type": "thinking", "thinking": thought}, *answer]}
-    if taste.thought_key is None:
+    if traits.thought_key is None:
         return {}
-    if message.tool_calls and message.content and taste.takes_thought_or_content:
-        return {taste.thought_key: f"{thought}\n\n{message.content}", "content": ""}
-    return {taste.thought_key: thought}
+    if message.tool_calls and message.content and traits.takes_thought_or_content:
+        return {traits.thought_key: f"{thought}\n\n{message.content}", "content": ""}
+    return {traits.thought_key: thought}
 
 
 def _function(tool: Tool) -> dict[str, Any]:

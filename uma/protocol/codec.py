@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from uma import json_bytes
-from uma.constraints import MAX_LINES, hints_of, problems, proven, show
+from uma.constraints import MAX_LINES, already_checked, hints_of, problems, show
 from uma.errors import BadRequest, InvalidJson
 from uma.protocol.converter import cut, structure, unknown_fields, unstructure
 from uma.protocol.frames import encode_frame
@@ -131,7 +131,7 @@ def message_of(
     if kind == "embed":
         return _embed(flat, warnings)
     if kind == "rerank":
-        with proven():
+        with already_checked():
             fields = _own_fields(flat)
             sender = fields.pop("sender")
             return RerankQuery(RerankRequest(**fields), sender, warnings)
@@ -321,7 +321,7 @@ def _embed(flat: Any, warnings: tuple[str, ...]) -> EmbedQuery:
     fields = _own_fields(flat)
     encoding, sender = fields.pop("encoding"), fields.pop("sender")
     try:
-        with proven():
+        with already_checked():
             return EmbedQuery(EmbedRequest(**fields), encoding, sender, warnings)
     except ValueError as error:  # neither texts nor token_ids, or both
         raise BadRequest.of(error) from None
@@ -329,7 +329,7 @@ def _embed(flat: Any, warnings: tuple[str, ...]) -> EmbedQuery:
 
 def _request(*, sampling: dict[str, Any] | None = None, **fields: Any) -> Request:
     try:
-        with proven():  # by `structure`
+        with already_checked():  # by `structure`
             return Request(**fields, sampling=SamplingParams(**(sampling or {})))
     except ValueError as error:  # a rule that only the constructors know
         raise BadRequest.of(error) from None

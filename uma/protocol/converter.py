@@ -18,7 +18,7 @@ import attrs
 import cattrs
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
-from uma.constraints import MAX_LINES, Length, hints_of, name_of, problems, proven, show, sieve
+from uma.constraints import MAX_LINES, Length, already_checked, hints_of, name_of, problems, quick_check, show
 from uma.errors import BadRequest
 from uma.json_text import Spelled
 from uma.types import Answer, Message, Tool, Usage
@@ -35,7 +35,7 @@ def structure(value: Mapping[str, Any], cls: type[T], more: Callable[[], Iterato
     lines: list[str] = []
     result: T | None = None
     try:
-        with proven():  # each hook checks its own value, so the constructors need not
+        with already_checked():  # each hook checks its own value, so the constructors need not
             result = _converter.structure(value, cls)
     except cattrs.BaseValidationError as error:
         lines += _lines(error, "")
@@ -115,7 +115,7 @@ def _lines(error: BaseException, path: str) -> Iterator[Wrong]:
 def _structure_leaf(hint: Any) -> Callable[[Any, Any], Any]:
     """Structure hook of types that hold no class of ours: the constraints know all about them."""
     is_tuple = _any_tuple(hint)
-    passes = sieve(hint)
+    passes = quick_check(hint)
 
     def structure_leaf(value: Any, _: Any) -> Any:
         # JSON has one kind of list; the classes, being frozen, have tuples.

@@ -25,7 +25,7 @@ from uma.chat.schema import UnservableError, schema_of
 from uma.chat.thought import thought_first
 from uma.chat.whole_call import AnyParser, WholeCallParser
 from uma.engine.intake.lanes import LaneLimiter
-from uma.engine.intake.loose_tools import RelaxedRequest, RelaxedTools, can_be_loose
+from uma.engine.intake.relaxed_tools import RelaxedRequest, RelaxedTools, can_be_relaxed
 from uma.engine.intake.rendering import has_switch
 from uma.engine.worker.thinking import ThinkingBound
 from uma.errors import BadRequest
@@ -55,7 +55,7 @@ class ChatAbilities:
         self._thinking = thinking_of(model.chat_template.source)
         self._template = model.chat_template
         self._specials: Specials | None = None
-        self._loose = RelaxedTools()
+        self._relaxed = RelaxedTools()
         # One at a time: what a schema costs is bounded, but seconds at worst.
         self._lanes = LaneLimiter(1)
 
@@ -219,11 +219,11 @@ class ChatAbilities:
 
     def known_relaxed(self, request: Request) -> RelaxedRequest:
         """The request without what is known to stand in the way of a grammar for its tools."""
-        return self._loose.known(request)
+        return self._relaxed.known(request)
 
     async def relaxed(self, request: Request, serves: Callable[[Grammar], bool]) -> RelaxedRequest:
         """Relaxed tools, once that was found out."""
-        if not can_be_loose(request) or self._family is None:
+        if not can_be_relaxed(request) or self._family is None:
             return RelaxedRequest(request)
         specials = await self._known_specials()
 
@@ -238,7 +238,7 @@ class ChatAbilities:
                 return False
 
         async with self._lanes.slot(request.priority) as slot:
-            return await slot.in_thread(partial(self._loose.found, request, fits))
+            return await slot.in_thread(partial(self._relaxed.found, request, fits))
 
     async def blame(self, request: Request, error: BadRequest, compile_grammar: _Compile) -> BadRequest:
         """A copy of an error with the place in the schema that no grammar can describe: the answer's, or a tool's."""

@@ -112,7 +112,7 @@ class Checkpoints:
 
     def _worth(self, node: Node) -> float:
         assert node.checkpoint is not None
-        before = next((each for each in node.path() if each is not node and each.checkpoint is not None), None)
+        before = next((above for above in node.path() if above is not node and above.checkpoint is not None), None)
         saved = node.end - (before.end if before is not None else 0)
         return self._last_worth + saved * (node.reuses + UNUSED_REUSES) / len(node.checkpoint)
 
@@ -121,7 +121,7 @@ class Checkpoints:
         if size > most:
             return False
         while tree.checkpoint_bytes + size > most:
-            least = min(tree.checkpoints, key=lambda each: each.worth)
+            least = min(tree.checkpoints, key=lambda node: node.worth)
             self._last_worth = least.worth
             tree.drop_checkpoint(least)
         return True

@@ -55,7 +55,7 @@ class _File:
 
 
 @attrs.define(eq=False, kw_only=True)
-class _Entry(_File):
+class _UsableFile(_File):
     """A snapshot that can be used."""
 
     tokens: array[int]
@@ -101,7 +101,7 @@ class DiskTier:
         self._identity = identity
         self._capacity_bytes = capacity_bytes
         self._most_read_bytes = most_read_bytes
-        self._entries: PrefixIndex[_Entry] = PrefixIndex()
+        self._entries: PrefixIndex[_UsableFile] = PrefixIndex()
         self._files: OrderedDict[Path, _File] = OrderedDict()
         """All files, those used longest ago first."""
         self.size_bytes = 0
@@ -142,8 +142,8 @@ class DiskTier:
                 entry.snapshot = weakref.ref(snapshot)
             return snapshot
 
-    def _find(self, tokens: array[int], known_tokens: int) -> _Entry | None:
-        found = self._entries.most_useful(tokens, _Entry.usable)
+    def _find(self, tokens: array[int], known_tokens: int) -> _UsableFile | None:
+        found = self._entries.most_useful(tokens, _UsableFile.usable)
         if found is None or found[1] < known_tokens + LEAST_GAIN_TOKENS:
             return None
         entry = found[0]
@@ -166,7 +166,7 @@ class DiskTier:
             if size < len(snapshot.tokens) and snapshot.serves_for(size):
                 self._remove(entry)
 
-    async def _see_other_servers(self, written: _Entry) -> None:
+    async def _see_other_servers(self, written: _UsableFile) -> None:
         """Take in what other servers have written, used and removed meanwhile."""
         known = frozenset((*self._files, written.path))
         new = await trio.to_thread.run_sync(self._new_files, known, abandon_on_cancel=True)
@@ -189,11 +189,11 @@ class DiskTier:
             self.size_bytes -= old.size_bytes
         # Another server can have written the same tokens as another file (other threads: other last bits). The index
         # knows one file for each run of tokens, so a second one could never be found again.
-        if isinstance(file, _Entry) and (same := self._entries.get(file.tokens)) not in (None, old):
+        if isinstance(file, _UsableFile) and (same := self._entries.get(file.tokens)) not in (None, old):
             self._remove(same)
         self._files[file.path] = file
         self.size_bytes += file.size_bytes
-        if isinstance(file, _Entry):
+        if isinstance(file, _UsableFile):
             self._entries.put(file.tokens, file)
             self._events.stored(Tier.DISK, 0, len(file.tokens), file.whole)
         while self.size_bytes > self._capacity_bytes:
@@ -203,7 +203,7 @@ class DiskTier:
         if self._files.pop(file.path, None) is None:
             return
         self.size_bytes -= file.size_bytes
-        if isinstance(file, _Entry):
+        if isinstance(file, _UsableFile):
             self._entries.discard(file.tokens)
             self._events.removed(Tier.DISK, 0, len(file.tokens), file.whole)
 
@@ -234,9 +234,9 @@ class DiskTier:
                 continue  # another server has removed it
             except OSError as error:
                 _log.warning("cache_dir: %s is ignored: %s", path, error)
-        return sorted(found, key=lambda each: each.used_at)
+        return sorted(found, key=lambda file: file.used_at)
 
-    def _read_header(self, path: Path, status: os.stat_result) -> _Entry | None:
+    def _read_header(self, path: Path, status: os.stat_result) -> _UsableFile | None:
         try:
             with path.open("rb") as file:
                 header = self._parse_header(file.read(16), file.read)
@@ -250,7 +250,7 @@ class DiskTier:
         if differs:
             _log.info("cache_dir: %s is ignored: another %s", path, ", ".join(differs))
             return None
-        return _Entry(path, status.st_size, status.st_mtime, tokens=tokens, ends=ends)
+        return _UsableFile(path, status.st_size, status.st_mtime, tokens=tokens, ends=ends)
 
     @staticmethod
     def _parse_header(start: bytes, read: object) -> dict[str, Any]:
@@ -264,7 +264,7 @@ class DiskTier:
             raise ValueError("header is no object")  # noqa: TRY004  (a wrong file, not a wrong call)
         return header
 
-    def _read(self, entry: _Entry) -> Snapshot | None:
+    def _read(self, entry: _UsableFile) -> Snapshot | None:
         try:
             with entry.path.open("rb") as file:
                 header = self._parse_header(file.read(16), file.read)
@@ -282,7 +282,7 @@ class DiskTier:
         ends = None if entry.ends is None else dict(zip(entry.ends, checkpoints, strict=True))
         return Snapshot(entry.tokens, parts, is_on_disk=True, tier=Tier.DISK, ends=ends)
 
-    def _write(self, snapshot: Snapshot) -> _Entry:
+    def _write(self, snapshot: Snapshot) -> _UsableFile:
         ends = None if snapshot.ends is None else tuple(snapshot.ends)
         checkpoints = tuple((snapshot.ends or {}).values())
         header: dict[str, Any] = {
@@ -311,7 +311,7 @@ class DiskTier:
         snapshot.is_on_disk = True
         status = path.stat()
         size, used_at, memory = status.st_size, status.st_mtime, weakref.ref(snapshot)
-        return _Entry(path, size, used_at, tokens=snapshot.tokens, ends=ends, snapshot=memory)
+        return _UsableFile(path, size, used_at, tokens=snapshot.tokens, ends=ends, snapshot=memory)
 
 
 def made_folder(folder: Path) -> Path:

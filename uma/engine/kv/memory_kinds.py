@@ -279,7 +279,7 @@ class Checkpointed(Attention):
     def end_before(self, node: Node, length: int) -> tuple[Node, int]:
         """See `Attention`."""
         assert node.parent is not None
-        above = next(each for each in node.parent.path() if each.parent is None or each.is_end or each.branches)
+        above = next(other for other in node.parent.path() if other.parent is None or other.is_end or other.branches)
         return above, above.end
 
     def can_resume_at(self, seq_id: int, length: int) -> bool:

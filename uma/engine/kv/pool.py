@@ -200,7 +200,7 @@ class KvPool:
         while (found := self.tree.match(tokens)).length == len(tokens) and not found.node.locks:
             # (A prompt that is too short to be shared can be the beginning of anything.)
             leaves = self.tree.leaves() if shared else self.tree.leaves()[-1:]
-            leaf = next((each for each in leaves if found.node in self.tree.cached[each].path()), None)
+            leaf = next((seq_id for seq_id in leaves if found.node in self.tree.cached[seq_id].path()), None)
             if leaf is None:
                 return
             self._save_before_drop(leaf)

@@ -71,10 +71,10 @@ class PrefixIndex(Generic[T]):
         """Whether some item begins with all of `tokens`, and so many of it can be used."""
         key = _key(tokens)
         at = bisect_left(self._keys, key)
-        for each in self._keys[at : at + MOST_COMPARED]:
-            if not each.startswith(key):
+        for other in self._keys[at : at + MOST_COMPARED]:
+            if not other.startswith(key):
                 return False
-            if usable(self._items[each], len(tokens)) == len(tokens):
+            if usable(self._items[other], len(tokens)) == len(tokens):
                 return True
         return False
 

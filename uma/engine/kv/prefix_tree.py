@@ -284,9 +284,9 @@ class PrefixTree:
             else:
                 node = self.root
         node.ids.add(seq_id)
-        for each in node.path():
-            each.used_at = now_ms
-            self._lock(each, 1)
+        for above in node.path():
+            above.used_at = now_ms
+            self._lock(above, 1)
         return node
 
     def extend(self, tip: Node, seq_id: int, tokens: Sequence[int]) -> Node:
@@ -325,9 +325,9 @@ class PrefixTree:
 
     def finish(self, tip: Node, seq_id: int, now_ms: float, *, keep: bool) -> bool:
         """End a running sequence. With `keep` its cells stay as cache; returns whether `seq_id` still holds them."""
-        for each in tip.path():
-            each.used_at = now_ms
-            self._lock(each, -1)
+        for above in tip.path():
+            above.used_at = now_ms
+            self._lock(above, -1)
         if not keep or tip is self.root or self._is_redundant(tip, seq_id):
             self._forget(tip, seq_id)
             return False
@@ -438,10 +438,12 @@ class PrefixTree:
 
     def _report(self, node: Node) -> None:
         """A sequence can begin behind this run."""
-        for each in reversed(list(takewhile(lambda each: not each.is_reported and each is not self.root, node.path()))):
-            each.is_reported = True
+        for above in reversed(
+            list(takewhile(lambda above: not above.is_reported and above is not self.root, node.path()))
+        ):
+            above.is_reported = True
             if self._events.listeners:
-                self._events.stored(Tier.CELLS, each.start, each.end, each.whole)
+                self._events.stored(Tier.CELLS, above.start, above.end, above.whole)
 
     def _unreport(self, node: Node | None) -> None:
         """A reason to report this run is gone: it is removed, and those before it, unless there is another."""
@@ -497,19 +499,19 @@ class PrefixTree:
         if tip.children or tip.ids != {seq_id}:
             return True
         return any(
-            each is not tip
-            and common_length(each.tokens, tip.tokens) == len(tip.tokens)
-            and (self._can_be_cut or (each.is_end and each.end == tip.end))
-            for each in tip.twins()
+            twin is not tip
+            and common_length(twin.tokens, tip.tokens) == len(tip.tokens)
+            and (self._can_be_cut or (twin.is_end and twin.end == tip.end))
+            for twin in tip.twins()
         )
 
     def _drop_covered(self, tip: Node) -> None:
         """Cached ends that `tip` now holds too are given up: its beginnings, and the same tokens computed twice."""
         covered = [node for node in tip.path() if node is not tip and node is not self.root]
-        for each in tip.twins():
-            is_end = each is not tip and not each.children and each.locks == 0 and each.checkpoint is None
-            if is_end and common_length(each.tokens, tip.tokens) == len(each.tokens):
-                covered.append(each)
+        for twin in tip.twins():
+            is_end = twin is not tip and not twin.children and twin.locks == 0 and twin.checkpoint is None
+            if is_end and common_length(twin.tokens, tip.tokens) == len(twin.tokens):
+                covered.append(twin)
         for node in covered:
             for seq_id in node.ids & self.cached.keys():
                 tip.reuses = max(tip.reuses, node.reuses)

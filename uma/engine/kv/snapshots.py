@@ -148,7 +148,7 @@ class SnapshotStore:
         if self.size_bytes + size <= self._free_for_all:
             return True
         limit = _worth(n_tokens, reuses, used_ms)
-        kept = sum(each.size_bytes for each in self._index if each.is_pinned or each.worth >= limit)
+        kept = sum(other.size_bytes for other in self._index if other.is_pinned or other.worth >= limit)
         return kept + size <= self._free_for_all
 
     def add(self, snapshot: Snapshot, *, is_lasting: bool = True) -> bool:
@@ -161,12 +161,12 @@ class SnapshotStore:
         if same is not None and same.is_pinned:
             return True
         if self.size_bytes + snapshot.size_bytes > self._free_for_all:
-            loose = sum(each.size_bytes for each in self._index if not each.is_pinned)
+            loose = sum(other.size_bytes for other in self._index if not other.is_pinned)
             if self.size_bytes - loose + snapshot.size_bytes > self._free_for_all:
                 return False
-        for each, size in list(self._index.beginnings(snapshot.tokens)):
-            if not each.is_pinned and snapshot.serves_for(size):
-                self._remove(each)
+        for other, size in list(self._index.beginnings(snapshot.tokens)):
+            if not other.is_pinned and snapshot.serves_for(size):
+                self._remove(other)
         self._shrink(snapshot.size_bytes)
         self._index.put(snapshot.tokens, snapshot)
         self.size_bytes += snapshot.size_bytes
@@ -193,7 +193,11 @@ class SnapshotStore:
     def _shrink(self, size_bytes: int) -> None:
         """Make place for so much: those least worth go, as far as they can."""
         while self.size_bytes + size_bytes > self._free_for_all:
-            least = min((each for each in self._index if not each.is_pinned), key=lambda each: each.worth, default=None)
+            least = min(
+                (snapshot for snapshot in self._index if not snapshot.is_pinned),
+                key=lambda snapshot: snapshot.worth,
+                default=None,
+            )
             if least is None:
                 return
             self._remove(least)

@@ -22,7 +22,7 @@ from uma.engine.policy.lead import lead_ms, steps_lacking
 from uma.engine.policy.order import preemption_order
 from uma.engine.worker.drafts.speculator import Drafts
 from uma.engine.worker.output import steps_ahead
-from uma.engine.worker.runner import Decoding, ModelRunner, Outcome, Work
+from uma.engine.worker.runner import BatchOutcome, DecodeSteps, ModelRunner, Work
 from uma.engine.worker.sampling import RowResult
 from uma.engine.worker.sequence import Sequence
 from uma.engine.worker.slots import Slots
@@ -150,7 +150,7 @@ class Executor:
             yield from self._failed(decoding.outcome, [(sequence, 1) for sequence in sequences], retry)
             sequences, stride = [sequence for sequence, _ in retry], ONE_STEP
 
-    def _booked(self, sequences: list[Sequence], decoding: Decoding, *, learns: bool) -> StepResults:
+    def _booked(self, sequences: list[Sequence], decoding: DecodeSteps, *, learns: bool) -> StepResults:
         """A stride's steps, each as soon as it is to be booked (`ModelRunner.decode`), and booked just before it is
         given: booking needs the tokens before it accepted.
         """
@@ -273,7 +273,7 @@ class Executor:
         if prefill:
             yield from self._prefill(prefill)
 
-    def _until_done(self, compute: Callable[[Work], Outcome], work: Work) -> Iterator[StepResults]:
+    def _until_done(self, compute: Callable[[Work], BatchOutcome], work: Work) -> Iterator[StepResults]:
         """Compute `work`, and after a batch that fails what the retry ladder leaves of it."""
         while work:
             outcome = compute(work)
@@ -284,7 +284,7 @@ class Executor:
             yield from self._failed(outcome, work, retry)
             work = retry
 
-    def _sampled(self, outcome: Outcome) -> StepResults:
+    def _sampled(self, outcome: BatchOutcome) -> StepResults:
         """The next tokens of the rows that have logits in the batch just computed."""
         sequences, indices = list(outcome.ends), list(outcome.ends.values())
         if sequences:
@@ -292,11 +292,11 @@ class Executor:
 
     # The retry ladder
 
-    def _is_given_up(self, outcome: Outcome) -> bool:
+    def _is_given_up(self, outcome: BatchOutcome) -> bool:
         """Whether a batch that was aborted is not to be computed again."""
         return self._context.is_ended or outcome.is_cancelled
 
-    def _failed(self, outcome: Outcome, work: Work, retry: Work) -> Iterator[StepResults]:
+    def _failed(self, outcome: BatchOutcome, work: Work, retry: Work) -> Iterator[StepResults]:
         """Deal with a batch that could not be computed; what to try instead is appended to `retry`.
 
         A fault can have ended some of its sequences: those of a stride, in a step before.
@@ -353,13 +353,13 @@ class Executor:
                     why = f"llama_decode failed with {outcome.code} for this request"
                     self._slots.end(sequence, DecodeFailed(why))
 
-    def _put_back(self, work: Work, outcome: Outcome) -> Work:
+    def _put_back(self, work: Work, outcome: BatchOutcome) -> Work:
         """Put memory back as it was before a failed batch; what of it can be tried again."""
         back = [row for row in work if self._cut_back(row[0], outcome)]
         self._restart_others([sequence for sequence, _ in work], outcome)
         return back
 
-    def _restart_others(self, sequences: list[Sequence], outcome: Outcome) -> None:
+    def _restart_others(self, sequences: list[Sequence], outcome: BatchOutcome) -> None:
         """After a batch of these that llama.cpp has broken off: states of others with a slot can have been moved."""
         if not outcome.are_others_lost:
             return
@@ -367,7 +367,7 @@ class Executor:
             if other not in sequences:
                 self._slots.restart(other)
 
-    def _cut_back(self, sequence: Sequence, outcome: Outcome) -> bool:
+    def _cut_back(self, sequence: Sequence, outcome: BatchOutcome) -> bool:
         """Remove what a failed batch can have left in memory. False where memory cannot be cut: then it is queued."""
         assert sequence.holding is not None
         if not outcome.is_state_lost and self._pool.truncate(sequence.holding, sequence.computed):

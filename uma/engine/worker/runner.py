@@ -56,8 +56,8 @@ class DecodeStep(NamedTuple):
     """Whether it is the last of the stride."""
 
 
-class Outcome(NamedTuple):
-    """What became of a batch."""
+class BatchOutcome(NamedTuple):
+    """Outcome of a batch: computed, failed, aborted or cancelled, and what of the memory is known after it."""
 
     code: int
     """llama.cpp's answer (`Context.decode`)."""
@@ -78,10 +78,10 @@ class Outcome(NamedTuple):
         return self.code == DONE
 
 
-class Verified(NamedTuple):
-    """What became of drafts."""
+class VerifiedDrafts(NamedTuple):
+    """Rows whose drafts were verified, and their next tokens."""
 
-    outcome: Outcome
+    outcome: BatchOutcome
     """That of the last batch."""
     sequences: list[Sequence]
     """Rows of the batches before one that failed."""
@@ -90,12 +90,12 @@ class Verified(NamedTuple):
     at_ms: float
 
 
-class Decoding:
-    """The steps of a stride, to be gone through once; `outcome` is that of its last batch, known after them."""
+class DecodeSteps:
+    """Steps of a stride, to be gone through once; `outcome` is that of the last batch, known after them."""
 
-    outcome: Outcome
+    outcome: BatchOutcome
 
-    def __init__(self, steps: Generator[DecodeStep, None, Outcome]) -> None:
+    def __init__(self, steps: Generator[DecodeStep, None, BatchOutcome]) -> None:
         self._steps = steps
 
     def __iter__(self) -> Iterator[DecodeStep]:
@@ -141,7 +141,7 @@ class ModelRunner:
         self._code = DONE
         """llama.cpp's answer to the batch that was begun."""
         self._is_state_lost = self._are_others_lost = False
-        """Whether llama.cpp has broken that batch off: see `Outcome`."""
+        """Whether llama.cpp has broken that batch off: see `BatchOutcome`."""
         self.began_ms = 0.0
         """When the last batch went to llama.cpp."""
 
@@ -167,7 +167,7 @@ class ModelRunner:
         """End the threads that help to sample."""
         self.sampling.close()
 
-    def decode(self, sequences: list[Sequence], stride: Stride) -> Decoding:
+    def decode(self, sequences: list[Sequence], stride: Stride) -> DecodeSteps:
         """A token for each row, step after step: the batches of nearly every tick, so they take the shortest path.
 
         Ends with the stride, with the end of a row's text, when a command calls, before a buffered event is late, or
@@ -176,9 +176,9 @@ class ModelRunner:
         is being computed when a step is yielded; on a CPU all of them at the end, for a batch's weights go through
         every cache, so that between two batches each line of code comes from memory again.
         """
-        return Decoding(self._steps(sequences, stride))
+        return DecodeSteps(self._steps(sequences, stride))
 
-    def _steps(self, sequences: list[Sequence], stride: Stride) -> Generator[DecodeStep, None, Outcome]:
+    def _steps(self, sequences: list[Sequence], stride: Stride) -> Generator[DecodeStep, None, BatchOutcome]:
         if self._pool.is_split:
             sequences.sort(key=_seq_id)
         size = len(sequences)
@@ -251,7 +251,7 @@ class ModelRunner:
                 assert sequence.holding is not None
                 self._pool.take_checkpoint(sequence.holding)
 
-    def prefill(self, work: Work) -> Outcome:
+    def prefill(self, work: Work) -> BatchOutcome:
         """Pieces of prompts, and perhaps a decode step with them (a mixed batch), computed and booked. What is computed
         to its end has logits.
 
@@ -278,7 +278,7 @@ class ModelRunner:
             self._cost.observe_prefill(tokens, position, outcome.took_ms)
         return outcome
 
-    def _read_picture(self, sequence: Sequence, count: int, placed: PlacedPicture) -> Outcome:
+    def _read_picture(self, sequence: Sequence, count: int, placed: PlacedPicture) -> BatchOutcome:
         """A picture that is encoded, computed and booked; or so many of its parts as `count` has tokens for, at least
         one.
         """
@@ -316,7 +316,7 @@ class ModelRunner:
         position = sum(count * sequence.computed for sequence, count in work if sequence.status is not Status.DECODING)
         return mixed_position(position / tokens, tokens, rows) if rows else position / tokens
 
-    def decode_several(self, work: Work) -> Outcome:
+    def decode_several(self, work: Work) -> BatchOutcome:
         """Decode rows that have more than one token to compute: those that were given several in one step.
 
         Computed and booked like `prefill`, but the cost model does not learn: rows of unequal length say nothing about
@@ -324,7 +324,7 @@ class ModelRunner:
         """
         return self._extend(work, sum(count for _, count in work))
 
-    def verify(self, drafts: Drafts) -> Verified:
+    def verify(self, drafts: Drafts) -> VerifiedDrafts:
         """A row's last token and its draft, for each row: the tokens that the row would have been given without a
         draft, as many as can be known. Booked, and memory behind them is cut off. Ends with a batch that fails.
         """
@@ -332,7 +332,7 @@ class ModelRunner:
         tokens = sum(1 + len(draft) for _, draft in rows)
         self._pool.make_room(tokens)
         self._outbox.flush_due(now_ms() + drafting.batch_ms)
-        verified, given, took_ms, outcome = list[Draft](), list[RowResult](), 0.0, Outcome(DONE, 0.0)
+        verified, given, took_ms, outcome = list[Draft](), list[RowResult](), 0.0, BatchOutcome(DONE, 0.0)
         for together in self._cut_together(rows):
             outcome, given_together = self._verify_together(together)
             took_ms += outcome.took_ms
@@ -346,7 +346,7 @@ class ModelRunner:
                 spared_ms = saved_ms(count, drafting, spent_ms + took_ms)
                 sequence.batches.saved_ms += spared_ms
                 self._metrics.draft_saved_ms_total += spared_ms
-        return Verified(outcome, [sequence for sequence, _ in verified], given, now_ms())
+        return VerifiedDrafts(outcome, [sequence for sequence, _ in verified], given, now_ms())
 
     def _cut_together(self, rows: list[Draft]) -> Iterator[list[Draft]]:
         """Rows as batches that llama.cpp computes in one piece (a ubatch), where they have a state.
@@ -362,7 +362,7 @@ class ModelRunner:
             for start in range(0, len(equal), most):
                 yield equal[start : start + most]
 
-    def _verify_together(self, rows: list[Draft]) -> tuple[Outcome, list[RowResult]]:
+    def _verify_together(self, rows: list[Draft]) -> tuple[BatchOutcome, list[RowResult]]:
         tokens = sum(1 + len(draft) for _, draft in rows)
         self._batch.clear()
         for sequence, draft in rows:
@@ -407,7 +407,7 @@ class ModelRunner:
             return outcome.is_done
         return outcome.is_done and bool(self._context.logits(1).argmax() >= 0)
 
-    def _extend(self, work: Work, tokens: int, expected_ms: float = math.inf) -> Outcome:
+    def _extend(self, work: Work, tokens: int, expected_ms: float = math.inf) -> BatchOutcome:
         """Compute and book the next tokens of each sequence."""
         if self._pool.is_split:
             work.sort(key=lambda row: _seq_id(row[0]))
@@ -486,7 +486,7 @@ class ModelRunner:
         expected_ms: float = math.inf,
         drafts: list[list[int]] | None = None,
         decode: Callable[[], int] | None = None,
-    ) -> Outcome:
+    ) -> BatchOutcome:
         """Compute the batch of `sequences`. `sampled` have logits.
 
         `ABORTED` is the answer to a batch that takes far longer than expected because its threads wait for cores, and
@@ -512,12 +512,12 @@ class ModelRunner:
         self._is_state_lost = is_begun and is_broken and not self._pool.cells.survives_abort
         self._are_others_lost = self._is_state_lost and len(sequences) > 1
 
-    def _wait(self) -> Outcome:
+    def _wait(self) -> BatchOutcome:
         """What became of the batch that was begun, once it is over."""
         self._context.wait()
         is_stalled, is_cancelled = self.stall_watch.end(), self.canceller.end()
         took_ms = now_ms() - self.began_ms
-        outcome = Outcome(self._code, took_ms, is_cancelled, self._is_state_lost, self._are_others_lost)
+        outcome = BatchOutcome(self._code, took_ms, is_cancelled, self._is_state_lost, self._are_others_lost)
         is_aborted = outcome.code == ABORTED
         if is_aborted or is_stalled or is_cancelled:
             self._context.resume()

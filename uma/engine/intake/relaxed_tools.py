@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from uma import json_text
-from uma.chat.loose import loosened
+from uma.chat.relaxed import relaxed_schema
 from uma.chat.schema import schema_of
 from uma.types import Request, Tool
 
@@ -49,7 +49,7 @@ class RelaxedTools:
 
     def known(self, request: Request) -> RelaxedRequest:
         """The request as far as its tools are known."""
-        if not self._known or not can_be_loose(request):
+        if not self._known or not can_be_relaxed(request):
             return RelaxedRequest(request)
         return _applied(request, [self._known.get(_key(tool)) for tool in request.tools])
 
@@ -64,13 +64,15 @@ class RelaxedTools:
         if key not in self._known:
             if fits(tool):
                 return None
-            self._known[key] = loosened(schema_of(tool), lambda schema: fits(attrs.evolve(tool, parameters=schema)))
+            self._known[key] = relaxed_schema(
+                schema_of(tool), lambda schema: fits(attrs.evolve(tool, parameters=schema))
+            )
             if len(self._known) > MAX_KEPT:
                 self._known.popitem(last=False)
         return self._known[key]
 
 
-def can_be_loose(request: Request) -> bool:
+def can_be_relaxed(request: Request) -> bool:
     """Whether it has tools that can be called."""
     return bool(request.tools) and request.tool_choice != "none"
 

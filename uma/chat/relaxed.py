@@ -36,7 +36,7 @@ Fits = Callable[[Schema], bool]
 """Whether a grammar can be made of a schema."""
 
 
-def loosened(schema: Schema, fits: Fits) -> tuple[Schema, list[str]]:
+def relaxed_schema(schema: Schema, fits: Fits) -> tuple[Schema, list[str]]:
     """The schema without what stands in the way of `fits`, and the places of that, such as `.properties.x.not`.
 
     `fits` says of the schema of an object whether the model's form of calls can keep to it.
