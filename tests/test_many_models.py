@@ -21,7 +21,7 @@ from several import GREEDY, NAMES, PROMPT, children, taken_bytes
 from starlette.types import Message, Scope
 
 from harness import ONE_THREAD, Raw, RunInProcessText, ask, run_to_end, short_directory, uma_command, until
-from models import write_model
+from models import write_large_cells, write_model
 from uma.client import connect, dialled
 from uma.config import RuntimeConfig
 from uma.errors import BadRequest, Ended, InternalError
@@ -379,7 +379,10 @@ def is_running(pid: int) -> bool:
     ("flags", "told"),
     [
         (("alpha,bet,omega",), "omega: model not found, and no such file"),
-        (("all", "--memory", "10"), r"memory: all models together can have 10 MiB, and \w+ alone, the smallest, takes"),
+        (
+            ("all", "--memory", "10"),
+            r"memory: \w+ takes about \d+ MiB, and all .* can have 10 MiB \(--memory\), and it is the smallest",
+        ),
     ],
 )
 def test_models_that_cannot_be_served_are_told_before_anything_is(
@@ -416,6 +419,21 @@ def test_models_that_do_not_fit_together_take_turns_and_no_request_is_lost(
     server.process.log.wait_for("event=model.ended")
 
 
+def test_a_model_whose_context_no_memory_holds_evicts_no_other_and_is_refused_by_a_status_that_none_retries(
+    serve_models: ServeModels, tmp_path: Path
+) -> None:
+    wide = write_large_cells(tmp_path / "wide.gguf", layers=32, kv_heads=8)
+    server = serve_models("--models", f"alpha,{wide}", "--memory", "120")
+    server.process.log.wait_for('event=model.too_large reason="wide: n_ctx: beside the weights')
+    assert complete(server, "alpha").status == 200
+    for _ in range(2):
+        refused = complete(server, "wide")
+        assert (refused.status, refused.json["error"]["code"]) == (422, "model_unusable")
+        assert "there is memory for" in refused.json["error"]["message"]
+    server.process.log.wait_for(r"event=request\.finished .*model=alpha")
+    assert "event=model.ended" not in server.process.log.text
+
+
 def test_a_model_that_can_never_fit_is_told_at_the_start_and_refused_with_what_it_takes(
     serve_models: ServeModels, tmp_path: Path
 ) -> None:
@@ -423,7 +441,7 @@ def test_a_model_that_can_never_fit_is_told_at_the_start_and_refused_with_what_i
     server = serve_models("--models", f"alpha,{large}", "--memory", "100", "--n-ctx", "512")
     server.process.log.wait_for('event=model.too_large reason="large takes about 1')
     answer = complete(server, "large")
-    assert answer.status == 500
+    assert (answer.status, answer.json["error"]["code"]) == (422, "model_unusable")
     told = r"large takes about 1\d\d MiB, and all models together can have 100 MiB \(--memory\)"
     assert re.search(told, answer.json["error"]["message"])
 

@@ -10,7 +10,7 @@ import pytest
 from harness import RunInProcessText
 from models import write_encoder, write_large_cells, write_model
 from uma.config import ModelSettings, RuntimeConfig, load
-from uma.errors import ConfigError, ModelError
+from uma.errors import ConfigError, ModelError, ModelUnusable, UnknownModel
 from uma.llama.builtin import builtin_path
 from uma.models.shelf import Shelf
 from uma.supervisor.child import child_config
@@ -96,6 +96,18 @@ def test_names_of_tables_are_models_that_are_here_and_an_alias_is_one_models(tmp
     assert shelf.named("QUICK").name == "alpha"
 
 
+def test_a_broken_file_is_no_unknown_name_and_an_ending_in_capitals_is_one_too(tmp_path: Path) -> None:
+    write_model(tmp_path / "LOUD.GGUF")
+    (tmp_path / "broken.gguf").write_bytes(b"no model")
+    shelf = Shelf("all", {"UMA_MODELS": str(tmp_path), "HOME": str(tmp_path)})
+    shelf.read()
+    assert shelf.named("LOUD").path.name == shelf.named("loud.gguf").path.name == "LOUD.GGUF"
+    with pytest.raises(ModelUnusable, match="is not a GGUF file"):
+        shelf.named("broken")
+    with pytest.raises(UnknownModel):
+        shelf.named("brokn")
+
+
 def test_of_all_models_the_first_that_generates_and_fits_is_the_default(tmp_path: Path) -> None:
     write_encoder(tmp_path / "a-encoder.gguf")
     write_model(tmp_path / "b-large.gguf", feed_forward=20_000)
@@ -105,7 +117,7 @@ def test_of_all_models_the_first_that_generates_and_fits_is_the_default(tmp_path
     assert [each.name for each in shelf.files] == ["c-small", "builtin", "b-large", "a-encoder"]
 
 
-@pytest.mark.parametrize("memory_mib", [150, 300, 700])
+@pytest.mark.parametrize("memory_mib", [200, 300, 700])
 def test_a_model_s_context_is_planned_as_large_as_all_models_can_have(
     tmp_path: Path, memory_mib: int, caplog: pytest.LogCaptureFixture
 ) -> None:

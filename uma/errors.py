@@ -18,7 +18,7 @@ A client raises the very class the server raised: `from_code` finds it.
     │       └── Loading
     └── what the server could not do
         ├── DecodeFailed, InternalError, ContractViolation
-        └── Ended, ShuttingDown
+        └── ModelUnusable, Ended, ShuttingDown
 
 (Lines in small letters group; they are no classes.)
 """
@@ -190,6 +190,14 @@ class ContractViolation(UmaError):
     code = "E_RUNTIME_CONTRACT"
 
 
+class ModelUnusable(UmaError):
+    """One of several models cannot be loaded: its file is broken, or no memory holds it. Asking again changes nothing.
+    The message has the reason.
+    """
+
+    code = "E_RUNTIME_MODEL"
+
+
 class Ended(UmaError):
     """The request's owner, or the server's, has ended it from outside. Trying it again is not wanted."""
 
@@ -216,6 +224,7 @@ WIRE_ERRORS: dict[str, type[UmaError]] = {
         IdleTimeout,
         DecodeFailed,
         InternalError,
+        ModelUnusable,
         Ended,
         ShuttingDown,
     )

@@ -356,7 +356,8 @@ def _log_request(http: Exchange, ms: float) -> None:
         path=http.path,
         status=http.status or None,
         key=http.account.name if http.account else None,
-        **http.tokens,
+        prompt=http.tokens.get("prompt"),
+        completion=http.tokens.get("completion"),
         tokens_per_second=http.tokens_per_second or None,
         ms=ms,
     )

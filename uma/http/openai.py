@@ -30,6 +30,7 @@ _CODES = {
     "context_length": "context_length_exceeded",
     "unauthorized": "invalid_api_key",
     "model_not_found": "model_not_found",
+    "model_unusable": "model_unusable",
     "rate": "rate_limit_exceeded",
     "overloaded": "rate_limit_exceeded",
     "busy": "rate_limit_exceeded",

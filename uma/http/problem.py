@@ -18,6 +18,7 @@ from uma.errors import (
     FrameTooLarge,
     InvalidJson,
     Loading,
+    ModelUnusable,
     Overloaded,
     PromptTooLarge,
     ShuttingDown,
@@ -38,6 +39,7 @@ Kind = Literal[
     "forbidden",
     "not_found",
     "model_not_found",
+    "model_unusable",
     "method",
     "timeout",
     "too_large",
@@ -137,6 +139,7 @@ _STATUS: dict[type[UmaError], tuple[int, Kind]] = {
     BodyTooLarge: (413, "too_large"),
     FrameTooLarge: (413, "too_large"),
     BodyEncoded: (415, "encoded"),
+    ModelUnusable: (422, "model_unusable"),  # clients try again by themselves after 5xx
     RateLimited: (429, "rate"),
     Overloaded: (429, "overloaded"),
     TooManySessions: (429, "overloaded"),

@@ -106,7 +106,11 @@ def _ollama_folders(environ: Mapping[str, str]) -> list[Path]:
 
 def _gguf_files(folder: Path) -> list[Path]:
     """Every GGUF file below the folder, but of a split model only the first part, by name."""
-    return [path for path in files_below(folder) if path.suffix == ".gguf" and header.part_number(path) in (None, 1)]
+    return [
+        path
+        for path in files_below(folder)
+        if path.suffix.casefold() == ".gguf" and header.part_number(path) in (None, 1)
+    ]
 
 
 def _in_folder(folder: Path | None, place: str) -> Iterator[Found]:

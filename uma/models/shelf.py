@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from uma.config import ALL_MODELS, BUILTIN, ModelSettings
-from uma.errors import ModelError
+from uma.errors import ModelError, ModelUnusable
 from uma.models import catalog
 from uma.models.catalog import ModelFile
-from uma.models.names import one_meant
+from uma.models.names import meant, one_meant
 from uma.types import EMBEDDINGS, RERANKER
 
 
@@ -29,6 +29,8 @@ class Shelf:
     most_bytes: float = math.inf
     """Maximum size of a model's weights for it to be loaded at all."""
     _files: dict[str, ModelFile] = attrs.field(factory=dict, init=False)
+    _broken: dict[str, str] = attrs.field(factory=dict, init=False)
+    """What is wrong with the files that cannot be loaded, by their names."""
     _settings: dict[str, ModelSettings] = attrs.field(factory=dict, init=False)
 
     def read(self) -> None:
@@ -36,6 +38,7 @@ class Shelf:
         be loaded.
         """
         found = catalog.available(self.environ)
+        self._broken = {file.name: file.problem for file in found if file.problem is not None}
         if self.chosen == ALL_MODELS:
             sound = sorted((candidate for candidate in found if candidate.problem is None), key=self._rank)
         else:
@@ -82,8 +85,12 @@ class Shelf:
         return list(self._files.values())
 
     def named(self, asked: str) -> ModelFile:
-        """The one that `asked` means. Raises `UnknownModel` for none, or several."""
+        """The one that `asked` means. Raises `UnknownModel` for none, or several, and `ModelUnusable` for a broken
+        file.
+        """
         names = {name: (name, *file.also, *self.settings_of(file).alias) for name, file in self._files.items()}
+        if len(broken := meant(asked, {name: (name,) for name in self._broken})) == 1 and not meant(asked, names):
+            raise ModelUnusable(f"model: {self._broken[broken[0]]}")
         return self._files[one_meant(asked, names)]
 
 

@@ -19,6 +19,7 @@ from threading import Thread
 import trio
 
 from uma.config import RuntimeConfig
+from uma.errors import ModelUnusable, UmaError
 from uma.server.main import run_server
 from uma.server.server import SilentServer
 from uma.types import LoadProgress
@@ -34,7 +35,7 @@ def main() -> None:
         os.dup2(nothing.fileno(), 0)  # what this process starts must not hold the socket open
     _end_with_parent(watched)
     config = RuntimeConfig(**json.loads(sys.argv[1]))
-    sys.exit(run_server(config, make_server=partial(_OneSession, sock)))
+    sys.exit(run_server(config, make_server=partial(_OneSession, sock), log_fields={"model": sys.argv[2]}))
 
 
 class _OneSession(SilentServer):
@@ -44,6 +45,10 @@ class _OneSession(SilentServer):
         super().__init__(progress, config)
         self._sock = sock
         self.max_session_requests = sys.maxsize  # it is the session of all clients, whose bounds are the parent's
+
+    def farewell_of(self, error: UmaError) -> UmaError:
+        """The supervisor is told why, as its clients are."""
+        return ModelUnusable(error.message)
 
     def _begin(self, nursery: trio.Nursery) -> None:
         super()._begin(nursery)

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -22,6 +23,8 @@ from uma.net.logfmt import LogEvent, log, logfmt, visible
 __all__ = ["LineHandler", "json_line", "log", "logfmt", "logging_to", "text_line"]
 
 STDERR = 2
+Fields = Mapping[str, str]
+NO_FIELDS: Fields = MappingProxyType({})
 
 MakeLine = Callable[[logging.LogRecord, Mapping[str, Any]], str]
 """One line of a record, without its end, and of what else is logged."""
@@ -66,6 +69,8 @@ def short_line(record: logging.LogRecord, more: Mapping[str, Any]) -> str:
     """
     fields = dict(record.msg.fields) if isinstance(record.msg, LogEvent) else {}
     event = fields.pop("event", "")
+    if "model" in more and event == "request.finished":
+        return ""  # the process that has several models tells it
     told = _answered(event, fields) if event in ("http.request", "request.finished") else _told(record, event, fields)
     told = " ".join(filter(None, [told, logfmt({**_traceback(record), **more})])) if told else ""
     return f"{datetime.fromtimestamp(record.created):%H:%M} {visible(told)}" if told else ""
@@ -103,15 +108,18 @@ FORMATS: Mapping[str, MakeLine] = {"text": text_line, "json": json_line}
 class LineHandler(logging.Handler):
     """Writes whole lines to a file descriptor, unbuffered, and outlives every failure to do so."""
 
-    def __init__(self, fd: int, make_line: MakeLine = text_line) -> None:
+    def __init__(self, fd: int, make_line: MakeLine = text_line, fields: Fields = NO_FIELDS) -> None:
         super().__init__()
+        self._fields = fields
         self._fd = fd
         self._make_line = make_line
         self.lines_lost = 0
         """Lines that could not be written since the last one that could."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = self._make_line(record, {"lines_lost": self.lines_lost} if self.lines_lost else {})
+        lost = {"lines_lost": self.lines_lost} if self.lines_lost else {}
+        own = record.msg.fields if isinstance(record.msg, LogEvent) else {}
+        line = self._make_line(record, {name: self._fields[name] for name in self._fields if name not in own} | lost)
         if line:
             self._write(f"{line}\n")
 
@@ -127,15 +135,15 @@ class LineHandler(logging.Handler):
 class TerminalHandler(LineHandler):
     """Writes short lines to a terminal, and below them, once the server is ready, where it can be reached."""
 
-    def __init__(self, fd: int) -> None:
-        super().__init__(fd, short_line)
+    def __init__(self, fd: int, fields: Fields) -> None:
+        super().__init__(fd, short_line, fields)
         self._address = self._below = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         fields = record.msg.fields if isinstance(record.msg, LogEvent) else {}
         self._address = fields.get("url") or self._address or fields.get("socket", "")
         states = {"server.ready": "Ctrl-C ends the server", "server.draining": "it ends once what runs has ended"}
-        if (state := states.get(fields.get("event", ""))) is not None:
+        if not self._fields and (state := states.get(fields.get("event", ""))) is not None:
             self._below = f"{visible(self._address)} · {state}"
             self._write("")
         super().emit(record)
@@ -155,15 +163,17 @@ ERASE_LINE = "\r\x1b[2K"
 
 
 @contextmanager
-def logging_to(config: RuntimeConfig, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
+def logging_to(
+    config: RuntimeConfig, environ: Mapping[str, str] = os.environ, fields: Fields = NO_FIELDS
+) -> Iterator[None]:
     """Send the log of every `uma` package to standard error, for the length of the block: in short lines where that is
-    a terminal.
+    a terminal. Each has `fields` too.
 
     `UMA_DEBUG=1` shows everything, whatever `log_level` says, and so does a level of `debug`, with all fields.
     """
     root, level = logging.getLogger("uma"), "DEBUG" if is_debugging(environ) else config.log_level.upper()
     is_short = os.isatty(STDERR) and config.log_format == "text" and level != "DEBUG"
-    handler = TerminalHandler(STDERR) if is_short else LineHandler(STDERR, FORMATS[config.log_format])
+    handler = TerminalHandler(STDERR, fields) if is_short else LineHandler(STDERR, FORMATS[config.log_format], fields)
     before = root.level, root.propagate
     root.setLevel(level)
     root.propagate = False

@@ -7,9 +7,10 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import attrs
@@ -86,6 +87,7 @@ def run_server(
     progress: LoadProgress | None = None,
     opened: Open | None = None,
     make_server: MakeServer | None = None,
+    log_fields: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
     """Serve until SIGTERM or SIGINT, from the main thread. Returns the exit code: 0, or 130 after SIGINT.
 
@@ -95,10 +97,10 @@ def run_server(
     load. A terminal that is closed is as SIGTERM, once. SIGUSR1 writes the metrics to the log, SIGUSR2 a trace to a
     file. The services that `beside` makes share the server's life from then on, those of `early` from its beginning.
     `opened` opens what is served, and `make_server` makes what it is served by: by default an engine, and a server on
-    the socket. Raises `ConfigError` or `ModelError` where the server cannot start.
+    the socket. Each line of the log has `log_fields`. Raises `ConfigError` or `ModelError` where it cannot start.
     """
     progress = progress or LoadProgress()
-    with logging_to(config):
+    with logging_to(config, fields=log_fields):
         try:
             return trio.run(
                 _main, config, on_ready, beside, early, progress, opened or _with_grammars, make_server or _on_socket
@@ -130,7 +132,7 @@ async def _main(
                 try:
                     engine = await stack.enter_async_context(opened(config, progress))
                 except UmaError as error:
-                    await server.give_up(ShuttingDown(f"the server ends: {error.message}"))
+                    await server.give_up(server.farewell_of(error))
                     raise
                 finally:
                     run.load_ended.set()

@@ -78,7 +78,7 @@ class Server:
             self._loaded.set()
         self._turns: dict[trio.Event, None] = {}
         """Turns of sessions that wait for the model, in the order in which they began to."""
-        self._farewell: ShuttingDown | None = None
+        self._farewell: UmaError | None = None
         """Why no session is accepted any more."""
         self._accepting = trio.CancelScope()
         self._numbers = count(1)
@@ -97,7 +97,11 @@ class Server:
             connection.be_ready(engine.info)
         self._loaded.set()
 
-    async def give_up(self, why: ShuttingDown) -> None:
+    def farewell_of(self, error: UmaError) -> UmaError:
+        """What sessions are told of a load that has failed."""
+        return ShuttingDown(f"the server ends: {error.message}")
+
+    async def give_up(self, why: UmaError) -> None:
         """The model will not be loaded: tell every session, which takes `FAREWELL_SEC` at most. Cancel `serve` then."""
         self._farewell = why
         for connection in self._connections:

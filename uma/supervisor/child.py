@@ -73,7 +73,7 @@ async def running(
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            process = _start(config, theirs)
+            process = _start(name, config, theirs)
         except BaseException:
             ours.close()
             raise
@@ -111,10 +111,10 @@ def _how(code: int | None) -> str:
     return f" by {name}" + ("; the system does that where memory runs out" if name == "SIGKILL" else "")
 
 
-def _start(config: RuntimeConfig, sock: socket.socket) -> subprocess.Popen[bytes]:
+def _start(name: str, config: RuntimeConfig, sock: socket.socket) -> subprocess.Popen[bytes]:
     # From this very thread: Linux sends the parent-death signal when the thread ends that has made the child.
     return subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM.format(path=sys.path), json.dumps(attrs.asdict(config))],
+        [sys.executable, "-c", _PROGRAM.format(path=sys.path), json.dumps(attrs.asdict(config)), name],
         stdin=sock.fileno(),
         stdout=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C in the terminal is the supervisor's to act on

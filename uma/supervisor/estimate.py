@@ -12,7 +12,7 @@ from pathlib import Path
 from uma.config import RuntimeConfig
 from uma.engine.ledger import planned
 from uma.engine.sizing import RULES, process_bytes
-from uma.errors import UmaError
+from uma.errors import ConfigError, UmaError
 from uma.llama import header
 from uma.models import projectors
 
@@ -31,7 +31,9 @@ def most_weights_bytes(budget_bytes: int) -> int:
 
 
 def planned_bytes(path: Path, config: RuntimeConfig) -> int:
-    """The memory of a process with these settings and the model of this file. Any thread."""
+    """The memory of a process with these settings and the model of this file. Raises `ConfigError` where its context
+    does not fit, as the process would. Any thread.
+    """
     try:
         parts = header.read_parts(path)
         size_bytes = sum(part.size_bytes for part in parts) + projectors.size_bytes(
@@ -40,6 +42,8 @@ def planned_bytes(path: Path, config: RuntimeConfig) -> int:
         with _unsaid():
             plan = planned(parts, config)
         beside_bytes = process_bytes(int(parts[0].metadata.get("tokenizer.ggml.tokens", 0)))
+    except ConfigError:
+        raise
     except (UmaError, OSError):  # loading it says what is wrong
         return rough_bytes(path.stat().st_size if os.path.isfile(path) else 0)
     return size_bytes + plan.kv_bytes + plan.state_bytes + beside_bytes if plan else rough_bytes(size_bytes)

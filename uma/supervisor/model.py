@@ -12,7 +12,7 @@ import attrs
 import trio
 
 from uma.client import Client
-from uma.errors import ConnectionLost, InternalError, UnknownModel
+from uma.errors import ConnectionLost, InternalError, ModelUnusable, UmaError, UnknownModel
 from uma.models.catalog import ModelFile
 from uma.net.file_watch import FileState, state_of
 from uma.supervisor.backoff import Failures
@@ -117,7 +117,9 @@ class ServedModel:
     """What its process took when it was measured last; 0: it has none, or that is not known."""
     measured_at: float = 0.0
     planned_bytes: int = 0
-    """What it will take by its header; 0: that was not read."""
+    """What it will take by its header; 0: that was not read, or no memory holds it."""
+    objection: str = ""
+    """Why it cannot be loaded, by its header or by its last load, for which nothing leaves again; empty: it can."""
     used_at: float = 0.0
     stays_until: float = 0.0
     is_leaving: bool = False
@@ -154,9 +156,13 @@ class ServedModel:
                 load = self.loader.ask_for(self)
                 await load.ended.wait()
                 if load.failure:
-                    raise InternalError(load.failure, retry_after_ms=self.retry_after_ms)
+                    raise self.failure(load.failure)
         finally:
             self.waiting -= 1
+
+    def failure(self, why: str) -> UmaError:
+        """The error that a load ends with."""
+        return (ModelUnusable if self.objection else InternalError)(why, retry_after_ms=self.retry_after_ms)
 
     async def _follow_file(self) -> None:
         """Have it leave where its file is another by now, so that this one is loaded. Raises `UnknownModel` where it is
@@ -166,7 +172,7 @@ class ServedModel:
         if state is not None and self.file_state in (None, state):
             return
         if not self.has_process or self.client is not None:  # what is being loaded leaves once it is
-            self.file_state, self.failures = None, Failures()
+            self.file_state, self.failures, self.objection = None, Failures(), ""
             self.leave()
         is_changed, self.missed = state != self.missed, state
         await self.loader.look_again(is_changed=is_changed)

@@ -20,7 +20,16 @@ from uma.client import Client
 from uma.config import ALL_MODELS, BUILTIN, ModelSettings, RuntimeConfig
 from uma.engine.kv.disk import made_folder
 from uma.engine.sizing import free_memory_bytes
-from uma.errors import BadRequest, ConfigError, InternalError, ModelError, ShuttingDown, UmaError, UnknownModel
+from uma.errors import (
+    BadRequest,
+    ConfigError,
+    InternalError,
+    ModelError,
+    ModelUnusable,
+    ShuttingDown,
+    UmaError,
+    UnknownModel,
+)
 from uma.metrics import EngineMetrics, kind_of
 from uma.models.catalog import ModelFile
 from uma.models.shelf import Shelf
@@ -125,7 +134,7 @@ class LoadedModels(Models):
             state=model.state,
             memory_bytes=model.needs_bytes,
             taken_bytes=model.taken_bytes,
-            fits=model.needs_bytes <= self.budget_bytes,
+            fits=model.needs_bytes <= self.budget_bytes and not model.objection,
             vision=file.vision and not is_blind if model.card is None else model.card.capabilities.vision,
             running=model.running,
             waiting=model.waiting,
@@ -358,14 +367,13 @@ class LoadedModels(Models):
         return json.dumps(traces[0] | {"traceEvents": events})
 
     def ask_for(self, model: ServedModel) -> ModelLoad:
-        """See `model.ModelLoader`. Raises `InternalError` where it has failed a moment ago."""
+        """See `model.ModelLoader`. Raises what it has failed by, a moment ago."""
         if self._is_draining:
             raise ShuttingDown("the server is stopping; start it again with `uma run`")
         if model.load is None:
             if (retry_ms := model.retry_after_ms) is not None:
-                raise InternalError(
-                    f"{model.failures.why}; it is tried again in {retry_ms / 1000:.0f} s at the earliest",
-                    retry_after_ms=retry_ms,
+                raise model.failure(
+                    f"{model.failures.why}; it is tried again in {retry_ms / 1000:.0f} s at the earliest"
                 )
             model.load = ModelLoad()
             self._asked.append(model)
@@ -408,7 +416,7 @@ class LoadedModels(Models):
                 return math.inf
             for asked in list(self._asked):
                 if not asked.size_bytes and not asked.planned_bytes:
-                    asked.planned_bytes = await self._planned_bytes(asked)
+                    await self._plan(asked)
             model, again_at = self._next_load()
             if model is None:
                 return again_at
@@ -420,29 +428,37 @@ class LoadedModels(Models):
         """Raise `ConfigError` where not one model fits into what all can have. Those that were chosen by name and do
         not fit are told in the log.
         """
-        smallest, least_bytes, too_large = "", math.inf, list[str]()
+        too_large: list[str] = []
         for file in sorted(self.shelf.files, key=lambda candidate: candidate.size_bytes):
-            needed_bytes = await self._planned_bytes(self._model_of(file))
-            if needed_bytes <= self.budget_bytes and self.config.models == ALL_MODELS:
+            model = self._model_of(file)
+            await self._plan(model)
+            if objection := self._objection(model):
+                too_large.append(objection)
+            elif self.config.models == ALL_MODELS:
                 return
-            if needed_bytes > self.budget_bytes:
-                too_large.append(f"{file.name} takes about {_mib(needed_bytes)}")
-            if needed_bytes < least_bytes:
-                smallest, least_bytes = file.name, needed_bytes
-        most = f"all models together can have {_mib(self.budget_bytes)}"
-        if least_bytes > self.budget_bytes:
-            own = "" if self.config.memory else f", {100 * FREE_SHARE:g} % of what is free"
-            raise ConfigError(
-                f"memory: {most}{own}, and {smallest} alone, the smallest, takes about {_mib(int(least_bytes))}; "
-                "--memory gives them more, a smaller --n-ctx takes less"
-            )
-        for name in too_large:
-            log(_log, logging.WARNING, "model.too_large", reason=f"{name}, and {most} (--memory)")
+        if len(too_large) == len(self.shelf.files):
+            own = "" if self.config.memory else f" (it is {100 * FREE_SHARE:g} % of what is free)"
+            raise ConfigError(f"memory: {too_large[0]}{own}, and it is the smallest; --memory gives them more")
+        for reason in too_large:
+            log(_log, logging.WARNING, "model.too_large", reason=reason)
 
-    async def _planned_bytes(self, model: ServedModel) -> int:
+    async def _plan(self, model: ServedModel) -> None:
+        """Note what a model will take, or that no memory holds it: as its process would find, which is not begun."""
         config = self._child_config(model)
-        planned = await trio.to_thread.run_sync(planned_bytes, model.file.path, config, abandon_on_cancel=True)
-        return planned + config.cache_ram_mb * 2**20  # which fills later
+        try:
+            planned = await trio.to_thread.run_sync(planned_bytes, model.file.path, config, abandon_on_cancel=True)
+        except ConfigError as error:
+            has = f"all models together can have {_mib(self.budget_bytes)} (--memory)"
+            model.planned_bytes, model.objection = 0, f"{model.file.name}: {error.message}; {has}"
+        else:
+            model.planned_bytes, model.objection = planned + config.cache_ram_mb * 2**20, ""  # which fills later
+
+    def _objection(self, model: ServedModel) -> str:
+        """Why no memory holds a model; empty where all models together can have as much."""
+        if model.needs_bytes > self.budget_bytes:
+            has = f"all models together can have {_mib(self.budget_bytes)} (--memory)"
+            return f"{model.file.name} takes about {_mib(model.needs_bytes)}, and {has}"
+        return "" if model.planned_bytes or model.size_bytes else model.objection
 
     def _child_config(self, model: ServedModel) -> RuntimeConfig:
         path = BUILTIN if model.file.name == BUILTIN else str(model.file.path)
@@ -460,8 +476,9 @@ class LoadedModels(Models):
         again_at, ahead_bytes = math.inf, 0
         for model in list(self._asked):
             name, size = model.file.name, model.needs_bytes
-            if size > self.budget_bytes:
-                self._refuse(model, f"and all models together can have {_mib(self.budget_bytes)} (--memory)")
+            if objection := self._objection(model):
+                model.objection = objection
+                self._refuse(model, objection)
                 continue
             residents = [candidate.as_resident() for candidate in self._known.values() if candidate.has_process]
             if ahead_bytes:
@@ -476,7 +493,11 @@ class LoadedModels(Models):
                         self._known[pinned_model].needs_bytes for pinned_model in step.pinned
                     )
                     names = ", ".join(step.pinned)
-                    self._refuse(model, f"and beside {names}, which stay, there are {_mib(max(0, left))}; unpin one")
+                    there = f"beside {names}, which stay, there are {_mib(max(0, left))}; unpin one"
+                    self._refuse(model, f"{name} takes about {_mib(size)}, and {there}")
+                    continue
+                if step.leave and model.objection:
+                    self._refuse(model, f"{model.objection}; nothing leaves for it again")
                     continue
                 for leaving in step.leave:
                     self._known[leaving].leave()
@@ -488,10 +509,10 @@ class LoadedModels(Models):
         """Tell all that wait for a model that it cannot be loaded."""
         assert model.load is not None
         self._asked.remove(model)
-        model.load.failure = f"{model.file.name} takes about {_mib(model.needs_bytes)}, {why}"
+        model.load.failure = why
         model.load.ended.set()
         if model.stays:  # it is tried again by itself, and not at once
-            model.failures.note(model.load.failure, trio.current_time(), None)
+            model.failures.note(why, trio.current_time(), None)
         model.load = None
         self.changed()
 
@@ -587,7 +608,7 @@ class LoadedModels(Models):
                     loaded_at = model.used_at = trio.current_time()
                     model.stays_until = 2 * loaded_at - began
                     model.card, model.client, model.load = self._with_own_limits(client.info), client, None
-                    model.failures.why = ""
+                    model.failures.why = model.objection = ""
                     load.ended.set()
                     ms = round(1000 * (loaded_at - began))
                     log(_log, logging.INFO, "model.loaded", model=model.file.name, ms=ms, bytes=model.size_bytes)
@@ -608,6 +629,7 @@ class LoadedModels(Models):
                 model.size_bytes = model.planned_bytes = 0
             if why is not None:
                 model.failures.note(f"{name}: {why.message}", trio.current_time(), loaded_at)
+                model.objection = model.failures.why if isinstance(why, ModelUnusable) else ""
             elif loaded_at is not None:
                 model.failures, model.keep_sec = Failures(), None
             if not load.ended.is_set():
