@@ -98,7 +98,7 @@ def named(model: str, environ: Mapping[str, str], others: Iterable[str] = ()) ->
     shown = _short_names(found)
     if matching:
         raise ModelError(f"{model}: {several_words(sorted(shown[match] for match in matching))}")
-    near = nearest_model(model, [*shown.values(), *(model_found.name for model_found in found), BUILTIN, *others])
+    near = nearest_model(model, (*shown.values(), *(model_found.name for model_found in found), BUILTIN, *others))
     hint = near or "; `uma models` tells what is here, `uma pull` gets others"
     raise ModelError(f"{model}: {NONE_HERE}, and no such file{hint}")
 
