@@ -57,7 +57,9 @@ class Checkpoints:
         """
         if not self._capacity_bytes:
             return []
-        ends = [end for end in ends if end <= prompt_tokens - LAST_TOKENS]  # no prompt begins behind that
+        # One behind the last tokens stands where no prompt can begin, and kept the last one that can from being taken:
+        # half of a prompt was read again in the next turn.
+        ends = [end for end in ends if end <= prompt_tokens - LAST_TOKENS]
         wanted = {*ends, *range(INTERVAL_TOKENS, prompt_tokens, INTERVAL_TOKENS)}
         position = FIRST_INTERVAL_TOKENS
         while position < INTERVAL_TOKENS:

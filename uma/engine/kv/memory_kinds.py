@@ -55,6 +55,8 @@ class Attention:
         self._free_ids = list(range(context.n_sequences))
         self._scratch: int | None = None
         """Id that holds cells only while a part of a state passes through it; None where sequences need all ids."""
+        # (Where sequences need all ids, parts pass through a free one, or wait: `can_load`. Tried in vain, a snapshot
+        # evicted cache for each request that began like it.)
         if self.can_be_cut and not self.is_split and 1 < context.n_sequences < MAX_SEQUENCES:
             self._scratch = self._free_ids.pop()
         self._n_ids = len(self._free_ids)

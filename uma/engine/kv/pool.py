@@ -285,6 +285,8 @@ class KvPool:
         last stays: it is the conversation that goes on. With no cells for cache all of it leaves. Do not trim after a
         lone sequence until another begins: a repeat of its prompt should reuse the same cells (same numerics).
         """
+        # Within `cache_cells` nothing leaves: copying whatever had ended to host memory took 8 streams from 166 to 149
+        # tokens a second (SmolLM2, 2 cores), though streams pass by fewer cells then and less CPU time is used.
         if not (self._is_lone and self._cache_cells):
             self._trim(until)
 
@@ -385,6 +387,7 @@ class KvPool:
 
     def _would_stop_streams(self, tokens: int, but: int | None = None) -> bool:
         """Whether a copy of so many tokens would be a gap in the streams of sequences that decode, `but` one."""
+        # A copy is made between two batches: one of a gigabyte stopped all streams for seconds.
         return bool(self._decoding - {but}) and self.cells.state_size(tokens) > MOST_COPY_BYTES
 
     def _restore(self, snapshot: Snapshot, length: int, now_ms: float) -> Holding | None:

@@ -25,6 +25,7 @@ class IsolatedTurns:
 
     def computed(self, took_ms: float) -> None:
         """A batch of the request took so long."""
+        # Turn by turn, whatever ran, one such request of the background halved the speed of interactive streams.
         self._owed_ms = took_ms * (1.0 / TUNING.lower_isolated_share - 1.0)
 
     def has_turn(self, lane: int, others: Iterable[Row]) -> bool:

@@ -61,6 +61,8 @@ def choose_pacing(
         used = 0.0 if named or usual else step_ms / aimed_ms
         share = _decode_share(streams, prompts, max(used, step_ms / aimed_ms))
         least_ms = step_ms / share
+        # Not for prompts of lower lanes: a batch's own client is such a program on few cores, and a chat beside the
+        # batch was slowed down to a token in 200 ms.
         if neighbour_load >= NEIGHBOUR_LOAD and not _are_lower(prompts, streams):
             neighbour_ms = min(step_ms / (1 - TUNING.neighbour_prompt_share), TUNING.neighbour_pace_ms)
             least_ms = max(least_ms, neighbour_ms)

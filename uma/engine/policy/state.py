@@ -169,6 +169,7 @@ class FairShares:
     def __init__(self) -> None:
         self.clock = 0.0
         """The level at which prompts are read. A client that comes begins there."""
+        # By name: with the connection itself as the key, one lasting stream kept all that had closed in memory.
         self._shares: dict[Hashable, FairShare] = {}
         """Clients that have rows."""
         self._past: dict[Hashable, float] = {}

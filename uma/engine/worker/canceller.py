@@ -44,6 +44,8 @@ class BatchCanceller:
         """A sequence is cancelled; its command follows."""
         with self._lock:
             self._cancelled.add(sequence)
+            # Not a batch of several with states: a client that asked and left had all other streams read their texts
+            # again.
             if (self._can_abort or len(self._running) == 1) and self._are_cancelled(self._running):
                 self._is_aborted = True
                 self._context.request_retry()
@@ -54,6 +56,7 @@ class BatchCanceller:
             return
         with self._lock:
             self._submitted.add(sequence)
+            # Not each time: with a request every second or two, a long background batch would never come to its end.
             is_again = now_ms() - self._gave_way_ms < TUNING.held_ms
             if self._can_abort and not is_again and self._give_way(self._running):
                 self._gave_way_ms = now_ms()
@@ -63,6 +66,8 @@ class BatchCanceller:
     def submit_taken(self, sequence: Sequence) -> None:
         """The command that hands it over was taken up: it can be in the next batch."""
         with self._lock:
+            # The mark of a cancel stays (`cancel_taken`): forgotten here, a batch of a request that was cancelled
+            # before it was taken up was computed to its end.
             self._submitted.discard(sequence)
 
     def cancel_taken(self, sequence: Sequence) -> None:

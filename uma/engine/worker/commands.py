@@ -107,6 +107,7 @@ class Commands:
 
     def submit(self, sequence: Sequence) -> None:
         """Hand over a sequence, without waking the thread: call `wake` once for all that come in one burst."""
+        # Not a wakeup for each: the first of a burst was read alone then, and the others in the batch behind it.
         self._on_submit(sequence)
         self._commands.append(SubmitSequence(sequence))
 

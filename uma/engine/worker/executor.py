@@ -89,6 +89,8 @@ class Executor:
         """Compute a tick, batch by batch: the caller gives each batch's results before it asks for the next."""
         if tick.decode and tick.steps:
             yield from self._decode(tick)
+            # A request that comes meanwhile is planned for before anything is read: it waited half a second for the
+            # piece of a background prompt once.
             if tick.steps > 1 and not (yield from self._decode_ahead(tick, tick.steps - 1)):
                 return
             lacking = self._steps_lacking(tick)

@@ -3,6 +3,9 @@
 They are those of temperature 1, read from the logits before a bias, a grammar or a sampler changes them. A vocabulary's
 worth of numbers for each row is soon a megabyte: the arrays are kept from step to step, because allocating them costs
 more than the arithmetic.
+
+Why no simpler search (`argpartition` for each row): it took four times as long for 32 rows of 152,000 logits, 65 ms and
+not 16. Why no thread of its own: what it gained beside the next batch was under 5 % of a step.
 """
 
 from __future__ import annotations

@@ -283,6 +283,7 @@ class DecodeWorker:
                 continue
             try:
                 self._obey(command)
+            # (A fault in `end_thinking` of one request ended the engine once.)
             except Exception as error:  # noqa: BLE001  (whatever it is, it is this request's alone)
                 self._slots.fail(command.sequence, error)
 

@@ -101,6 +101,7 @@ class Encoder:
         pass is thrown away.
         """
         head = self.next()
+        # Once: a pass cannot be gone on with, and one that gave way each time would never end.
         if head is None or picture is self._gave_way:
             return False
         lanes = [

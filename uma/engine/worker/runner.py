@@ -357,6 +357,8 @@ class ModelRunner:
         if not self._context.rolled_back:
             yield rows
             return
+        # Rows of one length, each batch cut off before the next: cut off behind all of them, a draft went back to
+        # another sequence's state now and then, and the text was another.
         for length, group in groupby(sorted(rows, key=_draft_length), _draft_length):
             equal, most = list(group), max(1, self._context.n_ubatch // (1 + length))
             for start in range(0, len(equal), most):

@@ -185,6 +185,7 @@ class Slots:
         if sequence.logprobs_pending or not sequence.request.cache_prompt:
             return None
         have = self._pool.match(sequence.tokens)[1]
+        # Not of a lower lane: a question would wait for as long as the background prompt that it begins like.
         best: tuple[Sequence, int] | None = None
         tokens, most = sequence.tokens, have + WORTH_WAITING_TOKENS - 1
         if most >= len(tokens) - 1:

@@ -8,7 +8,8 @@ core that this process has left to them, which decides when its threads come bac
 After a rest in which other programs used the cores, all threads begin nevertheless: a program that yields by its
 priority, or that works on other cores, looks like a neighbour until threads wait for it. From time to time all threads
 are tried between two rests too, and then for a full sample: at first the kernel has two of them on one core, some tens
-of milliseconds long.
+of milliseconds long. Counts and aborts of their own for the batches behind such a rest won some tens of milliseconds
+once for each program that came, and nothing beside one that comes and goes while tokens are computed.
 
 `StallWatch` aborts. llama.cpp's compute threads meet at hundreds of barriers for each token: where other programs
 suddenly want the cores, a batch that began with all threads can take a hundred times as long as it should. So a thread

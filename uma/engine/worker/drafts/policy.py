@@ -116,6 +116,8 @@ class DraftPolicy:
             batch_ms = sum(self._cost.decode_ms(size, cells) for size in sizes)
             if guess_ms + batch_ms > limit_ms:
                 continue
+            # By the decode rows' own table: a pass of as many tokens takes as long, and a second one learnt the same
+            # twice.
             hoped_ms = sum(self._cost.hoped_decode_ms(size, cells, is_trial=is_trial) for size in sizes)
             believed_ms = guess_ms + max(plain_ms, hoped_ms)
             gained = [1 + sum(row.likelihoods[:length]) for row, length in zip(rows, lengths, strict=True)]
