@@ -120,7 +120,7 @@ def test_a_stream_that_broke_off_goes_on_where_it_was(client: httpx.Client, http
 
 
 def test_what_is_not_asked_for_is_drawn_as_in_uma_chat(client: httpx.Client) -> None:
-    def written(**sampling: float) -> str:
+    def written(**sampling: Any) -> str:
         with client.stream("POST", "/ui/api/answers", json=body(max_tokens=40, seed=1, **sampling)) as response:
             return "".join(data["text"] for _, name, data in events(response) if name == "update")
 

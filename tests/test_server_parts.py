@@ -129,7 +129,13 @@ def test_a_terminal_shows_what_was_answered_where_to_ask_and_nothing_that_only_l
             log(server, logging.INFO, "server.ready", model="m", socket="/run/uma.sock")
             log(http, logging.INFO, "http.request", method="GET", path="/v1/models", status=200, ms=1.0)
             log(http, logging.INFO, "http.request", method="POST", path="/ui/api/answers", status=200, ms=1.0)
-            asked = {"method": "POST", "path": "/v1/chat/completions", "status": 200, "prompt": 49, "completion": 1140}
+            asked: dict[str, Any] = {
+                "method": "POST",
+                "path": "/v1/chat/completions",
+                "status": 200,
+                "prompt": 49,
+                "completion": 1140,
+            }
             log(http, logging.INFO, "http.request", **asked, tokens_per_second=3.84, ms=900.0)
             log(server, logging.INFO, "request.finished", prompt=3, completion=5, tokens_per_second=210.2)
             log(http, logging.WARNING, "http.failed", code="E", message="no such path: /x\x1b[2J")

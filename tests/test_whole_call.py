@@ -175,5 +175,5 @@ def test_a_header_says_that_the_call_was_no_more_than_json(tmp_path: Path) -> No
     choice = answer.parse().choices[0]
     assert choice.finish_reason == "tool_calls"
     assert choice.message.tool_calls is not None
-    assert json.loads(choice.message.tool_calls[0].function.arguments) == json.loads(ARGUMENTS)  # type: ignore[union-attr]
+    assert json.loads(choice.message.tool_calls[0].function.arguments) == json.loads(ARGUMENTS)
     assert answer.headers["x-uma-note"] == f"tool call 0 (weather): {NOTE}"
