@@ -14,6 +14,7 @@ from typing import Any
 
 import openai
 import pytest
+import trio
 from engine_world import config_for
 from http_server import HostedHttp, RawHttp, hosted_http, running_http
 from openai.types import Batch
@@ -23,6 +24,7 @@ from harness import PATIENCE_SEC, until
 from models import write_model
 from uma.http import batches, files
 from uma.jobs import JobChanged, Results
+from uma.jobs.store import JobFolder, Store
 
 ENDLESS = [line(number, max_tokens=12, ignore_eos=True) for number in range(3_000)]
 
@@ -215,3 +217,30 @@ def test_results_that_are_open_only_after_the_server_s_end_are_closed_again(
     goes_on.set()
     assert is_open.wait(PATIENCE_SEC)
     until(is_free, bool)
+
+
+async def test_work_whose_caller_has_gone_lets_another_process_have_the_folder_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_there, may_end, is_closed, close = threading.Event(), threading.Event(), threading.Event(), Store.close
+
+    def work(store: Store) -> None:
+        store.check_own()
+        is_there.set()
+        assert may_end.wait(PATIENCE_SEC)
+
+    def closed(store: Store) -> None:
+        close(store)
+        is_closed.set()
+
+    monkeypatch.setattr(Store, "close", closed)
+    folder = JobFolder(tmp_path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(folder.do, work)
+        assert await trio.to_thread.run_sync(is_there.wait, PATIENCE_SEC)
+        nursery.cancel_scope.cancel()
+    folder.close()
+    assert not is_closed.is_set()
+    may_end.set()
+    assert await trio.to_thread.run_sync(is_closed.wait, PATIENCE_SEC)
+    await JobFolder(tmp_path).do(Store.check_own)

@@ -377,24 +377,31 @@ class TestRestoring:
         assert context.tokens(holding.seq_id) == list(range(50))
 
     @pytest.mark.parametrize("is_on_disk", [False, True])
-    def test_one_that_fails_is_not_tried_again(self, monkeypatch: pytest.MonkeyPatch, is_on_disk: bool) -> None:
-        store, context, tried = SnapshotStore(10_000), FakeContext(unified=True), list[bytes]()
+    @pytest.mark.parametrize("common", [60, 50])  # all of it, which is loaded; or less, which is cut
+    def test_one_that_fails_is_not_tried_again(
+        self, monkeypatch: pytest.MonkeyPatch, common: int, is_on_disk: bool
+    ) -> None:
+        store, context, tried = SnapshotStore(10_000), FakeContext(unified=True), list[int]()
         pool = KvPool(cast(Context, context), store, cache_cells=N_CELLS)
+        remove = context.seq_rm
 
-        def refuse(seq_id: int, data: bytes) -> bool:
-            tried.append(data)
-            return False
+        def load(seq_id: int, data: bytes) -> bool:
+            tried.append(common)
+            return common < 60
 
-        monkeypatch.setattr(context, "state_set", refuse)
-        kept = Snapshot(array("i", range(50)), (b"state",), is_on_disk=is_on_disk)
+        monkeypatch.setattr(context, "state_set", load)
+        monkeypatch.setattr(
+            context, "seq_rm", lambda seq_id, start=-1, end=-1: start < 0 and remove(seq_id, start, end)
+        )
+        kept = Snapshot(array("i", range(60)), (b"state",), is_on_disk=is_on_disk)
         is_read = weakref.ref(kept)
         store.add(kept)
         del kept
         for _ in range(2):
-            holding, length = pool.acquire(array("i", range(51)), 0)
+            holding, length = pool.acquire(array("i", (*range(common), 99)), 0)
             assert length == 0
             pool.release(holding, 0, keep=False)
-        assert tried == [b"state"]
+        assert tried == [common]
         assert (len(store), store.size_bytes) == (0, 0)
         assert (is_read() is not None) == is_on_disk  # by which the disk tier knows not to read it again
 

@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -117,6 +118,8 @@ class JobFolder:
         """Uploads on their way, by client."""
         self._store: Store | None = None
         self._turn = trio.CapacityLimiter(1)
+        self._working = threading.Lock()
+        self._is_closed = False
 
     async def do(self, work: Callable[[Store], T]) -> T:
         """What `work` makes of the store, made at its first use. A caller that is cancelled does not wait for the end
@@ -129,11 +132,23 @@ class JobFolder:
         return await trio.to_thread.run_sync(self.path.is_dir, limiter=self._turn, abandon_on_cancel=True)
 
     def close(self) -> None:
-        """Let another process have the folder."""
-        if self._store is not None and not self._turn.borrowed_tokens:
-            self._store.close()
+        """Let another process have the folder: at once, or at the end of work whose caller has gone. Any thread."""
+        self._is_closed = True
+        if self._working.acquire(blocking=False):  # else its thread closes: it looks once it has let go
+            store, self._store = self._store, None
+            if store is not None:
+                store.close()
+            self._working.release()
 
     def _done(self, work: Callable[[Store], T]) -> T:
+        try:
+            with self._working:
+                return self._worked(work)
+        finally:
+            if self._is_closed:
+                self.close()
+
+    def _worked(self, work: Callable[[Store], T]) -> T:
         try:
             if self._store is None:
                 self._store = Store(self.path)

@@ -392,7 +392,7 @@ class KvPool:
 
     def _restore(self, snapshot: Snapshot, length: int, now_ms: float) -> Holding | None:
         """A sequence with the first `length` tokens of a snapshot; None where there is no room for it. One that cannot
-        be loaded is dropped: else each request with its prefix would evict cache and copy it, in vain.
+        be loaded, or not cut, is dropped: else each request with its prefix would evict cache and copy it, in vain.
 
         Copied in one piece: 6 ms of a core for each 32 MiB (SmolLM2). Reading its tokens would take longer.
         """
@@ -407,10 +407,9 @@ class KvPool:
         ends, tokens = snapshot.ends or {}, snapshot.tokens[:length]
         prefix = Prefix(length, position_of(runs_in(tokens), length), ends.get(length))
         is_loaded = self.cells.load(seq_id, snapshot.parts)
-        if not is_loaded:
-            self.store.drop(snapshot)
         is_there = is_loaded and (length == whole or self.cells.cut(seq_id, prefix))
         if not is_there or not self.cells.can_resume_at(seq_id, length):
+            self.store.drop(snapshot)
             self.tree.finish(holding.tip, seq_id, now_ms, keep=False)
             return None
         start = 0
