@@ -163,7 +163,8 @@ def test_what_other_keys_ask_has_neither_its_id_nor_its_origin_but_for_a_key_tha
     path, ada, bob = keys
     chief = add(path, "chief", manages_models=True)
     http = RawHttp(server.port, 4_096, segment_bytes=1_000)  # nothing is read of what cannot end so long
-    http.send("POST", CHAT, {"messages": ASKED, "max_tokens": 15_000, "stream": True}, authorization=f"Bearer {ada}")
+    asked = {"messages": ASKED, "max_tokens": 15_000, "ignore_eos": True, "stream": True}
+    http.send("POST", CHAT, asked, authorization=f"Bearer {ada}")
     http.head()
     id = json.loads(next(http.chunks()).removeprefix(b"data: "))["id"].removeprefix("chatcmpl-")
     until(lambda: [each["id"] for each in listed(server, ada)], lambda found: found == [id])

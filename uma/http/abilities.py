@@ -7,9 +7,9 @@ the source's `Capabilities` lack it. What the fields of a dialect mean is decide
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
-from uma.constraints import show
+from uma.constraints import Range, show
 from uma.errors import BadRequest
 from uma.http.problem import Unsupported
 from uma.http.reader import Reader
@@ -91,10 +91,12 @@ def grammar(given: dict[str, Any], field: str, reader: Reader) -> Grammar:
         raise BadRequest.at(field, f"{error}") from None
 
 
-def chat_logprobs(wanted: Any, top: Any, able: Capabilities) -> int | None:
+TopLogprobs = Annotated[int, Range(0, MAX_LOGPROBS)] | None
+"""How many likeliest tokens to tell with each."""
+
+
+def chat_logprobs(wanted: bool | None, top: int | None, able: Capabilities) -> int | None:
     """`logprobs: true` with `top_logprobs`."""
-    if not isinstance(wanted, bool | None):
-        raise BadRequest.at("logprobs", f"expected true or false, not {show(wanted)}")
     if not wanted:
         if top:
             raise BadRequest.at("top_logprobs", "needs logprobs to be true")
@@ -102,12 +104,10 @@ def chat_logprobs(wanted: Any, top: Any, able: Capabilities) -> int | None:
     return logprobs(0 if top is None else top, "top_logprobs", able)
 
 
-def logprobs(value: Any, field: str, able: Capabilities) -> int | None:
+def logprobs(value: int | None, field: str, able: Capabilities) -> int | None:
     """How many likeliest tokens to tell with each; None: not even the token's own."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_LOGPROBS:
-        raise BadRequest.at(field, f"expected an integer from 0 to {MAX_LOGPROBS}, not {show(value)}")
     if able.max_logprobs < 0:
         raise Unsupported.at(field, "this server cannot give log probabilities; leave it out")
     if value > able.max_logprobs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import attrs
 
@@ -27,6 +27,8 @@ from uma.types import (
     Truncation,
 )
 
+T = TypeVar("T")
+
 DRAWN: Mapping[str, float] = MappingProxyType({"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05})
 """Figures with which tokens are drawn where nothing else says how: llama-server's."""
 
@@ -39,9 +41,11 @@ Seed = Annotated[int, Range(-(2**63), 2**63 - 1)]
 MAX_WINDOW = 65_536
 """Maximum tokens that a penalty looks back over."""
 
-_TTFT, _TBT, _PACE = "x-uma-target-ttft-ms", "x-uma-target-tbt-ms", "x-uma-pace"
-_ABOUT_STREAMS = (_TTFT, _TBT, _PACE)
+_TTFT, _TBT = "x-uma-target-ttft-ms", "x-uma-target-tbt-ms"
+_ABOUT_STREAMS = (_TTFT, _TBT, "x-uma-pace")
 """Headers."""
+_LANES: Mapping[str | None, Lane] = {None: 0, "-1": -1, "0": 0, "1": 1}
+_PACES: Mapping[str | None, Pace] = {None: "auto", "auto": "auto", "off": "off"}
 
 MaxTokens = Annotated[int, Range(1)] | Literal[-1] | None
 """A bound of tokens; -1 is none."""
@@ -164,7 +168,7 @@ def urgency(body: Common, http: Exchange) -> dict[str, Any]:
     """
     asked = body.slo or Slo()
     slo = Slo(asked.target_ttft_ms or _header_ms(http, _TTFT), asked.target_tbt_ms or _header_ms(http, _TBT))
-    pace = body.pace or _header_pace(http)
+    pace = body.pace or _header_word(http, "X-UMA-Pace", _PACES)
     return {
         "priority": lane(body.priority, http),
         "slo": slo,
@@ -177,7 +181,7 @@ def urgency(body: Common, http: Exchange) -> dict[str, Any]:
 def lane(priority: Lane | None, http: Exchange) -> Lane:
     """The lane that the body asks for, else the header, else the normal one. Raises `BadRequest` as `urgency` does."""
     http.has_priority = priority is not None or http.header(b"x-uma-priority") is not None
-    return _header_priority(http) if priority is None else priority
+    return _header_word(http, "X-UMA-Priority", _LANES) if priority is None else priority
 
 
 def lane_alone(priority: Lane | None, http: Exchange) -> Lane:
@@ -186,19 +190,10 @@ def lane_alone(priority: Lane | None, http: Exchange) -> Lane:
     return lane(priority, http)
 
 
-def _header_priority(http: Exchange) -> Lane:
-    text = http.header(b"x-uma-priority")
-    lanes: dict[str | None, Lane] = {None: 0, "-1": -1, "0": 0, "1": 1}
-    if text not in lanes:
-        raise BadRequest(f"X-UMA-Priority: expected one of -1, 0, 1, not {text!r}")
-    return lanes[text]
-
-
-def _header_pace(http: Exchange) -> Pace:
-    text = http.header(_PACE.encode())
-    words: dict[str | None, Pace] = {None: "auto", "auto": "auto", "off": "off"}
+def _header_word(http: Exchange, name: str, words: Mapping[str | None, T]) -> T:
+    text = http.header(name.lower().encode())
     if text not in words:
-        raise BadRequest(f"X-UMA-Pace: expected auto or off, not {text!r}")
+        raise BadRequest(f"{name}: expected one of {', '.join(filter(None, words))}, not {text!r}")
     return words[text]
 
 

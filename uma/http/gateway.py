@@ -100,23 +100,18 @@ class HasUsers(Protocol):
 class _Work:
     """Answer that is being written: its exchange, its scope, and why it was ended from outside, if it was."""
 
-    http: Exchange
+    exchange: Exchange
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     verdict: UmaError | None = None
 
     @property
     def owner(self) -> Hashable:
         """See `Exchange.owner`."""
-        return self.http.owner
-
-    @property
-    def exchange(self) -> Exchange:
-        """See `Answering`."""
-        return self.http
+        return self.exchange.owner
 
     def end_thinking(self) -> None:
         """See `Answering`."""
-        self.http.end_thinking()
+        self.exchange.end_thinking()
 
     def stop(self) -> None:
         """See `Answering`."""

@@ -47,7 +47,7 @@ class CompletionBody(Common, StructuredFields, TelemetryFields):
     dry_penalty_last_n: _Window | None = None
     return_tokens: bool | None = None
     response_fields: Annotated[tuple[str, ...], Length(0, 64, "names")] | None = None
-    n_probs: Any = None
+    n_probs: abilities.TopLogprobs = None
     post_sampling_probs: bool | None = None
     logit_bias: Any = None
     image_data: Any = None

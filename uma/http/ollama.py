@@ -122,8 +122,8 @@ class _Body(StructuredFields):
     options: Options | None = None
     format: Any = None
     think: bool | Literal["low", "medium", "high"] | None = None
-    logprobs: Any = None
-    top_logprobs: Any = None
+    logprobs: bool | None = None
+    top_logprobs: abilities.TopLogprobs = None
     priority: Any = None
     slo: Any = None
     pace: Any = None

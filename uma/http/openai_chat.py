@@ -79,8 +79,8 @@ class ChatBody(Conversation, TelemetryFields):
     max_completion_tokens: MaxTokens = None
     temperature: Temperature | None = None
     response_format: Any = None
-    logprobs: Any = None
-    top_logprobs: Any = None
+    logprobs: bool | None = None
+    top_logprobs: abilities.TopLogprobs = None
     logit_bias: Any = None
     modalities: tuple[str, ...] | None = None
     audio: Any = None

@@ -43,7 +43,7 @@ class CompletionBody(Common, StructuredFields, TelemetryFields):
     temperature: Temperature | None = None
     echo: bool | None = None
     suffix: Annotated[str, Text()] | None = None
-    logprobs: Any = None
+    logprobs: abilities.TopLogprobs = None
     logit_bias: Any = None
     response_format: Any = None
 

@@ -68,7 +68,7 @@ class ResponsesBody(Common, StructuredFields, TelemetryFields):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningBody | None = None
-    top_logprobs: Any = None
+    top_logprobs: abilities.TopLogprobs = None
     include: Annotated[tuple[str, ...], Length(0, 64, "words")] | None = None
     previous_response_id: str | None = None
     prompt: Any = None

@@ -10,13 +10,15 @@ answer carries, or one of the list: what is not streamed tells its own id too la
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
 
 import attrs
 
 from uma.errors import BadRequest, Ended
 from uma.http.exchange import Exchange
-from uma.http.gateway import ENDED, Gateway, SocketStream
+from uma.http.gateway import ENDED, Gateway
 from uma.http.local_user import user_of
 from uma.http.problem import NotFound, Unsupported
 from uma.http.reader import read
@@ -62,7 +64,8 @@ async def explain(gateway: Gateway, http: Exchange) -> None:
 async def end(gateway: Gateway, http: Exchange) -> None:
     """`DELETE /v1/requests/{id}`: end a request. Its client gets an error; the page's answers keep what is written."""
     id = http.scope["path_params"]["id"]
-    (await _find(gateway, http, id)).stop()
+    _, stop = await _find(gateway, http, id)
+    stop()
     await http.answer_json({"id": id, "object": "request.deleted", "deleted": True})
 
 
@@ -82,41 +85,22 @@ async def control(gateway: Gateway, http: Exchange) -> None:
 
 async def _end_thinking(gateway: Gateway, http: Exchange, id: str) -> None:
     """Raises `NotFound` as `_find`, and `Unsupported` where the model does not think."""
-    found = await _find(gateway, http, id)
+    end_thinking, _ = await _find(gateway, http, id)
     if not gateway.source.info.capabilities.reasoning:
         raise Unsupported.at("id", "this model's chat template has no marks of thinking, so there is none to be ended")
-    found.end_thinking()
+    end_thinking()
 
 
-class _Found(Protocol):
-    """A request that runs, as its endpoints act on it; see `Answering`."""
-
-    def end_thinking(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-@attrs.frozen
-class _OnSocket:
-    """A request of the socket, whose session has its stream."""
-
-    stream: SocketStream
-
-    def end_thinking(self) -> None:
-        self.stream.end_thinking()
-
-    def stop(self) -> None:
-        self.stream.fail(Ended(ENDED))
-
-
-async def _find(gateway: Gateway, http: Exchange, id: str) -> _Found:
-    """Raises `NotFound` for a request that does not run, or is another's."""
+async def _find(gateway: Gateway, http: Exchange, id: str) -> tuple[Callable[[], None], Callable[[], None]]:
+    """What ends a request's thinking, and what ends the request. Raises `NotFound` for one that does not run, or is
+    another's.
+    """
     running = gateway.answering.get(_key_of(id))
     if running is None and (stream := gateway.on_socket(await user_of(http)).get(id)) is not None:
-        return _OnSocket(stream)
+        return stream.end_thinking, partial(stream.fail, Ended(ENDED))
     if running is None or running.owner != http.owner:
         raise NotFound("request not found: it has ended, or no request of this key has this id")
-    return running
+    return running.end_thinking, running.stop
 
 
 def _key_of(id: str) -> str:
