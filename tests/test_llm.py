@@ -105,6 +105,12 @@ def test_a_bad_prompt_costs_the_others_nothing(llm: LLM) -> None:
             "sampling_params: expected SamplingParams, a dict of its fields",
         ),
         (lambda llm: llm.generate("x", [64]), r"sampling_params\[0\]: expected SamplingParams or a dict"),
+        (lambda llm: llm.generate("x", max_new_tokens=3), r"'max_new_tokens'; give sampling_params=.*\(max_tokens=…\)"),
+        (lambda llm: llm.chat([], max_tokens=3), r"'max_tokens'; give sampling_params=SamplingParams\(max_tokens=…\)"),
+        (lambda llm: llm.stream("x", colour="red"), "unexpected keyword argument 'colour'$"),
+        (lambda llm: SamplingParams(max_new_tokens=3), r"max_new_tokens is no field of it; did you mean max_tokens\?"),
+        (lambda llm: llm.chat(), "takes conversations, or messages"),
+        (lambda llm: llm.chat([Message("user", "x")], tool_choice={"type": "function"}), "tool_choice: expected auto"),
         (lambda llm: llm.generate("x", {"max_token": 1}), r"'max_token' is no field of .*did you mean max_tokens\?"),
         (lambda llm: llm.chat("hi"), "expected a list of messages.*llm.generate takes plain prompts"),
         (lambda llm: llm.chat({"role": "user", "content": "hi"}), "conversations: expected a list of messages"),
@@ -184,7 +190,7 @@ def test_text_becomes_tokens_and_text_again(llm: LLM) -> None:
 
 def test_an_llm_says_what_it_is(tiny: Path) -> None:
     llm = open_llm(tiny)
-    assert repr(llm) == f"<uma.LLM {str(tiny)!r}: Tiny test model, 2,048 tokens of context>"
+    assert repr(llm) == f"<uma.LLM {str(tiny)!r}: tiny, 2,048 tokens of context>"
     llm.close()
     assert "closed" in repr(llm)
 
@@ -251,6 +257,9 @@ def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:
     offered = [{"type": "function", "function": function}]
     (out,) = llm.chat(talk, SamplingParams(max_tokens=100), tools=offered, tool_choice="weather")
     (said,) = out.outputs
+    named = {"type": "function", "function": {"name": "weather"}}
+    (again,) = llm.chat(messages=talk, sampling_params={"max_tokens": 100}, tools=offered, tool_choice=named)
+    assert again.outputs[0].tool_calls[0].name == "weather"
     assert [(call.name, json.loads(call.arguments)) for call in said.tool_calls] == [("weather", {"city": "Oslo"})]
     (call,) = said.tool_calls
     talk += [Message("assistant", said.text, said.tool_calls), Message("tool", "Rain.", (), call.id, call.name)]
@@ -312,16 +321,21 @@ def test_a_bad_conversation_costs_the_others_nothing(llm: LLM) -> None:
         [],
         [{"role": "user", "content": 7}],
         [{"role": "user", "content": "Hi", "colour": "red"}],
+        [{"role": "asistant", "content": "Hi"}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}]}],
         [{"role": "user", "content": None}],
         [{"role": "assistant", "content": "", "tool_calls": 7}],
         [{"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": {"name": "f"}}]}],
         [{"role": "assistant", "content": "", "tool_calls": [{"id": 1, "name": "f", "arguments": "{}"}]}],
         [Message("user", "Hi")],
     ]
-    with pytest.warns(UserWarning, match="8 of 10 prompts failed"):
+    with pytest.warns(UserWarning, match="10 of 12 prompts failed"):
         outs = llm.chat(bad, params())
-    assert [type(out.error) for out in outs] == [type(None), *[BadRequest] * 8, type(None)]
+    assert [type(out.error) for out in outs] == [type(None), *[BadRequest] * 10, type(None)]
     assert outs[0].outputs == outs[-1].outputs
+    assert "'asistant' is no role; did you mean assistant?" in str(outs[5].error)
+    assert "nothing is fetched here" in str(outs[6].error)
+    assert max(len(repr(out)) for out in outs) < 1_000
 
 
 def test_a_short_queue_is_no_limit_for_many_prompts(tiny: Path) -> None:

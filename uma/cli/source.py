@@ -110,7 +110,7 @@ async def _found(
             assert bond.model is not None
             raise OtherModel(
                 f"{socket}: the server has {_has(client.info)} now, and this conversation began with "
-                f"{bond.model.name}; /switch goes on with what it has"
+                f"{bond.model.called}; /switch goes on with what it has"
             )
         if bond is not None or is_meant:
             await stack.enter_async_context(attempt.pop_all())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from io import BytesIO
 from itertools import repeat
 from os import PathLike, fspath
@@ -21,8 +22,13 @@ T = TypeVar("T")
 Conversation = Sequence[Message | Mapping[str, Any]]
 Sampling = SamplingParams | Mapping[str, Any]
 """Sampling parameters, or a dict of their fields."""
+Choice = str | Mapping[str, Any]
+"""A `Request`'s `tool_choice`, or OpenAI's dict of a function by name."""
 
 
+SAMPLING_NAMES = (*(field.name for field in attrs.fields(SamplingParams)), *GRAMMAR_FIELDS)
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Roles that every chat has. Templates have others of their own, so only what is nearly one of these is refused."""
 NO_KEYWORDS = SERVER_ONLY | LOG
 """Settings that an `LLM` has no use for: it serves no other program, and logs as Python's `logging` is set up."""
 
@@ -60,11 +66,18 @@ def sampling_of(given: Sampling | None, where: str) -> SamplingParams:
         return given or SamplingParams()
     if not isinstance(given, Mapping):
         raise TypeError(f"{where}: expected SamplingParams or a dict of its fields, not {shown(given)}")
-    known = [*(field.name for field in attrs.fields(SamplingParams)), *GRAMMAR_FIELDS]
     for name in given:
-        if name not in known:
-            raise TypeError(f"{where}: {shown(name)} is no field of SamplingParams{nearest(str(name), known)}")
+        if name not in SAMPLING_NAMES:
+            raise TypeError(f"{where}: {shown(name)} is no field of SamplingParams{nearest(str(name), SAMPLING_NAMES)}")
     return SamplingParams(**given)
+
+
+def check_keywords(unknown: Mapping[str, Any], method: str) -> None:
+    """Raise `TypeError` for keywords that a method has not; of those of `SamplingParams` it says where they belong."""
+    for name in unknown:
+        near = name if name in SAMPLING_NAMES else next(iter(get_close_matches(name, SAMPLING_NAMES, n=1)), None)
+        hint = f"; give sampling_params=SamplingParams({near}=…), or a dict" if near else ""
+        raise TypeError(f"LLM.{method}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def texts_of(given: str | Iterable[str], name: str, *, hint: str = "") -> list[str]:
@@ -141,6 +154,9 @@ def message_of(given: Message | Mapping[str, Any]) -> Message:
     """A turn of a conversation, of a dict in OpenAI's form too. Raises `ValueError` for what is none: one bad
     conversation must not cost the others.
     """
+    role = given.role if isinstance(given, Message) else given.get("role") if isinstance(given, Mapping) else None
+    if isinstance(role, str) and role not in ROLES and (near := nearest(role, ROLES)):
+        raise ValueError(f"messages: role: {role!r} is no role{near}")
     if isinstance(given, Message):
         return given
     if not isinstance(given, Mapping) or not {"role", "content"} <= given.keys() <= _MESSAGE_FIELDS:
@@ -158,10 +174,13 @@ def message_of(given: Message | Mapping[str, Any]) -> Message:
 
 def _parts_of(parts: Sequence[Any]) -> tuple[str, tuple[Media, ...]]:
     """A content of several parts: of type `text` with a text, `image` with a path, bytes or a picture of Pillow's, or
-    `audio` with a path or bytes.
+    `audio` with a path or bytes; and OpenAI's `image_url`, where that has the file itself.
     """
     found: list[str | Media] = []
     for index, part in enumerate(parts):
+        if isinstance(part, Mapping) and part.get("type") == "image_url":
+            found.append(_of_url(part.get("image_url"), f"messages: content[{index}].image_url"))
+            continue
         kind = part.get("type") if isinstance(part, Mapping) else None
         value = part.get(kind) if isinstance(part, Mapping) and kind in ("text", "image", "audio") else None
         if kind == "text" and isinstance(value, str):
@@ -179,6 +198,14 @@ def _parts_of(parts: Sequence[Any]) -> tuple[str, tuple[Media, ...]]:
             )
             raise ValueError(f"messages: content[{index}]: {expected}, not {shown(part)}")
     return joined(found)
+
+
+def _of_url(given: Any, where: str) -> Media:
+    url = given.get("url") if isinstance(given, Mapping) else given
+    if not isinstance(url, str) or not url.startswith("data:") or ";base64," not in url:
+        what = "expected a data URL in base64; nothing is fetched here, so give a path or bytes as type image"
+        raise ValueError(f"{where}: {what}, not {shown(url)}")
+    return Media(url.partition(";base64,")[2])
 
 
 def _png(image: Any, where: str) -> bytes:
@@ -218,9 +245,15 @@ def _call_of(given: Any) -> ToolCall:
 
 
 def tool_fields(
-    tools: Iterable[Tool | Mapping[str, Any]], choice: str, reasoning: ReasoningMode | None, *, is_parallel: bool
+    tools: Iterable[Tool | Mapping[str, Any]], choice: Choice, reasoning: ReasoningMode | None, *, is_parallel: bool
 ) -> dict[str, Any]:
-    """The fields of a `Request` for tools and thinking."""
+    """The fields of a `Request` for tools and thinking. Raises `TypeError`."""
+    if isinstance(choice, Mapping):  # as OpenAI has a function by name
+        inner = choice.get("function", choice)
+        choice = inner.get("name") if choice.get("type") == "function" and isinstance(inner, Mapping) else None  # type: ignore[assignment]
+    if not isinstance(choice, str):
+        what = "expected auto, none, required, a tool's name, or OpenAI's dict of a function by name"
+        raise TypeError(f"tool_choice: {what}")
     return {
         "tools": tuple(tool_of(tool, f"tools[{index}]") for index, tool in enumerate(tools)),
         "tool_choice": choice,

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,10 @@ import numpy.typing as npt
 from uma.client.parts import errors_moved
 from uma.closing import Closing
 from uma.llm.arguments import (
+    Choice,
     Conversation,
     Sampling,
+    check_keywords,
     conversations_of,
     make_request,
     params_for,
@@ -86,7 +88,7 @@ class LLM(Closing):
 
     def __repr__(self) -> str:
         state = "closed" if self._loop.is_closed else f"{self.info.limits.n_ctx:,} tokens of context"
-        return f"<uma.LLM {self._place.name!r}: {self.info.model.name}, {state}>"
+        return f"<uma.LLM {self._place.name!r}: {self.info.model.called}, {state}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(NO_THREADS.format(elsewhere="another one"))
@@ -98,6 +100,7 @@ class LLM(Closing):
         *,
         progress: bool | None = None,
         checkpoint: str | PathLike[str] | None = None,
+        **unknown: Never,
     ) -> list[RequestOutput]:
         """Continue each prompt, all batched together; results in the order of the prompts.
 
@@ -111,6 +114,7 @@ class LLM(Closing):
         there and goes on behind it; more prompts can follow by then. Results are those of the prompts and parameters
         that they were made with: `JobChanged`, a `ConfigError`, where one is another now, or the model is.
         """
+        check_keywords(unknown, "generate")
         return self._run(
             [
                 (prompt, {"prompt": prompt})
@@ -128,7 +132,7 @@ class LLM(Closing):
         *,
         in_order: bool = True,
         tools: Iterable[Tool | Mapping[str, Any]] = (),
-        tool_choice: str = "auto",
+        tool_choice: Choice = "auto",
         parallel_tool_calls: bool = True,
         reasoning: ReasoningMode | None = None,
     ) -> Generator[RequestOutput, None, None]:
@@ -151,27 +155,31 @@ class LLM(Closing):
 
     def chat(
         self,
-        conversations: Conversation | Sequence[Conversation],
+        conversations: Conversation | Sequence[Conversation] | None = None,
         sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
+        messages: Conversation | None = None,
         tools: Iterable[Tool | Mapping[str, Any]] = (),
-        tool_choice: str = "auto",
+        tool_choice: Choice = "auto",
         parallel_tool_calls: bool = True,
         reasoning: ReasoningMode | None = None,
         progress: bool | None = None,
+        **unknown: Never,
     ) -> list[RequestOutput]:
         """Answer each conversation, through the model's chat template. Otherwise as `generate`.
 
         A conversation is a list of `Message`s, or of dicts as OpenAI has them (`role`, `content`, `tool_calls`,
-        `tool_call_id`, `name`); one alone can be given as it is.
+        `tool_call_id`, `name`); one alone can be given as it is, or as `messages=`.
         Calls of the `tools` (`Tool`s, or dicts as OpenAI has them) are in `Completion.tool_calls`. A conversation goes
         on with `Message("assistant", out.text, out.tool_calls)` and, for each of them, `Message("tool", result,
         tool_call_id=call.id, name=call.name)`. The other keywords are the fields of `Request`.
         """
+        check_keywords(unknown, "chat")
+        if (conversations is None) == (messages is None):
+            raise TypeError("LLM.chat() takes conversations, or messages, which is one of them")
+        given = conversations_of(messages if conversations is None else conversations)  # type: ignore[arg-type]
         fields = tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
-        asked = [
-            (conversation, {"messages": conversation, **fields}) for conversation in conversations_of(conversations)
-        ]
+        asked = [(conversation, {"messages": conversation, **fields}) for conversation in given]
         return self._run(asked, sampling_params, progress)
 
     def stream(
@@ -180,9 +188,10 @@ class LLM(Closing):
         sampling_params: Sampling | None = None,
         *,
         tools: Iterable[Tool | Mapping[str, Any]] = (),
-        tool_choice: str = "auto",
+        tool_choice: Choice = "auto",
         parallel_tool_calls: bool = True,
         reasoning: ReasoningMode | None = None,
+        **unknown: Never,
     ) -> LLMStream:
         """The continuation of a prompt, or the answer to a conversation, piece by piece as it is generated.
 
@@ -193,6 +202,7 @@ class LLM(Closing):
         `LLMStream.events` gives thinking and calls as they grow, too. The keywords are those of `chat`. A failure is
         raised, as an `UmaError`. Leaving the loop early and closing the stream, or its `with` block, cancels.
         """
+        check_keywords(unknown, "stream")
         fields = prompt_fields(prompt) | tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
         sampling = self._drawn(sampling_of(sampling_params, "sampling_params"))
         request = make_request(Request, id=f"stream-{self._loop.next_number()}", sampling=sampling, **fields)

@@ -22,7 +22,22 @@ from uma.types import (
 )
 
 
-@attrs.frozen
+def _short(self: Any) -> str:
+    """The fields that say something, long ones cut."""
+    fields = ((field.name, getattr(self, field.name), field.default) for field in attrs.fields(type(self)))
+    told = ((name, _cut(repr(value))) for name, value, default in fields if value not in (default, ()))
+    return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in told)})"
+
+
+MOST_SHOWN = 200
+"""Characters of one field in a `repr`."""
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
+
+
+@attrs.frozen(repr=False)
 class Completion:
     """What was generated for one prompt."""
 
@@ -44,8 +59,10 @@ class Completion:
     cut_call: CutCall | None = None
     """The call that the output ended inside of; neither `tool_calls` nor `text` has it."""
 
+    __repr__ = _short
 
-@attrs.frozen
+
+@attrs.frozen(repr=False)
 class RequestOutput:
     """One prompt's result. Where `error` is set the request failed, and the completion is empty."""
 
@@ -67,6 +84,8 @@ class RequestOutput:
     """Where `prompt_logprobs` asked: for each token, by token id, itself and the likeliest ones; None for the first."""
     index: int = 0
     """The number of the prompt among those that were asked together, from 0."""
+
+    __repr__ = _short
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain data for `json.dumps`; an error as its `code` and `message`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import wraps
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import attrs
 
 from uma.constraints import Json, Length, Range, Text, Values, check
+from uma.schema_of import schema_of
 from uma.types.fields import MAX_MEMBERS, tuple_of_strings, tuple_or_none
 from uma.wrong import Wrong, WrongValues
 
@@ -97,11 +99,18 @@ class Grammar:
 
 def _grammar_in_short(cls: type[T]) -> type[T]:
     """Lets a class with a field `grammar` take `Grammar`'s fields in its place: `SamplingParams(regex="yes|no")`."""
-    make = cls.__init__
+    make, known = cls.__init__, {field.name for field in attrs.fields(cls)}  # type: ignore[arg-type]
 
     @wraps(make)
     def init(self: T, *args: Any, **fields: Any) -> None:
         short = {name: value for name in GRAMMAR_FIELDS if (value := fields.pop(name, None)) is not None}
+        if "json_schema" in short:
+            short["json_schema"] = schema_of(short["json_schema"]) or short["json_schema"]
+        for name in fields:
+            if name not in known:
+                near = get_close_matches(name, [*known, *GRAMMAR_FIELDS], n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise TypeError(f"{cls.__name__}: {name} is no field of it{hint}")
         if short and fields.get("grammar") is not None:
             raise WrongValues(
                 Wrong("grammar", f"{', '.join(short)} says what it must look like, too; give one of them")
@@ -150,7 +159,8 @@ class SamplingParams:
     """Generate `max_tokens` tokens, also where the model would end earlier."""
     grammar: Grammar | None = None
     """What the output must look like. Its end ends the output; a stop string in it does so before. `Grammar`'s own
-    fields are taken in its place: `SamplingParams(json_schema={…})`."""
+    fields are taken in its place: `SamplingParams(json_schema={…})`, and so is a class as schema, of pydantic, of attrs
+    or a dataclass."""
     logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None
     """Number of likeliest tokens reported with each generated token, all with log probabilities. None: no report."""
     prompt_logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None

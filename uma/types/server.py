@@ -54,7 +54,7 @@ class ModelInfo:
         """What it is listed by: `builtin`, or its file's name without the ending and a part's number; its own name
         where the file is called by a checksum.
         """
-        file = PurePath(self.path).name.removesuffix(".gguf")
+        file = re.sub(r"\.gguf$", "", PurePath(self.path).name, flags=re.IGNORECASE)
         return "builtin" if self.is_builtin else self.name if _BLOB.fullmatch(file) else _PART.sub("", file)
 
 

@@ -1,0 +1,80 @@
+"""JSON Schemas of Python classes, as `SamplingParams(json_schema=…)` takes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+import attrs
+import pytest
+from jsonschema import Draft202012Validator
+
+from uma.schema_of import schema_of
+from uma.types import Grammar, SamplingParams
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@attrs.define
+class Wheel:
+    inches: Annotated[int, "size"]
+
+
+@dataclasses.dataclass
+class Car:
+    name: str
+    colour: Colour
+    wheels: list[Wheel]
+    kind: Literal["big", 2]
+    prices: dict[str, float]
+    owner: str | None = None
+    notes: tuple[str, ...] = dataclasses.field(default_factory=tuple)
+
+
+@attrs.define
+class Tree:
+    children: list[Tree]
+
+
+@attrs.define
+class Odd:
+    when: complex
+
+
+class Told:
+    """What pydantic's classes look like from here."""
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, Any]:
+        return {"type": "object", "title": "Told"}
+
+
+def test_a_class_s_schema_takes_what_its_fields_take_and_nothing_else() -> None:
+    schema = schema_of(Car)
+    assert schema is not None
+    car = {"name": "a", "colour": "red", "wheels": [{"inches": 17}], "kind": 2, "prices": {"new": 1.5}}
+    check = Draft202012Validator(schema).is_valid
+    assert check(car) and check({**car, "owner": None, "notes": ["x"]})
+    for wrong in ({"colour": "green"}, {"wheels": [{"inches": "x"}]}, {"kind": "small"}, {"more": 1}, {"owner": 3}):
+        assert not check({**car, **wrong})
+    assert not check({"name": "a"})
+
+
+def test_a_sampling_parameter_takes_classes_and_dicts_as_schema() -> None:
+    assert SamplingParams(json_schema=Told).grammar == Grammar(json_schema={"type": "object", "title": "Told"})
+    assert SamplingParams(json_schema=Wheel).grammar == Grammar(json_schema=schema_of(Wheel))
+    assert SamplingParams(json_schema={"type": "object"}).grammar == Grammar(json_schema={"type": "object"})
+    with pytest.raises(ValueError, match="json_schema: expected an object"):
+        SamplingParams(json_schema=int)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [(Tree, "Tree has a field of its own type"), (Odd, "Odd.when: JSON has no type for .*complex")]
+)
+def test_what_json_has_no_type_for_is_told_by_its_field(kind: type, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        schema_of(kind)

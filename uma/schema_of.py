@@ -1,0 +1,72 @@
+"""The JSON Schema of a Python class: pydantic's models tell it themselves, attrs' classes and dataclasses have it in
+their fields' types.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import attrs
+
+_PLAIN: dict[Any, dict[str, Any]] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    type(None): {"type": "null"},
+    Any: {},
+}
+
+
+def schema_of(kind: Any) -> dict[str, Any] | None:
+    """The schema of a class whose fields have types that JSON has; None for what is no such class. Raises `TypeError`
+    for a field whose type JSON has not.
+    """
+    if callable(tells := getattr(kind, "model_json_schema", None)):
+        found: dict[str, Any] = tells()
+        return found
+    if not isinstance(kind, type) or not (attrs.has(kind) or dataclasses.is_dataclass(kind)):
+        return None
+    return _of_class(kind, ())
+
+
+def _of_class(kind: type, inside: tuple[type, ...]) -> dict[str, Any]:
+    if kind in inside:
+        raise TypeError(f"{kind.__name__} has a field of its own type; write its JSON Schema out")
+    hints = get_type_hints(kind, include_extras=False)
+    fields = attrs.fields(kind) if attrs.has(kind) else dataclasses.fields(kind)
+    names = [field.name for field in fields if field.init]
+    known = {name: _of(hints.get(name, Any), f"{kind.__name__}.{name}", (*inside, kind)) for name in names}
+    needed = [field.name for field in fields if field.init and not _has_default(field)]
+    return {"type": "object", "properties": known, "required": needed, "additionalProperties": False}
+
+
+def _has_default(field: Any) -> bool:
+    none = (attrs.NOTHING, dataclasses.MISSING)
+    return field.default not in none or getattr(field, "default_factory", dataclasses.MISSING) not in none
+
+
+def _of(hint: Any, where: str, inside: tuple[type, ...]) -> dict[str, Any]:
+    origin, parts = get_origin(hint), get_args(hint)
+    if hint in _PLAIN:
+        return _PLAIN[hint]
+    if origin is Annotated:
+        return _of(parts[0], where, inside)
+    if origin is Literal:
+        return {"enum": list(parts)}
+    if origin in (Union, types.UnionType):
+        return {"anyOf": [_of(part, where, inside) for part in parts]}
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return {"enum": [member.value for member in hint]}
+    kind = origin or hint
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        return {"type": "object", "additionalProperties": _of(parts[1] if parts else Any, where, inside)}
+    if isinstance(kind, type) and issubclass(kind, Sequence | set | frozenset):
+        return {"type": "array", "items": _of(parts[0] if parts else Any, where, inside)}
+    if callable(getattr(hint, "model_json_schema", None)) or attrs.has(hint) or dataclasses.is_dataclass(hint):
+        return schema_of(hint) or {} if hasattr(hint, "model_json_schema") else _of_class(hint, inside)
+    raise TypeError(f"{where}: JSON has no type for {hint!r}; write the JSON Schema out")
