@@ -10,6 +10,7 @@ from uma.contracts.health import HealthCheckPayload
 from uma.http import (
     anthropic,
     batches,
+    decisions,
     llama_server,
     llama_server_completion,
     llama_server_embeddings,
@@ -23,6 +24,7 @@ from uma.http import (
     openai_transcriptions,
     router,
     running,
+    systemone,
     vllm_scores,
 )
 from uma.http.page.endpoints import AnswerBody
@@ -60,6 +62,8 @@ BODIES: dict[str, type[Any]] = {
     "/apply-template": openai_chat.Conversation,
     **dict.fromkeys(("/embedding", "/embeddings"), llama_server_embeddings.EmbeddingBody),
     **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), RERANK),
+    "/v1/decisions": decisions.DecisionsBody,
+    "/v1/systemone": systemone.SystemOneBody,
     **dict.fromkeys(("/score", "/v1/score"), vllm_scores.ScoreBody),
     "/v1/chat/completions/control": running.ControlBody,
     "/v1/batches": batches.BatchBody,

@@ -27,6 +27,8 @@ from uma.protocol.messages import (
     ActivityEvent,
     ActivityQuery,
     Cancel,
+    DecideEvent,
+    DecideQuery,
     EmbedEvent,
     EmbedQuery,
     EndEvent,
@@ -62,11 +64,14 @@ from uma.protocol.messages import (
     TraceEvent,
     TraceQuery,
     UnloadQuery,
+    WholeQuery,
     carried,
 )
 from uma.protocol.session import ClientSession
 from uma.types import (
     Activity,
+    DecisionRequest,
+    Decisions,
     Embeddings,
     EmbedRequest,
     Event,
@@ -204,7 +209,15 @@ class Client:
         assert isinstance(answer, RerankEvent)
         return attrs.evolve(answer.result, id=request.id)
 
-    async def _ask_whole(self, id: str, query: EmbedQuery | RerankQuery) -> QueryAnswer:
+    async def decide(self, request: DecisionRequest) -> Decisions:
+        """See `Source.decide`. Raises `BadRequest` where the server is too old to know the question, too."""
+        id = self._fresh_id()
+        sent = attrs.evolve(request, id=id, metadata=with_span(request.metadata))
+        answer = await self._ask_whole(id, DecideQuery(sent, self._sender()))
+        assert isinstance(answer, DecideEvent)
+        return attrs.evolve(answer.result, id=request.id)
+
+    async def _ask_whole(self, id: str, query: WholeQuery) -> QueryAnswer:
         """Ask, and cancel where the caller leaves before the answer."""
         try:
             return await self._ask(id, query, is_work=True)

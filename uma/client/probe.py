@@ -23,7 +23,20 @@ from uma.types import ServerInfo
 
 ID = "proof"
 MAX_REPLY_BYTES = 2**30
-ENDS = ("eos", "error", "health", "metrics", "tokenize", "activity", "explain", "trace", "models", "embed", "rerank")
+ENDS = (
+    "eos",
+    "error",
+    "health",
+    "metrics",
+    "tokenize",
+    "activity",
+    "explain",
+    "trace",
+    "models",
+    "embed",
+    "rerank",
+    "decide",
+)
 
 
 @attrs.frozen

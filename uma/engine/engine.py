@@ -22,6 +22,7 @@ from uma.contracts.card import DEFAULT_BLOCK_SIZE
 from uma.engine import sizing
 from uma.engine.activity import activity_of, explained
 from uma.engine.clock import now_ms
+from uma.engine.decisions import DecisionService
 from uma.engine.delivery.answers import AnswerPort
 from uma.engine.delivery.mailbox import Mailbox, Reply
 from uma.engine.delivery.parsed import ParsedStream
@@ -30,6 +31,7 @@ from uma.engine.embeddings import Embedded, EmbedService
 from uma.engine.info import server_info
 from uma.engine.intake.chat import ChatAbilities
 from uma.engine.intake.constraints import Constraints
+from uma.engine.intake.decision_prompt import DecisionReader
 from uma.engine.intake.gate import Gate, check_features, check_prompt
 from uma.engine.intake.pictures import PictureReader
 from uma.engine.intake.prompt import PromptReader
@@ -58,6 +60,8 @@ from uma.metrics import EngineMetrics
 from uma.net.client import OWNER
 from uma.types import (
     Activity,
+    DecisionRequest,
+    Decisions,
     Embeddings,
     EmbedRequest,
     Explained,
@@ -136,6 +140,17 @@ class Engine:
             max_active,
             scheduler.cost,
             self._metrics,
+        )
+        self._decisions = DecisionService(
+            DecisionReader(context.model, self._prompts, self._chat, names=self._pool.cells.can_be_cut),
+            self._prompts,
+            self._requests,
+            self._gate,
+            self._isolated,
+            context.model.vocab,
+            self._metrics,
+            max_active,
+            self._check_open,
         )
 
     # types.Source
@@ -287,6 +302,17 @@ class Engine:
         """See `types.Source.rerank`."""
         with self._in_use():
             return await self._embeddings.rerank(request)
+
+    async def decide(self, request: DecisionRequest) -> Decisions:
+        """See `types.Source.decide`."""
+        with self._in_use():
+            self._check_generates()
+            if kind := self._context.model.decision_type:
+                raise BadRequest(
+                    f"{self.info.model.name} is a decision model ({kind}), whose own form is not supported; ask a chat "
+                    "model (an instruct GGUF), which needs no training for decisions"
+                )
+            return await self._decisions.decide(request)
 
     async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
         """See `types.Source.tokenize`."""

@@ -21,7 +21,7 @@ from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.pacing import CREDITS
 from uma.engine.delivery.stream import Lateness, RequestStream
 from uma.engine.worker.account import Account, Totals
-from uma.engine.worker.choice import Bias, TokenChoice
+from uma.engine.worker.choice import Bias, LabelRead, TokenChoice
 from uma.engine.worker.commands import Commands, SequenceControl
 from uma.engine.worker.sequence import AnswerBuffer, PlacedPicture, PromptReport, Sequence
 from uma.engine.worker.thinking import ThinkingBound
@@ -36,6 +36,14 @@ GATHER_SEC = 0.02
 decode thread is woken."""
 MAX_EXPLAINED = 1_000
 """Requests that can be explained, those that run besides."""
+
+
+@attrs.frozen(eq=False)
+class LabelPrompt:
+    """A prompt, and what is read of the row behind it."""
+
+    tokens: array[int]
+    read: LabelRead
 
 
 @attrs.frozen(eq=False)
@@ -67,6 +75,8 @@ class Prepared:
     """See `Finished`."""
     spent_ms: Mapping[str, float] = attrs.field(factory=dict)
     """What its time went to until now (`types.CAUSES`)."""
+    labels: tuple[LabelPrompt, ...] = ()
+    """A prompt for each of its answers, whose labels are read; else all have the same prompt."""
 
 
 class Preparing:
@@ -205,6 +215,8 @@ class Submission:
     def _sequence(self, prepared: Prepared, index: int, seed: int) -> Sequence:
         """The sequence of one answer. The first has the request's own state, each other a copy of it."""
         request, tokens, grammar, is_first = prepared.request, prepared.tokens, prepared.grammar, index == 0
+        labels = prepared.labels[index] if prepared.labels else None
+        tokens = tokens if labels is None else labels.tokens
         sampling = request.sampling
         most, cut = self._most_tokens(request.sampling.max_tokens, prepared.most_tokens - len(tokens))
         key, self._next_key = self._next_key, self._next_key + 1
@@ -227,7 +239,7 @@ class Submission:
             key=key,
             account=account,
             request=request,
-            tokens=tokens if is_first else array("i", tokens),
+            tokens=tokens if is_first or labels is not None else array("i", tokens),
             prompt_tokens=len(tokens),
             max_tokens=most,
             arrived_ms=arrived_ms,
@@ -240,6 +252,7 @@ class Submission:
                 forced=list(prepared.forced),
                 bias=prepared.bias,
                 bounds_thinking=prepared.bounds_thinking,
+                labels=None if labels is None else labels.read,
             ),
             answer=AnswerBuffer(TextStream(sampling.stop), prepared.spellings),
             is_paced=self._is_paced(request),

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from uma.constraints import Range, show
 from uma.errors import BadRequest
-from uma.http.problem import Unsupported
+from uma.http.problem import Unimplemented, Unsupported
 from uma.http.reader import Reader
 from uma.types import MAX_LOGPROBS, Capabilities, Grammar
 
@@ -203,6 +203,15 @@ def embeddings(able: Capabilities) -> None:
     if not able.embeddings:
         why = "it ranks documents; ask for /rerank" if able.rerank else "load one that can"
         raise Unsupported(f"this server's model gives no embeddings: {why}")
+
+
+def decisions(able: Capabilities) -> None:
+    """Endpoints that decide."""
+    if not able.decisions:
+        raise Unimplemented(
+            "decisions are not supported by this server's model: it does not generate, or is a decision model of a "
+            "form of its own; load a chat model (an instruct GGUF)"
+        )
 
 
 def rerank(able: Capabilities) -> None:

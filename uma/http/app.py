@@ -20,6 +20,7 @@ from uma.errors import UmaError, sole_error
 from uma.http import (
     anthropic,
     batches,
+    decisions,
     files,
     llama_server,
     llama_server_completion,
@@ -37,6 +38,7 @@ from uma.http import (
     openai_transcriptions,
     router,
     running,
+    systemone,
     vllm_scores,
 )
 from uma.http.access import AccessRules
@@ -81,6 +83,8 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("POST", "/v1/requests/{id}/answer", running.answer_now),
     ("POST", "/v1/completions", openai_completions.completions),
     ("POST", "/v1/embeddings", openai_embeddings.embeddings),
+    ("POST", "/v1/decisions", decisions.decisions),
+    ("POST", "/v1/systemone", systemone.systemone),
     ("POST", "/v1/responses", openai_responses.responses),
     ("POST", "/v1/responses/input_tokens", openai_responses.count_tokens),
     ("POST", "/v1/audio/transcriptions", openai_transcriptions.transcriptions),

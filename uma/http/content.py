@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import attrs
 
-from uma.constraints import Text, show
+from uma import json_text
+from uma.constraints import Json, Text, show
 from uma.errors import BadRequest
 from uma.http import abilities
 from uma.http.reader import Reader, checked_text
@@ -42,6 +43,14 @@ class _TextPart:
     """Annotations of a message that was an answer; it has the next two as well."""
     logprobs: Any = None
     citations: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class _JsonPart:
+    """What a program knows, as JSON: OpenAI's decisions have it."""
+
+    type: str
+    data: Annotated[dict[str, Any] | list[Any], Json(depth=32, le=262_144)]
 
 
 @attrs.frozen(kw_only=True)
@@ -125,6 +134,8 @@ def part_text(part: Any, path: str, reader: Reader, *, is_question: bool = False
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("text", "input_text", "output_text", "summary_text", "reasoning_text"):
         return reader.part(part, _TextPart, path).text
+    if kind == "input_json":
+        return json_text.dumps(reader.part(part, _JsonPart, path).data, separators=(",", ":"))
     if kind == "refusal":
         return reader.part(part, _Refusal, path).refusal
     if kind == "tool_reference":

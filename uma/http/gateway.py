@@ -36,6 +36,7 @@ from uma.net.unread import Unread
 from uma.types import (
     SAMPLER_FIELDS,
     Activity,
+    DecisionRequest,
     EmbedRequest,
     Finished,
     LoadProgress,
@@ -50,7 +51,7 @@ from uma.types import (
 MAX_OWNERS = 1_000
 """Requests whose owner is known after their end: as many as an engine can explain."""
 
-W = TypeVar("W", EmbedRequest, RerankRequest)
+W = TypeVar("W", EmbedRequest, RerankRequest, DecisionRequest)
 R = TypeVar("R")
 
 ENDED = "the request was ended with DELETE /v1/requests/{id}, or on the page"

@@ -61,6 +61,12 @@ class Unsupported(UmaError):
     code = "E_HTTP_UNSUPPORTED"
 
 
+class Unimplemented(UmaError):
+    """What is asked for exists, and neither this server nor another model here does it. Names the field."""
+
+    code = "E_HTTP_UNIMPLEMENTED"
+
+
 class NotFound(UmaError):
     """No such path."""
 
@@ -128,6 +134,7 @@ _STATUS: dict[type[UmaError], tuple[int, Kind]] = {
     VersionMismatch: (400, "bad_request"),
     Unsupported: (400, "unsupported"),
     PromptTooLarge: (400, "context_length"),
+    Unimplemented: (501, "unsupported"),
     Unauthorized: (401, "unauthorized"),
     Forbidden: (403, "forbidden"),
     NotFound: (404, "not_found"),
@@ -178,7 +185,7 @@ class Problem:
         """
         status, kind = _STATUS.get(type(error), (500, "fault"))
         lines = renamed(error.lines, names or {})
-        field = lines[0].field if status == 400 and lines and isinstance(lines[0], Wrong) else None
+        field = lines[0].field if status in (400, 501) and lines and isinstance(lines[0], Wrong) else None
         retry_after_ms = error.retry_after_ms
         if status in (429, 503) and retry_after_ms is None:
             retry_after_ms = DEFAULT_RETRY_MS

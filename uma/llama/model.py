@@ -189,6 +189,12 @@ class Model(Closing):
         return digest.hexdigest()
 
     @property
+    def decision_type(self) -> str:
+        """Kind of decision model that the file says it is; empty for any other."""
+        part = self._parts[0]
+        return str(part.metadata.get(f"{part.architecture}.decision.type") or "")
+
+    @property
     def n_layers(self) -> int:
         """Layers."""
         return int(lib.llama_model_n_layer(self.handle))

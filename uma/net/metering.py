@@ -13,7 +13,7 @@ import trio
 
 from uma.errors import UmaError
 from uma.net.quota import ClientAccount
-from uma.types import EmbedRequest, EventStream, Finished, RerankRequest, Usage
+from uma.types import DecisionRequest, EmbedRequest, EventStream, Finished, RerankRequest, Usage
 
 SETTLE_SEC = 5.0
 """Maximum time that a cancelled request's last event is waited for. It comes within a tick."""
@@ -50,7 +50,9 @@ async def metered(stream: EventStream, account: ClientAccount | None) -> AsyncIt
 
 
 @contextmanager
-def metered_whole(request: EmbedRequest | RerankRequest, account: ClientAccount | None) -> Iterator[Meter]:
+def metered_whole(
+    request: EmbedRequest | RerankRequest | DecisionRequest, account: ClientAccount | None
+) -> Iterator[Meter]:
     """Meter a request that is answered in one piece. One that is left before its end counts as many tokens as it
     has, where they are token ids, or one for every `BYTES_PER_TOKEN` of its texts: the engine tells no more of it.
     """
@@ -65,9 +67,12 @@ def metered_whole(request: EmbedRequest | RerankRequest, account: ClientAccount 
             account.charge(meter.usage.prompt_tokens, trio.current_time())
 
 
-def _size_tokens(request: EmbedRequest | RerankRequest) -> int:
-    if isinstance(request, RerankRequest):
-        texts: Sequence[str] = [request.query + document for document in request.documents]
+def _size_tokens(request: EmbedRequest | RerankRequest | DecisionRequest) -> int:
+    if isinstance(request, DecisionRequest):
+        texts: Sequence[str] = [message.content for message in request.messages]
+        texts = [*texts, *(question.instructions for question in request.questions)]
+    elif isinstance(request, RerankRequest):
+        texts = [request.query + document for document in request.documents]
     elif request.token_ids is not None:
         return sum(map(len, request.token_ids))
     else:

@@ -22,6 +22,7 @@ from uma.protocol.messages import (
     ActivityQuery,
     Cancel,
     ClientMessage,
+    DecideQuery,
     EmbedQuery,
     Encoding,
     EndQuery,
@@ -55,6 +56,7 @@ from uma.protocol.wire import (
 )
 from uma.types import (
     PROMPT_FIELDS,
+    DecisionRequest,
     Embeddings,
     EmbedRequest,
     Logprobs,
@@ -135,6 +137,8 @@ def message_of(
             fields = _own_fields(flat)
             sender = fields.pop("sender")
             return RerankQuery(RerankRequest(**fields), sender, warnings)
+    if kind == "decide":
+        return _decide(flat, warnings)
     return _PLAIN[kind](**_own_fields(flat), warnings=warnings)
 
 
@@ -327,6 +331,16 @@ def _embed(flat: Any, warnings: tuple[str, ...]) -> EmbedQuery:
         raise BadRequest.of(error) from None
 
 
+def _decide(flat: Any, warnings: tuple[str, ...]) -> DecideQuery:
+    fields = _own_fields(flat)
+    sender = fields.pop("sender")
+    try:
+        with proven():
+            return DecideQuery(DecisionRequest(**fields), sender, warnings)
+    except ValueError as error:  # too many questions in all of their orders
+        raise BadRequest.of(error) from None
+
+
 def _request(*, sampling: dict[str, Any] | None = None, **fields: Any) -> Request:
     try:
         with already_checked():  # by `structure`
@@ -351,6 +365,8 @@ def _message_fields(message: ClientMessage) -> dict[str, Any]:
         return fields | _sender(message.sender)
     if isinstance(message, RerankQuery):
         return {"type": "rerank", **unstructure(message.request)} | _sender(message.sender)
+    if isinstance(message, DecideQuery):
+        return {"type": "decide", **unstructure(message.request)} | _sender(message.sender)
     kind = _KINDS[type(message)]
     fields = unstructure(message)
     fields.pop("warnings", None)

@@ -18,6 +18,9 @@ from uma.types import (
     MAX_TRACE_SEC,
     Activity,
     Capabilities,
+    Decision,
+    DecisionRequest,
+    Decisions,
     Embeddings,
     EmbedRequest,
     Explained,
@@ -38,6 +41,7 @@ from uma.types import (
     Token,
     Tokenized,
     ToolCallDelta,
+    Usage,
 )
 
 S = TypeVar("S", str, bytes)
@@ -251,6 +255,18 @@ class RerankQuery:
     warnings: tuple[str, ...] = ()
 
 
+@attrs.frozen
+class DecideQuery:
+    """Decisions asked for: `{"type": "decide", "id": …, "messages": […], "questions": […]}`."""
+
+    request: DecisionRequest
+    sender: Sender | None = None
+    warnings: tuple[str, ...] = ()
+
+
+WholeQuery = EmbedQuery | RerankQuery | DecideQuery
+"""What is computed and answered in one piece. A client can cancel it."""
+
 Query = (
     MetricsQuery
     | ActivityQuery
@@ -265,6 +281,7 @@ Query = (
     | TokenizeQuery
     | EmbedQuery
     | RerankQuery
+    | DecideQuery
 )
 """What a client asks besides a generation. Each has one answer."""
 
@@ -547,6 +564,24 @@ class RerankEvent:
 
 
 @attrs.frozen
+class DecideEvent:
+    """The answer to `DecideQuery`: a decision for each question, in their order."""
+
+    id: str
+    answers: tuple[Decision, ...]
+    usage: Usage
+    warnings: tuple[str, ...] = ()
+    metadata: dict[str, Any] | None = None
+    reason: Literal["stop", "cancelled"] = "stop"
+    """`cancelled`: at the client's wish, without a result."""
+
+    @property
+    def result(self) -> Decisions:
+        """The event as `uma.types` has it."""
+        return Decisions(self.id, self.answers, self.usage)
+
+
+@attrs.frozen
 class UnknownEvent:
     """An event of a name that this side does not know: a newer server's. To be ignored."""
 
@@ -565,6 +600,7 @@ QueryAnswer = (
     | TokenizeEvent
     | EmbedEvent
     | RerankEvent
+    | DecideEvent
 )
 
 ServerEvent = (

@@ -27,6 +27,7 @@ A server drives a `ServerSession` so::
                 case TokenizeQuery(): write(session.answer(message, tokenized)) or session.fail(error, request.id)
                 case EmbedQuery():    write(session.answer(message, embeddings)) or session.fail(error, request.id)
                 case RerankQuery():   write(session.answer(message, ranking))    or session.fail(error, request.id)
+                case DecideQuery():   write(session.answer(message, decisions))  or session.fail(error, request.id)
 
     # the writing task, each time all that was queued has been written
     if session.flushed():
@@ -83,6 +84,8 @@ from uma.protocol.messages import (
     ActivityQuery,
     Cancel,
     ClientMessage,
+    DecideEvent,
+    DecideQuery,
     EmbedEvent,
     EmbedQuery,
     EndEvent,
@@ -115,6 +118,7 @@ from uma.protocol.messages import (
     TraceEvent,
     TraceQuery,
     UnloadQuery,
+    WholeQuery,
     WrongField,
     told_as,
 )
@@ -131,6 +135,7 @@ from uma.protocol.states import (
 from uma.protocol.versions import SUPPORTED, negotiate
 from uma.types import (
     Activity,
+    Decisions,
     Embeddings,
     Event,
     Explained,
@@ -144,6 +149,7 @@ from uma.types import (
     Token,
     Tokenized,
     ToolCallDelta,
+    Usage,
 )
 from uma.wrong import Wrong
 
@@ -158,6 +164,7 @@ QueryResult = (
     | Tokenized
     | Embeddings
     | Ranking
+    | Decisions
 )
 
 
@@ -382,16 +389,19 @@ class ServerSession:
         self._end(_key(query))
         return data
 
-    def cancelled(self, query: EmbedQuery | RerankQuery) -> bytes:
+    def cancelled(self, query: WholeQuery) -> bytes:
         """The answer, without any result, to a query that the client cancelled."""
         if self.is_closing:
             return b""
         id, metadata = query.request.id, query.request.metadata
-        event: ServerEvent = (
-            EmbedEvent(id, (), (), query.warnings, metadata, "cancelled")
-            if isinstance(query, EmbedQuery)
-            else RerankEvent(id, (), 0, query.warnings, metadata, "cancelled")
-        )
+        event: ServerEvent
+        match query:
+            case EmbedQuery():
+                event = EmbedEvent(id, (), (), query.warnings, metadata, "cancelled")
+            case RerankQuery():
+                event = RerankEvent(id, (), 0, query.warnings, metadata, "cancelled")
+            case DecideQuery():
+                event = DecideEvent(id, (), Usage(0, 0, 0), query.warnings, metadata, "cancelled")
         data = encode_event(event)
         self._end(_key(query))
         return data
@@ -406,9 +416,8 @@ class ServerSession:
                 event = TokenizeEvent.of(query, result)
             case EmbedQuery(), Embeddings():
                 return self.answer_embed(query, result, written_embeddings(result, query.encoding))
-            case RerankQuery(), Ranking():
-                metadata = query.request.metadata
-                event = RerankEvent(result.id, result.results, result.prompt_tokens, query.warnings, metadata)
+            case RerankQuery() | DecideQuery(), Ranking() | Decisions():
+                event = _whole_event(query, result)
             case ActivityQuery(), Activity():
                 event = told_as(ActivityEvent, result, id=query.id, warnings=query.warnings)
             case ExplainQuery(), Explained():
@@ -596,7 +605,7 @@ class ClientSession:
         return self._frames.is_mid_frame
 
 
-_Requesting = Generate | TokenizeQuery | EmbedQuery | RerankQuery
+_Requesting = Generate | TokenizeQuery | EmbedQuery | RerankQuery | DecideQuery
 """Messages whose id is that of the request in them."""
 _LastEvent = (
     EosEvent
@@ -611,6 +620,7 @@ _LastEvent = (
     | TokenizeEvent
     | EmbedEvent
     | RerankEvent
+    | DecideEvent
 )
 """Events with which what was asked under their id is over."""
 _TOLD_AS: Mapping[type, type[ServerEvent]] = MappingProxyType(
@@ -636,7 +646,7 @@ def _key(message: Generate | Query) -> str | int:
 
 
 def _exchange(message: Generate | Query) -> RequestExchange:
-    if isinstance(message, EmbedQuery | RerankQuery):
+    if isinstance(message, WholeQuery):
         return RequestExchange(metadata=message.request.metadata, warnings=message.warnings, can_cancel=True)
     if not isinstance(message, Generate):
         return RequestExchange(warnings=message.warnings)
@@ -649,6 +659,13 @@ def _exchange(message: Generate | Query) -> RequestExchange:
         can_cancel=True,
         can_think=True,
     )
+
+
+def _whole_event(query: RerankQuery | DecideQuery, result: Ranking | Decisions) -> RerankEvent | DecideEvent:
+    warnings, metadata = query.warnings, query.request.metadata
+    if isinstance(result, Ranking):
+        return RerankEvent(result.id, result.results, result.prompt_tokens, warnings, metadata)
+    return DecideEvent(result.id, result.answers, result.usage, warnings, metadata)
 
 
 def _error_event(error: UmaError, id: str | None, metadata: dict[str, Any] | None = None) -> ErrorEvent:

@@ -18,6 +18,8 @@ from uma.protocol.messages import (
     ActivityEvent,
     ActivityQuery,
     Cancel,
+    DecideEvent,
+    DecideQuery,
     EmbedEvent,
     EmbedQuery,
     EndEvent,
@@ -52,7 +54,7 @@ from uma.protocol.messages import (
     UnloadQuery,
 )
 from uma.protocol.versions import SUPPORTED
-from uma.types import MAX_TEXTS, PROMPT_FIELDS, EmbedRequest, Request, RerankRequest, SamplingParams
+from uma.types import MAX_TEXTS, PROMPT_FIELDS, DecisionRequest, EmbedRequest, Request, RerankRequest, SamplingParams
 
 SAMPLING_FIELDS = tuple(hints_of(SamplingParams))
 
@@ -90,7 +92,7 @@ ADDED: Mapping[str, Additions] = MappingProxyType(
             ),
         ),
         "1.2": Additions(
-            requests=frozenset(("models", "load", "unload", "pin")),
+            requests=frozenset(("models", "load", "unload", "pin", "decide")),
             fields=_names(
                 activity="request", generate="model truncation", tokenize="model pieces", embed="model", rerank="model"
             ),
@@ -191,6 +193,7 @@ REQUESTS: dict[str, type[Any]] = {
         "Embed", EmbedRequest, EmbedQuery, drop=("request", "warnings"), hints={"token_ids": _LISTS_OF_TOKENS}
     ),
     "rerank": _flat("Rerank", RerankRequest, RerankQuery, drop=("request", "warnings")),
+    "decide": _flat("Decide", DecisionRequest, DecideQuery, drop=("request", "warnings")),
 }
 """Classes of requests by `type`."""
 
@@ -218,6 +221,7 @@ EVENTS: dict[str, type[Any]] = {
     "tokenize": TokenizeEvent,
     "embed": EmbedEvent,
     "rerank": RerankEvent,
+    "decide": DecideEvent,
     "metrics": _flat("Metrics", MetricsEvent, drop=("snapshot",)),
 }
 """Classes of events by `event`. A metrics event has its snapshot's fields beside these."""

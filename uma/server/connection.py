@@ -34,6 +34,7 @@ from uma.server.logs import log
 from uma.server.own_files import OwnFiles
 from uma.server.users import Users
 from uma.types import (
+    DecisionRequest,
     EmbedRequest,
     EventStream,
     Finished,
@@ -47,8 +48,8 @@ from uma.types import (
 
 logger = logging.getLogger("uma.server")
 
-W = TypeVar("W", EmbedRequest, RerankRequest)
-A = TypeVar("A", Request, EmbedRequest, RerankRequest)
+W = TypeVar("W", EmbedRequest, RerankRequest, DecisionRequest)
+A = TypeVar("A", Request, EmbedRequest, RerankRequest, DecisionRequest)
 
 LINGER_SEC = 0.5
 """After the last event the peer can still be sending. Reading on for a moment spares it a broken pipe before it has

@@ -22,6 +22,7 @@ from uma.protocol.codec import MAX_INLINE_FIGURES, encode_event, written_embeddi
 from uma.protocol.messages import (
     ActivityQuery,
     Cancel,
+    DecideQuery,
     EmbedQuery,
     EndQuery,
     EndThinking,
@@ -40,6 +41,7 @@ from uma.protocol.messages import (
     TokenizeQuery,
     TraceQuery,
     UnloadQuery,
+    WholeQuery,
     told_as,
 )
 from uma.protocol.session import Incoming, Parsed, QueryResult, Refused, ServerSession
@@ -61,7 +63,6 @@ from uma.types import (
 
 logger = logging.getLogger("uma.server")
 
-Whole = EmbedQuery | RerankQuery
 
 OfModels = ModelsQuery | LoadQuery | UnloadQuery | PinQuery
 Query = MetricsQuery | ActivityQuery | ExplainQuery | TraceQuery | EndQuery | OfModels | HealthQuery | TokenizeQuery
@@ -222,7 +223,7 @@ class JsonConnection(Connection):
                 self.server.note_refused(message.event.code)
                 self.log_failure(message.event.id, message.event)
                 self.link.post(message.data)
-            case EmbedQuery() | RerankQuery():
+            case EmbedQuery() | RerankQuery() | DecideQuery():
                 self._start_whole(message)
             case _:
                 self._start_query(message)
@@ -297,15 +298,18 @@ class JsonConnection(Connection):
         key = object()
         self._tasks.start_soon(self._answer, query, key, self.begin(key))
 
-    def _start_whole(self, query: Whole) -> None:
+    def _start_whole(self, query: WholeQuery) -> None:
         id = query.request.id
         try:
             self._check_queue()
             self.server.unread.check()
-            if isinstance(query, EmbedQuery):
-                query = attrs.evolve(query, request=self.enter_whole(self._of_session(query.request)))
-            else:
-                query = attrs.evolve(query, request=self.enter_whole(self._of_session(query.request)))
+            match query:
+                case EmbedQuery():
+                    query = attrs.evolve(query, request=self.enter_whole(self._of_session(query.request)))
+                case RerankQuery():
+                    query = attrs.evolve(query, request=self.enter_whole(self._of_session(query.request)))
+                case DecideQuery():
+                    query = attrs.evolve(query, request=self.enter_whole(self._of_session(query.request)))
         except UmaError as error:
             self.server.note_refused(error.code)
             self._tell_failure(id, error)
@@ -315,8 +319,8 @@ class JsonConnection(Connection):
         log(logger, logging.DEBUG, "request.received", session=self.name, request=id)
         self._tasks.start_soon(self._answer_whole, query, work)
 
-    async def _answer_whole(self, query: Whole, work: SessionWork) -> None:
-        """Embed or rank. The engine bounds what waits for it."""
+    async def _answer_whole(self, query: WholeQuery, work: SessionWork) -> None:
+        """Embed, rank or decide. The engine bounds what waits for it."""
         self.speak_for(query.sender)
         try:
             with work.scope:
@@ -335,12 +339,17 @@ class JsonConnection(Connection):
             self.leave()
         self.done(query.request.id, work)
 
-    async def _compute(self, query: Whole, source: Source) -> bytes:
+    async def _compute(self, query: WholeQuery, source: Source) -> bytes:
         if isinstance(query, RerankQuery):
             with metered_whole(query.request, self.account) as meter:
                 ranking = await source.rerank(query.request)
                 meter.usage = Usage(ranking.prompt_tokens, 0, 0)
             return self._session.answer(query, ranking)
+        if isinstance(query, DecideQuery):
+            with metered_whole(query.request, self.account) as meter:
+                decisions = await source.decide(query.request)
+                meter.usage = Usage(decisions.read_tokens, 0, 0)
+            return self._session.answer(query, decisions)
         with metered_whole(query.request, self.account) as meter:
             found = await source.embed(query.request)
             meter.usage = Usage(sum(found.prompt_tokens), 0, 0)

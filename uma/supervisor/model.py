@@ -20,6 +20,8 @@ from uma.supervisor.estimate import rough_bytes
 from uma.supervisor.residency import Resident
 from uma.types import (
     Activity,
+    DecisionRequest,
+    Decisions,
     Embeddings,
     EmbedRequest,
     EventStream,
@@ -41,7 +43,7 @@ LOOK_SEC = 1.0
 STANDSTILL_SEC = 300.0
 """How long a load can tell of no progress. Then its process is ended, so that the models behind it have their turn."""
 
-A = TypeVar("A", Request, EmbedRequest, RerankRequest)
+A = TypeVar("A", Request, EmbedRequest, RerankRequest, DecisionRequest)
 
 
 class ModelLoader(Protocol):
@@ -288,6 +290,11 @@ class LoadedModel:
         """See `Source`."""
         with self.tells_crash():
             return await self.client.rerank(_own(request))
+
+    async def decide(self, request: DecisionRequest) -> Decisions:
+        """See `Source`."""
+        with self.tells_crash():
+            return await self.client.decide(_own(request))
 
     async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
         """See `Source`."""

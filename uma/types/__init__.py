@@ -4,6 +4,15 @@ Everything here is frozen data without behaviour beyond checking itself. Times a
 tokens, and each name says which.
 """
 
+from uma.types.decision import (
+    MAX_QUESTIONS,
+    WORDING,
+    Decision,
+    DecisionQuestion,
+    DecisionRequest,
+    Decisions,
+    Option,
+)
 from uma.types.embedding import (
     MAX_TEXTS,
     Embeddings,
@@ -102,6 +111,7 @@ __all__ = [
     "MAX_KEEP_SEC",
     "MAX_LOGPROBS",
     "MAX_MEDIA",
+    "MAX_QUESTIONS",
     "MAX_SEED",
     "MAX_STOPS",
     "MAX_TEMPLATE_CHARS",
@@ -115,12 +125,17 @@ __all__ = [
     "THINKING_BUDGET",
     "THINKING_SWITCHES",
     "WHY_NOT_CACHED",
+    "WORDING",
     "Activity",
     "Answer",
     "Beside",
     "CacheUse",
     "Capabilities",
     "CutCall",
+    "Decision",
+    "DecisionQuestion",
+    "DecisionRequest",
+    "Decisions",
     "Download",
     "EmbedRequest",
     "Embeddings",
@@ -144,6 +159,7 @@ __all__ = [
     "ModelName",
     "ModelState",
     "Models",
+    "Option",
     "Pace",
     "Penalty",
     "Priority",

@@ -139,6 +139,8 @@ class Capabilities:
     embedding_dimensions: int = 0
     """Figures of an embedding."""
     rerank: bool = False
+    decisions: int = 0
+    """Version of the wording of decisions' prompts; 0: the server or the model takes none."""
     speculation: str = "none"
     """How tokens are drafted: by `prompt look-up`, and by which draft model; or `none`, with the reason."""
     vision: bool = False

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, runtime_checkable
 
+from uma.types.decision import DecisionRequest, Decisions
 from uma.types.embedding import Embeddings, EmbedRequest, Ranking, RerankRequest
 from uma.types.events import Event, Token, Tokenized
 from uma.types.explained import Explained
@@ -73,6 +74,13 @@ class Source(Protocol):
 
     async def rerank(self, request: RerankRequest) -> Ranking:
         """The documents by how well they answer the query. Otherwise as `embed`."""
+
+    async def decide(self, request: DecisionRequest) -> Decisions:
+        """Probabilities of the answers to questions about one state, of which nothing is generated. A cancelled call
+        ends the work with the batch that runs.
+
+        Raises `BadRequest` where the model cannot answer, `PromptTooLarge`, `TemplateError` and `Overloaded`.
+        """
 
     async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
         """The token ids `generate` would compute for this request; with `pieces`, each one's bytes too.
@@ -164,6 +172,11 @@ class Models(Source):
         """See `Source`."""
         async with self.using(request.model) as source:
             return await source.rerank(request)
+
+    async def decide(self, request: DecisionRequest) -> Decisions:
+        """See `Source`."""
+        async with self.using(request.model) as source:
+            return await source.decide(request)
 
     async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
         """See `Source`."""

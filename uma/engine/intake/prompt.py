@@ -197,7 +197,7 @@ class PromptReader:
         is_quick = self._model.chat_template.is_cheap and not request.tools
         if is_short and (request.messages is None or is_quick):
             return self._recorded(partial(function, request), TRIO)
-        return await self._in_thread(partial(function, request), chars, request.priority)
+        return await self.in_thread(partial(function, request), chars, request.priority)
 
     async def prepare_texts(self, function: Callable[[int], T], sizes: Sequence[int], lane: int) -> list[T]:
         """`function(index)` for each of many texts, of so many characters each. Long ones come in pieces, between which
@@ -213,7 +213,10 @@ class PromptReader:
                 found += await self._in_slot(partial(_each, function, piece), size, lane)
         return found
 
-    async def _in_thread(self, function: Callable[[], T], chars: int, lane: int) -> T:
+    async def in_thread(self, function: Callable[[], T], chars: int, lane: int) -> T:
+        """`function()`, which reads so many characters, in a thread when it is the turn of its lane. Raises
+        `Overloaded` where too much text waits already.
+        """
         with self._preparing(4 * chars, lane), arrivals().reading(4 * chars):
             return await self._in_slot(function, chars, lane)
 

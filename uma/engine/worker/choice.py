@@ -16,6 +16,17 @@ Bias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
 
 
 @attrs.define(slots=True, eq=False)
+class LabelRead:
+    """Log probabilities that are read of a prompt's last row, instead of a choice: nothing is written behind it."""
+
+    tokens: npt.NDArray[np.intp]
+    logprobs: list[float] = attrs.field(factory=list)
+    """Log probability of each, once the row is computed."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that came from the cache."""
+
+
+@attrs.define(slots=True, eq=False)
 class TokenChoice:
     """Sampler, grammar, bias and bound of thinking of one sequence, and the tokens that are certain to come next."""
 
@@ -35,11 +46,13 @@ class TokenChoice:
     """The bound of its thinking, if there is one."""
     closing: list[int] = attrs.field(factory=list)
     """Next tokens of the mark that closes its thinking, where each is computed by itself."""
+    labels: LabelRead | None = None
+    """What is read of the row behind the prompt, where nothing more is wanted."""
     is_plain: bool = attrs.field(init=False)
     """Whether its next token needs its logits as they are, and nothing else is asked of them or depends on them."""
 
     def __attrs_post_init__(self) -> None:
-        self.is_plain = not (self.is_constrained or self.wants_logprobs or self.thinking)
+        self.is_plain = not (self.is_constrained or self.wants_logprobs or self.thinking or self.labels)
 
     @property
     def is_constrained(self) -> bool:

@@ -94,14 +94,18 @@ class LogprobReader:
 
     def of(self, rows: Sequence[int], tokens: Sequence[int]) -> tuple[list[float], list[int]]:
         """Log probability and rank of a token in each of these rows; 1 is the likeliest."""
-        chosen = self._logits[rows, tokens]
-        found: list[float] = np.maximum(chosen - self._log_totals[rows], LEAST).tolist()
+        found, chosen = self.values(rows, tokens).tolist(), self._logits[rows, tokens]
         likeliest = self._top_logits[rows]
         ranks: list[int] = (np.count_nonzero(likeliest > chosen[:, None], axis=1) + 1).tolist()
         for place, rank in enumerate(ranks):
             if rank > likeliest.shape[1]:  # others can be likelier, too
                 ranks[place] = self._over(rows[place], chosen[place]) + 1
         return found, ranks
+
+    def values(self, rows: Sequence[int] | TokenIds, tokens: Sequence[int] | TokenIds) -> Floats:
+        """Log probability of a token in each of these rows."""
+        found: Floats = np.maximum(self._logits[rows, tokens] - self._log_totals[rows], LEAST)
+        return found
 
     def _over(self, row: int, logit: np.float32) -> int:
         """Tokens of a row that are likelier."""
@@ -172,6 +176,11 @@ class Logprober:
             )
             for count, tokens, logprobs in zip(counts, *self._reader.top(), strict=True)
         ]
+
+    def values(self, logits: Floats, tokens: Sequence[TokenIds]) -> list[list[float]]:
+        """Log probabilities of these tokens in each of these rows, which replace those that were read."""
+        self._reader.read(logits, 0)
+        return [self._reader.values(np.full(len(wanted), row), wanted).tolist() for row, wanted in enumerate(tokens)]
 
     def of(self, rows: Sequence[int], tokens: Sequence[int]) -> list[Logprobs]:
         """Log probability of the token in each of these rows, and the likeliest tokens there."""

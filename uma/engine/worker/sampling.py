@@ -188,11 +188,21 @@ class RowSampler:
     def _step(self, rows: int, places: list[_Place]) -> _Step:
         """The logits of the batch just computed, constrained."""
         logits = self._context.logits(rows)
+        self._read_labels(logits, places)
         is_constrained = any(sequence.choice.is_constrained for _, sequence, _ in places)
         asking = self._read_logprobs(logits, places, is_constrained=is_constrained)
         if is_constrained:
             self._constrain(logits, places)
         return _Step(logits, asking)
+
+    def _read_labels(self, logits: Logits, places: list[_Place]) -> None:
+        """Read the rows of labels, which nothing constrains."""
+        asking = [(row, sequence, read) for row, sequence, _ in places if (read := sequence.choice.labels) is not None]
+        if asking:
+            own = self._logprobs.copied(logits, [row for row, _, _ in asking])
+            values = self._logprobs.values(own, [read.tokens for _, _, read in asking])
+            for (_, sequence, read), found in zip(asking, values, strict=True):
+                read.logprobs, read.cached_tokens = found, sequence.cached_tokens
 
     def _read_logprobs(self, logits: Logits, places: list[_Place], *, is_constrained: bool) -> list[int]:
         """Read the rows whose log probabilities are asked, which are returned: a copy of them where logits change."""

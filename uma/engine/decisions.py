@@ -1,0 +1,155 @@
+"""Decisions as Trio sees them: each question is one prompt or several, of which the row behind it is read.
+
+All prompts of a decision begin with its state, so one reads that and the others follow it. They are answers to one
+request, as far as so many run at once: lanes, targets, shares, cancelling and `uma explain` are those of a request.
+Names of several tokens need rows along them; these prompts are read last, when all before the names is in the cache.
+Belongs to the Trio thread that opened the engine.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+
+import attrs
+import numpy as np
+import trio
+
+from uma.engine.intake.decision_prompt import AskedPrompt, DecisionPrompts, DecisionReader
+from uma.engine.intake.gate import Gate
+from uma.engine.intake.prompt import PromptReader
+from uma.engine.policy import labels
+from uma.engine.reproducible import ReproducibleContext
+from uma.engine.submission import LabelPrompt, Prepared, Submission
+from uma.engine.worker.choice import LabelRead
+from uma.llama.vocab import Vocab
+from uma.metrics import EngineMetrics
+from uma.types import Decision, DecisionRequest, Decisions, Request, SamplingParams, Usage
+
+MAX_AT_ONCE = 64
+"""Maximum prompts of one decision that are queued at once: hundreds would fill the queue for all others."""
+
+
+@attrs.frozen(eq=False)
+class _Row:
+    """One row of logits of one prompt."""
+
+    asked: AskedPrompt
+    row: labels.LabelRow
+    prompt: LabelPrompt
+
+
+@attrs.frozen(eq=False)
+class DecisionService:
+    """Takes decisions."""
+
+    _reader: DecisionReader
+    _prompts: PromptReader
+    _requests: Submission
+    _gate: Gate
+    _isolated: ReproducibleContext
+    _vocab: Vocab
+    _metrics: EngineMetrics
+    _max_active: int
+    _check_open: Callable[[], None]
+
+    async def decide(self, request: DecisionRequest) -> Decisions:
+        """See `types.Source.decide`."""
+        self._gate.check_queue(request.priority)
+        prompts = await self._reader.read(request)
+        rows = [self._row(prompts, asked, row) for asked in prompts.asked for row in labels.rows_of(asked.spellings)]
+        longest = max(len(row.prompt.tokens) for row in rows)
+        self._prompts.check_fits(longest)
+        most_tokens = longest + 1
+        if request.reproducible:
+            await self._isolated.ready_for(longest)
+        for is_inner in (False, True):
+            await self._read(request, prompts, [row for row in rows if bool(row.row.path) is is_inner], most_tokens)
+        reads = [row.prompt for row in rows]
+        cached = sum(prompt.read.cached_tokens for prompt in reads)
+        prompt_tokens = sum(len(prompt.tokens) for prompt in reads)
+        return Decisions(request.id, tuple(self._decided(request, rows)), Usage(prompt_tokens, cached, 0))
+
+    def _row(self, prompts: DecisionPrompts, asked: AskedPrompt, row: labels.LabelRow) -> _Row:
+        tokens = prompts.state + asked.tokens + array("i", row.path)
+        wanted = [token for token in row.tokens if token != labels.END]
+        if len(wanted) < len(row.tokens):
+            wanted += self._vocab.eog_ids.tolist()
+        return _Row(asked, row, LabelPrompt(tokens, LabelRead(np.array(wanted, np.intp))))
+
+    async def _read(
+        self, request: DecisionRequest, prompts: DecisionPrompts, rows: Sequence[_Row], most_tokens: int
+    ) -> None:
+        """Read all rows, as many at once as can run."""
+        left = iter(rows)
+        while window := list(islice(left, min(MAX_AT_ONCE, self._max_active))):
+            await trio.lowlevel.checkpoint()
+            self._check_open()
+            self._metrics.requests_total += 1
+            asked = _request(request, len(window))
+            self._gate.check_deadline(asked, len(window[0].prompt.tokens))
+            stream = self._requests.submit(
+                Prepared(
+                    asked,
+                    window[0].prompt.tokens,
+                    grammar=None,
+                    forced=[],
+                    bias=None,
+                    report=None,
+                    most_tokens=most_tokens,
+                    spellings={},
+                    message_ends=(prompts.border,),
+                    labels=tuple(row.prompt for row in window),
+                )
+            )
+            try:
+                async for _ in stream:
+                    pass
+            finally:
+                stream.abandon()
+
+    def _decided(self, request: DecisionRequest, rows: Iterable[_Row]) -> Iterable[Decision]:
+        of_prompt: dict[AskedPrompt, dict[labels.Path, dict[int, float]]] = {}
+        for row in rows:
+            of_prompt.setdefault(row.asked, {})[row.row.path] = _told(row)
+        of_question: list[list[tuple[list[float], float]]] = [[] for _ in request.questions]
+        for asked, read in of_prompt.items():
+            placed = labels.logprobs_of(asked.spellings, read)
+            found = labels.softmax(placed, request.temperature)
+            by_option = [found[asked.order.index(option)] for option in range(len(found))]
+            of_question[asked.question].append((by_option, min(1.0, math.exp(labels.log_sum(placed)))))
+        for question, orders in zip(request.questions, of_question, strict=True):
+            mass = sum(known for _, known in orders) / len(orders)
+            yield Decision(
+                question.kind,
+                labels.mean([found for found, _ in orders]),
+                mass,
+                is_refused=mass < request.min_label_mass,
+                name=question.name,
+            )
+
+
+def _told(row: _Row) -> dict[int, float]:
+    """Log probabilities that were read, by token; the ends are one."""
+    values = row.prompt.read.logprobs
+    told = dict(zip((token for token in row.row.tokens if token != labels.END), values, strict=False))
+    if labels.END in row.row.tokens:
+        told[labels.END] = labels.log_sum(values[len(row.row.tokens) - 1 :])
+    return told
+
+
+def _request(request: DecisionRequest, count: int) -> Request:
+    """What so many prompts of a decision are to the decode thread: answers of no token."""
+    sampling = SamplingParams(max_tokens=0, temperature=0, n=count, reproducible=request.reproducible)
+    return Request(
+        request.id,
+        prompt="",
+        sampling=sampling,
+        stream=False,
+        priority=request.priority,
+        slo=request.slo,
+        metadata=request.metadata,
+        model=request.model,
+    )

@@ -1,0 +1,230 @@
+"""Prompts of decisions: a question behind the state as the chat template writes it, and the tokens of its labels.
+
+The wording has a version, `types.decision.WORDING`. The state is rendered and tokenized once; each question is
+tokenized by itself behind it, where that gives the tokens which all of the text together gives. No text of a request
+is ever read as a special token: a state that spells the end of a turn ends none.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+
+import attrs
+
+from uma.engine.intake.chat import ChatAbilities
+from uma.engine.intake.prompt import PromptReader
+from uma.engine.intake.rendering import rendered
+from uma.engine.kv.prefix_tree import common_length
+from uma.engine.policy import labels
+from uma.errors import BadRequest, TemplateError
+from uma.llama.model import Model
+from uma.types import Message, Request
+from uma.types.decision import DecisionQuestion, DecisionRequest, Option
+
+MAX_NAME_TOKENS = 64
+"""Maximum tokens of all names of a choice that is answered by names where the request does not say: each can cost a row
+of logits of its own."""
+_QUESTION, _CUT = "\ufdd0", "\ufdd1"
+"""Characters that no text has: one for the question's place, one for a cut in a special token's spelling."""
+_ANSWER = "UMA reads the answer here"
+_UNSAID = {"predicate": "Does this hold?", "choice": "Which option fits best?", "score": "Which level fits best?"}
+
+
+@attrs.frozen(eq=False)
+class AskedPrompt:
+    """A question in one order of its options."""
+
+    question: int
+    order: tuple[int, ...]
+    """Option of the question that stands at each place."""
+    text: str
+    """The question, and what comes between it and the answer."""
+    tokens: array[int]
+    """Tokens of the prompt behind those of the state."""
+    spellings: labels.Spellings
+    """Spellings by place."""
+
+
+@attrs.frozen(eq=False)
+class DecisionPrompts:
+    """All prompts of a decision."""
+
+    state: array[int]
+    """Tokens that all prompts begin with; none where questions change how the state is tokenized."""
+    border: int
+    """Tokens at the beginning of all prompts that are the state's."""
+    asked: list[AskedPrompt]
+
+
+@attrs.frozen
+class _Frame:
+    """The conversation as text: what comes before a question, and behind it up to the answer."""
+
+    before: str
+    behind: str
+    lead: str
+    """Spaces that the template writes before the answer: they belong to its first token."""
+
+
+class DecisionReader:
+    """Makes the prompts of decisions for one model."""
+
+    def __init__(self, model: Model, prompts: PromptReader, chat: ChatAbilities, *, names: bool) -> None:
+        """`names`: whether `auto` labels can be names, which branch the prompt's memory."""
+        self._model = model
+        self._prompts = prompts
+        self._chat = chat
+        self._has_names = names
+
+    async def read(self, request: DecisionRequest) -> DecisionPrompts:
+        """The prompts of a request. Raises what `PromptReader.read` does."""
+        for place, message in enumerate(request.messages):
+            if message.media:
+                why = "decisions read text and no pictures or sounds yet; describe them in text"
+                raise BadRequest.at(f"messages[{place}].media", why)
+        texts = [message.content for message in request.messages]
+        texts += [text for question in request.questions for text in _texts(question)]
+        self._prompts.check_bytes_of(*texts)
+        conversation = self._chat.prepared(_conversation(request))
+        chars = sum(map(len, texts))
+        return await self._prompts.in_thread(partial(self._read, request, conversation), chars, request.priority)
+
+    def _read(self, request: DecisionRequest, conversation: Request) -> DecisionPrompts:
+        """Any thread."""
+        frame = self._frame(conversation)
+        asked = [prompt for index in range(len(request.questions)) for prompt in self._asked(request, index, frame)]
+        state, whole = self._ids(frame.before), self._ids(frame.before + asked[0].text)
+        border = common_length(state, whole)
+        if state + asked[0].tokens != whole:
+            state, asked = (
+                array("i"),
+                [attrs.evolve(prompt, tokens=self._ids(frame.before + prompt.text)) for prompt in asked],
+            )
+        return DecisionPrompts(state, border, asked)
+
+    def _frame(self, conversation: Request) -> _Frame:
+        messages = tuple(map(self._guarded, conversation.messages or ()))
+        text = rendered(self._model.chat_template, attrs.evolve(conversation, messages=messages))
+        before, mark, behind = text.removesuffix(_ANSWER).partition(_QUESTION)
+        if not mark or not text.endswith(_ANSWER) or _QUESTION in behind:
+            raise TemplateError("this model's chat template does not show a question as it is; ask another model")
+        stripped = behind.rstrip(" ")
+        return _Frame(before, stripped, behind[len(stripped) :])
+
+    def _guarded(self, message: Message) -> Message:
+        calls = [attrs.evolve(call, arguments=self._cut(call.arguments)) for call in message.tool_calls]
+        return attrs.evolve(message, content=self._cut(message.content), tool_calls=calls)
+
+    def _cut(self, text: str) -> str:
+        return self._specials.sub(lambda found: found[0][0] + _CUT + found[0][1:], text)
+
+    @cached_property
+    def _specials(self) -> re.Pattern[str]:
+        """Spellings of special tokens."""
+        vocab = self._model.vocab
+        spellings = {vocab.text_of(token) for token in vocab.special_ids}
+        longest = sorted((text for text in spellings if len(text) > 1), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest)) or r"(?!)")
+
+    def _ids(self, text: str, *, begins: bool = True) -> array[int]:
+        """Tokens of a text, cut where a request spells a special token; `begins`: it is a prompt's beginning."""
+        vocab, ids = self._model.vocab, array("i")
+        adds = begins and self._model.chat_template.needs_bos(text)
+        for at, part in enumerate(text.split(_CUT)):
+            ids.frombytes(vocab.tokenize(part, add_special=adds and at == 0, parse_special=True).tobytes())
+        return ids
+
+    def _asked(self, request: DecisionRequest, index: int, frame: _Frame) -> Iterator[AskedPrompt]:
+        """The prompts of a question, each with its own tokens."""
+        question = request.questions[index]
+        named = self._names(request, index, frame)
+        how = request.orders if request.orders != "auto" else "one" if named else "two"
+        orders = labels.orders(max(2, len(question.options)), how if question.kind == "choice" else "one")
+        codes = [] if named else self._codes(question, frame)
+        for order in orders:
+            # Names go with their options, codes stay in their places.
+            text = self._cut(_written(question, order, [code for code, _ in codes])) + frame.behind
+            spellings = [named[at] for at in order] if named else [[path] for _, path in codes]
+            yield AskedPrompt(index, order, text, self._ids(text, begins=False), spellings)
+
+    def _names(self, request: DecisionRequest, index: int, frame: _Frame) -> labels.Spellings:
+        """Spellings of a question's options by their names; none where codes are better."""
+        question = request.questions[index]
+        if question.kind == "predicate":
+            return [[self._label(name, frame) for name in names] for names in (("yes", "Yes"), ("no", "No"))]
+        if request.labels == "codes" or (request.labels == "auto" and not (self._has_names and _is_choice(question))):
+            return ()
+        found = [[self._label(option.label, frame)] for option in question.options]
+        if labels.is_distinct(found) and (
+            request.labels == "names" or sum(len(path) for (path,) in found) <= MAX_NAME_TOKENS
+        ):
+            return found
+        if request.labels == "names":
+            why = "two of them have the same label, so that names cannot tell them apart; ask for labels codes"
+            raise BadRequest.at(f"questions[{index}].options", why)
+        return ()
+
+    def _codes(self, question: DecisionQuestion, frame: _Frame) -> list[tuple[str, labels.Path]]:
+        """Codes by place, each with its tokens: those of the fewest tokens."""
+        count = len(question.options)
+        texts = labels.codes(count) if _is_choice(question) else tuple(map(str, range(count)))
+        found = [(text, self._label(text, frame)) for text in texts]
+        chosen = sorted(range(len(found)), key=lambda at: (len(found[at][1]), at))[:count]
+        return [found[at] for at in sorted(chosen)]
+
+    def _label(self, label: str, frame: _Frame) -> labels.Path:
+        """Tokens of a label behind the prompt. It is read with the text behind the last special token before it, as
+        its first token depends on that; where the two merge, by itself.
+        """
+        tail = frame.behind[max((found.end() for found in self._specials.finditer(frame.behind)), default=0) :]
+        before, whole = (self._plain(text) for text in (tail, tail + frame.lead + label))
+        if whole[: len(before)] == before:
+            return whole[len(before) :]
+        return self._plain(frame.lead + label)
+
+    def _plain(self, text: str) -> tuple[int, ...]:
+        return tuple(self._model.vocab.tokenize(text, add_special=False, parse_special=False).tolist())
+
+
+def _conversation(request: DecisionRequest) -> Request:
+    """The state as a conversation that ends with an answer, and has a mark where the question goes."""
+    *before, last = (
+        attrs.evolve(turn, content=turn.content.replace(_QUESTION, "").replace(_CUT, "")) for turn in request.messages
+    )
+    if last.role == "user":
+        last = attrs.evolve(last, content=f"{last.content}\n\n{_QUESTION}" if last.content else _QUESTION)
+    else:
+        before, last = [*before, last], Message("user", _QUESTION)
+    return Request(id=request.id, messages=(*before, last, Message("assistant", _ANSWER)), reasoning="off")
+
+
+def _is_choice(question: DecisionQuestion) -> bool:
+    return question.kind == "choice"
+
+
+def _texts(question: DecisionQuestion) -> Iterator[str]:
+    yield question.instructions
+    for option in question.options:
+        yield option.label
+        yield option.description or ""
+
+
+def _written(question: DecisionQuestion, order: Sequence[int], codes: Sequence[str]) -> str:
+    """The question behind the state; without `codes` the answer is a name."""
+    lines = [f"Question: {question.instructions or _UNSAID[question.kind]}"]
+    options = question.options or (Option("yes"), Option("no"))
+    if question.kind == "predicate":
+        options = tuple(attrs.evolve(option, label=name) for option, name in zip(options, ("yes", "no"), strict=True))
+    shown = [f"{options[at].label}: {text}" if (text := options[at].description) else options[at].label for at in order]
+    if codes:
+        lines += [f"{code}: {text}" for code, text in zip(codes, shown, strict=True)]
+        what = "letter of one option" if _is_choice(question) else "number of one level"
+        return "\n".join([*lines, f"Answer with the {what} only."])
+    if any(option.description for option in options):
+        lines += ["Options:", *(f"- {text}" for text in shown)]
+    else:
+        lines.append("Options: " + ", ".join(shown))
+    return "\n".join([*lines, "Answer with one of these options only, exactly as it is written."])

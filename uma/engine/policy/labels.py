@@ -1,0 +1,93 @@
+"""Labels of a question's options, and their probabilities: pure.
+
+An option has one or several spellings, each a run of tokens. Spellings share their beginnings, as in a trie: each inner
+node is a row of logits that has to be read behind the prompt and the node's path. Where one spelling begins another,
+the end of the turn behind it tells the two apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+
+Path = tuple[int, ...]
+Spellings = Sequence[Sequence[Path]]
+"""Spellings of each option."""
+END = -1
+"""The end of the turn, whichever token that is, among the tokens of a row."""
+
+
+@attrs.frozen
+class LabelRow:
+    """What is read behind a prompt and `path`: log probabilities of `tokens`."""
+
+    path: Path
+    tokens: tuple[int, ...]
+
+
+def rows_of(spellings: Spellings) -> list[LabelRow]:
+    """Rows that tell the options apart, the prompt's own first, and each behind those that it follows."""
+    every = [spelling for option in spellings for spelling in option]
+    following: dict[Path, dict[int, None]] = {}
+    for spelling in every:
+        for at, token in enumerate(spelling):
+            following.setdefault(spelling[:at], {})[token] = None
+    for spelling in every:
+        if spelling in following:
+            following[spelling][END] = None
+    return [LabelRow(path, tuple(tokens)) for path, tokens in sorted(following.items(), key=lambda row: len(row[0]))]
+
+
+def is_distinct(spellings: Spellings) -> bool:
+    """Whether no option is spelled as another, and each is spelled at all."""
+    every = [spelling for option in spellings for spelling in set(option)]
+    return all(every) and len(set(every)) == len(every)
+
+
+def logprobs_of(spellings: Spellings, read: Mapping[Path, Mapping[int, float]]) -> list[float]:
+    """Log probability of each option: the sum over its spellings, of the product along each."""
+
+    def along(spelling: Path) -> Iterator[float]:
+        for at, token in enumerate(spelling):
+            yield read[spelling[:at]][token]
+        if spelling in read:
+            yield read[spelling][END]
+
+    return [log_sum([math.fsum(along(spelling)) for spelling in set(option)]) for option in spellings]
+
+
+def log_sum(values: Sequence[float]) -> float:
+    """Logarithm of the sum of the powers of e."""
+    most = max(values)
+    return most + math.log(math.fsum(math.exp(value - most) for value in values))
+
+
+def softmax(values: Sequence[float], temperature: float = 1.0) -> list[float]:
+    """Probabilities of options that have these log probabilities."""
+    most = max(values)
+    powers = [math.exp((value - most) / temperature) for value in values]
+    total = math.fsum(powers)
+    return [power / total for power in powers]
+
+
+def orders(count: int, how: str) -> list[tuple[int, ...]]:
+    """Orders in which so many options are asked: of each place, the option that stands there."""
+    plain = tuple(range(count))
+    if how == "all":
+        return [plain[at:] + plain[:at] for at in plain]
+    return [plain, plain[::-1]] if how == "two" else [plain]
+
+
+def mean(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Mean of each column, none over 1."""
+    return tuple(min(1.0, math.fsum(column) / len(rows)) for column in zip(*rows, strict=True))
+
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def codes(count: int) -> tuple[str, ...]:
+    """Codes for so many options, and more than that where they have two letters: the shortest tokens can be chosen."""
+    return tuple(LETTERS[:count]) if count <= len(LETTERS) else tuple(a + b for a in LETTERS for b in LETTERS)

@@ -1,0 +1,225 @@
+"""OpenAI's decisions: `POST /v1/decisions`, and what both dialects of decisions share (`systemone.py` is the other)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import attrs
+
+from uma.constraints import Length, Range, Text, show
+from uma.errors import BadRequest
+from uma.http import abilities
+from uma.http.content import text_of
+from uma.http.exchange import Exchange
+from uma.http.fields import lane_alone
+from uma.http.gateway import Gateway
+from uma.http.openai_input import INPUT, messages_of
+from uma.http.reader import Reader
+from uma.net.quota import Lane
+from uma.types import MAX_QUESTIONS, Decision, DecisionQuestion, DecisionRequest, Decisions, Message, Option
+from uma.types.decision import MAX_LEVELS, MAX_OPTIONS, LabelForm, Orders
+
+Label = Annotated[str, Length(1, 4_096), Text()]
+
+
+@attrs.frozen(kw_only=True)
+class DecisionFields:
+    """UMA's own fields of both dialects: see `DecisionRequest`."""
+
+    model: str | None = None
+    labels: LabelForm | None = None
+    orders: Orders | None = None
+    temperature: Annotated[float, Range(gt=0, le=100)] | None = None
+    min_label_mass: Annotated[float, Range(0, 1)] | None = None
+    reproducible: bool | None = None
+    priority: Lane | None = None
+
+
+@attrs.frozen(kw_only=True)
+class DecisionAsk:
+    """What a body asks to be decided, in the words that both dialects share."""
+
+    body: DecisionFields
+    state: Sequence[Message]
+    questions: Sequence[DecisionQuestion]
+    form: Callable[[str, Decisions], Any]
+    """Makes the answer of the model's name and the decisions."""
+    names: Mapping[str, str]
+    """The body's names for fields that the engine calls otherwise."""
+
+
+@attrs.frozen(eq=False)
+class Decides:
+    """An endpoint that decides."""
+
+    read: Callable[[Mapping[str, Any], Reader], DecisionAsk]
+
+    async def __call__(self, gateway: Gateway, http: Exchange) -> None:
+        """Answer one body."""
+        reader = gateway.reader(http)
+
+        def begin(fields: dict[str, Any]) -> tuple[DecisionAsk, DecisionRequest]:
+            ask = self.read(fields, reader)
+            abilities.decisions(reader.able)
+            http.names.update(ask.names)
+            return ask, _request(http, ask)
+
+        ask, request = await http.built(begin)
+        found = await gateway.compute(http, request, gateway.source.decide, lambda found: found.read_tokens)
+        await http.answer_json(ask.form(reader.model, found))
+
+
+def _request(http: Exchange, ask: DecisionAsk) -> DecisionRequest:
+    """Any thread. Raises `BadRequest` for questions that are too many together."""
+    names = ("labels", "orders", "temperature", "min_label_mass", "reproducible")
+    own = {name: value for name in names if (value := getattr(ask.body, name)) is not None}
+    try:
+        return DecisionRequest(http.id, ask.state, ask.questions, priority=lane_alone(ask.body.priority, http), **own)
+    except ValueError as error:
+        raise BadRequest.of(error) from None
+
+
+def question(kind: Any, path: str, *args: Any) -> DecisionQuestion:
+    """A `DecisionQuestion` of the body's at `path`. Raises `BadRequest`."""
+    try:
+        return DecisionQuestion(kind, *args)
+    except ValueError as error:
+        raise BadRequest.at(path, str(error).partition(": ")[2]) from None
+
+
+def diagnostics(decision: Decision) -> dict[str, Any]:
+    """vLLM's member about a decision, which clients that do not know it leave out."""
+    return {"diagnostics": {"label_mass": decision.label_mass}}
+
+
+@attrs.frozen(kw_only=True)
+class DecisionsBody(DecisionFields):
+    """The fields that do something; the rest is named in `X-UMA-Ignored`."""
+
+    input: Annotated[Any, INPUT]
+    questions: Annotated[tuple[dict[str, Any], ...], Length(1, MAX_QUESTIONS, "questions")]
+
+
+@attrs.frozen(kw_only=True)
+class _Asked:
+    type: str
+    instructions: Any
+    name: Annotated[str, Length(1, 256), Text()] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class _ChoiceValue:
+    value: Label | bool
+    description: Annotated[str, Text()] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class _Choice(_Asked):
+    choices: Annotated[tuple[_ChoiceValue, ...], Length(2, MAX_OPTIONS, "choices")]
+
+
+@attrs.frozen(kw_only=True)
+class _Level:
+    label: Label
+    description: Annotated[str, Text()] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class _Score(_Asked):
+    levels: Annotated[tuple[_Level, ...], Length(2, MAX_LEVELS, "levels")]
+
+
+_KINDS: Mapping[str, type[_Asked]] = {"predicate": _Asked, "choice": _Choice, "score": _Score}
+
+
+def _read(fields: Mapping[str, Any], reader: Reader) -> DecisionAsk:
+    body = reader.body(fields, DecisionsBody)
+    _check_calls(body.input)
+    state = messages_of(body.input, None, reader)
+    asked = [_asked(each, f"questions[{at}]", reader) for at, each in enumerate(body.questions)]
+    questions, names = list[DecisionQuestion](), {"messages": "input"}
+    for at, each in enumerate(asked):
+        path, options = f"questions[{at}]", tuple[Option, ...]()
+        if isinstance(each, _Choice):
+            options = tuple(Option(_text(one.value), one.description) for one in each.choices)
+            names[f"{path}.options"] = f"{path}.choices"
+        elif isinstance(each, _Score):
+            options = tuple(Option(one.label, one.description) for one in each.levels)
+            names[f"{path}.options"] = f"{path}.levels"
+        instructions = text_of(each.instructions, f"{path}.instructions", reader, is_question=True)
+        questions.append(question(each.type, path, instructions, options, each.name))
+    return DecisionAsk(
+        body=body, state=state, questions=questions, names=names, form=lambda model, found: _form(model, asked, found)
+    )
+
+
+def _asked(fields: dict[str, Any], path: str, reader: Reader) -> _Asked:
+    kind = fields.get("type")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise BadRequest.at(f"{path}.type", f"expected one of {', '.join(_KINDS)}, not {show(kind)}")
+    if "name" in fields and fields["name"] is None:
+        raise BadRequest.at(f"{path}.name", "expected a string, not null; leave it out")
+    found = reader.part(fields, _KINDS[kind], path)
+    if isinstance(found, _Choice):
+        seen = set[tuple[type, Any]]()
+        for at, each in enumerate(found.choices):
+            if (type(each.value), each.value) in seen:
+                raise BadRequest.at(f"{path}.choices[{at}].value", f"{show(each.value)} is there already")
+            seen.add((type(each.value), each.value))
+    return found
+
+
+def _check_calls(given: Any) -> None:
+    """Raise `BadRequest` for the output of a call that the input does not have."""
+    known = set[Any]()
+    for at, item in enumerate(given if isinstance(given, list) else ()):
+        kind = str(item.get("type")) if isinstance(item, dict) else ""
+        if kind.endswith("_call"):
+            known.add(str(item.get("call_id")))
+        elif kind.endswith("_call_output") and str(item.get("call_id")) not in known:
+            raise BadRequest.at(f"input[{at}].call_id", f"no call before it has the id {show(item.get('call_id'))}")
+
+
+def _text(value: str | bool) -> str:
+    return value if isinstance(value, str) else str(value).lower()
+
+
+def _form(model: str, asked: Sequence[_Asked], found: Decisions) -> dict[str, Any]:
+    usage = found.usage
+    return {
+        "model": model,
+        "answers": [_answer(each, decision) for each, decision in zip(asked, found.answers, strict=True)],
+        "usage": {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": 0,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage.prompt_tokens,
+        },
+    }
+
+
+def _answer(asked: _Asked, decision: Decision) -> dict[str, Any]:
+    probabilities = decision.probabilities
+    head: dict[str, Any] = {"type": asked.type, "name": asked.name}
+    if decision.is_refused:
+        head = {"type": "refusal", "name": asked.name}
+    elif isinstance(asked, _Choice):
+        values = [each.value for each in asked.choices]
+        head["choice"] = values[decision.best]
+        head["probabilities"] = [{"value": v, "probability": p} for v, p in zip(values, probabilities, strict=True)]
+        head["confidence"] = decision.confidence
+    elif isinstance(asked, _Score):
+        head["score"] = decision.score
+        head["probabilities"] = [
+            {"value": at, "label": level.label, "probability": p}
+            for at, (level, p) in enumerate(zip(asked.levels, probabilities, strict=True))
+        ]
+        head["confidence"] = decision.confidence
+    else:
+        head["probability"] = decision.probability
+    return head | diagnostics(decision)
+
+
+decisions = Decides(_read)

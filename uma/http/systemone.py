@@ -1,0 +1,136 @@
+"""TypeSafe's decisions: `POST /v1/systemone`. Questions are a map by name; the state is a text, an object or a list."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from uma import json_text
+from uma.constraints import show
+from uma.errors import BadRequest
+from uma.http.decisions import Decides, DecisionAsk, DecisionFields, diagnostics, question
+from uma.http.problem import Unimplemented, Unsupported
+from uma.http.reader import Reader, checked_text
+from uma.types import MAX_QUESTIONS, Decision, DecisionQuestion, Decisions, Message, Option
+
+
+@attrs.frozen(kw_only=True)
+class SystemOneBody(DecisionFields):
+    """The fields that do something; the rest is named in `X-UMA-Ignored`."""
+
+    state: Any
+    questions: dict[str, Any]
+    assets: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class _NamedQuestion:
+    type: str
+    instructions: Any = None
+    criteria: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class _Criteria:
+    true: Any = None
+    false: Any = None
+
+
+_KINDS = {"noul": "predicate", "choice": "choice", "score": "score"}
+
+
+def _read(fields: Mapping[str, Any], reader: Reader) -> DecisionAsk:
+    body = reader.body(fields, SystemOneBody)
+    if body.assets:
+        raise Unsupported.at("assets", "pictures of decisions are not supported yet; describe them in the state")
+    if not 1 <= len(body.questions) <= MAX_QUESTIONS:
+        raise BadRequest.at("questions", f"expected 1 to {MAX_QUESTIONS}, not {len(body.questions)}")
+    questions, names = list[DecisionQuestion](), {"messages": "state"}
+    for at, (name, given) in enumerate(body.questions.items()):
+        path = f"questions.{name}"
+        questions.append(_question(name, given, path, reader))
+        names[f"questions[{at}].options"] = f"{path}.criteria"
+    state = [Message("user", _text(body.state, "state"))]
+    return DecisionAsk(
+        body=body,
+        state=state,
+        questions=questions,
+        names=names,
+        form=lambda model, found: _form(model, questions, found),
+    )
+
+
+def _question(name: str, given: Any, path: str, reader: Reader) -> DecisionQuestion:
+    kind = given.get("type") if isinstance(given, dict) else None
+    if kind == "box":
+        why = "places in pictures are not supported by language models; ask noul, choice or score"
+        raise Unimplemented.at(f"{path}.type", why)
+    if kind not in _KINDS:
+        raise BadRequest.at(f"{path}.type", f"expected one of {', '.join(_KINDS)}, not {show(kind)}")
+    asked = reader.part(given, _NamedQuestion, path)
+    instructions = "" if asked.instructions is None else _text(asked.instructions, f"{path}.instructions")
+    place = f"{path}.criteria"
+    return question(_KINDS[kind], place, instructions, tuple(_options(kind, asked, place, reader)), name)
+
+
+def _options(kind: str, asked: _NamedQuestion, path: str, reader: Reader) -> Sequence[Option]:
+    criteria = asked.criteria
+    if kind == "noul":
+        if criteria is None:
+            if asked.instructions is None:
+                raise BadRequest.at(path, "is required where there are no instructions")
+            return ()
+        both = reader.part(criteria, _Criteria, path)
+        sides = (("yes", both.true, "true"), ("no", both.false, "false"))
+        return [_option(label, side, f"{path}.{field}") for label, side, field in sides]
+    if kind == "choice":
+        if not isinstance(criteria, dict):
+            raise BadRequest.at(path, f"expected an object of labels and descriptions, not {show(criteria)}")
+        return [_option(label, each, f"{path}.{label}") for label, each in criteria.items()]
+    if not isinstance(criteria, list):
+        raise BadRequest.at(path, f"expected a list of levels, not {show(criteria)}")
+    return [_option(_text(level, f"{path}[{at}]"), None, f"{path}[{at}]") for at, level in enumerate(criteria)]
+
+
+def _option(label: str, description: Any, path: str) -> Option:
+    try:
+        return Option(label, None if description is None else _text(description, path))
+    except ValueError as error:
+        raise BadRequest.at(path, str(error).partition(": ")[2]) from None
+
+
+def _text(value: Any, path: str) -> str:
+    """A text as it is; anything else as JSON."""
+    return checked_text(value if isinstance(value, str) else json_text.dumps(value, separators=(",", ":")), path)
+
+
+def _form(model: str, questions: Sequence[DecisionQuestion], found: Decisions) -> dict[str, Any]:
+    return {
+        "model": model,
+        "answers": {
+            str(each.name): _answer(each, decision) for each, decision in zip(questions, found.answers, strict=True)
+        },
+        "usage": {"input_tokens": found.usage.prompt_tokens, "output_tokens": 0},
+    }
+
+
+def _answer(asked: DecisionQuestion, decision: Decision) -> dict[str, Any]:
+    if decision.is_refused:
+        return {"type": "refusal"} | diagnostics(decision)
+    if asked.kind == "predicate":
+        return {"type": "noul", "noul": decision.probability} | diagnostics(decision)
+    names = [option.label for option in asked.options]
+    if asked.kind == "choice":
+        found: dict[str, Any] = {"type": "choice", "choice": names[decision.best]}
+    else:
+        places = list(map(str, range(len(names))))
+        found = {"type": "score", "score": decision.score, "legend": dict(zip(places, names, strict=True))}
+        names = places
+    found["probabilities"] = dict(zip(names, decision.probabilities, strict=True))
+    found["confidence"] = decision.confidence
+    return found | diagnostics(decision)
+
+
+systemone = Decides(_read)
