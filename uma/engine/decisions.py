@@ -93,6 +93,7 @@ class DecisionService:
             stream = self._requests.submit(
                 Prepared(
                     asked,
+                    asked,
                     window[0].prompt.tokens,
                     grammar=None,
                     forced=[],

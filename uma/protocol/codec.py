@@ -335,7 +335,7 @@ def _decide(flat: Any, warnings: tuple[str, ...]) -> DecideQuery:
     fields = _own_fields(flat)
     sender = fields.pop("sender")
     try:
-        with proven():
+        with already_checked():
             return DecideQuery(DecisionRequest(**fields), sender, warnings)
     except ValueError as error:  # too many questions in all of their orders
         raise BadRequest.of(error) from None
