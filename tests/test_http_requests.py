@@ -154,6 +154,7 @@ def test_the_page_s_answers_are_their_key_s_and_the_live_view_tells_of_them(
     assert ask(server, "DELETE", f"/v1/requests/{id}", bob).status == 404
     assert ask(server, "DELETE", f"/v1/requests/{id}", ada).status == 200
     assert b'"reason":"cancelled"' in b"".join(http.chunks())
+    assert listed(server, ada) == []  # kept for its page, and none that runs
     http.close()
 
 

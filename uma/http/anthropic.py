@@ -30,7 +30,7 @@ from uma.http.problem import Problem
 from uma.http.reader import Reader
 from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.tools import Effort
-from uma.http.usage import answer_parts, warnings
+from uma.http.usage import answer_parts
 from uma.types import Finished, Grammar, Message, ReasoningDelta, Token, ToolCallDelta
 
 _TYPES = {
@@ -233,7 +233,7 @@ class MessageWriter(Writer):
         """See `Writer`."""
         delta = {"stop_reason": _stop_reason(finished), "stop_sequence": finished.stop_string}
         opened = b"" if self._open else self._entered("text", "text", _TEXT)
-        last = {"type": "message_delta", "delta": delta, "usage": _usage(finished), **warnings([finished])}
+        last = {"type": "message_delta", "delta": delta, "usage": _usage(finished), **self.warnings([finished])}
         end = {"type": "message_stop"}
         return opened + self._left() + sse(last, "message_delta") + sse(end, "message_stop")
 
@@ -255,7 +255,7 @@ class MessageWriter(Writer):
             "stop_reason": _stop_reason(result),
             "stop_sequence": result.stop_string,
             "usage": _usage(result),
-            **warnings(results),
+            **self.warnings(results),
         }
 
 

@@ -26,7 +26,7 @@ from uma.http.thinking import Wish, max_reasoning_tokens, thinking
 from uma.http.tools import tool_fields, with_names
 from uma.types import Grammar, Message, Request, SamplingParams, Tokenized, Tool
 
-WriterOf = Callable[[Dialect, str, str, Sequence[Request], Telemetry | None], Writer]
+WriterOf = Callable[[Dialect, str, str, Sequence[Request], Telemetry | None, bool], Writer]
 """A `Writer`, but for what the dialect's own arguments to it are."""
 WINDOWS = ("penalty_window", "dry_window")
 
@@ -56,6 +56,11 @@ class Ask:
     """Figures of the dialect's documents, where nothing else says how tokens are drawn."""
     penalizes_output: bool = True
     """Whether penalties count what has been generated, all of it, and not the prompt."""
+
+    @property
+    def is_unbounded(self) -> bool:
+        """Whether it asks for as many tokens as there may be."""
+        return (self.default_tokens if self.max_tokens is None else self.max_tokens) == -1
 
     def requests(self, id: str, reader: Reader, common: Mapping[str, Any]) -> Sequence[Request]:
         """A request for each prompt, with `common` as further fields."""
@@ -151,7 +156,7 @@ class Generates:
         """Any thread. Raises `BadRequest` and `Unsupported` for what cannot be done."""
         requests = ask.requests(http.id, reader, _common(gateway, http, reader, ask))
         telemetry = Telemetry.of(ask.body, stream=bool(ask.stream)) if isinstance(ask.body, TelemetryFields) else None
-        return ask.writer(self.dialect, http.id, reader.model, requests, telemetry)
+        return ask.writer(self.dialect, http.id, reader.model, requests, telemetry, ask.is_unbounded)
 
 
 @attrs.frozen(eq=False)
@@ -188,12 +193,12 @@ def _sampling(gateway: Gateway, http: Exchange, reader: Reader, ask: Ask) -> Sam
     asked = allowed_tokens(gateway, ask.max_tokens, ask.tokens_field)
     most = all_tokens(gateway, http, answers)
     if asked is None:
-        asked = most if ask.default_tokens == -1 else min(ask.default_tokens, most)
+        asked = min(ask.default_tokens, most)
     windows = {name: context_window(gateway) for name in WINDOWS if ask.sampling.get(name) == -1}
     wish = ask.wish if isinstance(ask, ChatAsk) else Wish()
     own = {
         **(of_output(gateway, ask.body) if ask.penalizes_output else {}),
-        "max_tokens": most if asked == -1 else asked,
+        "max_tokens": most if ask.is_unbounded else asked,
         "n": None if ask.n == 1 else abilities.answers(ask.n, "n", reader.able),
         "best_of": None if ask.best_of == (ask.n or 1) else abilities.answers(ask.best_of, "best_of", reader.able),
         "logprobs": ask.logprobs,

@@ -12,6 +12,7 @@ import orjson
 from uma import json_bytes
 from uma.http.problem import Problem
 from uma.http.telemetry import PromptState, Telemetry
+from uma.http.usage import warnings
 from uma.types import Finished, Prompt, ReasoningDelta, Request, Token, ToolCallDelta
 
 Body = Mapping[str, Any]
@@ -74,6 +75,8 @@ class Writer(ABC):
     """What the engine is asked for; one for each prompt."""
     telemetry: Telemetry | None
     """Members about the stream's speed, where the body asks for them."""
+    is_unbounded: bool
+    """Whether the body asks for as many tokens as there may be, so that fewer than some number are no change."""
     notes: list[str] = attrs.field(factory=list, init=False)
     """Further warnings."""
     shown_prompt: str | None = attrs.field(default=None, init=False)
@@ -92,6 +95,10 @@ class Writer(ABC):
     def is_streamed(self) -> bool:
         """Whether the answer is a stream."""
         return self.requests[0].stream
+
+    def warnings(self, results: Sequence[Finished]) -> dict[str, Any]:
+        """What had to be changed of the request, each said once; nothing where there is none."""
+        return warnings(results, is_unbounded=self.is_unbounded, before=self.notes)
 
     def timed(self, index: int) -> dict[str, Any]:
         """Further members of a request's next token, where the body asks for them."""

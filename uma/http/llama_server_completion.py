@@ -22,7 +22,7 @@ from uma.http.prompts import PROMPTS, is_one_prompt
 from uma.http.reader import Reader
 from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.telemetry import TelemetryFields
-from uma.http.usage import timings, warnings
+from uma.http.usage import timings
 from uma.types import MAX_SEED, Finished, Logprobs, Temperature, Token
 
 _Window = Annotated[int, Range(-1, MAX_WINDOW)]
@@ -213,7 +213,7 @@ class CompletionWriter(Writer):
             "stopping_word": word or "",
             "timings": timings(result),
             "seed": result.seed,
-            **warnings([result], is_unbounded=self.n_predict == UNBOUNDED, before=self.notes),
+            **self.warnings([result]),
         }
 
     def _fills_context(self, result: Finished) -> bool:

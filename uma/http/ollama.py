@@ -31,7 +31,7 @@ from uma.http.rights import check_manager
 from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.thinking import Wish
 from uma.http.tools import Name, Tools, check_calls, distinct, name_schemas
-from uma.http.usage import decoded_ms, warnings
+from uma.http.usage import decoded_ms
 from uma.models.digest import digest, warm
 from uma.types import (
     Finished,
@@ -320,7 +320,7 @@ def _asked(body: _Body, reader: Reader, piece: _Piece) -> dict[str, Any]:
     form = abilities.json_format(body.format, "format", reader)
     return {
         "body": options,
-        "writer": partial(OllamaWriter, piece=piece, is_unbounded=is_unbounded),
+        "writer": partial(OllamaWriter, piece=piece),
         "stream": body.stream is not False,
         "max_tokens": None if is_unbounded else options.num_predict,
         "tokens_field": "options.num_predict",
@@ -377,8 +377,6 @@ class OllamaWriter(Writer):
     """A line for each token, and one at the end with counts and durations in nanoseconds."""
 
     piece: _Piece
-    is_unbounded: bool
-    """See `warnings`."""
     _pending: PendingLogprobs = attrs.field(factory=PendingLogprobs, init=False)
 
     def token(self, index: int, token: Token) -> bytes:
@@ -425,7 +423,7 @@ class OllamaWriter(Writer):
             "eval_count": usage.completion_tokens,
             "eval_duration": round(decoded_ms(result) * _NS_PER_MS),
             "cached_tokens": usage.cached_tokens,
-            **warnings([result], is_unbounded=self.is_unbounded),
+            **self.warnings([result]),
         }
 
 

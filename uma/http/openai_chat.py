@@ -88,7 +88,7 @@ class ChatBody(Conversation, TelemetryFields):
 
 def read_conversation(fields: Mapping[str, Any], reader: Reader) -> ChatAsk:
     """The prompt alone of a body that is not answered."""
-    unused = partial(ChatWriter, include_usage=False, is_unbounded=False)
+    unused = partial(ChatWriter, include_usage=False)
     return ChatAsk(writer=unused, **_conversation(reader.body(fields, Conversation), reader))
 
 
@@ -101,7 +101,7 @@ def _read(fields: Mapping[str, Any], reader: Reader) -> ChatAsk:
     max_tokens = body.max_completion_tokens or body.max_tokens
     includes_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     return ChatAsk(
-        writer=partial(ChatWriter, include_usage=includes_usage, is_unbounded=max_tokens in (None, -1)),
+        writer=partial(ChatWriter, include_usage=includes_usage),
         stream=body.stream,
         max_tokens=max_tokens,
         tokens_field="max_completion_tokens" if body.max_completion_tokens else "max_tokens",

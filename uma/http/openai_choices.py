@@ -11,7 +11,7 @@ import attrs
 import orjson
 
 from uma.http.dialect import Writer, dumps
-from uma.http.usage import Total, finish_reason, stop_reason, timings, warnings
+from uma.http.usage import Total, finish_reason, stop_reason, timings
 from uma.types import Finished
 from uma.version import __version__
 
@@ -34,8 +34,6 @@ class ChoicesWriter(Writer):
     """What an answer's id begins with."""
 
     include_usage: bool
-    is_unbounded: bool
-    """See `warnings`."""
     created: int = attrs.field(factory=lambda: int(time.time()), init=False)
     _frames: dict[int, tuple[bytes, bytes]] = attrs.field(factory=dict, init=False)
     """Frames by choice: an event up to the token's text, and what follows it: all of it but the text stays the same."""
@@ -73,7 +71,7 @@ class ChoicesWriter(Writer):
         account = {
             **self._shown(),
             "timings": timings(finished),
-            **warnings([finished], is_unbounded=self.is_unbounded),
+            **self.warnings([finished]),
         }
         return b"".join([*(self.chunk([each]) for each in others), self.chunk([last], **account)])
 
@@ -101,8 +99,8 @@ class ChoicesWriter(Writer):
 
     def account(self, results: Sequence[Finished]) -> dict[str, Any]:
         """What the whole answer ends with."""
-        notes = warnings(results, is_unbounded=self.is_unbounded)
-        return {**self._shown(), "usage": Total.of(results).openai(), "timings": timings(results[0]), **notes}
+        usage = Total.of(results).openai()
+        return {**self._shown(), "usage": usage, "timings": timings(results[0]), **self.warnings(results)}
 
     def _shown(self) -> dict[str, Any]:
         """llama-server's `__verbose`, where it is asked for: what the model reads."""

@@ -61,7 +61,7 @@ def _read(fields: Mapping[str, Any], reader: Reader) -> TextAsk:
     includes_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     return TextAsk(
         body=body,
-        writer=partial(CompletionWriter, include_usage=includes_usage, is_unbounded=body.max_tokens == -1),
+        writer=partial(CompletionWriter, include_usage=includes_usage),
         prompt=body.prompt,
         gap=gap,
         stream=body.stream,

@@ -26,7 +26,7 @@ from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.telemetry import TelemetryFields
 from uma.http.thinking import ReasoningBody, Wish
 from uma.http.tools import openai_choice
-from uma.http.usage import answer_parts, finish_reason, timings, warnings
+from uma.http.usage import answer_parts, finish_reason, timings
 from uma.protocol.converter import field_name
 from uma.types import (
     MAX_TOOLS,
@@ -305,8 +305,7 @@ class ResponsesWriter(Writer):
 
     def _notes(self, result: Finished) -> dict[str, Any]:
         """What a whole response tells besides OpenAI's fields, streamed or not."""
-        notes = warnings([result], is_unbounded=self.body.max_output_tokens is None)
-        return {"timings": timings(result), **notes}
+        return {"timings": timings(result), **self.warnings([result])}
 
 
 def _tool(body: dict[str, Any]) -> dict[str, Any]:

@@ -109,11 +109,8 @@ def stop_reason(ended: Finished | Answer) -> dict[str, Any]:
     return {} if ended.stop_string is None else {"stop_reason": ended.stop_string}
 
 
-def warnings(results: Sequence[Finished], *, is_unbounded: bool = False, before: Sequence[str] = ()) -> dict[str, Any]:
-    """What had to be changed of the request, each said once; nothing where there is none. `before` are further ones.
-
-    `is_unbounded`: the client asked for as many tokens as there may be, so that fewer than some number are no change.
-    """
+def warnings(results: Sequence[Finished], *, is_unbounded: bool, before: Sequence[str]) -> dict[str, Any]:
+    """See `Writer.warnings`; `before` are further ones."""
     every = (line for each in results for line in each.warnings)
     kept = (line for line in every if not (is_unbounded and line.startswith("max_tokens: ")))
     lines = list(dict.fromkeys([*before, *kept]))

@@ -164,12 +164,14 @@ class Answer:
         text, thinking, tokens = map(int, match.groups())
         return min(text, len(self.text)), min(thinking, len(self.thinking)), min(tokens, len(self.tokens))
 
-    def count(self) -> None:
-        """Count an answer that runs from now on, for its account."""
+    def count(self, gateway: Gateway) -> None:
+        """Count an answer that runs from now on, for its account, and list it."""
+        gateway.began(self.id, self)
+        self._running.callback(gateway.answering.pop, self.id, None)
         self._running.enter_context(running(self.account, 1))
 
     def count_no_more(self) -> None:
-        """Count an answer no more: it has ended, or never ran."""
+        """Count and list an answer no more: it has ended, or never ran."""
         self._running.close()
 
     async def _generate(self, source: Source) -> None:
@@ -256,8 +258,9 @@ class Answers:
             raise Overloaded(f"{kept} answers are being written or kept for their readers; try again later")
         keep_sec = KEEP_SEC if is_kept else 0.0
         answer = self._by_token[token] = Answer(id, make, keep_sec, model, account, client, owner, text)
-        self.gateway.began(id, answer)
-        answer.count()  # at once: the next request is held against the account's bounds before this one's task begins
+        answer.count(
+            self.gateway
+        )  # at once: the next request is held against the account's bounds before this one's task begins
         assert self.gateway.tasks is not None  # the service runs, or there would be no connection
         self.gateway.tasks.start_soon(self._run, answer, token)
         return answer
@@ -279,7 +282,7 @@ class Answers:
             answer.give_up(UmaError("a fault in the server itself; its log says more"))
         finally:
             answer.count_no_more()
-            del self._by_token[token], self.gateway.answering[answer.id]
+            del self._by_token[token]
 
 
 def event(name: str, data: dict[str, Any], id: str | None = None) -> bytes:
