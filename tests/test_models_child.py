@@ -18,7 +18,7 @@ from uma.supervisor.child import child_config, running
 async def test_a_process_that_not_even_sigkill_ends_holds_up_nothing_and_is_told_of(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ends = threading.Event()
+    ends, stuck = threading.Event(), list[subprocess.Popen[bytes]]()
 
     class Stuck(subprocess.Popen[bytes]):
         def poll(self) -> int | None:
@@ -35,8 +35,9 @@ async def test_a_process_that_not_even_sigkill_ends_holds_up_nothing_and_is_told
     monkeypatch.setattr(child, "KILL_SEC", 0.01)
     try:
         with caplog.at_level(logging.WARNING), pytest.raises(ZeroDivisionError):
-            async with running("tiny", child_config(RuntimeConfig(), str(tiny), 2**30), fails, fails):
+            async with running("tiny", child_config(RuntimeConfig(), str(tiny), 2**30), fails, fails, stuck.append):
                 pass
         assert "event=model.not_ended model=tiny" in caplog.text
+        assert [process.poll() for process in stuck] == [None]
     finally:
         ends.set()

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -22,7 +24,7 @@ from models import write_model
 from uma.config import ModelSettings, RuntimeConfig
 from uma.errors import BadRequest, InternalError, UnknownModel
 from uma.models.shelf import Shelf
-from uma.supervisor import LoadedModels, open_models
+from uma.supervisor import LoadedModels, child, open_models
 from uma.supervisor.models import MEASURE_SEC, RESCAN_SEC
 from uma.types import LoadProgress, Request, SamplingParams, Source, Token
 
@@ -101,6 +103,42 @@ async def test_a_pinned_model_stays_whatever_needs_its_memory(
         assert not (await models.pin("alpha", is_pinned=False)).is_pinned
         assert await text(models, "gamma-one") == texts["gamma-one"]
         assert models.find("alpha").state != "loaded"
+
+
+async def test_a_process_that_does_not_end_keeps_its_memory_from_others_until_it_does(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, texts: Mapping[str, str], mock_clock: trio.testing.MockClock
+) -> None:
+    begun, ends = list[subprocess.Popen[bytes]](), threading.Event()
+
+    class Stuck(subprocess.Popen[bytes]):
+        """A process that looks as if it waited for a disk."""
+
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            begun.append(self)
+
+        def poll(self) -> int | None:
+            return super().poll() if ends.is_set() or self is not begun[0] else None
+
+        def wait(self, timeout: float | None = None) -> int:
+            if self is begun[0]:
+                assert ends.wait(PATIENCE_SEC)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Stuck)
+    async with opened(folder, monkeypatch, memory=300, cache_ram_mb=0) as models:
+        taken = (await models.load("alpha")).memory_bytes
+        monkeypatch.setattr(models, "budget_bytes", taken * 3 // 2)  # for one alone
+        with monkeypatch.context() as patch:
+            patch.setattr(child, "END_SEC", 0.0)
+            patch.setattr(child, "KILL_SEC", 0.0)
+            await models.unload("alpha")
+            await until(lambda: models.find("alpha").state == "unloaded")
+        with pytest.raises(InternalError, match="beside a process of another, which does not end, there are"):
+            await models.load("beta")
+        ends.set()
+        await until(lambda: begun[0].poll() is not None)
+        assert await text(models, "beta") == texts["beta"]
 
 
 async def test_a_pinned_model_whose_process_has_ended_is_loaded_again_by_itself(

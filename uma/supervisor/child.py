@@ -62,10 +62,15 @@ def child_config(config: RuntimeConfig, path: str, budget_bytes: int) -> Runtime
 
 @asynccontextmanager
 async def running(
-    name: str, config: RuntimeConfig, on_start: Callable[[int], None], on_loading: Callable[[int], None]
+    name: str,
+    config: RuntimeConfig,
+    on_start: Callable[[int], None],
+    on_loading: Callable[[int], None],
+    on_stuck: Callable[[subprocess.Popen[bytes]], None],
 ) -> AsyncIterator[Client]:
     """A process with the model of `config`, once that is loaded; it ends with the block. Left in order, it saves its
-    prefixes first. `on_start` is given its process id, `on_loading` how much of the model is loaded, in percent.
+    prefixes first. `on_start` is given its process id, `on_loading` how much of the model is loaded, in percent,
+    and `on_stuck` the process that not even SIGKILL has ended.
 
     Raises what it says where it cannot load the model, and `InternalError` where it ends without a word: from entering,
     or in place of a `ConnectionLost` from the block.
@@ -94,6 +99,7 @@ async def running(
             await _ended(process, KILL_SEC)
         if process.poll() is None:
             log(logger, logging.WARNING, "model.not_ended", model=name, process=process.pid, seconds=KILL_SEC)
+            on_stuck(process)
 
 
 async def _ended(process: subprocess.Popen[bytes], most_sec: float) -> None:

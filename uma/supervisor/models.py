@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -97,6 +98,8 @@ class LoadedModels(Models):
     """Limiter of the thread that looks: one that was given up still has the shelf."""
     _looked_at: float = attrs.field(default=-math.inf, init=False)
     """When the last look at the folders ended."""
+    _stuck: list[tuple[subprocess.Popen[bytes], int]] = attrs.field(factory=list, init=False)
+    """Processes that not even SIGKILL has ended, as they wait for a disk or a driver, and the bytes that they have."""
     _is_draining: bool = attrs.field(default=False, init=False)
     _loading: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
 
@@ -469,29 +472,39 @@ class LoadedModels(Models):
         values = self.shelf.settings_of(file).values
         return attrs.evolve(self.config, **values) if values else self.config
 
+    def _note_stuck(self, model: ServedModel, process: subprocess.Popen[bytes]) -> None:
+        self._stuck.append((process, model.taken_bytes or model.needs_bytes))
+
+    def _most_bytes(self) -> int:
+        """What models can have together now."""
+        self._stuck = [(process, size) for process, size in self._stuck if process.poll() is None]
+        return self.budget_bytes - sum(size for _, size in self._stuck)
+
     def _next_load(self) -> tuple[ServedModel | None, float]:
         """The model to load now; or None, and when to look again. For the first that waits for memory others leave;
         those behind it are loaded where it does not wait any longer for that.
         """
-        again_at, ahead_bytes = math.inf, 0
+        again_at, ahead_bytes, most_bytes = math.inf, 0, self._most_bytes()
         for model in list(self._asked):
             name, size = model.file.name, model.needs_bytes
             if objection := self._objection(model):
                 model.objection = objection
                 self._refuse(model, objection)
                 continue
+            if size > most_bytes:
+                there = f"beside a process of another, which does not end, there are {_mib(max(0, most_bytes))}"
+                self._refuse(model, f"{name} takes about {_mib(size)}, and {there}")
+                continue
             residents = [candidate.as_resident() for candidate in self._known.values() if candidate.has_process]
             if ahead_bytes:
-                if passes(name, size, ahead_bytes, self.budget_bytes, residents):
+                if passes(name, size, ahead_bytes, most_bytes, residents):
                     return model, math.inf
             else:
-                step = plan(name, size, self.budget_bytes, residents, trio.current_time())
+                step = plan(name, size, most_bytes, residents, trio.current_time())
                 if step.loads:
                     return model, math.inf
                 if step.pinned:
-                    left = self.budget_bytes - sum(
-                        self._known[pinned_model].needs_bytes for pinned_model in step.pinned
-                    )
+                    left = most_bytes - sum(self._known[pinned_model].needs_bytes for pinned_model in step.pinned)
                     names = ", ".join(step.pinned)
                     there = f"beside {names}, which stay, there are {_mib(max(0, left))}; unpin one"
                     self._refuse(model, f"{name} takes about {_mib(size)}, and {there}")
@@ -569,7 +582,7 @@ class LoadedModels(Models):
         now = trio.current_time()
         over = (
             sum(candidate.needs_bytes for candidate in self._known.values() if candidate.has_process)
-            - self.budget_bytes
+            - self._most_bytes()
         )
         idle = [candidate for candidate in self._known.values() if candidate.is_idle]
         for model in sorted(idle, key=lambda candidate: candidate.used_at):
@@ -601,7 +614,9 @@ class LoadedModels(Models):
             config = self._child_config(model)
             load.note(0)
             with load.patience:
-                async with running(model.file.name, config, started, load.note) as client:
+                async with running(
+                    model.file.name, config, started, load.note, partial(self._note_stuck, model)
+                ) as client:
                     held = LoadedModel(model, client)
                     await self._measure(held)
                     load.patience.deadline = math.inf
