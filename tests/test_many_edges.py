@@ -35,7 +35,7 @@ temperature = 0.25
 alias = ["first", "Erste"]
 
 [models."beta.v1"]
-idle_unload_sec = 3000
+idle_unload = 50
 """
 
 

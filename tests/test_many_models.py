@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -449,10 +450,37 @@ def test_a_model_that_can_never_fit_is_told_at_the_start_and_refused_with_what_i
 def test_an_idle_model_leaves_and_is_loaded_again_for_the_next_request(
     serve_models: ServeModels, texts: Mapping[str, str]
 ) -> None:
-    server = serve_models("--models", ",".join(NAMES), "--idle-unload-sec", "0.05")
+    server = serve_models("--models", ",".join(NAMES), "--idle-unload", "0.001")
     assert text_of(complete(server, "beta")) == texts["beta"]
     until(lambda: (children(server.process.pid), statuses(server)["beta"]), lambda now: now == (set(), "unloaded"))
     assert text_of(complete(server, "beta")) == texts["beta"]
+
+
+def test_one_model_that_is_idle_gives_its_memory_back_and_is_loaded_by_the_next_request(
+    serve_models: ServeModels, texts: Mapping[str, str]
+) -> None:
+    server = serve_models("--model", "alpha", "--alias", "chat", "--idle-unload", "60")
+    pid, body = server.process.pid, {"model": "chat", "prompt": PROMPT, "stream": False}
+    assert children(pid) == set(), "nothing is loaded before a request needs it"
+    free = taken = 0
+    for keep_alive in ("10m", 0):
+        assert text_of(complete(server, "chat")) == texts["alpha"]
+        assert server.ask("POST", "/api/generate", {**body, "keep_alive": keep_alive}).status == 200
+        if keep_alive:
+            (listed,) = server.ask("GET", "/api/ps").json["models"]
+            assert datetime.fromisoformat(listed["expires_at"]).timestamp() > time.time() + 300
+            (child,) = children(pid)
+            free, taken = taken_bytes(pid), taken_bytes(child)
+        else:
+            until(lambda: children(pid), lambda now: now == set())
+    assert taken_bytes(pid) - free <= taken / 20
+
+
+def test_one_model_leaves_by_itself_after_so_many_minutes(serve_models: ServeModels, texts: Mapping[str, str]) -> None:
+    server = serve_models("--model", "alpha", "--idle-unload", "0.001")
+    for _ in range(2):
+        assert text_of(complete(server, "alpha")) == texts["alpha"]
+        until(lambda: children(server.process.pid), lambda now: now == set())
 
 
 async def test_a_load_that_stands_still_is_ended_and_the_models_behind_it_have_their_turn(
@@ -548,7 +576,7 @@ async def test_a_load_that_says_the_same_again_stands_still(mock_clock: trio.tes
 
 def test_a_model_that_comes_back_finds_its_prefixes(tmp_path: Path) -> None:
     write_model(tmp_path / "alpha.gguf", context_length=2_048)
-    flags = ("--models", "alpha", "--idle-unload-sec", "0.05", "--cache-dir", str(tmp_path / "kv"))
+    flags = ("--models", "alpha", "--idle-unload", "0.001", "--cache-dir", str(tmp_path / "kv"))
     prompt = [5 + at % 200 for at in range(1_000)]
     read = []
     with short_directory() as place, running_http(place, *flags, UMA_MODELS=str(tmp_path)) as server:

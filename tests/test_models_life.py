@@ -86,7 +86,7 @@ async def test_a_model_that_is_unloaded_ends_what_runs_and_is_loaded_again_for_t
 async def test_a_pinned_model_stays_whatever_needs_its_memory(
     folder: Path, monkeypatch: pytest.MonkeyPatch, texts: Mapping[str, str], mock_clock: trio.testing.MockClock
 ) -> None:
-    async with opened(folder, monkeypatch, memory=300, cache_ram_mb=0, idle_unload_sec=5) as models:
+    async with opened(folder, monkeypatch, memory=300, cache_ram_mb=0, idle_unload=5 / 60) as models:
         taken = (await models.pin("alpha")).memory_bytes
         monkeypatch.setattr(models, "budget_bytes", taken + taken * 3 // 2)  # for it and another
         mock_clock.jump(1_000)
@@ -310,7 +310,7 @@ async def test_a_model_that_the_configuration_pins_is_loaded_at_the_start_and_st
     folder: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("UMA_MODELS", str(folder))
-    config = RuntimeConfig(models=",".join(NAMES), threads=1, n_ctx=512, idle_unload_sec=5)
+    config = RuntimeConfig(models=",".join(NAMES), threads=1, n_ctx=512, idle_unload=5 / 60)
     pinned, too_large = ModelSettings(pin=True), ModelSettings(pin=True, values={"cache_ram_mb": 2**30})
     async with open_models(config, LoadProgress(), {"beta": pinned, "gamma-one": too_large}) as models:
         await until(lambda: models.find("beta").state == "loaded" and "model.not_pinned" in caplog.text)

@@ -84,8 +84,11 @@ class RuntimeConfig:
     memory: Annotated[int, Range(0)] = setting(
         0, "maximum that all of --models together take; 0: 70 % of what is free at the start", "MiB"
     )
-    idle_unload_sec: Annotated[float, Range(0)] = setting(
-        0.0, "a model of --models that was not used for so long leaves; 0: once its memory is needed", "seconds"
+    idle_unload: Annotated[float, Range(-1)] = setting(
+        -1.0,
+        "a model that was not used for so long leaves, and the next request loads it; 0: it stays until its memory is "
+        "needed; -1: 30 with several models, 0 with one",
+        "minutes",
     )
     socket: str = setting(default_socket, "Unix socket of the server", "path", factory=True)
     socket_mode: Annotated[int, Range(0, 0o777)] = setting(0o600, "permissions of the socket file", "octal")
@@ -401,7 +404,7 @@ SERVER_ONLY = HTTP | frozenset(
     {
         "models",
         "memory",
-        "idle_unload_sec",
+        "idle_unload",
         "socket_mode",
         "socket_users",
         "protocol",
@@ -420,7 +423,7 @@ SERVER_ONLY = HTTP | frozenset(
 """Settings that only a server has a use for: options of `uma run` and `uma config` alone, and no keywords of `LLM`."""
 
 
-OF_MODEL = (frozenset(settings()) - SERVER_ONLY - LOG - {"model", "socket"}) | {"idle_unload_sec"}
+OF_MODEL = (frozenset(settings()) - SERVER_ONLY - LOG - {"model", "socket"}) | {"idle_unload"}
 """Settings that one of several models can have for itself."""
 ALL_MODELS = "all"
 """The word for all models that are here."""

@@ -8,12 +8,16 @@ import shlex
 import signal
 from functools import partial
 
+import attrs
+
 from uma import posix
 from uma.cli import say, words
 from uma.cli.default_model import with_all
 from uma.cli.options import load_settings
 from uma.cli.sanitize import sanitize_line
-from uma.config import Loaded, RuntimeConfig, default_socket
+from uma.config import Loaded, ModelSettings, RuntimeConfig, default_socket
+from uma.engine.sizing import free_memory_bytes
+from uma.errors import ConfigError
 from uma.server import run_server
 from uma.supervisor import open_models
 from uma.types import LoadProgress, ServerInfo
@@ -21,7 +25,7 @@ from uma.types import LoadProgress, ServerInfo
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
-    loaded = with_all(load_settings(options))
+    loaded = _unloadable(with_all(load_settings(options)))
     try:
         code = _serve(loaded)
     finally:
@@ -29,6 +33,21 @@ def main(options: argparse.Namespace) -> int:
     # It has ended in order: a second signal that comes while the interpreter ends too changes nothing of that.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return code
+
+
+def _unloadable(loaded: Loaded) -> Loaded:
+    """The settings; one model that leaves while it is idle is served as several are: its memory ends with its process.
+
+    Alone, it has all the memory that is free, as a model in this process has.
+    """
+    config = loaded.config
+    if config.models or config.idle_unload <= 0:
+        return loaded
+    if config.takes_any_model:
+        raise ConfigError("--idle-unload: unsupported with --alias '*': name what requests ask for")
+    memory = config.memory or free_memory_bytes() // 2**20
+    alone = attrs.evolve(config, models=config.model, alias="", memory=memory)
+    return attrs.evolve(loaded, config=alone, models={config.model: ModelSettings(config.aliases, where="--alias")})
 
 
 def _serve(loaded: Loaded) -> int:

@@ -64,6 +64,8 @@ T = TypeVar("T")
 
 FREE_SHARE = 0.7
 """Part of the memory that is free at the start that all models together can take, without `--memory`."""
+IDLE_UNLOAD = 30.0
+"""Minutes without a request after which a model leaves, where the settings do not say."""
 MEASURE_SEC = 5.0
 """Between two looks at what the processes of models that are used take."""
 SILENT_LOOKS = 10
@@ -249,7 +251,8 @@ class LoadedModels(Models):
 
     def _model_of(self, file: ModelFile) -> ServedModel:
         if (model := self._known.get(file.name)) is None:
-            keep_sec = self._config_of(file).idle_unload_sec or math.inf
+            minutes = self._config_of(file).idle_unload
+            keep_sec = 60 * (IDLE_UNLOAD if minutes < 0 else minutes) or math.inf
             model = self._known[file.name] = ServedModel(file, self, len(self._known), keep_sec)
         return model
 
