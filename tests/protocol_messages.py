@@ -110,6 +110,7 @@ client_messages: st.SearchStrategy[messages.ClientMessage] = st.one_of(
     st.builds(messages.ExplainQuery, id=maybe_ids, request=st.just("") | ids),
     st.builds(messages.TraceQuery, id=maybe_ids, seconds=st.floats(0.1, 60)),
     st.builds(messages.EndQuery, number=st.integers(1, 2**53), id=maybe_ids),
+    st.builds(messages.PauseQuery, seconds=st.floats(0, 86_400), id=maybe_ids),
     st.builds(messages.ModelsQuery, id=maybe_ids),
     st.builds(messages.LoadQuery, model=maybe_models, keep_sec=st.none() | st.floats(0, 1e9), id=maybe_ids),
     st.builds(messages.UnloadQuery, model=maybe_models, id=maybe_ids),

@@ -25,7 +25,7 @@ from uma.config import ModelSettings, RuntimeConfig
 from uma.errors import BadRequest, InternalError, UnknownModel
 from uma.models.shelf import Shelf
 from uma.supervisor import LoadedModels, child, open_models
-from uma.supervisor.models import MEASURE_SEC, RESCAN_SEC
+from uma.supervisor.models import IDLE_UNLOAD, MEASURE_SEC, RESCAN_SEC
 from uma.types import LoadProgress, Request, SamplingParams, Source, Token
 
 
@@ -63,7 +63,7 @@ async def test_a_request_says_how_long_its_model_stays(
         assert models.find("alpha").leaves_in_sec == 10
         mock_clock.jump(10)
         await until(lambda: models.find("alpha").state == "unloaded")
-        assert (await models.load("alpha")).leaves_in_sec is None
+        assert (await models.load("alpha")).leaves_in_sec == 60 * IDLE_UNLOAD
         async with models.using("alpha"):
             async with models.using("alpha", keep_sec=0):
                 pass

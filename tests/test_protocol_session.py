@@ -744,6 +744,7 @@ def test_a_client_uses_an_id_once_at_a_time() -> None:
         (messages.ActivityQuery("a"), types.Activity((), 0, 0, 0)),
         (messages.EndQuery(1, "a"), True),
         (messages.HealthQuery("a"), types.Health("ok", 0.0, 0)),
+        (messages.PauseQuery(0, "a"), types.Health("ok", 0.0, 0)),
         (messages.TokenizeQuery(types.Request("a", prompt="x")), types.Tokenized((1, 2))),
         (messages.RerankQuery(types.RerankRequest("a", "x", ("y",))), types.Ranking("a", (), 3)),
     ],

@@ -21,7 +21,7 @@ from uma.cli.answer_options import add_answer
 from uma.cli.options import DYNAMO_PLANES, GATEWAY, SAMPLING, add_sampling, add_settings, plane_variable
 from uma.cli.sanitize import sanitize
 from uma.config import SERVER_ONLY, nearest, settings
-from uma.types import MAX_TRACE_SEC
+from uma.types import MAX_PAUSE_SEC, MAX_TRACE_SEC
 from uma.version import __version__
 
 USAGE_ERROR = 2
@@ -403,6 +403,26 @@ def _describe_pin(parser: argparse.ArgumentParser) -> None:
     _add_socket(parser)
 
 
+def _describe_pause(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--for",
+        dest="seconds",
+        type=_duration,
+        metavar="TIME",
+        default=MAX_PAUSE_SEC,
+        help="go on by itself after so long: 30m, 1h, 90s (default: uma resume alone)",
+    )
+    _add_socket(parser)
+
+
+def _duration(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)", text)
+    seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
+    if not 0 < seconds <= MAX_PAUSE_SEC:
+        raise argparse.ArgumentTypeError(f"expected a time such as 30m, 1h or 90s, a year at most, not {text!r}")
+    return seconds
+
+
 def _describe_stop(parser: argparse.ArgumentParser) -> None:
     _flag(parser, "--now", "do not let running requests finish")
     _add_socket(parser)
@@ -598,6 +618,19 @@ COMMANDS: tuple[Command, ...] = (
         "Take uma pin back: the model stays in memory until it is needed for another, or is idle for as long as it is "
         "kept. For the user that the server runs as, and root.",
         " NAME",
+    ),
+    Command(
+        "pause",
+        "have a server compute nothing for a while",
+        _describe_pause,
+        "Leave the processor to something else, such as a call: what runs stands still and what comes waits, and is "
+        "told so, until uma resume or --for. For the user that the server runs as, and root.",
+    ),
+    Command(
+        "resume",
+        "have a server go on that was paused",
+        _add_socket,
+        "Take uma pause back. For the user that the server runs as, and root.",
     ),
     Command(
         "stop",

@@ -44,6 +44,8 @@ class Running:
     since: datetime | None = None
     loading_percent: int | None = None
     """How much of its model is loaded; None once all is."""
+    paused_sec: float = 0
+    """How long it computes nothing yet."""
     models: Sequence[ListedModel] = ()
     """Models of a server that has several."""
 
@@ -130,6 +132,7 @@ def _running_of(
         sessions=metrics["active_sessions"] - 1,
         since=datetime.now().astimezone() - timedelta(seconds=metrics.get("uptime_sec", 0)),
         socket=str(path),
+        paused_sec=metrics.get("paused_sec", 0),
         models=models,
     )
 
@@ -139,7 +142,8 @@ def _row(server: Running) -> tuple[str, ...]:
     if server.model is None or server.since is None:
         return pid, f"loading, {server.loading_percent} %", "", "", server.socket
     since = server.since.strftime("%Y-%m-%d %H:%M:%S")
-    return pid, server.model, str(server.sessions), since, server.socket
+    model = server.model + (", paused" if server.paused_sec else "")
+    return pid, model, str(server.sessions), since, server.socket
 
 
 def _as_json(server: Running) -> dict[str, Any]:

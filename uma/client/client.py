@@ -48,6 +48,7 @@ from uma.protocol.messages import (
     MetricsQuery,
     ModelsEvent,
     ModelsQuery,
+    PauseQuery,
     PinQuery,
     PromptEvent,
     Query,
@@ -257,6 +258,13 @@ class Client:
         Raises `BadRequest` where the server belongs to another user, or is too old to know the question.
         """
         return (await self._answer(EndEvent, lambda id: EndQuery(number, id))).ended
+
+    async def pause(self, seconds: float) -> None:
+        """Have the server compute nothing for so long, or with 0 go on. What runs stands still, and what comes waits.
+
+        Raises `BadRequest` where the server belongs to another user, or is too old to know the question.
+        """
+        await self._answer(HealthEvent, lambda id: PauseQuery(seconds, id))
 
     async def models(self, *, reload: bool = False) -> Sequence[ListedModel]:
         """All models of a server that has several, the default one first; none of them is loaded by that. With `reload`

@@ -403,6 +403,10 @@ class Engine:
         """Call `listener` at the end of each request for embeddings, or for a ranking."""
         self._embeddings.on_over = listener
 
+    async def pause(self, seconds: float) -> None:
+        """Compute nothing for so long from now on, or with 0 go on: what runs stands still, and what comes waits."""
+        self.worker.pause(seconds)
+
     async def end_request(self, number: int) -> bool:
         """End the request of this `RunningRequest.number`, with all of its answers; its reader gets `Ended`.
 
@@ -459,8 +463,9 @@ class Engine:
         return "draining" if self._is_draining else "ok"
 
     def begin_drain(self) -> None:
-        """Take no more requests; those running go on."""
+        """Take no more requests; those running go on, also where they are paused."""
         self._is_draining = True
+        self.worker.pause(0)
 
     def has_failed(self, fault: BaseException) -> None:
         """A part of the engine has ended with this fault: refuse every request from now on."""

@@ -110,6 +110,7 @@ class EngineMetrics:
     requests_overloaded: int = _counter("Requests refused for overload.")
     active_sequences: int = _gauge("Requests that have a slot.")
     queued_requests: int = _gauge("Requests that wait for a slot.")
+    paused_sec: float = _level("Seconds for which nothing is computed yet, as `uma pause` has asked.")
     kv_cells_used: int = _gauge("KV cells in use.")
     kv_cells_total: int = _gauge("KV cells there are.")
     kv_cells_share: int = _level("KV cells that one request can have.", 0)

@@ -15,6 +15,7 @@ import attrs
 
 from uma.constraints import Length, Range
 from uma.types import (
+    MAX_PAUSE_SEC,
     MAX_TRACE_SEC,
     Activity,
     Capabilities,
@@ -165,6 +166,19 @@ class EndQuery:
 
 
 @attrs.frozen
+class PauseQuery:
+    """Nothing to be computed for a while: `{"type": "pause", "seconds": …}`. Answered by a `health` event.
+
+    For the user that the server runs as, and root.
+    """
+
+    seconds: Annotated[float, Range(ge=0, le=MAX_PAUSE_SEC)] = MAX_PAUSE_SEC
+    """0: go on."""
+    id: Id | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@attrs.frozen
 class ModelsQuery:
     """All models of a server that has several: `{"type": "models"}`."""
 
@@ -273,6 +287,7 @@ Query = (
     | ExplainQuery
     | TraceQuery
     | EndQuery
+    | PauseQuery
     | ModelsQuery
     | LoadQuery
     | UnloadQuery
@@ -463,7 +478,7 @@ class ModelsEvent:
 
 @attrs.frozen
 class HealthEvent(Health):
-    """The answer to `HealthQuery`."""
+    """The answer to `HealthQuery` and `PauseQuery`."""
 
     id: str | None = None
     warnings: tuple[str, ...] = ()

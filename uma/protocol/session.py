@@ -105,6 +105,7 @@ from uma.protocol.messages import (
     MetricsQuery,
     ModelsEvent,
     ModelsQuery,
+    PauseQuery,
     PinQuery,
     PromptEvent,
     Query,
@@ -429,7 +430,7 @@ class ServerSession:
             case ModelsQuery() | LoadQuery() | UnloadQuery() | PinQuery(), list():
                 shown = tuple(attrs.evolve(model, info=None) for model in result)  # a card has its whole template
                 event = ModelsEvent(shown, query.id, query.warnings)
-            case HealthQuery(), Health():
+            case HealthQuery() | PauseQuery(), Health():
                 event = told_as(HealthEvent, result, id=query.id, warnings=query.warnings)
             case MetricsQuery(), Mapping():
                 event = MetricsEvent(result, query.id, query.warnings)

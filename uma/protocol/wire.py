@@ -40,6 +40,7 @@ from uma.protocol.messages import (
     MetricsQuery,
     ModelsEvent,
     ModelsQuery,
+    PauseQuery,
     PinQuery,
     PromptEvent,
     ReasoningEvent,
@@ -92,7 +93,7 @@ ADDED: Mapping[str, Additions] = MappingProxyType(
             ),
         ),
         "1.2": Additions(
-            requests=frozenset(("models", "load", "unload", "pin", "decide")),
+            requests=frozenset(("models", "load", "unload", "pin", "pause", "decide")),
             fields=_names(
                 activity="request", generate="model truncation", tokenize="model pieces", embed="model", rerank="model"
             ),
@@ -183,6 +184,7 @@ REQUESTS: dict[str, type[Any]] = {
     "explain": _flat("Explain", ExplainQuery),
     "trace": _flat("Trace", TraceQuery),
     "end": _flat("End", EndQuery),
+    "pause": _flat("Pause", PauseQuery),
     "models": _flat("Models", ModelsQuery),
     "load": _flat("Load", LoadQuery),
     "unload": _flat("Unload", UnloadQuery),

@@ -71,6 +71,9 @@ class ServedEngine(Source, Protocol):
     async def end_request(self, number: int) -> bool:
         """End the request of this `RunningRequest.number`; whether there was one."""
 
+    async def pause(self, seconds: float) -> None:
+        """Compute nothing for so long from now on; 0: go on."""
+
     def snapshot(self) -> Mapping[str, Any]:
         """Snapshot of `metrics`, at once."""
 

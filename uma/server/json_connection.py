@@ -35,6 +35,7 @@ from uma.protocol.messages import (
     LoadQuery,
     MetricsQuery,
     ModelsQuery,
+    PauseQuery,
     PinQuery,
     RerankQuery,
     Sender,
@@ -65,7 +66,17 @@ logger = logging.getLogger("uma.server")
 
 
 OfModels = ModelsQuery | LoadQuery | UnloadQuery | PinQuery
-Query = MetricsQuery | ActivityQuery | ExplainQuery | TraceQuery | EndQuery | OfModels | HealthQuery | TokenizeQuery
+Query = (
+    MetricsQuery
+    | ActivityQuery
+    | ExplainQuery
+    | TraceQuery
+    | EndQuery
+    | PauseQuery
+    | OfModels
+    | HealthQuery
+    | TokenizeQuery
+)
 
 MAX_QUERIES = 16
 """Maximum queries of one session that are being answered; beyond it the session's input waits, as for
@@ -454,6 +465,11 @@ class JsonConnection(Connection):
             return await self._trace(query)
         if isinstance(query, EndQuery):
             return await self._end(query)
+        if isinstance(query, PauseQuery):
+            self._check_owner("pause the server")
+            await self.engine.pause(query.seconds)
+            log(logger, logging.INFO, "server.paused", session=self.name, seconds=query.seconds)
+            return await self.server.health(probe=False)
         if isinstance(query, HealthQuery):
             return await self.server.health(probe=query.probe)
         if isinstance(query, OfModels):

@@ -102,6 +102,7 @@ class LoadedModels(Models):
     """When the last look at the folders ended."""
     _stuck: list[tuple[subprocess.Popen[bytes], int]] = attrs.field(factory=list, init=False)
     """Processes that not even SIGKILL has ended, as they wait for a disk or a driver, and the bytes that they have."""
+    _paused_until: float = attrs.field(default=-math.inf, init=False)
     _is_draining: bool = attrs.field(default=False, init=False)
     _loading: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
 
@@ -297,6 +298,7 @@ class LoadedModels(Models):
         for metrics in (self._gone, *(model.metrics for model in self._known.values())):
             _add(total, metrics)
         asked = total["cache_hits"] + total["cache_misses"]
+        total["paused_sec"] = round(self._paused_sec, 3)
         total["cache_hit_rate"] = round(total["cache_hits"] / max(1, asked), 4)
         return total
 
@@ -352,6 +354,19 @@ class LoadedModels(Models):
         """See `server.connection.ServedEngine`."""
         of_model = [model for model in self._loaded() if model.model.index == number % MOST_MODELS]
         return bool(of_model) and await of_model[0].end_request(number)
+
+    async def pause(self, seconds: float) -> None:
+        """See `server.connection.ServedEngine`. What is loaded meanwhile is paused, too."""
+        self._paused_until = trio.current_time() + seconds
+        await self._of_each(lambda held: held.client.pause(seconds))
+
+    async def _pause_too(self, client: Client) -> None:
+        if self._paused_sec:
+            await client.pause(self._paused_sec)
+
+    @property
+    def _paused_sec(self) -> float:
+        return max(0.0, self._paused_until - trio.current_time())
 
     async def trace(self, seconds: float) -> str:
         """See `types.Models`."""
@@ -623,6 +638,7 @@ class LoadedModels(Models):
                     held = LoadedModel(model, client)
                     await self._measure(held)
                     load.patience.deadline = math.inf
+                    await self._pause_too(client)
                     loaded_at = model.used_at = trio.current_time()
                     model.stays_until = 2 * loaded_at - began
                     model.card, model.client, model.load = self._with_own_limits(client.info), client, None

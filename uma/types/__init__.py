@@ -80,6 +80,7 @@ from uma.types.sampling import (
 )
 from uma.types.server import (
     EMBEDDINGS,
+    MAX_PAUSE_SEC,
     MAX_TEMPLATE_CHARS,
     MAX_TRACE_SEC,
     RERANKER,
@@ -111,6 +112,7 @@ __all__ = [
     "MAX_KEEP_SEC",
     "MAX_LOGPROBS",
     "MAX_MEDIA",
+    "MAX_PAUSE_SEC",
     "MAX_QUESTIONS",
     "MAX_SEED",
     "MAX_STOPS",

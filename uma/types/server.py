@@ -19,6 +19,8 @@ MAX_TEMPLATE_CHARS = 65_536
 """Maximum length of a chat template that is told: it is a part of each session's first answer. The longest of known
 models have some 20,000."""
 
+MAX_PAUSE_SEC = 365 * 86_400.0
+"""The longest that a server computes nothing by one word."""
 MAX_TRACE_SEC = 60
 """Maximum length of a trace: longer ones are larger than what shows them can take."""
 

@@ -132,6 +132,7 @@ class DecodeWorker:
         self._planned_at = 0
         """Batches computed before the plan that is in force."""
         self._is_stopping = False
+        self._paused_until_ms = 0.0
         self.has_failed = False
         """A fault has ended the thread. Any thread can read it."""
 
@@ -147,6 +148,16 @@ class DecodeWorker:
 
     def _stop(self) -> None:
         self._is_stopping = True
+
+    def pause(self, seconds: float) -> None:
+        """Compute nothing for so long from now on; 0: go on. Meanwhile what comes is taken, and cancels are obeyed."""
+        until_ms = now_ms() + 1000 * seconds
+        self.commands.call(lambda: setattr(self, "_paused_until_ms", until_ms))
+
+    @property
+    def paused_sec(self) -> float:
+        """How long nothing is computed yet."""
+        return max(0.0, self._paused_until_ms - now_ms()) / 1000
 
     def record(self, recorder: Recorder | None) -> None:
         """Give this recorder, from now on, a span of all that the thread does; None: no longer."""
@@ -215,6 +226,7 @@ class DecodeWorker:
         metrics.queued_requests = len(self._slots.all) - metrics.active_sequences
         metrics.kv_cells_used, metrics.kv_cells_share = pool.used_cells, pool.cells.max_seq_cells
         metrics.sequence_ids_used = pool.cells.used_ids
+        metrics.paused_sec = round(self.paused_sec, 3)
         tree, store, cache = pool.tree, pool.store, metrics.cache
         cache.evictions = tree.evictions
         cache.protected_size, cache.total_cached = tree.protected_tokens, tree.total_tokens
@@ -277,6 +289,17 @@ class DecodeWorker:
             self._runner.has_rested(now_ms() - began)
 
     def _obey_all(self) -> None:
+        """Obey what has come; while the engine is paused, do nothing else."""
+        self._obey_waiting()
+        while self.paused_sec and not self._is_stopping:
+            self._outbox.flush()
+            self._probes.answer(is_alive=True)  # it would generate
+            began = now_ms()
+            self.commands.wait(self.paused_sec)
+            self._runner.has_rested(now_ms() - began)
+            self._obey_waiting()
+
+    def _obey_waiting(self) -> None:
         for command in self.commands.take():
             if isinstance(command, CallFunction):
                 self._call(command)
