@@ -435,6 +435,16 @@ def _describe_launch(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, leave_out=frozenset(setting for setting in settings() if setting.startswith("http")))
 
 
+def _describe_service(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action",
+        choices=("install", "remove", "status"),
+        metavar="ACTION",
+        help="write, enable and start it; undo that; or tell whether it runs",
+    )
+    parser.set_defaults(arguments=[])
+
+
 def _describe_gateway(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, leave_out=frozenset(settings()) - GATEWAY)
 
@@ -638,6 +648,15 @@ COMMANDS: tuple[Command, ...] = (
         _describe_stop,
         "Send SIGTERM to the process that listens on --socket, once it has answered as a server, and wait for its end. "
         "Running requests can finish first, for as long as the server's drain_timeout_sec.",
+    ),
+    Command(
+        "service",
+        "a server that starts with your login and is kept running",
+        _describe_service,
+        "`uma service install` writes a unit for systemd's user manager, or on macOS launchd's plist, starts it and "
+        "says what it did; `uma service remove` undoes that. The options of uma run come behind --: "
+        "uma service install -- --http --idle-unload 30. Variables of this shell do not hold there.",
+        " ACTION [-- OPTION ...]",
     ),
     Command(
         "chat",

@@ -1,0 +1,164 @@
+"""`uma service`: a server that the system starts and keeps, by a unit of systemd's for this user or launchd's plist."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import plistlib
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+
+from uma import posix
+from uma.cli.parser import build_parser
+from uma.cli.sanitize import sanitize_line
+from uma.errors import ConfigError, UmaError
+
+MARK = "written by `uma service install`"
+"""The words of every file that UMA can replace or remove."""
+NAME = "uma.service"
+CALL_SEC = 60.0
+"""Maximum time of a call of the service manager; what stops first lets running requests finish."""
+UNIT = """\
+# {mark}; `uma service remove` undoes it
+[Unit]
+Description=UMA, one language model for every program of this user
+
+[Service]
+ExecStart={command}
+Restart=on-failure
+# More than drain_timeout_sec, which lets running requests finish.
+TimeoutStopSec=15
+
+[Install]
+WantedBy=default.target
+"""
+
+
+@attrs.frozen
+class Manager:
+    """The system's keeper of services: the file that it reads, and what it is told."""
+
+    path: Path
+    text: str
+    """The file, for the server that is asked for."""
+    start: Sequence[Sequence[str]]
+    stop: Sequence[Sequence[str]]
+    is_active: Sequence[str]
+    hint: str
+    """What to know once it is installed."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """The command; its exit code."""
+    manager = _manager(options.arguments)
+    if options.action != "install" and options.arguments:
+        raise ConfigError(f"service {options.action}: takes no options of uma run; they are for install")
+    if manager.path.exists() and MARK not in manager.path.read_text(encoding="utf-8", errors="replace"):
+        raise ConfigError(f"{manager.path}: is not {MARK}, so it is left as it is; remove it, or manage it by hand")
+    return {"install": _install, "remove": _remove, "status": _status}[options.action](manager)
+
+
+def _install(manager: Manager) -> int:
+    was = manager.path.read_text(encoding="utf-8") if manager.path.exists() else None
+    manager.path.parent.mkdir(parents=True, exist_ok=True)
+    manager.path.write_text(manager.text, encoding="utf-8")
+    try:
+        _call(manager.stop if was is not None and sys.platform == "darwin" else (), is_checked=False)
+        _call(manager.start)
+    except BaseException:
+        if was is None:
+            with suppress(UmaError):
+                _call(manager.stop, is_checked=False)
+            manager.path.unlink()
+        else:
+            manager.path.write_text(was, encoding="utf-8")
+        raise
+    _tell(f"{'wrote' if was is None else 'replaced'} {manager.path}", *map(shlex.join, manager.start), manager.hint)
+    return 0
+
+
+def _remove(manager: Manager) -> int:
+    if not manager.path.exists():
+        raise ConfigError(f"{manager.path}: not found: no service is installed")
+    _call(manager.stop, is_checked=False)  # a service that has ended is stopped, too
+    manager.path.unlink()
+    if sys.platform != "darwin":
+        _call([_systemctl("daemon-reload")], is_checked=False)
+    _tell(*map(shlex.join, manager.stop), f"removed {manager.path}")
+    return 0
+
+
+def _status(manager: Manager) -> int:
+    if not manager.path.exists():
+        _tell("no service is installed; `uma service install` does it")
+        return 1
+    is_active = _run(manager.is_active).returncode == 0
+    _tell(f"{manager.path}: {'runs' if is_active else 'does not run'}")
+    return 0 if is_active else 1
+
+
+def _manager(arguments: Sequence[str]) -> Manager:
+    build_parser().parse_args(["run", *arguments])  # tells what is wrong now, and not at the next start
+    command = [sys.executable, "-m", "uma", "run", *arguments]
+    home = Path.home()
+    if sys.platform == "darwin":
+        path, domain = home / "Library" / "LaunchAgents" / "uma.plist", f"gui/{posix.user_id()}"
+        table = {"Label": "uma", "ProgramArguments": command, "RunAtLoad": True, "KeepAlive": {"SuccessfulExit": False}}
+        return Manager(
+            path,
+            plistlib.dumps(table | {"Comment": MARK}).decode(),
+            [["launchctl", "bootstrap", domain, str(path)]],
+            [["launchctl", "bootout", f"{domain}/uma"]],
+            ["launchctl", "print", f"{domain}/uma"],
+            "it runs from now on whenever you are logged in",
+        )
+    if sys.platform != "linux":
+        raise ConfigError("service: unsupported on this system: Linux with systemd and macOS have it")
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+    return Manager(
+        folder / "systemd" / "user" / NAME,
+        UNIT.format(mark=MARK, command=" ".join(map(_quoted, command))),
+        [_systemctl("daemon-reload"), _systemctl("enable", NAME), _systemctl("restart", NAME)],
+        [_systemctl("disable", "--now", NAME)],
+        _systemctl("is-active", "--quiet", NAME),
+        "it runs from now on whenever you are logged in; `loginctl enable-linger` has it run without that",
+    )
+
+
+def _systemctl(*words: str) -> list[str]:
+    return ["systemctl", "--user", *words]
+
+
+def _quoted(word: str) -> str:
+    """A word as systemd reads it: in quotes, without its specifiers and variables."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"'
+
+
+def _call(commands: Sequence[Sequence[str]], *, is_checked: bool = True) -> None:
+    for command in commands:
+        done = _run(command)
+        if done.returncode and is_checked:
+            said = done.stderr.strip() or f"exit code {done.returncode}"
+            raise UmaError(f"{shlex.join(command)}: failed: {said}")
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=CALL_SEC, check=False)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{command[0]}: not found: this system has no such service manager; `uma run` serves"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise UmaError(f"{shlex.join(command)}: timeout: no answer within {CALL_SEC:g} s") from None
+
+
+def _tell(*lines: str) -> None:
+    print("\n".join(map(sanitize_line, lines)))
