@@ -196,8 +196,8 @@ def test_of_a_key_that_comes_twice_the_last_counts() -> None:
         (
             "type",
             "nope",
-            "expected one of generate, hello, metrics, activity, explain, trace, end, models, load, unload, pin, "
-            "health, tokenize, embed, rerank, decide, not 'nope'",
+            "expected one of generate, hello, metrics, activity, explain, trace, end, pause, models, load, unload, "
+            "pin, health, tokenize, embed, rerank, decide, not 'nope'",
         ),
         ("type", None, "expected one of"),
         ("type", {}, "expected one of"),

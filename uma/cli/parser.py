@@ -63,7 +63,7 @@ GROUPS = {
     "models": ("models", "pull", "rm", "pin", "unpin"),
     "jobs": ("batch", "embed"),
     "look": ("ps", "top", "explain", "history", "trace", "doctor", "config"),
-    "operate": ("stop", "key", "contract", "schema"),
+    "operate": ("pause", "resume", "stop", "service", "key", "contract", "schema"),
 }
 """The commands as `uma --help` lists them."""
 

@@ -644,8 +644,7 @@ class LoadedModels(Models):
                     model.card, model.client, model.load = self._with_own_limits(client.info), client, None
                     model.failures.why = model.objection = ""
                     load.ended.set()
-                    ms = round(1000 * (loaded_at - began))
-                    log(_log, logging.INFO, "model.loaded", model=model.file.name, ms=ms, bytes=model.size_bytes)
+                    _tell_loaded(model, loaded_at - began)
                     self.changed()
                     with model.stay:
                         raise await _why_lost(client)
@@ -703,6 +702,11 @@ async def _why_lost(client: Client) -> UmaError:
         error = await client.lost()
         nursery.cancel_scope.cancel()
     return silence[0] if silence else error
+
+
+def _tell_loaded(model: ServedModel, took_sec: float) -> None:
+    ms = round(1000 * took_sec)
+    log(_log, logging.INFO, "model.loaded", model=model.file.name, ms=ms, bytes=model.size_bytes)
 
 
 def _add(total: dict[str, Any], figures: Mapping[str, Any]) -> None:
