@@ -34,6 +34,7 @@ CHAPTERS = {
     "Sampling": ("uma.types.sampling", ()),
     "Events": ("uma.types.events", ()),
     "Embeddings and rankings": ("uma.types.embedding", ()),
+    "Decisions": ("uma.types.decision", ()),
     "Where a request's time went": ("uma.types.explained", ()),
     "What a server tells of itself": ("uma.types.server", ()),
 }

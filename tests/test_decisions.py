@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ from reference import real_model
 
 from benchmarks.f32 import f32_model
 from models import IM_END, IM_START, write_model
-from uma import open_engine
+from uma import LLM, open_engine
 from uma.engine import Engine
 from uma.engine.policy import labels
 from uma.errors import BadRequest
 from uma.llama.batch import Batch
 from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model
-from uma.types import DecisionQuestion, DecisionRequest, Decisions, Message, Request, SamplingParams
+from uma.types import WORDING, DecisionQuestion, DecisionRequest, Decisions, Message, Request, SamplingParams
 
 STATE = "A parcel came in a torn box, and two of the five lamps in it are scratched."
 TOPICS = ["computer hardware", "computer games", "home cooking", "computer"]
@@ -216,3 +217,23 @@ async def test_reproducible_decisions_are_equal_to_the_last_bit(tiny: Path) -> N
         assert backwards.answers == first[::-1]
     async with open_engine(config_for(tiny, **settings)) as engine:
         assert (await engine.decide(asked)).answers == first
+
+
+def test_the_library_takes_texts_conversations_and_json_and_strings_as_questions(tiny: Path) -> None:
+    choice = DecisionQuestion.choice("Which?", {"red": "like blood", "blue": None})
+    with LLM(tiny, n_ctx=2_048) as llm:
+        assert llm.info.capabilities.decisions == WORDING
+        for state in (STATE, [{"role": "user", "content": STATE}], {"order": 7}, ["a", 1]):
+            broken, colour = llm.decide(state, ["Is something broken?", choice], temperature=2.0)
+            assert broken.probability == pytest.approx(1 - broken.probabilities[1])
+            assert colour.probabilities[colour.best] == max(colour.probabilities)
+        with pytest.raises(BadRequest, match="orders"):
+            llm.decide(STATE, [choice], orders="three")
+        with pytest.raises(ValueError, match="options"):
+            DecisionQuestion.choice("Which?", ["one"])
+
+
+def test_the_examples_of_the_docs_run() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "decisions.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    exec(example, {})

@@ -47,7 +47,7 @@ def test_options_fill_in_what_a_body_that_generates_leaves_open() -> None:
     turn = {"messages": [{"role": "user", "content": "a"}]}
     assert asked({"url": "/v1/messages", "body": turn}, **options)[1] == {**turn, "max_tokens": 9, "temperature": 0}
     lane = {"defaults": {"max_tokens": 9, "priority": 0, "model": "m"}}
-    for path in ("/v1/embeddings", "/v1/rerank", "/v1/score"):
+    for path in ("/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/decisions", "/v1/systemone"):
         assert asked({"url": path, "body": {"input": "a"}}, **lane)[1] == {"input": "a", "priority": 0, "model": "m"}
 
 

@@ -16,7 +16,19 @@ if TYPE_CHECKING:
     from uma.engine import Engine, open_engine
     from uma.errors import UmaError
     from uma.llm import LLM, Completion, RequestOutput
-    from uma.types import Finished, Grammar, Message, Request, SamplingParams, Slo, Source, Token, Tool, ToolCall
+    from uma.types import (
+        DecisionQuestion,
+        Finished,
+        Grammar,
+        Message,
+        Request,
+        SamplingParams,
+        Slo,
+        Source,
+        Token,
+        Tool,
+        ToolCall,
+    )
 
 _HOME = {
     "LLM": "uma.llm",
@@ -28,6 +40,7 @@ _HOME = {
     "Engine": "uma.engine",
     "open_engine": "uma.engine",
     "UmaError": "uma.errors",
+    "DecisionQuestion": "uma.types",
     "Finished": "uma.types",
     "Grammar": "uma.types",
     "Message": "uma.types",
@@ -44,6 +57,7 @@ __all__ = [
     "LLM",
     "Client",
     "Completion",
+    "DecisionQuestion",
     "Engine",
     "Finished",
     "Grammar",

@@ -14,8 +14,9 @@ from uma.http.problem import ModelNotFound
 from uma.models.names import meant
 from uma.types import Source
 
-FOREIGN = ("claude-", "gpt-")
-"""What the names of Anthropic's and OpenAI's models begin with. Programs ask for these that know no others."""
+FOREIGN = ("claude-", "gpt-", "jev-")
+"""What the names of Anthropic's, OpenAI's and TypeSafe's models begin with. Programs ask for these that know no
+others."""
 MODEL_HEADER = b"x-uma-model"
 """The header of an answer that another model gave than was asked for."""
 

@@ -35,7 +35,7 @@ PIECES, PIECE_OF_LINES_BYTES = 64, 65_536
 """Pieces of a long input in which lines are counted, to know how many rows it has."""
 _CHAT, _COMPLETIONS, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 _GENERATING = (_CHAT, _COMPLETIONS, _RESPONSES, "/v1/messages", "/v1/audio/transcriptions")
-PATHS = frozenset((*_GENERATING, "/v1/embeddings", "/v1/rerank", "/v1/score"))
+PATHS = frozenset((*_GENERATING, "/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/decisions", "/v1/systemone"))
 """Endpoints that a row's `url` can name."""
 _ALIASES = {"/rerank": "/v1/rerank", "/v2/rerank": "/v1/rerank", "/score": "/v1/score"}
 """Other names of endpoints, which vLLM's `run-batch` takes."""

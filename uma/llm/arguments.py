@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import attrs
 
+from uma import json_text
 from uma.config import LOG, SERVER_ONLY, RuntimeConfig, nearest, settings
 from uma.constraints import show
 from uma.errors import BadRequest, ConfigError
@@ -78,6 +79,17 @@ def check_keywords(unknown: Mapping[str, Any], method: str) -> None:
         near = name if name in SAMPLING_NAMES else next(iter(get_close_matches(name, SAMPLING_NAMES, n=1)), None)
         hint = f"; give sampling_params=SamplingParams({near}=…), or a dict" if near else ""
         raise TypeError(f"LLM.{method}() got an unexpected keyword argument {name!r}{hint}")
+
+
+def state_of(given: str | Conversation | Mapping[str, Any]) -> tuple[Message, ...]:
+    """The state of decisions as messages: a conversation as it is, a text or anything else as one of the user's."""
+    if isinstance(given, str):
+        return (Message("user", given),)
+    is_list = isinstance(given, Sequence) and len(given) > 0
+    if is_list and all(isinstance(turn, Message) or (isinstance(turn, Mapping) and "role" in turn) for turn in given):
+        messages: tuple[Message, ...] = prompt_fields(given)["messages"]
+        return messages
+    return (Message("user", json_text.dumps(given, separators=(",", ":"))),)
 
 
 def texts_of(given: str | Iterable[str], name: str, *, hint: str = "") -> list[str]:

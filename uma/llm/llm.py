@@ -29,6 +29,7 @@ from uma.llm.arguments import (
     row_fields,
     sampling_of,
     shown,
+    state_of,
     texts_of,
     tool_fields,
 )
@@ -41,6 +42,9 @@ from uma.llm.thread import NO_THREADS, SourceThread
 from uma.types import (
     CHAT_SAMPLING,
     MAX_TEXTS,
+    Decision,
+    DecisionQuestion,
+    DecisionRequest,
     EmbedRequest,
     Ranked,
     ReasoningMode,
@@ -253,6 +257,25 @@ class LLM(Closing):
             RerankRequest, id="rerank", query=query, documents=texts_of(documents, "documents"), top_n=top_n
         )
         return list(self._loop.call(self._loop.source.rerank, request).results)
+
+    def decide(
+        self,
+        state: str | Conversation | Mapping[str, Any],
+        questions: Iterable[str | DecisionQuestion],
+        **options: Any,
+    ) -> list[Decision]:
+        """Probabilities of the answers to questions about a state: a text, a conversation, or anything else as JSON.
+
+            spam, topic = llm.decide(mail, ["Is it spam?", DecisionQuestion.choice("Topic?", ["work", "home"])])
+            print(spam.probability, topic.best, topic.probabilities)
+
+        Nothing is generated, and the state is read once for all questions. A string is a question of yes or no.
+        `options` are fields of `DecisionRequest`: `labels`, `orders`, `temperature`, `min_label_mass`, `reproducible`.
+        """
+        asked = [DecisionQuestion.predicate(text) if isinstance(text, str) else text for text in questions]
+        fields = {"messages": state_of(state), "questions": asked, **options}
+        request = make_request(DecisionRequest, id=f"decide-{self._loop.next_number()}", **fields)
+        return list(self._loop.call(self._loop.source.decide, request).answers)
 
     def tokenize(self, prompt: str | Conversation) -> list[int]:
         """The token ids that `generate` computes for this prompt, or `chat` for this conversation.
