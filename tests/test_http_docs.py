@@ -110,6 +110,7 @@ def test_every_endpoint_is_told_of() -> None:
     shown = {re.sub(r"/v1/models/\S+", "/v1/models/{id:path}", path) for path in re.findall(r"\$UMA(/\S+)", PAGE)}
     shown = {re.sub(r"/ui/api/answers/\w+", "/ui/api/answers/{token}", path) for path in shown}
     shown = {re.sub(r"/v1/requests/[\w-]+", "/v1/requests/{id}", path) for path in shown}
+    shown = {re.sub(r"/v1/responses/resp_\w+", "/v1/responses/resp_{id}", path) for path in shown}
     shown = {re.sub(r"/v1/(files|batches)/[\w-]+", r"/v1/\1/{id}", path) for path in shown}
     assert shown == {path for _, path, _ in [*ENDPOINTS, *PAGE_ENDPOINTS] if is_api(path)}
 

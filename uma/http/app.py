@@ -38,6 +38,7 @@ from uma.http import (
     openai_transcriptions,
     router,
     running,
+    stored_responses,
     systemone,
     vllm_scores,
 )
@@ -87,6 +88,9 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("POST", "/v1/systemone", systemone.systemone),
     ("POST", "/v1/responses", openai_responses.responses),
     ("POST", "/v1/responses/input_tokens", openai_responses.count_tokens),
+    ("GET", "/v1/responses/resp_{id}", stored_responses.show),
+    ("DELETE", "/v1/responses/resp_{id}", stored_responses.remove),
+    ("GET", "/v1/responses/resp_{id}/input_items", stored_responses.input_items),
     ("POST", "/v1/audio/transcriptions", openai_transcriptions.transcriptions),
     ("POST", "/v1/messages", anthropic.messages),
     ("POST", "/v1/messages/count_tokens", anthropic.count_tokens),
@@ -133,7 +137,9 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("POST", "/v1/score", vllm_scores.score),
 )
 
-_MODULES = frozenset(each.__name__ for each in (model_list, running, files, batches, ollama_models, router))
+_MODULES = frozenset(
+    each.__name__ for each in (model_list, running, files, batches, stored_responses, ollama_models, router)
+)
 _OF_ALL: frozenset[Handler] = frozenset(
     {
         *(do for _, _, do in ENDPOINTS if do.__module__ in _MODULES),

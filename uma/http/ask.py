@@ -7,7 +7,7 @@ behind here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -128,8 +128,10 @@ class Generates:
     dialect: Dialect
     read: Callable[[Mapping[str, Any], Reader], Ask | Said]
 
-    async def __call__(self, gateway: Gateway, http: Exchange) -> None:
-        """Answer one body."""
+    async def __call__(
+        self, gateway: Gateway, http: Exchange, keep: Callable[[Body], Awaitable[None]] | None = None
+    ) -> None:
+        """Answer one body; `keep` stores the answer (`Writer.keep`)."""
         reader = gateway.reader(http)
 
         def begin(fields: dict[str, Any]) -> tuple[Ask | Said, Writer | None]:
@@ -150,6 +152,7 @@ class Generates:
             writer.requests, writer.notes = await fill_in.filled(gateway, http, writer.requests, ask.gap)
         if isinstance(ask, ChatAsk) and ask.shows_prompt:
             writer.shown_prompt = (await small_work(http, partial(gateway.source.tokenize, writer.requests[0]))).text
+        writer.keep = keep
         await gateway.generate(http, writer)
 
     def _writer(self, gateway: Gateway, http: Exchange, reader: Reader, ask: Ask) -> Writer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -77,6 +77,10 @@ class Writer(ABC):
     """Members about the stream's speed, where the body asks for them."""
     is_unbounded: bool
     """Whether the body asks for as many tokens as there may be, so that fewer than some number are no change."""
+    keep: Callable[[Body], Awaitable[None]] | None = attrs.field(default=None, init=False)
+    """Stores the whole answer, before its end is told."""
+    answer: Body = attrs.field(factory=dict, init=False)
+    """The whole answer that a stream ends with, where it does with one."""
     notes: list[str] = attrs.field(factory=list, init=False)
     """Further warnings."""
     shown_prompt: str | None = attrs.field(default=None, init=False)

@@ -244,6 +244,8 @@ class Gateway:
             body = writer.whole(results)
             if noted := [line for result in results for line in result.warnings if line.endswith(NOTE)]:
                 http.extra_headers.append((b"x-uma-note", header_value("; ".join(noted))))
+            if writer.keep is not None and isinstance(body, Mapping):
+                await writer.keep(body)
             if isinstance(body, str):
                 await http.answer(body.encode(), media_type=b"text/plain; charset=utf-8")
             else:

@@ -224,7 +224,10 @@ class _Streamed:
             meter.usage = event.usage
             self.http.note(event)
             self._results[index] = event
-            self._push(self.writer.finished(index, event))
+            end = self.writer.finished(index, event)
+            if self.writer.keep is not None:
+                await self.writer.keep(self.writer.answer)
+            self._push(end)
         elif isinstance(event, Prompt):
             self._push(self.writer.prompt(index, event))
         else:

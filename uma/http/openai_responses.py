@@ -10,10 +10,12 @@ from typing import Annotated, Any
 import attrs
 
 from uma.constraints import Length, Range, Text
-from uma.http import abilities
+from uma.http import abilities, stored_responses
 from uma.http.ask import ChatAsk, Generates, Tokenizes
 from uma.http.dialect import Body, Dialect, Writer, sse
+from uma.http.exchange import Exchange
 from uma.http.fields import Common
+from uma.http.gateway import Gateway
 from uma.http.ignored import Ignored
 from uma.http.logprobs import PendingLogprobs, entries, spelling
 from uma.http.openai import error, input_tokens
@@ -75,6 +77,7 @@ class ResponsesBody(Common, StructuredFields, TelemetryFields):
     conversation: Any = None
     background: bool | None = None
     metadata: dict[str, Any] | None = None
+    store: bool | None = None
 
 
 def _read(fields: Mapping[str, Any], reader: Reader) -> ChatAsk:
@@ -113,9 +116,10 @@ def _read(fields: Mapping[str, Any], reader: Reader) -> ChatAsk:
 def _refuse(body: ResponsesBody) -> None:
     if body.prompt is not None:
         raise Unsupported.at("prompt", "no prompts are stored here; send it as instructions and input")
-    for name in ("previous_response_id", "conversation", "background"):
-        if getattr(body, name):
-            raise Unsupported.at(name, "responses are not stored here; send the whole conversation as input")
+    if body.conversation:
+        raise Unsupported.at("conversation", "none are stored here; send previous_response_id, or all of it as input")
+    if body.background:
+        raise Unsupported.at("background", "unsupported; ask for a stream, or send a batch to /v1/batches")
 
 
 def _note_ignored(body: ResponsesBody, ignored: Ignored) -> None:
@@ -177,7 +181,7 @@ class ResponsesWriter(Writer):
         empty = b"" if self._items else self._grown("message", "")
         closed = self._close(_status(finished))
         kind = "response.completed" if _status(finished) == "completed" else "response.incomplete"
-        response = {**self._response(_status(finished), self._output(finished), finished), **self._notes(finished)}
+        self.answer = response = self._whole(finished)
         times = {} if self.telemetry is None else {"timings": timings(finished)}
         return empty + closed + self._event(kind, response=response, **times)
 
@@ -201,6 +205,9 @@ class ResponsesWriter(Writer):
                 self._add(self._kind(said.name), said).text = said.arguments
         if not self._items:
             self._add("message")
+        return self._whole(result)
+
+    def _whole(self, result: Finished) -> Body:
         return {**self._response(_status(result), self._output(result), result), **self._notes(result)}
 
     def _output(self, result: Finished) -> list[dict[str, Any]]:
@@ -289,9 +296,9 @@ class ResponsesWriter(Writer):
             "model": self.model,
             "output": output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
-            "store": False,
+            "store": self.keep is not None,
             "temperature": settings.temperature,
             "text": {"format": form or {"type": "text"}} | ({"verbosity": verbosity} if verbosity else {}),
             "tool_choice": body.tool_choice or "auto",
@@ -339,6 +346,21 @@ def _early_event(body: Body) -> bytes:
 
 
 RESPONSES = Dialect(error, event=_early_event)
-responses = Generates(RESPONSES, _read)
+_GENERATES = Generates(RESPONSES, _read)
+
+
+async def responses(gateway: Gateway, http: Exchange) -> None:
+    """`POST /v1/responses`. Where responses are stored, one is unless `store` is false."""
+    fields = await http.fields()
+    if fields.get("previous_response_id") is not None or stored_responses.days_kept(gateway):
+        fields["input"] = whole = await stored_responses.input_of(gateway, http, fields)
+        if fields.get("store") is not False and stored_responses.days_kept(gateway):
+            await _GENERATES(gateway, http, partial(stored_responses.keep, gateway, http, whole))
+            return
+    if fields.get("store"):
+        http.ignored.add("store")
+    await _GENERATES(gateway, http)
+
+
 count_tokens = Tokenizes(_read, input_tokens, is_whole=True)
 """The prompt's tokens, as a response to it would use them."""

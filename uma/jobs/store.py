@@ -39,6 +39,8 @@ MAX_STORE_BYTES = 4_294_967_296
 MAX_FILES, MAX_BATCHES, MAX_UNFINISHED = 10_000, 1_000, 100
 """Maximum files of an owner; batches that are remembered, of which the oldest one that has ended makes way; and batches
 that have not ended."""
+MAX_RESPONSES = 10_000
+"""Maximum responses of an owner, of which the oldest make way."""
 _FILE_NAME = re.compile(r"file-[0-9a-f]+(\.part)?")
 """Names of files' contents, and of parts of those that are being sent."""
 _BATCH_NAME = re.compile(r"batch_[0-9a-f]+\..*")
@@ -48,6 +50,7 @@ MAX_TOLD = 1_000
 _TABLES = """
 CREATE TABLE IF NOT EXISTS files (id TEXT PRIMARY KEY, owner TEXT, created_at INTEGER, data TEXT);
 CREATE TABLE IF NOT EXISTS batches (id TEXT PRIMARY KEY, owner TEXT, model TEXT, is_over INTEGER, data TEXT);
+CREATE TABLE IF NOT EXISTS responses (id TEXT PRIMARY KEY, owner TEXT, created_at REAL, data BLOB);
 """
 
 JobStatus = Literal["in_progress", "finalizing", "completed", "failed", "cancelling", "cancelled"]
@@ -243,7 +246,29 @@ class Store:
             f"SELECT count(*), coalesce(sum(length(data) + {size}), 0) FROM files WHERE owner = ?", (owner,)
         )
         ((batch_bytes,),) = self._do("SELECT coalesce(sum(length(data)), 0) FROM batches WHERE owner = ?", (owner,))
-        return files, file_bytes + batch_bytes
+        ((answer_bytes,),) = self._do("SELECT coalesce(sum(length(data)), 0) FROM responses WHERE owner = ?", (owner,))
+        return files, file_bytes + batch_bytes + answer_bytes
+
+    def keep_response(self, id: str, owner: str, data: bytes, max_age_sec: float) -> None:
+        """Remember a response, and forget the owner's that are older than that, or more than `MAX_RESPONSES`."""
+        now = time.time()
+        with self._at_once():
+            self._do("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?)", (id, owner, now, data))
+            self._do("DELETE FROM responses WHERE created_at < ?", (now - max_age_sec,))
+            self._do(
+                "DELETE FROM responses WHERE owner = ?1 AND rowid <= "
+                "(SELECT rowid FROM responses WHERE owner = ?1 ORDER BY rowid DESC LIMIT 1 OFFSET ?2)",
+                (owner, MAX_RESPONSES),
+            )
+
+    def response(self, id: str, owner: str) -> bytes | None:
+        """What was kept of the owner's response of that id."""
+        found = self._do("SELECT data FROM responses WHERE id = ? AND owner = ?", (id, owner))
+        return found[0][0] if found else None
+
+    def forget_response(self, id: str, owner: str) -> bool:
+        """Remove the owner's response of that id; whether there was one."""
+        return bool(self._do("DELETE FROM responses WHERE id = ? AND owner = ? RETURNING id", (id, owner)))
 
     def add_file(self, file: StoredFile, part: Path) -> None:
         """Keep a file whose contents are `part`, which is none any more."""

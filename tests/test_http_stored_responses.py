@@ -1,0 +1,92 @@
+"""OpenAI's stored responses: what goes on from one, what another key sees of it, and what a killed server keeps."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from http_clients import openai_of
+from http_server import HttpServer, new_key, running_http
+
+from harness import short_directory
+
+ASKED: dict[str, Any] = {"model": "builtin", "max_output_tokens": 8, "temperature": 0}
+
+
+def whole_turns(client: openai.OpenAI) -> tuple[str, str, str]:
+    """What is answered to two questions where the second goes on from the first, and to both sent as one input."""
+    first = client.responses.create(input="Once upon a time", **ASKED)
+    second = client.responses.create(input="And then?", previous_response_id=first.id, **ASKED)
+    items: list[Any] = [
+        {"role": "user", "content": "Once upon a time"},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "And then?"},
+    ]
+    cold = client.responses.create(input=items, store=False, **ASKED)
+    return second.output_text, cold.output_text, second.id
+
+
+def test_a_response_goes_on_from_a_stored_one_and_is_listed_and_deleted(tmp_path: Path) -> None:
+    with short_directory() as place, running_http(place, "--store-responses", "1") as server:
+        client = openai_of(server)
+        went_on, cold, id = whole_turns(client)
+        assert went_on == cold
+        stored = client.responses.retrieve(id)
+        assert (stored.output_text, stored.previous_response_id is not None) == (went_on, True)
+        items = client.responses.input_items.list(id, order="asc").data
+        assert [getattr(item, "role", None) for item in items] == ["user", "assistant", "user"]
+        client.responses.delete(id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(id)
+        unstored = client.responses.create(input="Hi", store=False, **ASKED)
+        with pytest.raises(openai.NotFoundError, match="not found"):
+            client.responses.create(input="Hi", previous_response_id=unstored.id, **ASKED)
+
+
+def test_a_stream_is_stored_before_its_end_is_told_and_a_killed_server_keeps_it() -> None:
+    with short_directory() as place:
+        jobs = ("--store-responses", "1", "--http-jobs", str(place / "jobs"))
+        (place / "one").mkdir()
+        (place / "two").mkdir()
+        with (
+            running_http(place / "one", *jobs) as server,
+            openai_of(server).responses.stream(input="Once upon a time", **ASKED) as stream,
+        ):
+            for event in stream:
+                if event.type in ("response.completed", "response.incomplete"):
+                    os.kill(server.process.pid, signal.SIGKILL)
+                    id, said = event.response.id, event.response.output_text
+                    break
+        with running_http(place / "two", *jobs) as server:
+            client = openai_of(server)
+            assert client.responses.retrieve(id).output_text == said
+            assert client.responses.create(input="And?", previous_response_id=id, **ASKED).output_text
+
+
+def test_another_key_s_response_is_not_found(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    ada, bob = (new_key(name, keys) for name in ("ada", "bob"))
+    flags = ("--store-responses", "1", "--http-keys", str(keys))
+    with short_directory() as place, running_http(place, *flags) as server:
+        mine = {"authorization": f"Bearer {ada}"}
+        id = server.ask("POST", "/v1/responses", {"input": "Hi", **ASKED}, **mine).json["id"]
+        assert server.ask("GET", f"/v1/responses/{id}", **mine).status == 200
+        other = {"authorization": f"Bearer {bob}"}
+        for method, path in (("GET", ""), ("GET", "/input_items"), ("DELETE", "")):
+            assert server.ask(method, f"/v1/responses/{id}{path}", **other).status == 404
+        body = {"input": "Hi", "previous_response_id": id, **ASKED}
+        assert server.ask("POST", "/v1/responses", body, **other).status == 404
+        assert server.ask("GET", f"/v1/responses/{id}", **mine).status == 200
+
+
+def test_without_the_option_nothing_is_stored_and_that_is_told(http_server: HttpServer) -> None:
+    answer = http_server.ask("POST", "/v1/responses", {"input": "Hi", "store": True, **ASKED})
+    assert answer.json["store"] is False and "store" in answer.headers["x-uma-ignored"]
+    assert http_server.ask("GET", f"/v1/responses/{answer.json['id']}").status == 404
+    body = {"input": "Hi", "previous_response_id": answer.json["id"]}
+    refused = http_server.ask("POST", "/v1/responses", body)
+    assert refused.status == 400 and "--store-responses" in refused.json["error"]["message"]

@@ -1,0 +1,107 @@
+"""OpenAI's stored responses: `GET` and `DELETE /v1/responses/{id}`, and conversations that go on from one of them.
+
+They lie in the store of files and batches (`uma/jobs/store.py`), where `--store-responses` says for how many days, each
+with the whole input that it answered: one that was deleted takes none of those behind it with it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import orjson
+
+from uma.http.dialect import Body
+from uma.http.exchange import Exchange
+from uma.http.files import check_space, jobs_of, limit_of, owner_of, page_of
+from uma.http.gateway import Gateway
+from uma.http.problem import NotFound, Unsupported
+from uma.jobs.store import Store
+
+MAX_LISTED = 100
+"""Maximum items of one page of a response's input."""
+DAY_SEC = 86_400
+
+
+def days_kept(gateway: Gateway) -> float:
+    """How long responses are stored; 0: not at all."""
+    return gateway.config.store_responses if gateway.jobs is not None else 0.0
+
+
+async def input_of(gateway: Gateway, http: Exchange, fields: Mapping[str, Any]) -> list[Any]:
+    """The whole input of a body: that of `previous_response_id`, its answer, and the body's own behind it. Raises
+    `NotFound` where the key has no such response, and `Unsupported` where none are stored.
+    """
+    given = fields.get("input")
+    own = given if isinstance(given, list) else [{"role": "user", "content": given}]
+    if (before := fields.get("previous_response_id")) is None:
+        return own
+    if not days_kept(gateway):
+        raise Unsupported.at(
+            "previous_response_id",
+            "responses are not stored here (--store-responses DAYS does); send the whole conversation as input",
+        )
+    found = await _found(gateway, http, str(before), "previous_response_id")
+    return [*found["input"], *found["response"]["output"], *own]
+
+
+async def keep(gateway: Gateway, http: Exchange, asked: list[Any], response: Body) -> None:
+    """Store a response with its input, before its end is told. Raises `Forbidden` where the key's part is full."""
+    data = zlib.compress(orjson.dumps({"input": asked, "response": response}), 1)
+    owner, age_sec = owner_of(http), days_kept(gateway) * DAY_SEC
+
+    def kept(store: Store) -> None:
+        check_space(store, owner)
+        store.keep_response(str(response["id"]), owner, data, age_sec)
+
+    await jobs_of(gateway).do(kept)
+
+
+async def show(gateway: Gateway, http: Exchange) -> None:
+    """`GET /v1/responses/{id}`."""
+    await http.answer_json((await _asked(gateway, http))["response"])
+
+
+async def remove(gateway: Gateway, http: Exchange) -> None:
+    """`DELETE /v1/responses/{id}`."""
+    id = _id(http)
+    if gateway.jobs is None or not await gateway.jobs.do(lambda store: store.forget_response(id, owner_of(http))):
+        raise _not_found(id)
+    await http.answer_json({"id": id, "object": "response.deleted", "deleted": True})
+
+
+async def input_items(gateway: Gateway, http: Exchange) -> None:
+    """`GET /v1/responses/{id}/input_items`, the newest first unless `order` is `asc`."""
+    found = await _asked(gateway, http)
+    limit, after = limit_of(http.query, MAX_LISTED), http.query.get("after")
+    items = [
+        {"type": "message", **item, "id": item.get("id") or f"item_{at}"} for at, item in enumerate(found["input"])
+    ]
+    if http.query.get("order") != "asc":
+        items.reverse()
+    begin = next((at for at, item in enumerate(items, 1) if item["id"] == after), 0)
+    await http.answer_json(page_of(items[begin : begin + limit], has_more=begin + limit < len(items)))
+
+
+async def _asked(gateway: Gateway, http: Exchange) -> dict[str, Any]:
+    return await _found(gateway, http, _id(http))
+
+
+def _id(http: Exchange) -> str:
+    return f"resp_{http.scope['path_params']['id']}"
+
+
+async def _found(gateway: Gateway, http: Exchange, id: str, field: str = "") -> dict[str, Any]:
+    if gateway.jobs is not None:
+        data = await gateway.jobs.do(partial(Store.response, id=id, owner=owner_of(http)))
+        if data is not None:
+            found: dict[str, Any] = orjson.loads(zlib.decompress(data))
+            return found
+    raise _not_found(id, field)
+
+
+def _not_found(id: str, field: str = "") -> NotFound:
+    why = f"no such response found: {id[:100]!r} was not stored, was deleted, is too old, or is another key's"
+    return NotFound.at(field, why) if field else NotFound(why)
