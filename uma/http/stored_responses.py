@@ -103,5 +103,5 @@ async def _found(gateway: Gateway, http: Exchange, id: str, field: str = "") -> 
 
 
 def _not_found(id: str, field: str = "") -> NotFound:
-    why = f"no such response found: {id[:100]!r} was not stored, was deleted, is too old, or is another key's"
+    why = f"no such response: {id[:100]!r} was not found; it was not stored, was deleted, is too old, or another key's"
     return NotFound.at(field, why) if field else NotFound(why)

@@ -201,7 +201,7 @@ class Page:
         """
         id = http.scope["path_params"]["id"]
         if not self.gateway.is_of(id, http.owner):
-            raise NotFound("none of your last requests has this id")
+            raise NotFound("request not found: none of your last requests has this id")
         found = await self.gateway.source.explain(id)
         if http.account is not None:
             found = attrs.evolve(found, beside=(), preempted_by="")
