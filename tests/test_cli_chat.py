@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from http_server import ServeModels
 from projectors import LLAVA_TOKENS, png, write_projector
 from pty_screen import Terminal
 from script_model import write_script_model
@@ -455,7 +456,7 @@ def test_a_picture_goes_with_the_next_question_and_stays_in_the_conversation(see
     turns = ChatHistory.load(home / "so-far.json").turns
     assert [[each.name for each in turn.pictures] for turn in turns] == [["my cat.png", "dog.png"], []]
     assert turns[0].pictures[0].data == cat.read_bytes()
-    done = piped(seeing, f"/image {cat}\nAnd this?\n", "--load", str(home / "so-far.json"))
+    done = piped(seeing, "And this?\n", "--load", str(home / "so-far.json"))
     assert (done.returncode, done.stdout[:14]) == (0, "I see a thing."), done.stderr
 
 
@@ -519,6 +520,32 @@ def test_sampling_is_shown_and_set(server: ServerProcess, home: Path) -> None:
         tell(terminal, "/set max_tokens -", "(default)")
         tell(terminal, "/set temperature -", "0.7 (default)")
         tell(terminal, "/set", "seed")
+
+
+def test_a_line_of_a_pipe_is_a_question_whatever_it_begins_with(server: ServerProcess) -> None:
+    done = piped(server, "/etc is what?\n/nothing\n", *SHORT)
+    assert done.returncode == 0
+    assert "no such command" not in done.stderr
+    assert len(done.stdout.split()) > 2
+
+
+def test_a_chat_with_space_left_is_not_shortened(server: ServerProcess, home: Path) -> None:
+    with chat(server, home, *SHORT) as terminal:
+        ask(terminal, "first question")
+        tell(terminal, "/shorten", "Nothing is left out")
+        tell(terminal, "/undo", "Taken back: first question")
+
+
+def test_a_chat_goes_on_with_another_of_several_models(serve_models: ServeModels, home: Path) -> None:
+    process = serve_models("--models", "alpha,beta").process
+    with chat(process, home, *SHORT) as terminal:
+        ask(terminal, "first question")
+        tell(terminal, "/model gamma", "gamma: model not found; there are alpha, beta")
+        tell(terminal, "/model beta", "The next question goes to beta.")
+        ask(terminal, "second question")
+        tell(terminal, "/model", "beta.gguf")
+        tell(terminal, "/undo", "Taken back: second question")
+        tell(terminal, "/undo", "Taken back: first question")
 
 
 @pytest.mark.parametrize(
@@ -638,14 +665,14 @@ def piped(server: ServerProcess, text: str, *arguments: str) -> subprocess.Compl
 def test_each_line_of_a_pipe_is_a_turn_of_one_conversation_which_another_goes_on_with(
     server: ServerProcess, tmp_path: Path
 ) -> None:
-    done = piped(server, f"Hello!\n\nAnd you?\r\n/save {tmp_path}/talk.json\n")
+    done = piped(server, "Hello!\n\nAnd you?\r\n", "--save", f"{tmp_path}/talk.json")
     assert done.returncode == 0
     turns = ChatHistory.load(tmp_path / "talk.json").turns
     assert [turn.question for turn in turns] == ["Hello!", "And you?"]
     assert done.stdout == "".join(f"{turn.answer}\n" for turn in turns)
     assert "\x1b" not in done.stdout + done.stderr
     file = tmp_path / "talk.json"
-    assert piped(server, "Why?\n/save\n", "--load", str(file)).returncode == 0
+    assert piped(server, "Why?\n", "--load", str(file), "--save", str(file)).returncode == 0
     assert [turn.question for turn in ChatHistory.load(file).turns] == ["Hello!", "And you?", "Why?"]
 
 
@@ -654,7 +681,8 @@ def test_thinking_is_no_part_of_an_answer(socket_dir: Path, home: Path, tmp_path
     model = write_script_model(tmp_path / "script.gguf", "<think>Which city is it?</think>Oslo.", template=template)
     with running_server(socket_dir / "uma.sock", "--model", str(model)) as server:
         file = tmp_path / "talk.json"
-        done = run_to_end(*uma_command("chat", "--socket", str(server.socket)), stdin=f"Where?\n/save {file}\n")
+        command = uma_command("chat", "--socket", str(server.socket), "--save", str(file))
+        done = run_to_end(*command, stdin="Where?\n")
         assert done.stdout == "Oslo.\n"
         # The template of the next turn decides how much of it the model sees again.
         assert ChatHistory.load(file).turns == [ChatTurn("Where?", "Oslo.", reasoning="Which city is it?")]

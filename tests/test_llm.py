@@ -108,7 +108,10 @@ def test_a_bad_prompt_costs_the_others_nothing(llm: LLM) -> None:
         (lambda llm: llm.generate("x", max_new_tokens=3), r"'max_new_tokens'; give sampling_params=.*\(max_tokens=…\)"),
         (lambda llm: llm.chat([], max_tokens=3), r"'max_tokens'; give sampling_params=SamplingParams\(max_tokens=…\)"),
         (lambda llm: llm.stream("x", colour="red"), "unexpected keyword argument 'colour'$"),
-        (lambda llm: SamplingParams(max_new_tokens=3), r"max_new_tokens is no field of it; did you mean max_tokens\?"),
+        (
+            lambda llm: SamplingParams(**{"max_new_tokens": 3}),
+            r"max_new_tokens is no field of it; did you mean max_tokens\?",
+        ),
         (lambda llm: llm.chat(), "takes conversations, or messages"),
         (lambda llm: llm.chat([Message("user", "x")], tool_choice={"type": "function"}), "tool_choice: expected auto"),
         (lambda llm: llm.generate("x", {"max_token": 1}), r"'max_token' is no field of .*did you mean max_tokens\?"),

@@ -65,7 +65,7 @@ async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[...
     while True:
         try:
             is_local = options.local or chat.is_local
-            place = open_source(loaded, interrupts, local=is_local, say=chat.view.tell, bond=chat.bond)
+            place = open_source(chat.loaded, interrupts, local=is_local, say=chat.view.tell, bond=chat.bond)
             async with place as opened:
                 chat.meet(opened)
                 question = await chat.talk(question)
@@ -75,6 +75,8 @@ async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[...
             chat.fail(error, question)
             question = await chat.talk(None)
         if question is None:
+            if options.save is not None:
+                chat.conversation.save(Path(options.save).expanduser())
             return 1 if chat.n_failed and not chat.is_interactive else 0
 
 
@@ -118,6 +120,8 @@ class Chat:
     n_failed: int = 0
     n_asked: int = 0
     is_over: bool = False
+    takes_commands: bool = attrs.field(factory=lambda: os.isatty(0))
+    """Lines of a pipe are questions, whatever they begin with."""
     is_interactive: bool = attrs.field(factory=lambda: os.isatty(0) and os.isatty(1))
 
     def meet(self, opened: Opened) -> None:
@@ -164,7 +168,7 @@ class Chat:
             self.view.tell("Ctrl-D or /quit leaves.")
         elif self.is_interactive and (path := dropped(line)) is not None:
             self._obey(partial(self.add_picture, path))
-        elif line.startswith("/"):
+        elif line.startswith("/") and self.takes_commands:
             self.command(line)
             if self.is_shortening:
                 await self._leave_out_the_oldest()
@@ -206,7 +210,7 @@ class Chat:
         suggested = self.opened.source.info.capabilities.suggested_sampling
         try:
             request = Request(
-                id=f"turn-{self.n_asked}",
+                id=f"chat-{os.getpid()}-{self.n_asked}",  # nobody else's, to be told how far it is
                 messages=self.conversation.asking(question),
                 sampling=self.sampling.with_suggested({**CHAT_SAMPLING, **suggested}),
                 priority=self.opened.source.info.limits.max_priority,  # a person waits for it
@@ -220,7 +224,7 @@ class Chat:
         thoughts: list[str] = []
         finished: Finished | None = None
         failure: UmaError | None = None
-        async with self.view.answering() as shown:
+        async with self.view.answering(partial(self._reading, request.id)) as shown:
             with self.interrupts.stopping() as stop:
                 try:
                     async with self.opened.source.generate(request) as stream:
@@ -247,6 +251,18 @@ class Chat:
             return
         self.last, self.refused = finished or self.last, None
         self._conclude(turn, finished)
+
+    async def _reading(self, id: str) -> str:
+        """How much of a question is read, in words; empty once its answer has begun, or where that is not known."""
+        running = () if self.opened is None else (await self.opened.source.activity(id)).running
+        return next(
+            (
+                f"reads {100 * request.computed_tokens // max(1, request.prompt_tokens)} %"
+                for request in running
+                if request.id == id and not request.generated_tokens
+            ),
+            "",
+        )
 
     def _conclude(self, turn: ChatTurn, finished: Finished | None) -> None:
         is_stopped = finished is None or finished.reason == "cancelled"
@@ -311,14 +327,18 @@ class Chat:
         if self.opened is None or self.info is None:
             self.view.complain("no server is there that could tell what fits; the next question looks for one")
             return
-        question, n_left_out = self.refused or ChatTurn(""), 0
+        question, n_left_out, is_needed = self.refused or ChatTurn(""), 0, self.refused is not None
         most = self.info.limits.n_ctx - self.info.limits.n_ctx // 4
-        while self.conversation.turns and (n_left_out == 0 or await self._prompt_tokens(question) > most):
+        while self.conversation.turns and (
+            (is_needed and n_left_out == 0) or await self._prompt_tokens(question) > most
+        ):
             del self.conversation.turns[0]
             n_left_out += 1
         left = len(self.conversation.turns)
         self.view.tell(
-            f"Oldest turns left out: {n_left_out}; {left} are left." if n_left_out else "There are no turns."
+            f"Oldest turns left out: {n_left_out}; {left} are left."
+            if n_left_out
+            else "Nothing is left out: a quarter of the context and more is free."
         )
         self.again, self.refused = self.refused, None
 
@@ -331,9 +351,19 @@ class Chat:
         except PromptTooLarge:
             return math.inf
 
-    def switch(self) -> None:
-        """Take whatever model the server has, from the next question on."""
-        if self.bond is None:
+    def switch(self, name: str) -> None:
+        """Take another model, from the next question on: of a server's several the one of this name, else whatever it
+        has.
+        """
+        several = () if self.info is None else self.info.models
+        if name and self.bond is not None:
+            if name not in several:
+                there = f"; there are {words.names(several)}" if several else "; this server has one model"
+                self.view.complain(f"{name}: model not found{nearest(name, several) or there}")
+                return
+            self.bond, self.opened = Bond(None, is_one_of_several=True, name=name), None
+            self.view.tell(f"The next question goes to {name}.")
+        elif self.bond is None:
             self.view.complain(
                 "the model of this chat is loaded in this process, and stays; `uma chat NAME` begins one with another "
                 "(`uma models` tells which are here)"

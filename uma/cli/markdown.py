@@ -11,12 +11,15 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
-from typing import IO
+from typing import IO, ClassVar
 
 import attrs
-from rich.console import Console, RenderableType
-from rich.markdown import Markdown
+from rich.box import HORIZONTALS
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.markdown import CodeBlock, Markdown
+from rich.panel import Panel
 from rich.segment import SegmentLines
+from rich.syntax import Syntax
 from rich.text import Text
 
 from uma.cli.sanitize import sanitize
@@ -54,9 +57,23 @@ def settled(text: str) -> int:
     return end
 
 
+class _Code(CodeBlock):
+    """Code between two rules, the first with its language: without lines at its sides it can be copied."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """See rich."""
+        code = Syntax(str(self.text).rstrip(), self.lexer_name, theme=self.theme, word_wrap=True)
+        name = None if self.lexer_name == "text" else self.lexer_name
+        yield Panel(code, HORIZONTALS, title=name, title_align="left", border_style="dim", padding=0)
+
+
+class _Markdown(Markdown):
+    elements: ClassVar = {**Markdown.elements, "fence": _Code, "code_block": _Code}
+
+
 def rendered(text: str, width: int, console: Console) -> list[str]:
     """Markdown as lines for a terminal of `width` columns, without blank lines around them."""
-    lines = _laid_out(Markdown(sanitize(text), code_theme="ansi_dark", hyperlinks=False), width, console)
+    lines = _laid_out(_Markdown(sanitize(text), code_theme="ansi_dark", hyperlinks=False), width, console)
     while lines and not lines[-1]:
         lines.pop()
     while lines and not lines[0]:
@@ -84,14 +101,16 @@ class LiveMarkdown:
 
     _console: Console
     _file: IO[str]
+    note: str = attrs.field(default="", init=False)
+    """What is shown as long as there is nothing of the answer; empty: dots."""
     _text: str = ""
     _n_printed: int = 0
     """Characters of `_text` that are printed for good."""
     _is_first_block: bool = True
     _width: int = 0
     """Width of the last drawing."""
-    _drawn: tuple[int, int, int, int] | None = None
-    """Characters of `_text` and `_thought`, columns and lines of the last drawing."""
+    _drawn: tuple[int, int, int, int, str] | None = None
+    """Characters of `_text` and `_thought`, columns and lines, and `note` of the last drawing."""
     _thought: str = ""
     _is_thought_shown: bool = False
     """The line that is left of the thinking is printed."""
@@ -112,7 +131,7 @@ class LiveMarkdown:
     def draw(self) -> None:
         """Show the answer as far as it has come, where it is not shown already, and dots where there is nothing yet."""
         width, height = self._size()
-        now = (len(self._text), len(self._thought), width, height)
+        now = (len(self._text), len(self._thought), width, height, self.note)
         if now == self._drawn:
             return
         self._drawn = now
@@ -144,7 +163,7 @@ class LiveMarkdown:
     def _thinking(self, width: int) -> list[str]:
         """The last lines of the thinking, or dots where there is none yet."""
         if not self._thought.strip() or self._is_thought_shown:
-            return ["…"]
+            return [self.note or "…"]
         recent = sanitize(self._thought[-THOUGHT_LINES * WIDEST :].strip())
         return _laid_out(Text(recent, style="dim"), width, self._console)[-THOUGHT_LINES:]
 

@@ -220,6 +220,7 @@ def _describe_chat(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="instructions for the model, as /system (default: none)")
     parser.add_argument("--load", metavar="FILE", help="go on with a chat that /save wrote (default: a new one)")
+    parser.add_argument("--save", metavar="FILE", help="write the conversation here at its end (default: nowhere)")
     parser.add_argument(
         "--keep-going",
         action="store_true",
@@ -663,7 +664,8 @@ COMMANDS: tuple[Command, ...] = (
         "a conversation in the terminal",
         _describe_chat,
         "A conversation with the model through its chat template. /help in the chat tells its commands. Ctrl-C stops "
-        "the answer, Ctrl-D leaves. Where standard input is no terminal, each of its lines is one turn.\n\n" + PLACE,
+        "the answer, Ctrl-D leaves. Where standard input is no terminal, each of its lines is one turn, whatever it begins with.\n\n"
+        + PLACE,
         " [MODEL]",
     ),
     Command(

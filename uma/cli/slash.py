@@ -39,8 +39,8 @@ class Talk(Protocol):
     taken_back: ChatTurn | None
     """A turn that comes back where its question gets no other answer."""
 
-    def switch(self) -> None:
-        """Go on with another model, where the server has one now."""
+    def switch(self, name: str) -> None:
+        """Go on with another model: the one of this name, or whatever the server has now."""
 
     def shorten(self) -> None:
         """Leave out the oldest turns, as many as it takes for the next question to fit."""
@@ -145,6 +145,8 @@ def _set(chat: Talk, text: str) -> None:
 def with_value(sampling: SamplingParams, name: str, text: str) -> SamplingParams:
     """The parameters with one of `SET` changed; `-` leaves it out. Raises `UmaError` for what it cannot be."""
     try:
+        if name == "seed" and not (text == "-" or text.isdecimal()):
+            raise UmaError(f"/set seed: expected a whole number from 0, or -, not {text!r}")
         number = int(text) if name == "seed" and text != "-" else 0
         value = None if text == "-" else number if name == "seed" else settings()[name].parse(text, f"/set {name}")
         changed: dict[str, Any] = {name: value}
@@ -169,7 +171,10 @@ def _value_words(chat: Talk, name: str) -> str:
     return f"{CHAT_SAMPLING.get(name, getattr(SamplerSettings(), name)):g} (default)"
 
 
-def _model(chat: Talk, _: str) -> None:
+def _model(chat: Talk, name: str) -> None:
+    if name:
+        chat.switch(name)
+        return
     if chat.info is None:
         chat.view.tell("There is no model yet.")
         return
@@ -178,12 +183,13 @@ def _model(chat: Talk, _: str) -> None:
             ("model", words.model_line(chat.info.model)),
             ("file", chat.info.model.path),
             ("", words.context_line(chat.info)),
+            *([("others", words.names(chat.info.models))] if chat.info.models else []),
         ]
     )
 
 
-def _switch(chat: Talk, _: str) -> None:
-    chat.switch()
+def _switch(chat: Talk, name: str) -> None:
+    chat.switch(name)
 
 
 def _quit(chat: Talk, _: str) -> None:
@@ -220,8 +226,8 @@ COMMANDS: dict[str, SlashCommand] = {
     "/save": SlashCommand("[FILE]", "write the conversation to a file", _save),
     "/load": SlashCommand("FILE", "go on with a conversation from a file", _load),
     "/stats": SlashCommand("", "how fast the last answer was, and how full the context is", _stats),
-    "/switch": SlashCommand("", "go on with another model, where the server has one now", _switch),
-    "/model": SlashCommand("", "which model answers, and how long its context is", _model),
+    "/switch": SlashCommand("[NAME]", "go on with another model, or whatever the server has now", _switch),
+    "/model": SlashCommand("[NAME]", "which model answers, of which others; with a name, that one", _model),
     "/quit": SlashCommand("", "leave; so do exit, quit and bye alone on a line", _quit),
 }
 """The chat's commands, by name."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ import trio
 from uma.cli import words
 from uma.cli.default_model import default_model
 from uma.cli.options import SAMPLING
+from uma.cli.say import passing
 from uma.cli.trio_run import Interrupts
 from uma.client import Client, connect
 from uma.config import BUILTIN, LOG, SERVER_ONLY, Loaded, RuntimeConfig, settings
@@ -48,6 +50,8 @@ class Bond:
     """None: whatever the server has now."""
     is_one_of_several: bool = False
     """The server had others, too."""
+    name: str | None = None
+    """With no `model`: the one of several that the conversation goes on with."""
 
 
 @asynccontextmanager
@@ -176,7 +180,7 @@ async def _session(
     socket = loaded.config.socket
     bound_to = None if bond is None else bond.model
     if bound_to is None and (bond is not None or loaded.origins["model"] == "default"):
-        return await connected(stack, socket, say), True
+        return await connected(stack, socket, say, model=None if bond is None else bond.name), True
     async with AsyncExitStack() as first:
         client = await connected(first, socket, say, loads=False)
         name = _meant_of(await client.models(), loaded, bound_to) if client.info.models else None
@@ -222,11 +226,17 @@ async def connected(
 
     def tell(percent: int) -> None:
         nonlocal has_said
-        if not has_said:
+        if sys.stderr.isatty():
+            passing(f"the server loads {words.bar(percent)} {model or ''}")
+        elif not has_said:
             say(f"waiting for the server to load the model ({percent} %)")
-            has_said = True
+        has_said = True
 
-    return await stack.enter_async_context(connect(socket, model=model, loads=loads, on_loading=tell))
+    try:
+        return await stack.enter_async_context(connect(socket, model=model, loads=loads, on_loading=tell))
+    finally:
+        if has_said:
+            passing()
 
 
 def _asks_for_its_own(loaded: Loaded) -> list[str]:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import attrs
 import trio
@@ -18,10 +18,13 @@ from uma.cli.editor import Editor
 from uma.cli.markdown import LiveMarkdown
 from uma.cli.sanitize import sanitize
 from uma.cli.terminal import SilentTyping
-from uma.cli.view import ShownAnswer
+from uma.cli.view import Look, ShownAnswer
+from uma.errors import UmaError
 
 FRAME_SEC = 0.05
 """Interval between two drawings of an answer: quick enough to look alive, slow enough to cost nothing."""
+LOOK_SEC = 0.5
+"""Interval between two looks at how much of a question is read."""
 
 
 @attrs.frozen
@@ -52,7 +55,7 @@ class TerminalView:
         self.console.print(grid)
 
     @asynccontextmanager
-    async def answering(self) -> AsyncIterator[ShownAnswer]:
+    async def answering(self, look: Look) -> AsyncIterator[ShownAnswer]:
         """See `ChatView.answering`. However the block is left, the terminal is as it was before."""
         live, silence = LiveMarkdown(self.console, self.console.file), SilentTyping(sys.stdin.fileno())
         # A Ctrl-Z that comes too late for `_suspend` stops the process once the terminal is as it was.
@@ -61,6 +64,7 @@ class TerminalView:
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_draw, live)
+                    nursery.start_soon(_look, live, look)
                     if arrivals is not None:
                         nursery.start_soon(_suspend, arrivals, live, silence)
                     yield LiveAnswer(live)
@@ -92,6 +96,13 @@ async def _draw(live: LiveMarkdown) -> None:
     while True:
         live.draw()
         await trio.sleep(FRAME_SEC)
+
+
+async def _look(live: LiveMarkdown, look: Look) -> None:
+    while not live.text:
+        await trio.sleep(LOOK_SEC)
+        with suppress(UmaError):  # the answer tells of it
+            live.note = await look()
 
 
 @contextmanager

@@ -57,12 +57,6 @@ class Column:
     from_columns: int
     show: Callable[[RequestRow], str]
     justify: Literal["left", "right"] = "right"
-    whole_width: int = 0
-    """Width with its longest words, which it has from `WHOLE_FROM_COLUMNS` on; 0: `width`."""
-
-    def width_of(self, columns: int) -> int:
-        """Width of the column on a screen of so many columns."""
-        return self.whole_width if self.whole_width and columns >= WHOLE_FROM_COLUMNS else self.width
 
 
 def _lane(row: RequestRow) -> str:
@@ -73,12 +67,10 @@ def _ms(value: float | None) -> str:
     return "" if not value else words.duration(value)
 
 
-WHOLE_FROM_COLUMNS = 100
-"""Narrowest screen on which no word of UMA's own is cut."""
 PID_FROM_COLUMNS = 120
 """Narrowest screen with a column for processes."""
 COLUMNS = (
-    Column("lane", 6, 60, _lane, "left", max(map(len, LANES.values()))),
+    Column("lane", max(map(len, LANES.values())), 80, _lane, "left"),
     Column("state", 13, 60, lambda row: row.state, "left"),
     Column("read", 5, 60, lambda row: f"{math.floor(100 * row.read_share)} %"),
     Column("tok/s", 5, 60, lambda row: words.figure(row.tokens_per_sec) if row.tokens_per_sec else ""),
@@ -246,12 +238,11 @@ def _requests(state: TopState, rows: Sequence[RequestRow], columns: int, left: i
         said = "no request has this" if state.filter else "nothing runs"
         return [Text(said, style="dim")]
     shown = [column for column in COLUMNS if columns >= column.from_columns]
-    rest = columns - sum(column.width_of(columns) + GAP for column in shown)
+    rest = columns - sum(column.width + GAP for column in shown)
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), width=columns, header_style="bold")
     table.add_column("program", width=max(8, rest - GAP), no_wrap=True, overflow="ellipsis")
     for column in shown:
-        width = column.width_of(columns)
-        table.add_column(column.title, width=width, no_wrap=True, overflow="ellipsis", justify=column.justify)
+        table.add_column(column.title, width=column.width, no_wrap=True, overflow="ellipsis", justify=column.justify)
     first = _first_shown(state, rows, left)
     some = rows[first : len(rows) if left is None else first + left]
     for row in some:

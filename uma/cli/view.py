@@ -7,7 +7,7 @@ goes to standard error.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Protocol
 
@@ -20,6 +20,10 @@ from uma.cli.terminal import TextOutput
 PROMPT = "> "
 DROPPED = "\x03"
 """Mark in place of a line: Ctrl-C dropped what was typed."""
+
+
+Look = Callable[[], Awaitable[str]]
+"""Tells in a word or two how far an answer is that has not begun. Can raise an `UmaError`."""
 
 
 class LineSource(Protocol):
@@ -58,8 +62,8 @@ class ChatView(Protocol):
     def listing(self, rows: Sequence[tuple[str, str]]) -> None:
         """Names, each with what there is to say of it."""
 
-    def answering(self) -> AbstractAsyncContextManager[ShownAnswer]:
-        """A block in which an answer is shown as it is added to."""
+    def answering(self, look: Look) -> AbstractAsyncContextManager[ShownAnswer]:
+        """A block in which an answer is shown as it is added to, and before its first word what `look` says."""
 
 
 @attrs.define(eq=False)
@@ -114,8 +118,8 @@ class PlainView:
             self.tell(f"{name:<{width}}  {words}")
 
     @asynccontextmanager
-    async def answering(self) -> AsyncIterator[ShownAnswer]:
-        """See `ChatView.answering`."""
+    async def answering(self, look: Look) -> AsyncIterator[ShownAnswer]:
+        """See `ChatView.answering`: text alone is shown."""
         try:
             yield PlainAnswer(self._output)
         finally:
