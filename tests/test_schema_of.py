@@ -1,4 +1,4 @@
-"""JSON Schemas of Python classes, as `SamplingParams(json_schema=…)` takes them."""  # type: ignore[call-arg]
+"""JSON Schemas of Python classes, as `SamplingParams(json_schema=…)` takes them."""
 
 from __future__ import annotations
 

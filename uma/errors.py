@@ -26,6 +26,7 @@ A client raises the very class the server raised: `from_code` finds it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
@@ -264,6 +265,11 @@ def errors_renamed(names: Mapping[str, str]) -> Iterator[None]:
     except UmaError as error:
         error.retell(renamed(error.lines, names))
         raise
+
+
+def told(error: BaseException) -> str:
+    """What the system says of an error, without its number; the error's kind where it says nothing."""
+    return re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
 def sole_error(

@@ -75,8 +75,7 @@ async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[...
             chat.fail(error, question)
             question = await chat.talk(None)
         if question is None:
-            if options.save is not None:
-                chat.conversation.save(Path(options.save).expanduser())
+            chat.save(options.save)
             return 1 if chat.n_failed and not chat.is_interactive else 0
 
 
@@ -316,6 +315,11 @@ class Chat:
             self.view.tell(f"The conversation is kept, {kept}. The next question looks for the server again.")
         elif is_begun:
             self.view.tell("The answer up to here is kept.")
+
+    def save(self, file: str | None) -> None:
+        """Write the conversation at its end, where `--save` names a file."""
+        if file is not None:
+            self.conversation.save(Path(file).expanduser())
 
     def shorten(self) -> None:
         """Leave out the oldest turns before the next question, as many as it takes."""

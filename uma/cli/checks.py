@@ -303,7 +303,10 @@ def server(config: RuntimeConfig) -> Check:
     try:
         return trio.run(_ask_server, config)
     except trio.TooSlowError:
-        remedy = f"timeout: no answer within {SERVER_TIMEOUT_SEC:.0f} s: look at its log, restart it"
+        remedy = (
+            f"timeout: no answer within {SERVER_TIMEOUT_SEC:.0f} s: it can be busy, as `uma top` shows; where nothing "
+            "moves there, look at its log and restart it"
+        )
         return Check("server", "does not answer", remedy)
     except ConnectionLost as error:
         if isinstance(error.__cause__, ConnectionRefusedError):

@@ -664,8 +664,8 @@ COMMANDS: tuple[Command, ...] = (
         "a conversation in the terminal",
         _describe_chat,
         "A conversation with the model through its chat template. /help in the chat tells its commands. Ctrl-C stops "
-        "the answer, Ctrl-D leaves. Where standard input is no terminal, each of its lines is one turn, whatever it begins with.\n\n"
-        + PLACE,
+        "the answer, Ctrl-D leaves. Where standard input is no terminal, each of its lines is one turn, whatever it "
+        "begins with.\n\n" + PLACE,
         " [MODEL]",
     ),
     Command(

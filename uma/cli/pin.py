@@ -9,6 +9,7 @@ from uma.cli.options import load_settings
 from uma.cli.sanitize import sanitize_line
 from uma.cli.trio_run import Interrupts, run
 from uma.client import dialled
+from uma.errors import BadRequest, ModelError
 
 
 def main(options: argparse.Namespace, *, is_pinned: bool = True) -> int:
@@ -22,6 +23,8 @@ def main(options: argparse.Namespace, *, is_pinned: bool = True) -> int:
         try:
             async with dialled(config.socket) as client:  # without a hello, which would load the default model
                 model = await client.pin(options.name, is_pinned=is_pinned, on_loading=tell)
+        except BadRequest as error:  # there is no such model
+            raise ModelError(error.message) from None
         finally:
             say.passing()
         what = f"is loaded and stays; `uma unpin {model.name}` takes that back" if is_pinned else "can leave again"

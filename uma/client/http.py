@@ -9,14 +9,14 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, RemoteDisconnected
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import attrs
 
-from uma.errors import ConfigError, ConnectionLost
+from uma.errors import ConfigError, ConnectionLost, told
 
 
 @attrs.frozen
@@ -46,7 +46,10 @@ class HttpClient:
         except TimeoutError:
             raise ConnectionLost(f"{self.url}: timeout: no answer within {self.timeout_sec:g} s") from None
         except (OSError, HTTPException) as error:
-            raise ConnectionLost(f"{self.url}: {error}; start a server with `uma run --http`") from error
+            hint = "start a server with `uma run --http`"
+            if isinstance(error, RemoteDisconnected) and self.url.startswith("http:"):
+                hint = "one with a certificate (--http-tls-cert) is at https://"
+            raise ConnectionLost(f"{self.url}: {told(error)}; {hint}") from error
         finally:
             if connection.sock is not None:
                 with suppress(OSError):

@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 import attrs
 
 from uma.config import nearest
-from uma.errors import ModelError, UmaError
+from uma.errors import ModelError, UmaError, told
 from uma.llama import header
 from uma.models import projectors
 from uma.models.names import HOSTS
@@ -254,7 +254,7 @@ def explained(reference: Reference, endpoint: str | None) -> Iterator[None]:
         raise UmaError(f"{repository}: {hub} answers {code}; {advice}") from None
     except (transport_error(), ConnectionError, TimeoutError) as error:
         raise UmaError(
-            f"{hub}: cannot be reached: {error or type(error).__name__}; look at the network, and at HF_ENDPOINT and "
+            f"{hub}: cannot be reached: {told(error)}; look at the network, and at HF_ENDPOINT and "
             "HTTPS_PROXY. What was loaded is kept"
         ) from None
 
