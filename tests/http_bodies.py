@@ -50,7 +50,7 @@ BODIES: dict[str, type[Any]] = {
     "/api/generate": ollama.GenerateBody,
     "/api/embed": ollama_embeddings.EmbedBody,
     "/api/embeddings": ollama_embeddings.EmbeddingsBody,
-    "/api/show": ollama.ShowBody,
+    "/api/show": ollama_models.NameBody,
     "/api/pull": ollama_models.PullBody,
     "/api/copy": NoBody,
     **dict.fromkeys(("/models/load", "/models/unload"), router.RouterBody),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from uma.http import openai
@@ -22,17 +20,17 @@ def is_anthropic(http: Exchange) -> bool:
 
 async def list_models(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/models`. All are on the first page."""
-    if gateway.models is not None:
+    if gateway.models is None:
+        data = [_model(gateway, name, http) for name in gateway.model_names]
+    else:
         if http.query.get("reload"):
             await gateway.models.look_again()
-        await _list_several(gateway, own_models(gateway.models, http), http)
-        return
-    names = gateway.model_names
+        data = [_listed(gateway, each, http) for each in own_models(gateway.models, http)]
     if not is_anthropic(http):
-        await http.answer_json({"object": "list", "data": [openai.model(gateway, name) for name in names]})
+        await http.answer_json({"object": "list", "data": data})
         return
-    data = [_anthropic_model(gateway, name) for name in names]
-    await http.answer_json({"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]})
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    await http.answer_json({"data": data, "has_more": False, "first_id": first, "last_id": last})
 
 
 async def show_model(gateway: Gateway, http: Exchange) -> None:
@@ -42,40 +40,27 @@ async def show_model(gateway: Gateway, http: Exchange) -> None:
         place = http.path[:-1] + "?" + http.scope["query_string"].decode("latin-1")
         await http.answer(b"", status=307, headers=[(b"location", header_value(place.removesuffix("?")))])
         return
-    if gateway.models is not None:
-        await _show_one(gateway, gateway.models.find(own_model(gateway.models, http, asked) or asked), http)
-        return
-    name = gateway.names.check(asked)
-    form = _anthropic_model if is_anthropic(http) else openai.model
-    await http.answer_json(form(gateway, name))
+    if gateway.models is None:
+        found = _model(gateway, gateway.names.check(asked), http)
+    else:
+        found = _listed(gateway, gateway.models.find(own_model(gateway.models, http, asked) or asked), http)
+    await http.answer_json(found)
 
 
-def _anthropic_model(gateway: Gateway, name: str) -> dict[str, Any]:
+def _model(gateway: Gateway, name: str, http: Exchange) -> dict[str, Any]:
+    """The only model, under one of its names."""
+    if not is_anthropic(http):
+        return openai.model(gateway, name)
     limits = gateway.source.info.limits
-    return {
-        "type": "model",
-        "id": name,
-        "display_name": gateway.names.name,
-        "created_at": datetime.fromtimestamp(gateway.names.loaded_at, UTC).isoformat().replace("+00:00", "Z"),
-        "lifecycle": "active",
-        "max_input_tokens": limits.n_ctx,
-        "max_tokens": limits.max_tokens,
-    }
+    sizes = {"max_input_tokens": limits.n_ctx, "max_tokens": limits.max_tokens}
+    return _anthropic_model(gateway, name, gateway.names.name) | sizes
 
 
-async def _list_several(gateway: Gateway, models: Sequence[ListedModel], http: Exchange) -> None:
-    form = _anthropic_listed if is_anthropic(http) else openai.listed
-    data = [form(gateway, each) for each in models]
-    first, last = (models[0].name, models[-1].name) if models else (None, None)
-    more = {"has_more": False, "first_id": first, "last_id": last}
-    await http.answer_json({"data": data, **(more if is_anthropic(http) else {"object": "list"})})
+def _listed(gateway: Gateway, model: ListedModel, http: Exchange) -> dict[str, Any]:
+    """One of several models."""
+    return _anthropic_model(gateway, model.name, model.name) if is_anthropic(http) else openai.listed(gateway, model)
 
 
-async def _show_one(gateway: Gateway, model: ListedModel, http: Exchange) -> None:
-    form = _anthropic_listed if is_anthropic(http) else openai.listed
-    await http.answer_json(form(gateway, model))
-
-
-def _anthropic_listed(gateway: Gateway, model: ListedModel) -> dict[str, Any]:
-    created = datetime.fromtimestamp(gateway.names.loaded_at, UTC).isoformat().replace("+00:00", "Z")
-    return {"type": "model", "id": model.name, "display_name": model.name, "created_at": created, "lifecycle": "active"}
+def _anthropic_model(gateway: Gateway, id: str, name: str) -> dict[str, Any]:
+    created = gateway.names.loaded_time
+    return {"type": "model", "id": id, "display_name": name, "created_at": created, "lifecycle": "active"}

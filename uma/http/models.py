@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import attrs
@@ -31,6 +32,11 @@ class ModelNames:
     """Any name means the loaded model."""
     loaded_at: int = attrs.field(factory=lambda: int(time.time()))
     """Unix time, for lists that have a date."""
+
+    @property
+    def loaded_time(self) -> str:
+        """`loaded_at` as ISO 8601 has it."""
+        return iso_time(datetime.fromtimestamp(self.loaded_at, UTC))
 
     @classmethod
     def of(cls, source: Source, config: RuntimeConfig) -> ModelNames:
@@ -61,3 +67,8 @@ class ModelNames:
     def knows(self, asked: str) -> bool:
         """Whether `asked` is one of the names, as `--model` takes them: in capitals or not, or the beginning of one."""
         return bool(meant(asked, {self.name: (self.name, *self.aliases)}))
+
+
+def iso_time(at: datetime) -> str:
+    """A time of day in UTC as ISO 8601 has it."""
+    return at.isoformat().replace("+00:00", "Z")

@@ -25,6 +25,8 @@ from uma.http.keep_alive import keep_sec
 from uma.http.logprobs import PendingLogprobs, entries, spelling
 from uma.http.many import known_model, of_model, own_models
 from uma.http.media import MediaReader
+from uma.http.models import iso_time
+from uma.http.ollama_models import NameBody
 from uma.http.problem import Unsupported
 from uma.http.reader import SYNONYMS, Reader, read
 from uma.http.rights import check_manager
@@ -338,15 +340,7 @@ def _asked(body: _Body, reader: Reader, piece: _Piece) -> dict[str, Any]:
 
 
 def _now() -> str:
-    return _as_time(datetime.now(UTC))
-
-
-def _loaded_at(gateway: Gateway) -> str:
-    return _as_time(datetime.fromtimestamp(gateway.names.loaded_at, UTC))
-
-
-def _as_time(at: datetime) -> str:
-    return at.isoformat().replace("+00:00", "Z")
+    return iso_time(datetime.now(UTC))
 
 
 def _said(model: str, nothing: dict[str, Any], what: str) -> Said:
@@ -481,7 +475,7 @@ def _resident(model: ListedModel) -> dict[str, Any]:
     """What is told of one of several models beside `_listed`: what it takes, and when it leaves if no request comes."""
     entry = _running(model.info) | {"size": model.taken_bytes or model.memory_bytes}
     if model.leaves_in_sec is not None:
-        entry["expires_at"] = _as_time(datetime.now(UTC) + timedelta(seconds=model.leaves_in_sec))
+        entry["expires_at"] = iso_time(datetime.now(UTC) + timedelta(seconds=model.leaves_in_sec))
     return entry
 
 
@@ -489,7 +483,7 @@ def _listed(gateway: Gateway, model: ModelInfo | ListedModel, name: str) -> dict
     return {
         "name": name,
         "model": name,
-        "modified_at": _loaded_at(gateway),
+        "modified_at": gateway.names.loaded_time,
         "size": model.size_bytes,
         "digest": digest(model.path, model.size_bytes),
         "details": _described(model),
@@ -505,14 +499,6 @@ def _described(model: ModelInfo | ListedModel) -> dict[str, Any]:
         "parameter_size": f"{model.parameters / 1e9:.3g}B",
         "quantization_level": model.quantization,
     }
-
-
-@attrs.frozen(kw_only=True)
-class ShowBody:
-    """`POST /api/show`; old clients say `name`."""
-
-    model: str | None = None
-    name: str | None = None
 
 
 def _parameters(gateway: Gateway) -> dict[str, Any]:
@@ -546,13 +532,13 @@ def _modelfile(gateway: Gateway, parameters: Mapping[str, Any]) -> str:
 async def show(gateway: Gateway, http: Exchange) -> None:
     """`POST /api/show`."""
     reader = gateway.reader(http)
-    body = await http.built(lambda fields: read(fields, ShowBody, http.ignored))
+    body = await http.built(lambda fields: read(fields, NameBody, http.ignored))
     gateway.names.check(reader.first(("model", body.model or None), ("name", body.name or None)))
     model, able = gateway.source.info.model, gateway.source.info.capabilities
     parameters = _parameters(gateway)
     await http.answer_json(
         {
-            "modified_at": _loaded_at(gateway),
+            "modified_at": gateway.names.loaded_time,
             "license": model.license or "",
             "modelfile": _modelfile(gateway, parameters),
             "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
