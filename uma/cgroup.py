@@ -37,10 +37,14 @@ class Group:
         Cached files count as used, and Linux drops them before it refuses memory, recently used ones too: they are left
         as well. Over `memory.high` Linux slows the group down until it gives memory back, so that is a limit as well.
         """
-        names = ("memory.max", "memory.high") if self.version == 2 else ("memory.limit_in_bytes",)
-        limit = min(self._number(name, math.inf) for name in names)
+        limit = self.memory_limit_bytes()
         used = self._number("memory.current" if self.version == 2 else "memory.usage_in_bytes", 0)
         return math.inf if limit == math.inf else max(0, limit - used + self._file_cache_bytes())
+
+    def memory_limit_bytes(self) -> float:
+        """Bytes that this group's processes can have together; infinite without a limit."""
+        names = ("memory.max", "memory.high") if self.version == 2 else ("memory.limit_in_bytes",)
+        return min(self._number(name, math.inf) for name in names)
 
     def cpu_quota(self) -> float:
         """CPUs that this group's processes can use at the same time; infinite without a quota."""

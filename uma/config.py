@@ -90,6 +90,7 @@ class RuntimeConfig:
         "needed; -1: 30 with several models, 0 with one",
         "minutes",
     )
+    yield_memory: bool = setting(False, "where other programs need the memory, idle models leave, largest first")
     socket: str = setting(default_socket, "Unix socket of the server", "path", factory=True)
     socket_mode: Annotated[int, Range(0, 0o777)] = setting(0o600, "permissions of the socket file", "octal")
     socket_users: str = setting("", "TOML file of the bounds that users have on the socket; empty: none", "path")
@@ -410,6 +411,7 @@ SERVER_ONLY = HTTP | frozenset(
         "models",
         "memory",
         "idle_unload",
+        "yield_memory",
         "socket_mode",
         "socket_users",
         "protocol",

@@ -167,6 +167,8 @@ def _leaves(model: ListedModel) -> str:
         return f"failed: {sanitize_line(model.failure)}"
     if model.is_pinned:
         return "pinned"
+    if model.yielded:
+        return f"left for another program: {sanitize_line(model.yielded)}"
     if model.leaves_in_sec is not None:
         return f"leaves in {timedelta(seconds=round(model.leaves_in_sec))}"
     return "leaves when its memory is needed" if model.state == "loaded" else ""
@@ -185,5 +187,5 @@ def _model_json(model: ListedModel) -> dict[str, Any]:
         "running",
         "waiting",
     )
-    times = ("is_pinned", "leaves_in_sec", "failure", "retry_in_sec")
+    times = ("is_pinned", "leaves_in_sec", "failure", "retry_in_sec", "yielded")
     return {name: getattr(model, name) for name in (*names, *times)}

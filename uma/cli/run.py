@@ -41,12 +41,12 @@ def _unloadable(loaded: Loaded) -> Loaded:
     Alone, it has all the memory that is free, as a model in this process has.
     """
     config = loaded.config
-    if config.models or config.idle_unload <= 0:
+    if config.models or (config.idle_unload <= 0 and not config.yield_memory):
         return loaded
     if config.takes_any_model:
-        raise ConfigError("--idle-unload: unsupported with --alias '*': name what requests ask for")
+        raise ConfigError("--idle-unload, --yield-memory: unsupported with --alias '*': name what requests ask for")
     memory = config.memory or free_memory_bytes() // 2**20
-    alone = attrs.evolve(config, models=config.model, alias="", memory=memory)
+    alone = attrs.evolve(config, models=config.model, alias="", memory=memory, idle_unload=max(0.0, config.idle_unload))
     return attrs.evolve(loaded, config=alone, models={config.model: ModelSettings(config.aliases, where="--alias")})
 
 

@@ -124,6 +124,8 @@ class ServedModel:
     """Why it cannot be loaded, by its header or by its last load, for which nothing leaves again; empty: it can."""
     used_at: float = 0.0
     stays_until: float = 0.0
+    yielded: str = ""
+    """Why it has left for another program; empty: it has not, or was loaded again."""
     is_leaving: bool = False
     """Whether it takes no more requests; its process ends once nothing runs."""
     stay: trio.CancelScope = attrs.field(factory=trio.CancelScope)

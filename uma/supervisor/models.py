@@ -41,6 +41,7 @@ from uma.supervisor.child import child_config, running, taken_bytes
 from uma.supervisor.estimate import most_weights_bytes, planned_bytes
 from uma.supervisor.files import HubDownload, removal_of, remove
 from uma.supervisor.model import LOOK_SEC, MOST_MODELS, STANDSTILL_SEC, LoadedModel, ModelLoad, ServedModel
+from uma.supervisor.pressure import Pressure
 from uma.supervisor.residency import passes, plan
 from uma.types import (
     DEFAULT_MAX_TOKENS,
@@ -66,6 +67,8 @@ FREE_SHARE = 0.7
 """Part of the memory that is free at the start that all models together can take, without `--memory`."""
 IDLE_UNLOAD = 30.0
 """Minutes without a request after which a model leaves, where the settings do not say."""
+YIELD_SEC = 1.0
+"""Time between two looks at whether other programs need the memory."""
 MEASURE_SEC = 5.0
 """Between two looks at what the processes of models that are used take."""
 SILENT_LOOKS = 10
@@ -88,6 +91,8 @@ class LoadedModels(Models):
     shelf: Shelf
     budget_bytes: int
     """What all processes together can take."""
+    pressure: Pressure = attrs.field(factory=Pressure, init=False)
+    """What tells whether other programs need the memory."""
     _known: dict[str, ServedModel] = attrs.field(factory=dict, init=False)
     _asked: list[ServedModel] = attrs.field(factory=list, init=False)
     """Models that are to be loaded, in the order in which they were asked for."""
@@ -148,6 +153,7 @@ class LoadedModels(Models):
             leaves_in_sec=max(0.0, model.leaves_at - now) if model.is_idle and model.leaves_at < math.inf else None,
             failure=model.failures.why,
             retry_in_sec=model.failures.left_sec(now),
+            yielded=model.yielded,
         )
 
     async def card(self, model: str | None, *, loads: bool = True) -> ServerInfo:
@@ -409,6 +415,8 @@ class LoadedModels(Models):
                     both.start_soon(self._at_changes, self._let_idle_go)
                     both.start_soon(self._measure_used)
                     both.start_soon(self._load_pinned)
+                    if self.config.yield_memory:
+                        both.start_soon(self._yield_memory)
                     both.start_soon(self._at_changes, self._bring_back)
                     await self._at_changes(partial(self._load_asked, nursery))
 
@@ -609,6 +617,19 @@ class LoadedModels(Models):
                 over -= model.needs_bytes
         return min((unused.leaves_at for unused in idle if not unused.is_leaving), default=math.inf)
 
+    async def _yield_memory(self) -> None:
+        """Have idle models leave, the largest first and one after another, while other programs need the memory."""
+        while True:
+            await trio.sleep(YIELD_SEC)
+            why = await trio.to_thread.run_sync(self.pressure.reason, trio.current_time(), abandon_on_cancel=True)
+            known = self._known.values()
+            idle = [model for model in known if model.is_idle and not model.is_pinned]
+            if why and idle and not any(model.is_leaving for model in known):
+                model = max(idle, key=lambda candidate: candidate.taken_bytes or candidate.needs_bytes)
+                model.yielded = why
+                log(_log, logging.INFO, "model.yielded", model=model.file.name, bytes=model.taken_bytes, reason=why)
+                model.leave()
+
     def close(self) -> None:
         """Let all models go, in order, and load no more."""
         self._is_draining = True
@@ -705,7 +726,7 @@ async def _why_lost(client: Client) -> UmaError:
 
 
 def _tell_loaded(model: ServedModel, took_sec: float) -> None:
-    ms = round(1000 * took_sec)
+    ms, model.yielded = round(1000 * took_sec), ""
     log(_log, logging.INFO, "model.loaded", model=model.file.name, ms=ms, bytes=model.size_bytes)
 
 

@@ -246,6 +246,8 @@ class ListedModel:
     """Why its last load or its process failed; empty: it did not."""
     retry_in_sec: float = 0.0
     """Time for which no load of it is tried after a failure."""
+    yielded: str = ""
+    """Why it has left for another program (`--yield-memory`), until it is loaded again; empty: it has not."""
 
 
 @attrs.frozen
