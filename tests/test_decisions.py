@@ -210,7 +210,11 @@ async def test_reproducible_decisions_are_equal_to_the_last_bit(tiny: Path) -> N
     asked = decision("A parcel came in a torn box. " * 12, reproducible=True)
     settings: dict[str, Any] = {"flash_attn": "auto", "cache_type_k": "f16", "cache_type_v": "f16", "cache_ram_mb": 64}
     async with open_engine(config_for(tiny, **settings)) as engine:
-        first = (await engine.decide(asked)).answers
+        alone = [(await engine.decide(attrs.evolve(asked, questions=[each]))).answers[0] for each in asked.questions]
+        whole = await engine.decide(asked)
+        first = whole.answers
+        assert list(first) == alone
+        assert whole.read_tokens < 0.6 * whole.usage.prompt_tokens  # the state was computed once
         await answer(engine, chat_about(asked.messages[0].content))
         assert (await engine.decide(asked)).answers == first
         backwards = await engine.decide(attrs.evolve(asked, questions=asked.questions[::-1]))

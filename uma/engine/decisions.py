@@ -23,7 +23,7 @@ from uma.engine.intake.prompt import PromptReader
 from uma.engine.policy import labels
 from uma.engine.reproducible import ReproducibleContext
 from uma.engine.submission import LabelPrompt, Prepared, Submission
-from uma.engine.worker.choice import LabelRead
+from uma.engine.worker.choice import LabelRead, SharedStart
 from uma.llama.vocab import Vocab
 from uma.metrics import EngineMetrics
 from uma.types import Decision, DecisionRequest, Decisions, Request, SamplingParams, Usage
@@ -59,7 +59,10 @@ class DecisionService:
         """See `types.Source.decide`."""
         self._gate.check_queue(request.priority)
         prompts = await self._reader.read(request)
-        rows = [self._row(prompts, asked, row) for asked in prompts.asked for row in labels.rows_of(asked.spellings)]
+        start = SharedStart(prompts.border) if request.reproducible else None
+        rows = [
+            self._row(prompts, asked, row, start) for asked in prompts.asked for row in labels.rows_of(asked.spellings)
+        ]
         longest = max(len(row.prompt.tokens) for row in rows)
         self._prompts.check_fits(longest)
         most_tokens = longest + 1
@@ -72,12 +75,14 @@ class DecisionService:
         prompt_tokens = sum(len(prompt.tokens) for prompt in reads)
         return Decisions(request.id, tuple(self._decided(request, rows)), Usage(prompt_tokens, cached, 0))
 
-    def _row(self, prompts: DecisionPrompts, asked: AskedPrompt, row: labels.LabelRow) -> _Row:
+    def _row(
+        self, prompts: DecisionPrompts, asked: AskedPrompt, row: labels.LabelRow, start: SharedStart | None
+    ) -> _Row:
         tokens = prompts.state + asked.tokens + array("i", row.path)
         wanted = [token for token in row.tokens if token != labels.END]
         if len(wanted) < len(row.tokens):
             wanted += self._vocab.eog_ids.tolist()
-        return _Row(asked, row, LabelPrompt(tokens, LabelRead(np.array(wanted, np.intp))))
+        return _Row(asked, row, LabelPrompt(tokens, LabelRead(np.array(wanted, np.intp), start=start)))
 
     async def _read(
         self, request: DecisionRequest, prompts: DecisionPrompts, rows: Sequence[_Row], most_tokens: int

@@ -16,6 +16,17 @@ Bias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
 
 
 @attrs.define(slots=True, eq=False)
+class SharedStart:
+    """What reproducible prompts of one decision begin with: computed once, and copied for each of the others."""
+
+    tokens: int
+    """Tokens that all of them begin with."""
+    computed: int = 0
+    """Tokens that `memory` holds: whole batches of them."""
+    memory: bytes | None = None
+
+
+@attrs.define(slots=True, eq=False)
 class LabelRead:
     """Log probabilities that are read of a prompt's last row, instead of a choice: nothing is written behind it."""
 
@@ -24,6 +35,8 @@ class LabelRead:
     """Log probability of each, once the row is computed."""
     cached_tokens: int = 0
     """Tokens of the prompt that came from the cache."""
+    start: SharedStart | None = None
+    """Where the prompt is reproducible: what it has in common with the others."""
 
 
 @attrs.define(slots=True, eq=False)

@@ -16,6 +16,7 @@ from uma.engine.policy.isolated import IsolatedTurns
 from uma.engine.policy.order import in_order
 from uma.engine.worker.account import Instruments
 from uma.engine.worker.canceller import BatchCanceller
+from uma.engine.worker.choice import SharedStart
 from uma.engine.worker.runner import book
 from uma.engine.worker.sampling import RowResult, RowSampler
 from uma.engine.worker.sequence import Sequence, being_computed
@@ -54,6 +55,8 @@ class Reproducer:
         """Waiting sequences in order of arrival, each with its memory if a part of it is computed."""
         self._current: Sequence | None = None
         """The one that the context has."""
+        self._kept_start: SharedStart | None = None
+        """The only one whose memory is kept."""
         self._piece_ms = 0.0
         """What the last piece of a prompt took."""
 
@@ -166,8 +169,22 @@ class Reproducer:
         self._context.clear(overwrites=False)
         kept = self._waiting.pop(sequence)
         self._current = sequence
+        start = _start_of(sequence)
+        if kept is None and start is not None and start.memory is not None and not sequence.computed:
+            kept, sequence.computed = start.memory, start.computed
         if kept is not None:
             self._context.state_set(0, kept)
+
+    def _keep_start(self, sequence: Sequence) -> None:
+        """Keep the last whole batch's memory of what other prompts of its decision begin with, too."""
+        start, context = _start_of(sequence), self._context
+        if start is None or start.memory is not None or context is None:
+            return
+        if sequence.computed == start.tokens // context.n_batch * context.n_batch and self._can_put_aside(sequence):
+            if self._kept_start is not None:
+                self._kept_start.memory = None
+            self._kept_start = start
+            start.memory, start.computed = context.state_get(0), sequence.computed
 
     def _compute(self, sequence: Sequence, count: int) -> Reproduced | bool:
         context, batch, canceller = self._context, self._batch, self._canceller
@@ -197,6 +214,7 @@ class Reproducer:
             self._piece_ms = took_ms
         book(self._instruments, [(sequence, count)], took_ms, is_isolated=True)
         if not is_whole:
+            self._keep_start(sequence)
             return True
         (given,) = self._sampling.sample([sequence], [index])
         return Reproduced(sequence, given, now_ms())
@@ -205,3 +223,7 @@ class Reproducer:
         if context.params.flash_attn == "off" and (threads := self._threads()) != self._threads_in_force:
             self._threads_in_force = threads
             context.set_threads(threads)
+
+
+def _start_of(sequence: Sequence) -> SharedStart | None:
+    return None if sequence.choice.labels is None else sequence.choice.labels.start
