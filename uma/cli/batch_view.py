@@ -52,7 +52,7 @@ class Speed:
         """
         running = self.tally.running - self.tally.waiting
         tally, left, tokens = self.tally, self.seconds_left, self.tally.completion_tokens
-        rate = f"{words.figure(self.tokens_per_sec)} tokens/s" if tokens else ""
+        rate = words.pace(self.tokens_per_sec) if tokens else ""
         if tally.prompt_tokens and not tokens:
             rate = f"{tally.prompt_tokens:,} prompt tokens read"
         parts = [
@@ -112,7 +112,7 @@ class Lines:
         tally, tokens = speed.tally, speed.tally.completion_tokens
         now = f", {tally.rows - tally.begun_rows:,} of them now" if tally.begun_rows else ""
         took = f"{now} in {words.time_span(speed.elapsed_sec)}"
-        rate = f", {tokens:,} tokens, {words.figure(speed.tokens_per_sec)} tokens/s" if tokens else ""
+        rate = f", {tokens:,} tokens, {words.pace(speed.tokens_per_sec)}" if tokens else ""
         failed = f", {tally.failed:,} failed" if tally.failed else ""
         say.note(f"{'done: ' if is_done else ''}{words.rows(tally.rows)}{took}{rate}{failed}")
 

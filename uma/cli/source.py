@@ -51,7 +51,7 @@ class Bond:
     is_one_of_several: bool = False
     """The server had others, too."""
     name: str | None = None
-    """With no `model`: the one of several that the conversation goes on with."""
+    """Name of the one of several that the conversation goes on with, where `model` is None."""
 
 
 @asynccontextmanager
