@@ -202,9 +202,8 @@ def test_an_answer_is_stopped_repeated_branched_and_kept_by_keyboard(
             tab_to(page, "Import")
             page.keyboard.press("Enter")
         choosing.value.set_files(saved)
-        tab_to(page, "Import again")
-        page.keyboard.press("Enter")
-        expect(page.locator(".conversation")).to_have_count(4)
+        expect(page.locator(".toast").last).to_contain_text("are here already")
+        expect(page.locator(".conversation")).to_have_count(2)
 
 
 def test_what_is_said_aloud(browser: Browser, http_server: HttpServer) -> None:

@@ -472,9 +472,11 @@ def test_thinking_is_folded_beside_the_answer_and_sent_back_for_the_template_to_
         with page.expect_download() as saving:
             page.get_by_role("button", name="Export all").click()
         saving.value.save_as(tmp_path / "saved.json")
+        page.get_by_label("This conversation").click()
+        page.get_by_role("button", name="Delete", exact=True).click()
+        expect(page.locator(".conversation")).to_have_count(0)
         page.locator("#import-file").set_input_files(tmp_path / "saved.json")
-        page.get_by_role("button", name="Import again").click()
-        expect(page.locator(".conversation")).to_have_count(2)
+        expect(page.locator(".conversation")).to_have_count(1)
         expect(page.locator(".thoughts")).to_have_text("Is it wet?\nLook out.")
         with page.expect_request("**/ui/api/answers") as sent:
             here.ask("And tomorrow?")

@@ -76,19 +76,13 @@ def test_conversations_are_found_pinned_renamed_and_deleted_in_the_list(here: Vi
     act(page, "Baking", "Delete")
     expect(page.locator(".entry")).to_have_count(1)
 
-    # What is here already is not there twice unless one says so.
+    # What is here already is not there twice.
     choose(page, saved(*both))
-    dialog = page.get_by_role("dialog", name="Import once more?")
-    expect(dialog).to_contain_text("1 of these 2 conversations are here already.")
-    assert violations(page) == []
-    dialog.get_by_role("button", name="Only what is new").click()
+    expect(page.locator(".toast").last).to_contain_text("1 conversation imported. 1 is here already.")
     expect(page.locator(".entry")).to_have_count(2)
     choose(page, saved(both[0]))
-    dialog.get_by_role("button", name="Import again").click()
-    expect(page.locator(".entry")).to_have_count(3)
-    choose(page, saved(both[0]))
-    dialog.get_by_role("button", name="Cancel").click()
-    expect(page.locator(".entry")).to_have_count(3)
+    expect(page.locator(".toast").last).to_contain_text("Nothing was imported from saved.json. 1 is here already.")
+    expect(page.locator(".entry")).to_have_count(2)
 
 
 def test_a_search_opens_the_sentence_and_marks_its_words(here: Visitor) -> None:

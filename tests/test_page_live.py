@@ -33,6 +33,8 @@ STORM, LINES, TOKENS = 9, 180, 50
 tokens of each answer."""
 MAX_WAITING = 5
 """Lanes of requests of which nothing is computed yet."""
+FEW = 20
+"""Fewer times than these have no percentiles."""
 NO_FIGURE = "\N{EN DASH}"
 """What a tile shows where there is nothing to be told yet."""
 TWO_SLOTS = ("--max-sequences", "2", "--alias=*")
@@ -146,13 +148,13 @@ NOTE_WHAT_IS_SHOWN = """() => {
         tiles: pairs(".tile", (tile) => [
             text(tile, "dt"), [text(tile, ".tile-value"), text(tile, ".tile-unit"), text(tile, ".tile-note")],
         ]),
-        parts: pairs(".panels .legend li", (part) => [part.textContent.replace(/^[\\d,]+ /, ""), text(part, "b")]),
+        parts: pairs(".bar + .legend li", (part) => [part.textContent.replace(/^[\\d,]+ /, ""), text(part, "b")]),
         lanes: pairs(".lane:not(.is-over)", (lane) => [lane.dataset.id, text(lane, ".lane-figures")]),
         states: pairs(".lane:not(.is-over)", (lane) => [lane.dataset.id, text(lane, ".lane-state")]),
         names: pairs(".lane:not(.is-over)", (lane) => [lane.dataset.id, text(lane, ".lane-name")]),
         more: [...view.querySelectorAll(".lanes > .panel-note")].map((each) => each.textContent),
-        layout: text(view, ".panels .panel-note"),
-        running: text(view, ".panel-head .panel-note"),
+        layout: text(view, ".panel-head .panel-note"),
+        running: text(view, ".live-words"),
     });
     new MutationObserver(look).observe(view, { attributeFilter: ["data-frames"] });
 }"""
@@ -184,20 +186,16 @@ def test_a_storm_is_seen_in_the_browser(browser: Browser, narrow_server: HttpSer
             }"""
         )
         assert colours == [True, True]
-        # And priorities are told by shades: none is the colour of anything that is computed.
-        shades = """kinds => kinds.map((kind) =>
-            getComputedStyle(document.querySelector(`.swatch.is-${kind}`)).backgroundColor)"""
-        priorities = page.evaluate(shades, ["interactive", "normal", "background"])
-        assert len({*priorities, *page.evaluate(shades, ["prefill", "decode", "cached"])}) == 6
         page.locator(".nothing").wait_for()  # its lanes linger, and go
         noted, shown = page.evaluate("[noted, shown]")
     assert len(shown) > 4
     for each in shown:
         check_figures(each, noted[: each["frames"]])
-    assert any(each["running"].startswith("2 running, ") for each in shown)
+    assert any(each["running"].startswith("2 run, ") for each in shown)
     assert any(each["more"] for each in shown)
     assert all(re.fullmatch(r"one pool for all|a buffer of [\d,]+ for each request", each["layout"]) for each in shown)
-    for name in ("in use", "cached", "background"):
+    assert any("; --max-sequences is 2." in each["running"] for each in shown)
+    for name in ("in use", "cached"):
         assert any(each["parts"][name] != "0" for each in shown), name
 
 
@@ -210,7 +208,7 @@ def check_figures(shown: dict[str, Any], frames: list[dict[str, Any]]) -> None:
         "in use": metrics["kv_cells_used"] - cached,
         "cached": cached,
         "free": metrics["kv_cells_total"] - metrics["kv_cells_used"],
-    } | waiting
+    }
     everyone = [*activity["running"], *queue_of(activity)]
     told = [each for each in everyone if each["id"] in shown["lanes"]]
     assert shown["lanes"] == {each["id"]: lane_figures(each) for each in told}
@@ -221,7 +219,13 @@ def check_figures(shown: dict[str, Any], frames: list[dict[str, Any]]) -> None:
     assert all(each in told for each in [each for each in everyone if not is_begun(each)][:MAX_WAITING])
     hidden = len(everyone) - len(told)
     assert shown["more"] == ([f"and {hidden} more"] if hidden else [])
-    assert shown["running"] == f"{now['running']} running, {sum(waiting.values())} waiting"
+    runs = f"{now['running']} run{'s' * (now['running'] == 1)}"
+    if total := sum(waiting.values()):
+        kinds = ", ".join(f"{count} {name}" for name, count in waiting.items() if count)
+        runs += f", {total} wait{'s' * (total == 1)} for a slot ({kinds})"
+    assert re.fullmatch(
+        re.escape(runs) + r"(, the last of them for about [\d,.]+ m?s)?(; --max-sequences is 2)?\.", shown["running"]
+    )
     check_tiles(shown["tiles"], now, metrics)
 
 
@@ -285,7 +289,10 @@ def check_tiles(tiles: dict[str, list[str]], figures: dict[str, Any], metrics: d
         if figures[name] is None:
             assert tiles[tile] == [NO_FIGURE, "", "no token yet"]
             continue
-        told = re.fullmatch(r"median · 95 %: (.+) · 99 %: (.+)", note)
+        if (count := figures[name]["count"]) < FEW:
+            assert note == f"median of {count}"
+            continue
+        told = re.fullmatch(rf"median of {count:,} · 95 %: (.+) · 99 %: (.+)", note)
         assert told is not None, note
         # Two digits: more is not known of what lies in a bucket.
         for text, exact in zip((f"{value} {unit}", told[1], told[2]), list(figures[name].values())[1:], strict=True):
@@ -293,7 +300,7 @@ def check_tiles(tiles: dict[str, list[str]], figures: dict[str, Any], metrics: d
             assert is_rounded(text, exact, step), text
     value, unit, _ = tiles["From cache"]
     share = figures["cached_share"]
-    assert (value, unit) == (NO_FIGURE, "") if share is None else is_rounded(value, 100 * share) and unit == "%"
+    assert unit == "%" and is_rounded(value, 100 * (share or 0))
     assert tiles["Preemptions"][0] == f"{metrics['preemptions_total']:,}"
 
 
@@ -409,12 +416,12 @@ def test_what_is_shown_of_a_server_that_is_gone_is_said_to_be_of_before(
         one.visit("#live")
         figures, bar, state = page.locator(".tile-value").first, page.locator(".bar").first, page.locator(".live-state")
         looks = "each => [getComputedStyle(each).color, getComputedStyle(each).opacity]"
-        expect(page.locator(".panel-head .panel-note").first).to_have_text("2 running, 0 waiting")
+        expect(page.locator(".live-words")).to_have_text("2 run.")
         fresh = figures.evaluate(looks), bar.evaluate(looks)
         expect(state).to_have_text(
             re.compile(r"Trying again … The figures are those of \d\d:\d\d:\d\d, when it was last heard of\.$")
         )
-        expect(page.locator(".panel-head .panel-note").first).to_have_text("2 running, 0 waiting")
+        expect(page.locator(".live-words")).to_have_text("2 run.")
         stale = figures.evaluate(looks), bar.evaluate(looks)
         assert stale[0][0] != fresh[0][0]
         assert float(stale[1][1]) < float(fresh[1][1])
@@ -432,21 +439,22 @@ def test_a_view_that_has_heard_nothing_shows_no_figures(browser: Browser, narrow
         page.route("**/ui/api/live", lambda route: route.abort())
         one.visit("#live")
         expect(page.locator(".live-state")).to_contain_text("Trying again …")
-        assert page.locator(".legend b").all_inner_texts() == [NO_FIGURE] * 6
+        assert page.locator(".legend b").all_inner_texts() == [NO_FIGURE] * 3
         assert page.locator(".tile-value").all_inner_texts() == [NO_FIGURE] * 6
         expect(page.locator(".nothing")).to_be_hidden()
         expect(page.locator(".axis")).to_be_hidden()
         page.unroute("**/ui/api/live")
         expect(page.locator(".nothing")).to_be_visible()
         expect(page.locator(".legend b").first).not_to_have_text(NO_FIGURE)
-        expect(page.locator(".tile dd").first).to_have_text(re.compile(r"^[\d,]+ tokens/s$"))
+        # No card says 0.
+        expect(page.locator(".tile:visible .tile-value", has_text=re.compile("^0$"))).to_have_count(0)
         # The browser's own lines about the streams that were not answered.
         one.problems = [each for each in one.problems if "ERR_FAILED" not in each]
 
 
 COVERED = """[...document.querySelectorAll(".lane")].flatMap((lane) => {
-    const end = lane.querySelector(":scope > button svg").getBoundingClientRect();
-    return [...lane.querySelectorAll("span")].filter((each) => {
+    const end = lane.querySelector(".icon-button svg").getBoundingClientRect();
+    return [...lane.querySelectorAll("span:not(:has(svg))")].filter((each) => {
         const { left, right, top, bottom } = each.getBoundingClientRect();
         return left < end.right && right > end.left && top < end.bottom && bottom > end.top;
     }).map((each) => each.textContent);

@@ -163,9 +163,11 @@ def test_pictures_are_exported_and_imported(here: Visitor, tmp_path: Path) -> No
         begun.value.save_as(file)
     markdown = saved["Markdown"].read_text()
     assert re.search(r"^!\[a  cat \.png\]\(data:image/png;base64,[\w+/=]+\)\n\nWhat is it\?$", markdown, re.MULTILINE)
+    page.locator("#menu").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    expect(page.locator(".conversation")).to_have_count(0)
     page.locator("#import-file").set_input_files(saved["JSON"])
-    page.get_by_role("button", name="Import again").click()
-    expect(page.locator(".conversation")).to_have_count(2)
+    expect(page.locator(".conversation")).to_have_count(1)
     assert is_loaded(picture(page.locator("#thread"), "a [cat].png"))
     given = json.loads(saved["JSON"].read_text())
     (question,) = [each for each in given["conversations"][0]["messages"].values() if each["role"] == "user"]

@@ -82,7 +82,7 @@ def test_a_browser_that_keeps_nothing_can_still_chat(http_server: HttpServer, tm
             one = Visitor(context.new_page(), http_server.url)
             page = one.visit().page
             expect(page.locator(".toast")).to_have_count(1)
-            expect(page.locator(".toast")).to_contain_text("keeps nothing")
+            expect(page.locator(".toast")).to_contain_text("keeps no conversations and settings")
             set_temperature(page, "0.5")
             expect(page.locator("#chips")).to_contain_text("temperature 0.5")
             page.locator("#theme").click()

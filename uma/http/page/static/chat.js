@@ -33,8 +33,6 @@ const NEAR_END_PX = 80;
 const RENDER_MS = 30;
 /** An answer that is written rests for so many times as long as it took to draw it, however long its last block is. */
 const REST = 4;
-/** Code of what the server has no more. */
-const GONE = "gone";
 /** Code of a refusal for a key that is missing or wrong. */
 const NO_KEY = "invalid_api_key";
 
@@ -81,7 +79,6 @@ export class Chat {
       for (const message of Object.values(conversation.messages))
         if (message.token)
           void this.follow(conversation, message, message.isUnsent ? bodyOf(conversation, message) : undefined);
-    void this.pickUpSummaries();
   }
 
   /** What another window has saved. @param {Conversation} stored */
@@ -98,7 +95,6 @@ export class Chat {
     for (const message of found) mine.messages[message.id] = message;
     const { title, settings, model, updated, pinned, from, fromAt, summary, before } = stored;
     Object.assign(mine, { title, settings, model, updated, pinned, from, fromAt, summary, before });
-    if (this.summary?.conversation !== mine) mine.summing = stored.summing;
     // What is being edited stays as it is: it becomes another version beside what has come meanwhile.
     if (!found.length || (mine === this.current && this.thread.querySelector(".is-edited"))) return;
     if (branch(stored).some(({ id }) => id === mine.leaf)) mine.leaf = stored.leaf;
@@ -286,23 +282,15 @@ export class Chat {
    */
   async summarise(below, home = this.current) {
     if (this.summary) return;
-    const isBegun = Boolean(home.summing);
     const summary = new Summary(home, pathTo(home, below ?? home.leaf), this.turns);
     if (!summary.isPossible) {
       toast("There is no older turn that could be summarised.");
-      delete home.summing;
       return;
     }
     this.summary = summary;
     this.isAtEnd = true;
     announce("The model summarises the oldest turns.");
-    if (isBegun) await this.followSummary(summary, summary.pickUp());
-    if (!isBegun || summary.message.failure?.code === GONE) {
-      if (isBegun) toast("The summary is written again: the server has no more of the one that was begun.");
-      const run = summary.begin(this.does.info());
-      home.summing = { token: run.token ?? "", from: summary.from, below };
-      await this.followSummary(summary, run);
-    }
+    await this.followSummary(summary, summary.begin(this.does.info()));
     this.summary = undefined;
     const isWritten = summary.end();
     void this.save(home);
@@ -320,14 +308,8 @@ export class Chat {
       if (this.isAtEnd && home === this.current) this.goToEnd();
     };
     if (home === this.current) this.render();
-    await this.save(home); // before it is asked for: a page that is left then finds it again
     await run.follow();
     this.runs.delete(summary.message.id);
-  }
-
-  /** Go on with summaries that were being written when the page was left. */
-  async pickUpSummaries() {
-    for (const home of this.conversations) if (home.summing) await this.summarise(home.summing.below, home);
   }
 
   /** @param {Conversation} conversation @param {Message} message @param {Record<string, unknown>} [body] */

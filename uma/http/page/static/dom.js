@@ -137,27 +137,6 @@ export function toast(text, action) {
   setTimeout(close, action ? 10_000 : 5_000);
 }
 
-/** Ask the person to choose one of these; null where the question is put away. @param {string} title @param {string} text @param {string[]} options The last is the one that is meant. @returns {Promise<string | null>} */
-export function choose(title, text, options) {
-  const dialog = byId("choice", HTMLDialogElement);
-  return new Promise((resolve) => {
-    const buttons = options.map((label, index) => {
-      const take = () => {
-        resolve(label);
-        dialog.close();
-      };
-      const look = index === options.length - 1 ? "button primary" : "button";
-      return h("button", { type: "button", class: look, onclick: take }, label);
-    });
-    dialog.onclose = () => resolve(null);
-    const foot = h("div", { class: "sheet-foot" }, ...buttons);
-    dialog.replaceChildren(
-      h("div", { class: "sheet-body" }, h("h2", { id: "choice-title" }, title), h("p", {}, text), foot),
-    );
-    dialog.showModal();
-  });
-}
-
 /** Buttons that show that they have copied. @type {WeakSet<HTMLElement>} */
 const checked = new WeakSet();
 

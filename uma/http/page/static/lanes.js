@@ -195,13 +195,12 @@ class Lane {
   offer(own) {
     if (own && !this.button) {
       this.button = iconButton("stop", `End ${own.title ?? this.name.textContent}`, () => this.does?.stop(), "small");
-      this.element.append(this.button);
+      this.state.after(" ", this.button);
     } else if (!own && this.button) {
       this.button.remove();
       this.button = undefined;
     }
     this.does = own;
-    this.element.classList.toggle("can-end", Boolean(own));
     this.hurry.hidden = !own?.hurry || this.phase !== "writing" || this.isHurried;
     this.hurry.onclick = () => {
       this.isHurried = this.hurry.hidden = true;

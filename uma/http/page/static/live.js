@@ -14,6 +14,8 @@ const RETRY_MS = 1_500;
 const SILENCE_MS = 10_000;
 /** The last bound of the server's times: what lies beyond is not known closer. */
 const MOST_MS = 60_000;
+/** Fewer times than these have no percentiles. */
+const FEW = 20;
 const SVG = "http://www.w3.org/2000/svg";
 const NO_BREAK = "\u00a0";
 
@@ -45,24 +47,26 @@ class Tile {
     this.element.append(svg);
   }
 
-  /** @param {string} value @param {string} unit @param {string} note */
-  show(value, unit, note) {
+  /** @param {string} value @param {string} unit @param {string} note @param {boolean} [isTold] Whether there is something to tell. */
+  show(value, unit, note, isTold = true) {
+    this.element.hidden = !isTold;
     this.value.textContent = value;
     this.unit.textContent = unit;
     this.note.textContent = note;
   }
 
-  /** @param {{age_ms: number, value: number}[]} points */
+  /** @param {{age_ms: number, value: number}[]} points @returns {boolean} Whether there is something to see. */
   draw(points) {
     const most = Math.max(1, ...points.map(({ value }) => value));
     const spots = points.map(
       ({ age_ms, value }) =>
         `${(240 * (1 - age_ms / WINDOW_MS)).toFixed(1)},${(38 - (36 * value) / most).toFixed(1)}`,
     );
-    if (!spots.length) return;
+    if (!spots.length) return false;
     const first = spots[0].split(",")[0];
     this.line?.setAttribute("d", `M${spots.join("L")}`);
     this.area?.setAttribute("d", `M${first},40L${spots.join("L")}L240,40Z`);
+    return points.some(({ value }) => Math.round(value) > 0);
   }
 }
 
@@ -78,6 +82,7 @@ class Part {
   /** @param {number} count @param {number} total */
   show(count, total) {
     this.count.textContent = number(count);
+    this.element.hidden = !count;
     this.bar.style.width = `${(100 * count) / Math.max(1, total)}%`;
   }
 }
@@ -88,28 +93,16 @@ function about(ms) {
   return `${ms >= MOST_MS ? "over " : ""}${duration(known)}`;
 }
 
-/** @param {string} title @param {Part[]} parts @param {string} id @param {HTMLElement} [note] */
-function barOf(title, parts, id, note) {
-  const legend = h("ul", { class: "legend" }, ...parts.map((part) => part.element));
-  return h(
-    "section",
-    { class: "panel", "aria-labelledby": id },
-    h("div", { class: "panel-head" }, h("h2", { id }, title), note),
-    h("div", { class: "bar", "aria-hidden": "true" }, ...parts.map((part) => part.bar)),
-    legend,
-  );
-}
-
 export class LiveView {
   /**
    * @param {HTMLElement} element
    * @param {(id: string) => Own | undefined} own What can be done with the answer of this page's that is this request.
-   * @param {() => boolean} canThink Whether the model does.
+   * @param {() => import("./types.js").Info | undefined} info
    */
-  constructor(element, own, canThink = () => false) {
+  constructor(element, own, info = () => undefined) {
     this.element = element;
     this.own = own;
-    this.canThink = canThink;
+    this.info = info;
     /** Requests that are this viewer's, from wherever they came. @type {Set<string>} */
     this.mine = new Set();
     this.series = new Series();
@@ -129,13 +122,9 @@ export class LiveView {
       cached: new Part("cached", "cached"),
       free: new Part("free", "free"),
     };
-    this.queue = {
-      interactive: new Part("interactive", "interactive"),
-      normal: new Part("normal", "normal"),
-      background: new Part("background", "background"),
-    };
     this.layout = h("span", { class: "panel-note" });
-    this.count = h("span", { class: "panel-note" });
+    /** What happens, in words. */
+    this.words = h("p", { class: "live-words" });
     this.nothing = h(
       "p",
       { class: "nothing", hidden: true },
@@ -156,6 +145,7 @@ export class LiveView {
 
   /** @param {HTMLElement} list */
   build(list) {
+    const cells = Object.values(this.cells);
     const keys = [
       ["prefill", "prompt read"],
       ["cached", "cached"],
@@ -174,17 +164,19 @@ export class LiveView {
         h(
           "section",
           { class: "panel", "aria-labelledby": "lanes-title" },
-          h("div", { class: "panel-head" }, h("h2", { id: "lanes-title" }, "Requests"), this.count, legend),
+          h("div", { class: "panel-head" }, h("h2", { id: "lanes-title" }, "Requests"), legend),
+          this.words,
           this.nothing,
           list,
           this.axis,
         ),
         h("dl", { class: "tiles" }, ...Object.values(this.tiles).map((tile) => tile.element)),
         h(
-          "div",
-          { class: "panels" },
-          barOf("KV cells", Object.values(this.cells), "cells-title", this.layout),
-          barOf("Waiting by priority", Object.values(this.queue), "queue-title"),
+          "section",
+          { class: "panel", "aria-labelledby": "cells-title" },
+          h("div", { class: "panel-head" }, h("h2", { id: "cells-title" }, "KV cells"), this.layout),
+          h("div", { class: "bar", "aria-hidden": "true" }, ...cells.map((part) => part.bar)),
+          h("ul", { class: "legend" }, ...cells.map((part) => part.element)),
         ),
       ),
     );
@@ -232,7 +224,7 @@ export class LiveView {
     const hurry = () => void act(`${path}/answer`).catch(() => {});
     return {
       stop: () => void remove(path).catch(() => {}), // it has ended meanwhile
-      hurry: this.canThink() ? hurry : undefined,
+      hurry: this.info()?.capabilities.reasoning ? hurry : undefined,
     };
   }
 
@@ -257,10 +249,10 @@ export class LiveView {
     this.showTiles();
     this.showBars(frame);
     this.lanes.take(frame);
-    const { running, waiting_interactive, waiting_normal, waiting_background } = frame.figures;
-    const waiting = waiting_interactive + waiting_normal + waiting_background;
-    this.count.textContent = `${number(running)} running, ${number(waiting)} waiting`;
+    const { running } = frame.figures;
+    this.words.textContent = wordsOf(frame, this.info()?.limits.max_sequences ?? 0);
     this.nothing.hidden = this.lanes.lanes.size > 0 || running > 0;
+    this.words.hidden = !this.nothing.hidden;
     this.axis.hidden = !this.lanes.lanes.size;
     this.element.dataset.frames = String(Number(this.element.dataset.frames ?? 0) + 1);
   }
@@ -272,40 +264,38 @@ export class LiveView {
       number(figures.written_per_sec),
       "tokens/s",
       `${number(metrics.tokens_generated_total)} since the start`,
+      tiles.tokens.draw(series.line("written_per_sec")),
     );
-    tiles.tokens.draw(series.line("written_per_sec"));
     tiles.prompt.show(
       number(figures.read_per_sec),
       "tokens/s",
       `${number(metrics.prefill_tokens_total)} since the start`,
+      tiles.prompt.draw(series.line("read_per_sec")),
     );
-    tiles.prompt.draw(series.line("read_per_sec"));
     this.showPercentiles(tiles.first, figures.first_token_ms);
     this.showPercentiles(tiles.between, figures.between_tokens_ms);
     const share = figures.cached_share;
-    tiles.cache.show(share === null ? "–" : number(100 * share), share === null ? "" : "%", "of the prompts' tokens");
+    tiles.cache.show(number(100 * (share ?? 0)), "%", "of the prompts' tokens", Boolean(share));
     tiles.preempted.show(
       number(metrics.preemptions_total),
       "",
       `${number(series.growth("preemptions_total"))} in the last minute`,
+      metrics.preemptions_total > 0,
     );
   }
 
   /** @param {Tile} tile @param {Percentiles | null} times */
   showPercentiles(tile, times) {
-    if (times === null) tile.show("–", "", "no token yet");
-    else
-      tile.show(
-        ...split(about(times.p50)),
-        [`median`, `95 %: ${about(times.p95)}`, `99 %: ${about(times.p99)}`]
-          .map((each) => each.replaceAll(" ", NO_BREAK))
-          .join(" · "),
-      );
+    if (times === null) return tile.show("–", "", "no token yet", false);
+    // Of a few there are no percentiles worth the name.
+    const more = times.count < FEW ? [] : [`95 %: ${about(times.p95)}`, `99 %: ${about(times.p99)}`];
+    const words = [`median of ${number(times.count)}`, ...more].map((each) => each.replaceAll(" ", NO_BREAK));
+    tile.show(...split(about(times.p50)), words.join(" · "));
   }
 
   /** @param {Frame} frame */
   showBars(frame) {
-    const { figures, metrics } = frame;
+    const { metrics } = frame;
     const total = metrics.kv_cells_total;
     const cached = Math.min(metrics.cache_evictable_size, metrics.kv_cells_used);
     this.cells.used.show(metrics.kv_cells_used - cached, total);
@@ -313,16 +303,25 @@ export class LiveView {
     this.cells.free.show(Math.max(0, total - metrics.kv_cells_used), total);
     const share = metrics.kv_cells_share ?? total;
     this.layout.textContent = share < total ? `a buffer of ${number(share)} for each request` : "one pool for all";
-    const { waiting_interactive, waiting_normal, waiting_background } = figures;
-    const most = Math.max(8, waiting_interactive + waiting_normal + waiting_background);
-    this.queue.interactive.show(waiting_interactive, most);
-    this.queue.normal.show(waiting_normal, most);
-    this.queue.background.show(waiting_background, most);
   }
 
   repaint() {
     if (this.isShown) this.lanes.paint();
   }
+}
+
+/** What happens, and how long it takes until the last one has a slot. @param {Frame} frame @param {number} most Of requests that can have one. */
+function wordsOf({ figures }, most) {
+  const { running, slot_every_ms: every } = figures;
+  const runs = `${number(running)} ${running === 1 ? "runs" : "run"}`;
+  const lanes = /** @type {const} */ (["interactive", "normal", "background"]);
+  const kinds = lanes.filter((lane) => figures[`waiting_${lane}`]);
+  const waiting = kinds.reduce((sum, lane) => sum + figures[`waiting_${lane}`], 0);
+  if (!waiting) return `${runs}.`;
+  const told = kinds.map((lane) => `${number(figures[`waiting_${lane}`])} ${lane}`).join(", ");
+  const time = every ? `, the last of them for about ${duration(Math.ceil(waiting * every))}` : "";
+  const bound = most && running >= most ? `; --max-sequences is ${number(most)}` : "";
+  return `${runs}, ${number(waiting)} ${waiting === 1 ? "waits" : "wait"} for a slot (${told})${time}${bound}.`;
 }
 
 /** A figure and its unit. @param {string} text @returns {[string, string]} */

@@ -10,13 +10,8 @@ let isTold = false;
 
 /** Say what is lost with the page, where something is. @param {boolean} keepsConversations */
 export function tellLosses(keepsConversations) {
-  if (isBlocked && !keepsConversations)
-    toast(
-      "This browser keeps nothing for this page: conversations and settings are lost when it is closed.",
-    );
-  else if (isBlocked) toast("This browser keeps no settings for this page: they are lost when it is closed.");
-  else if (!keepsConversations)
-    toast("This browser keeps no conversations for this page: they are lost when it is closed.");
+  const lost = [...(keepsConversations ? [] : ["conversations"]), ...(isBlocked ? ["settings"] : [])].join(" and ");
+  if (lost) toast(`This browser keeps no ${lost} for this page: they are lost when it is closed.`);
 }
 
 /** @param {string} name @returns {string | null} */

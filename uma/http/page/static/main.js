@@ -3,7 +3,7 @@
 import { ApiError, ask, currentKey, faultOfKey, onContact, onUnauthorized, setKey, watchKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
-import { byId, choose, download, h, icon, number, toast } from "./dom.js";
+import { byId, download, h, icon, number, toast } from "./dom.js";
 import { LiveView } from "./live.js";
 import { keep, kept, tellLosses } from "./local.js";
 import { WITH_SUMMARY, WITHOUT_OLDEST } from "./message.js";
@@ -87,7 +87,7 @@ const sidebar = new Sidebar({ open: (id) => go(`#c/${id}`), acts });
 const live = new LiveView(
   byId("live-view", HTMLElement),
   (id) => chat.own(id),
-  () => info?.capabilities.reasoning ?? false,
+  () => info,
 );
 const heading = byId("title", HTMLElement);
 
@@ -361,8 +361,11 @@ async function importFile() {
     return;
   }
   const { dropped } = found;
-  const conversations = await wanted(found.conversations);
-  if (!conversations.length) return;
+  const known = new Set(chat.conversations.map(signature));
+  const conversations = found.conversations.filter((each) => !known.has(signature(each)));
+  const twice = found.conversations.length - conversations.length;
+  const left = twice ? ` ${number(twice)} ${twice === 1 ? "is" : "are"} here already.` : "";
+  if (!conversations.length) return toast(`Nothing was imported from ${file.name}.${left}`);
   chat.addAll(conversations);
   go(`#c/${conversations[0].id}`);
   const count =
@@ -370,25 +373,7 @@ async function importFile() {
   const loss = dropped.length
     ? ` Left out, because the values cannot be used here: ${dropped.join(", ")}.`
     : "";
-  toast(`${count} imported.${loss}`);
-}
-
-/** Of what a file holds, what is to be imported: the person says so where some of it is here already. @param {Conversation[]} found */
-async function wanted(found) {
-  const known = new Set(chat.conversations.map(signature));
-  const fresh = found.filter((each) => !known.has(signature(each)));
-  const twice = found.length - fresh.length;
-  if (!twice) return found;
-  const words =
-    found.length === 1
-      ? "This conversation is here already."
-      : `${number(twice)} of these ${number(found.length)} conversations are here already.`;
-  const choice = await choose("Import once more?", words, [
-    "Cancel",
-    ...(fresh.length ? ["Only what is new"] : []),
-    "Import again",
-  ]);
-  return choice === "Import again" ? found : choice === "Only what is new" ? fresh : [];
+  toast(`${count} imported.${left}${loss}`);
 }
 
 /** Equal for the same conversation, whatever its ids. @param {Conversation} conversation */

@@ -23,7 +23,6 @@ export class ImportError extends Error {}
 export function exportJson(conversations) {
   const clean = conversations.map((each) => ({
     ...each,
-    summing: undefined,
     messages: Object.fromEntries(
       Object.entries(each.messages).map(([id, message]) => [id, { ...message, token: undefined }]),
     ),
@@ -87,7 +86,6 @@ export function mended(raw) {
     model: typeof raw.model === "string" ? raw.model : undefined,
     summary: typeof raw.summary === "string" ? raw.summary : undefined,
     before: isRecord(raw.before) ? raw.before : undefined,
-    summing: isSumming(raw.summing) ? raw.summing : undefined,
   };
   for (const message of Object.values(conversation.messages)) {
     if (!isDone(message.done)) delete message.done;
@@ -204,12 +202,6 @@ function isTokens(tokens) {
   const isPair = (/** @type {any} */ each) => Array.isArray(each) && typeof each[0] === "string" && Number.isFinite(each[1]);
   if (tokens === undefined) return true;
   return Array.isArray(tokens) && tokens.every((each) => isPair(each) && Array.isArray(each[2]) && each[2].every(isPair));
-}
-
-/** @param {any} summing @returns {summing is import("./types.js").Summing} */
-function isSumming(summing) {
-  const isPlace = (/** @type {unknown} */ id) => id === null || isOptional(id, "string");
-  return isRecord(summing) && typeof summing.token === "string" && isPlace(summing.from) && isPlace(summing.below);
 }
 
 /** @param {unknown} value @param {string} type */

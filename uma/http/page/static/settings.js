@@ -12,7 +12,6 @@ export const DEFAULTS = { system: "", priority: 1, sampling: {}, reasoning: "aut
 const MAX_STOPS = 16;
 const PRESETS_KEY = "uma.presets";
 const MAX_NAME_CHARS = 60;
-const MAX_ANSWERS = 4;
 /** What a server tells at most, where it is not known yet. */
 const MAX_LOGPROBS = 20;
 /** Beyond this a browser counts in steps, and writes what no server takes for a whole number. */
@@ -21,6 +20,7 @@ const MAX_WHOLE = Number.MAX_SAFE_INTEGER;
 /** Sampling that the chip tells by name; of all others it tells how many are set. */
 const NAMED = ["temperature", "max_tokens", "logprobs"];
 
+const MAX_ANSWERS = 4;
 /** @typedef {{name: string, label: string, help: string, isWhole: boolean, empty?: string}} Field Without `empty` a field that is empty shows the server's default. */
 
 /** Numbers between the whole ones count too. */
@@ -37,6 +37,7 @@ const FIELDS = /** @type {[string, string, string, boolean, string?][]} */ ([
   ["presence_penalty", "Presence penalty", "Lowers a token that occurs among the last 64, however often.", ANY],
   ["max_tokens", "Longest answer", "In tokens. Empty: as long as the server lets an answer be.", WHOLE],
   ["min_tokens", "Shortest answer", "In tokens: it does not end by itself before so many.", WHOLE, "0"],
+  ["answers", "Answers at once", `Up to ${MAX_ANSWERS} versions of each answer, written side by side.`, WHOLE, "1"],
   ["seed", "Seed", "The same seed draws the same answer again. Empty: a new one each time.", WHOLE, "random"],
   ["logprobs", "Token probabilities", "Marks each token by its probability, and tells likely ones in its place.", WHOLE, "off"],
 ]).map(([name, label, help, isWhole, empty]) => ({ name, label, help, isWhole, empty }));
@@ -65,6 +66,7 @@ function rangeOf(name, info) {
   const most = Math.min(maximum, MAX_WHOLE);
   // An answer without a token, which only reads the prompt, would show nothing.
   if (name === "max_tokens") return { minimum: 1, maximum: info?.limits.max_tokens || most };
+  if (name === "answers") return { minimum: 1, maximum: MAX_ANSWERS };
   if (name === "logprobs") return { minimum: 0, maximum: info ? (info.capabilities.max_logprobs ?? -1) : MAX_LOGPROBS };
   return { minimum: Math.max(0, minimum), maximum: most };
 }
@@ -130,7 +132,7 @@ export function summary(settings) {
   if (settings.reasoning === "off") parts.push("no thinking");
   if (settings.system.trim()) parts.push("instructions");
   if (settings.sampling.logprobs !== undefined) parts.push("probabilities");
-  if (settings.answers) parts.push(`${number(settings.answers)} answers`);
+  if ((settings.answers ?? 1) > 1) parts.push(`${number(settings.answers ?? 1)} answers`);
   const more = Object.keys(settings.sampling).filter((name) => !NAMED.includes(name)).length;
   if (more) parts.push(`${number(more)} more`);
   return parts.join(" · ") || "Settings";
@@ -187,7 +189,6 @@ export function openSettings(settings, info, onChange, more = null) {
         h("div", { class: "numbers" }, ...fields(info).map((field) => numberField(field, draft, info, changed))),
         stops(draft, changed),
         info?.capabilities.grammars?.includes("json_schema") && schema(draft, changed),
-        numberOfAnswers(draft, changed),
       ),
       h("button", { type: "button", class: "button", id: "reset", onclick: reset }, "Back to the defaults"),
       more,
@@ -269,64 +270,43 @@ function labelled(id, label, help, ...controls) {
   );
 }
 
-/** @param {Settings} draft @param {() => void} changed */
-function schema(draft, changed) {
+/**
+ * A setting that is a text, and what is wrong with it.
+ *
+ * @param {string} name @param {string} label @param {string} help @param {string} text
+ * @param {(text: string) => string} set Sets it, and says what is wrong.
+ */
+function textField(name, label, help, text, set) {
+  const id = `set-${name}`;
+  const fault = h("p", { class: "fault", id: `${id}-fault`, role: "alert" });
   const area = h("textarea", {
-    id: "set-json_schema",
-    rows: 3,
-    spellcheck: "false",
-    "aria-describedby": "set-json_schema-help",
-    "aria-errormessage": "set-json_schema-fault",
-    placeholder: '{"type": "object", "properties": {"name": {"type": "string"}}}',
+    ...{ id, rows: 3, spellcheck: "false", "aria-describedby": `${id}-help`, "aria-errormessage": `${id}-fault` },
   });
-  const fault = h("p", { class: "fault", id: "set-json_schema-fault", role: "alert" });
-  const given = draft.sampling.json_schema;
-  area.value = given ? JSON.stringify(given, null, 1) : "";
+  area.value = text;
   area.addEventListener("input", () => {
-    delete draft.sampling.json_schema;
-    let isWrong = false;
-    try {
-      const found = area.value.trim() ? JSON.parse(area.value) : undefined;
-      if (isSchema(found)) draft.sampling.json_schema = found;
-      else isWrong = found !== undefined;
-    } catch {
-      isWrong = true;
-    }
-    area.setAttribute("aria-invalid", String(isWrong));
-    fault.textContent = isWrong ? "Not set: it is no JSON object." : "";
-    changed();
+    fault.textContent = set(area.value);
+    area.setAttribute("aria-invalid", String(fault.textContent !== ""));
   });
-  return labelled(
-    "set-json_schema",
-    "JSON Schema",
-    "The answer is JSON that follows this schema. Empty: any text.",
-    area,
-    fault,
-  );
+  return labelled(id, label, help, area, fault);
 }
 
 /** @param {Settings} draft @param {() => void} changed */
-function numberOfAnswers(draft, changed) {
-  const input = h("input", {
-    type: "number",
-    id: "set-answers",
-    min: 1,
-    max: MAX_ANSWERS,
-    step: 1,
-    placeholder: "1",
-    "aria-describedby": "set-answers-help",
-  });
-  input.value = draft.answers ? String(draft.answers) : "";
-  input.addEventListener("input", () => {
-    draft.answers = input.value && input.validity.valid && Number(input.value) > 1 ? Number(input.value) : undefined;
+function schema(draft, changed) {
+  const given = draft.sampling.json_schema;
+  const set = (/** @type {string} */ text) => {
+    delete draft.sampling.json_schema;
+    let found;
+    try {
+      found = text.trim() ? JSON.parse(text) : undefined;
+    } catch {
+      found = null;
+    }
+    if (isSchema(found)) draft.sampling.json_schema = found;
     changed();
-  });
-  return labelled(
-    "set-answers",
-    "Answers at once",
-    `Up to ${MAX_ANSWERS} versions of each answer, written side by side.`,
-    input,
-  );
+    return found === undefined || isSchema(found) ? "" : "Not set: it is no JSON object.";
+  };
+  const help = 'The answer is JSON that follows this schema, as {"type": "object", "properties": …}. Empty: any text.';
+  return textField("json_schema", "JSON Schema", help, given ? JSON.stringify(given, null, 1) : "", set);
 }
 
 /** @param {Settings} draft @param {() => void} changed */
@@ -391,12 +371,13 @@ function numberField(field, draft, info, changed) {
       ? ""
       : `Not set: it must be a ${field.isWhole ? "whole " : ""}number from ${minimum.toLocaleString("en")} to ${maximum.toLocaleString("en")}.`;
   };
-  input.value = draft.sampling[field.name] === undefined ? "" : String(draft.sampling[field.name]);
+  const home = /** @type {Record<string, any>} */ (field.name === "answers" ? draft : draft.sampling);
+  input.value = String(home[field.name] ?? "");
   input.addEventListener("input", () => {
     check();
     // What is on its way to a number that is too large must not stay set: 500 of a 5000.
-    if (input.value === "" || !input.validity.valid) delete draft.sampling[field.name];
-    else draft.sampling[field.name] = Number(input.value);
+    if (input.value === "" || !input.validity.valid) delete home[field.name];
+    else home[field.name] = Number(input.value);
     changed();
   });
   return labelled(id, field.label, field.help, input, fault);
@@ -404,25 +385,15 @@ function numberField(field, draft, info, changed) {
 
 /** @param {Settings} draft @param {() => void} changed */
 function stops(draft, changed) {
-  const area = h("textarea", {
-    id: "set-stop",
-    rows: 2,
-    "aria-describedby": "set-stop-help",
-    "aria-errormessage": "set-stop-fault",
-  });
-  const fault = h("p", { class: "fault", id: "set-stop-fault", role: "alert" });
   const given = draft.sampling.stop;
-  area.value = Array.isArray(given) ? given.join("\n") : "";
-  area.addEventListener("input", () => {
-    const lines = area.value.split("\n").filter(Boolean);
-    const isTooMany = lines.length > MAX_STOPS;
-    area.setAttribute("aria-invalid", String(isTooMany));
-    fault.textContent = isTooMany
-      ? `Only the first ${MAX_STOPS} of these ${number(lines.length)} stop strings are set.`
-      : "";
+  const set = (/** @type {string} */ text) => {
+    const lines = text.split("\n").filter(Boolean);
     if (lines.length) draft.sampling.stop = lines.slice(0, MAX_STOPS);
     else delete draft.sampling.stop;
     changed();
-  });
-  return labelled("set-stop", "Stop strings", "One a line, 16 at most. The answer ends before any of them.", area, fault);
+    const isTooMany = lines.length > MAX_STOPS;
+    return isTooMany ? `Only the first ${MAX_STOPS} of these ${number(lines.length)} stop strings are set.` : "";
+  };
+  const help = "One a line, 16 at most. The answer ends before any of them.";
+  return textField("stop", "Stop strings", help, Array.isArray(given) ? given.join("\n") : "", set);
 }

@@ -15,15 +15,14 @@ const MAX_TOKENS = 512;
 const MAX_SHARE = 0.125;
 
 export class Summary {
-  /** One that was begun before the page was left is gone on with. @param {Conversation} conversation @param {Message[]} path What is shown. @param {import("./turns.js").Turns} turns */
+  /** @param {Conversation} conversation @param {Message[]} path What is shown. @param {import("./turns.js").Turns} turns */
   constructor(conversation, path, turns) {
-    const { summing } = conversation;
     this.conversation = conversation;
-    this.from = summing ? summing.from : youngerHalf(conversation, path);
+    this.from = youngerHalf(conversation, path);
     const turnsGiven = given(conversation, path);
     this.oldest = turnsGiven.slice(0, turnsGiven.findIndex(({ id }) => id === this.from));
     /** What is written; no part of the conversation. @type {Message} */
-    this.message = { id: freshId(), parent: null, role: "assistant", text: "", at: Date.now(), token: summing?.token };
+    this.message = { id: freshId(), parent: null, role: "assistant", text: "", at: Date.now() };
     this.turns = turns;
     this.words = h("p", { dir: "auto" }, "The model summarises the oldest turns …");
     /** How far it is. */
@@ -33,12 +32,6 @@ export class Summary {
   /** Whether something is older than what has to stay. */
   get isPossible() {
     return this.oldest.length > 0;
-  }
-
-  /** Go on with it where it is. @returns {Run} To be followed. */
-  pickUp() {
-    this.run = new Run(this.message, this.turns);
-    return this.run;
   }
 
   /** Have it written. @param {import("./types.js").Info | undefined} info @returns {Run} To be followed. */
@@ -62,7 +55,6 @@ export class Summary {
   end() {
     const { conversation, message } = this;
     const isWhole = message.done?.reason === "stop" || message.done?.reason === "length";
-    delete conversation.summing;
     if (conversation.from === this.from) return false; // another window was there first
     if (message.failure) toast(`There is no summary: ${message.failure.message}`);
     else if (isWhole && !message.text.trim()) toast("There is no summary: the model wrote nothing.");

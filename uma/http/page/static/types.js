@@ -78,13 +78,7 @@
  * @property {number} [fromAt] Since when, in milliseconds since 1970.
  * @property {string} [summary] What it is given in place of the messages before that one.
  * @property {{from?: string | null, fromAt?: number, summary?: string}} [before] The same before the last change, which can be undone.
- * @property {Summing} [summing] A summary that is being written.
  * @property {string | null} leaf The last message of the branch that is shown.
- *
- * @typedef {object} Summing
- * @property {string} token Of the answer that is the summary.
- * @property {string | null} from The first message that it does not stand for.
- * @property {string | null} [below] Once it is there, an answer below this message is asked for.
  *
  * @typedef {object} Range
  * @property {number} [default]
@@ -110,7 +104,7 @@
  * @property {{name: string, called: string, architecture: string, parameters: number, quantization: string, context_length: number,
  *   is_builtin: boolean}} model
  * @property {{reasoning?: boolean, reasoning_switch?: boolean, chat?: boolean, vision?: boolean, max_answers?: number, max_logprobs?: number, grammars?: string[]}} capabilities
- * @property {{n_ctx: number, max_tokens: number, max_prompt_bytes: number, max_queue: number}} limits
+ * @property {{n_ctx: number, max_sequences: number, max_tokens: number, max_prompt_bytes: number, max_queue: number}} limits
  * @property {Record<string, Range>} sampling
  *
  * @typedef {object} RunningRequest
