@@ -227,7 +227,8 @@ def test_the_library_takes_texts_conversations_and_json_and_strings_as_questions
     choice = DecisionQuestion.choice("Which?", {"red": "like blood", "blue": None})
     with LLM(tiny, n_ctx=2_048) as llm:
         assert llm.info.capabilities.decisions == WORDING
-        for state in (STATE, [{"role": "user", "content": STATE}], {"order": 7}, ["a", 1]):
+        states: tuple[Any, ...] = (STATE, [{"role": "user", "content": STATE}], {"order": 7}, ["a", 1])
+        for state in states:
             broken, colour = llm.decide(state, ["Is something broken?", choice], temperature=2.0)
             assert broken.probability == pytest.approx(1 - broken.probabilities[1])
             assert colour.probabilities[colour.best] == max(colour.probabilities)

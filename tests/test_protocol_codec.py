@@ -446,7 +446,7 @@ def test_what_the_converter_has_checked_the_constructors_do_not_check_again(monk
     def check_again(cls: type) -> None:
         raise CheckedAgainError(cls)
 
-    monkeypatch.setattr("uma.constraints._sieves_of", check_again)
+    monkeypatch.setattr("uma.constraints._quick_checks_of", check_again)
     turn = {"role": "user", "content": "one"}
     parse({"id": "a", "messages": [turn], "top_k": 12, "slo": {"target_ttft_ms": 37}, "metadata": {"m": 1}})
     parse({"type": "tokenize", "id": "a", "messages": [turn]})

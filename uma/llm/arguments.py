@@ -85,9 +85,9 @@ def state_of(given: str | Conversation | Mapping[str, Any]) -> tuple[Message, ..
     """The state of decisions as messages: a conversation as it is, a text or anything else as one of the user's."""
     if isinstance(given, str):
         return (Message("user", given),)
-    is_list = isinstance(given, Sequence) and len(given) > 0
-    if is_list and all(isinstance(turn, Message) or (isinstance(turn, Mapping) and "role" in turn) for turn in given):
-        messages: tuple[Message, ...] = prompt_fields(given)["messages"]
+    turns = given if isinstance(given, Sequence) else ()
+    if turns and all(isinstance(turn, Message) or (isinstance(turn, Mapping) and "role" in turn) for turn in turns):
+        messages: tuple[Message, ...] = prompt_fields(turns)["messages"]
         return messages
     return (Message("user", json_text.dumps(given, separators=(",", ":"))),)
 
