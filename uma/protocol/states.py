@@ -46,6 +46,7 @@ from uma.errors import (
     IdleTimeout,
     InternalError,
     InvalidJson,
+    ModelUnusable,
     Overloaded,
     PromptTooLarge,
     ShuttingDown,
@@ -133,6 +134,7 @@ AFTER_ERROR: Mapping[str, After] = MappingProxyType(
         IdleTimeout.code: After.CLOSED,
         DecodeFailed.code: After.CLOSED_IF_PLAIN,
         InternalError.code: After.CLOSED_IF_PLAIN,
+        ModelUnusable.code: After.CLOSED_IF_PLAIN,
         Ended.code: After.CLOSED_IF_PLAIN,
         ShuttingDown.code: After.CLOSED,
     }
