@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import attrs
 
-from uma.cli import say
+from uma.cli import decide_questions, say
 from uma.cli.agents import AGENTS
 from uma.cli.answer_options import add_answer
 from uma.cli.options import DYNAMO_PLANES, GATEWAY, SAMPLING, add_sampling, add_settings, plane_variable
@@ -61,7 +61,7 @@ GROUPS = {
     "talk": ("chat", "generate", "launch"),
     "serve": ("run", "gateway", "worker", "engine-zmq"),
     "models": ("models", "pull", "rm", "pin", "unpin"),
-    "jobs": ("batch", "embed"),
+    "jobs": ("batch", "embed", "decide"),
     "look": ("ps", "top", "explain", "history", "trace", "doctor", "config"),
     "operate": ("pause", "resume", "stop", "service", "key", "contract", "schema"),
 }
@@ -282,6 +282,36 @@ def _describe_embed(parser: argparse.ArgumentParser) -> None:
         "--fail-on-empty",
         "fail where a text has no token, such as an empty line, instead of writing null for it",
     )
+    _add_priority(parser)
+    _add_place(parser)
+    add_settings(parser, leave_out=SERVER_ONLY | SAMPLING)
+
+
+def _describe_decide(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file", nargs="?", metavar="FILE", type=Path, help="file of texts, a line each (default: standard input)"
+    )
+    kinds: tuple[tuple[str, str, Callable[[str], Any], str], ...] = (
+        ("--yes", "QUESTION", decide_questions.predicate, "a question of yes or no"),
+        ("--choice", "QUESTION=A,B", decide_questions.choice, "a question with these options"),
+        (
+            "--score",
+            "QUESTION=1..5",
+            decide_questions.score,
+            "a question with levels, least first; 1..5, or low,high",
+        ),
+    )
+    for name, metavar, made, what in kinds:
+        parser.add_argument(
+            name,
+            metavar=metavar,
+            dest="questions",
+            action="append",
+            type=made,
+            help=f"{what}; can be given several times (default: none)",
+        )
+    _flag(parser, "--table", "a row for each text instead of JSON: the likeliest answers, and how likely they are")
+    _flag(parser, "--reproducible", "the same probabilities to the last bit, whatever else runs")
     _add_priority(parser)
     _add_place(parser)
     add_settings(parser, leave_out=SERVER_ONLY | SAMPLING)
@@ -686,6 +716,14 @@ COMMANDS: tuple[Command, ...] = (
         "line of --file or of standard input. One that does not fit the model's context is an error; none is cut.\n\n"
         + PLACE,
         " [TEXT ...]",
+    ),
+    Command(
+        "decide",
+        "questions about texts, answered by probabilities",
+        _describe_decide,
+        "Ask questions about each line of FILE or of standard input, and write a line of JSON each: probabilities of "
+        "the answers, of which nothing is generated. They are not calibrated: docs/decisions.md.\n\n" + PLACE,
+        " [FILE] --yes QUESTION",
     ),
     Command(
         "batch",

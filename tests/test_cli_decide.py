@@ -1,0 +1,44 @@
+"""`uma decide`, with a server and without one."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from harness import RunInProcess, ServerProcess
+
+ASKED = ("--yes", "Is it spam?", "--choice", "topic=work,home", "--score", "How urgent?=1..3")
+
+
+@pytest.fixture
+def decide(uma_here: RunInProcess) -> RunInProcess:
+    """Runs it to its end within this process."""
+    return partial(uma_here, "decide")
+
+
+def test_each_line_has_a_line_of_probabilities(server: ServerProcess, tmp_path: Path, decide: RunInProcess) -> None:
+    (tmp_path / "mails").write_text("Buy now!\nThe meeting is at nine.\n")
+    at = ("--socket", str(server.socket))
+    done = decide(str(tmp_path / "mails"), *ASKED, *at)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["text"] for row in rows] == ["Buy now!", "The meeting is at nine."]
+    for row in rows:
+        spam, topic, urgent = row["answers"].values()
+        assert sum(spam["probabilities"].values()) == pytest.approx(1)
+        assert topic["answer"] in ("work", "home")
+        assert list(urgent["probabilities"]) == ["1", "2", "3"]
+        assert 0 <= urgent["score"] <= 2
+    table = decide(str(tmp_path / "mails"), "--table", *ASKED, *at).stdout.decode().splitlines()
+    assert [line.count("\t") for line in table] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("asked", [(), ("--choice", "topic"), ("--choice", "topic=a"), ("--score", "x=1..99")])
+def test_a_question_that_is_none_is_refused(tmp_path: Path, decide: RunInProcess, asked: tuple[str, ...]) -> None:
+    (tmp_path / "mails").write_text("Buy now!\n")
+    done = decide(str(tmp_path / "mails"), *asked)
+    assert done.returncode == 2, done.stderr
+    assert b"question" in done.stderr or b"expected 2 to" in done.stderr
