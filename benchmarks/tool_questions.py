@@ -271,7 +271,7 @@ def _ask(port: int, question: Question, choice: str) -> dict[str, Any]:
     }
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
     request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urlopen(request, timeout=600) as response:
+    with urlopen(request, timeout=3_600) as response:
         message: dict[str, Any] = json.load(response)["choices"][0]["message"]
         return message
 
@@ -341,6 +341,9 @@ def main() -> int:
     )
     parser.add_argument("--only", choices=(UMA, PEER), help="one server alone")
     parser.add_argument("--choice", choices=CHOICES, help="one tool_choice alone")
+    parser.add_argument(
+        "--kind", choices=sorted({question.kind for question in QUESTIONS}), help="these questions alone"
+    )
     args = parser.parse_args()
     model = model_path("qwen2.5-coder")
     servers = [args.only] if args.only else [UMA, PEER]
@@ -351,17 +354,18 @@ def main() -> int:
         )
         return 2
     choices = [args.choice] if args.choice else CHOICES
+    asked = [question for question in QUESTIONS if args.kind in (None, question.kind)]
     try:
-        results = {server: trio.run(measure, server, model, QUESTIONS, choices) for server in servers}
-    except (StartError, URLError) as error:
+        results = {server: trio.run(measure, server, model, asked, choices) for server in servers}
+    except (StartError, URLError, TimeoutError) as error:
         print(f"tool_questions: {error}", file=sys.stderr)
         return 2
-    shown = Table(title="Right answers of 36 questions with tools, Qwen2.5-Coder 0.5B, temperature 0")
+    shown = Table(title="Right answers to questions with tools, Qwen2.5-Coder 0.5B, temperature 0")
     shown.add_column("questions")
     for server, found in results.items():
         for choice in found:
             shown.add_column(f"{server}, {choice}", justify="right")
-    for row in _rows(QUESTIONS, results):
+    for row in _rows(asked, results):
         shown.add_row(*row)
     Console(width=None if sys.stdout.isatty() else 120).print(shown)
     return 0

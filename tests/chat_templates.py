@@ -6,7 +6,12 @@ Each template renders a conversation with two calls so that `WRITTEN` stands in 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
+
+from uma.chat.families import Family
+from uma.engine.intake import rendering
+from uma.llama.template import ChatTemplate
 
 PARIS, SUM = '{"city": "Paris", "note": "a \\"b\\" }"}', '{"a": 1, "b": [2, {"c": null}]}'
 ONE = '{"name": "weather", "arguments": ' + PARIS + "}"
@@ -18,10 +23,16 @@ TOOLS: dict[str, dict[str, Any]] = {
 
 _EACH_TOOL = "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
 _CALLS = "{% for c in m.tool_calls or [] %}{% set name = c.function.name %}{% set args = c.function.arguments %}"
+_INST = "{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% else %}{{ m.content }}{% endif %}"
 _CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}" + _CALLS + "CALL{% endfor %}<|im_end|>\n"
     "{% endfor %}<|im_start|>assistant\n"
 )
+HERMES_CALLS = (
+    "{% for c in m.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+)
+"""Calls of the message `m`, as Hermes and Qwen write them."""
 _THINK = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n{% endif %}"
 
 
@@ -71,14 +82,17 @@ TEMPLATES = {
     ),
     "mistral": (
         "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for m in messages %}"
-        "[INST]{{ m.content }}[/INST]{% if m.tool_calls %}[TOOL_CALLS]["
+        + _INST
+        + "{% if m.tool_calls %}[TOOL_CALLS]["
         "{% for c in m.tool_calls %}{{ ', ' if not loop.first }}"
         '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}{% endfor %}]{% endif %}'
         "{% endfor %}"
     ),
     "mistral-args": (
         "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for m in messages %}"
-        "[INST]{{ m.content }}[/INST]" + _CALLS + "[TOOL_CALLS]{{ name }}[ARGS]{{ args | tojson }}{% endfor %}"
+        + _INST
+        + _CALLS
+        + "[TOOL_CALLS]{{ name }}[ARGS]{{ args | tojson }}{% endfor %}"
         "{% endfor %}{# [THINK] … [/THINK] #}"
     ),
     "llama3": (
@@ -176,3 +190,13 @@ WRITTEN = {
     "generic": f"{ONE}\n{TWO}",
 }
 """Both calls, as the template shows them and as the model writes them."""
+
+
+@cache
+def family_of(source: str) -> Family | str:
+    """How calls are written, as a template shows it."""
+    template = ChatTemplate(source, "", "")
+    try:
+        return rendering.family_of(template)
+    finally:
+        template.close()

@@ -13,14 +13,14 @@ import chat_templates
 import jsonschema
 import numpy as np
 import pytest
-from chat_templates import TEMPLATES, WRITTEN
+from chat_templates import TEMPLATES, WRITTEN, family_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from json_schemas import CHECKER
 from test_chat_parser import SOUP_WORDS
 
 from models import write_model
-from uma.chat.families import Family, Thinking, family_of, thinking_of
+from uma.chat.families import Family, Thinking, thinking_of
 from uma.chat.forms import BracesForm, NamedForm, PairsForm
 from uma.chat.grammar import calls_grammar
 from uma.chat.harmony import HarmonyParser
@@ -61,11 +61,9 @@ TOKENS = Family("tokens", open="<|im_start|>", close="<shown>", lead="\n", trail
 """Marks that are a control token and a user-defined one of the tiny models' vocabulary."""
 FAMILIES |= {
     "tokens": TOKENS,
-    "tokens-named": Family("named", open="<|im_start|>", form=NamedForm("", "<shown>", special=("<shown>",))),
+    "tokens-named": Family("named", open="<|im_start|>", form=NamedForm("", "<shown>")),
     "tokens-braces": attrs.evolve(TOKENS, form=BracesForm("<shown>"), close="<|im_end|>", ends_answer=True),
-    "tokens-pairs": attrs.evolve(
-        TOKENS, form=PairsForm("", "\n", "k=", ":", "<shown>", "", "\n", "end", special=("<shown>",)), close=""
-    ),
+    "tokens-pairs": attrs.evolve(TOKENS, form=PairsForm("", "\n", "k=", ":", "<shown>", "", "\n", "end"), close=""),
 }
 MOST = 120
 """Words and tokens of one output."""
@@ -78,11 +76,8 @@ def vocab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vocab]:
 
 
 def specials_of(vocab: Vocab, family: Family) -> Specials:
-    marks = {}
-    for mark in family.marks:
-        ids = vocab.tokenize(mark, add_special=False, parse_special=True).tolist()
-        if len(ids) == 1:
-            marks[mark] = ids[0]
+    ids = {id for text in family.texts for id in vocab.tokenize(text, add_special=False, parse_special=True).tolist()}
+    marks = {vocab.text_of(id): id for id in ids & set(vocab.special_ids)}
     return Specials(marks, sorted(set(vocab.special_ids) - set(marks.values()) - vocab.eog))
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import attrs
 import jsonschema
 import pytest
-from chat_templates import TEMPLATES
+from chat_templates import HERMES_CALLS, TEMPLATES
 from engine_world import config_for
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,8 +29,7 @@ THOUGHT_TOKENS = sum(begin < SAID.index("Moment.") for begin in accumulate(map(l
 QWEN = (
     "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}{# <think></think> #}"
     "{% if enable_thinking is defined %}no thinking{% endif %}"
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls %}<tool_call>"
-    "{{ c.function.arguments.city }}</tool_call>{% endfor %}\n{% endfor %}assistant{{ '\\n' }}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}" + HERMES_CALLS + "\n{% endfor %}assistant{{ '\\n' }}"
 )
 WEATHER = Tool("weather", "Tells the weather.", {"type": "object", "properties": {"city": {"type": "string"}}})
 
@@ -283,7 +282,7 @@ async def test_the_template_gets_tools_calls_and_the_switch(tmp_path: Path, swit
     assert "no thinking" not in thinking
     assert '"description": "Tells the weather."' in text
     assert "no thinking" in text
-    assert "<tool_call>Zürich</tool_call>" in text
+    assert f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>' in text
 
 
 async def test_a_template_without_tools_tells_them_in_the_system_message(tmp_path: Path) -> None:

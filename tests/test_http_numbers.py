@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from chat_templates import HERMES_CALLS
 from http_server import HostedHttp, events_of, hosted_http, running_gateway, running_http
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,8 +28,8 @@ ARGUMENTS = (
 )
 TEMPLATE = (
     "{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% for m in messages %}{{ m.role }}: {{ m.content }}"
-    "{% for c in m.tool_calls %}<tool_call>{{ c.function.arguments | tojson }}{{ c.function.arguments.order }}"
-    "</tool_call>{% endfor %}\n{% endfor %}assistant{{ '\\n' }}"
+    + HERMES_CALLS.replace("{% endfor %}", "{{ c.function.arguments.order }}{% endfor %}")
+    + "\n{% endfor %}assistant{{ '\\n' }}"
 )
 NUMBER = {"type": "number"}
 NAMES = ("order", "ratio", "least", "digits", "price", "hundred", "pi", "none")
@@ -227,7 +228,7 @@ def test_any_number_s_spelling_survives_from_the_request_to_the_prompt(booker: H
     body = f'{{"tools": [{tool}], "messages": {messages}}}'.replace('"call"', call).encode()
     prompt = json.loads(ask(booker, "/apply-template", body))["prompt"]
     assert f'"parameters": {schema}' in prompt
-    assert f"<tool_call>{arguments}{order}</tool_call>" in prompt
+    assert f'"arguments": {arguments}}}\n</tool_call>{order}\n' in prompt
 
     # The same prompt where the call's arguments are an object of the body.
     past = f'{{"role": "assistant", "tool_calls": [{{"function": {{"name": "book", "arguments": {arguments}}}}}]}}'

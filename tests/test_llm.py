@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from chat_templates import HERMES_CALLS
 from engine_world import break_decode_thread
 from script_model import write_script_model
 
@@ -288,7 +289,8 @@ def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:
 def test_a_stream_gives_thinking_and_calls_as_events(tmp_path: Path) -> None:
     call = '{"name": "weather", "arguments": {"city": "Oslo"}}'
     said = f"<think>Oslo?</think>So.\n<tool_call>\n{call}\n</tool_call>"
-    template = "{{ tools | tojson }}{# <think></think> <tool_call> arguments #}{{ messages[0].content }}{{ '\\n' }}"
+    shown = "{% for m in messages %}{{ m.content }}" + HERMES_CALLS + "{% endfor %}"
+    template = "{{ tools | tojson }}{# <think></think> #}" + shown + "{{ '\\n' }}"
     model = write_script_model(tmp_path / "script.gguf", said, template=template)
     tool = Tool("weather", "", {"properties": {"city": {"type": "string"}}})
     with LLM(model) as llm:

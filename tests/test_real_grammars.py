@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_templates import HERMES_CALLS
 from engine_world import answer, ask, config_for
 from reference import real_model
 
@@ -19,8 +20,9 @@ from uma.llama.model import Model
 from uma.types import Finished, Grammar, Message, Tool
 
 HERMES = (
-    "{# arguments <tool_call></tool_call> #}{{ tools }}{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    "{{ tools }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    + HERMES_CALLS
+    + "<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )
 """A template of the form in which Hermes and Qwen write calls."""
 FORCED = {

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import jsonschema
 import pytest
-from chat_templates import TEMPLATES
+from chat_templates import TEMPLATES, family_of
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from llguidance import LLInterpreter, LLMatcher, LLTokenizer
@@ -19,7 +19,7 @@ from reference import template, template_names, vocabulary, vocabulary_names
 from test_chat_grammar import parsed, specials_of
 from test_llama_grammar import allowed
 
-from uma.chat.families import Family, family_of
+from uma.chat.families import Family
 from uma.chat.grammar import calls_grammar
 from uma.chat.parts import CallEnded
 from uma.chat.schema import schema_of
@@ -161,7 +161,8 @@ def families() -> tuple[Family, ...]:
 
 def with_special_marks(vocab: Vocab) -> Iterator[Family]:
     """The form of Hermes and Qwen with a special token for its mark, as `<tool_call>` is one in Qwen's vocabularies."""
-    hermes = next(family for family in families() if family.name == "hermes")
+    hermes = family_of(TEMPLATES["hermes"])
+    assert isinstance(hermes, Family)
     for mark in map(vocab.text_of, set(vocab.special_ids) - vocab.eog):
         if len(vocab.tokenize(mark, add_special=False, parse_special=True)) == 1:
             yield attrs.evolve(hermes, open=mark, close=mark)

@@ -115,10 +115,12 @@ def suite() -> list[dict[str, Any]]:
 async def test_no_schema_of_json_schema_s_own_tests_is_refused_where_the_model_chooses(
     tmp_path: Path, form: str
 ) -> None:
-    # What the model is shown of the tools takes longer than their grammars: here it is shown nothing.
+    # What the model is shown of the tools takes longer than their grammars: here it is shown their names.
     shows = r"(?s)\{% (if tools %\}\{% )?for tool in tools.*?\{% endfor %\}"
     template = re.sub(
-        shows, r"{% \1for tool in tools or [] %}{% endfor %}", QWEN if form == "qwen" else TEMPLATES[form]
+        shows,
+        r"{% \1for tool in tools or [] %}{{ tool.function.name }} {% endfor %}",
+        QWEN if form == "qwen" else TEMPLATES[form],
     )
     model = write_model(tmp_path / "tiny.gguf", chat_template=template, context_length=2_048)
     tools = [Tool(f"tool_{at}", "", schema) for at, schema in enumerate(suite())]

@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 import attrs
+from chat_templates import family_of
 
-from uma.chat.families import GENERIC, family_of
-from uma.chat.generic import plain, with_tools
+from uma.chat.families import GENERIC
+from uma.chat.generic import plain, with_calls, with_tools
 from uma.types import Message, ReasoningMode, Request, Tool, ToolCall
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -89,6 +90,8 @@ def given(source: str, request: Request) -> Request | None:
         return request
     if isinstance(family, str):
         return None
+    if not family.shows_calls:
+        return attrs.evolve(request, messages=with_calls(request.messages or (), family))
     if family.knows_tools:
         return request
     messages = plain(request.messages or ()) if family is GENERIC else request.messages or ()

@@ -14,7 +14,7 @@ from functools import cache
 
 import jsonschema
 import pytest
-from chat_templates import TEMPLATES
+from chat_templates import TEMPLATES, family_of
 from conversations import ASKED, CALLED, CITY_AND_DAYS, CONVERSATIONS, SAID, SYSTEM
 from dialects import PATHS, Cell, DialectName, Said, body_of, said
 from engine_world import config_for
@@ -22,7 +22,6 @@ from http_server import Answered, HostedHttp, RawHttp, hosted_http
 from reference import template, template_names
 from zoo_models import nearest_vocabulary, write_zoo_model
 
-from uma.chat.families import family_of
 from uma.types import Tool
 
 IS_WHOLE = os.environ.get("TEST_ZOO") == "all"

@@ -7,11 +7,12 @@ what a schema allows; what they cannot say raises `UnservableError` before anyth
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from uma import json_text
-from uma.chat.forms import BracesForm, NamedForm, ObjectForm, PairsForm
+from uma.chat.forms import COUNT, ID, BracesForm, NamedForm, ObjectForm, PairsForm
 from uma.chat.lark import LarkRules, string
 from uma.chat.schema import (
     ANY,
@@ -21,6 +22,7 @@ from uma.chat.schema import (
     UnservableError,
     check_object,
     check_shape,
+    follows,
     kinds_of,
     literal,
     properties_of,
@@ -36,6 +38,7 @@ from uma.types import Tool
 MAX_CHARS = 524_288
 """Maximum length of the rules of all tools of a request: making and compiling as many takes about a second."""
 _ID = "[a-zA-Z0-9]{1,16}"
+_PLACES = re.compile(f"([{ID}{COUNT}])")
 _SHARED = ("$defs", "definitions")
 
 
@@ -63,20 +66,17 @@ def answer_rule(rules: LarkRules, schema: Schema) -> str:
     return rules.add("answer", f"%json {json_text.dumps(for_llguidance(schema, COMPACT), ensure_ascii=True)}")
 
 
-def object_call(rules: LarkRules, form: ObjectForm, tool: Tool, at: int) -> str:
-    """`{"name": …, "arguments": {…}}`, as the model was trained to write it."""
-    head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{form.key}": '
-    return f"{string(head)} {json_rule(rules, f'args_{at}', schema_of(tool))} {string('}')}"
-
-
-def named_call(rules: LarkRules, form: NamedForm, tool: Tool, at: int) -> str:
-    """The name, and the arguments as JSON."""
+def object_call(rules: LarkRules, form: ObjectForm | NamedForm, tool: Tool, at: int) -> str:
+    """The name, and the arguments as JSON, as the model was trained to write them."""
     arguments = json_rule(rules, f"args_{at}", schema_of(tool))
-    given_id = f"{rules.spelled(form.id_mark)} {rules.add('CALL_ID', f'/{_ID}/')}" if form.id_mark else ""
-    return (
-        f"{rules.spelled(form.before + tool.name)} {given_id} "
-        f"{rules.spelled(form.after)} {arguments} {rules.spelled(form.end)}"
-    )
+    name = json.dumps(tool.name, ensure_ascii=False)[1:-1] if isinstance(form, ObjectForm) else tool.name
+    return f"{_with_ids(rules, form.before + name + form.after)} {arguments} {_with_ids(rules, form.end)}"
+
+
+def _with_ids(rules: LarkRules, text: str) -> str:
+    """A text, and what the model writes at the places of identifiers and numbers in it."""
+    ways = {ID: lambda: rules.add("CALL_ID", f"/{_ID}/"), COUNT: lambda: rules.add("CALL_COUNT", "/[0-9]{1,2}/")}
+    return " ".join(ways[part]() if part in ways else rules.spelled(part) for part in _PLACES.split(text) if part)
 
 
 def pairs_call(rules: LarkRules, form: PairsForm, tool: Tool, at: int) -> str:
@@ -88,42 +88,72 @@ def pairs_call(rules: LarkRules, form: PairsForm, tool: Tool, at: int) -> str:
     pairs = []
     for index, (key, schema) in enumerate(properties_of(root, root).items()):
         place = f".properties.{key}"
-        if not key.strip() or key != key.strip() or any(char in key for char in "<>\n"):
+        if not key.strip() or key != key.strip() or any(char in key for char in '<>\n="'):
             raise UnservableError(place, "this model's calls cannot hold an argument of that name")
-        value = _pair_value(rules, form, schema, root, f"{at}_{index}", place)
-        pair = rules.add(f"pair_{at}_{index}", f"{rules.spelled(form.key_open + key + form.key_close)} {value}")
-        pairs.append(pair if key in needed else f"{pair}?")
+        ways = " | ".join(_pair_ways(rules, form, key, schema, root, f"{at}_{index}", place))
+        pairs.append((rules.add(f"pair_{at}_{index}", ways), key in needed))
         check_room(rules, place)
-    return f"{rules.spelled(form.before + tool.name + form.after)} {' '.join(pairs)} {rules.spelled(form.end)}"
+    if form.between:
+        inner = separated(rules, pairs, string(form.between), f"pairs_{at}")
+    else:
+        inner = " ".join(pair if is_needed else f"{pair}?" for pair, is_needed in pairs)
+    return f"{rules.spelled(form.before + tool.name + form.after)} {inner} {rules.spelled(form.end)}"
 
 
-def _pair_value(rules: LarkRules, form: PairsForm, schema: Schema, root: Schema, name: str, place: str) -> str:
-    """An argument's value with what stands around it."""
+def _pair_ways(
+    rules: LarkRules, form: PairsForm, key: str, schema: Schema, root: Schema, name: str, place: str
+) -> Iterator[str]:
+    """An argument with its name, and what stands around its value."""
     kinds = kinds_of(schema, root, place)
     if not kinds:
         raise UnservableError(place, "no value is valid")
-    begin, end = rules.spelled(form.padding), rules.spelled(form.padding + form.value_close + form.trail)
-    ways = []
-    if "string" not in kinds:
-        ways.append(f"{begin} {json_rule(rules, f'json_{name}', _with_root(schema, root), place)} {end}")
-    else:
-        text = text_of(schema, root, place) if kinds == {"string"} else text_or_scalar(schema, root, place)
-        ways.append(f"{begin} {_closed(rules, form, text, f'TEXT_{name}')} {rules.spelled(form.trail)}")
-        if nested := kinds & {"array", "object"}:
-            narrow = {"allOf": [schema, {"type": sorted(nested)}]}
-            ways.append(f"{begin} {json_rule(rules, f'json_{name}', _with_root(narrow, root), place)} {end}")
-    return f"({' | '.join(ways)})"
+    begin = rules.spelled(form.key_open + key + form.key_close + form.padding)
+    begin_json = rules.spelled(form.key_open + key + (form.json_close or form.key_close) + form.padding)
+    end = rules.spelled(form.padding + form.value_close + form.trail)
+    is_apart = bool(form.json_close or form.quote)
+    others = kinds - {"string"} if is_apart else kinds & {"array", "object"} if "string" in kinds else kinds
+    if "string" in kinds:
+        is_text = is_apart or kinds == {"string"}
+        text = text_of(schema, root, place) if is_text else text_or_scalar(schema, root, place)
+        yield f"{begin} {_closed(rules, form, text, f'TEXT_{name}')} {rules.spelled(form.trail)}"
+    if form.quote and others & {"boolean", "null"}:
+        words = [repr(word) for word in (True, False, None) if follows(word, _with_root(schema, root))]
+        yield from (f"{begin_json} {string(word)}" for word in words)
+        others -= {"boolean", "null"}
+    if others:
+        narrow = schema if others == kinds else {"allOf": [schema, {"type": sorted(others)}]}
+        yield f"{begin_json} {json_rule(rules, f'json_{name}', _with_root(narrow, root), place)} {end}"
 
 
 def _closed(rules: LarkRules, form: PairsForm, text: str, name: str) -> str:
     """A text up to the first mark behind it, with the mark."""
+    if form.quote:
+        terminal = rules.add(name, f"({text}) & ~/{ANY}*{literal(form.quote)}{ANY}*/")
+        return f"{string(form.quote)} {terminal} {string(form.quote)}"
     mark = literal(form.value_close)
-    if form.value_close in rules.specials.marks:
-        terminal = rules.add(name, f"({text}) & ~/{ANY}*{mark}{ANY}*/")
-        return f"{terminal} {rules.spelled(form.padding + form.value_close)}"
+    if special := rules.first_mark(form.value_close):
+        begin, _, _ = form.value_close.partition(special)
+        body = f"({text}) {string(form.padding + begin)}"
+        terminal = rules.add(name, f"({body}) & ~/{ANY}*{mark}{ANY}*/")
+        return f"{terminal} {rules.spelled(form.value_close.removeprefix(begin))}"
     whole = rules.add(f"{name}_VALUE", text)
     body = f"{whole} {string(form.padding + form.value_close)}"
     return rules.add(name, f"({body}) & ~/{ANY}*{mark}{ANY}+/")
+
+
+def separated(rules: LarkRules, members: list[tuple[str, bool]], comma: str, name: str) -> str:
+    """Members with commas between those that are there: one rule for what follows the first, one for the rest. `name`
+    is the beginning of these rules' names; the flag of a member says that it is needed.
+    """
+    rest = ""
+    first: list[str] = []
+    for at, (member, is_needed) in enumerate(reversed(members)):
+        tail = f" {rest}" if rest else ""
+        first = [f"{member}{tail}"] + ([] if is_needed else first)
+        follows = f"{comma} {member}{tail}" if is_needed else f"({comma} {member})?{tail}"
+        rest = rules.add(f"{name}_{at}", follows)
+    is_optional = not any(is_needed for _, is_needed in members)
+    return f"({' | '.join(first)}){'?' if is_optional else ''}" if first else ""
 
 
 def braces_call(rules: LarkRules, form: BracesForm, tool: Tool, at: int) -> str:
@@ -160,19 +190,9 @@ class _Braces:
             value = self._value(inner, f"{place}.properties.{key}", depth + 1)
             members.append((self._name("member", f"{string(f'{key}:')} {value}"), key in needed))
             check_room(self._rules, place)
-        return f'"{{" {self._separated(members)} "}}"'
-
-    def _separated(self, members: list[tuple[str, bool]]) -> str:
-        """Members with commas between those that are there: one rule for what follows the first, one for the rest."""
-        rest = ""
-        first: list[str] = []
-        for member, is_needed in reversed(members):
-            tail = f" {rest}" if rest else ""
-            first = [f"{member}{tail}"] + ([] if is_needed else first)
-            follows = f'"," {member}{tail}' if is_needed else f'("," {member})?{tail}'
-            rest = self._name("rest", follows)
-        is_optional = not any(is_needed for _, is_needed in members)
-        return f"({' | '.join(first)}){'?' if is_optional else ''}" if first else ""
+        self._count += 1
+        rest = f"rest_{self._prefix}_{self._count}"
+        return f'"{{" {separated(self._rules, members, string(","), rest)} "}}"'
 
     def _value(self, schema: Any, place: str, depth: int) -> str:
         if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):

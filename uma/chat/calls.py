@@ -7,13 +7,14 @@ stop anywhere and goes on with the next. White space between the parts of a call
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Mapping
 from contextlib import suppress
 from typing import Protocol
 
 from uma import json_text
-from uma.chat.forms import BracesForm, Form, NamedForm, ObjectForm, PairsForm
+from uma.chat.forms import COUNT, ID, BracesForm, Form, NamedForm, ObjectForm, PairsForm
 from uma.chat.json_call import JsonCall, JsonString
 from uma.chat.parts import CallArguments, CallBegun, Part
 from uma.chat.schema import KINDS, Schema, UnservableError, kinds_of, properties_of, value_in_text
@@ -23,6 +24,9 @@ MAX_NESTING = 128
 Reading = Generator[None, str, str]
 """Takes characters and returns the text that they make up."""
 _SPACE = " \t\r\n"
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+"""Python's words for JSON's, where arguments stand as in a call of Python's."""
+_PLACE = re.compile(f"[{ID}{COUNT}]")
 
 
 class CallReader(Protocol):
@@ -123,10 +127,9 @@ class _CallReader(ABC):
         self.arguments += text
         self._out += text
 
-    def _one_of(self, *texts: str) -> Reading:
-        """One of these texts, white space aside."""
+    def _one_of(self, *texts: str, read: str = "") -> Reading:
+        """One of these texts, white space aside, of which `read` has come."""
         packed = {_packed(text): text for text in texts}
-        read = ""
         while read not in packed:
             char = yield
             if char.isspace():
@@ -136,9 +139,10 @@ class _CallReader(ABC):
                 raise _NoCallError("it is not of this model's form")
         return packed[read]
 
-    def _name_before(self, names: Collection[str], *stops: str) -> Generator[None, str, tuple[str, str]]:
-        """One of these names and the text behind it, white space between the two aside."""
-        read = ""
+    def _name_before(
+        self, names: Collection[str], *stops: str, read: str = ""
+    ) -> Generator[None, str, tuple[str, str]]:
+        """One of these names and the text behind it, white space between the two aside; `read` has come of it."""
         ends = [(_packed(name + stop), name, stop) for name in names for stop in stops]
         while True:
             read += yield
@@ -156,6 +160,13 @@ class _CallReader(ABC):
         while not read.endswith(mark):
             read += yield
         return read.removesuffix(mark)
+
+    def _visible(self) -> Reading:
+        """The next character that is no white space."""
+        char = yield
+        while char.isspace():
+            char = yield
+        return char
 
     def _object(self) -> Reading:
         """A JSON object, given as it comes."""
@@ -178,14 +189,21 @@ class _NamedCall(_CallReader):
 
     def _read(self) -> Reading:
         form = self._form
-        yield from self._one_of(form.before)
-        stops = (form.after, form.id_mark) if form.id_mark else (form.after,)
-        name, stop = yield from self._name_before(self._tools, *stops)
-        if stop != form.after:
-            yield from self._until(form.after)
+        yield from self._texts(_PLACE.split(form.before))
+        after = _PLACE.split(form.after)
+        name, stop = yield from self._name_before(self._tools, after[0], after[-1])
+        if stop != after[-1]:
+            yield from self._until(after[-1])
         self.name = name
         yield from self._object()
-        return (yield from self._one_of(form.end))
+        return (yield from self._texts(_PLACE.split(form.end)))
+
+    def _texts(self, texts: list[str]) -> Reading:
+        """Texts with something between them that does not count."""
+        yield from self._one_of(texts[0])
+        for text in texts[1:]:
+            yield from self._until(text)
+        return texts[-1]
 
 
 class _PairsCall(_CallReader):
@@ -202,29 +220,70 @@ class _PairsCall(_CallReader):
         schema = self._tools[name]
         properties = properties_of(schema, schema)
         self.name = name
-        if stop == form.after:
+        read = ""
+        if stop == form.after and form.key_open:
             stop = yield from self._one_of(form.key_open, form.end)
+        elif stop == form.after:  # a key begins without a mark
+            read = yield from self._visible()
+            stop = form.end if _packed(form.end).startswith(read) else form.key_open
+            if stop == form.end:
+                yield from self._one_of(form.end, read=read)
         self._give("{")
-        while stop == form.key_open:
-            yield from self._pair(properties, schema)
-            stop = yield from self._one_of(form.key_open, form.end)
+        while stop != form.end:
+            stop = yield from self._pair(properties, schema, read)
+            read = ""
         self._give("}")
         return self.arguments
 
-    def _pair(self, properties: Mapping[str, Schema], root: Schema) -> Reading:
+    def _pair(self, properties: Mapping[str, Schema], root: Schema, read: str) -> Reading:
+        """An argument, and the text behind it. `read` is the beginning of its name."""
         form = self._form
-        key, _ = yield from self._name_before(properties.keys() - self._seen, form.key_close)
+        closes = (form.key_close, form.json_close) if form.json_close else (form.key_close,)
+        key, close = yield from self._name_before(properties.keys() - self._seen, *closes, read=read)
         kinds = _kinds(properties[key], root)
+        if form.json_close:
+            kinds = kinds & {"string"} if close == form.key_close else kinds - {"string"}
         self._give(f"{', ' if self._seen else ''}{_quoted(key)}: ")
         self._seen.add(key)
+        if form.quote:
+            return (yield from self._open_value(kinds))
         if kinds == {"string"}:
-            return (yield from self._text())
-        text = (yield from self._value(kinds)).removeprefix(form.padding).removesuffix(form.padding)
-        try:
-            self._give(value_in_text(text, kinds))
-        except ValueError as error:
-            raise _NoCallError(str(error)) from None
-        return text
+            yield from self._text()
+        else:
+            text = (yield from self._value(kinds)).removeprefix(form.padding).removesuffix(form.padding)
+            try:
+                self._give(value_in_text(text, kinds))
+            except ValueError as error:
+                raise _NoCallError(str(error)) from None
+        return (yield from self._one_of(form.key_open, form.end))
+
+    def _open_value(self, kinds: frozenset[str]) -> Reading:
+        """A string between quotes, or JSON that ends with the comma or the end of the call behind it."""
+        form = self._form
+        stops = {_packed(text)[0]: text for text in (form.between, form.end)}
+        char = yield from self._visible()
+        if char == form.quote:
+            self._give('"')
+            while (char := (yield)) != form.quote:
+                self._give(_escaped(char))
+            self._give('"')
+            char = yield from self._visible()
+        else:
+            read, depth, string = "", 0, JsonString()
+            while depth or string.is_open or char not in stops:
+                read += char
+                string.push(char)
+                if not string.is_open:
+                    depth += (char in "{[") - (char in "}]")
+                char = yield
+            try:
+                self._give(value_in_text(_WORDS.get(read.strip(), read), kinds - {"string"}))
+            except ValueError as error:
+                raise _NoCallError(str(error)) from None
+        if char not in stops:
+            raise _NoCallError("a value has no end")
+        yield from self._one_of(stops[char], read=char)
+        return stops[char]
 
     def _value(self, kinds: frozenset[str]) -> Reading:
         """The text before the mark behind it, which is taken as well. In JSON a string can hold the mark."""
@@ -342,13 +401,6 @@ class _BracesCall(_CallReader):
             self._give(_escaped(held[: len(held) - keep]))
             held = held[len(held) - keep :]
         self._give('"')
-
-    def _visible(self) -> Reading:
-        """The next character that is no white space."""
-        char = yield
-        while char.isspace():
-            char = yield
-        return char
 
 
 def _kinds(schema: Schema, root: Schema) -> frozenset[str]:

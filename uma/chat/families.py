@@ -1,13 +1,12 @@
-"""How families of models write tool calls and thinking, recognised from the model's own chat template.
+"""How families of models write tool calls and thinking.
 
-A family has marks around its calls and a form of a single call (`uma/chat/forms.py`). A template is recognised by
-texts that it must contain to show the model its own earlier calls.
+A family has marks around its calls and a form of a single call (`uma/chat/forms.py`). Most templates show it
+(`uma/chat/derive.py`); what is here is of those that do not, recognised by texts that they must contain.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import attrs
 
@@ -29,10 +28,14 @@ class Family:
     """A call can begin the output without a mark."""
     knows_tools: bool = True
     """The template shows the model the tools; otherwise they are told in the system message."""
+    shows_calls: bool = True
+    """The template shows the model its earlier calls; otherwise they are written into the message's text."""
     is_list: bool = False
-    """Calls stand in a JSON list behind one mark."""
+    """Calls stand in brackets behind one mark, with commas between them; the brackets are in `lead` and `trail`."""
     is_block: bool = False
     """Calls stand one behind the other between two marks."""
+    is_single: bool = False
+    """The template shows one call in an answer at most."""
     ends_answer: bool = False
     """Whether the model writes nothing more behind its calls: what would follow are their results."""
     has_channels: bool = False
@@ -42,12 +45,14 @@ class Family:
     trail: str = ""
     """Text between the last call and the closing mark."""
     separator: str = "\n"
-    """Text between two calls, outside of a list."""
+    """Text between two calls."""
+    special: tuple[str, ...] = ()
+    """Further texts that can be special tokens of a vocabulary."""
 
     @property
-    def marks(self) -> tuple[str, ...]:
-        """Texts that can be special tokens of a vocabulary."""
-        return tuple(filter(None, (self.open, self.close, *self.form.marks)))
+    def texts(self) -> tuple[str, ...]:
+        """Texts that can have special tokens of a vocabulary in them."""
+        return tuple(filter(None, (self.open, self.close, *self.form.texts, *self.special)))
 
 
 @attrs.frozen
@@ -63,82 +68,27 @@ class Thinking:
 GENERIC = Family("generic", open="<tool_call>", close="</tool_call>", is_bare=True, knows_tools=False)
 """Form of calls of models whose template knows nothing of tools."""
 
-_HERMES = Family("hermes", open="<tool_call>", close="</tool_call>", lead="\n", trail="\n")
-_LLAMA = Family("llama3", open="<|python_tag|>", form=ObjectForm("parameters"), is_bare=True, separator="; ")
-_MISTRAL = Family("mistral", open="[TOOL_CALLS]", is_list=True)
-_CALLS_BEGIN, _CALLS_END = "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"
-_CALL_BEGIN, _CALL_END = "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"
-_CALL_SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
+_LLAMA = Family(
+    "llama3", open="<|python_tag|>", form=ObjectForm(after='", "parameters": '), is_bare=True, separator="; "
+)
+"""Llama 3.1 to 3.3: their templates show no mark before a call, and refuse two in one message."""
+_GRANITE = Family("granite", open="<|tool_call|>", is_list=True, lead="[", trail="]", separator=", ")
+"""Granite 3, whose template shows no calls."""
+_PHI = attrs.evolve(_GRANITE, name="phi", close="<|/tool_call|>")
+"""Phi-4-mini, whose template shows none either."""
+_LFM2 = Family(
+    "lfm2",
+    open="<|tool_call_start|>",
+    close="<|tool_call_end|>",
+    form=PairsForm("", "(", "", "=", "", "", "", ")", between=", ", quote="'"),
+    shows_calls=False,
+    is_list=True,
+    lead="[",
+    trail="]",
+    separator=", ",
+)
+"""LFM2, whose template shows none, and leaves them to the message's text."""
 _HARMONY_MARKS = ("<|start|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
-
-
-_LINE_BEFORE_CLOSE = re.compile(r"(\n|\\n)</parameter>")
-_LINE_AFTER_KEY = re.compile(r"</arg_key>(\n|\\n)")
-"""A line break in a template: itself, or its escape in a string."""
-
-
-def _deepseek(template: str) -> Family:
-    """V3 and R1 put the arguments into a fenced block, V3.1 right behind the name."""
-    special = (_CALL_BEGIN, _CALL_SEPARATOR, _CALL_END)
-    is_fenced = "```json" in template
-    form = NamedForm(
-        before=f"{_CALL_BEGIN}function{_CALL_SEPARATOR}" if is_fenced else _CALL_BEGIN,
-        after="\n```json\n" if is_fenced else _CALL_SEPARATOR,
-        end=f"\n```{_CALL_END}" if is_fenced else _CALL_END,
-        special=special,
-    )
-    return Family(
-        "deepseek-v3" if is_fenced else "deepseek-v3.1",
-        open=_CALLS_BEGIN,
-        close=_CALLS_END,
-        form=form,
-        is_block=True,
-        ends_answer=True,
-        separator="\n" if is_fenced else "",
-        knows_tools=_shows_tools(template),
-    )
-
-
-def _mistral_args(template: str) -> Family:
-    id_mark = "[CALL_ID]" if "[CALL_ID]" in template else ""
-    special = ("[ARGS]", id_mark) if id_mark else ("[ARGS]",)
-    form = NamedForm(before="", after="[ARGS]", id_mark=id_mark, special=special)
-    return Family("mistral-args", open="[TOOL_CALLS]", form=form, separator="", knows_tools=_shows_tools(template))
-
-
-def _qwen_coder(template: str) -> Family:
-    """Qwen puts values on lines of their own; Seed-OSS does not, and has a name of its own in the outer marks."""
-    maker = "seed:" if "<seed:tool_call>" in template else ""
-    form = PairsForm(
-        before="<function=",
-        after=">\n",
-        key_open="<parameter=",
-        key_close=">",
-        value_close="</parameter>",
-        padding="\n" if _LINE_BEFORE_CLOSE.search(template) else "",
-        trail="\n",
-        end="</function>",
-    )
-    return Family(
-        "qwen3-coder", open=f"<{maker}tool_call>", close=f"</{maker}tool_call>", form=form, lead="\n", trail="\n"
-    )
-
-
-def _glm(template: str) -> Family:
-    """GLM-4.5 and 4.6 write each mark on a line of its own, 4.7 all of them on one."""
-    line = "\n" if _LINE_AFTER_KEY.search(template) else ""
-    form = PairsForm(
-        before="",
-        after=line,
-        key_open="<arg_key>",
-        key_close=f"</arg_key>{line}<arg_value>",
-        value_close="</arg_value>",
-        padding="",
-        trail=line,
-        end="</tool_call>",
-        special=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>"),
-    )
-    return Family("glm-4", open="<tool_call>", form=form)
 
 
 def _gemma(open_: str, close: str, quote: str) -> Family:
@@ -146,36 +96,29 @@ def _gemma(open_: str, close: str, quote: str) -> Family:
 
 
 def _harmony(template: str) -> Family:
-    form = NamedForm(before=" to=functions.", after="<|message|>", special=_HARMONY_MARKS)
+    form = NamedForm(before=" to=functions.", after="<|message|>")
     return Family(
         "harmony",
         open="<|channel|>",
         form=form,
         ends_answer=True,
         has_channels=True,
+        special=_HARMONY_MARKS,
         knows_tools=_shows_tools(template),
     )
 
 
-_FAMILIES: tuple[tuple[str, Family | Callable[[str], Family | str]], ...] = (
-    ("<|channel|>", _harmony),
-    (_CALLS_BEGIN, _deepseek),
+_BY_HAND: tuple[tuple[str, Family], ...] = (
     ("<start_function_call>", _gemma("<start_function_call>", "<end_function_call>", "<escape>")),
     ("<|tool_call>", _gemma("<|tool_call>", "<tool_call|>", '<|"|>')),
-    ("<arg_key>", _glm),
-    ("<parameter=", _qwen_coder),
-    ("[ARGS]", _mistral_args),
-    ("[TOOL_CALLS] [", attrs.evolve(_MISTRAL, lead=" ")),
-    ("[TOOL_CALLS]", _MISTRAL),
-    ("<|tool|>", Family("phi", open="<|tool_call|>", close="<|/tool_call|>", is_list=True)),
-    ("<|tool_call|>", Family("granite", open="<|tool_call|>", is_list=True)),
-    ("invoke name=", lambda template: "calls of the form <invoke name=…>"),
-    ("<function=", lambda template: "calls of the form <function=name>{…}"),
-    ("<tool_call>", lambda template: _HERMES if "arguments" in template else "<tool_call> without arguments"),
+    ("<|tool|>", _PHI),
+    ("<|tool_call|>", _GRANITE),
+    ("List of tools: ", _LFM2),
     ("<|python_tag|>", _LLAMA),
-    ("ipython", lambda template: _LLAMA if "parameters" in template else "an unknown form of ipython"),
+    ("ipython", _LLAMA),
 )
-"""Families by a text that their templates contain; the first that fits counts."""
+"""Families by a text that their templates contain; the first that fits counts. Gemma's arguments are no JSON at any
+depth, and sorted, so that no few calls tell how they are written."""
 
 THINKING = (
     Thinking("<|channel|>analysis<|message|>", "<|end|>"),
@@ -187,12 +130,19 @@ THINKING = (
 """Marks of thinking that are known; the first that a template has counts."""
 
 
-def family_of(template: str) -> Family | str:
-    """The family of a chat template; where its calls cannot be parsed, the name of its form instead."""
-    for mark, found in _FAMILIES:
-        if mark in template:
-            return found if isinstance(found, Family) else found(template)
-    return "an unknown form" if _shows_tools(template) else GENERIC
+def with_channels(template: str) -> Family | None:
+    """The family of a chat template whose answers consist of messages with a header each; None for another."""
+    return _harmony(template) if "<|channel|>" in template else None
+
+
+def by_hand(template: str) -> Family | str:
+    """The family of a chat template that does not show itself how calls are written; why they are not known, where it
+    is none of these.
+    """
+    found = next((family for mark, family in _BY_HAND if mark in template), None)
+    if found is not None:
+        return found
+    return "its chat template does not show how they are written" if _shows_tools(template) else GENERIC
 
 
 def thinking_of(template: str) -> Thinking | None:

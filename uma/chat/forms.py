@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import attrs
+
+ID, COUNT = "\0", "\1"
+"""Places in a form's texts where the model writes an identifier of the call, or its number."""
 
 
 @attrs.frozen
 class ObjectForm:
     """A JSON object with the name and the arguments: `{"name": …, "arguments": {…}}`."""
 
-    key: str = "arguments"
-    """The arguments' key, as models of the family write it."""
+    before: str = '{"name": "'
+    """Text before the name, as models of the family write it."""
+    after: str = '", "arguments": '
+    """Text between the name and the arguments."""
+    end: str = "}"
+    """Text behind the arguments."""
 
     @property
-    def marks(self) -> Iterator[str]:
-        """Texts that can be special tokens of a vocabulary."""
-        return iter(())
+    def texts(self) -> tuple[str, ...]:
+        """Texts that can have special tokens of a vocabulary in them."""
+        return ()
 
 
 @attrs.frozen
 class NamedForm:
-    """The name, and the arguments as a JSON object behind it: `name[ARGS]{…}`."""
+    """The name, and the arguments as a JSON object behind it: `name[ARGS]{…}`. What stands between two texts is an
+    identifier: a model that gives none leaves it out, with the text before it, behind the name.
+    """
 
     before: str
     """Text before the name."""
@@ -30,22 +37,18 @@ class NamedForm:
     """Text between the name and the arguments."""
     end: str = ""
     """Text behind the arguments."""
-    id_mark: str = ""
-    """Text behind the name, and before an identifier that the model gives the call; empty where it gives none."""
-    special: tuple[str, ...] = ()
-    """The parts of these texts that can be special tokens."""
 
     @property
-    def marks(self) -> Iterator[str]:
-        """Texts that can be special tokens of a vocabulary."""
-        return iter(self.special)
+    def texts(self) -> tuple[str, ...]:
+        """Texts that can have special tokens of a vocabulary in them."""
+        return (self.before, self.after, self.end)
 
 
 @attrs.frozen
 class PairsForm:
     """The name, and each argument between marks of its own: `<function=name><parameter=city>Bern</parameter>`.
 
-    A string stands as it is, anything else as JSON.
+    A string stands as it is, or between `quote`s, anything else as JSON.
     """
 
     before: str
@@ -64,13 +67,19 @@ class PairsForm:
     """Text behind an argument."""
     end: str
     """Text behind the last argument."""
-    special: tuple[str, ...] = ()
-    """The parts of these texts that can be special tokens."""
+    json_close: str = ""
+    """Text between an argument's name and its value where that is no string; empty: the same as for strings."""
+    between: str = ""
+    """Text between two arguments."""
+    quote: str = ""
+    """Mark on either side of a string. With it nothing closes a value but what stands behind it, and words that are no
+    strings are Python's."""
 
     @property
-    def marks(self) -> Iterator[str]:
-        """Texts that can be special tokens of a vocabulary."""
-        return iter(self.special)
+    def texts(self) -> tuple[str, ...]:
+        """Texts that can have special tokens of a vocabulary in them."""
+        keys = (self.key_open, self.key_close, self.json_close, self.value_close)
+        return (self.before, self.after, *keys, self.end, self.between)
 
 
 @attrs.frozen
@@ -83,9 +92,9 @@ class BracesForm:
     before: str = "call:"
 
     @property
-    def marks(self) -> Iterator[str]:
-        """Texts that can be special tokens of a vocabulary."""
-        return iter((self.quote,))
+    def texts(self) -> tuple[str, ...]:
+        """Texts that can have special tokens of a vocabulary in them."""
+        return (self.quote,)
 
 
 Form = ObjectForm | NamedForm | PairsForm | BracesForm

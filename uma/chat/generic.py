@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import attrs
 
 from uma import json_text
+from uma.chat.derive import written
 from uma.chat.families import Family
 from uma.chat.forms import NamedForm, ObjectForm
 from uma.types import Message, Tool
@@ -32,13 +33,24 @@ def with_tools(messages: Sequence[Message], tools: Sequence[Tool], family: Famil
     return (Message("system", how), *turns)
 
 
+def with_calls(messages: Sequence[Message], family: Family) -> tuple[Message, ...]:
+    """The conversation with its calls in the messages' texts, as models of this family write them."""
+    return tuple(_with_calls(message, family) for message in messages)
+
+
+def _with_calls(message: Message, family: Family) -> Message:
+    if not message.tool_calls:
+        return message
+    calls = [(call.name, json_text.loads(call.arguments)) for call in message.tool_calls]
+    return attrs.evolve(message, content=message.content + written(family, calls), tool_calls=())
+
+
 def _how(family: Family) -> str:
-    if isinstance(family.form, ObjectForm):
-        return _HOW
-    assert isinstance(family.form, NamedForm), family.name
     form = family.form
+    if family.is_bare or not isinstance(form, ObjectForm | NamedForm):
+        return _HOW
     call = f"{form.before}<name>{form.after}{{...}}{form.end}"
-    return _HOW_IN_FORM.format(form=f"{family.open}{call}{family.close}")
+    return _HOW_IN_FORM.format(form=f"{family.open}{family.lead}{call}{family.trail}{family.close}")
 
 
 def plain(messages: Sequence[Message]) -> tuple[Message, ...]:

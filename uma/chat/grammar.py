@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from uma.chat.call_rules import answer_rule, braces_call, named_call, object_call, pairs_call
+from uma.chat.call_rules import answer_rule, braces_call, object_call, pairs_call
 from uma.chat.families import Family, Thinking
 from uma.chat.forms import BracesForm, NamedForm, ObjectForm, PairsForm
 from uma.chat.harmony_grammar import harmony_grammar
@@ -45,7 +45,7 @@ def calls_grammar(
     if family.has_channels:
         can_think = thinking is not None
         return harmony_grammar(rules, family, tools, can_think=can_think, must_call=must_call, answer=answer)
-    lark = _Lark(rules, family, tools, thinking, is_parallel=is_parallel)
+    lark = _Lark(rules, family, tools, thinking, is_parallel=is_parallel and not family.is_single)
     is_free = not must_call and answer is None
     rest = lark.thought.rest() if lark.thought and (begins_thinking or is_free) else ""
     body = lark.free() if is_free else lark.only_calls(begins_thinking=begins_thinking, answer=answer)
@@ -90,10 +90,8 @@ class _Lark:
 
     def _in_form(self, tool: Tool, at: int) -> str:
         form = self._family.form
-        if isinstance(form, ObjectForm):
+        if isinstance(form, ObjectForm | NamedForm):
             return object_call(self._rules, form, tool, at)
-        if isinstance(form, NamedForm):
-            return named_call(self._rules, form, tool, at)
         if isinstance(form, PairsForm):
             return pairs_call(self._rules, form, tool, at)
         assert isinstance(form, BracesForm)
@@ -105,16 +103,12 @@ class _Lark:
     def _calls(self) -> str:
         """What follows the opening mark, with the closing one."""
         family = self._family
-        if family.is_list:
-            body = f"{string(family.lead + '[')} {self._call()} {self._more(', ')} {string(']' + family.trail)}"
-        elif family.is_block:
+        if family.is_list or family.is_block:
             body = f"{string(family.lead)} {self._call()} {self._more(family.separator)} {string(family.trail)}"
-        elif family.close:
-            body = f"{string(family.lead)} {self._call()} {string(family.trail)}"
-        elif family.is_bare:
+        elif family.is_bare and not family.close:
             body = f"{self._call()} {self._more(family.separator)}"
         else:
-            body = self._call()
+            body = f"{string(family.lead)} {self._call()} {string(family.trail)}"
         close = f" {self._mark(family.close)}" if family.close else ""
         return self._rules.add("calls", body + close)
 
@@ -181,8 +175,8 @@ class _Lark:
         name = "TO_CALL" if mark == self._family.open else "TO_THOUGHT"
         once = f"/{ANY}*{literal(mark)}/ & ~/{ANY}*({self._marks}){ANY}+/"
         yield self._rules.add(name, once + self._not_bare)
-        if mark in self._specials.marks:
-            yield f"{self._text()}? {ids([self._specials.marks[mark]])}"
+        if (spelled := self._mark(mark)) != string(mark):
+            yield f"{self._text()}? {spelled}"
 
     @property
     def _marks(self) -> str:
@@ -199,8 +193,7 @@ class _Lark:
 
     def _mark(self, mark: str) -> str:
         """A mark as the model was trained to write it: its token, where it has one."""
-        token = self._specials.marks.get(mark)
-        return string(mark) if token is None else ids([token])
+        return self._rules.spelled(mark)
 
 
 _OTHER_KEYS = rf'("(type|id)"{_SPACE}:{_SPACE}"[^"\\]*"{_SPACE},{_SPACE})*'

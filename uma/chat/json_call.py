@@ -12,8 +12,9 @@ from contextlib import suppress
 
 from uma import json_text
 
+_NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters")
-_KEYS = {"name", "id", "type", *_ARGUMENT_KEYS}
+_KEYS = {*_NAME_KEYS, *_ARGUMENT_KEYS, "id", "type", "tool_call_id"}
 
 
 class JsonString:
@@ -102,7 +103,7 @@ class JsonCall:
         value = self._json(self._word)
         if self.problem:
             return
-        if self._key == "name":
+        if self._key in _NAME_KEYS:
             spelled = json.dumps(value, ensure_ascii=False)
             if not isinstance(value, str) or value not in self._names or self._word != spelled:
                 self.problem = "no tool of that name was offered"

@@ -53,6 +53,11 @@ class LarkRules:
         """The whole grammar."""
         return "\n".join([f"start: {start}", *self._lines.values()])
 
+    def first_mark(self, text: str) -> str:
+        """The first mark in a text that is a special token; empty where none is."""
+        found = self._marks.search(text) if self._marks is not None else None
+        return found[0] if found else ""
+
     def spelled(self, text: str) -> str:
         """A text as models write it, with special tokens for the marks in it; empty for an empty one."""
         if self._marks is None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from uma.chat.calls import reader_of
 from uma.chat.families import Family, Thinking
-from uma.chat.forms import NamedForm, ObjectForm
+from uma.chat.forms import BracesForm, ObjectForm
 from uma.chat.parts import AnswerText, Part, Reasoning, joined
 from uma.chat.schema import Schema
 from uma.chat.steps import StepParser, first_mark
@@ -186,7 +186,7 @@ class Parser(StepParser):
 
     def _begin_calls(self, mark: str) -> None:
         self._raw, self._space = self._space + mark, ""
-        self._is_list = False
+        self._is_list = mark.endswith("[")
         self._needs_mark = bool(mark)
         self._step = self._read_calls
 
@@ -195,7 +195,7 @@ class Parser(StepParser):
         assert self._family is not None
         char = self._pending[0]
         is_object = isinstance(self._family.form, ObjectForm)
-        if is_object and char == "[" and not self._is_list and self._call is None:
+        if (is_object or self._family.is_list) and char == "[" and not self._is_list and self._call is None:
             self._is_list = True
         elif char == "{" if is_object else not char.isspace():
             self._call = reader_of(self._family.form, self._tools)
@@ -251,7 +251,7 @@ class Parser(StepParser):
         """Another call of the block that is open, if `held` can begin one; it was read in doubt of the block's end."""
         assert self._family is not None
         form = self._family.form
-        if not self._family.is_block or not isinstance(form, NamedForm) or not form.before.startswith(held):
+        if not self._family.is_block or isinstance(form, BracesForm) or not form.before.startswith(held):
             return False
         self._pending, self._raw = self._raw + self._pending, ""
         self._step = self._read_calls

@@ -120,9 +120,15 @@ def _line_of(error: BaseException) -> str:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, in which a short expression can also not make a giant."""
+    """The sandbox, in which a short expression can also not make a giant. Lists can grow, which Kimi K2's templates ask
+    for: what a template is given is its own copy.
+    """
 
     intercepted_binops = frozenset(("*", "**"))
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Whether a template can use an attribute of a value."""
+        return (isinstance(obj, list) and attr == "append") or super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Refuse what would be too large to make."""

@@ -277,7 +277,12 @@ def _traits_of(source: str) -> _TemplateTraits:
     tree = _tree_of(source)
     if tree is None:
         return _TemplateTraits()
-    added = (side for add in tree.find_all(nodes.Add) for side in (add.left, add.right))
+    added = {_key_of(side) for add in tree.find_all(nodes.Add) for side in (add.left, add.right)}
+    written = {
+        _key_of(filtered.node)
+        for filtered in tree.find_all(nodes.Filter)
+        if filtered.name == "tojson" and filtered.node
+    }
     tested = (test.node for test in tree.find_all(nodes.Test) if test.name == "none")
     keys = {_key_of(access) for access in tree.find_all((nodes.Getattr, nodes.Getitem))}
     names = {constant.value for constant in tree.find_all(nodes.Const) if isinstance(constant.value, str)}
@@ -287,7 +292,7 @@ def _traits_of(source: str) -> _TemplateTraits:
         isinstance(comparison, nodes.Const) and comparison.value == "thinking" for comparison in compared
     )
     return _TemplateTraits(
-        any(_key_of(side) == "arguments" for side in added),
+        "arguments" in added - written,
         any(_key_of(checked) == "content" for checked in tested) and not has_parts,
         thought_key=next((key for key in _THOUGHT_KEYS if key in keys), None),
         thought_is_a_part=has_parts,

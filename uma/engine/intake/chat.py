@@ -15,8 +15,8 @@ import attrs
 import trio
 
 from uma import json_text
-from uma.chat.families import GENERIC, family_of, thinking_of
-from uma.chat.generic import plain, with_tools
+from uma.chat.families import GENERIC, thinking_of
+from uma.chat.generic import plain, with_calls, with_tools
 from uma.chat.grammar import calls_grammar
 from uma.chat.harmony import TO_ANSWER, TO_CALL, TO_NEXT, HarmonyParser
 from uma.chat.lark import LarkRules, Specials
@@ -26,7 +26,7 @@ from uma.chat.thought import thought_first
 from uma.chat.whole_call import AnyParser, WholeCallParser
 from uma.engine.intake.lanes import LaneLimiter
 from uma.engine.intake.relaxed_tools import RelaxedRequest, RelaxedTools, can_be_relaxed
-from uma.engine.intake.rendering import has_switch
+from uma.engine.intake.rendering import family_of, has_switch
 from uma.engine.worker.thinking import ThinkingBound
 from uma.errors import BadRequest
 from uma.json_schema import problem
@@ -48,7 +48,7 @@ class ChatAbilities:
 
     def __init__(self, model: Model) -> None:
         self._vocab = model.vocab
-        family = family_of(model.chat_template.source)
+        family = family_of(model.chat_template)
         self._family = None if isinstance(family, str) else family
         """How the model writes calls; None: in a form that is not parsed, whose name is `_unknown_form`."""
         self._unknown_form = family if isinstance(family, str) else ""
@@ -82,14 +82,19 @@ class ChatAbilities:
         if request.messages is not None and not self._template.is_own and len(stop) < MAX_STOPS:
             request = attrs.evolve(request, sampling=attrs.evolve(request.sampling, stop=(*stop, PLAIN_TURN)))
         messages, family = request.messages, self._family
-        if messages is None or family is None or family.knows_tools:
+        if messages is None or family is None:
+            return request
+        goes_on = request.continued is not None  # a message with calls can become one without
+        if not family.shows_calls and any(message.tool_calls for message in messages):
+            messages = with_calls(messages, family)
+            return attrs.evolve(request, messages=messages, continue_final_message=goes_on)
+        if family.knows_tools:
             return request
         tools = request.tools if request.tool_choice != "none" else ()
         if family is GENERIC and any(message.tool_calls or message.role == "tool" for message in messages):
             messages = plain(messages)
         elif not tools:
             return request
-        goes_on = request.continued is not None  # a message with calls has become one without
         messages = with_tools(messages, tools, family)
         return attrs.evolve(request, messages=messages, tools=(), continue_final_message=goes_on)
 
@@ -264,16 +269,19 @@ class ChatAbilities:
         return self._specials
 
     def _read_specials(self) -> Specials:
-        names = [] if self._family is None else list(self._family.marks)
-        if self._thinking is not None:
-            names += [self._thinking.open, self._thinking.close]
+        marks = self._marks
+        return Specials(marks, sorted(set(self._vocab.special_ids) - set(marks.values()) - self._vocab.eog))
+
+    @cached_property
+    def _marks(self) -> dict[str, int]:
+        """Special tokens that calls and thinking are written with, by their spelling."""
+        texts = [self._thinking.open, self._thinking.close] if self._thinking is not None else []
+        texts += [] if self._family is None else self._family.texts
         special = set(self._vocab.special_ids)
-        marks = {}
-        for name in names:
-            ids = self._vocab.tokenize(name, add_special=False, parse_special=True).tolist()
-            if len(ids) == 1 and ids[0] in special:
-                marks[name] = ids[0]
-        return Specials(marks, sorted(special - set(marks.values()) - self._vocab.eog))
+        ids = {
+            id for text in texts for id in self._vocab.tokenize(text, add_special=False, parse_special=True).tolist()
+        }
+        return {self._vocab.text_of(id): id for id in ids & special}
 
     def spellings(self, request: Request) -> Mapping[int, bytes]:
         """What marks that are control tokens, without text of their own, are written as for a parsed request."""
@@ -285,15 +293,7 @@ class ChatAbilities:
 
     @cached_property
     def _control_marks(self) -> dict[int, bytes]:
-        marks = [self._thinking.open, self._thinking.close] if self._thinking is not None else []
-        if self._family is not None:
-            marks += self._family.marks
-        ids = {mark: self._vocab.tokenize(mark, add_special=False, parse_special=True).tolist() for mark in marks}
-        return {
-            tokens[0]: mark.encode()
-            for mark, tokens in ids.items()
-            if len(tokens) == 1 and not self._vocab.piece(tokens[0])
-        }
+        return {token: mark.encode() for mark, token in self._marks.items() if not self._vocab.piece(token)}
 
     def _begins_thinking(self, request: Request, prompt: array[int]) -> bool:
         """Whether the answer begins within thinking that the prompt has opened."""

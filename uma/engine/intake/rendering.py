@@ -6,13 +6,15 @@ Safe to call from any thread.
 from __future__ import annotations
 
 from array import array
+from functools import partial
 from typing import Any
 
 import attrs
 
-from uma.chat.families import Thinking, thinking_of
+from uma.chat.derive import derived
+from uma.chat.families import Family, Thinking, by_hand, thinking_of, with_channels
 from uma.engine.kv.prefix_tree import common_length
-from uma.errors import TemplateError
+from uma.errors import TemplateError, UmaError
 from uma.llama.template import ChatTemplate
 from uma.types import (
     EFFORT_NAMES,
@@ -26,6 +28,12 @@ from uma.types import (
 )
 
 _ANSWER, _THOUGHT = "UMA looks for this answer", "UMA looks for this thought"
+
+
+def family_of(template: ChatTemplate) -> Family | str:
+    """How calls are written, as the template shows it; where it is not known, why."""
+    found = with_channels(template.source)
+    return found or derived(partial(template.render, opens_answer=False), UmaError) or by_hand(template.source)
 
 
 def has_switch(template: ChatTemplate) -> bool:
