@@ -61,6 +61,7 @@ TOKENS = Family("tokens", open="<|im_start|>", close="<shown>", lead="\n", trail
 """Marks that are a control token and a user-defined one of the tiny models' vocabulary."""
 FAMILIES |= {
     "tokens": TOKENS,
+    "tokens-inside": attrs.evolve(TOKENS, open="<x<|im_start|>call>", close="</x<shown>call>"),
     "tokens-named": Family("named", open="<|im_start|>", form=NamedForm("", "<shown>")),
     "tokens-braces": attrs.evolve(TOKENS, form=BracesForm("<shown>"), close="<|im_end|>", ends_answer=True),
     "tokens-pairs": attrs.evolve(TOKENS, form=PairsForm("", "\n", "k=", ":", "<shown>", "", "\n", "end"), close=""),
@@ -175,6 +176,18 @@ def test_text_that_is_no_call_is_written_as_without_tools(vocab: Vocab, compiler
         assert state.matcher.validate_tokens(tokens) == len(tokens), text
         state.matcher.consume_tokens(tokens)
         assert state.matcher.is_accepting(), text
+
+
+def test_a_mark_with_a_token_in_its_midst_can_follow_text(vocab: Vocab, compiler: GrammarCompiler) -> None:
+    family = FAMILIES["tokens-inside"]
+    text = 'I look <x<|im_start|>call>\n{"name": "now", "arguments": {}}\n</x<shown>call>'
+    tokens = vocab.tokenize(text, add_special=False, parse_special=True).tolist()
+    assert set(specials_of(vocab, family).marks.values()) <= set(tokens)
+    state = state_of(compiler, vocab, family)
+    assert state.matcher.validate_tokens(tokens) == len(tokens)
+    parts = parsed(vocab, family, tokens)
+    assert "".join(part.text for part in parts if isinstance(part, AnswerText)) == "I look"
+    assert [part.name for part in parts if isinstance(part, CallEnded)] == ["now"]
 
 
 def test_whatever_a_tool_is_called_its_grammar_compiles(vocab: Vocab, compiler: GrammarCompiler) -> None:

@@ -175,8 +175,12 @@ class _Lark:
         name = "TO_CALL" if mark == self._family.open else "TO_THOUGHT"
         once = f"/{ANY}*{literal(mark)}/ & ~/{ANY}*({self._marks}){ANY}+/"
         yield self._rules.add(name, once + self._not_bare)
-        if (spelled := self._mark(mark)) != string(mark):
-            yield f"{self._text()}? {spelled}"
+        if special := self._rules.first_mark(mark):
+            # A terminal takes all the text that it can: what stands before the special token must be part of it.
+            begin, _, _ = mark.partition(special)
+            inside = f"/{ANY}*{literal(begin)}/ & ~/{ANY}*({self._marks}){ANY}*/{self._not_bare}"
+            text = self._rules.add(f"{name}_TOKEN", inside) if begin else f"{self._text()}?"
+            yield f"{text} {self._mark(mark.removeprefix(begin))}"
 
     @property
     def _marks(self) -> str:
