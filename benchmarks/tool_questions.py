@@ -4,8 +4,9 @@
     python -m benchmarks.reference          # fetches the model
     python -m benchmarks.tool_questions     # some ten minutes on 2 cores
 
-Each question is asked with `tool_choice: auto` and with `required`, over OpenAI's chat completions. An answer is right
-where its calls are those expected, in any order, with arguments that are expected.
+Each question is asked with `tool_choice: auto` and with `required`, over OpenAI's chat completions, and with
+`parallel_tool_calls` where it is about several calls. An answer is right where its calls are those expected, in any
+order, with arguments that are expected.
 """
 
 from __future__ import annotations
@@ -266,6 +267,7 @@ def _ask(port: int, question: Question, choice: str) -> dict[str, Any]:
         "messages": [{"role": "user", "content": question.text}],
         "tools": list(question.tools),
         "tool_choice": choice,
+        "parallel_tool_calls": len(question.calls) > 1,
         "temperature": 0,
         "max_tokens": 160,
     }
