@@ -14,6 +14,8 @@ DIFFERENT: dict[str, dict[tuple[str, ...], tuple[str, ...]]] = {
     "`on` and `off` change the prompt": {
         ("plain, off", "turns, off", "one result, off"): ("ByteDance-Seed-OSS.jinja",),
         ("plain, off", "turns, off"): ("Cohere2MoE.jinja", "Kimi-K3.jinja"),
+        ("one result, off",): ("Cohere2MoE.jinja",),
+        tuple(name for name in WITH_TOOLS if name != "one result, off"): ("tencent-Hy3.jinja",),
         ("begun, off",): ("Kimi-K3.jinja",),
         ("plain", "system", "turns", "two of the user", "system again", "thought"): (
             "MiniMax-M3.jinja",
@@ -61,6 +63,13 @@ DIFFERENT: dict[str, dict[tuple[str, ...], tuple[str, ...]]] = {
             "microsoft-Phi-3.5-mini-instruct.jinja",
         ),
     },
+    "the role of a result is its tool's name": {
+        WITH_TOOLS: ("Kimi-K2-Instruct.jinja", "Kimi-K2-Thinking.jinja"),
+    },
+    "calls before stand in the message's text": {
+        WITH_TOOLS: ("LFM2-8B-A1B.jinja", "LFM2.5-Instruct.jinja"),
+    },
+    "the thinking before a call is shown": {("thought before a call",): ("upstage-Solar-Open-100B.jinja",)},
     "tools, and calls before, are refused": {
         WITH_TOOLS: (
             "CohereForAI-c4ai-command-r-plus-tool_use.jinja",

@@ -18,6 +18,10 @@ from uma.types import Message, ReasoningMode, Request
 SYSTEM_WITH_THE_LAST_QUESTION = {"mistralai-Mistral-Nemo-Instruct-2407.jinja"}
 """Templates that show the system message only where the user's message is the last one."""
 CALLS_ALONE = {
+    "Cohere2MoE.jinja",
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja",
+    "MiniMax-M1.jinja",
+    "upstage-Solar-Open-100B.jinja",
     "Mistral-Small-3.2-24B-Instruct-2506.jinja",
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use.jinja",
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use.jinja",
@@ -37,6 +41,14 @@ SWITCHED = {
 
 
 SHOWS_THINKING = {
+    "Cohere2MoE.jinja",
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja",
+    "Kimi-K2-Thinking.jinja",
+    "LFM2.5-8B-A1B.jinja",
+    "MiniMax-M2.jinja",
+    "openbmb-MiniCPM5-1B.jinja",
+    "tencent-Hy3.jinja",
+    "upstage-Solar-Open-100B.jinja",
     "Bielik-11B-v3.0-Instruct.jinja",
     "ByteDance-Seed-OSS.jinja",
     "GLM-4.6.jinja",

@@ -120,15 +120,15 @@ def _line_of(error: BaseException) -> str:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, in which a short expression can also not make a giant. Lists can grow, which Kimi K2's templates ask
-    for: what a template is given is its own copy.
+    """The sandbox, in which a short expression can also not make a giant. Lists can change, as Kimi K2's templates do
+    it: what a template is given is its own copy.
     """
 
     intercepted_binops = frozenset(("*", "**"))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Whether a template can use an attribute of a value."""
-        return (isinstance(obj, list) and attr == "append") or super().is_safe_attribute(obj, attr, value)
+        return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Refuse what would be too large to make."""
@@ -156,6 +156,7 @@ def environment() -> _Environment:
     """A sandbox as Hugging Face's templates expect it: their whitespace rules, loop controls, and three functions."""
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
     environment.filters["tojson"] = _tojson
+    environment.filters["safe"] = str  # nothing is escaped here, and what is safe would escape what is added to it
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     del environment.globals["lipsum"]
