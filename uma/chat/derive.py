@@ -97,7 +97,7 @@ class _Shown:
     before: str
     after: str
     values: tuple[str, ...]
-    """Of arguments that are no JSON object: what stands before each one's name, and between that and its value."""
+    """Texts before each argument's name, and between that and its value; none where the arguments are a JSON object."""
     behind: str
 
 
@@ -156,7 +156,7 @@ def _family(one: str, two: str | None) -> Family:
 
 
 def _heads(head: str, middle: str) -> tuple[str, str, str]:
-    """What stands before the first call's name, before the second's, and what of that is each call's own."""
+    """Texts before the first call's name, before the second's, and at the end of both."""
     own = _common(head[::-1], middle[::-1])
     if head[: len(head) - own][-1:].isdigit() and middle[: len(middle) - own][-1:].isdigit():
         head, middle = (
@@ -251,11 +251,11 @@ def _is_written(family: Family, body: str, count: int) -> bool:
 
 def written(family: Family, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
     """Calls, each a name and its arguments, as models of the family write them. Gemma's form is not written here."""
-    each = [_written(family.form, name, arguments) for name, arguments in calls]
+    texts = [_written(family.form, name, arguments) for name, arguments in calls]
     between = family.separator
     if not (family.is_list or family.is_block):
         between = f"{family.trail}{family.close}{family.separator}{family.open}{family.lead}"
-    return f"{family.open}{family.lead}{between.join(each)}{family.trail}{family.close}"
+    return f"{family.open}{family.lead}{between.join(texts)}{family.trail}{family.close}"
 
 
 def _written(form: Form, name: str, arguments: dict[str, Any]) -> str:
