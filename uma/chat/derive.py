@@ -156,7 +156,7 @@ def _family(one: str, two: str | None) -> Family:
 
 
 def _heads(head: str, middle: str) -> tuple[str, str, str]:
-    """Texts before the first call's name, before the second's, and at the end of both."""
+    """Texts before the names of two calls; the last is the end that they have in common."""
     own = _common(head[::-1], middle[::-1])
     if head[: len(head) - own][-1:].isdigit() and middle[: len(middle) - own][-1:].isdigit():
         head, middle = (
