@@ -29,7 +29,7 @@ _CHATML = (
     "{% endfor %}<|im_start|>assistant\n"
 )
 HERMES_CALLS = (
-    "{% for c in m.tool_calls or [] %}<tool_call>\n"
+    "{% for c in m.tool_calls or [] %}{{ '\\n' if not loop.first }}<tool_call>\n"
     '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
 )
 """Calls of the message `m`, as Hermes and Qwen write them."""

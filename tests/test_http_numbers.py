@@ -101,7 +101,7 @@ def test_earlier_calls_come_back_as_they_were_written(booker: HostedHttp) -> Non
     openai["tools"] = OPENAI
     tokens = json.loads(ask(booker, "/v1/chat/completions", openai))["usage"]["prompt_tokens"]
     prompt = json.loads(ask(booker, "/apply-template", openai))["prompt"]
-    assert f"{ARGUMENTS}48102938475610293847561" in prompt
+    assert f"{ARGUMENTS}}}\n</tool_call>48102938475610293847561" in prompt
 
     tool = {"name": "book", "description": "Books.", "input_schema": SCHEMA}
     use = f'{{"type": "tool_use", "id": "c", "name": "book", "input": {ARGUMENTS}}}'
@@ -228,7 +228,7 @@ def test_any_number_s_spelling_survives_from_the_request_to_the_prompt(booker: H
     body = f'{{"tools": [{tool}], "messages": {messages}}}'.replace('"call"', call).encode()
     prompt = json.loads(ask(booker, "/apply-template", body))["prompt"]
     assert f'"parameters": {schema}' in prompt
-    assert f'"arguments": {arguments}}}\n</tool_call>{order}\n' in prompt
+    assert f'"arguments": {arguments}}}\n</tool_call>{order}' in prompt
 
     # The same prompt where the call's arguments are an object of the body.
     past = f'{{"role": "assistant", "tool_calls": [{{"function": {{"name": "book", "arguments": {arguments}}}}}]}}'
