@@ -175,7 +175,7 @@ def test_pictures_are_exported_and_imported(here: Visitor, tmp_path: Path) -> No
         question["files"][0]["image"] = image
         page.locator("#import-file").set_input_files(payload("x.json", json.dumps(given).encode()))
         expect(page.locator(".toast").last).to_contain_text("an attached file has no name, no text, or is no picture")
-    expect(page.locator(".conversation")).to_have_count(2)
+    expect(page.locator(".conversation")).to_have_count(1)
 
 
 def test_what_is_no_picture_and_a_model_that_sees_none_are_told_at_once(here: Visitor) -> None:
