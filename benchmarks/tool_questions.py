@@ -274,8 +274,11 @@ def _ask(port: int, question: Question, choice: str) -> dict[str, Any]:
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
     request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urlopen(request, timeout=3_600) as response:
-        message: dict[str, Any] = json.load(response)["choices"][0]["message"]
-        return message
+        choice_given: dict[str, Any] = json.load(response)["choices"][0]
+    message: dict[str, Any] = choice_given["message"]
+    if choice_given["finish_reason"] == "length" and message.get("tool_calls"):
+        message["tool_calls"].pop()  # it is cut off
+    return message
 
 
 @attrs.frozen
