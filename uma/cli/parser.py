@@ -224,7 +224,7 @@ def _describe_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep-going",
         action="store_true",
-        help="where a chat outgrows the context, leave out its oldest turns and say so (default: stop and ask)",
+        help="drop the oldest turns once it is full (default: ask)",
     )
     parser.add_argument(
         "--no-history",

@@ -328,10 +328,23 @@ def _tokenize_body(fields: Fields) -> tuple[str, Event]:
     return "/tokenize", {"content": fields["prompt"], "add_special": True}
 
 
+def _decide_body(fields: Event) -> tuple[str, Event]:
+    asked = [
+        {
+            "type": each["kind"],
+            "instructions": each["instructions"],
+            "choices": [{"value": option["label"]} for option in each["options"]],
+        }
+        for each in fields["questions"]
+    ]
+    return "/v1/decisions", {"input": fields["messages"], "questions": asked}
+
+
 _ENDPOINTS: dict[str, Callable[[Event], tuple[str, Event]]] = {
     "tokenize": _tokenize_body,
     "embed": _embed_body,
     "rerank": lambda fields: ("/rerank", fields),
+    "decide": _decide_body,
     "health": lambda fields: ("/health/check", {"type": "generation", **fields}),
 }
 _ANSWERS: dict[str, Callable[[Any], Event]] = {
@@ -339,6 +352,12 @@ _ANSWERS: dict[str, Callable[[Any], Event]] = {
     "embed": lambda found: {"embeddings": [entry["embedding"] for entry in found["data"]]},
     "rerank": lambda found: {
         "results": [{"index": result["index"], "score": result["relevance_score"]} for result in found["results"]]
+    },
+    "decide": lambda found: {
+        "answers": [
+            {"probabilities": [option["probability"] for option in answer["probabilities"]]}
+            for answer in found["answers"]
+        ]
     },
     "health": lambda found: {**found, "status": "ok" if found["success"] else found["error"]},
 }

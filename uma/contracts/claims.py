@@ -170,6 +170,24 @@ def _about_extras(info: ServerInfo) -> Iterator[Claim]:
     if (marks := declared(capabilities, "fill_in", None)) is not None:
         yield Claim("fill_in", "yes", partial(_fill_in, [marks.prefix, marks.suffix, marks.middle]))
     yield from _about_tools(declared(capabilities, "tools", ()))
+    if wording := declared(capabilities, "decisions", 0):
+        yield Claim("decisions", f"wording {wording}", _decides)
+    else:
+        yield Claim("decisions", "no", partial(refused, _DECISION, "decide"))
+
+
+_DECISION = {
+    "type": "decide",
+    "messages": [{"role": "user", "content": PROMPT}],
+    "questions": [{"kind": "choice", "instructions": "What is it?", "options": [{"label": "story"}, {"label": "law"}]}],
+}
+
+
+def _decides() -> Proof:
+    (decision,) = answered((yield Question(_DECISION))).last["answers"]
+    total = sum(decision["probabilities"])
+    demand(abs(total - 1) < 1e-6, f"the probabilities of the two options add up to {total}")
+    return f"the first of two options with {decision['probabilities'][0]:.3f}"
 
 
 def _fill_in(marks: list[int]) -> Proof:

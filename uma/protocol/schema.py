@@ -21,7 +21,7 @@ import attrs
 from uma.constraints import Json, Length, Pattern, Range, Text, Values, hints_of
 from uma.protocol.versions import SUPPORTED
 from uma.protocol.wire import COMMANDS, EVENTS, OWNERS, REQUESTS
-from uma.types import GRAMMAR_FIELDS, PROMPT_FIELDS, Grammar
+from uma.types import GRAMMAR_FIELDS, PROMPT_FIELDS, Grammar, Media
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -85,7 +85,12 @@ def object_schema(cls: type, nested: dict[str, Any]) -> dict[str, Any]:
             properties[name]["default"] = default
     summary = _summary(owners[-1])
     schema = {"description": summary, "type": "object", "properties": properties, "required": required}
-    return schema | {"oneOf": _exactly_one(GRAMMAR_FIELDS)} if cls is Grammar else schema
+    if cls is Grammar:
+        return schema | {"oneOf": _exactly_one(GRAMMAR_FIELDS)}
+    if cls is Media:
+        there = {"required": ["data"], "properties": {"data": {"minLength": 1}}}
+        return schema | {"oneOf": [there, *_exactly_one(("url", "path"))]}
+    return schema
 
 
 def _schema_of(hint: Any, nested: dict[str, Any]) -> dict[str, Any]:
