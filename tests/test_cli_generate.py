@@ -199,7 +199,7 @@ def test_beside_a_server_it_is_the_servers_model_that_is_loaded_with_other_setti
     served: tuple[str], option: tuple[str, ...], socket_dir: Path, tiny: Path, generate_here: RunInProcess
 ) -> None:
     with running_server(socket_dir / "s", *served, str(tiny)) as server:
-        at_it = ("hello", "--socket", str(server.socket), "--max-tokens", "2")
+        at_it = ("hello", "--socket", str(server.socket), "--max-tokens", "8", "--temperature", "0")
         done = generate_here(*at_it, *option, UMA_MODELS=str(socket_dir))
         assert server.metrics()["tokens_generated_total"] == 0
     assert (done.returncode, bool(done.stdout)) == (0, True), done.stderr

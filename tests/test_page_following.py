@@ -200,7 +200,7 @@ def test_a_question_is_asked_again_when_the_model_is_loaded(here: Visitor) -> No
 
     page.route(ANSWERS, refuse)
     here.ask("What is UMA?")
-    expect(page.locator(".status")).to_contain_text("The model is still being loaded.")
+    expect(page.locator(".status")).to_contain_text("builtin is being loaded, 7 %")
     page.unroute(ANSWERS)
     assert here.wait_for_answer()
     assert refusals

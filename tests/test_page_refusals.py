@@ -192,8 +192,8 @@ def test_how_long_to_wait_is_told(here: Visitor) -> None:
     refusal = {"status": 429, "headers": {"retry-after-ms": "6100"}, "json": {"error": error}}
     page.route(ANSWERS, lambda route: route.fulfill(**refusal))
     here.ask("What is UMA?")
-    expect(page.locator(".status")).to_contain_text("This is asked again in 7 s.")
-    expect(page.locator(".status")).to_contain_text("This is asked again in 5 s.")
+    expect(page.locator(".status")).to_contain_text(re.compile(r"This is asked again in [67] s\."))
+    expect(page.locator(".status")).to_contain_text(re.compile(r"This is asked again in [1-5] s\."))
     page.keyboard.press("Escape")
     expect(page.locator(".note")).to_contain_text("Stopped.")
     here.problems.clear()  # Chromium's own line about the 429
@@ -216,7 +216,7 @@ BEYOND = (
     (over(Bounds(max_concurrent=2), 2), "Your key allows no more answers at once", "bob has 2 requests running"),
     (
         over(Bounds(max_tokens_per_minute=9), used_tokens=9),
-        "Your key has used up its tokens for a minute. This is asked again in 60 s.",
+        "Your key has used up its tokens for a minute. This is asked again in ",
         "bob has used 9 tokens",
     ),
     (over(Bounds(max_tokens=9)), "Your key allows shorter answers only", "max_tokens: bob may generate 9"),
