@@ -331,11 +331,11 @@ def _tokenize_body(fields: Fields) -> tuple[str, Event]:
 def _decide_body(fields: Event) -> tuple[str, Event]:
     asked = [
         {
-            "type": each["kind"],
-            "instructions": each["instructions"],
-            "choices": [{"value": option["label"]} for option in each["options"]],
+            "type": question["kind"],
+            "instructions": question["instructions"],
+            "choices": [{"value": option["label"]} for option in question["options"]],
         }
-        for each in fields["questions"]
+        for question in fields["questions"]
     ]
     return "/v1/decisions", {"input": fields["messages"], "questions": asked}
 
