@@ -402,7 +402,7 @@ def _default(field: Any) -> Any:
     return field.default.factory() if isinstance(field.default, attrs.Factory) else field.default  # type: ignore[arg-type]
 
 
-HTTP = frozenset(name for name in settings() if "http" in name) | {"alias"}
+HTTP = frozenset(name for name in settings() if "http" in name) | {"alias", "store_responses"}
 """Settings of HTTP."""
 LOG = frozenset(name for name in settings() if name.startswith("log_"))
 """Settings of the log."""

@@ -172,13 +172,8 @@ class Engine:
             with self._in_use():
                 self._check_generates()
                 check_features(request, self._max_active)
-                self._gate.check_queue(request.priority)
-                asked = await self._prompts.fitted(request, self._chat.prepared)
-                dropped = len(request.messages or ()) - len(asked.messages or ())
-                request = self._chat.prepared(asked)
-                tokens, pictures = await self._read(request, asked)
-                if pictures:  # their files are in the ids
-                    request, asked = request.with_media(()), asked.with_media(())
+                sent = request
+                asked, request, tokens, pictures = await self._prompt(sent)
                 spent.on("prepare")
                 self._prompts.check_fits(len(tokens))
                 check_prompt(request.sampling, len(tokens))
@@ -206,12 +201,13 @@ class Engine:
         # For the parser, a copy: the decode thread appends what it generates to `tokens`.
         prompt = tokens[:] if self._chat.is_parsed(asked) else None
         spellings = self._chat.spellings(asked)
+        dropped = len(sent.messages or ()) - len(asked.messages or ())
         warnings = (*_told_of_cut(dropped), *self._chat.warnings(asked), *relaxed.warnings)
         bounds_thinking = self._chat.bounds_thinking(relaxed.request, tokens)
         stream = self._requests.submit(
             Prepared(
                 request,
-                asked,
+                sent.with_media(()) if pictures else sent,
                 tokens,
                 grammar,
                 forced,
@@ -242,12 +238,27 @@ class Engine:
             self._metrics.requests_withdrawn += 1
         self._requests.refused(request, spent.so_far_ms, why.code if isinstance(why, UmaError) else "")
 
+    async def _prompt(self, sent: Request) -> tuple[Request, Request, array[int], tuple[PlacedPicture, ...]]:
+        """What is asked of what was sent, without the turns that do not fit; what the template is given of that; the
+        prompt's ids, and the pictures among them.
+        """
+        asked, request = sent, self._chat.prepared(sent)
+        self._gate.check_queue(request.priority)
+        tokens, pictures = await self._read(request, asked)
+        if self._prompts.outgrows(asked, len(tokens)):
+            asked = await self._prompts.cut(asked, self._chat.prepared)
+            request = self._chat.prepared(asked)
+            tokens, pictures = await self._read(request, asked)
+        if pictures:  # their files are in the ids
+            request, asked = request.with_media(()), asked.with_media(())
+        return asked, request, tokens, pictures
+
     async def _read(self, request: Request, asked: Request) -> tuple[array[int], tuple[PlacedPicture, ...]]:
         """The prompt's ids, and the pictures among them; `request` is what the template is given of what was asked."""
         first = len(request.messages or ()) - len(asked.messages or ())
         place = next((place for place, _ in request.placed_media(first)), None)
         if place is None:
-            return await self._prompts.read(request), ()
+            return await self._prompts.read(request, must_fit=asked.truncation == "off"), ()
         if self._pictures is None:
             raise BadRequest.at(
                 place.removesuffix("[0]").removesuffix(".media"),

@@ -281,23 +281,21 @@ class DecideQuery:
 WholeQuery = EmbedQuery | RerankQuery | DecideQuery
 """What is computed and answered in one piece. A client can cancel it."""
 
-Query = (
+ModelQuery = ModelsQuery | LoadQuery | UnloadQuery | PinQuery
+"""What is asked of a server that has several models."""
+PlainQuery = (
     MetricsQuery
     | ActivityQuery
     | ExplainQuery
     | TraceQuery
     | EndQuery
     | PauseQuery
-    | ModelsQuery
-    | LoadQuery
-    | UnloadQuery
-    | PinQuery
+    | ModelQuery
     | HealthQuery
     | TokenizeQuery
-    | EmbedQuery
-    | RerankQuery
-    | DecideQuery
 )
+"""Questions that no client can cancel."""
+Query = PlainQuery | WholeQuery
 """What a client asks besides a generation. Each has one answer."""
 
 ClientMessage = Hello | Generate | Cancel | EndThinking | Query

@@ -34,9 +34,11 @@ from uma.protocol.messages import (
     LoadingEvent,
     LoadQuery,
     MetricsQuery,
+    ModelQuery,
     ModelsQuery,
     PauseQuery,
     PinQuery,
+    PlainQuery,
     RerankQuery,
     Sender,
     TokenizeQuery,
@@ -64,19 +66,6 @@ from uma.types import (
 
 logger = logging.getLogger("uma.server")
 
-
-OfModels = ModelsQuery | LoadQuery | UnloadQuery | PinQuery
-Query = (
-    MetricsQuery
-    | ActivityQuery
-    | ExplainQuery
-    | TraceQuery
-    | EndQuery
-    | PauseQuery
-    | OfModels
-    | HealthQuery
-    | TokenizeQuery
-)
 
 MAX_QUERIES = 16
 """Maximum queries of one session that are being answered; beyond it the session's input waits, as for
@@ -297,7 +286,7 @@ class JsonConnection(Connection):
         log(logger, logging.DEBUG, "request.received", session=self.name, request=id)
         self._tasks.start_soon(self._generate, request, self.begin(id), message.sender)
 
-    def _start_query(self, query: Query) -> None:
+    def _start_query(self, query: PlainQuery) -> None:
         try:
             self._check_queue()
         except Overloaded as error:
@@ -439,7 +428,7 @@ class JsonConnection(Connection):
         link.post(self._session.relay(token))
         return True
 
-    async def _answer(self, query: Query, key: object, work: SessionWork) -> None:
+    async def _answer(self, query: PlainQuery, key: object, work: SessionWork) -> None:
         try:
             with work.scope:
                 self.link.post(self._session.answer(query, await self._ask(query)))
@@ -453,7 +442,7 @@ class JsonConnection(Connection):
             self._has_turn.unpark_all()
         self.done(key, work)
 
-    async def _ask(self, query: Query) -> QueryResult:
+    async def _ask(self, query: PlainQuery) -> QueryResult:
         if isinstance(query, MetricsQuery):
             return await self.server.metrics()
         if isinstance(query, ActivityQuery):
@@ -472,7 +461,7 @@ class JsonConnection(Connection):
             return await self.server.health(probe=False)
         if isinstance(query, HealthQuery):
             return await self.server.health(probe=query.probe)
-        if isinstance(query, OfModels):
+        if isinstance(query, ModelQuery):
             return await self._ask_models(query)
         request = self.check_model(self._of_session(query.request))
         async with (
@@ -487,7 +476,7 @@ class JsonConnection(Connection):
         written = await trio.to_thread.run_sync(b"".join, trace, limiter=self.server.parsing, abandon_on_cancel=True)
         return written.decode()
 
-    async def _ask_models(self, query: OfModels) -> list[ListedModel]:
+    async def _ask_models(self, query: ModelQuery) -> list[ListedModel]:
         if (models := self.models) is None:
             raise BadRequest.at("type", "this server has one model; one of several is started by `uma run --models`")
         if isinstance(query, ModelsQuery):
@@ -533,5 +522,5 @@ def _agrees_on_1_1(hello: Hello) -> bool:
         return False
 
 
-def _id_of(query: Query) -> str | None:
+def _id_of(query: PlainQuery) -> str | None:
     return query.request.id if isinstance(query, TokenizeQuery) else query.id

@@ -87,15 +87,24 @@ class PromptReader:
             raise BadRequest.at("prompt", "gives no token at all, so there is nothing to continue")
         return tokens
 
-    async def fitted(self, request: Request, prepared: Callable[[Request], Request]) -> Request:
-        """The request without the turns that do not fit the context beside its answer, where it allows that.
-
-        `prepared` makes of a request what the template is given. Raises what `read` and `prepared` do.
+    def outgrows(self, request: Request, prompt_tokens: int) -> bool:
+        """Whether the request allows turns to be left out, and its prompt of so many tokens does not fit beside its
+        answer.
         """
-        if request.truncation == "off" or request.messages is None or any(request.placed_media()):
-            return request
-        self._check_bytes(request)
+        is_cut = request.truncation == "auto" and request.messages is not None and not any(request.placed_media())
+        return is_cut and prompt_tokens > self._longest_beside_answer(request)
+
+    async def cut(self, request: Request, prepared: Callable[[Request], Request]) -> Request:
+        """The request without the turns that do not fit. `prepared` makes of a request what the template is given.
+
+        Raises what `read` and `prepared` do.
+        """
         return await self._prepare(partial(self._cut_to_fit, prepared=prepared), request)
+
+    def _longest_beside_answer(self, request: Request) -> int:
+        most, answer = self._max_tokens - 1, request.sampling.max_tokens
+        # An answer without a bound of its own is given whatever is left; it is kept a quarter.
+        return most - (most // 4 if answer is None or answer >= most else min(answer, most // 2))
 
     def _cut_to_fit(self, request: Request, *, prepared: Callable[[Request], Request]) -> Request:
         def prompt_tokens(messages: Sequence[Message]) -> int:
@@ -111,13 +120,7 @@ class PromptReader:
             return every[at].tool_calls
 
         every = request.messages or ()
-        most = self._max_tokens - 1
-        answer = request.sampling.max_tokens
-        # An answer without a bound of its own is given whatever is left; it is kept a quarter.
-        space = most // 4 if answer is None or answer >= most else min(answer, most // 2)
-        limit = goal = most - space
-        if prompt_tokens(every) <= limit:
-            return request
+        limit = goal = self._longest_beside_answer(request)
         turns, counted = turns_of(every), cache(tokens)
         instructions = takewhile(lambda message: message.role in INSTRUCTIONS, every)
         fixed = prompt_tokens([*instructions, Message("user", "?")])
