@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from typing import Any
 
 import attrs
@@ -18,6 +17,7 @@ import attrs
 from uma import json_text
 from uma.chat.families import THINKING, Family
 from uma.chat.forms import COUNT, ID, Form, NamedForm, ObjectForm, PairsForm
+from uma.prefix import common_size
 from uma.types import Message, Tool, ToolCall
 
 Render = Callable[[Sequence[Message], Sequence[Tool]], str]
@@ -65,11 +65,11 @@ def _body(text: str, plain: str) -> str:
     """What is written of calls where `plain` has a text, with marks in place of ids, and without thinking before it."""
     if max(len(text), len(plain)) > MAX_CHARS:
         raise ValueError("it is too long")
-    begin = _common(text, plain)
+    begin = common_size(text, plain)
     if (tag := text.rfind("<", 0, begin)) > text.rfind(">", 0, begin):
         begin = tag  # both begin with tags that begin alike
     # Both can end with tags that end alike.
-    body = text[begin : _whole(text, len(text) - _common(text[begin:][::-1], plain[begin:][::-1]))]
+    body = text[begin : _whole(text, len(text) - common_size(text[begin:][::-1], plain[begin:][::-1]))]
     for thinking in THINKING:
         thought, close, rest = body.partition(thinking.close)
         body = rest if close and _NAMES[0] not in thought else body
@@ -83,11 +83,6 @@ def _body(text: str, plain: str) -> str:
 def _whole(text: str, begin: int) -> int:
     """The place `begin`, or that behind the tag within which it is."""
     return text.find(">", begin) + 1 if text.rfind("<", 0, begin) > text.rfind(">", 0, begin) else begin
-
-
-def _common(one: str, other: str) -> int:
-    """Length of what both begin with."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 @attrs.frozen
@@ -130,7 +125,7 @@ def _family(one: str, two: str | None) -> Family:
         head, middle, own_head = _heads(first.before, first.behind.partition(_NAMES[1])[0])
         own_head = own_head.lstrip() if own_head != head else head
         rest = middle[: len(middle) - len(own_head)]
-        tail = rest[: _common(rest, second.behind)].rstrip()
+        tail = rest[: common_size(rest, second.behind)].rstrip()
         between, behind = rest[len(tail) :], second.behind[len(tail) :]
     is_block, is_turns = own_head != head, bool(between.strip(" \n,"))
     opening = head[: len(head) - len(own_head)] if is_block else head
@@ -157,12 +152,12 @@ def _family(one: str, two: str | None) -> Family:
 
 def _heads(head: str, middle: str) -> tuple[str, str, str]:
     """Texts before the names of two calls; the last is the end that they have in common."""
-    own = _common(head[::-1], middle[::-1])
+    own = common_size(head[::-1], middle[::-1])
     if head[: len(head) - own][-1:].isdigit() and middle[: len(middle) - own][-1:].isdigit():
         head, middle = (
             re.sub(r"\d+$", COUNT, text[: len(text) - own]) + text[len(text) - own :] for text in (head, middle)
         )
-        own = _common(head[::-1], middle[::-1])
+        own = common_size(head[::-1], middle[::-1])
     return head, middle, head[_whole(head, len(head) - own) :]
 
 
@@ -218,7 +213,8 @@ def _pairs(call: _Shown, before: str, tail: str) -> PairsForm:
     )
     if len(closes) > 1 or len(behinds) > 1:
         raise ValueError("arguments are not written alike")
-    key_open = behind_json[_whole(behind_json, len(behind_json) - _common(opening[::-1], behind_json[::-1])) :].lstrip()
+    common = common_size(opening[::-1], behind_json[::-1])
+    key_open = behind_json[_whole(behind_json, len(behind_json) - common) :].lstrip()
     after, closing = opening[: len(opening) - len(key_open)], behind_json[: len(behind_json) - len(key_open)]
     if not key_open:
         return PairsForm(before, after, "", key_close, "", "", "", tail, between=closing, quote=quote)

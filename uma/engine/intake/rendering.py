@@ -5,7 +5,6 @@ Safe to call from any thread.
 
 from __future__ import annotations
 
-from array import array
 from functools import partial
 from typing import Any
 
@@ -13,9 +12,9 @@ import attrs
 
 from uma.chat.derive import derived
 from uma.chat.families import Family, Thinking, by_hand, thinking_of, with_channels
-from uma.engine.kv.prefix_tree import common_length
 from uma.errors import TemplateError, UmaError
 from uma.llama.template import ChatTemplate
+from uma.prefix import common_size
 from uma.types import (
     EFFORT_NAMES,
     NO_EFFORT,
@@ -53,7 +52,7 @@ def message_ends(template: ChatTemplate, request: Request, text: str) -> list[in
     found = set[int]()
     for beginning in asked:
         try:
-            found.add(_common(text, template.render(beginning, tools, variables, opens_answer=False)))
+            found.add(common_size(text, template.render(beginning, tools, variables, opens_answer=False)))
         except TemplateError:
             continue
     return sorted(found - {0, len(text)})
@@ -79,7 +78,7 @@ def rendered(template: ChatTemplate, request: Request) -> str:
         shown = template.render((*messages[:-1], shape), tools, variables, opens_answer=False)
     except TemplateError:
         return head + answer.content
-    if _common(head, shown) < _common(head, before):  # an answer changes what is written before it
+    if common_size(head, shown) < common_size(head, before):  # an answer changes what is written before it
         return head + answer.content
     return _continued(head, shown, answer, thinking_of(template.source))
 
@@ -103,7 +102,7 @@ def _continued(head: str, shown: str, answer: Message, thinking: Thinking | None
     (and `_THOUGHT`), as the template writes earlier turns. What stands there between the two is written here, too: an
     empty block of thinking, or the header of a channel.
     """
-    common = _common(head, shown)
+    common = common_size(head, shown)
     tail, (before, found, _) = head[common:], shown[common:].partition(_ANSWER)
     thought, text = answer.reasoning or "", answer.content
     if not found:
@@ -126,12 +125,3 @@ def _continued(head: str, shown: str, answer: Message, thinking: Thinking | None
     if thinking.close in tail and thinking.close not in before:
         return head + text
     return head[:common] + before + text
-
-
-def _common(one: str, other: str) -> int:
-    """Characters with which both begin."""
-    return common_length(_codes(one), _codes(other))
-
-
-def _codes(text: str) -> array[int]:
-    return array("i", text.encode("utf-32-le", "surrogatepass"))

@@ -11,6 +11,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from uma.prefix import common_size
+
 T = TypeVar("T")
 
 ITEM_BYTES = 4
@@ -65,7 +67,7 @@ class PrefixIndex(Generic[T]):
         return best
 
     def _common(self, index: int, key: bytes) -> int:
-        return _common_bytes(self._keys[index], key) // ITEM_BYTES
+        return common_size(self._keys[index], key) // ITEM_BYTES
 
     def covers(self, tokens: array[int], usable: Callable[[T, int], int]) -> bool:
         """Whether some item begins with all of `tokens`, and so many of it can be used."""
@@ -94,7 +96,7 @@ class PrefixIndex(Generic[T]):
             if at == 0:
                 return
             before = self._keys[at - 1]
-            common = _common_bytes(before, key) // ITEM_BYTES * ITEM_BYTES
+            common = common_size(before, key) // ITEM_BYTES * ITEM_BYTES
             # What sorts just before is a beginning itself, or shows how much of `tokens` a beginning can have.
             key = key[:common]
             if not key:
@@ -105,14 +107,3 @@ def _key(tokens: array[int]) -> bytes:
     swapped = array("i", tokens)
     swapped.byteswap()
     return swapped.tobytes()
-
-
-def _common_bytes(left: bytes, right: bytes) -> int:
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
