@@ -14,8 +14,10 @@ import pytest
 from http_server import running_http
 
 from harness import clean_environ, run_to_end, short_directory, uma_command, until
+from uma import json_bytes, json_text
 from uma.cli.history import batch_row
-from uma.errors import BadRequest
+from uma.config import RuntimeConfig
+from uma.errors import BadRequest, ConfigError
 from uma.history import Head, History, HistoryEntry, HistoryFault, parting, place
 
 AGENT = [
@@ -85,6 +87,22 @@ def test_two_prompts_part_at_a_token_in_a_message() -> None:
     assert longer is not None and longer.tokens == ("", " ")
 
 
+def test_numbers_that_no_float_holds_are_kept_as_they_were_written(tmp_path: Path) -> None:
+    schema = json_bytes.loads(b'{"maximum": 123456789012345678901234567890, "multipleOf": 1e-400}')
+    with History(tmp_path / "history.db") as history:
+        history.add(
+            [entry("a", messages=[{"role": "user", "content": "a"}], tools=[{"name": "t", "parameters": schema}])]
+        )
+        kept = history.entry(1)
+    assert json_bytes.dumps(kept.request["tools"][0]["parameters"]) == json_bytes.dumps(schema)
+    assert "1e-400" in json_text.dumps(batch_row(kept))
+
+
+def test_a_pattern_that_is_none_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="is no regular expression"):
+        RuntimeConfig(history_redact="(")
+
+
 def test_a_request_becomes_a_row_of_a_batch() -> None:
     call = {"id": "c", "name": "look", "arguments": "{}"}
     kept = entry("", messages=[{"role": "assistant", "content": "", "tool_calls": [call]}], sampling={"max_tokens": 7})
@@ -99,7 +117,7 @@ def test_a_server_keeps_what_an_agent_sent_and_tells_where_its_cache_broke(tmp_p
     with short_directory() as place, running_http(place, "--history", "--history-redact", "sesame", **state) as server:
         later = [{**AGENT[0], "content": "You are an agent. It is 12:02."}, {"role": "user", "content": "Say sesame."}]
         for messages in (AGENT, later):
-            body = {"messages": messages, "max_tokens": 4, "temperature": 0}
+            body = {"messages": messages, "max_tokens": 4, "temperature": 0, "cache_prompt": messages is AGENT}
             assert server.ask("POST", "/v1/chat/completions", body).status == 200
 
         def told(*arguments: str) -> str:
@@ -107,6 +125,8 @@ def test_a_server_keeps_what_an_agent_sent_and_tells_where_its_cache_broke(tmp_p
 
         until(told, lambda table: table.count("length") == 2)
         shown = told("2")
+        assert '"max_tokens": 4' in shown and '"cache_prompt": false' in shown
+        assert "mirostat" not in shown  # what is as it would be anyway is left out
         assert "You are an agent. It is 12:02." in shown and "[redacted]" in shown and "sesame" not in shown
         differs = told("--diff", "1", "2")
         assert "messages[0] (system)" in differs and "begin alike" in differs

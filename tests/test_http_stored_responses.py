@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 from http_clients import openai_of
-from http_server import HttpServer, new_key, running_http
+from http_server import HttpServer, ServeModels, new_key, running_http
 
 from harness import short_directory
 
@@ -65,6 +65,28 @@ def test_a_stream_is_stored_before_its_end_is_told_and_a_killed_server_keeps_it(
             client = openai_of(server)
             assert client.responses.retrieve(id).output_text == said
             assert client.responses.create(input="And?", previous_response_id=id, **ASKED).output_text
+
+
+def test_bad_input_is_told_of_by_its_own_name_also_where_responses_are_stored() -> None:
+    with short_directory() as place, running_http(place, "--store-responses", "1") as server:
+        missing = server.ask("POST", "/v1/responses", {"max_output_tokens": 2})
+        assert missing.status == 400 and missing.json["error"]["param"] == "input"
+        id = server.ask("POST", "/v1/responses", {"input": "Hi", **ASKED}).json["id"]
+        wrong = server.ask("POST", "/v1/responses", {"input": 7, "previous_response_id": id, **ASKED})
+        assert wrong.status == 400 and wrong.json["error"]["param"] == "input"
+        schema = {"type": "object", "properties": {"a": {"maximum": 123456789012345678901234567890}}}
+        tool = {"type": "function", "name": "look", "parameters": schema}
+        asked = {"input": "Hi", "tools": [tool], "tool_choice": "none", **ASKED}
+        told = server.ask("POST", "/v1/responses", asked)
+        assert server.ask("GET", f"/v1/responses/{told.json['id']}").body.count(b"123456789012345678901234567890") == 1
+
+
+def test_of_several_models_each_goes_on_from_what_another_has_said(serve_models: ServeModels) -> None:
+    server = serve_models("--models", "alpha,beta", "--store-responses", "1")
+    id = server.ask("POST", "/v1/responses", {"input": "Hi", "max_output_tokens": 4, "model": "alpha"}).json["id"]
+    body = {"input": "And?", "previous_response_id": id, "max_output_tokens": 4, "model": "beta"}
+    assert server.ask("POST", "/v1/responses", body).status == 200
+    assert server.ask("GET", f"/v1/responses/{id}").json["model"] == "alpha"
 
 
 def test_another_key_s_response_is_not_found(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ speaks wins, in this order: flag, variable, file, default.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import tomllib
@@ -268,6 +269,10 @@ class RuntimeConfig:
         wrong: list[str] = [line for name, hint in hints.items() for line in problems(getattr(self, name), hint, name)]
         if self.n_ubatch > self.n_batch:
             wrong.append(f"n_ubatch: {self.n_ubatch} must not be over n_batch, {self.n_batch}")
+        try:
+            re.compile(self.history_redact)
+        except re.error as error:
+            wrong.append(f"history_redact: {self.history_redact!r} is no regular expression: {error}")
         if self.draft and self.speculate == "off":
             wrong.append("draft: --speculate is off, so nothing is drafted; add --speculate auto, or leave --draft out")
         if self.models and not self.models.strip(", "):

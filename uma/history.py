@@ -1,6 +1,6 @@
 """History: a server's last requests, whole, in one file of SQLite for its user alone.
 
-    with History(path) as history:          # a server's: one thread at a time
+    with History(path) as history:          # a server's, in one thread
         history.add([entry, …])
     with History(path, reads=True) as history:
         entry = history.entry(17)
@@ -25,7 +25,9 @@ from typing import Any
 import attrs
 import orjson
 
+from uma import json_bytes
 from uma.errors import BadRequest, ConfigError, UmaError
+from uma.prefix import common_size
 
 MAX_BYTES = 2**30
 """Maximum size of all entries."""
@@ -120,12 +122,11 @@ class History:
             if self._reads:
                 if not self._path.exists():
                     raise HistoryFault(f"no history at {self._path}; a server keeps one with `uma run --history`")
-                self._db = sqlite3.connect(f"file:{self._path}?mode=ro", uri=True, timeout=BUSY_SEC)
+                self._db = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SEC)
                 return self
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
-            # One thread at a time uses it, not always the same one.
-            self._db = sqlite3.connect(self._path, timeout=BUSY_SEC, check_same_thread=False)
+            self._db = sqlite3.connect(self._path, timeout=BUSY_SEC)
             self._db.executescript(f"PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL; {_TABLE}")
         return self
 
@@ -174,7 +175,7 @@ class History:
 
 
 class _faults:  # noqa: N801 - a block, read as a word
-    """A block whose faults of disk and database are `HistoryFault`."""
+    """A block whose faults of disk, database and contents are `HistoryFault`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -183,14 +184,14 @@ class _faults:  # noqa: N801 - a block, read as a word
         return
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if isinstance(error, OSError | sqlite3.Error | orjson.JSONDecodeError | zlib.error):
+        if isinstance(error, OSError | sqlite3.Error | ValueError | TypeError | zlib.error):
             raise HistoryFault(f"the history {self._path}: {error}") from error
 
 
 def _row(entry: HistoryEntry) -> tuple[Any, ...]:
     head = orjson.dumps(attrs.asdict(entry.head)).decode()
     ends = array("I", entry.ends).tobytes()
-    texts = (orjson.dumps(entry.request), entry.prompt[:MAX_ENTRY_BYTES], ends, entry.answer[:MAX_ENTRY_BYTES])
+    texts = (json_bytes.dumps(entry.request), entry.prompt[:MAX_ENTRY_BYTES], ends, entry.answer[:MAX_ENTRY_BYTES])
     packed = [zlib.compress(text, 1) for text in texts]
     return (entry.head.came_at, len(head) + sum(map(len, packed)), head, *packed)
 
@@ -200,7 +201,7 @@ def _entry(number: int, head: str, *packed: bytes) -> HistoryEntry:
     return HistoryEntry(
         number=number,
         head=Head(**orjson.loads(head)),
-        request=orjson.loads(request),
+        request=json_bytes.loads(request),
         prompt=prompt,
         ends=array("I", ends),
         answer=answer,
@@ -224,7 +225,7 @@ def parting(one: HistoryEntry, other: HistoryEntry) -> Parting | None:
     """The first difference of two prompts; None where they are the same."""
     if one.prompt == other.prompt:
         return None
-    common = _common_bytes(one.prompt, other.prompt)
+    common = common_size(one.prompt, other.prompt)
     if not (one.ends and other.ends):
         shown = tuple(entry.prompt[common : common + 20].decode("utf-8", "replace") for entry in (one, other))
         return Parting(common, None, (shown[0], shown[1]), (place(one, common), place(other, common)))
@@ -236,17 +237,6 @@ def parting(one: HistoryEntry, other: HistoryEntry) -> Parting | None:
     found = [entry.prompt[begin : entry.ends[count]] if count < len(entry.ends) else b"" for entry in (one, other)]
     first, second = (text.decode("utf-8", "replace") for text in found)
     return Parting(begin, count, (first, second), (place(one, begin), place(other, begin)))
-
-
-def _common_bytes(one: bytes, other: bytes) -> int:
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def place(entry: HistoryEntry, offset: int) -> str:

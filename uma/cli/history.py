@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from contextlib import nullcontext
@@ -12,6 +11,7 @@ from typing import Any
 
 import trio
 
+from uma import json_text
 from uma.cli import say
 from uma.cli.sanitize import sanitize
 from uma.cli.table import print_table, print_wrapped
@@ -70,7 +70,7 @@ def _show(entry: HistoryEntry) -> None:
         f"the first after {head.ttft_ms / 1000:.2f} s, {head.tokens_per_second:.1f} tokens/s, ended: {head.reason}"
     )
     for title, text in (
-        ("sent", json.dumps(entry.request, indent=2, ensure_ascii=False)),
+        ("sent", json_text.dumps(entry.request, indent=2)),
         ("prompt", entry.prompt.decode("utf-8", "replace")),
         ("answer", entry.answer.decode("utf-8", "replace")),
     ):
@@ -108,7 +108,7 @@ def _export(history: History, name: str) -> int:
     rows = 0
     with nullcontext(out) if name == "-" else out:
         for entry in history.entries():
-            out.write(json.dumps(batch_row(entry), ensure_ascii=False) + "\n")
+            out.write(json_text.dumps(batch_row(entry)) + "\n")
             rows += 1
     say.note(f"{rows:,} rows for `uma batch`")
     return 0

@@ -352,14 +352,17 @@ _GENERATES = Generates(RESPONSES, _read)
 async def responses(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/responses`. Where responses are stored, one is unless `store` is false."""
     fields = await http.fields()
-    if fields.get("previous_response_id") is not None or stored_responses.days_kept(gateway):
-        fields["input"] = whole = await stored_responses.input_of(gateway, http, fields)
-        if fields.get("store") is not False and stored_responses.days_kept(gateway):
-            await _GENERATES(gateway, http, partial(stored_responses.keep, gateway, http, whole))
-            return
-    if fields.get("store"):
+    given, before = fields.get("input"), await stored_responses.before(gateway, http, fields)
+    own = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if before and isinstance(own, list):
+        fields["input"] = [*before, *own]
+    keep = None
+    if fields.get("store") is not False and stored_responses.days_kept(gateway):
+        await stored_responses.check_kept(gateway, http)
+        keep = partial(stored_responses.keep, gateway, http, [*before, *(own if isinstance(own, list) else ())])
+    elif fields.get("store"):
         http.ignored.add("store")
-    await _GENERATES(gateway, http)
+    await _GENERATES(gateway, http, keep)
 
 
 count_tokens = Tokenizes(_read, input_tokens, is_whole=True)

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import orjson
-
+from uma import json_bytes
 from uma.http.dialect import Body
 from uma.http.exchange import Exchange
 from uma.http.files import check_space, jobs_of, limit_of, owner_of, page_of
@@ -30,30 +29,32 @@ def days_kept(gateway: Gateway) -> float:
     return gateway.config.store_responses if gateway.jobs is not None else 0.0
 
 
-async def input_of(gateway: Gateway, http: Exchange, fields: Mapping[str, Any]) -> list[Any]:
-    """The whole input of a body: that of `previous_response_id`, its answer, and the body's own behind it. Raises
-    `NotFound` where the key has no such response, and `Unsupported` where none are stored.
+async def before(gateway: Gateway, http: Exchange, fields: Mapping[str, Any]) -> list[Any]:
+    """What comes before a body's own input: that of `previous_response_id` and its answer. Raises `NotFound` where the
+    key has no such response, and `Unsupported` where none are stored.
     """
-    given = fields.get("input")
-    own = given if isinstance(given, list) else [{"role": "user", "content": given}]
-    if (before := fields.get("previous_response_id")) is None:
-        return own
+    if (id := fields.get("previous_response_id")) is None:
+        return []
     if not days_kept(gateway):
         raise Unsupported.at(
             "previous_response_id",
             "responses are not stored here (--store-responses DAYS does); send the whole conversation as input",
         )
-    found = await _found(gateway, http, str(before), "previous_response_id")
-    return [*found["input"], *found["response"]["output"], *own]
+    found = await _found(gateway, http, str(id), "previous_response_id")
+    return [*found["input"], *found["response"]["output"]]
+
+
+async def check_kept(gateway: Gateway, http: Exchange) -> None:
+    """Raise, before anything is generated, where no response of this key could be stored: `StoreTaken`, `Forbidden`."""
+    await jobs_of(gateway).do(partial(check_space, owner=owner_of(http)))
 
 
 async def keep(gateway: Gateway, http: Exchange, asked: list[Any], response: Body) -> None:
-    """Store a response with its input, before its end is told. Raises `Forbidden` where the key's part is full."""
-    data = zlib.compress(orjson.dumps({"input": asked, "response": response}), 1)
+    """Store a response with its input, before its end is told."""
     owner, age_sec = owner_of(http), days_kept(gateway) * DAY_SEC
 
-    def kept(store: Store) -> None:
-        check_space(store, owner)
+    def kept(store: Store) -> None:  # (packing takes long where the conversation is, too)
+        data = zlib.compress(json_bytes.dumps({"input": asked, "response": response}), 1)
         store.keep_response(str(response["id"]), owner, data, age_sec)
 
     await jobs_of(gateway).do(kept)
@@ -94,12 +95,16 @@ def _id(http: Exchange) -> str:
 
 
 async def _found(gateway: Gateway, http: Exchange, id: str, field: str = "") -> dict[str, Any]:
-    if gateway.jobs is not None:
-        data = await gateway.jobs.do(partial(Store.response, id=id, owner=owner_of(http)))
-        if data is not None:
-            found: dict[str, Any] = orjson.loads(zlib.decompress(data))
-            return found
-    raise _not_found(id, field)
+    owner = owner_of(http)
+
+    def unpacked(store: Store) -> Any:
+        data = store.response(id, owner)
+        return None if data is None else json_bytes.loads(zlib.decompress(data))
+
+    found: dict[str, Any] | None = None if gateway.jobs is None else await gateway.jobs.do(unpacked)
+    if found is None:
+        raise _not_found(id, field)
+    return found
 
 
 def _not_found(id: str, field: str = "") -> NotFound:
