@@ -112,7 +112,7 @@ def test_a_request_becomes_a_row_of_a_batch() -> None:
     assert batch_row(entry("", prompt="Go"))["body"]["prompt"] == "Go"
 
 
-def test_a_server_keeps_what_an_agent_sent_and_tells_where_its_cache_broke(tmp_path: Path) -> None:
+def test_a_server_keeps_what_an_agent_sent_and_tells_where_its_cache_broke(tmp_path: Path, tiny: Path) -> None:
     state = {"XDG_STATE_HOME": str(tmp_path)}
     with short_directory() as place, running_http(place, "--history", "--history-redact", "sesame", **state) as server:
         later = [{**AGENT[0], "content": "You are an agent. It is 12:02."}, {"role": "user", "content": "Say sesame."}]
@@ -130,5 +130,10 @@ def test_a_server_keeps_what_an_agent_sent_and_tells_where_its_cache_broke(tmp_p
         assert "You are an agent. It is 12:02." in shown and "[redacted]" in shown and "sesame" not in shown
         differs = told("--diff", "1", "2")
         assert "messages[0] (system)" in differs and "begin alike" in differs
-        exported = told("--export", "-").splitlines()
-        assert [json.loads(line)["body"]["messages"][0]["role"] for line in exported] == ["system", "system"]
+    told("--export", str(tmp_path / "rows.jsonl"))
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [row["body"]["messages"] for row in rows] == [AGENT, [later[0], {**later[1], "content": "Say [redacted]."}]]
+    again = ("batch", str(tmp_path / "rows.jsonl"), "-o", str(tmp_path / "out.jsonl"), "--model", str(tiny), "--local")
+    assert run_to_end(*uma_command(*again)).returncode == 0
+    answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["response"]["status_code"] for row in answers] == [200, 200]

@@ -115,9 +115,9 @@ def _export(history: History, name: str) -> int:
 
 
 def batch_row(entry: HistoryEntry) -> dict[str, Any]:
-    """A request as a line that `uma batch` and OpenAI's batches take."""
+    """A request as a line that `uma batch` and OpenAI's batches take. It names no model: the batch says which."""
     asked = dict(entry.request)
-    body: dict[str, Any] = {"model": entry.head.model}
+    body: dict[str, Any] = {}
     if messages := asked.get("messages"):
         body["messages"] = list(map(_message, messages))
         if tools := asked.get("tools"):

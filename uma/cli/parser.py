@@ -387,8 +387,8 @@ def _describe_explain(parser: argparse.ArgumentParser) -> None:
 
 
 def _describe_history(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("number", nargs="?", type=int, metavar="NR", help="one request, whole (default: a list)")
-    parser.add_argument("--last", metavar="N", type=int, default=20, help="how many the list has (default: 20)")
+    parser.add_argument("number", nargs="?", type=_positive, metavar="NR", help="one request, whole (default: a list)")
+    parser.add_argument("--last", metavar="N", type=_positive, default=20, help="how many the list has (default: 20)")
     parser.add_argument(
         "--diff",
         nargs=2,
