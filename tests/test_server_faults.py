@@ -184,9 +184,9 @@ async def test_a_session_whose_requests_wait_to_be_admitted_is_not_idle(
 ) -> None:
     admitted, read = trio.Event(), PromptReader.read
 
-    async def read_late(self: PromptReader, request: Request) -> array[int]:
+    async def read_late(self: PromptReader, request: Request, *, must_fit: bool = True) -> array[int]:
         await admitted.wait()
-        return await read(self, request)
+        return await read(self, request, must_fit=must_fit)
 
     monkeypatch.setattr(PromptReader, "read", read_late)
     count = MAX_STARTING + 8

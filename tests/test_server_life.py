@@ -183,6 +183,29 @@ def test_a_signal_ends_a_load_that_would_never_end_by_itself(socket_dir: Path, n
     assert list(socket_dir.iterdir()) == []
 
 
+AT_THE_END = """
+import os, signal, trio
+from uma.server.main import receiving
+
+async def main():
+    with receiving([signal.Signals(NUMBER)]) as signals:
+        os.kill(os.getpid(), NUMBER)
+        assert await anext(signals) == NUMBER
+        os.kill(os.getpid(), NUMBER)
+    os.kill(os.getpid(), NUMBER)
+
+trio.run(main)
+os.kill(os.getpid(), NUMBER)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_signals_that_come_while_a_server_ends_make_no_failure_of_it(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", AT_THE_END.replace("NUMBER", str(int(number)))]
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE_SEC, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
 def test_sigusr1_writes_the_metrics_to_the_log(server: ServerProcess) -> None:
     assert serves(server.socket)
     mark = server.log.mark()

@@ -19,7 +19,7 @@ from uma.config import BARE_HTTP, RuntimeConfig
 from uma.errors import UmaError, sole_error
 from uma.http.serve import HttpService, check
 from uma.server.logs import logging_to
-from uma.server.main import AT_ONCE_SEC, END_SEC, STOP, end_process, heeded
+from uma.server.main import AT_ONCE_SEC, END_SEC, STOP, end_process, receiving
 
 KEEP_SEC = 1.0
 """Between two words to a server that nobody asks anything."""
@@ -52,7 +52,7 @@ async def _serve(config: RuntimeConfig) -> list[int]:
     """
     services: list[HttpService] = []
     received: list[int] = []
-    with trio.open_signal_receiver(*heeded(STOP)) as signals:
+    with receiving(STOP) as signals:
         async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
             nursery.start_soon(_heed, signals, received, services, nursery.cancel_scope, config.drain_timeout_sec)
             client = await connected(stack, config.socket, say.note, loads=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import signal
 from functools import partial
 
 import attrs
@@ -27,12 +26,9 @@ def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     loaded = _unloadable(with_all(load_settings(options)))
     try:
-        code = _serve(loaded)
+        return _serve(loaded)
     finally:
         say.passing()  # of a load that has failed
-    # It has ended in order: a second signal that comes while the interpreter ends too changes nothing of that.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return code
 
 
 def _unloadable(loaded: Loaded) -> Loaded:

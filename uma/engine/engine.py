@@ -174,6 +174,8 @@ class Engine:
                 check_features(request, self._max_active)
                 sent = request
                 asked, request, tokens, pictures = await self._prompt(sent)
+                if pictures:  # nothing that waits keeps their files
+                    sent = sent.with_media(())
                 spent.on("prepare")
                 self._prompts.check_fits(len(tokens))
                 check_prompt(request.sampling, len(tokens))
@@ -207,7 +209,7 @@ class Engine:
         stream = self._requests.submit(
             Prepared(
                 request,
-                sent.with_media(()) if pictures else sent,
+                sent,
                 tokens,
                 grammar,
                 forced,

@@ -7,8 +7,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
@@ -120,7 +120,7 @@ async def _main(
     make_server: MakeServer,
 ) -> int:
     otel.check(config)  # before a model is loaded in vain
-    with ExitStack() as at_end, trio.open_signal_receiver(*heeded(WATCHED)) as signals:
+    with ExitStack() as at_end, receiving(WATCHED) as signals:
         async with trio.open_nursery() as nursery:
             server = make_server(progress, config)
             first: list[EarlyService] = [server, *(make(progress, config) for make in early)]
@@ -180,6 +180,26 @@ def end_process(within_sec: float, code: Callable[[], int]) -> threading.Timer:
     timer.daemon = True
     timer.start()
     return timer
+
+
+@contextmanager
+def receiving(numbers: Iterable[signal.Signals]) -> Iterator[AsyncIterator[int]]:
+    """Receive signals for as long as the process has something to do.
+
+    From then on they are ignored, Ctrl-C excepted: one that comes while the interpreter ends, such as a second SIGTERM,
+    does not make a failure of an orderly end.
+    """
+    wanted = heeded(numbers)
+    endings = [number for number in wanted if number != signal.SIGINT]
+    for number in endings:
+        # The receiver restores what was there before, and raises again what nobody has taken from it.
+        signal.signal(number, lambda *_: None)
+    try:
+        with trio.open_signal_receiver(*wanted) as signals:
+            yield signals
+    finally:
+        for number in endings:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def heeded(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
