@@ -186,20 +186,20 @@ def end_process(within_sec: float, code: Callable[[], int]) -> threading.Timer:
 def receiving(numbers: Iterable[signal.Signals]) -> Iterator[AsyncIterator[int]]:
     """Receive signals for as long as the process has something to do.
 
-    From then on they are ignored, Ctrl-C excepted: one that comes while the interpreter ends, such as a second SIGTERM,
-    does not make a failure of an orderly end.
+    After an orderly end they are ignored, Ctrl-C excepted: one that comes while the interpreter ends, such as a second
+    SIGTERM, makes no failure of it.
     """
     wanted = heeded(numbers)
-    endings = [number for number in wanted if number != signal.SIGINT]
-    for number in endings:
-        # The receiver restores what was there before, and raises again what nobody has taken from it.
-        signal.signal(number, lambda *_: None)
+    # The receiver restores what was there before, and raises again what nobody has taken from it.
+    before = {number: signal.signal(number, lambda *_: None) for number in wanted if number != signal.SIGINT}
+    afterwards = before
     try:
         with trio.open_signal_receiver(*wanted) as signals:
             yield signals
+        afterwards = dict.fromkeys(before, signal.SIG_IGN)
     finally:
-        for number in endings:
-            signal.signal(number, signal.SIG_IGN)
+        for number, handler in afterwards.items():
+            signal.signal(number, handler)
 
 
 def heeded(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
