@@ -36,7 +36,27 @@ def test_each_line_has_a_line_of_probabilities(server: ServerProcess, tmp_path: 
     assert [line.count("\t") for line in table] == [3, 3, 3]
 
 
-@pytest.mark.parametrize("asked", [(), ("--choice", "topic"), ("--choice", "topic=a"), ("--score", "x=1..99")])
+def test_a_text_that_cannot_be_asked_about_is_an_error_of_its_own(
+    server: ServerProcess, tmp_path: Path, decide: RunInProcess
+) -> None:
+    (tmp_path / "mails").write_text("Buy\tnow!\n" + "fox " * 9_000 + "\nThe meeting is at nine.\n")
+    at = ("--socket", str(server.socket))
+    done = decide(str(tmp_path / "mails"), *ASKED, *at)
+    assert done.returncode == 1, done.stderr
+    first, long, last = map(json.loads, done.stdout.splitlines())
+    assert long["error"]["code"] == "E_LIMIT_PROMPT_TOO_LARGE"
+    assert "answers" not in long
+    assert list(first["answers"]) == list(last["answers"])
+    assert b"text 2" in done.stderr
+    table = decide(str(tmp_path / "mails"), "--table", *ASKED, *at).stdout.decode().splitlines()
+    assert [line.count("\t") for line in table] == [3, 3, 1, 3]
+    assert "E_LIMIT_PROMPT_TOO_LARGE" in table[2]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [(), ("--yes", "a", "--choice", "a=b,c"), ("--choice", "topic"), ("--choice", "topic=a"), ("--score", "x=1..99")],
+)
 def test_a_question_that_is_none_is_refused(tmp_path: Path, decide: RunInProcess, asked: tuple[str, ...]) -> None:
     (tmp_path / "mails").write_text("Buy now!\n")
     done = decide(str(tmp_path / "mails"), *asked)

@@ -15,11 +15,13 @@ from uma.cli.source import open_source
 from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
 from uma.config import Loaded
-from uma.errors import ConfigError
+from uma.errors import BadRequest, ConfigError, DecodeFailed, FrameTooLarge, PromptTooLarge, TemplateError, UmaError
 from uma.types import Decision, DecisionQuestion, DecisionRequest, Message, Priority
 
 SHOWN_CHARS = 40
 """Maximum characters of a text in a row of `--table`."""
+OF_A_TEXT = (BadRequest, TemplateError, PromptTooLarge, FrameTooLarge, DecodeFailed)
+"""Errors about one text: the others are still asked about."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -28,6 +30,9 @@ def main(options: argparse.Namespace) -> int:
         raise ConfigError(
             'there is no question; give --yes "Is it spam?", --choice topic=a,b or --score "How urgent?=1..5"'
         )
+    names = [question.name for question in options.questions]
+    if twice := next((name for at, name in enumerate(names) if name in names[:at]), None):
+        raise ConfigError(f"question {twice!r} is there twice, and its answers could not be told apart; reword one")
     loaded = quiet(load_settings(options))
     return run(partial(_decide_all, options, loaded, read_texts([], options.file)))
 
@@ -39,26 +44,47 @@ async def _decide_all(options: argparse.Namespace, loaded: Loaded, texts: list[s
             say.note(line)
         output = TextOutput.standard("utf-8")
         if options.table:
-            await output.write("\t".join(["text", *(str(question.name) for question in questions)]) + "\n")
+            await output.write(_row(["text", *(str(question.name) for question in questions)]))
+        failed = 0
         for number, text in enumerate(texts, 1):
             try:
-                request = DecisionRequest(
-                    f"decide-{number}",
-                    [Message("user", text)],
-                    questions,
-                    priority=Priority[options.priority.upper()].value,
-                    reproducible=options.reproducible,
-                )
-            except ValueError as error:
-                raise ConfigError(f"text {number:,}: {error}") from None
-            answers = (await opened.source.decide(request)).answers
-            pairs = list(zip(questions, answers, strict=True))
-            if options.table:
-                await output.write("\t".join([text[:SHOWN_CHARS], *(_cell(*pair) for pair in pairs)]) + "\n")
+                found = (await opened.source.decide(_request(options, number, text))).answers
+            except OF_A_TEXT as error:
+                failed += 1
+                say.complain(f"text {number:,}: {error}")
+                cells, told = [f"error: {error.code}"], _failed(error)
             else:
-                told = {str(question.name): _told(question, answer) for question, answer in pairs}
-                await output.write(json.dumps({"text": text, "answers": told}, ensure_ascii=False) + "\n")
-    return 0
+                pairs = list(zip(questions, found, strict=True))
+                cells = [_cell(*pair) for pair in pairs]
+                told = {"answers": {str(question.name): _told(question, answer) for question, answer in pairs}}
+            if options.table:
+                await output.write(_row([text[:SHOWN_CHARS], *cells]))
+            else:
+                await output.write(json.dumps({"text": text} | told, ensure_ascii=False) + "\n")
+    return 1 if failed else 0
+
+
+def _request(options: argparse.Namespace, number: int, text: str) -> DecisionRequest:
+    """The questions about a text. Raises `BadRequest`."""
+    try:
+        return DecisionRequest(
+            f"decide-{number}",
+            [Message("user", text)],
+            options.questions,
+            priority=Priority[options.priority.upper()].value,
+            reproducible=options.reproducible,
+        )
+    except ValueError as error:
+        raise BadRequest.of(error) from None
+
+
+def _failed(error: UmaError) -> dict[str, Any]:
+    return {"error": {"code": error.code, "message": error.message}}
+
+
+def _row(cells: list[str]) -> str:
+    """A line of `--table`: white space in a cell is one space, so that tabs tell cells apart."""
+    return "\t".join(" ".join(cell.split()) for cell in cells) + "\n"
 
 
 def _labels(question: DecisionQuestion) -> list[str]:
