@@ -74,6 +74,9 @@ def test_bad_input_is_told_of_by_its_own_name_also_where_responses_are_stored() 
         id = server.ask("POST", "/v1/responses", {"input": "Hi", **ASKED}).json["id"]
         wrong = server.ask("POST", "/v1/responses", {"input": 7, "previous_response_id": id, **ASKED})
         assert wrong.status == 400 and wrong.json["error"]["param"] == "input"
+        own = [{"role": "user", "content": "b"}, {"role": "user", "content": [{"type": "wrong"}]}]
+        wrong = server.ask("POST", "/v1/responses", {"input": own, "previous_response_id": id, **ASKED})
+        assert wrong.status == 400 and wrong.json["error"]["param"].startswith("input[1].content[0]")
         schema = {"type": "object", "properties": {"a": {"maximum": 123456789012345678901234567890}}}
         tool = {"type": "function", "name": "look", "parameters": schema}
         asked = {"input": "Hi", "tools": [tool], "tool_choice": "none", **ASKED}

@@ -77,8 +77,9 @@ def _thought(item: _Reasoning, path: str, reader: Reader) -> str:
     return "\n".join(text_of(part.get("text"), f"{path}.{name}[{at}].text", reader) for at, part in enumerate(parts))
 
 
-def messages_of(given: Any, instructions: str | None, reader: Reader) -> list[Message]:
-    """The conversation that `input` and `instructions` are. What cannot be read is ignored.
+def messages_of(given: Any, instructions: str | None, reader: Reader, stored: int = 0) -> list[Message]:
+    """The conversation that `input` and `instructions` are. What cannot be read is ignored. The first `stored` items
+    are no part of the body, but come with `previous_response_id`.
 
     Raises `BadRequest` for what is none.
     """
@@ -92,7 +93,8 @@ def messages_of(given: Any, instructions: str | None, reader: Reader) -> list[Me
     turns = list(system)
     question = question_start([_speaker(item) for item in given])
     for index, item in enumerate(given):
-        _add(turns, item, f"input[{index}]", reader, is_question=index >= question)
+        path = f"input[{index - stored}]" if index >= stored else f"previous_response_id.input[{index}]"
+        _add(turns, item, path, reader, is_question=index >= question)
     turns = [each for each in turns if not _is_thought(each)]  # an answer that was cut off in its thinking is none
     if not turns:
         raise BadRequest.at("input", "has no message")

@@ -80,7 +80,7 @@ class ResponsesBody(Common, StructuredFields, TelemetryFields):
     store: bool | None = None
 
 
-def _read(fields: Mapping[str, Any], reader: Reader) -> ChatAsk:
+def _read(fields: Mapping[str, Any], reader: Reader, stored: int = 0) -> ChatAsk:
     body = reader.generating(fields, ResponsesBody)
     _refuse(body)
     _note_ignored(body, reader.ignored)
@@ -92,7 +92,7 @@ def _read(fields: Mapping[str, Any], reader: Reader) -> ChatAsk:
     return ChatAsk(
         body=body,
         writer=partial(ResponsesWriter, body=body, tools=tools),
-        messages=messages_of(body.input, body.instructions, reader),
+        messages=messages_of(body.input, body.instructions, reader, stored),
         tools=[tools.tools[at] for at in places],
         tool_choice=choice,
         is_parallel=body.parallel_tool_calls,
@@ -346,7 +346,6 @@ def _early_event(body: Body) -> bytes:
 
 
 RESPONSES = Dialect(error, event=_early_event)
-_GENERATES = Generates(RESPONSES, _read)
 
 
 async def responses(gateway: Gateway, http: Exchange) -> None:
@@ -362,7 +361,7 @@ async def responses(gateway: Gateway, http: Exchange) -> None:
         keep = partial(stored_responses.keep, gateway, http, [*before, *(own if isinstance(own, list) else ())])
     elif fields.get("store"):
         http.ignored.add("store")
-    await _GENERATES(gateway, http, keep)
+    await Generates(RESPONSES, partial(_read, stored=len(before)))(gateway, http, keep)
 
 
 count_tokens = Tokenizes(_read, input_tokens, is_whole=True)
