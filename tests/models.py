@@ -166,7 +166,7 @@ def write_encoder(
         "bert.pooling_type": {"mean": 1, "cls": 2, "rank": 4}[pooling],
     }
     for key, value in values.items():
-        _add(writer, key, value)
+        add(writer, key, value)
     if rerank_template is not None:
         writer.add_string("tokenizer.chat_template.rerank", rerank_template)
     pieces = [*_word_pieces(), *words]
@@ -391,10 +391,10 @@ def write_metadata(
             f"{name}.final_logit_softcapping": 30.0,
         }
     for key, value in (values | extra).items():
-        _add(writer, key, value)
+        add(writer, key, value)
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     match value:
         case bool():
             writer.add_bool(key, value)

@@ -18,7 +18,7 @@ from uma.constraints import show
 MAGIC = b"GGUF"
 VERSIONS = range(2, 4)
 
-STRING, ARRAY = 8, 9
+UINT32, FLOAT32, STRING, ARRAY = 4, 6, 8, 9
 """`gguf_type`."""
 
 VOCABULARY = "tokenizer.ggml.tokens"
@@ -85,6 +85,8 @@ class HeaderReader:
         """Strings, numbers and booleans by key. Of an array only its length is kept, under its key."""
         self.numbers: dict[str, tuple[float, ...]] = {}
         """Arrays of numbers by key."""
+        self.kinds: dict[str, int] = {}
+        """`gguf_type` of each key."""
         self.tensors: list[Tensor] = []
         self.n_bytes = 0
         """Size of the header, without what aligns the weights behind it."""
@@ -98,6 +100,7 @@ class HeaderReader:
         self.n_tensors, n_keys = self._scalar("Q"), self._scalar("Q")
         for _ in range(n_keys):
             key, kind = self._text(), self._scalar("I")
+            self.kinds[key] = kind
             if kind != ARRAY:
                 self.metadata[key] = self._text() if kind == STRING else self._scalar(_format(key, kind))
                 continue

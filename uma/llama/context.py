@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -22,6 +22,7 @@ from numpy import ctypeslib
 from uma.closing import Closing
 from uma.errors import ConfigError, ModelError
 from uma.llama import backend
+from uma.llama.adapters import Adapter
 from uma.llama.batch import Batch, EmbeddingBatch
 from uma.llama.graph import RunningGraph
 from uma.llama.header import quoted
@@ -239,6 +240,14 @@ class Context(Closing):
         self._threads = threads
         most = self.params.n_threads or threads, self.params.n_threads_batch or threads
         lib.llama_set_n_threads(self.handle, *(max(1, min(threads, size)) for size in most))
+
+    def use_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> None:
+        """Compute with these LoRA adapters of the model, each with its scale, from the next batch on, and no others.
+        Nothing is done where they are the last ones; else the next batch takes longer: its graph is planned again.
+        """
+        pointers = (lib.llama_adapter_lora_p_ctypes * len(adapters))(*(adapter.pointer for adapter, _ in adapters))
+        scales = (ctypes.c_float * len(adapters))(*(scale for _, scale in adapters))
+        lib.llama_set_adapters_lora(self.handle, pointers, len(adapters), scales)
 
     def decode(self, batch: Batch) -> int:
         """Compute a batch. Blocks for as long as it takes, on a GPU too, without the GIL.

@@ -20,7 +20,7 @@ import llama_cpp.llama_cpp as lib
 
 from uma.constraints import show
 from uma.errors import ModelError
-from uma.gguf import BLOCK_BYTES, MAGIC, VERSIONS, VOCABULARY, HeaderReader
+from uma.gguf import BLOCK_BYTES, MAGIC, UINT32, VERSIONS, VOCABULARY, HeaderReader
 from uma.llama.log import LOG
 
 VOCABULARY_KIND = "tokenizer.ggml.model"
@@ -144,6 +144,11 @@ class Header:
         """Which part of how many, counted from 1; (1, 1) for a model in one file."""
         count = int(self.metadata.get("split.count", 0))
         return (int(self.metadata.get("split.no", 0)) + 1, count) if count > 1 else (1, 1)
+
+
+def type_name(kind: int) -> str:
+    """Name such as `q8_0` for a tensor's type by ggml's number."""
+    return str(_type_name(kind).decode())
 
 
 def file_type_name(number: Any) -> str:
@@ -279,7 +284,7 @@ def read(path: Path) -> Header:
     with path.open("rb") as file:
         start = file.read(512)
     _check_magic(path, start)
-    header = _header_of(_read_header(path), path, size)
+    header = _header_of(whole_header(path), path, size)
     if header.needed_bytes > size:
         raise ModelError(
             f"{path}: is cut short: it has {size:,} of at least {header.needed_bytes:,} bytes. "
@@ -294,7 +299,7 @@ def check_vocabulary(path: Path) -> None:
     """Raise `ModelError` for a vocabulary with a token twice, in a file whose header has been read: llama.cpp's loader
     would end the process by an assertion.
     """
-    reader = _read_header(path)
+    reader = whole_header(path)
     if reader.metadata.get(VOCABULARY_KIND) in NO_VOCABULARY:
         return
     tokens = [token or b"[EMPTY_%d]" % id for id, token in enumerate(reader.vocabulary())]
@@ -353,7 +358,7 @@ def _check_magic(path: Path, start: bytes) -> None:
         raise ModelError(f"{path}: has GGUF version {version}; this llama.cpp reads versions 2 and 3")
 
 
-def _read_header(path: Path) -> HeaderReader:
+def whole_header(path: Path) -> HeaderReader:
     """A reader that has read a file's whole header. Raises `ModelError` where it is cut short or damaged."""
     why = ""
     with path.open("rb") as file:
@@ -380,13 +385,14 @@ def _header_of(reader: HeaderReader, path: Path, size: int) -> Header:
         block = _block_size(tensor.kind) if tensor.kind < lib.GGML_TYPE_COUNT else 0
         if not block or (tensor.shape and tensor.shape[0] % block):
             raise ModelError(f"{path}: {DAMAGED}tensor {show(tensor.name)} has a wrong type, {tensor.kind}")
-        type_name, count = _type_name(tensor.kind).decode(), math.prod(tensor.shape)
-        types[type_name] = types.get(type_name, 0) + count
+        name, count = type_name(tensor.kind), math.prod(tensor.shape)
+        types[name] = types.get(name, 0) + count
         sizes[tensor.name] = taken = count // block * _type_size(tensor.kind)
         widths[tensor.name] = tensor.shape[0] if tensor.shape else 1
         weights_bytes = max(weights_bytes, tensor.offset + taken)
     alignment = reader.metadata.get("general.alignment", ALIGNMENT)
-    if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment <= 0:
+    # (ggml asserts its kind.)
+    if reader.kinds.get("general.alignment", UINT32) != UINT32 or alignment <= 0:
         raise ModelError(f"{path}: {DAMAGED}general.alignment is {show(alignment)}")
     offset = -(-reader.n_bytes // alignment) * alignment if reader.tensors else reader.n_bytes
     own = f"{reader.metadata.get('general.architecture')}."

@@ -21,7 +21,8 @@ import llama_cpp.llama_cpp as lib
 from uma.closing import Closing
 from uma.config import Toggle
 from uma.errors import ModelError
-from uma.llama import backend, header
+from uma.llama import adapters, backend, header
+from uma.llama.adapters import Adapter
 from uma.llama.extra_buffers import chosen, only
 from uma.llama.header import Header
 from uma.llama.log import LOG
@@ -93,6 +94,8 @@ class Model(Closing):
         self.suggested_sampling = suggested_sampling(parts[0])
         """Fields of `SamplingParams` that its file has."""
         self.info = self._read_info(is_builtin)
+        self.adapters: tuple[Adapter, ...] = ()
+        """LoRA adapters that are loaded with it."""
 
     @classmethod
     def load(
@@ -160,6 +163,12 @@ class Model(Closing):
             lib.llama_model_free(handle)
             raise
         return model
+
+    def load_adapter(self, path: Path, name: str, scale: float = 1.0) -> Adapter:
+        """Load a LoRA adapter, once it is checked, before any context is made. Raises `ModelError`."""
+        adapter = adapters.load(self.handle, [part.path for part in self._parts], path, name, scale)
+        self.adapters += (adapter,)
+        return adapter
 
     @property
     def handle(self) -> int:
