@@ -10,7 +10,6 @@ from typing import Any
 
 import attrs
 import pytest
-from http_bodies import BODIES
 from http_server import HttpServer, running_http
 from projectors import wav, write_projector, write_seeing_model
 from required import required_command
@@ -20,6 +19,7 @@ from models import FILL_IN, write_encoder, write_word_model
 from uma.cli.parser import build_parser
 from uma.constraints import hints_of
 from uma.http.app import ENDPOINTS
+from uma.http.openapi import BODIES
 from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
 from uma.http.page.endpoints import is_file
 from uma.types import SamplingParams

@@ -21,7 +21,6 @@ import attrs
 import psutil
 import pytest
 import trio
-from http_bodies import BODIES
 from http_server import Answered, HostedHttp, RawHttp, hosted_http
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -30,6 +29,7 @@ from harness import until
 from models import write_encoder
 from uma.config import RuntimeConfig
 from uma.http.app import ENDPOINTS
+from uma.http.openapi import BODIES
 from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
 
 GETS = [

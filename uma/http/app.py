@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from difflib import get_close_matches
+from functools import cache
 from typing import Any
 
 import attrs
@@ -36,6 +37,7 @@ from uma.http import (
     openai_embeddings,
     openai_responses,
     openai_transcriptions,
+    openapi,
     router,
     running,
     stored_responses,
@@ -43,11 +45,12 @@ from uma.http import (
     vllm_scores,
 )
 from uma.http.access import AccessRules
-from uma.http.dialect import Dialect
+from uma.http.dialect import Dialect, dumps
 from uma.http.exchange import ACCOUNT, ClientGoneError, Exchange, headers_of, id_of
 from uma.http.gateway import Gateway
 from uma.http.health_check import check_health
 from uma.http.ignored import header_value
+from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
 from uma.http.page.endpoints import Page, is_file
 from uma.http.problem import NotFound, Problem, WrongMethod
 from uma.net.client import CLIENT, ORIGIN, THIS_MACHINE, TRACEPARENT, client_at, machine_at, origin
@@ -63,13 +66,24 @@ EXCHANGE = "uma.exchange"
 
 def build_app(gateway: Gateway) -> ASGIApp:
     """The app, ready to be served."""
-    endpoints = (*ENDPOINTS, *Page(gateway).endpoints())
-    endpoints += tuple((method, path.removeprefix("/v1"), do) for method, path, do in ENDPOINTS if path in SHORTENED)
+    endpoints = (*ENDPOINTS, *_shortened(), *Page(gateway).endpoints())
     routes = [Route(path, _Endpoint(gateway, do), methods=[method]) for method, path, do in endpoints]
     inner = Starlette(routes=routes, exception_handlers={HTTPException: _no_route, Exception: _fault})
     access = AccessRules.of(gateway.config)
     gateway.keys, gateway.app = access.keys, _Entrance(gateway, access, inner)
     return gateway.app
+
+
+async def _show_description(_: Gateway, http: Exchange) -> None:
+    """`GET /openapi.json`: what there is, as OpenAPI describes it."""
+    await http.answer(await trio.to_thread.run_sync(description))
+
+
+@cache
+def description() -> bytes:
+    """The description of all endpoints but the page's files. It takes half a second."""
+    of_page = [endpoint for endpoint in PAGE_ENDPOINTS if not is_file(endpoint[1])]
+    return dumps(openapi.document([*ENDPOINTS, *_shortened(), *of_page]))
 
 
 ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
@@ -135,6 +149,7 @@ ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
     ("POST", "/v1/reranking", llama_server_embeddings.rerank),
     ("POST", "/score", vllm_scores.score),
     ("POST", "/v1/score", vllm_scores.score),
+    ("GET", "/openapi.json", _show_description),
 )
 
 _MODULES = frozenset(
@@ -144,7 +159,7 @@ _OF_ALL: frozenset[Handler] = frozenset(
     {
         *(do for _, _, do in ENDPOINTS if do.__module__ in _MODULES),
         *(ollama.version, ollama.tags, ollama.running, ollama.chat, ollama.generate),
-        *(llama_server.health, check_health),
+        *(llama_server.health, check_health, _show_description),
     }
 )
 """Endpoints that are for no one of several models, or look for theirs themselves."""
@@ -170,6 +185,11 @@ SHORTENED = frozenset(
     )
 )
 """Paths that are there without `/v1` too, as llama-server has them. The others of OpenAI's are something else there."""
+
+
+def _shortened() -> tuple[tuple[str, str, Handler], ...]:
+    return tuple((method, path.removeprefix("/v1"), do) for method, path, do in ENDPOINTS if path in SHORTENED)
+
 
 _OLLAMAS_MODELS = tuple(f"/api/{each}" for each in ("push", "create", "blobs"))
 _LLAMA_SERVER = tuple(each.__name__ for each in (llama_server, router))
