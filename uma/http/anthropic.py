@@ -23,6 +23,7 @@ from uma.http.anthropic_turns import (
 )
 from uma.http.ask import ChatAsk, Generates, Tokenizes
 from uma.http.content import text_of
+from uma.http.context_edits import ContextEdits, ContextManagement
 from uma.http.dialect import Body, Dialect, Writer, comment, sse
 from uma.http.fields import MAX_MESSAGES, Common
 from uma.http.ignored import Ignored
@@ -88,6 +89,7 @@ class Conversation(Common):
     tool_choice: ChoiceBody | None = None
     thinking: ThinkingBody | None = None
     output_config: OutputBody | None = None
+    context_management: ContextManagement | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -143,6 +145,7 @@ def _conversation(body: Conversation, reader: Reader) -> dict[str, Any]:
         "body": body,
         "messages": [*([Message("system", system)] if system else []), *turns_of(body.messages, reader)],
         "wish": thinking_wish(body.thinking, effort),
+        "edits": ContextEdits.of(body.context_management, reader),
         **offered(body.tools or (), body.tool_choice, reader),
     }
 
@@ -233,7 +236,7 @@ class MessageWriter(Writer):
         """See `Writer`."""
         delta = {"stop_reason": _stop_reason(finished), "stop_sequence": finished.stop_string}
         opened = b"" if self._open else self._entered("text", "text", _TEXT)
-        last = {"type": "message_delta", "delta": delta, "usage": _usage(finished), **self.warnings([finished])}
+        last = {"type": "message_delta", "delta": delta, "usage": _usage(finished), **self._notes([finished])}
         end = {"type": "message_stop"}
         return opened + self._left() + sse(last, "message_delta") + sse(end, "message_stop")
 
@@ -255,8 +258,13 @@ class MessageWriter(Writer):
             "stop_reason": _stop_reason(result),
             "stop_sequence": result.stop_string,
             "usage": _usage(result),
-            **self.warnings(results),
+            **self._notes(results),
         }
+
+    def _notes(self, results: Sequence[Finished]) -> dict[str, Any]:
+        """What an answer tells besides, whole or at a stream's end."""
+        edits = {} if self.edits is None else {"context_management": {"applied_edits": self.edits}}
+        return {**edits, **self.warnings(results)}
 
 
 _TEXT: dict[str, Any] = {"type": "text", "text": ""}

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from uma.http import abilities, fill_in
+from uma.http.context_edits import ContextEdits
 from uma.http.dialect import Body, Dialect, Writer
 from uma.http.exchange import Exchange
 from uma.http.fields import DRAWN, Common, all_tokens, allowed_tokens, context_window, of_output, sampling, urgency
@@ -80,6 +81,8 @@ class ChatAsk(Ask):
     """Whether an answer that the conversation ends with is continued."""
     shows_prompt: bool = False
     """Whether the answer repeats the rendered prompt."""
+    edits: ContextEdits | None = None
+    """How the conversation is edited before its model is given it."""
 
     def requests(self, id: str, reader: Reader, common: Mapping[str, Any]) -> Sequence[Request]:
         """See `Ask`."""
@@ -145,11 +148,15 @@ class Generates:
             return
         if writer is None:
             assert isinstance(ask, TextAsk)
-            asked = partial(with_ids, gateway.source, http.id, ask.prompt, "prompt")
-            ask = attrs.evolve(ask, prompt=await small_work(http, asked))
+            ids = partial(with_ids, gateway.source, http.id, ask.prompt, "prompt")
+            ask = attrs.evolve(ask, prompt=await small_work(http, ids))
             writer = self._writer(gateway, http, reader, ask)
         if isinstance(ask, TextAsk) and ask.gap is not None:
             writer.requests, writer.notes = await fill_in.filled(gateway, http, writer.requests, ask.gap)
+        if isinstance(ask, ChatAsk) and ask.edits is not None:
+            made = partial(ask.edits.made, gateway.source, writer.requests[0])
+            request, writer.edits = await small_work(http, made)
+            writer.requests = [request]
         if isinstance(ask, ChatAsk) and ask.shows_prompt:
             writer.shown_prompt = (await small_work(http, partial(gateway.source.tokenize, writer.requests[0]))).text
         writer.keep = keep
@@ -176,13 +183,18 @@ class Tokenizes:
         """Answer one body."""
         reader = gateway.reader(http)
 
-        def request(fields: dict[str, Any]) -> Request:
+        def request(fields: dict[str, Any]) -> tuple[Request, ContextEdits | None]:
             ask = self.read(fields, reader)
             common = _common(gateway, http, reader, ask) if self.is_whole else {}
-            return ask.requests(http.id, reader, common)[0]
+            return ask.requests(http.id, reader, common)[0], ask.edits
 
-        asked = await http.built(request)
-        await http.answer_json(self.form(await small_work(http, partial(gateway.source.tokenize, asked))))
+        asked, edits = await http.built(request)
+        found, more = await small_work(http, partial(gateway.source.tokenize, asked)), dict[str, Any]()
+        if edits is not None:
+            more = {"context_management": {"original_input_tokens": len(found.token_ids)}}
+            asked, _ = await small_work(http, partial(edits.made, gateway.source, asked))
+            found = await small_work(http, partial(gateway.source.tokenize, asked))
+        await http.answer_json({**self.form(found), **more})
 
 
 def _common(gateway: Gateway, http: Exchange, reader: Reader, ask: Ask) -> dict[str, Any]:

@@ -83,6 +83,8 @@ class Writer(ABC):
     """The whole answer that a stream ends with, where it does with one."""
     notes: list[str] = attrs.field(factory=list, init=False)
     """Further warnings."""
+    edits: Sequence[Body] | None = attrs.field(default=None, init=False)
+    """How the conversation was edited; None where the body asks for no edits."""
     shown_prompt: str | None = attrs.field(default=None, init=False)
     """The rendered prompt, where the body asks to see it."""
     prompt_state: PromptState | None = attrs.field(default=None, init=False)
