@@ -4,7 +4,6 @@
 import { keep, kept } from "./local.js";
 import { REPLY_MS, Silence, SILENCE_MS } from "./silence.js";
 
-/** @typedef {import("./types.js").Failure} Failure */
 /** @typedef {{id: string, name: string, data: any}} ServerEvent */
 
 const KEY = "uma.key";

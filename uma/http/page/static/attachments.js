@@ -3,8 +3,6 @@
 import { h, icon, iconButton } from "./dom.js";
 import { thumbnail } from "./pictures.js";
 
-/** @typedef {import("./types.js").Attachment} Attachment */
-
 /** In text there is none of these: all control characters but tabs, line ends, form feeds and escapes. */
 const NO_TEXT = /[\0-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f\ufffd]/;
 /** Of so many bytes at the beginning the encoding is told. */

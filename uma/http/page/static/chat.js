@@ -22,11 +22,6 @@ import {
 } from "./tree.js";
 import { Turns } from "./turns.js";
 
-/** @typedef {import("./types.js").Conversation} Conversation */
-/** @typedef {import("./types.js").Message} Message */
-/** @typedef {import("./types.js").Settings} Settings */
-/** @typedef {import("./types.js").Attachment} Attachment */
-
 const SAVE_EVERY_MS = 1_000;
 const NEAR_END_PX = 80;
 /** For so long at a stretch finished answers are rendered. */
@@ -37,7 +32,7 @@ const REST = 4;
 const NO_KEY = "invalid_api_key";
 
 export class Chat {
-  /** @param {{onChange: () => void, focus: () => void, begin: () => void, defaults: () => Settings, model: () => string | undefined, ended: () => void, suggestions: () => string[], info: () => import("./types.js").Info | undefined}} does */
+  /** @param {{onChange: () => void, focus: () => void, begin: () => void, defaults: () => Settings, model: () => string | undefined, ended: () => void, suggestions: () => string[], info: () => Info | undefined}} does */
   constructor(does) {
     this.does = does;
     /** @type {Conversation[]} */

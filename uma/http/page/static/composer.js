@@ -5,8 +5,6 @@ import { announce, byId, DOUBLE_CLICK_MS, icon, number, toast } from "./dom.js";
 import { Drafts } from "./drafts.js";
 import { isPicture, pictureOf } from "./pictures.js";
 
-/** @typedef {import("./types.js").Attachment} Attachment */
-
 const MAX_FILE_BYTES = 1_000_000;
 const MAX_INPUT_PX = 240;
 /** Files that a notice names. */

@@ -3,7 +3,6 @@
 
 import { isAttachment } from "./pictures.js";
 
-/** @typedef {import("./types.js").Attachment} Attachment */
 /** @typedef {{text: string, files: Attachment[]}} Draft */
 
 const KEY = "uma.drafts";

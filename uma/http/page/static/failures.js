@@ -3,8 +3,6 @@
 
 import { number } from "./dom.js";
 
-/** @typedef {import("./types.js").Failure} Failure */
-
 const TOO_LONG =
   "This is more than the model can read at once. Edit the question to shorten it or to take a file away, or begin a new chat.";
 const FULL =

@@ -4,9 +4,6 @@
 import { arrange, h, iconButton, number } from "./dom.js";
 import { INTERVAL_MS } from "./series.js";
 
-/** @typedef {import("./types.js").Frame} Frame */
-/** @typedef {import("./types.js").Activity} Activity */
-/** @typedef {import("./types.js").RunningRequest} RunningRequest */
 /** @typedef {{prefill: number, decode: number, cached: number, waits: boolean}} Tick */
 /** @typedef {{title?: string, stop: () => void, hurry?: () => void}} Own What can be done with a request of one's own: to end it, to end its thinking. The title is of an answer of this page's. */
 /** @typedef {"writing" | "reading" | "waiting" | "ended"} Phase */

@@ -5,9 +5,7 @@ import { duration, h, number } from "./dom.js";
 import { Lanes } from "./lanes.js";
 import { Series, WINDOW_MS } from "./series.js";
 
-/** @typedef {import("./types.js").Frame} Frame */
 /** @typedef {import("./lanes.js").Own} Own */
-/** @typedef {import("./types.js").Percentiles} Percentiles */
 
 const RETRY_MS = 1_500;
 /** The server sends four frames a second, some later where the engine computes for long at a stretch. */
@@ -97,7 +95,7 @@ export class LiveView {
   /**
    * @param {HTMLElement} element
    * @param {(id: string) => Own | undefined} own What can be done with the answer of this page's that is this request.
-   * @param {() => import("./types.js").Info | undefined} info
+   * @param {() => Info | undefined} info
    */
   constructor(element, own, info = () => undefined) {
     this.element = element;

@@ -14,9 +14,6 @@ import { find, wordsOf } from "./search.js";
 import { DEFAULTS, openSettings, readSettings, summary } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 
-/** @typedef {import("./types.js").Settings} Settings */
-/** @typedef {import("./types.js").Conversation} Conversation */
-
 /** Shares of the context from which a conversation's is told, and from which it counts as nearly full. */
 const TOLD_SHARE = 0.5;
 const FULL_SHARE = 0.8;
@@ -29,7 +26,7 @@ const RETRY_MS = 2_000;
 const MAX_FOUND = 30;
 const FEW = 5;
 
-/** @type {import("./types.js").Info | undefined} */
+/** @type {Info | undefined} */
 let info;
 /** The model that it was asked for; nothing: the default. @type {string | undefined} */
 let infoOf;

@@ -9,8 +9,6 @@ import { openable } from "./pictures.js";
 import { Thinking } from "./thinking.js";
 import { Tokens } from "./tokens.js";
 
-/** @typedef {import("./types.js").Attachment} Attachment */
-/** @typedef {import("./types.js").Message} Message */
 /** @typedef {import("./run.js").Run} Run */
 
 /**
@@ -358,7 +356,7 @@ function endOf(message, actions) {
   return h("div", { class: "note-row" }, words.length > 0 && h("p", { class: "note" }, words.join(" ")), more);
 }
 
-/** @param {Message} message @param {import("./types.js").Done} done */
+/** @param {Message} message @param {Done} done */
 function greatestLength({ mostTokens }, { usage }) {
   if (mostTokens && usage.completion_tokens >= mostTokens)
     return "The answer reached its greatest length (“Longest answer” in the settings).";

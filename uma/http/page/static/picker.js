@@ -4,8 +4,6 @@ import { ApiError, lines } from "./api.js";
 import { number, toast } from "./dom.js";
 import { wordsOf } from "./search.js";
 
-/** @typedef {import("./types.js").Info} Info */
-/** @typedef {import("./types.js").ListedModel} ListedModel */
 /** @typedef {import("./palette.js").Entry} Entry */
 
 const TOO_LARGE = "Models that are too large for this server";

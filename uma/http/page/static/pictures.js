@@ -2,8 +2,6 @@
 
 import { byId, h } from "./dom.js";
 
-/** @typedef {import("./types.js").Attachment} Attachment */
-
 /** Maximum side of a picture: more than that few models see, and the browser has to keep it. */
 const MAX_SIDE_PX = 1_536;
 /** Maximum length of a PNG as a data URL; what would be longer is a JPEG, a fifth of that as a rule. */

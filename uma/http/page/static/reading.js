@@ -5,11 +5,6 @@ import { isAttachment } from "./pictures.js";
 import { readSettings } from "./settings.js";
 import { branch, contentOf, freshId, newConversation, picturesOf, show } from "./tree.js";
 
-/** @typedef {import("./types.js").Conversation} Conversation */
-/** @typedef {import("./types.js").Message} Message */
-/** @typedef {import("./types.js").Done} Done */
-/** @typedef {import("./types.js").Info} Info */
-
 const FORMAT = "uma-conversations";
 const FIGURES = {
   usage: ["prompt_tokens", "cached_tokens", "completion_tokens"],
@@ -135,7 +130,7 @@ function readMessage(raw, dropped) {
   };
 }
 
-/** @param {import("./types.js").Attachment} file */
+/** @param {Attachment} file */
 function plain({ name, text, image }) {
   return { name, text, ...(image && { image }) };
 }
@@ -197,7 +192,7 @@ function isDone(done) {
   );
 }
 
-/** Whether these are tokens with their probabilities, or none at all. @param {any} tokens @returns {tokens is import("./types.js").TokenChance[] | undefined} */
+/** Whether these are tokens with their probabilities, or none at all. @param {any} tokens @returns {tokens is TokenChance[] | undefined} */
 function isTokens(tokens) {
   const isPair = (/** @type {any} */ each) => Array.isArray(each) && typeof each[0] === "string" && Number.isFinite(each[1]);
   if (tokens === undefined) return true;

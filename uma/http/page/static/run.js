@@ -4,7 +4,6 @@
 import { act, ApiError, remove, stream } from "./api.js";
 import { freshId } from "./tree.js";
 
-/** @typedef {import("./types.js").Message} Message */
 /** @typedef {import("./turns.js").Turns} Turns */
 /**
  * @typedef {object} Progress
@@ -46,7 +45,7 @@ export class Run {
     /** Kept until there is some text: a question that is refused, or fails in a full queue, is asked again. */
     this.body = body;
     this.refusals = 0;
-    /** Why it is asked again. @type {import("./types.js").Failure | undefined} */
+    /** Why it is asked again. @type {Failure | undefined} */
     this.refusal = undefined;
     /** When it is tried again. */
     this.waitsUntil = 0;

@@ -1,6 +1,5 @@
 /** Search in all conversations: which have all the words, where one has most of them side by side, and their marks there. */
 
-/** @typedef {import("./types.js").Conversation} Conversation */
 /** @typedef {{conversation: Conversation, id: string | null, snippet: string}} Found `id`: of the message; null where the title has all the words. */
 
 /** Of a text that is found so much is shown before it, and in all. */

@@ -1,7 +1,5 @@
 /** The frames of the last minute: what lines are drawn of. The figures themselves are the server's. */
 
-/** @typedef {import("./types.js").Frame} Frame */
-
 export const WINDOW_MS = 60_000;
 export const INTERVAL_MS = 250;
 

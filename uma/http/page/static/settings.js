@@ -3,9 +3,6 @@
 import { byId, h, iconButton, number } from "./dom.js";
 import { keep, kept } from "./local.js";
 
-/** @typedef {import("./types.js").Settings} Settings */
-/** @typedef {import("./types.js").Info} Info */
-
 /** Nothing is set: the server's and the model's own sampling holds. @type {Settings} */
 export const DEFAULTS = { system: "", priority: 1, sampling: {}, reasoning: "auto" };
 

@@ -2,7 +2,6 @@
 
 import { arrange, byId, h, icon, iconButton } from "./dom.js";
 
-/** @typedef {import("./types.js").Conversation} Conversation */
 /** @typedef {{label: string, icon?: string, isDanger?: boolean, run: (shown: HTMLElement | null) => void}} Act What can be done with a conversation; null: its name is shown above it. */
 
 const NARROW = "(max-width: 52rem)";

@@ -6,7 +6,6 @@
 import { isConversation, mended } from "./reading.js";
 import { news } from "./tree.js";
 
-/** @typedef {import("./types.js").Conversation} Conversation */
 /** @typedef {{id: string, isDeleted: true}} Deleted Stands for a deleted conversation, so that no window brings it back. */
 
 const STORE = "conversations";

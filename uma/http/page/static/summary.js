@@ -4,9 +4,6 @@ import { h, toast } from "./dom.js";
 import { Run } from "./run.js";
 import { asked, freshId, given, youngerHalf } from "./tree.js";
 
-/** @typedef {import("./types.js").Conversation} Conversation */
-/** @typedef {import("./types.js").Message} Message */
-
 /** What the model is asked below the turns. */
 const WISH =
   "Summarise our conversation so far in at most 200 words, so that it can be gone on with: what was asked for, what was found, names, numbers and decisions. Write the summary alone.";
@@ -34,7 +31,7 @@ export class Summary {
     return this.oldest.length > 0;
   }
 
-  /** Have it written. @param {import("./types.js").Info | undefined} info @returns {Run} To be followed. */
+  /** Have it written. @param {Info | undefined} info @returns {Run} To be followed. */
   begin(info) {
     const { conversation, message } = this;
     message.token = freshId();

@@ -2,8 +2,6 @@
 
 import { announce, h, number } from "./dom.js";
 
-/** @typedef {import("./types.js").Message} Message */
-
 /** Answers whose thinking was unfolded: it stays so when they are shown again. @type {WeakSet<Message>} */
 const unfolded = new WeakSet();
 

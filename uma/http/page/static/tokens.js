@@ -2,8 +2,6 @@
 
 import { h, number } from "./dom.js";
 
-/** @typedef {import("./types.js").TokenChance} TokenChance */
-
 /** Least chances of the marks, from none to the strongest. */
 const LEAST = [0.9, 0.6, 0.3, 0.1, 0];
 const HELP = "Tokens by their probability. The arrow keys go from one to the next.";

@@ -2,11 +2,6 @@
 
 import { fileOf } from "./pictures.js";
 
-/** @typedef {import("./types.js").Conversation} Conversation */
-/** @typedef {import("./types.js").Message} Message */
-/** @typedef {import("./types.js").Settings} Settings */
-/** @typedef {import("./types.js").Attachment} Attachment */
-
 /** A unique id that cannot be guessed. */
 export function freshId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) =>

@@ -1,0 +1,200 @@
+/** The shapes that the page's modules hand to each other, by global names. */
+
+type Role = "user" | "assistant";
+
+interface Attachment {
+  name: string;
+  text: string;
+  /** Of a picture, whose text is empty: its file as a data URL. */
+  image?: string;
+}
+
+interface Usage {
+  prompt_tokens: number;
+  cached_tokens: number;
+  completion_tokens: number;
+  /** Of these, the model's thinking. */
+  reasoning_tokens?: number;
+}
+
+interface RequestMetrics {
+  queue_ms: number;
+  ttft_ms: number;
+  decode_ms: number;
+  tokens_per_second: number;
+  batch_size: number;
+}
+
+interface Done {
+  reason: "stop" | "length" | "cancelled" | "error";
+  usage: Usage;
+  metrics: RequestMetrics;
+  seed: number;
+  warnings: string[];
+}
+
+interface Failure {
+  code: string;
+  message: string;
+  retry_after_ms?: number | null;
+  /** How much of the model is loaded. */
+  percent?: number;
+}
+
+/** A token, its log probability, and the likeliest ones in its place. */
+type TokenChance = [string, number, [string, number][]];
+
+/** One turn. A conversation is a tree of them: an edited question and an answer made again are siblings of what they replace. */
+interface Message {
+  id: string;
+  parent: string | null;
+  role: Role;
+  text: string;
+  /** What the model thought before it answered; no part of `text`. */
+  thinking?: string;
+  /** Of the text, or of what was written after its beginning, where they were asked for. */
+  tokens?: TokenChance[];
+  /** The name of the model that was asked. */
+  model?: string;
+  /** When it was said, in milliseconds since 1970. */
+  at: number;
+  files?: Attachment[];
+  /** The id of its request, by which the server can explain it for a while. */
+  request?: string;
+  done?: Done;
+  failure?: Failure;
+  /** The resume token while the answer is being written. */
+  token?: string;
+  /** Its beginning is another version's: what the server writes is appended. */
+  continues?: boolean;
+  /** The person has changed the model's words. */
+  isEdited?: boolean;
+  /** With a token: the server is not known to have the question. */
+  isUnsent?: boolean;
+  /** Stopped before the server had told anything of it, or without its last word. */
+  isStopped?: boolean;
+  /** What the settings allowed at most when it was asked for; null: they said nothing. */
+  mostTokens?: number | null;
+}
+
+/** Only what differs from the server's defaults. */
+type Sampling = Record<string, number | string[] | Record<string, any>>;
+
+interface Settings {
+  system: string;
+  priority: -1 | 0 | 1;
+  sampling: Sampling;
+  /** How many are asked for at once; one, where nothing is said. */
+  answers?: number;
+  /** Off: a model that thinks is asked to answer at once. */
+  reasoning?: "auto" | "off";
+}
+
+interface Conversation {
+  id: string;
+  title: string;
+  updated: number;
+  settings: Settings;
+  /** Which of several it is held with; nothing: the server's default. */
+  model?: string;
+  messages: Record<string, Message>;
+  /** It stands above all others. */
+  pinned?: boolean;
+  /** The first message that the model is still given; nothing: all are. */
+  from?: string | null;
+  /** Since when, in milliseconds since 1970. */
+  fromAt?: number;
+  /** What it is given in place of the messages before that one. */
+  summary?: string;
+  /** The same before the last change, which can be undone. */
+  before?: {from?: string | null, fromAt?: number, summary?: string};
+  /** The last message of the branch that is shown. */
+  leaf: string | null;
+}
+
+interface Bounds {
+  default?: number;
+  minimum: number;
+  maximum?: number;
+}
+
+/** One of several models of a server. */
+interface ListedModel {
+  name: string;
+  size_bytes: number;
+  state: "unloaded" | "loading" | "loaded" | "leaving";
+  loading_percent: number | null;
+  /** Whether the server has the memory for it. */
+  fits: boolean;
+  /** Whether it sees pictures. */
+  vision: boolean;
+  /** False, too, where it is not known yet, as before its first load. */
+  thinks: boolean;
+  /** It has no chat template; as `thinks`. */
+  is_base: boolean;
+  quantization: string;
+  parameters: number;
+  context_length: number;
+}
+
+interface Info {
+  server: string;
+  /** Those that can be chosen, where there are several; `model` and what follows are of the one that was asked for. */
+  models?: ListedModel[];
+  model: {name: string, called: string, architecture: string, parameters: number, quantization: string, context_length: number, is_builtin: boolean};
+  capabilities: {reasoning?: boolean, reasoning_switch?: boolean, chat?: boolean, vision?: boolean, max_answers?: number, max_logprobs?: number, grammars?: string[]};
+  limits: {n_ctx: number, max_sequences: number, max_tokens: number, max_prompt_bytes: number, max_queue: number};
+  sampling: Record<string, Bounds>;
+}
+
+interface RunningRequest {
+  id: string;
+  priority: number;
+  prompt_tokens: number;
+  cached_tokens: number;
+  computed_tokens: number;
+  generated_tokens: number;
+  age_ms: number;
+  is_preempted: boolean;
+  /** Why nothing of it is computed now: `slot`, `cells`, `prefix`, `prompt`, `reader`, or empty. */
+  waits_for?: string;
+  /** With `prompt`: the request that is read first. */
+  behind?: string;
+  /** For people: endpoint, key, program. */
+  origin?: string;
+}
+
+interface Activity {
+  running: RunningRequest[];
+  /** The next ones of those that wait for a first slot; the counts are of all. */
+  waiting?: RunningRequest[];
+  waiting_interactive: number;
+  waiting_normal: number;
+  waiting_background: number;
+}
+
+/** Times in milliseconds. */
+type Percentiles = {count: number, p50: number, p95: number, p99: number};
+
+/** As `uma/metrics/live.py` defines them. */
+interface Figures {
+  /** Requests that have a slot. */
+  running: number;
+  waiting_interactive: number;
+  waiting_normal: number;
+  waiting_background: number;
+  written_per_sec: number;
+  read_per_sec: number;
+  cached_share: number | null;
+  first_token_ms: Percentiles | null;
+  between_tokens_ms: Percentiles | null;
+  /** Usual time until another slot is free. */
+  slot_every_ms: number | null;
+}
+
+interface Frame {
+  at_ms: number;
+  figures: Figures;
+  metrics: Record<string, any>;
+  activity: Activity;
+}
