@@ -4,6 +4,7 @@ milliseconds.
     path = write_projector(folder / "mmproj.gguf")                     # LLaVA's: 16 tokens a picture, of any size
     path = write_projector(folder / "mmproj.gguf", kind="qwen2vl")     # Qwen2-VL's: more tokens for a larger picture
     path = write_seeing_model(folder / "model.gguf", kind="qwen2vl")   # a Qwen2-VL, with M-RoPE
+    path = write_seeing_model(folder / "model.gguf", kind="qwen3vl")   # a Qwen3.5: the same with recurrent states
     path = write_projector(folder / "mmproj.gguf", hears="ultravox")   # a Whisper encoder: 15 tokens for 30 s
     path = write_projector(folder / "mmproj.gguf", None, hears="gemma4ua")  # no encoder, no eyes: 25 tokens a second
     data = png(40, 30, seed=1)                                         # a picture as a file, of no library's making
@@ -25,6 +26,7 @@ import gguf
 import llama_cpp.mtmd_cpp as mtmd
 import numpy as np
 import numpy.typing as npt
+from hybrids import write_hybrid
 
 from models import (
     CHATML,
@@ -45,9 +47,11 @@ from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
 
-Seeing = Literal["llava", "qwen2vl", "gemma3"]
-"""Kinds of projectors; with the last a picture's tokens attend to later ones of it too."""
+Seeing = Literal["llava", "qwen2vl", "gemma3", "lfm2", "qwen3vl"]
+"""Kinds of projectors; with `gemma3` a picture's tokens attend to later ones of it too."""
 SEEING: tuple[Seeing, ...] = ("llava", "qwen2vl")
+HYBRID_SEEING: tuple[Seeing, ...] = ("lfm2", "qwen3vl")
+"""Of models with recurrent states: without M-RoPE, and with it."""
 
 Hearing = Literal["ultravox", "gemma4ua"]
 """Kinds of projectors for sounds: with a Whisper encoder, and without any."""
@@ -64,7 +68,9 @@ def write_seeing_model(
     path: Path, kind: Seeing, *, context_length: int = 2_048, chat_template: str | None = CHATML, seed: int = 0
 ) -> Path:
     """Write a text model that a projector of this kind fits, and return its path."""
-    if kind == "llava":
+    if kind in HYBRID_SEEING:
+        return write_hybrid(path, "lfm2" if kind == "lfm2" else "qwen35", context_length=context_length)
+    if kind in ("llava", "gemma3"):
         return write_model(path, context_length=context_length, chat_template=chat_template, seed=seed)
     writer = gguf.GGUFWriter(path, "qwen2vl")
     sections = {"qwen2vl.rope.dimension_sections": [4, 6, 6, 0]}
@@ -96,8 +102,9 @@ def write_projector(
     values: dict[str, Any] = {"general.type": "mmproj", "general.name": "Tiny projector", "general.file_type": 0}
     tensors: Tensors = {}
     if kind is not None:
-        of_kind = {"llava": "mlp", "qwen2vl": "qwen2vl_merger", "gemma3": "gemma3"}[kind]
-        values |= {"clip.vision.projector_type": of_kind, "clip.vision.projector.scale_factor": 1}
+        of_kind = {"llava": "mlp", "qwen2vl": "qwen2vl_merger", "qwen3vl": "qwen3vl_merger"}.get(kind, kind)
+        values |= {"clip.vision.projector_type": of_kind}
+        values["clip.vision.projector.scale_factor"] = 2 if kind == "lfm2" else 1
         values |= {"clip.vision.image_size": SIZE, "clip.vision.patch_size": PATCH} | _encoder("vision", embed)
         writer.add_bool("clip.has_vision_encoder", True)
         writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
@@ -175,17 +182,22 @@ def _tensors(kind: Seeing, embed: int, rng: np.random.Generator) -> Tensors:
             "v.position_embd.weight": _random(rng, LLAVA_TOKENS + 1, VISION),
         }
         tensors |= _norm("v.pre_ln")
-    elif kind == "gemma3":
-        tensors |= {"v.patch_embd.bias": np.zeros(VISION, np.float32)} | _norm("v.post_ln")
-        tensors["v.position_embd.weight"] = _random(rng, LLAVA_TOKENS, VISION)
     else:
-        tensors["v.patch_embd.weight.1"] = _random(rng, VISION, 3, PATCH, PATCH)
         tensors |= _norm("v.post_ln")
+    if kind in ("qwen2vl", "qwen3vl"):
+        tensors["v.patch_embd.weight.1"] = _random(rng, VISION, 3, PATCH, PATCH)
+    if kind in ("gemma3", *HYBRID_SEEING):
+        tensors["v.patch_embd.bias"] = np.zeros(VISION, np.float32)
+        tensors["v.position_embd.weight"] = _random(rng, LLAVA_TOKENS, VISION)
     tensors |= _layers(rng, "v")
+    if kind == "qwen3vl":
+        for index in range(VISION_LAYERS):
+            tensors |= _linear(rng, f"v.blk.{index}.attn_qkv", 3 * VISION, VISION)
     if kind == "gemma3":
         tensors["mm.soft_emb_norm.weight"] = np.ones(VISION, np.float32)
         return tensors | {"mm.input_projection.weight": _random(rng, VISION, embed)}
-    return tensors | _linear(rng, "mm.0", VISION, merged) | _linear(rng, "mm.2", embed, VISION)
+    first = "mm.1" if kind == "lfm2" else "mm.0"
+    return tensors | _linear(rng, first, VISION, merged) | _linear(rng, "mm.2", embed, VISION)
 
 
 def _norm(name: str) -> Tensors:

@@ -43,6 +43,8 @@ from uma.engine.policy.tuning import Tuning
 
 MROPE = "mrope"
 """Plain attention in which a picture's tokens share positions (Qwen2-VL)."""
+OWN: dict[str, Seeing] = {MROPE: "qwen2vl", "qwen35": "qwen3vl", "lfm2": "lfm2"}
+"""Projectors of these models, in the place of others."""
 MEDIA: dict[str, tuple[Seeing | None, Hearing | None]] = {
     "text": (None, None),
     "picture": ("llava", None),
@@ -104,9 +106,9 @@ def write_world(folder: Path, memory: str, medium: str) -> Path:
     sees, hears = MEDIA[medium]
     if memory == MROPE:
         path = write_seeing_model(folder / "model.gguf", "qwen2vl")
-        sees = sees and "qwen2vl"
     else:
         path = write_named(folder, memory, 2_048)
+    sees = sees and OWN.get(memory, sees)
     if sees or hears:
         embed = WIDTH if memory in OTHERS else EMBED
         write_projector(folder / "mmproj.gguf", sees, hears=hears, embed=embed)
@@ -293,9 +295,12 @@ FEW: dict[tuple[str, str, str], tuple[Happening, ...]] = {
     ("attention", "picture attended both ways", "off"): (together, preempted),
     ("sliding-window", "picture", "on"): (preempted_beside_a_stream, from_disk),
     ("sliding-window", "text", "on"): (drafted_by_a_model,),
-    (SMALL_WINDOWS, "text", "on"): (preempted_beside_a_stream, from_memory),
+    (SMALL_WINDOWS, "picture attended both ways", "on"): (preempted_beside_a_stream, from_memory),
     ("recurrent", "text", "off"): (together, from_disk),
-    ("qwen35", "text", "on"): (cancelled, preempted, drafted),
+    ("qwen35", "text", "on"): (drafted,),
+    ("qwen35", "picture", "on"): (cancelled, preempted),
+    ("lfm2", "picture", "on"): (pressed, from_disk),
+    ("lfm2", "sound", "off"): (together,),
 }
 """What happens by default, by memory, medium and whether there is one KV buffer."""
 WORLDS = list(product((MROPE, *ALL), MEDIA, ("on", "off"))) if is_all() else list(FEW)

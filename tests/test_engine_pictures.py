@@ -7,6 +7,7 @@ import gc
 import threading
 import tracemalloc
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import attrs
 import numpy as np
 import pytest
 import trio
-from engine_world import answer, answers, ask, config_for, settled
+from engine_world import SMALL_WINDOWS, answer, answers, ask, config_for, settled
+from every_kind import is_all, write_named
 from projectors import (
+    HYBRID_SEEING,
     MARKER,
     SEEING,
     Hearing,
@@ -33,11 +36,14 @@ from harness import PATIENCE_SEC
 from models import write_model
 from uma import Message, Request, SamplingParams, open_engine
 from uma.engine.intake import pictures
-from uma.errors import BadRequest, ConfigError, ModelError, Overloaded, PromptTooLarge
+from uma.engine.kv.checkpoints import LEAST_SAVED_TOKENS
+from uma.errors import BadRequest, ModelError, Overloaded, PromptTooLarge
 from uma.media.decoder import MediaDecoder
 from uma.types import Finished, Grammar, Media
 
 LENGTH = 20
+CHECKPOINTED: tuple[Seeing, ...] = (*HYBRID_SEEING, "gemma3")
+"""Projectors of models whose memory cannot be cut: here the last is for one with small windows."""
 
 
 @attrs.frozen
@@ -49,12 +55,15 @@ class World:
     has_end_mark: bool
     """Whether the model has text behind each picture."""
     has_eyes: bool = True
+    most_read_again: int = 2
+    """Tokens of a prompt that is asked again which are read again, at most."""
 
     @classmethod
     def of(cls, folder: Path, model: Path, sees: Seeing | None, hears: Hearing | None = None) -> World:
         """With a projector of these kinds, which is written beside it."""
         reference = Reference(model, write_projector(folder / "mmproj-model.gguf", sees, hears=hears))
-        return cls(model, reference, sees == "qwen2vl", sees is not None)
+        most = len("<|im_end|>\n<|im_start|>assistant\n") if sees in CHECKPOINTED else 2
+        return cls(model, reference, sees in ("qwen2vl", *CHECKPOINTED), sees is not None, most)
 
     def expected(self, text: str, files: Sequence[bytes]) -> tuple[int, ...]:
         """`text` has `MARKER` for each picture."""
@@ -62,11 +71,15 @@ class World:
         return self.reference.continues(prompt, files, LENGTH)
 
 
-@pytest.fixture(scope="module", params=SEEING)
+@pytest.fixture(scope="module", params=(*SEEING, *(CHECKPOINTED if is_all() else ())))
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp(request.param)
-    model = write_seeing_model(folder / "model.gguf", request.param)
-    made = World.of(folder, model, request.param)
+    yield from made_world(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def made_world(folder: Path, sees: Seeing) -> Iterator[World]:
+    has_windows = sees == "gemma3"
+    model = write_named(folder, SMALL_WINDOWS) if has_windows else write_seeing_model(folder / "model.gguf", sees)
+    made = World.of(folder, model, sees)
     yield made
     made.reference.close()
 
@@ -121,7 +134,7 @@ async def test_a_conversation_about_a_picture_is_read_once(world: World) -> None
         said = await answer(engine, about(first, file))
         again = await answer(engine, about(first, file))
         assert again.token_ids == said.token_ids
-        assert again.finished.usage.cached_tokens >= again.finished.usage.prompt_tokens - 2
+        assert again.finished.usage.cached_tokens >= again.finished.usage.prompt_tokens - world.most_read_again
         turns = (told(first, [file]), Message("assistant", "A thing."), told("Sure?", []))
         more = await answer(engine, attrs.evolve(about(first, file), messages=turns))
         assert more.finished.usage.cached_tokens >= said.finished.usage.prompt_tokens - len("<|im_start|>assistant\n")
@@ -247,14 +260,34 @@ async def test_a_projector_that_does_not_fit_is_an_error_where_it_is_named(
             pass
 
 
-async def test_a_recurrent_model_says_that_it_takes_no_pictures_yet(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model.gguf", kind="hybrid")
-    projector = write_projector(tmp_path / "mmproj.gguf")
-    async with open_engine(config_for(model)) as engine:
-        assert not engine.info.capabilities.vision
-    with pytest.raises(ConfigError, match=r"mmproj: .*hybrid"):
-        async with open_engine(config_for(model, mmproj=str(projector))):
-            pass
+@pytest.mark.parametrize("sees", CHECKPOINTED)
+async def test_where_memory_cannot_be_cut_pictures_are_shared_too(tmp_path: Path, sees: Seeing) -> None:
+    """The system's prompt by all, a picture by those who ask about it, a conversation by its turns after a restart."""
+    system, files = Message("system", "You are helpful. " * 8), [png(200, 200, seed) for seed in range(4)]
+    begins, ends = f"<|im_start|>system\n{system.content}<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>"
+    answer_begins = f"{ends}assistant\n"
+    asked = [(f"Look.{MARKER}{question}", file) for question in ("What?", "How many are there?") for file in files]
+    asked += [asked[4], (f"{'Look. ' * 100}{MARKER}What?", files[3])]
+    turns: list[tuple[Message, ...]] = [(system, told(text, [file])) for text, file in asked]
+    turns.append((*turns[-1], Message("assistant", "A thing."), told("Sure?", [])))
+    requests = [attrs.evolve(about("", id=f"{at}"), messages=messages) for at, messages in enumerate(turns)]
+    with contextmanager(made_world)(tmp_path, sees) as world:
+        config = config_for(world.model, cache_dir=str(tmp_path / "cache"), cache_ram_mb=64)
+        async with open_engine(config) as engine:
+            found = await answers(engine, requests[:8])
+            found += [await answer(engine, request) for request in requests[8:10]]
+        async with open_engine(config) as engine:
+            found.append(await answer(engine, requests[10]))
+        prompts = [f"{begins}{text}{answer_begins}" for text, _ in asked]
+        prompts.append(f"{prompts[-1]}A thing.{ends}user\nSure?{answer_begins}")
+        pairs = zip(prompts, (*(file for _, file in asked), files[3]), strict=True)
+        expected = [world.reference.continues(prompt, [file], LENGTH) for prompt, file in pairs]
+    assert [each.token_ids for each in found] == expected
+    whole = found[4].finished.usage.prompt_tokens
+    read = [each.finished.usage.prompt_tokens - each.finished.usage.cached_tokens for each in found]
+    assert sum(read[:8]) < len(begins) + 4 * (whole - len(begins)) + 4 * (len(asked[4][0]) + len(answer_begins))
+    assert read[8] <= LEAST_SAVED_TOKENS + len(answer_begins)
+    assert read[10] <= len(f"{answer_begins}A thing.{ends}user\nSure?{answer_begins}")
 
 
 @pytest.mark.parametrize("kind", ["llava", "gemma3"])

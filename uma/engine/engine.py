@@ -33,7 +33,7 @@ from uma.engine.intake.chat import ChatAbilities
 from uma.engine.intake.constraints import Constraints
 from uma.engine.intake.decision_prompt import DecisionReader
 from uma.engine.intake.gate import Gate, check_features, check_prompt
-from uma.engine.intake.pictures import PictureReader
+from uma.engine.intake.pictures import PicturePrompt, PictureReader
 from uma.engine.intake.prompt import PromptReader
 from uma.engine.intake.relaxed_tools import RelaxedRequest
 from uma.engine.kv.archive import Archive
@@ -47,7 +47,7 @@ from uma.engine.recorder import Recorder, Turns
 from uma.engine.reproducible import ReproducibleContext
 from uma.engine.submission import MAX_EXPLAINED, Over, Prepared, Preparing, Submission
 from uma.engine.worker.loop import DecodeWorker, WorkerSettings, ended_by
-from uma.engine.worker.sequence import PlacedPicture, PromptReport, Sequence
+from uma.engine.worker.sequence import PromptReport, Sequence
 from uma.engine.worker.status import Status
 from uma.errors import BadRequest, Ended, Overloaded, ShuttingDown, UmaError
 from uma.llama.context import Context
@@ -173,7 +173,8 @@ class Engine:
                 self._check_generates()
                 check_features(request, self._max_active)
                 sent = request
-                asked, request, tokens, pictures = await self._prompt(sent)
+                asked, request, prompt = await self._prompt(sent)
+                tokens, pictures, ends = prompt.tokens, prompt.pictures, prompt.message_ends
                 if pictures:  # nothing that waits keeps their files
                     sent = sent.with_media(())
                 spent.on("prepare")
@@ -191,7 +192,8 @@ class Engine:
                     await self._fetch_from_disk(tokens)
                     spent.on("disk")
                 is_checkpointed = not (pictures or self._pool.cells.can_be_cut or request.sampling.reproducible)
-                ends = await self._prompts.message_ends(request, tokens) if is_checkpointed else ()
+                if is_checkpointed:
+                    ends = await self._prompts.message_ends(request, tokens)
                 spent.on("prepare")
                 # Other requests came meanwhile. From here on nothing awaits, so what is checked holds.
                 self._check_open()
@@ -201,7 +203,7 @@ class Engine:
             self._note_unqueued(request, spent, why)
             raise
         # For the parser, a copy: the decode thread appends what it generates to `tokens`.
-        prompt = tokens[:] if self._chat.is_parsed(asked) else None
+        parsed = tokens[:] if self._chat.is_parsed(asked) else None
         spellings = self._chat.spellings(asked)
         dropped = len(sent.messages or ()) - len(asked.messages or ())
         warnings = (*_told_of_cut(dropped), *self._chat.warnings(asked), *relaxed.warnings)
@@ -227,7 +229,7 @@ class Engine:
         )
         stream.ignored = relaxed.dropped_keywords
         try:
-            yield stream if prompt is None else self._parsed(relaxed.request, prompt, stream)
+            yield stream if parsed is None else self._parsed(relaxed.request, parsed, stream)
         finally:
             stream.abandon()
 
@@ -240,27 +242,27 @@ class Engine:
             self._metrics.requests_withdrawn += 1
         self._requests.refused(request, spent.so_far_ms, why.code if isinstance(why, UmaError) else "")
 
-    async def _prompt(self, sent: Request) -> tuple[Request, Request, array[int], tuple[PlacedPicture, ...]]:
+    async def _prompt(self, sent: Request) -> tuple[Request, Request, PicturePrompt]:
         """What is asked of what was sent, without the turns that do not fit; what the template is given of that; the
-        prompt's ids, and the pictures among them.
+        prompt.
         """
         asked, request = sent, self._chat.prepared(sent)
         self._gate.check_queue(request.priority)
-        tokens, pictures = await self._read(request, asked)
-        if self._prompts.outgrows(asked, len(tokens)):
+        prompt = await self._read(request, asked)
+        if self._prompts.outgrows(asked, len(prompt.tokens)):
             asked = await self._prompts.cut(asked, self._chat.prepared)
             request = self._chat.prepared(asked)
-            tokens, pictures = await self._read(request, asked)
-        if pictures:  # their files are in the ids
+            prompt = await self._read(request, asked)
+        if prompt.pictures:  # their files are in the ids
             request, asked = request.with_media(()), asked.with_media(())
-        return asked, request, tokens, pictures
+        return asked, request, prompt
 
-    async def _read(self, request: Request, asked: Request) -> tuple[array[int], tuple[PlacedPicture, ...]]:
-        """The prompt's ids, and the pictures among them; `request` is what the template is given of what was asked."""
+    async def _read(self, request: Request, asked: Request) -> PicturePrompt:
+        """The prompt of a request; `request` is what the template is given of what was asked."""
         first = len(request.messages or ()) - len(asked.messages or ())
         place = next((place for place, _ in request.placed_media(first)), None)
         if place is None:
-            return await self._prompts.read(request, must_fit=asked.truncation == "off"), ()
+            return PicturePrompt(await self._prompts.read(request, must_fit=asked.truncation == "off"))
         if self._pictures is None:
             raise BadRequest.at(
                 place.removesuffix("[0]").removesuffix(".media"),
@@ -333,7 +335,7 @@ class Engine:
             asked, request = request, self._chat.prepared(request)
             if not any(request.placed_media()):
                 return await self._prompts.explain(request, pieces=pieces)
-            tokens, _ = await self._read(request, asked)
+            tokens = (await self._read(request, asked)).tokens
             ids = array("i", (max(-1, token) for token in tokens))
             return await self._prompts.explained(request, ids, pieces=pieces)
 

@@ -17,11 +17,10 @@ from uma.engine import sizing
 from uma.engine.engine import Engine
 from uma.engine.kv.archive import MAX_QUEUED_BYTES, Archive
 from uma.engine.kv.disk import DiskTier
-from uma.engine.kv.memory_kinds import why_no_pictures
 from uma.engine.ledger import Ledger
 from uma.engine.loading import Loader
 from uma.engine.worker.loop import ended_by
-from uma.errors import ConfigError, ShuttingDown
+from uma.errors import ShuttingDown
 from uma.llama import backend
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler
@@ -74,10 +73,6 @@ async def open_engine(
         stack.callback(context.close)
         if owns_process and not backend.has_gpu():  # a GPU's driver has pinned what it uses
             await _give_back_zeros(new)
-        if projector is not None and (reason := why_no_pictures(context, uses_mrope=projector.uses_mrope)):
-            if config.mmproj:
-                raise ConfigError(f"mmproj: {reason}; leave it out")
-            projector = None
         draft = await trio.to_thread.run_sync(_open_draft, ledger, loader, config, context, projector)
         if draft is not None:
             stack.callback(draft.close)

@@ -17,8 +17,10 @@ import attrs
 import trio
 
 from uma.engine.intake.overload import UNKNOWN_SERVICE_MS
-from uma.engine.intake.rendering import rendered
+from uma.engine.intake.rendering import message_ends, rendered
+from uma.engine.kv.memory_kinds import kind_of
 from uma.engine.kv.pictures import LEAST_TOKENS, MAX_TOKENS, ids_of, runs_in
+from uma.engine.kv.prefix_tree import common_length
 from uma.engine.worker.sequence import PlacedPicture
 from uma.errors import BadRequest, Overloaded, PromptTooLarge
 from uma.llama.context import Context
@@ -58,11 +60,22 @@ class _Seen:
         return all(picture.embedding is not None for picture in self.pictures)
 
 
+@attrs.frozen
+class PicturePrompt:
+    """A prompt that was read."""
+
+    tokens: array[int]
+    pictures: tuple[PlacedPicture, ...] = ()
+    message_ends: tuple[int, ...] = ()
+    """See `Sequence.message_ends`; none of a prompt without pictures."""
+
+
 class PictureReader:
     """Makes prompts of requests with pictures, for one context and its projector."""
 
     def __init__(self, context: Context, projector: Projector) -> None:
         self._context = context
+        self._is_checkpointed = not kind_of(context).can_be_cut
         self._projector = projector
         self._decoder = MediaDecoder(sees=projector.sees, hears=projector.hears)
         self._lock = threading.Lock()
@@ -71,10 +84,10 @@ class PictureReader:
         self._prepared: WeakSet[Picture] = WeakSet()
         """Pictures that were not encoded when they were looked at last."""
 
-    def read(self, request: Request, *, first: int = 0) -> tuple[array[int], tuple[PlacedPicture, ...]]:
-        """The prompt's ids, and the pictures among them. Raises `BadRequest`, which counts messages from the `first`,
-        `TemplateError`, `PromptTooLarge` or `Overloaded`. Called in a thread, and ends before its next file where the
-        task that waits for it is cancelled.
+    def read(self, request: Request, *, first: int = 0) -> PicturePrompt:
+        """The prompt of a request. Raises `BadRequest`, which counts messages from the `first`, `TemplateError`,
+        `PromptTooLarge` or `Overloaded`. Called in a thread, and ends before its next file where the task that waits
+        for it is cancelled.
         """
         marked, where = self._marked(request, first), _where(request)
         template, vocab, parse_special = self._context.model.chat_template, self._context.model.vocab, True
@@ -92,9 +105,15 @@ class PictureReader:
             raise BadRequest.at(where, "the chat template drops a picture or a sound, or shows one twice")
         adds_special = not parse_special or template.needs_bos(text)
         tokens = array("i", [vocab.bos] if adds_special and vocab.adds_bos else [])
+        ends, at, token_ends = self._ends(marked, text), 0, set[int]()
         for part, file in zip((head, *rest), (*files, None), strict=True):
-            if part:
-                tokens.frombytes(vocab.tokenize(part, add_special=False, parse_special=parse_special).tobytes())
+            own = self._tokens_of(part, parse_special=parse_special)
+            for end in ends:
+                if at <= end <= at + len(part):
+                    own_end = common_length(self._tokens_of(text[at:end], parse_special=parse_special), own)
+                    token_ends.add(len(tokens) + own_end)
+            tokens += own
+            at += len(part) + len(self._projector.marker)
             if file is not None:
                 tokens += file.tokens
         if adds_special and vocab.adds_eos:
@@ -102,7 +121,21 @@ class PictureReader:
         if not tokens or tokens[-1] < 0:
             raise BadRequest.at(where, "a prompt cannot end with a picture or a sound; write something behind it")
         pairs = zip(runs_in(tokens), (part for file in files for part in file.parts), strict=True)
-        return tokens, tuple(PlacedPicture(run, picture, start) for run, (picture, start) in pairs)
+        placed = tuple(PlacedPicture(run, picture, start) for run, (picture, start) in pairs)
+        return PicturePrompt(tokens, placed, tuple(sorted(token_ends - {0})))
+
+    def _ends(self, marked: Request, text: str) -> list[int]:
+        """Characters of the prompt before each end of a message that is of use."""
+        if not self._is_checkpointed or marked.messages is None or marked.continued is not None:
+            return []
+        return message_ends(self._context.model.chat_template, marked, text)
+
+    def _tokens_of(self, text: str, *, parse_special: bool) -> array[int]:
+        tokens = array("i")
+        if text:
+            ids = self._context.model.vocab.tokenize(text, add_special=False, parse_special=parse_special)
+            tokens.frombytes(ids.tobytes())
+        return tokens
 
     def _marked(self, request: Request, first: int) -> Request:
         """The request with marks in the place of pictures."""

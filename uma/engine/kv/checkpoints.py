@@ -1,18 +1,20 @@
 """Checkpoints: where sequences can begin of models whose memory cannot be cut, beside the ends of others.
 
 A recurrent state has no parts: only that of a sequence's end exists. So copies of it are taken where other prompts are
-likely to part: behind a message, where two prompts were seen to part, shortly before a prompt's end. Its attention
-cells are shared by the tree as all are. Copies are in host memory; which of them stay is decided by how many
-tokens each saves for its size, and how lately it did: the value of what was given up last is added to that of what
-comes and of what is used again (GreedyDual, Cao and Irani 1997). Owned by the decode thread.
+likely to part: behind a message and a picture, where two prompts were seen to part, shortly before a prompt's end;
+never inside of a picture. Its attention cells are shared by the tree as all are. Copies are in host memory; which of
+them stay is decided by how many tokens each saves for its size, and how lately it did: the value of what was given up
+last is added to that of what comes and of what is used again (GreedyDual, Cao and Irani 1997). Owned by the decode
+thread.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 
 from uma.engine.kv.memory_kinds import Attention
+from uma.engine.kv.pictures import outside, runs_in
 from uma.engine.kv.prefix_tree import Node, PrefixTree
 from uma.engine.kv.snapshots import UNUSED_REUSES, SnapshotStore
 
@@ -67,12 +69,12 @@ class Checkpoints:
             position *= 2
         if not any(prompt_tokens - end <= LEAST_SAVED_TOKENS for end in ends):
             wanted.add(prompt_tokens - LAST_TOKENS)
-        found: list[int] = []
-        for end in sorted(wanted):
-            if computed < end < prompt_tokens and end - (found[-1] if found else computed) >= LEAST_SAVED_TOKENS:
-                found.append(end)
+        # Other questions are asked about a picture: one takes a second checkpoint, however short it is.
+        behind = [run.end for run in runs_in(tokens) if run.end < len(tokens) and tokens[run.end] >= 0]
+        kept = {outside(tokens, end) for end in wanted if end < prompt_tokens}
+        found = sorted({*_spaced(kept, computed), *_spaced(behind, computed)})
         # Others have gone on differently from here: so can further ones.
-        branch = min(self._tree.match(tokens).length, prompt_tokens - 1)
+        branch = outside(tokens, min(self._tree.match(tokens).length, prompt_tokens - 1))
         if branch - computed >= LEAST_SAVED_TOKENS:
             found = sorted({branch, *(end for end in found if abs(end - branch) >= LEAST_SAVED_TOKENS)})
         return found[::-1]
@@ -127,3 +129,11 @@ class Checkpoints:
             self._last_worth = least.worth
             tree.drop_checkpoint(least)
         return True
+
+
+def _spaced(ends: Iterable[int], start: int) -> Iterator[int]:
+    """Those of `ends` behind `start` that are far enough from the one before."""
+    for end in sorted(ends):
+        if end - start >= LEAST_SAVED_TOKENS:
+            yield end
+            start = end

@@ -2,13 +2,14 @@
 
 | kind | models | a sequence can be cut, and another begin with it |
 | --- | --- | --- |
-| `Attention` | with keys and values of every token | behind any token outside a picture |
+| `Attention` | with keys and values of every token | behind any token |
 | `GuardedWindow` | with sliding windows, in one buffer | the same, where the window before that token is whole |
 | `Checkpointed` | with recurrent states, and small windows | where a sequence ends, and where a checkpoint was taken |
 
-`memory_kind` chooses one when a context is made; what differs by kind is asked of that object. In one buffer (unified
-KV) several ids hold the same cells. With a buffer for each id (split KV) a copy goes through a state, which is there at
-once. llama.cpp's own copy between buffers is made with the next batch: over whatever is done with the cells until then.
+None is cut inside of a picture. `memory_kind` chooses one when a context is made; what differs by kind is asked of that
+object. In one buffer (unified KV) several ids hold the same cells. With a buffer for each id (split KV) a copy goes
+through a state, which is there at once. llama.cpp's own copy between buffers is made with the next batch: over whatever
+is done with the cells until then.
 
 Positions come with each `Prefix`, which is made of the tokens themselves: with M-RoPE a picture has fewer positions
 than tokens. Kept beside the ids, they were once those of another request's pictures.
@@ -21,7 +22,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from uma.engine.kv.pictures import outside
+from uma.engine.kv.pictures import outside, position_in
 from uma.engine.kv.prefix_tree import Match, Node, Prefix
 from uma.engine.kv.snapshots import MOST_COPY_BYTES
 from uma.llama.backend import MAX_SEQUENCES
@@ -104,9 +105,9 @@ class Attention:
         keep = outside(node.tokens, max(0, length - node.start))
         return (node, node.start + keep) if keep > 0 else (node.parent, node.start)
 
-    def can_resume_at(self, seq_id: int, length: int) -> bool:
-        """Whether a sequence that goes on behind its first `length` tokens, or another that shares them, would compute
-        what it should: all that layers with a window attend to is there, and a state is that of the last of them.
+    def can_resume_at(self, seq_id: int, position: int) -> bool:
+        """Whether a sequence that goes on at this position, or another that shares what is before it, would compute
+        what it should: all that layers with a window attend to is there, and a state is that of the token before.
         """
         return True
 
@@ -120,7 +121,7 @@ class Attention:
         if is_there and (self.is_split or prefix.checkpoint is not None):
             is_there = self.cut(target, prefix)
         if is_there:
-            self.grown(target, prefix.length)
+            self.grown(target, prefix.position)
         else:
             self._empty(target)
         return is_there
@@ -220,35 +221,36 @@ class GuardedWindow(Attention):
     def resume_point(self, tokens: array[int], match: Match) -> tuple[Node, int]:
         """See `Attention`. Where the window is not whole, all is read again."""
         node, length = super().resume_point(tokens, match)
-        if length and not self.can_resume_at(node.any_id(), length):
+        if length and not self.can_resume_at(node.any_id(), position_in(tokens, length)):
             return list(node.path())[-1], 0
         return node, length
 
-    def can_resume_at(self, seq_id: int, length: int) -> bool:
+    def can_resume_at(self, seq_id: int, position: int) -> bool:
         """See `Attention`."""
-        return self._window.is_whole(seq_id, length)
+        return self._window.is_whole(seq_id, position)
 
     def cut(self, seq_id: int, prefix: Prefix) -> bool:
         """See `Cells.cut`."""
-        if not self.can_resume_at(seq_id, prefix.length) or not super().cut(seq_id, prefix):
+        if not self.can_resume_at(seq_id, prefix.position) or not super().cut(seq_id, prefix):
             return False
-        self._unguard(seq_id, prefix.length)
+        self._unguard(seq_id, prefix.position)
         return True
 
     def grown(self, seq_id: int, length: int) -> None:
         """See `Attention`: the guard holds the cells that may soon leave the window."""
         if length - self._guarded[seq_id] >= self._stride:
-            self._context.seq_cp(seq_id, self._guard(seq_id), self._guarded[seq_id], length)
-            self._guarded[seq_id] = length
+            end = min(length, self._context.seq_pos_max(seq_id) + 1)  # positions, of which M-RoPE has fewer than tokens
+            self._context.seq_cp(seq_id, self._guard(seq_id), self._guarded[seq_id], end)
+            self._guarded[seq_id] = end
 
     def _empty(self, seq_id: int) -> None:
         super()._empty(seq_id)
         self._unguard(seq_id, 0)
 
-    def _unguard(self, seq_id: int, length: int) -> None:
-        if self._guarded[seq_id] > length:
-            self._context.seq_rm(self._guard(seq_id), length, -1)
-            self._guarded[seq_id] = length
+    def _unguard(self, seq_id: int, position: int) -> None:
+        if self._guarded[seq_id] > position:
+            self._context.seq_rm(self._guard(seq_id), position, -1)
+            self._guarded[seq_id] = position
 
     def _guard(self, seq_id: int) -> int:
         return self._context.n_sequences + seq_id
@@ -284,11 +286,11 @@ class Checkpointed(Attention):
         above = next(other for other in node.parent.path() if other.parent is None or other.is_end or other.branches)
         return above, above.end
 
-    def can_resume_at(self, seq_id: int, length: int) -> bool:
+    def can_resume_at(self, seq_id: int, position: int) -> bool:
         """See `Attention`."""
         if self._window is not None:
-            return self._window.is_whole(seq_id, length)
-        return self._context.seq_pos_max(seq_id) < length
+            return self._window.is_whole(seq_id, position)
+        return self._context.seq_pos_max(seq_id) < position
 
     def copy(self, source: int, target: int, prefix: Prefix) -> bool:
         """See `Cells.copy`."""
@@ -300,7 +302,7 @@ class Checkpointed(Attention):
         """See `Cells.cut`."""
         if prefix.checkpoint is not None and not self._context.part_set(seq_id, prefix.checkpoint):
             return False
-        return self.can_resume_at(seq_id, prefix.length) and super().cut(seq_id, prefix)
+        return self.can_resume_at(seq_id, prefix.position) and super().cut(seq_id, prefix)
 
 
 class Window:
@@ -316,9 +318,9 @@ class Window:
         """Cells that a guard may lack at a sequence's end: they are inside its window."""
         return 1 if self._is_chunked else max(1, self.tokens // GUARD_SHARE)
 
-    def is_whole(self, seq_id: int, length: int) -> bool:
-        """Whether all is there that the token behind the first `length` attends to."""
-        first = length // self.tokens * self.tokens if self._is_chunked else length - self.tokens + 1
+    def is_whole(self, seq_id: int, position: int) -> bool:
+        """Whether all is there that a token at this position attends to."""
+        first = position // self.tokens * self.tokens if self._is_chunked else position - self.tokens + 1
         return self._context.seq_pos_min(seq_id) <= max(0, first)
 
 
@@ -332,14 +334,3 @@ def kind_of(context: Context) -> type[Attention]:
     if context.params.guards_window:
         return GuardedWindow
     return Attention if context.model.shape.memory == "attention" else Checkpointed
-
-
-def why_no_pictures(context: Context, *, uses_mrope: bool) -> str | None:
-    """Why the model cannot take pictures, though there is a projector for it; None where it can."""
-    if not context.model.is_causal:
-        return "an encoder takes none"
-    kind = kind_of(context)
-    # (A guard's cells are counted by tokens, which are fewer positions with M-RoPE.)
-    if kind.can_be_cut and not (uses_mrope and kind is GuardedWindow):
-        return None
-    return f"with a {context.model.shape.memory} model's memory pictures cannot be read yet"

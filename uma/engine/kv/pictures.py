@@ -77,6 +77,11 @@ def outside(tokens: Sequence[int], length: int) -> int:
     return length
 
 
+def position_in(tokens: Sequence[int], length: int) -> int:
+    """`position_of` in a prompt."""
+    return position_of(runs_in(tokens[:length]), length)
+
+
 def position_of(runs: Sequence[PictureRun], length: int) -> int:
     """The position of the token that comes behind the first `length`, none of which is a part of a picture alone."""
     return length - sum(run.mrope_delta for run in runs if run.end <= length)

@@ -14,7 +14,7 @@ import attrs
 from uma.engine.kv.checkpoints import LAST_TOKENS, Checkpoints
 from uma.engine.kv.events import KvListener, Run, Tier
 from uma.engine.kv.memory_kinds import PLENTY, memory_kind
-from uma.engine.kv.pictures import outside, position_of, runs_in
+from uma.engine.kv.pictures import outside, position_in
 from uma.engine.kv.prefix_tree import Node, Prefix, PrefixTree, common_length
 from uma.engine.kv.snapshot_copies import SnapshotCopies
 from uma.engine.kv.snapshots import LEAST_GAIN_TOKENS, MOST_COPY_BYTES, Snapshot, SnapshotStore
@@ -406,10 +406,10 @@ class KvPool:
             return None
         holding = Holding(seq_id, self.tree.start(seq_id, self.tree.root, 0, now_ms))
         ends, tokens = snapshot.ends or {}, snapshot.tokens[:length]
-        prefix = Prefix(length, position_of(runs_in(tokens), length), ends.get(length))
+        prefix = Prefix(length, position_in(tokens, length), ends.get(length))
         is_loaded = self.cells.load(seq_id, snapshot.parts)
         is_there = is_loaded and (length == whole or self.cells.cut(seq_id, prefix))
-        if not is_there or not self.cells.can_resume_at(seq_id, length):
+        if not is_there or not self.cells.can_resume_at(seq_id, prefix.position):
             self.store.drop(snapshot)
             self.tree.finish(holding.tip, seq_id, now_ms, keep=False)
             return None

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from uma.engine.kv.events import KvEvents, Tier
-from uma.engine.kv.pictures import position_of, runs_in
+from uma.engine.kv.pictures import position_in
 
 
 class Prefix(NamedTuple):
@@ -151,7 +151,7 @@ class Node:
         """The first `length` tokens of its path; None: all."""
         tokens = self.whole()[:length]
         checkpoint = self.checkpoint if len(tokens) == self.end else None
-        return Prefix(len(tokens), position_of(runs_in(tokens), len(tokens)), checkpoint)
+        return Prefix(len(tokens), position_in(tokens, len(tokens)), checkpoint)
 
     def any_id(self) -> int:
         """A sequence id that holds all cells from the root to the end of this run."""

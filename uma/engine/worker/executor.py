@@ -203,7 +203,8 @@ class Executor:
             placed = sequence.picture
             # One that is not encoded waits for that (`worker.pictures`).
             if sequence.holding is not None and placed is not None and placed.picture.embedding is not None:
-                yield from self._until_done(self._runner.prefill, [(sequence, count)])
+                most = min(count, sequence.until_checkpoint(sequence.computed))
+                yield from self._until_done(self._runner.prefill, [(sequence, most)])
 
     def _to_checkpoints(self, work: Work) -> list[Work]:
         """Work in several parts, in each of which a sequence ends at its next checkpoint or before it. What
@@ -307,7 +308,9 @@ class Executor:
         if not work:
             return
         if outcome.code == NO_ROOM:
-            retry += self._with_less(work)
+            # (A picture without parts is read in several batches where one does not hold it: the first can be there.)
+            if whole := [row for row in work if row[0].picture is None or self._cut_back(row[0], outcome)]:
+                retry += self._with_less(whole)
         elif outcome.code == ABORTED:
             back = self._put_back(work, outcome)
             retry += [] if self._is_given_up(outcome) else back
