@@ -137,15 +137,21 @@ def test_other_endpoints_columns_and_pipes(
     batch: Callable[..., Any], rows: Callable[..., Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "out.jsonl"
+    predicate = {"type": "predicate", "instructions": "Is it spam?"}
     asked = [
         {"url": "/v1/completions", "body": {"prompt": "Once", **SHORT}},
         {"url": "/v1/responses", "body": {"input": "Hi", "max_output_tokens": 5}},
         {"url": "/score", "body": {"text_1": "a fox", "text_2": ["a fox", "the sea"]}},
+        {"url": "/v1/decisions", "body": {"input": "Buy!", "questions": [predicate]}},
+        {"url": "/v1/systemone", "body": {"state": {"mail": "Buy!"}, "questions": {"a": predicate | {"type": "noul"}}}},
     ]
     packed = gzip.compress("".join(json.dumps(each) + "\n" for each in asked).encode())
     assert batch("-", stdin=packed).returncode == 0
-    assert [each["response"]["body"]["object"] for each in results(out)] == ["text_completion", "response", "list"]
-    near, far = (each["score"] for each in results(out)[2]["response"]["body"]["data"])
+    *generated, scored, one, other = (each["response"]["body"] for each in results(out))
+    assert [each["object"] for each in (*generated, scored)] == ["text_completion", "response", "list"]
+    near, far = (each["score"] for each in scored["data"])
+    assert 0 < one["answers"][0]["probability"] < 1
+    assert 0 < other["answers"]["a"]["noul"] < 1
     assert near == pytest.approx(1)
     assert far < near
     table = rows(["id,text", "a,the sea", "b,a fox"], "in.csv")

@@ -100,6 +100,18 @@ def test_a_batch_runs_to_an_output_and_an_error_file(client: openai.OpenAI) -> N
     assert done.completed_at >= done.created_at
 
 
+def test_a_batch_decides_and_names_the_field_of_a_row_that_is_wrong(client: openai.OpenAI) -> None:
+    body = {"input": "Buy now!", "questions": [{"type": "predicate", "instructions": "Is it spam?"}]}
+    rows = [{"custom_id": name, "method": "POST", "url": "/v1/decisions", "body": body} for name in ("a", "b", "c")]
+    rows[1]["body"] = body | {"questions": [{"type": "guess"}]}
+    done = ended(client, begun(client, rows, "/v1/decisions"))
+    good, bad = lines_of(client, done.output_file_id), lines_of(client, done.error_file_id)
+    shares = [each["response"]["body"]["answers"][0]["probability"] for each in good]
+    assert [each["custom_id"] for each in (*good, *bad)] == ["a", "c", "b"]
+    assert all(0 < share < 1 for share in shares)
+    assert bad[0]["response"]["body"]["error"]["param"] == "questions[0].type"
+
+
 def test_files_are_listed_shown_sent_back_and_deleted(client: openai.OpenAI) -> None:
     sent = data([line(0)]) * 3_000  # some pieces of a connection
     made = [client.files.create(file=(f"{index} é.jsonl", sent), purpose="batch") for index in range(3)]

@@ -87,7 +87,7 @@ class RowRequest:
     @property
     def prompt(self) -> bytes:
         """What the model reads first, for finding rows that begin alike."""
-        parts = (self.body.get(name) for name in ("instructions", "system", "messages", "prompt", "input"))
+        parts = (self.body.get(name) for name in ("instructions", "system", "messages", "prompt", "input", "state"))
         return b"".join(orjson.dumps(part, default=str) for part in parts if part is not None)
 
 
