@@ -2,7 +2,8 @@
 
 All prompts of a decision begin with its state, so one reads that and the others follow it. They are answers to one
 request, as far as so many run at once: lanes, targets, shares, cancelling and `uma explain` are those of a request.
-Names of several tokens need rows along them; these prompts are read last, when all before the names is in the cache.
+Names of several tokens need rows along them, which are read beside their question's: what others read meanwhile would
+push that out of the cache.
 Belongs to the Trio thread that opened the engine.
 """
 
@@ -68,8 +69,7 @@ class DecisionService:
         most_tokens = longest + 1
         if request.reproducible:
             await self._isolated.ready_for(longest)
-        for is_inner in (False, True):
-            await self._read(request, prompts, [row for row in rows if bool(row.row.path) is is_inner], most_tokens)
+        await self._read(request, prompts, rows, most_tokens)
         reads = [row.prompt for row in rows]
         cached = sum(prompt.read.cached_tokens for prompt in reads)
         prompt_tokens = sum(len(prompt.tokens) for prompt in reads)
