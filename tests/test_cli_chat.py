@@ -540,8 +540,8 @@ def test_a_chat_goes_on_with_another_of_several_models(serve_models: ServeModels
     process = serve_models("--models", "alpha,beta").process
     with chat(process, home, *SHORT) as terminal:
         ask(terminal, "first question")
-        tell(terminal, "/model gamma", "gamma: model not found; there are alpha, beta")
-        tell(terminal, "/model beta", "The next question goes to beta.")
+        tell(terminal, "/model gamma", "model: 'gamma': model not found; there are alpha, beta")
+        tell(terminal, "/model be", "The next question goes to beta.")
         ask(terminal, "second question")
         tell(terminal, "/model", "beta.gguf")
         tell(terminal, "/undo", "Taken back: second question")

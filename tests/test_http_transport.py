@@ -20,7 +20,7 @@ from uma.http.body_budget import BodyBudget
 from uma.http.exchange import Exchange
 from uma.http.http1 import Call, Host, Http1
 from uma.http.serve import CONNECTIONS_A_SESSION
-from uma.http.transport import Transport
+from uma.http.transport import PLAIN, Transport
 from uma.net.client import THIS_MACHINE
 from uma.net.link import Link
 from uma.net.throttle import ClientLines, Throttle
@@ -87,15 +87,15 @@ async def test_what_comes_with_the_last_bytes_of_a_handshake_is_read(certificate
         peer.sock.close()
 
 
-async def test_a_peer_that_speaks_no_tls_is_let_go(certificate: tuple[Path, Path]) -> None:
+async def test_a_peer_that_speaks_no_tls_is_told_of_it_and_let_go(certificate: tuple[Path, Path]) -> None:
     ours, theirs = socket.socketpair()
     transport = transport_of(ours, certificate)
     theirs.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(transport.write)
         assert not await transport.handshake()
-        nursery.cancel_scope.cancel()
-    ours.close()
+        nursery.start_soon(lambda: transport.aclose(lingers=False))
+    assert theirs.recv(1_000) == PLAIN
     theirs.close()
 
 

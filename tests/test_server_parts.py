@@ -139,6 +139,12 @@ def test_a_terminal_shows_what_was_answered_where_to_ask_and_nothing_that_only_l
             log(http, logging.INFO, "http.request", **asked, tokens_per_second=3.84, ms=900.0)
             log(server, logging.INFO, "request.finished", prompt=3, completion=5, tokens_per_second=210.2)
             log(http, logging.WARNING, "http.failed", code="E", message="no such path: /x\x1b[2J")
+            log(server, logging.INFO, "cache.disk_enabled", folder="/c", most_mib=4096)
+            log(server, logging.INFO, "model.loaded", model="Qwen2.5-Coder-0.5B-Instruct", ms=4928, bytes=3)
+            log(server, logging.WARNING, "model.ended", model="m", why=None)
+            log(
+                server, logging.WARNING, "model.too_large", reason="gemma: beside all weights " + 3 * "there is memory "
+            )
     os.write(slave, b"END")
     seen = b""
     while not seen.endswith(b"END"):
@@ -147,13 +153,18 @@ def test_a_terminal_shows_what_was_answered_where_to_ask_and_nothing_that_only_l
     os.close(master)
     os.close(slave)
     below = "\x1b[2mhttp://127.0.0.1:8080 · Ctrl-C ends the server\x1b[0m"
-    assert shown.count(below) == 4
-    lines = [line[6:] for line in shown.replace(below, "").replace("\r\x1b[2K", "").splitlines()]
+    assert shown.count(below) == 7
+    *whole, wrapped = shown.replace(below, "").replace("\r\x1b[2K", "").splitlines()
+    lines = [line[6:] for line in whole]
     assert lines == [
         "chat/completions 49 → 1,140 tokens, 3.84 tokens/s",
         "socket 3 → 5 tokens, 210 tokens/s",
         "warning: no such path: /x\\u001b[2J",
+        "Qwen2.5-Coder-0.5B-Instruct is loaded, after 4,928 ms",
+        "warning: m has left memory",
+        "warning: gemma: beside all weights there is memory there is memory there",
     ]
+    assert wrapped == "  is memory"
 
 
 ANY_TEXT = st.text(st.characters() | st.sampled_from('\ud800\n\r\u2028\x1b\x7f"'))

@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 
 from uma.cli import words
-from uma.cli.conversation import ChatHistory, ChatTurn
+from uma.cli.conversation import ChatHistory, ChatTurn, check_writable
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.pick_view import standard_view
@@ -26,6 +26,7 @@ from uma.cli.trio_run import Interrupts, run
 from uma.cli.view import DROPPED, ChatView
 from uma.config import Loaded, nearest
 from uma.errors import BadRequest, ConnectionLost, IdleTimeout, ModelError, PromptTooLarge, ShuttingDown, UmaError
+from uma.models.names import one_meant
 from uma.types import CHAT_SAMPLING, Finished, ReasoningDelta, Request, SamplingParams, ServerInfo, Token
 
 HUNG_UP = (ConnectionLost, IdleTimeout)
@@ -43,6 +44,8 @@ def main(options: argparse.Namespace) -> int:
     conversation = ChatHistory.load(file) if file is not None else ChatHistory()
     if options.system is not None:
         conversation.system = options.system
+    if options.save is not None:
+        check_writable(Path(options.save).expanduser())
     chat = partial(Chat, conversation=conversation, sampling=sampling, loaded=loaded, last_file=file)
     return run(partial(_chat, options, loaded, chat))
 
@@ -361,10 +364,10 @@ class Chat:
         """
         several = () if self.info is None else self.info.models
         if name and self.bond is not None:
-            if name not in several:
-                there = f"; there are {words.names(several)}" if several else "; this server has one model"
-                self.view.complain(f"{name}: model not found{nearest(name, several) or there}")
+            if not several:
+                self.view.complain(f"{name}: model not found; this server has one model")
                 return
+            name = one_meant(name, {model: (model,) for model in several})
             self.bond, self.opened = Bond(None, is_one_of_several=True, name=name), None
             self.view.tell(f"The next question goes to {name}.")
         elif self.bond is None:

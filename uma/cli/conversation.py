@@ -72,11 +72,8 @@ class ChatHistory:
         self.turns.clear()
 
     def save(self, path: Path) -> None:
-        """Write to `path`, whole or not at all. Another file than a saved chat is not overwritten (`ChatFileError`)."""
-        if path.is_dir():
-            raise ChatFileError(f"{path}: is a directory; name a file in it, such as {path / 'chat.json'}")
-        if path.exists():
-            ChatHistory.load(path)  # a file of ours: it can be written again
+        """Write to `path`, whole or not at all. Raises as `check_writable`."""
+        check_writable(path)
         text = json.dumps(self._as_json(), indent=2, ensure_ascii=False) + "\n"
         try:
             _replace(path, text)
@@ -108,6 +105,16 @@ class ChatHistory:
             raise ValueError("another format or version")
         system = None if table["system"] is None else _text(table["system"])
         return cls(system, [_turn(turn) for turn in table["turns"]])
+
+
+def check_writable(path: Path) -> None:
+    """Raise `ChatFileError` where no chat can be saved at `path`: another file than a saved chat is not overwritten."""
+    if path.is_dir():
+        raise ChatFileError(f"{path}: is a directory; name a file in it, such as {path / 'chat.json'}")
+    if not path.absolute().parent.is_dir():
+        raise ChatFileError(f"{path}: cannot be written: No such file or directory")
+    if path.exists():
+        ChatHistory.load(path)  # a file of ours: it can be written again
 
 
 def _turn(table: Any) -> ChatTurn:

@@ -33,7 +33,7 @@ def main(options: argparse.Namespace) -> int:
         print(json_text([as_json(model, memory) for model in models], indent=2))
         return 0
     show_models(models, memory)
-    say.plain(_advice(folder))
+    say.plain(_advice(folder, is_empty=not any(model.place == places.UMA_MODELS for model in models)))
     return 0
 
 
@@ -78,7 +78,8 @@ def _row(model: ModelFile, memory: int) -> tuple[str, ...]:
     )
 
 
-def _advice(folder: Path | None) -> str:
+def _advice(folder: Path | None, *, is_empty: bool) -> str:
     if folder is None:
         return "Load one with --model NAME, any file by its path; set UMA_MODELS to a folder of GGUF files of your own"
-    return f"Load one with --model NAME, any file by its path; UMA_MODELS is {folder}"
+    holds = ", which holds no GGUF file" if is_empty else ""
+    return f"Load one with --model NAME, any file by its path; UMA_MODELS is {folder}{holds}"

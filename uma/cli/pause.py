@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from uma.cli.options import load_settings
-from uma.cli.sanitize import sanitize_line
+from uma.cli.table import print_wrapped
 from uma.cli.trio_run import Interrupts, run
 from uma.client import dialled
 
@@ -22,7 +22,7 @@ def paused(options: argparse.Namespace, seconds: float, told: str) -> int:
     async def pause(_: Interrupts) -> int:
         async with dialled(path) as client:
             await client.pause(seconds)
-        print(sanitize_line(f"the server on {path} {told}"))
+        print_wrapped(f"the server on {path} {told}")
         return 0
 
     return run(pause)

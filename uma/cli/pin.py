@@ -6,7 +6,7 @@ import argparse
 
 from uma.cli import say
 from uma.cli.options import load_settings
-from uma.cli.sanitize import sanitize_line
+from uma.cli.table import print_wrapped
 from uma.cli.trio_run import Interrupts, run
 from uma.client import dialled
 from uma.errors import BadRequest, ModelError
@@ -28,7 +28,7 @@ def main(options: argparse.Namespace, *, is_pinned: bool = True) -> int:
         finally:
             say.passing()
         what = f"is loaded and stays; `uma unpin {model.name}` takes that back" if is_pinned else "can leave again"
-        print(sanitize_line(f"{model.name} {what}"))
+        print_wrapped(f"{model.name} {what}")
         return 0
 
     return run(pin)

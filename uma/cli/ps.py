@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from uma.cli.options import load_settings
 from uma.cli.sanitize import json_text, sanitize_line
 from uma.cli.table import print_table
 from uma.cli.trio_run import Interrupts, run
-from uma.client import Client, connect, dialled
+from uma.client import connect, dialled
 from uma.config import Loaded
-from uma.errors import BadRequest, ConnectionLost, UmaError
+from uma.errors import ConnectionLost, UmaError
 from uma.net.place import objection
 from uma.types import ListedModel
 
@@ -113,28 +113,17 @@ async def _ask(path: Path) -> Running:
         health = await client.health(probe=False)
         if health.status == "loading":
             return Running(client.server_pid, str(path), loading_percent=health.loading_percent)
-    try:
-        async with dialled(path) as client:  # a hello would have the default model loaded
-            models = await client.models()
-        async with dialled(path) as client:
-            return _running_of(client, f"{len(models)} models", await client.metrics(), path, models)
-    except BadRequest:  # it has one
-        async with connect(path, waits=False) as client:
-            return _running_of(client, client.info.model.called, await client.metrics(), path)
-
-
-def _running_of(
-    client: Client, model: str, metrics: Mapping[str, Any], path: Path, models: Sequence[ListedModel] = ()
-) -> Running:
-    return Running(
-        pid=client.server_pid,
-        model=model,
-        sessions=metrics["active_sessions"] - 1,
-        since=datetime.now().astimezone() - timedelta(seconds=metrics.get("uptime_sec", 0)),
-        socket=str(path),
-        paused_sec=metrics.get("paused_sec", 0),
-        models=models,
-    )
+    async with connect(path, loads=False, waits=False) as client:
+        metrics, models = await client.metrics(), await client.models() if client.info.models else ()
+        return Running(
+            pid=client.server_pid,
+            model=f"{len(models)} models" if models else client.info.model.called,
+            sessions=metrics["active_sessions"] - 1,
+            since=datetime.now().astimezone() - timedelta(seconds=metrics.get("uptime_sec", 0)),
+            socket=str(path),
+            paused_sec=metrics.get("paused_sec", 0),
+            models=models,
+        )
 
 
 def _row(server: Running) -> tuple[str, ...]:

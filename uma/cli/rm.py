@@ -8,6 +8,7 @@ import sys
 
 from uma.cli import say, words
 from uma.cli.sanitize import sanitize_line
+from uma.cli.table import print_wrapped
 from uma.config import BUILTIN
 from uma.errors import ConfigError, ModelError
 from uma.models import catalog
@@ -29,7 +30,7 @@ def main(options: argparse.Namespace) -> int:
         return FAILED
     removed.run()
     also = "" if removed.projector is None else " and its projector"
-    print(f"removed {sanitize_line(found.name)}{also}: {size} are free")
+    print_wrapped(f"removed {found.name}{also}: {size} are free")
     return 0
 
 

@@ -16,7 +16,7 @@ import attrs
 
 from uma import posix
 from uma.cli.parser import build_parser
-from uma.cli.sanitize import sanitize_line
+from uma.cli.table import print_wrapped
 from uma.errors import ConfigError, UmaError
 
 MARK = "written by `uma service install`"
@@ -161,4 +161,5 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _tell(*lines: str) -> None:
-    print("\n".join(map(sanitize_line, lines)))
+    for line in lines:
+        print_wrapped(line)

@@ -19,8 +19,8 @@ import trio
 
 from uma.cli import say, words
 from uma.cli.options import load_settings
-from uma.cli.sanitize import sanitize_line
 from uma.cli.source import NOT_LISTENING
+from uma.cli.table import print_wrapped
 from uma.cli.trio_run import Interrupts, run
 from uma.client import Client, connect, dialled
 from uma.errors import ConnectionLost, Loading, UmaError
@@ -110,7 +110,7 @@ async def _stop_loading(path: str, *, is_now: bool) -> int:
             process.signal(signal.SIGTERM)
             await _wait(process, is_now=is_now)
     what = "was loading its model" if status == "loading" else "served"
-    print(sanitize_line(f"stopped process {pid}, which {what} on {path}"))
+    print_wrapped(f"stopped process {pid}, which {what} on {path}")
     return 0
 
 
@@ -134,7 +134,7 @@ async def _stop_ready(path: str, *, is_now: bool) -> int:
             if others:
                 say.note(f"process {pid} ends; its {others} can finish what runs (drain_timeout_sec)")
             await _wait(process, is_now=is_now)
-    print(sanitize_line(f"stopped process {pid}, which served {model} on {path}"))
+    print_wrapped(f"stopped process {pid}, which served {model} on {path}")
     return 0
 
 

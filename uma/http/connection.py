@@ -47,6 +47,7 @@ class Connection:
         with trio.move_on_after(self._timeout_sec):
             is_agreed = await self._transport.handshake()
         if not is_agreed:
+            await self._transport.aclose(lingers=True)
             return
         async with trio.open_nursery() as self._calls:
             self.rest()

@@ -191,8 +191,11 @@ def _tls(config: RuntimeConfig) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(config.http_tls_cert, config.http_tls_key)
     except (OSError, ValueError) as error:
-        shown = f"{config.http_tls_cert}, {config.http_tls_key}"
-        raise ConfigError(f"http_tls_cert, http_tls_key: {shown}: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"http_tls_cert, http_tls_key: {config.http_tls_cert}, {config.http_tls_key}: {why}; name a "
+            "certificate and its key, both as PEM"
+        ) from error
     return context
 
 

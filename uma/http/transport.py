@@ -14,6 +14,12 @@ LINGER_SEC = 1.0
 """After the answer the peer can still be sending its body. Reading on for a moment spares it a broken pipe before it
 has read why."""
 
+PLAIN = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
+    b"This port takes TLS alone: its address begins with https://\n"
+)
+"""Answer to a request of plain HTTP on a port with TLS."""
+
 
 class Transport:
     """One connection. Belongs to a Trio thread; one task `receive`s, one runs `write`, any task can `post`."""
@@ -124,7 +130,10 @@ class _Tls:
             self.object.do_handshake()
         except ssl.SSLWantReadError:
             return False
-        except ssl.SSLError:
+        except ssl.SSLError as error:
+            if error.reason == "HTTP_REQUEST":
+                self._outgoing.read()  # an alert of TLS
+                self._outgoing.write(PLAIN)
             return None
         return True
 

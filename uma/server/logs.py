@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import textwrap
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
@@ -78,12 +80,25 @@ def short_line(record: logging.LogRecord, more: Mapping[str, Any]) -> str:
 
 SHOWN_BELOW = frozenset({"server.ready", "http.ready", "server.draining", "server.stopped", "http.stopped", "signal"})
 """Events of the server's life, which a terminal shows below its lines or in what is said at the start."""
+SENTENCES = {
+    "cache.disk_enabled": "",  # the start tells it
+    "model.loading": "loading {model}",
+    "model.loaded": "{model} is loaded, after {ms:,} ms",
+    "model.ended": "{model} has left memory. {why}",
+    "model.yielded": "{model} leaves for another program: {reason}",
+    "model.too_large": "{reason}",
+    "request.dropped": "the client of {request} has gone: it is ended",
+}
+"""Events of the log as a person at a terminal is told of them; empty: not at all."""
 
 
 def _told(record: logging.LogRecord, event: str, fields: dict[str, Any]) -> str:
     level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
     if not event:
         return level + record.getMessage()
+    if event in SENTENCES:
+        told = SENTENCES[event].format_map(defaultdict(str, fields)).rstrip(". ")
+        return told and level + told
     name = event.replace(".", " ").replace("_", " ")
     return "" if event in SHOWN_BELOW else f"{level}{fields.get('message') or f'{name} {logfmt(fields)}'.rstrip()}"
 
@@ -149,7 +164,13 @@ class TerminalHandler(LineHandler):
         super().emit(record)
 
     def _write(self, text: str) -> None:
-        super()._write(f"{ERASE_LINE}{text}\x1b[2m{self._below}\x1b[0m" if self._below else f"{ERASE_LINE}{text}")
+        columns = COLUMNS
+        with suppress(OSError):  # a terminal that is gone
+            columns = os.get_terminal_size(self._fd).columns or COLUMNS
+        lines = textwrap.wrap(text, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        told = "".join(f"{line}\n" for line in lines)
+        below = self._below[: columns - 1]  # of a line that wraps only the end would be erased
+        super()._write(f"{ERASE_LINE}{told}\x1b[2m{below}\x1b[0m" if below else f"{ERASE_LINE}{told}")
 
     def close(self) -> None:
         """Take the address off the screen."""
@@ -160,6 +181,8 @@ class TerminalHandler(LineHandler):
 
 
 ERASE_LINE = "\r\x1b[2K"
+COLUMNS = 80
+"""Width of a terminal that does not tell its own."""
 
 
 @contextmanager
