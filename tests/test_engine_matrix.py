@@ -290,15 +290,13 @@ HAPPENINGS: tuple[Happening, ...] = (
     *(drafted, drafted_by_a_model),
 )
 FEW: dict[tuple[str, str, str], tuple[Happening, ...]] = {
-    (MROPE, "picture", "on"): (warm, cancelled, pressed),
+    (MROPE, "picture", "on"): (warm, cancelled, pressed, drafted),
     (MROPE, "sound", "off"): (from_memory,),
     ("attention", "picture attended both ways", "off"): (together, preempted),
-    ("sliding-window", "picture", "on"): (preempted_beside_a_stream, from_disk),
-    ("sliding-window", "text", "on"): (drafted_by_a_model,),
+    ("sliding-window", "picture", "on"): (preempted_beside_a_stream, from_disk, drafted_by_a_model),
     (SMALL_WINDOWS, "picture attended both ways", "on"): (preempted_beside_a_stream, from_memory),
     ("recurrent", "text", "off"): (together, from_disk),
-    ("qwen35", "text", "on"): (drafted,),
-    ("qwen35", "picture", "on"): (cancelled, preempted),
+    ("qwen35", "picture", "on"): (cancelled, preempted, drafted),
     ("lfm2", "picture", "on"): (pressed, from_disk),
     ("lfm2", "sound", "off"): (together,),
 }

@@ -117,7 +117,7 @@ class Engine:
             WorkerSettings(
                 max_active=max_active,
                 saves_at_end=archive is not None,
-                speculate=sizing.speculate(context, config, sees=projector is not None),
+                speculate=sizing.speculate(context, config),
                 draft=draft,
                 projector=projector,
             ),

@@ -84,7 +84,7 @@ def _of_generator(
         echo=True,
         decisions=0 if context.model.decision_type else WORDING,
         generate=True,
-        speculation=_speculation(context, config, draft, sees=projector is not None),
+        speculation=_speculation(context, config, draft),
         vision=projector is not None and projector.sees,
         audio=projector is not None and projector.hears,
         media_urls=projector is not None and config.media_urls,
@@ -125,8 +125,8 @@ def _prefix_sharing(context: Context, config: RuntimeConfig) -> str:
     return how if context.params.kv_unified else f"{how}: each sequence has KV of its own (--kv-unified off)"
 
 
-def _speculation(context: Context, config: RuntimeConfig, draft: Context | None, *, sees: bool) -> str:
+def _speculation(context: Context, config: RuntimeConfig, draft: Context | None) -> str:
     """How tokens are drafted, or why they are not."""
-    if reason := sizing.why_no_drafts(context, config, sees=sees):
+    if reason := sizing.why_no_drafts(context, config):
         return f"none: {reason}"
     return "prompt look-up" if draft is None else f"prompt look-up, and the draft model {draft.model.info.name}"

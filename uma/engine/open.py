@@ -26,7 +26,6 @@ from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler
 from uma.llama.model import Model
 from uma.llama.pages import NewPages, give_back_zeros, trim_heap
-from uma.llama.projector import Projector
 from uma.net.logfmt import log
 from uma.net.trio_only import require_trio
 from uma.types import LoadProgress
@@ -73,7 +72,7 @@ async def open_engine(
         stack.callback(context.close)
         if owns_process and not backend.has_gpu():  # a GPU's driver has pinned what it uses
             await _give_back_zeros(new)
-        draft = await trio.to_thread.run_sync(_open_draft, ledger, loader, config, context, projector)
+        draft = await trio.to_thread.run_sync(_open_draft, ledger, loader, config, context)
         if draft is not None:
             stack.callback(draft.close)
         ledger.promise_cache(MAX_QUEUED_BYTES if config.prefix_folder else 0)
@@ -172,13 +171,11 @@ def _make_context(ledger: Ledger, model: Model, config: RuntimeConfig, beside: C
     return context
 
 
-def _open_draft(
-    ledger: Ledger, loader: Loader, config: RuntimeConfig, target: Context, projector: Projector | None
-) -> Context | None:
+def _open_draft(ledger: Ledger, loader: Loader, config: RuntimeConfig, target: Context) -> Context | None:
     """The draft model's context, where one is configured and can be of use. It keeps its model open."""
     if not config.draft:
         return None
-    if reason := sizing.why_no_drafts(target, config, sees=projector is not None):
+    if reason := sizing.why_no_drafts(target, config):
         _log.warning("--draft is not used: %s", reason)
         return None
     model = loader.draft()

@@ -451,7 +451,7 @@ def draft_params(model: Model, target: Context, config: RuntimeConfig, free_byte
     )
 
 
-def why_no_drafts(context: Context, config: RuntimeConfig, *, sees: bool) -> str | None:
+def why_no_drafts(context: Context, config: RuntimeConfig) -> str | None:
     """Why no tokens are drafted; None where they are. Memory must be cut behind those of a draft that held."""
     shape = context.model.shape
     if config.speculate == "off":
@@ -465,14 +465,12 @@ def why_no_drafts(context: Context, config: RuntimeConfig, *, sees: bool) -> str
                 f"({shape.state_bytes / 2**20:,.1f} MiB each); with a smaller --max-sequences it can"
             )
         return f"a {shape.memory} model's state cannot be cut behind the tokens of a draft that held"
-    if sees:
-        return "beside pictures (--mmproj) nothing is drafted yet"
     return None
 
 
-def speculate(context: Context, config: RuntimeConfig, *, sees: bool) -> Speculate:
+def speculate(context: Context, config: RuntimeConfig) -> Speculate:
     """Whether tokens are drafted."""
-    return "off" if why_no_drafts(context, config, sees=sees) else config.speculate
+    return "off" if why_no_drafts(context, config) else config.speculate
 
 
 # What a context that was made allows

@@ -132,7 +132,7 @@ class Checkpoints:
 
 
 def _spaced(ends: Iterable[int], start: int) -> Iterator[int]:
-    """Those of `ends` behind `start` that are far enough from the one before."""
+    """Places among `ends` behind `start` that are far enough from the one before."""
     for end in sorted(ends):
         if end - start >= LEAST_SAVED_TOKENS:
             yield end

@@ -163,7 +163,7 @@ class LookupDrafter:
         lookup = self._lookup(sequence)
         tokens = lookup.guess(most)
         for index, token in enumerate(tokens):
-            if token in self._vocab.eog:
+            if token < 0 or token in self._vocab.eog:  # a picture stands there
                 tokens = tokens[:index]
                 break
         if tokens and sequence.choice.grammar is not None:

@@ -137,9 +137,12 @@ class ModelDrafter:
     # Drafter
 
     def expected(self, sequence: Sequence, most: int) -> Rows[float]:
-        """Probabilities of what is guessed already, then by what this text has shown, or all texts where it is new."""
+        """Probabilities of what is guessed already, then by what this text has shown, or all texts where it is new.
+        None behind a picture, which the small model has no embeddings of.
+        """
         grammar = sequence.choice.grammar
-        if self._is_off or len(sequence.tokens) + most > self._most_tokens or (grammar and grammar.is_over):
+        is_over = grammar is not None and grammar.is_over
+        if self._is_off or is_over or sequence.pictures or len(sequence.tokens) + most > self._most_tokens:
             return ()
         text = self._texts.get(sequence)
         expected: list[float] = []
