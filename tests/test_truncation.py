@@ -11,14 +11,27 @@ from engine_world import config_for
 from http_server import HttpServer
 from hypothesis import given
 from hypothesis import strategies as st
+from script_model import write_script_model
 
 from models import Kind, write_model
-from uma.engine import open_engine
+from uma.engine import Engine, open_engine
+from uma.engine.intake import compaction
+from uma.engine.intake.compaction import HEADING
 from uma.engine.intake.truncation import INSTRUCTIONS, KEPT_SHARE, left_out, turns_of
+from uma.engine.submission import Over
 from uma.errors import PromptTooLarge
 from uma.types import Finished, Message, Request, SamplingParams, ToolCall
 
 CALL = (ToolCall("c", "look", "{}"),)
+BRIEF = SamplingParams(max_tokens=16, temperature=0)
+CLAUDE = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 50_000}}
+
+
+async def finished(engine: Engine, request: Request) -> Finished:
+    async with engine.generate(request) as stream:
+        (ended,) = [event async for event in stream]
+    assert isinstance(ended, Finished)
+    return ended
 
 
 @st.composite
@@ -121,6 +134,41 @@ async def test_a_long_conversation_goes_on_and_most_turns_read_only_what_is_new(
                 pass
 
 
+async def test_a_summary_stands_for_what_went_and_is_written_of_what_is_cached(tmp_path: Path) -> None:
+    model = write_script_model(tmp_path / "model.gguf", "It was about foxes.", context_length=2_048)
+    talk, ended, asked = [Message("system", "You answer briefly.")], list[Finished](), list[Over]()
+    async with open_engine(config_for(model, n_ctx=2_048)) as engine:
+        engine.on_request_over(asked.append)
+        for turn in range(50):
+            talk.append(Message("user", f"Question {turn}: what comes after {turn * 7}?"))
+            request = Request(f"r{turn}", messages=talk, sampling=BRIEF, truncation="compact", stream=False)
+            ended.append(await finished(engine, request))
+            talk.append(Message("assistant", f"That is {turn}."))
+        prompts = {each.request.id: b"".join(map(engine.vocab.spelled, each.tokens)) for each in asked}
+    written = [each for each in asked if each.request.id.endswith("-summary")]
+    cut = [each for each in ended if each.dropped_messages]
+    assert 1 < len(written) < 10 < len(cut)
+    assert all("replaced by a summary" in each.warnings[0] for each in cut)
+    assert all(HEADING.encode() + b"\nIt was about foxes." in prompts[each.id] for each in cut)
+    assert sum(each.usage.summary_tokens > 0 for each in cut) == len(written)
+    assert all(each.request.priority == -1 for each in written)
+    again = written[1:]  # the summary before is part of what is summarised, and all of it is cached
+    assert all(HEADING.encode() in prompts[each.request.id] for each in again)
+    assert all(each.usage.cached_tokens > each.usage.prompt_tokens / 2 for each in written)
+
+
+async def test_without_a_summary_in_time_the_turns_are_left_out_and_that_is_said(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "MAX_SUMMARY_SEC", 0.0)
+    talk = [Message(role, "a" * 60) for _ in range(40) for role in ("user", "assistant")]
+    async with open_engine(config_for(tiny, n_ctx=1_024)) as engine:
+        for id in ("one", "two"):  # the second does not wait for what was not there in time
+            request = Request(id, messages=talk[:-1], sampling=BRIEF, truncation="compact", stream=False)
+            ended = await finished(engine, request)
+            assert ended.dropped_messages and "no summary" in ended.warnings[0] and not ended.usage.summary_tokens
+
+
 async def test_a_question_that_does_not_fit_by_itself_is_refused(tiny: Path) -> None:
     talk = [Message("user", "a"), Message("assistant", "b"), Message("user", "?" * 3_000)]
     async with open_engine(config_for(tiny)) as engine:
@@ -148,6 +196,24 @@ def test_over_http_it_is_asked_for_and_told(http_server: HttpServer, path: str, 
     assert any(each.startswith("truncation: ") for each in told.json["warnings"])
     stream = http_server.ask("POST", path, {**body, "truncation": "auto", "stream": True}).body
     assert b'"dropped_messages":' in stream
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": TALK[:-1], "max_tokens": 8, "truncation": "compact"}),
+        ("/v1/messages", {"messages": TALK[:-1], "max_tokens": 8, "context_management": {"edits": [CLAUDE]}}),
+        (
+            "/v1/responses",
+            {"input": TALK[:-1], "max_output_tokens": 8, "context_management": [{"type": "compaction"}]},
+        ),
+    ],
+)
+def test_a_summary_is_asked_for_in_each_dialect_s_own_words(
+    http_server: HttpServer, path: str, body: dict[str, Any]
+) -> None:
+    told = http_server.ask("POST", path, body)
+    assert told.status == 200 and any("replaced by a summary" in each for each in told.json["warnings"])
 
 
 def test_ollama_s_chat_cuts_unless_it_is_told_not_to(http_server: HttpServer) -> None:

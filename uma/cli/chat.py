@@ -27,7 +27,7 @@ from uma.cli.view import DROPPED, ChatView
 from uma.config import Loaded, nearest
 from uma.errors import BadRequest, ConnectionLost, IdleTimeout, ModelError, PromptTooLarge, ShuttingDown, UmaError
 from uma.models.names import one_meant
-from uma.types import CHAT_SAMPLING, Finished, ReasoningDelta, Request, SamplingParams, ServerInfo, Token
+from uma.types import CHAT_SAMPLING, Finished, ReasoningDelta, Request, SamplingParams, ServerInfo, Token, Truncation
 
 HUNG_UP = (ConnectionLost, IdleTimeout)
 """Errors that end a session which the server has closed while no request ran."""
@@ -63,7 +63,7 @@ def _check_model(name: str) -> None:
 
 async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[..., Chat], interrupts: Interrupts) -> int:
     chat = begin(view=standard_view(COMMANDS, keeps_history=not options.no_history), interrupts=interrupts)
-    chat.keeps_going = options.keep_going
+    chat.truncation = "compact" if options.compact else "auto" if options.keep_going else "off"
     question: ChatTurn | None = None
     while True:
         try:
@@ -117,8 +117,8 @@ class Chat:
     refused: ChatTurn | None = None
     """The last question, where the conversation had become too long for it."""
     is_shortening: bool = False
-    keeps_going: bool = False
-    """Whether the server may leave out the oldest turns of what does not fit."""
+    truncation: Truncation = "off"
+    """What the server does with the oldest turns of what does not fit."""
     n_failed: int = 0
     n_asked: int = 0
     is_over: bool = False
@@ -217,7 +217,7 @@ class Chat:
                 sampling=self.sampling.with_suggested({**CHAT_SAMPLING, **suggested}),
                 priority=self.opened.source.info.limits.max_priority,  # a person waits for it
                 reasoning="auto" if self.opened.source.info.capabilities.reasoning else None,
-                truncation="auto" if self.keeps_going else "off",
+                truncation=self.truncation,
             )
         except ValueError as error:
             self.fail(UmaError(f"this cannot be asked: {error}"))

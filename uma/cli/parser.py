@@ -220,11 +220,16 @@ def _describe_chat(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="instructions for the model, as /system (default: none)")
     parser.add_argument("--load", metavar="FILE", help="go on with a chat that /save wrote (default: a new one)")
-    parser.add_argument("--save", metavar="FILE", help="write the conversation here at its end (default: nowhere)")
+    parser.add_argument("--save", metavar="FILE", help="write the chat here at its end (default: nowhere)")
     parser.add_argument(
         "--keep-going",
         action="store_true",
         help="drop the oldest turns once it is full (default: ask)",
+    )
+    parser.add_argument(
+        "--compact",
+        action="store_true",
+        help="have the model summarise them instead (default: ask)",
     )
     parser.add_argument(
         "--no-history",

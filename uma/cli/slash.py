@@ -19,7 +19,10 @@ from uma.types import CHAT_SAMPLING, SAMPLER_FIELDS, Finished, SamplerSettings, 
 
 SET = (*SAMPLER_FIELDS, "max_tokens", "seed")
 """Fields of `SamplingParams` that `/set` changes."""
-NO_ROOM = "/shorten leaves out the oldest turns, --keep-going always; /reset starts over; a larger --n-ctx holds more"
+NO_ROOM = (
+    "/shorten leaves out the oldest turns, --keep-going always, --compact with a summary of them; /reset starts over; "
+    "a larger --n-ctx holds more"
+)
 
 
 class Talk(Protocol):

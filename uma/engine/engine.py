@@ -30,12 +30,14 @@ from uma.engine.delivery.stream import RequestStream
 from uma.engine.embeddings import Embedded, EmbedService
 from uma.engine.info import server_info
 from uma.engine.intake.chat import ChatAbilities
+from uma.engine.intake.compaction import Summaries
 from uma.engine.intake.constraints import Constraints
 from uma.engine.intake.decision_prompt import DecisionReader
 from uma.engine.intake.gate import Gate, check_features, check_prompt
 from uma.engine.intake.pictures import PicturePrompt, PictureReader
 from uma.engine.intake.prompt import PromptReader
 from uma.engine.intake.relaxed_tools import RelaxedRequest
+from uma.engine.intake.truncation import Cut
 from uma.engine.kv.archive import Archive
 from uma.engine.kv.events import KvListener
 from uma.engine.kv.feed import BlockLedger, KvFeed
@@ -127,6 +129,7 @@ class Engine:
             config, context.model, ledger, self._info.limits.max_reproducible_tokens, self.worker.use_isolated
         )
         self._prompts = PromptReader(config, context.model, self.max_request_tokens)
+        self._summaries = Summaries()
         self._pictures = None if projector is None else PictureReader(context, projector)
         self._fetcher = Fetcher()
         self._constraints = Constraints(context.model.vocab, grammars, sizing.grammars_at_once(context.params))
@@ -173,8 +176,8 @@ class Engine:
                 self._check_generates()
                 check_features(request, self._max_active)
                 sent = request
-                asked, request, prompt = await self._prompt(sent)
-                tokens, pictures, ends = prompt.tokens, prompt.pictures, prompt.message_ends
+                cut, request, prompt = await self._prompt(sent, spent)
+                asked, tokens, pictures, ends = cut.request, prompt.tokens, prompt.pictures, prompt.message_ends
                 if pictures:  # nothing that waits keeps their files
                     sent = sent.with_media(())
                 spent.on("prepare")
@@ -205,8 +208,7 @@ class Engine:
         # For the parser, a copy: the decode thread appends what it generates to `tokens`.
         parsed = tokens[:] if self._chat.is_parsed(asked) else None
         spellings = self._chat.spellings(asked)
-        dropped = len(sent.messages or ()) - len(asked.messages or ())
-        warnings = (*_told_of_cut(dropped), *self._chat.warnings(asked), *relaxed.warnings)
+        warnings = (*cut.warnings, *self._chat.warnings(asked), *relaxed.warnings)
         bounds_thinking = self._chat.bounds_thinking(relaxed.request, tokens)
         stream = self._requests.submit(
             Prepared(
@@ -223,7 +225,8 @@ class Engine:
                 warnings,
                 ends,
                 pictures,
-                dropped,
+                len(cut.gone),
+                cut.summary_tokens,
                 spent.by_cause,
             )
         )
@@ -242,20 +245,26 @@ class Engine:
             self._metrics.requests_withdrawn += 1
         self._requests.refused(request, spent.so_far_ms, why.code if isinstance(why, UmaError) else "")
 
-    async def _prompt(self, sent: Request) -> tuple[Request, Request, PicturePrompt]:
+    async def _prompt(self, sent: Request, spent: Preparing) -> tuple[Cut, Request, PicturePrompt]:
         """What is asked of what was sent, without the turns that do not fit; what the template is given of that; the
         prompt.
         """
-        asked, request = sent, self._chat.prepared(sent)
+        cut, asked, request = Cut(request=sent), sent, self._chat.prepared(sent)
         self._gate.check_queue(request.priority)
         prompt = await self._read(request, asked)
         if self._prompts.outgrows(asked, len(prompt.tokens)):
-            asked = await self._prompts.cut(asked, self._chat.prepared)
+            cut = await self._prompts.cut(asked, self._chat.prepared)
+            if asked.truncation == "compact":
+                spent.on("prepare")
+                most = self._prompts.longest_beside_answer(asked)
+                cut = await self._summaries.compacted(cut, asked, most, self.generate)
+                spent.on("summary")
+            asked = cut.request
             request = self._chat.prepared(asked)
             prompt = await self._read(request, asked)
         if prompt.pictures:  # their files are in the ids
-            request, asked = request.with_media(()), asked.with_media(())
-        return asked, request, prompt
+            request, cut = request.with_media(()), Cut(request=asked.with_media(()))
+        return cut, request, prompt
 
     async def _read(self, request: Request, asked: Request) -> PicturePrompt:
         """The prompt of a request; `request` is what the template is given of what was asked."""
@@ -562,12 +571,6 @@ def _make_pool(
         cache_cells=sizing.cache_cells(context, config),
         keeps_answers=config.speculate != "off",
     )
-
-
-def _told_of_cut(dropped_messages: int) -> tuple[str, ...]:
-    if not dropped_messages:
-        return ()
-    return (f"truncation: {dropped_messages:,} messages of the oldest turns were left out, to fit the context",)
 
 
 def _targets(config: RuntimeConfig, context: Context) -> Targets:

@@ -73,6 +73,8 @@ class Prepared:
     """See `Sequence.pictures`."""
     dropped_messages: int = 0
     """See `Finished`."""
+    summary_tokens: int = 0
+    """See `Usage`."""
     spent_ms: Mapping[str, float] = attrs.field(factory=dict)
     """What its time went to until now (`types.CAUSES`)."""
     labels: tuple[LabelPrompt, ...] = ()
@@ -234,6 +236,7 @@ class Submission:
             prepared.spent_ms,
             self._totals,
             prepared.dropped_messages,
+            prepared.summary_tokens if index == 0 else 0,
         )
         return Sequence(
             key=key,

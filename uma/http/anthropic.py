@@ -140,12 +140,13 @@ def _read_conversation(fields: Mapping[str, Any], reader: Reader) -> ChatAsk:
 def _conversation(body: Conversation, reader: Reader) -> dict[str, Any]:
     """The fields of a `ChatAsk` that its prompt is made from."""
     effort = None if body.output_config is None else body.output_config.effort
+    edits = ContextEdits.of(body.context_management, reader)
     system = text_of(_without_billing(body.system, reader.ignored), "system", reader)
     return {
-        "body": body,
+        "body": attrs.evolve(body, truncation="compact") if edits is not None and edits.compacts else body,
         "messages": [*([Message("system", system)] if system else []), *turns_of(body.messages, reader)],
         "wish": thinking_wish(body.thinking, effort),
-        "edits": ContextEdits.of(body.context_management, reader),
+        "edits": edits,
         **offered(body.tools or (), body.tool_choice, reader),
     }
 

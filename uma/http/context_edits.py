@@ -14,6 +14,7 @@ import attrs
 
 from uma import json_text
 from uma.constraints import Length, Range
+from uma.http.problem import Unsupported
 from uma.http.reader import Reader
 from uma.types import Message, Request, Source
 
@@ -79,15 +80,24 @@ class _ClearThinking:
 
 
 @attrs.frozen(kw_only=True)
+class _Compact:
+    """The turns are summarised where they do not fit the context (`truncation: "compact"`), whatever the trigger."""
+
+    type: Literal["compact_20260112"]
+    pause_after_compaction: bool | None = None
+
+
+@attrs.frozen(kw_only=True)
 class ContextManagement:
     """`context_management`."""
 
     edits: Annotated[tuple[dict[str, Any], ...], Length(0, 16, "edits")] = ()
 
 
-_EDITS: dict[Any, type[_ClearToolUses | _ClearThinking]] = {
+_EDITS: dict[Any, type[_ClearToolUses | _ClearThinking | _Compact]] = {
     "clear_tool_uses_20250919": _ClearToolUses,
     "clear_thinking_20251015": _ClearThinking,
+    "compact_20260112": _Compact,
 }
 
 
@@ -98,20 +108,29 @@ class ContextEdits:
     _edits: Sequence[_ClearToolUses | _ClearThinking]
     _most_tokens: int
     """Maximum trigger."""
+    compacts: bool
+    """Whether turns that do not fit are summarised."""
 
     @classmethod
     def of(cls, body: ContextManagement | None, reader: Reader) -> ContextEdits | None:
         """None where there are none. Those of other types are ignored by name. Raises `BadRequest`."""
         if body is None:
             return None
-        path, edits = "context_management.edits", list[_ClearToolUses | _ClearThinking]()
+        path, edits, compacts = "context_management.edits", list[_ClearToolUses | _ClearThinking](), False
         for at, given in enumerate(body.edits):
             edit = {**given, "keep": {"type": "all"}} if given.get("keep") == "all" else given
-            if kind := _EDITS.get(edit.get("type")):
-                edits.append(reader.part(edit, kind, f"{path}[{at}]"))
-            else:
+            kind = _EDITS.get(edit.get("type"))
+            found = None if kind is None else reader.part(edit, kind, f"{path}[{at}]")
+            if isinstance(found, _ClearToolUses | _ClearThinking):
+                edits.append(found)
+            elif found is None:
                 reader.ignored.add(f"{path}[{at}]")
-        return cls(edits, round(MAX_TRIGGER_SHARE * reader.info.limits.n_ctx))
+            elif found.pause_after_compaction:
+                why = "no summary is given back; it is kept here, and stands for its turns in each request"
+                raise Unsupported.at(f"{path}[{at}].pause_after_compaction", why)
+            else:
+                compacts = True
+        return cls(edits, round(MAX_TRIGGER_SHARE * reader.info.limits.n_ctx), compacts)
 
     async def made(self, source: Source, request: Request) -> tuple[Request, list[dict[str, Any]]]:
         """The request with the edits made, and what is told of each that changed something. Raises `UmaError`."""

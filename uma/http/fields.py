@@ -174,7 +174,7 @@ def urgency(body: Common, http: Exchange) -> dict[str, Any]:
         "slo": slo,
         "pace": pace,
         "cache_prompt": body.cache_prompt is not False,
-        "truncation": "auto" if body.truncation == "auto" else "off",
+        "truncation": "off" if body.truncation in (None, "disabled") else body.truncation,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import attrs
 
@@ -56,6 +56,13 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 @attrs.frozen(kw_only=True)
+class Compaction:
+    """An entry of `context_management`: turns are summarised where they do not fit, whatever its threshold is."""
+
+    type: Literal["compaction"]
+
+
+@attrs.frozen(kw_only=True)
 class ResponsesBody(Common, StructuredFields, TelemetryFields):
     """The fields that do something; the rest is named in `X-UMA-Ignored`."""
 
@@ -78,11 +85,14 @@ class ResponsesBody(Common, StructuredFields, TelemetryFields):
     background: bool | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
+    context_management: Annotated[tuple[Compaction, ...], Length(0, 16, "entries")] | None = None
 
 
 def _read(fields: Mapping[str, Any], reader: Reader, stored: int = 0) -> ChatAsk:
     body = reader.generating(fields, ResponsesBody)
     _refuse(body)
+    if body.context_management:
+        body = attrs.evolve(body, truncation="compact")
     _note_ignored(body, reader.ignored)
     tools = offered(body.tools or (), reader)
     places, choice = openai_choice(body.tool_choice, tools.tools)
@@ -305,7 +315,7 @@ class ResponsesWriter(Writer):
             "tools": [_tool(each) for each in body.tools or ()],
             "top_logprobs": self.requests[0].sampling.logprobs or 0,
             "top_p": settings.top_p,
-            "truncation": "auto" if self.requests[0].truncation == "auto" else "disabled",
+            "truncation": "disabled" if self.requests[0].truncation == "off" else "auto",
             "usage": None if result is None else _usage(result),
             "metadata": body.metadata or {},
         }

@@ -46,7 +46,8 @@ async def metered(stream: EventStream, account: ClientAccount | None) -> AsyncIt
         with trio.move_on_after(SETTLE_SEC, shield=True):
             usage = meter.usage or await _last_usage(stream)
             if usage is not None:
-                account.charge(usage.prompt_tokens + usage.completion_tokens, trio.current_time())
+                used = usage.prompt_tokens + usage.completion_tokens + usage.summary_tokens
+                account.charge(used, trio.current_time())
 
 
 @contextmanager

@@ -21,6 +21,8 @@ class Usage:
     reasoning_tokens: int = 0
     """The part of `completion_tokens` that the model thought with, the marks around its thinking included; counted
     where `reasoning` asked for the thinking to be told apart, and with `best_of` only in the answers that are given."""
+    summary_tokens: int = 0
+    """Tokens read and written, besides, for a summary of turns that were left out (`Request.truncation`)."""
 
 
 @attrs.frozen

@@ -13,6 +13,7 @@ from uma.types.server import RunningRequest
 CAUSES: Mapping[str, str] = MappingProxyType(
     {
         "prepare": "its prompt was rendered and made tokens",
+        "summary": "turns that did not fit were summarised",
         "grammar": "its grammar was made",
         "disk": "a prefix was looked for on disk",
         "batch": "the batch that ran when it came went on",

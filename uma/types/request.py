@@ -19,7 +19,7 @@ ReasoningMode = Literal["auto", "on", "off"]
 ModelName = Annotated[str, Length(1, 256), Text()]
 Pace = Literal["auto", "off"]
 """Whether tokens decoded ahead are delivered evenly."""
-Truncation = Literal["off", "auto"]
+Truncation = Literal["off", "auto", "compact"]
 """What happens to a conversation that does not fit the context."""
 
 
@@ -209,8 +209,9 @@ class Request:
     truncation: Truncation = "off"
     """`auto`: where the conversation does not fit the context beside the answer, its oldest turns are left out, and
     `Finished.dropped_messages` tells how many messages that were; instructions, tools and the last question stay. Space
-    is kept for `max_tokens`, at most half of the context. A conversation with pictures or sounds is not cut. `off`: it
-    is refused (`PromptTooLarge`)."""
+    is kept for `max_tokens`, at most half of the context. A conversation with pictures or sounds is not cut. `compact`:
+    the same, and a summary that the model writes stands for what went; where it is not written within a minute, none
+    does, which a warning says. `off`: it is refused (`PromptTooLarge`)."""
     metadata: Annotated[dict[str, Any], Json()] | None = None
     """Echoed in every event of the request on the wire."""
     model: ModelName | None = None

@@ -150,6 +150,7 @@ def joined(request: Request, drawn: Sequence[Finished]) -> Finished:
         drawn[0].usage.prompt_tokens,
         drawn[0].usage.cached_tokens,
         sum(last.usage.completion_tokens for last in drawn),
+        summary_tokens=drawn[0].usage.summary_tokens,
     )
     answers = tuple(
         Answer(

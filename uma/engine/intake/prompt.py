@@ -17,10 +17,11 @@ import trio
 from uma import json_text
 from uma.config import RuntimeConfig
 from uma.engine.clock import now_ms
+from uma.engine.intake.compaction import EXTRA_TOKENS, summary_tokens
 from uma.engine.intake.lanes import LaneLimiter
 from uma.engine.intake.overload import LEAST_RETRY_MS, UNKNOWN_SERVICE_MS
 from uma.engine.intake.rendering import message_ends, rendered
-from uma.engine.intake.truncation import INSTRUCTIONS, MESSAGE_TOKENS, left_out, turns_of
+from uma.engine.intake.truncation import INSTRUCTIONS, MESSAGE_TOKENS, Cut, left_out, turns_of
 from uma.engine.kv.prefix_tree import common_length
 from uma.engine.recorder import TRIO, Recorder
 from uma.errors import BadRequest, Overloaded, PromptTooLarge
@@ -91,22 +92,24 @@ class PromptReader:
         """Whether the request allows turns to be left out, and its prompt of so many tokens does not fit beside its
         answer.
         """
-        is_cut = request.truncation == "auto" and request.messages is not None and not any(request.placed_media())
-        return is_cut and prompt_tokens > self._longest_beside_answer(request)
+        is_cut = request.truncation != "off" and request.messages is not None and not any(request.placed_media())
+        return is_cut and prompt_tokens > self.longest_beside_answer(request)
 
-    async def cut(self, request: Request, prepared: Callable[[Request], Request]) -> Request:
-        """The request without the turns that do not fit. `prepared` makes of a request what the template is given.
+    async def cut(self, request: Request, prepared: Callable[[Request], Request]) -> Cut:
+        """The request without the turns that do not fit, with space for a summary of them where it asks for one.
+        `prepared` makes of a request what the template is given.
 
         Raises what `read` and `prepared` do.
         """
         return await self._prepare(partial(self._cut_to_fit, prepared=prepared), request)
 
-    def _longest_beside_answer(self, request: Request) -> int:
+    def longest_beside_answer(self, request: Request) -> int:
+        """Maximum tokens of its prompt."""
         most, answer = self._max_tokens - 1, request.sampling.max_tokens
         # An answer without a bound of its own is given whatever is left; it is kept a quarter.
         return most - (most // 4 if answer is None or answer >= most else min(answer, most // 2))
 
-    def _cut_to_fit(self, request: Request, *, prepared: Callable[[Request], Request]) -> Request:
+    def _cut_to_fit(self, request: Request, *, prepared: Callable[[Request], Request]) -> Cut:
         def prompt_tokens(messages: Sequence[Message]) -> int:
             text = self._render(prepared(attrs.evolve(request, messages=messages)))
             return len(self._tokens_of(text))
@@ -120,7 +123,10 @@ class PromptReader:
             return every[at].tool_calls
 
         every = request.messages or ()
-        limit = goal = self._longest_beside_answer(request)
+        limit = self.longest_beside_answer(request)
+        if request.truncation == "compact":
+            limit = max(1, limit - summary_tokens(limit) - EXTRA_TOKENS)
+        goal = limit
         turns, counted = turns_of(every), cache(tokens)
         instructions = takewhile(lambda message: message.role in INSTRUCTIONS, every)
         fixed = prompt_tokens([*instructions, Message("user", "?")])
@@ -130,7 +136,7 @@ class PromptReader:
             if (excess := prompt_tokens(kept) - limit) <= 0:
                 break
             goal -= excess
-        return attrs.evolve(request, messages=kept)
+        return Cut(request=attrs.evolve(request, messages=kept), gone=frozenset(gone))
 
     async def read_pictures(self, read: Callable[[Request], T], request: Request) -> T:
         """What `read` makes of a request with pictures, in a thread of its own kind, one request of each client at a

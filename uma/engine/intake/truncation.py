@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 
-from uma.types import Message
+from uma.types import Message, Request
 
 KEPT_SHARE = 0.6
 """Share of the space for turns that is filled after a cut. Less would forget more at once, more would cut too often."""
@@ -22,6 +22,31 @@ MESSAGE_TOKENS = 12
 earlier; with too few a prompt would not fit though it was cut."""
 INSTRUCTIONS = ("system", "developer")
 """Roles of messages that are never left out."""
+
+
+@attrs.frozen(kw_only=True)
+class Cut:
+    """A conversation without the turns that did not fit."""
+
+    request: Request
+    """What is left."""
+    gone: frozenset[int] = frozenset()
+    """Places of the messages that are left out."""
+    is_summarised: bool = False
+    """Whether a summary stands for them."""
+    why_no_summary: str = ""
+    """Why none does, though it was asked for."""
+    summary_tokens: int = 0
+    """Tokens read and written for one."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader is told of it."""
+        if not self.gone:
+            return ()
+        done = "were replaced by a summary" if self.is_summarised else "were left out"
+        why = f"; there is no summary of them: {self.why_no_summary}" if self.why_no_summary else ""
+        return (f"truncation: {len(self.gone):,} messages of the oldest turns {done}, to fit the context{why}",)
 
 
 @attrs.frozen

@@ -114,6 +114,8 @@ class Account:
     totals: Totals
     dropped_messages: int = 0
     """See `Finished`."""
+    summary_tokens: int = 0
+    """See `Usage`."""
     served: Served | None = None
     """Sequence of the request, until that ends."""
     own_ms: float = 0.0

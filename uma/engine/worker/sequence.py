@@ -373,7 +373,7 @@ class Sequence:
 
     def usage(self) -> Usage:
         """Token counts so far."""
-        return Usage(self.prompt_tokens, self.cached_tokens, self.generated)
+        return Usage(self.prompt_tokens, self.cached_tokens, self.generated, summary_tokens=self.account.summary_tokens)
 
     def metrics(self, now_ms: float) -> RequestMetrics:
         """How it was served, at its end."""

@@ -1,0 +1,130 @@
+"""Compaction: a summary that the model itself writes stands for the turns that were left out of a conversation.
+
+The turns that go are the beginning of what the model was given for the last requests, so that they are read from the
+cache; and the summary stands for them until more turns go. It is kept by the hash of these, since programs send the
+whole conversation each time. The next summary is one of this one and of the turns behind it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from hashlib import blake2b
+from itertools import takewhile
+
+import attrs
+import trio
+
+from uma.engine.intake.truncation import INSTRUCTIONS, Cut, turns_of
+from uma.errors import UmaError
+from uma.types import EventStream, Finished, Message, Request, SamplingParams
+
+MAX_SUMMARY_TOKENS = 512
+"""Maximum length of a summary."""
+MAX_SUMMARY_SHARE = 0.125
+"""Maximum share of the prompt that a summary takes."""
+MAX_SUMMARY_SEC = 60.0
+"""Maximum time that a request waits for its summary, after which it goes on without one."""
+MAX_SUMMARIES = 1_024
+"""Maximum summaries that are kept, of which the longest unused make way."""
+WISH = (
+    "Summarise our conversation so far in at most 200 words, so that it can be gone on with: what was asked for, what "
+    "was found, names, numbers and decisions. Write the summary alone."
+)
+"""What the model is asked behind the turns that go, as the page does."""
+HEADING = "Summary of our conversation so far:"
+"""What stands before a summary, in the first question that the model is given with it."""
+EXTRA_TOKENS = 64
+"""Tokens counted for `HEADING`, more than it takes."""
+
+Generate = Callable[[Request], AbstractAsyncContextManager[EventStream]]
+
+
+def summary_tokens(most_tokens: int) -> int:
+    """Maximum length of a summary in a prompt of at most so many tokens."""
+    return max(1, min(MAX_SUMMARY_TOKENS, int(MAX_SUMMARY_SHARE * most_tokens)))
+
+
+class Summaries:
+    """The summaries of one model."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[bytes, str] = OrderedDict()
+        """Summaries by hash; empty where the model wrote none in time, and is not asked again."""
+
+    async def compacted(self, cut: Cut, sent: Request, most_tokens: int, generate: Generate) -> Cut:
+        """The cut with a summary in the place of what is gone. Where there is none the cut stays one, and says why."""
+        gone = [message for at, message in enumerate(sent.messages or ()) if at in cut.gone]
+        if not gone:
+            return cut
+        hashes, why = list(_hashes(sent, gone)), ""
+        if hashes[-1] not in self._kept:
+            asked = self._asked(cut, sent, hashes, most_tokens)
+            try:
+                with trio.move_on_after(MAX_SUMMARY_SEC) as bound:
+                    async with generate(asked) as stream:
+                        async for event in stream:
+                            if isinstance(event, Finished):
+                                self._keep(hashes[-1], (event.text or "").strip())
+                                usage = event.usage
+                                cut = attrs.evolve(cut, summary_tokens=usage.prompt_tokens + usage.completion_tokens)
+                if bound.cancelled_caught:
+                    self._keep(hashes[-1], "")
+                    why = f"it was not written within {MAX_SUMMARY_SEC:.0f} s"
+            except UmaError as error:
+                why = error.message
+        summary = self._kept.get(hashes[-1], "")
+        if not summary:
+            return attrs.evolve(cut, why_no_summary=why or "the model wrote none")
+        self._kept.move_to_end(hashes[-1])
+        messages = _with_summary(cut.request.messages or (), summary)
+        return attrs.evolve(cut, request=attrs.evolve(cut.request, messages=messages), is_summarised=True)
+
+    def _keep(self, hash: bytes, summary: str) -> None:
+        self._kept[hash] = summary
+        while len(self._kept) > MAX_SUMMARIES:
+            self._kept.popitem(last=False)
+
+    def _asked(self, cut: Cut, sent: Request, hashes: Sequence[bytes], most_tokens: int) -> Request:
+        """The request for a summary of what is gone: of the last summary that is known, and of what came behind it."""
+        every, gone = sent.messages or (), sorted(cut.gone)
+        # Steps of a turn can be gone while its question stays: they make no sense without it.
+        begun = (turn for turn in turns_of(every) if any(cut.gone.issuperset(step) for step in turn.steps))
+        questions = {at for turn in begun for at in turn.question} - cut.gone
+        known = next((count for count in range(len(gone), 0, -1) if self._kept.get(hashes[count - 1])), 0)
+        behind = [every[at] for at in sorted({*gone[known:], *questions})]
+        if known:
+            behind = _with_summary(behind, self._kept[hashes[known - 1]])
+        before = takewhile(lambda message: message.role in INSTRUCTIONS, every)
+        most = summary_tokens(most_tokens)
+        return attrs.evolve(
+            sent,
+            id=f"{sent.id}-summary"[-128:],
+            messages=[*before, *behind, Message("user", WISH)],
+            sampling=SamplingParams(temperature=0, max_tokens=most, max_reasoning_tokens=most // 2),
+            priority=-1,
+            stream=False,
+            truncation="auto",
+            tool_choice="auto",  # they stay, or the prompt would begin otherwise and not be cached
+            reasoning="off",
+        )
+
+
+def _hashes(sent: Request, gone: Sequence[Message]) -> Iterator[bytes]:
+    """The hash of each beginning of what is gone."""
+    found = b"".join(repr(message).encode() for message in sent.messages or () if message.role in INSTRUCTIONS)
+    for message in gone:
+        found = blake2b(found + repr(message).encode(), digest_size=16).digest()
+        yield found
+
+
+def _with_summary(messages: Sequence[Message], summary: str) -> list[Message]:
+    """Messages behind a summary, which the first question begins with: many templates want turns to alternate."""
+    first = next((at for at, message in enumerate(messages) if message.role not in INSTRUCTIONS), len(messages))
+    text, behind = f"{HEADING}\n{summary}", list(messages[first:])
+    if behind and behind[0].role == "user":
+        behind[0] = attrs.evolve(behind[0], content=f"{text}\n\n{behind[0].content}")
+    else:
+        behind.insert(0, Message("user", text))
+    return [*messages[:first], *behind]
