@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from engine_world import answer, ask, compute_with, config_for, tokens_for
 from harness import PATIENCE_SEC
 from uma import open_engine
 from uma.engine import Engine
-from uma.engine.kv import memory_kinds
+from uma.engine.kv import memory_kinds, pool
 from uma.llama.batch import Batch
 from uma.llama.context import Context
 
@@ -62,5 +63,39 @@ async def test_a_large_cache_is_copied_in_parts_and_a_request_that_comes_meanwhi
         await answer(engine, ask(tokens_for(2, 900), 8))
         again = await answer(engine, long)
         assert engine.snapshot()["cache_ram_hits"] == 1
+    assert again.token_ids == first.token_ids
+    assert again.finished.usage.cached_tokens >= 590
+
+
+async def test_a_large_snapshot_is_loaded_in_parts_between_which_a_stream_goes_on(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = list[str]()
+
+    class WatchedContext(Context):
+        def state_set(self, seq: int, data: bytes | bytearray | memoryview) -> bool:
+            steps.append("part")
+            return super().state_set(seq, data)
+
+        def begin(self, batch: Batch) -> int:
+            steps.append("batch")
+            return super().begin(batch)
+
+    compute_with(monkeypatch, WatchedContext)
+    monkeypatch.setattr(memory_kinds, "MOST_COPY_BYTES", 2**16)
+    monkeypatch.setattr(pool, "MOST_COPY_BYTES", 2**16)
+    long = ask(tokens_for(1, 600), 8)
+    config = config_for(tiny, n_ctx=4_096, kv_unified="on", cache_ram_mb=64, cache_tokens=0, max_sequences=2)
+    async with open_engine(config) as engine:
+        first = await answer(engine, long)
+        await answer(engine, ask(tokens_for(2, 50), 2))
+        async with engine.generate(ask(max_tokens=3_000)) as stream:
+            await anext(stream)
+            steps.clear()
+            again = await answer(engine, long)
+            assert engine.worker.active_count == 1, "the stream has ended"
+    parts = [at for at, step in enumerate(steps) if step == "part"]
+    assert len(parts) >= 4
+    assert all(later - at > 1 for at, later in pairwise(parts))
     assert again.token_ids == first.token_ids
     assert again.finished.usage.cached_tokens >= 590

@@ -264,6 +264,22 @@ async def from_disk(world: World, contexts: list[HaltingContext], folder: Path) 
     return found
 
 
+async def in_parts(world: World, contexts: list[HaltingContext], folder: Path) -> list[Answer]:
+    """Likewise, each asked twice at once, and loaded a part at a time beside a stream; one leaves."""
+    config = config_for(world.model, **world.settings, cache_dir=str(folder), cache_ram_mb=64, max_sequences=6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("uma.engine.kv.memory_kinds.MOST_COPY_BYTES", 2**16)
+        patch.setattr("uma.engine.kv.pool.MOST_COPY_BYTES", 0)
+        async with open_engine(config) as engine:
+            first = await alone(engine, world.requests[:2])
+        async with open_engine(config) as engine, decoding(engine):
+            async with engine.generate(world.requests[3]):
+                pass
+            found = await answers(engine, world.requests[2:] * 2)
+    assert all(each.finished.usage.cached_tokens > 300 for each in found), "nothing was restored"
+    return [*first, *found[:2], *first, *found[2:]]
+
+
 async def drafted(world: World, contexts: list[HaltingContext], folder: Path) -> list[Answer]:
     """Tokens are guessed, mostly wrongly, of single rows and of several."""
     return await _drafted(world, {})
@@ -286,17 +302,17 @@ async def _drafted(world: World, settings: dict[str, Any]) -> list[Answer]:
 
 
 HAPPENINGS: tuple[Happening, ...] = (
-    *(warm, together, cancelled, preempted, preempted_beside_a_stream, pressed, from_memory, from_disk),
+    *(warm, together, cancelled, preempted, preempted_beside_a_stream, pressed, from_memory, from_disk, in_parts),
     *(drafted, drafted_by_a_model),
 )
 FEW: dict[tuple[str, str, str], tuple[Happening, ...]] = {
-    (MROPE, "picture", "on"): (warm, cancelled, pressed, drafted),
+    (MROPE, "picture", "on"): (warm, cancelled, pressed, drafted, in_parts),
     (MROPE, "sound", "off"): (from_memory,),
     ("attention", "picture attended both ways", "off"): (together, preempted),
-    ("sliding-window", "picture", "on"): (preempted_beside_a_stream, from_disk, drafted_by_a_model),
+    ("sliding-window", "picture", "on"): (preempted_beside_a_stream, from_disk, drafted_by_a_model, in_parts),
     (SMALL_WINDOWS, "picture attended both ways", "on"): (preempted_beside_a_stream, from_memory),
     ("recurrent", "text", "off"): (together, from_disk),
-    ("qwen35", "picture", "on"): (cancelled, preempted, drafted),
+    ("qwen35", "picture", "on"): (cancelled, preempted, drafted, in_parts),
     ("lfm2", "picture", "on"): (pressed, from_disk),
     ("lfm2", "sound", "off"): (together,),
 }

@@ -150,6 +150,8 @@ class PoolLives(RuleBasedStateMachine):
         context: Any = self.context
         self.pool = KvPool(context, self.store, cache_cells=20)
         self.running: list[Holding] = []
+        self.begins: dict[int, list[int]] = {}
+        """What sequences begin with, by their ids, whose snapshots are still loaded."""
         self.now = 0.0
 
     def tick(self) -> float:
@@ -180,9 +182,12 @@ class PoolLives(RuleBasedStateMachine):
             return
         holding, length = self.pool.acquire(wanted, self.tick())
         assert 0 <= length < len(tokens)
-        assert self.context.tokens(holding.seq_id) == tokens[:length], "told that tokens are there which are not"
         self.running.append(holding)
         assert len(tokens) - length <= self.pool.free_cells, "what was promised does not fit"
+        if holding.loading is not None:
+            self.begins[holding.seq_id] = tokens[:length]
+            return
+        assert self.context.tokens(holding.seq_id) == tokens[:length], "told that tokens are there which are not"
         if computes:
             borders, start = self.pool.checkpoint_positions(wanted, len(tokens), length, ()), length
             while borders:
@@ -191,11 +196,22 @@ class PoolLives(RuleBasedStateMachine):
                 self.pool.take_checkpoint(holding)
             self.compute(holding, tokens[start:])
 
+    @precondition(lambda self: any(each.loading for each in self.running))
+    @rule(choice=st.integers(0, N_IDS))
+    def load(self, choice: int) -> None:
+        loading = [each for each in self.running if each.loading is not None]
+        holding = loading[choice % len(loading)]
+        assert self.pool.load_next(holding)
+        if holding.loading is None:
+            begins = self.begins.pop(holding.seq_id)
+            assert self.context.tokens(holding.seq_id) == begins, "told that tokens are there which are not"
+
     @precondition(lambda self: self.running)
     @rule(choice=st.integers(0, N_IDS), tokens=TOKENS)
     def go_on(self, choice: int, tokens: list[int]) -> None:
-        if len(tokens) <= self.pool.free_cells:
-            self.compute(self.running[choice % len(self.running)], tokens)
+        holding = self.running[choice % len(self.running)]
+        if len(tokens) <= self.pool.free_cells and holding.loading is None:
+            self.compute(holding, tokens)
 
     @precondition(lambda self: self.running)
     @rule(choice=st.integers(0, N_IDS))
@@ -244,20 +260,24 @@ class PoolLives(RuleBasedStateMachine):
     @rule()
     def drop_cache(self) -> None:
         self.pool.drop_cache()
-        assert self.pool.used_cells == self.pool.tree.protected_tokens
+        loading = sum(each.loading_cells for each in self.running)
+        assert self.pool.used_cells == self.pool.tree.protected_tokens + loading
 
     @invariant()
     def books_are_right(self) -> None:
         holders = {seq_id for seq_id, cells in self.context.held.items() if cells}
         assert holders <= {holding.seq_id for holding in self.running} | set(self.pool.tree.cached)
         assert self.pool.cells.used_ids == len(self.running) + len(self.pool.tree.cached)
-        for seq_id, node in [*self.pool.tree.cached.items(), *((each.seq_id, each.tip) for each in self.running)]:
+        whole = [each for each in self.running if each.loading is None]
+        for seq_id, node in [*self.pool.tree.cached.items(), *((each.seq_id, each.tip) for each in whole)]:
             assert list(node.whole()) == self.context.tokens(seq_id)
             self.context.assert_at_its_end(seq_id)
         taken = [each.checkpoint for each in self.pool.tree.nodes() if each.checkpoint is not None]
         assert self.pool.tree.checkpoint_bytes == sum(map(len, taken)) <= 1_000
         if self.context.params.kv_unified:
-            assert self.pool.used_cells == self.context.used() <= N_CELLS
+            loading = [each for each in self.running if each.loading is not None]
+            kept = sum(each.loading_cells - len(self.context.tokens(each.seq_id)) for each in loading)
+            assert self.pool.used_cells == self.context.used() + kept <= N_CELLS
         if self.has_state:
             for node in self.pool.tree.nodes():
                 if node.is_reported and not any(child.is_reported for child in node.every_child()):
@@ -302,6 +322,7 @@ class TestPool:
             (kv, "LEAST_GAIN_TOKENS", 3),
             (kv, "LEAST_EVICTED_TOKENS", 3),
             (memory_kinds, "MOST_COPY_BYTES", 7),
+            (kv, "MOST_COPY_BYTES", 60),
             (snapshots, "LEAST_WORTH", 2.0),
             (snapshots, "MOST_LOST_TOKENS", 3),
             (checkpoints, "LEAST_SAVED_TOKENS", 2),

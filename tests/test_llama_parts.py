@@ -129,7 +129,7 @@ def check_others(here: World, way: Way, new_world: Callable[[], World]) -> None:
         others = here.cells.take_id(), here.cells.take_id()  # both begin before anything is computed
         for seq in others:
             if way == "snapshot":
-                assert here.cells.load(seq, kept[border])
+                assert all(here.cells.load(seq, kept[border]))
             else:
                 checkpoint = kept[border][0] if way == "checkpoint" else None
                 assert here.cells.copy(first, seq, Prefix(border, border, checkpoint))

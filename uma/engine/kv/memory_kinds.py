@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import ClassVar
 
 from uma.engine.kv.pictures import outside, position_in
@@ -184,23 +184,25 @@ class Attention:
         """Whether a state's parts have an id to pass through now, beside the one that `load` puts them into."""
         return len(parts) == 1 or self._scratch is not None or len(self._free_ids) > 1
 
-    def load(self, seq_id: int, parts: Sequence[bytes]) -> bool:
-        """Put a state's parts into an empty sequence, one after the other. False where they do not fit: what it holds
-        then is not known. Several need `can_load`, asked before the sequence took its id.
+    def load(self, seq_id: int, parts: Sequence[bytes]) -> Generator[int, None, None]:
+        """Put a state's parts into an empty sequence, one with each step: the bytes of that part, or 0 where it does
+        not fit. What the sequence holds then is not known. Batches may come between two. Several parts need `can_load`,
+        asked before the sequence took its id.
         """
-        is_there = self._context.state_set(seq_id, parts[0])
-        for part in parts[1:]:
-            self._grown_to_end(seq_id)
-            passage = self._free_ids[-1] if self._scratch is None else self._scratch
-            if not is_there or not self._context.state_set(passage, part):
-                return False
-            self._context.seq_cp(passage, seq_id)
-            self._context.seq_rm(passage)
-        self._grown_to_end(seq_id)
-        return is_there
-
-    def _grown_to_end(self, seq_id: int) -> None:
-        self.grown(seq_id, self._context.seq_pos_max(seq_id) + 1)
+        passage = self.take_id() if self._scratch is None and len(parts) > 1 else self._scratch
+        try:
+            for part in parts:
+                # The first of all as it is: where there is one part alone no other id is needed.
+                through = seq_id if part is parts[0] or passage is None else passage
+                is_there = self._context.state_set(through, part)
+                if through != seq_id:
+                    self._context.seq_cp(through, seq_id)
+                    self._context.seq_rm(through)
+                self.grown(seq_id, self._context.seq_pos_max(seq_id) + 1)
+                yield len(part) if is_there else 0
+        finally:
+            if passage is not None and passage != self._scratch:
+                self.free(passage)
 
 
 class GuardedWindow(Attention):

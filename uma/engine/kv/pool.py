@@ -7,10 +7,11 @@ cells exactly, so `llama_decode` is not asked for what cannot fit. Owned by the 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 
 import attrs
 
+from uma.engine import clock
 from uma.engine.kv.checkpoints import LAST_TOKENS, Checkpoints
 from uma.engine.kv.events import KvListener, Run, Tier
 from uma.engine.kv.memory_kinds import PLENTY, memory_kind
@@ -27,6 +28,17 @@ LEAST_EVICTED_TOKENS = 256
 
 
 @attrs.define
+class Loading:
+    """A snapshot whose parts are put into cells between ticks."""
+
+    snapshot: Snapshot
+    length: int
+    """How many of its tokens the sequence begins with."""
+    parts: Generator[int, None, None]
+    """See `Attention.load`."""
+
+
+@attrs.define
 class Holding:
     """What a running sequence holds: its id, and the node of the tree it ends in."""
 
@@ -34,6 +46,14 @@ class Holding:
     tip: Node
     tier: Tier = Tier.CELLS
     """Where what it began with was."""
+    loading: Loading | None = None
+    """What it begins with, until all of that is in its cells: then the tip is its end. No other sequence begins there
+    meanwhile."""
+
+    @property
+    def loading_cells(self) -> int:
+        """Cells that are kept for what is loaded."""
+        return len(self.loading.snapshot.tokens) if self.loading is not None else 0
 
 
 class KvPool:
@@ -66,6 +86,10 @@ class KvPool:
         self._checkpoints = Checkpoints(self.cells, self.tree, store)
         self._decoding: set[int] = set()
         """Ids of running sequences that decode: large copies would be a gap in their streams, and wait."""
+        self._loading_cells = 0
+        """Cells that are kept for what is loaded: no other sequence gets them between two parts."""
+        self._copied_bytes_per_ms = 2.0**20
+        """Speed of the last large load; before the first a guess."""
         self._is_lone = False
         """Whether no more than one sequence runs, or ran last, at a time."""
         self._copies = SnapshotCopies(self.cells, self.tree, store, self._checkpoints, self._is_worth_saving)
@@ -78,12 +102,12 @@ class KvPool:
     @property
     def used_cells(self) -> int:
         """Cells that hold something."""
-        return self.tree.total_tokens
+        return self.tree.total_tokens + self._loading_cells
 
     @property
     def free_cells(self) -> int:
         """Cells available at once: unused ones, and those that hold nothing but cache."""
-        return self.cells.total - self.tree.protected_tokens
+        return self.cells.total - self.tree.protected_tokens - self._loading_cells
 
     def cells_needed(self, tokens: array[int]) -> int:
         """Cells of `free_cells` that a sequence with these tokens takes: all but those it shares with a running one."""
@@ -122,7 +146,8 @@ class KvPool:
     def acquire(self, tokens: array[int], now_ms: float) -> tuple[Holding, int]:
         """An id for a sequence that will compute `tokens`, and how many of them it need not compute.
 
-        They come from the sequence id that holds most of them, or from a snapshot where that saves clearly more.
+        They come from the sequence id that holds most of them, or from a snapshot where that saves clearly more. A
+        large snapshot is still to be loaded then: `Holding.loading`.
         """
         self._copies.try_all_again()
         self._is_lone = self.cells.used_ids == len(self.tree.cached)
@@ -266,6 +291,7 @@ class KvPool:
     def release(self, holding: Holding, now_ms: float, *, keep: bool) -> None:
         """The sequence ends; with `keep` what it computed stays as cache."""
         self._decoding.discard(holding.seq_id)
+        self._end_loading(holding)
         keep = keep and holding.tip.end >= LEAST_SHARED_TOKENS and not self._is_off
         self.tree.finish(holding.tip, holding.seq_id, now_ms, keep=keep)
         self.trim_cache()
@@ -308,7 +334,7 @@ class KvPool:
 
     def own_cells(self, holding: Holding) -> int:
         """Cells that only this holding uses."""
-        count = 0
+        count = holding.loading_cells
         for node in holding.tip.path():
             if node.locks > 1:
                 break
@@ -391,11 +417,8 @@ class KvPool:
         return bool(self._decoding - {but}) and self.cells.state_size(tokens) > MOST_COPY_BYTES
 
     def _restore(self, snapshot: Snapshot, length: int, now_ms: float) -> Holding | None:
-        """A sequence with the first `length` tokens of a snapshot; None where there is no room for it. One that cannot
-        be loaded, or not cut, is dropped: else each request with its prefix would evict cache and copy it, in vain.
-
-        Copied in one go, whatever decodes beside it: 6 ms of a core for each 32 MiB (SmolLM2), 10 with cells of F32,
-        where 512 MiB took 0.17 s. To read these tokens again would slow the same streams for a minute on a CPU.
+        """A sequence with the first `length` tokens of a snapshot, which are there at once where copying them is quick,
+        else still to be loaded. None where there is no room for it, or it could not be loaded.
         """
         whole = len(snapshot.tokens)
         if whole > min(self.cells.max_seq_cells, self.free_cells) or not self.cells.can_load(snapshot.parts):
@@ -404,22 +427,61 @@ class KvPool:
         seq_id = self._take_id(keep=None)
         if seq_id is None:
             return None
-        holding = Holding(seq_id, self.tree.start(seq_id, self.tree.root, 0, now_ms))
+        loading = Loading(snapshot, length, self.cells.load(seq_id, snapshot.parts))
+        holding = Holding(seq_id, self.tree.start(seq_id, self.tree.root, 0, now_ms), loading=loading)
+        self._loading_cells += whole
+        while holding.loading is not None and snapshot.size_bytes <= MOST_COPY_BYTES:
+            if not self.load_next(holding):
+                self._end_loading(holding)
+                self.tree.finish(holding.tip, seq_id, now_ms, keep=False)
+                return None
+        return holding
+
+    def load_ms(self, holding: Holding) -> float:
+        """Expected time of `load_next`."""
+        parts = holding.loading.snapshot.parts if holding.loading is not None else ()
+        return max(map(len, parts), default=0) / self._copied_bytes_per_ms
+
+    def load_next(self, holding: Holding) -> bool:
+        """Load the next parts of a snapshot, as many as are copied in some 10 ms, and at least one.
+
+        False where they cannot be loaded, or not cut to length: the snapshot is dropped, else each request with its
+        prefix would evict cache and copy it, in vain. What the sequence holds then is not known.
+        """
+        assert holding.loading is not None
+        loading, copied, began = holding.loading, 0, clock.now_ms()
+        for size in loading.parts:
+            copied += size
+            if not size:
+                self.store.drop(loading.snapshot)
+                return False
+            if copied >= MOST_COPY_BYTES:
+                self._copied_bytes_per_ms = copied / max(clock.now_ms() - began, 0.001)
+                return True
+        return self._is_loaded(holding, loading.snapshot, loading.length)
+
+    def _is_loaded(self, holding: Holding, snapshot: Snapshot, length: int) -> bool:
+        """All of a snapshot is in cells: from now on others can begin there."""
         ends, tokens = snapshot.ends or {}, snapshot.tokens[:length]
         prefix = Prefix(length, position_in(tokens, length), ends.get(length))
-        is_loaded = self.cells.load(seq_id, snapshot.parts)
-        is_there = is_loaded and (length == whole or self.cells.cut(seq_id, prefix))
-        if not is_there or not self.cells.can_resume_at(seq_id, prefix.position):
+        is_there = length == len(snapshot.tokens) or self.cells.cut(holding.seq_id, prefix)
+        if not is_there or not self.cells.can_resume_at(holding.seq_id, prefix.position):
             self.store.drop(snapshot)
-            self.tree.finish(holding.tip, seq_id, now_ms, keep=False)
-            return None
+            return False
+        self._end_loading(holding)
         start = 0
         for end in sorted({length, *(end for end in ends if end <= length)}):
             self.extend(holding, tokens[start:end])
             if end in ends:
                 self._checkpoints.put(holding.tip, ends[end])
             start = end
-        return holding
+        return True
+
+    def _end_loading(self, holding: Holding) -> None:
+        self._loading_cells -= holding.loading_cells
+        if holding.loading is not None:
+            holding.loading.parts.close()
+            holding.loading = None
 
     def _take_id(self, keep: Node | None) -> int | None:
         """A free id, if need be that of the cache unused longest; never one that alone holds `keep`.

@@ -26,7 +26,7 @@ MOST_LOST_TOKENS = 256
 MAX_HUSKS = 64
 """Maximum snapshots that could not be restored whose files are known not to be worth reading."""
 MOST_COPY_BYTES = 32 * 2**20
-"""Maximum bytes copied at a stretch, in some 10 ms: a request that comes meanwhile, or a stream, waits for its end."""
+"""Maximum bytes copied at a stretch, in 10 to 50 ms: a request that comes meanwhile, or a stream, waits for its end."""
 
 
 def usable(length: int, common: int, ends: Collection[int] | None) -> int:

@@ -320,8 +320,9 @@ class DecodeWorker:
             call.refuse(InternalError(f"a fault ended this request ({type(fault).__name__}: {fault})"))
 
     def _turn(self) -> bool:
-        """A tick, and all else that is computed between two ticks but pictures; False if there was nothing."""
+        """A tick, and all else that is done between two ticks but pictures; False if there was nothing."""
         had_work = self._tick()
+        had_work = self._load() or had_work
         had_work = self._reproduce(is_alone=not had_work) or had_work
         if self._probes.waiting and not self._slots.is_decoding:
             self._probes.run()
@@ -358,6 +359,14 @@ class DecodeWorker:
     def _computing_ms(self) -> float:
         """Time in `llama_decode` until now."""
         return self._metrics.decode_ms.sum + self._metrics.draft_model_ms_total
+
+    def _load(self) -> bool:
+        """Load a part of what a prompt begins with from a snapshot; False if there is none. All at once it held up
+        streams: 0.74 s for 516 MiB.
+        """
+        if self._slots.load_ms > self._scheduler.encode_ms:
+            self._outbox.flush()  # it takes longer than any token can wait
+        return self._slots.load()
 
     def _reproduce(self, *, is_alone: bool) -> bool:
         """Compute a batch of the request that is computed apart; False if there was none to compute now."""
@@ -479,9 +488,12 @@ class DecodeWorker:
 
     @property
     def _pause_beside_ms(self) -> float:
-        """Time for which streams wait after this tick because a prompt is read in a context of its own, or a piece of a
-        picture is encoded: they decode ahead of that, unless a prompt of theirs is to be read in this tick.
+        """Time for which streams wait after this tick because a prompt is read in a context of its own, a piece of a
+        picture is encoded, or a state loaded that has no parts: they decode ahead of that, unless a prompt of theirs is
+        to be read in this tick.
         """
+        if (load_ms := self._slots.load_ms) > self._scheduler.encode_ms:
+            return load_ms
         if (encode_ms := self._encode_ms) and not self._is_beside_others:
             return encode_ms
         has_prompts = any(sequence.status is Status.PREFILLING for sequence in self._slots.active.values())
@@ -496,7 +508,8 @@ class DecodeWorker:
     def _is_beside_others(self) -> bool:
         """Whether something else than pictures is to be read or embedded, which a tick before a piece leaves out."""
         active = self._slots.active.values()
-        reads = any(sequence.status is Status.PREFILLING and not sequence.awaits_encoding for sequence in active)
+        waiting = (sequence for sequence in active if sequence.status is Status.PREFILLING)
+        reads = any(not sequence.awaits_encoding and not sequence.is_loading for sequence in waiting)
         return reads or bool(self._embedder) or self._reproducer.running > 0
 
     def _rest(self) -> None:

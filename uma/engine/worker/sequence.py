@@ -261,10 +261,16 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     @property
+    def is_loading(self) -> bool:
+        """Whether it has a slot in which its cached tokens have yet to be loaded."""
+        return self.holding is not None and self.holding.loading is not None
+
+    @property
     def picture(self) -> PlacedPicture | None:
         """The picture, or the part of one, that it computes next; None where that is text."""
         at = self._next_picture
-        return self.pictures[at] if at < len(self.pictures) and not self.to_picture else None
+        is_next = at < len(self.pictures) and not self.to_picture and not self.is_loading
+        return self.pictures[at] if is_next else None
 
     @property
     def awaits_encoding(self) -> bool:

@@ -81,6 +81,8 @@ class Slots:
         self._followers: dict[int, list[tuple[int, int]]] = {}
         """Followers by the key of their leader: the length of the prefix that they wait for, and their own key."""
         self._fair_shares = FairShares()
+        self._loading: dict[Sequence, None] = {}
+        """Sequences whose cached tokens are loaded, the oldest first. Those that have left are dropped late."""
         self._answered_ms = -math.inf
         """See `State.answered_ms`."""
 
@@ -174,7 +176,10 @@ class Slots:
     @property
     def _promised_cells(self) -> int:
         """Cells that sequences with a slot have still to fill with their prompts."""
-        return sum(sequence.uncomputed for sequence in self.active.values())
+        return sum(
+            sequence.uncomputed - (sequence.holding.loading_cells if sequence.holding else 0)
+            for sequence in self.active.values()
+        )
 
     def _cells_needed(self, sequence: Sequence) -> int:
         cacheable = sequence.cacheable_tokens
@@ -258,7 +263,7 @@ class Slots:
         unreadable: list[int] = []
         for sequence in self.active.values():
             (prefilling if sequence.status is Status.PREFILLING else decoding).append(sequence)
-            if sequence.awaits_encoding:
+            if sequence.awaits_encoding or sequence.is_loading:
                 unreadable.append(sequence.key)
         free = self._pool.free_cells
         if free < len(decoding) + len(prefilling):
@@ -332,7 +337,9 @@ class Slots:
             sequence.cacheable_tokens, sequence.prompt_tokens, sequence.computed, sequence.message_ends
         )
         self._unpin(sequence)
-        sequence.change(Change.RESTORE if sequence.generated and sequence.uncomputed == 1 else Change.START)
+        is_loading = sequence.is_loading
+        is_whole = sequence.generated > 0 and sequence.uncomputed == 1 and not is_loading
+        sequence.change(Change.RESTORE if is_whole else Change.START)
         if sequence.status is Status.PREFILLING:
             sequence.account.meets(other.account for other in self.active.values())
         self.active[sequence.key] = sequence
@@ -342,6 +349,35 @@ class Slots:
                 self._note_started(sequence, now)
             except Exception as error:  # noqa: BLE001  (whatever it is, it is this request's alone)
                 self.fail(sequence, error)
+        if is_loading:  # what is loaded counts as cached already
+            sequence.computed = 0
+            self._loading[sequence] = None
+
+    @property
+    def loading(self) -> Sequence | None:
+        """The sequence for which `load` loads next: the oldest of the highest lane; None where there is none."""
+        self._loading = {sequence: None for sequence in self._loading if sequence.is_loading}
+        return max(self._loading, key=lambda sequence: sequence.lane, default=None)
+
+    @property
+    def load_ms(self) -> float:
+        """Expected time of `load`; 0 where there is nothing to load."""
+        sequence = self.loading
+        return self._pool.load_ms(sequence.holding) if sequence is not None and sequence.holding is not None else 0.0
+
+    def load(self) -> bool:
+        """Load the next part of a sequence's cached tokens; False where there is nothing to load."""
+        sequence = self.loading
+        if sequence is None or sequence.holding is None:
+            return False
+        if not self._pool.load_next(sequence.holding):
+            sequence.cached_tokens = 0
+            self.restart(sequence)
+        elif not sequence.is_loading:
+            sequence.computed = sequence.holding.tip.end
+            if sequence.generated and sequence.uncomputed == 1:
+                sequence.change(Change.PREFILLED)
+        return True
 
     def start_isolated(self, sequence: Sequence, now: float) -> None:
         """A sequence begins that is computed in a context of its own, and has no slot."""
