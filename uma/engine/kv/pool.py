@@ -28,7 +28,7 @@ LEAST_EVICTED_TOKENS = 256
 
 
 @attrs.define
-class Loading:
+class SnapshotLoad:
     """A snapshot whose parts are put into cells between ticks."""
 
     snapshot: Snapshot
@@ -46,7 +46,7 @@ class Holding:
     tip: Node
     tier: Tier = Tier.CELLS
     """Where what it began with was."""
-    loading: Loading | None = None
+    loading: SnapshotLoad | None = None
     """What it begins with, until all of that is in its cells: then the tip is its end. No other sequence begins there
     meanwhile."""
 
@@ -427,7 +427,7 @@ class KvPool:
         seq_id = self._take_id(keep=None)
         if seq_id is None:
             return None
-        loading = Loading(snapshot, length, self.cells.load(seq_id, snapshot.parts))
+        loading = SnapshotLoad(snapshot, length, self.cells.load(seq_id, snapshot.parts))
         holding = Holding(seq_id, self.tree.start(seq_id, self.tree.root, 0, now_ms), loading=loading)
         self._loading_cells += whole
         while holding.loading is not None and snapshot.size_bytes <= MOST_COPY_BYTES:
