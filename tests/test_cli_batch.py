@@ -320,15 +320,22 @@ def test_before_a_row_has_ended_it_is_told_how_many_run() -> None:
     assert "running" not in Speed(tally).line(45)
     assert Speed(tally).line(30) == Speed(tally).line(1)
     assert Speed(tally).line(30).endswith("%) · 1 failed")
+    tally.note({"a": Progress(waits=True)})
+    assert "· waits for requests of others ·" in Speed(tally).line()
 
 
-def test_rows_that_all_fail_alike_say_so_once(
+def test_rows_that_all_fail_alike_say_so_once_and_what_can_be_known_before_is_told_before(
     batch: Callable[..., Any], rows: Callable[..., Path], tmp_path: Path
 ) -> None:
     file = rows([{"text": "a"}, {"text": "b"}])
     done = batch(str(file), "--template", "Say: {txt}")
-    assert done.returncode == 1
-    assert "all 2 rows failed, because: --template: there is no column 'txt'" in done.stderr
+    assert (done.returncode, "--template: there is no column 'txt' in the row; it has text" in done.stderr) == (2, True)
+    assert not (tmp_path / "out.jsonl").exists(), "it is told before a model is loaded"
+    done = batch(str(file))
+    assert (done.returncode, "all 2 rows failed, because: expected a prompt" in done.stderr) == (1, True)
+    assert batch(str(file), "--template", "Say: {text}", "--max-tokens", "2").returncode == 0, "nothing good was lost"
+    other = batch(str(file), "--template", "{text}", "--local", "--model", "/none.gguf")
+    assert (other.returncode, "was begun otherwise: --template was" in other.stderr) == (2, True), "before the model"
     missing = batch(str(tmp_path / "nothing.jsonl"))
     assert (missing.returncode, "nothing.jsonl: No such file" in missing.stderr) == (2, True)
 

@@ -180,3 +180,12 @@ def test_nothing_is_said_before_a_row_has_ended_or_of_a_pipe() -> None:
         assert tally.seconds_left(0.0, 1.0) is None
         tally.end(begun, Progress(), 1.0)
         assert tally.seconds_left(0.0, 1.0) == (19.0 if total_bytes else None)
+
+
+def test_a_job_that_stops_tells_how_long_the_rows_take_that_still_run() -> None:
+    tally = Tally(total_bytes=1_000, total_rows=1_000)
+    tally.end(tally.begin(10, now=0.0), Progress(5, 5), now=20.0)
+    tally.begin(10, now=25.0)
+    tally.is_stopping = True
+    assert tally.seconds_left(0.0, 30.0) == 15.0
+    assert tally.seconds_left(0.0, 50.0) is None, "longer than the others"

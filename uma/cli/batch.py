@@ -40,6 +40,8 @@ from uma.jobs import (
     count_rows,
     has_columns,
     in_flight,
+    judge,
+    judge_template,
     model_of,
     read_rows,
 )
@@ -66,6 +68,11 @@ def main(options: argparse.Namespace) -> int:
     with _opened(options.input) as file:
         if options.output.exists() and os.path.samestat(os.fstat(file.fileno()), options.output.stat()):
             raise ConfigError(f"-o: {options.output} is the input, which results would overwrite; name another file")
+        if form.template is not None and file.seekable():
+            with _opened(options.input) as first:
+                judge_template(form, read_rows(first, is_csv=_is_csv(options)))
+        if not (options.restart or options.only_failed):
+            judge(options.output, {"version": 1, **_settings(form, options)})
         return run(partial(_batch, options, loaded, form, file))
 
 
@@ -80,6 +87,10 @@ def _check(options: argparse.Namespace) -> None:
             f"--template: {options.template[:100]!r} names no column, so that all rows would ask the same; write a "
             "column's name in braces, as in 'Summarise: {text}'"
         )
+
+
+def _is_csv(options: argparse.Namespace) -> bool:
+    return bool(options.csv or options.input.lower().endswith(CSV))
 
 
 def _defaults(options: argparse.Namespace, loaded: Loaded) -> Mapping[str, Any]:
@@ -111,7 +122,7 @@ async def _batch(
         header = {"version": 1, "model": model_of(source), **_settings(form, options)}
         results = Results.open(options.output, header, restart=options.restart, only_failed=options.only_failed)
         with closing(results):
-            is_csv = options.csv or options.input.lower().endswith(CSV)
+            is_csv = _is_csv(options)
             runner = Runner(
                 _ask(source, loaded, nursery),
                 read_rows(file, is_csv=is_csv),

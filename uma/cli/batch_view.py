@@ -20,6 +20,8 @@ LINES_SEC = 10.0
 """Time between two looks where every look leaves a line."""
 FIRST_SEC = 0.5
 """Time until the first."""
+BAR_CELLS = 10
+"""Length of the bar of a whole job."""
 LOOK_SEC = 1.0
 """Maximum time that the source is waited for to tell how far the rows are that run."""
 
@@ -50,16 +52,17 @@ class Speed:
         """`1,024 of 2,000 rows (51 %) · 40 running · 210 tokens/s · 2 min left · 3 failed`; where that is no less than
         so many `columns`, without how many run, and then without the speed.
         """
-        running = self.tally.running - self.tally.waiting
         tally, left, tokens = self.tally, self.seconds_left, self.tally.completion_tokens
+        running = tally.running - tally.waiting
+        runs = "waits for requests of others" if tally.is_held_up else f"{running:,} running"
         rate = words.pace(self.tokens_per_sec) if tokens else ""
         if tally.prompt_tokens and not tokens:
             rate = f"{tally.prompt_tokens:,} prompt tokens read"
         parts = [
             self._rows(),
-            f"{running:,} running" if running else "",
+            runs if running else "",
             rate,
-            "" if left is None else f"{words.time_span(left)} left",
+            "" if left is None else f"{words.time_span(left)} left{' for these' * tally.is_stopping}",
             f"{tally.failed:,} failed" if tally.failed else "",
             f"{tally.waiting:,} wait to be asked again" if tally.waiting else "",
         ]
@@ -124,7 +127,9 @@ class OneLine(Lines):
 
     def look(self, speed: Speed) -> None:
         """See `ProgressView`."""
-        say.passing(speed.line(say.columns()))
+        share, columns = speed.tally.share, say.columns()
+        bar = f"{words.blocks(int(100 * share), BAR_CELLS)} " if share else ""
+        say.passing(bar + speed.line(None if columns is None else columns - len(bar)))
 
 
 class Events:

@@ -106,8 +106,13 @@ def duration(milliseconds: float) -> str:
 
 def bar(percent: int) -> str:
     """`███░░░░░░░░░░░░░░░░░ 17 %`."""
-    filled = percent // 5
-    return f"{'█' * filled}{'░' * (20 - filled)} {percent} %"
+    return f"{blocks(percent, 20)} {percent} %"
+
+
+def blocks(percent: int, cells: int) -> str:
+    """`███░░░░░░░`, so many cells long."""
+    filled = percent * cells // 100
+    return "█" * filled + "░" * (cells - filled)
 
 
 def rows(number: int) -> str:

@@ -93,10 +93,14 @@ class InMemory:
         except UmaError:  # a server of an older protocol, or none any more
             return {}
         found: dict[str, Progress] = {}
-        for each in activity.running:  # of several answers to one prompt each is listed
-            known = found.get(each.id, Progress())
-            found[each.id] = Progress(
-                max(known.prompt_tokens, each.computed_tokens), known.completion_tokens + each.generated_tokens
+        waiting = [(request, True) for request in activity.waiting]
+        begun = [(request, request.is_preempted or bool(request.waits_for)) for request in activity.running]
+        for request, waits in (*begun, *waiting):  # of several answers to one prompt each is listed
+            known = found.get(request.id, Progress(waits=True))
+            found[request.id] = Progress(
+                max(known.prompt_tokens, request.computed_tokens),
+                known.completion_tokens + request.generated_tokens,
+                known.waits and waits,
             )
         return found
 

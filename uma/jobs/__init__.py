@@ -5,8 +5,8 @@ application over HTTP is one (`uma.http.in_memory`), so the rules of every diale
 """
 
 from uma.jobs.ask import Progress, RowAnswer, RowAsk
-from uma.jobs.journal import EndedRow, FinishedRows, JobChanged, Results
-from uma.jobs.rows import BadInput, BadRow, JobRow, RowForm, count_rows, has_columns, read_rows
+from uma.jobs.journal import EndedRow, FinishedRows, JobChanged, Results, judge
+from uma.jobs.rows import BadInput, BadRow, JobRow, RowForm, count_rows, has_columns, judge_template, read_rows
 from uma.jobs.runner import Runner, in_flight
 from uma.jobs.server import ReturningServer, model_of
 from uma.jobs.tally import Tally
@@ -29,6 +29,8 @@ __all__ = [
     "count_rows",
     "has_columns",
     "in_flight",
+    "judge",
+    "judge_template",
     "model_of",
     "read_rows",
 ]

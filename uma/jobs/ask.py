@@ -24,11 +24,13 @@ class RowAnswer:
 
 @attrs.frozen
 class Progress:
-    """How far a request is that runs."""
+    """How far a request is that runs, or waits to."""
 
     prompt_tokens: int = 0
     """Tokens of its prompt that have been read."""
     completion_tokens: int = 0
+    waits: bool = False
+    """Nothing of it is computed now, as others' requests are ahead."""
 
 
 class RowAsk(Protocol):

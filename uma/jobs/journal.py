@@ -26,6 +26,7 @@ WINDOW = 1024
 """Maximum rows that one which has not ended is behind the furthest that has: results come about in order of the rows,
 so that finding one again, and waiting for its turn, takes bounded memory."""
 _MARK = b"="
+FOLDER = "results need a folder that exists, can be written to and has space"
 BY_OPTIONS = "begin anew with --restart, which overwrites it"
 """What can be done about an OUT that a job cannot go on with."""
 
@@ -180,19 +181,13 @@ class Results:
         try:
             return cls._opened(path, header, restart, only_failed, anew)
         except OSError as error:
-            raise CannotWrite(
-                f"{error.filename or path}: {error.strerror}; results need a folder that exists, can be written to and "
-                "has space"
-            ) from None
+            raise CannotWrite(f"{error.filename or path}: {error.strerror}; {FOLDER}") from None
 
     @classmethod
     def _opened(cls, path: Path, header: Mapping[str, Any], restart: bool, only_failed: bool, anew: str) -> Results:
         path = Path(os.path.realpath(path))  # one file has one journal, whatever links lead to it
         header, journal_path = orjson.loads(orjson.dumps(header)), journal_of(path)
-        if path.exists() and not path.is_file():
-            raise JobChanged(f"{path}: is no file, and results are kept in one; name one")
-        if not restart and not journal_path.exists():
-            _check_new(path, anew)
+        _check_place(path, anew, restart=restart)
         journal = os.open(journal_path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             _lock(journal, path)
@@ -207,7 +202,7 @@ class Results:
             is_new = walk.header is None
             if is_new:
                 _check_new(path, anew)
-            if walk.rows:
+            if walk.rows and not _is_useless(walk, header):
                 _check_same(path, walk.header or {}, header, anew)
             else:
                 written = orjson.dumps(header) + b"\n"
@@ -309,6 +304,33 @@ class Results:
             os.close(self._journal)
             self._out = self._journal = -1
         self._in_use.release()
+
+
+def judge(path: Path, header: Mapping[str, Any]) -> None:
+    """Raise what `Results.open` would for the job on the disk, as far as can be told without the model."""
+    path = Path(os.path.realpath(path))
+    header = orjson.loads(orjson.dumps(header))
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise CannotWrite(f"{path}: cannot be written; {FOLDER}")
+    _check_place(path, BY_OPTIONS)
+    walk = _walk(path, BY_OPTIONS)
+    was = walk.header or {}
+    header = {**header, "model": was.get("model")}
+    if walk.rows and not _is_useless(walk, header):
+        _check_same(path, was, header, BY_OPTIONS)
+
+
+def _is_useless(walk: _JournalWalk, header: Mapping[str, Any]) -> bool:
+    """Whether nothing is lost where a job that is asked otherwise now begins anew: all its rows failed."""
+    was = walk.header or {}
+    return walk.rows == walk.failed and was != header and was.get("model") == header.get("model")
+
+
+def _check_place(path: Path, anew: str, *, restart: bool = False) -> None:
+    if path.exists() and not path.is_file():
+        raise JobChanged(f"{path}: is no file, and results are kept in one; name one")
+    if not restart and not journal_of(path).exists():
+        _check_new(path, anew)
 
 
 def journal_of(path: Path) -> Path:

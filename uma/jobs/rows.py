@@ -13,9 +13,9 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import IO, Any
 
 import attrs
@@ -23,7 +23,7 @@ import orjson
 import xxhash
 
 from uma import json_bytes, posix
-from uma.errors import UmaError
+from uma.errors import ConfigError, UmaError
 
 MAX_ROW_BYTES = 16_777_216
 """Maximum length of a row. A longer one is bad: twice the longest body that a server takes by default."""
@@ -44,6 +44,8 @@ _OF_ALL = ("model", "priority")
 GZIP = b"\x1f\x8b"
 """How a file compressed by gzip begins."""
 NO_GZIP = "gzip is not supported over HTTP; send the rows uncompressed, or give the file to `uma batch`"
+JUDGED_ROWS = 100
+"""Rows that are looked at before a model is loaded for all."""
 _HOLE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
 
@@ -207,6 +209,21 @@ def filled(template: str, fields: Mapping[str, Any]) -> str:
 def has_columns(template: str) -> bool:
     """Whether `template` takes anything of a row."""
     return any(found[1] is not None for found in _HOLE.finditer(template))
+
+
+def judge_template(form: RowForm, rows: Iterable[JobRow]) -> None:
+    """Raise `ConfigError` where a template fits none of the first rows: it would fit none behind them either."""
+    why = ""
+    with suppress(BadInput):  # told with the results of the rows before
+        for row in islice(rows, JUDGED_ROWS):
+            try:
+                form.asked(row)
+            except BadRow as error:
+                why = why or str(error)
+            else:
+                return
+    if why.startswith("--template"):
+        raise ConfigError(why)
 
 
 def read_rows(file: IO[bytes], *, is_csv: bool = False, takes_gzip: bool = True) -> Iterator[JobRow]:

@@ -156,6 +156,7 @@ class Runner:
     def stop(self) -> None:
         """Begin no more rows: `run` returns when those that run have ended. None is asked again."""
         self._stopping.set()
+        self.tally.is_stopping = True
         self._reading.cancel()
         self._note_move()
 
@@ -165,9 +166,11 @@ class Runner:
         for id, progress in (await self.ask.progress()).items():
             own = id if id in self._asked else id.rpartition("-")[0]  # one of several prompts
             if own in self._asked:
-                known = found.get(own, Progress())
+                known = found.get(own, Progress(waits=True))
                 found[own] = Progress(
-                    known.prompt_tokens + progress.prompt_tokens, known.completion_tokens + progress.completion_tokens
+                    known.prompt_tokens + progress.prompt_tokens,
+                    known.completion_tokens + progress.completion_tokens,
+                    known.waits and progress.waits,
                 )
         self.tally.note(found)
 

@@ -104,6 +104,8 @@ class Tally:
     """Rows that wait to be asked again."""
     running: int = 0
     """Rows that are asked just now."""
+    is_stopping: bool = False
+    """No more rows begin."""
     total_bytes: int = 0
     """Bytes of the input; 0: not known."""
     total_rows: int = 0
@@ -131,6 +133,8 @@ class Tally:
     """The tokens of each, read and written, over its bytes."""
     _began_sum: float = 0.0
     """Sum of the times at which the running rows began."""
+    _last_began_sec: float = 0.0
+    """When the last row began."""
 
     def passed(self, size_bytes: int, *, is_new: bool, is_asked: bool) -> None:
         """A row was read."""
@@ -146,6 +150,7 @@ class Tally:
         begun = Begun(time.monotonic() if now is None else now, size_bytes)
         self.running += 1
         self._began_sum += begun.at_sec
+        self._last_began_sec = begun.at_sec
         return begun
 
     def end(self, begun: Begun, used: Progress | None, now: float | None = None) -> None:
@@ -165,6 +170,11 @@ class Tally:
     def forget(self, id: str) -> None:
         """This request has ended."""
         self._progress.pop(id, None)
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether all rows that run wait for requests of others: one that waits for another row has that computed."""
+        return bool(self._progress) and all(progress.waits for progress in self._progress.values())
 
     @property
     def prompt_tokens(self) -> int:
@@ -198,10 +208,13 @@ class Tally:
         self.ignored.update(name for name in names if name in self.ignored or len(self.ignored) < MAX_IGNORED)
 
     def seconds_left(self, began: float, now: float | None = None) -> float | None:
-        """What the rest takes, if it goes on as since `began`, when the first row could begin; None where that is not
-        known.
+        """What the rest takes, if it goes on as since `began`, when the first row could begin: of a run that stops the
+        rows that were begun. None where that is not known.
         """
         ended = self._times
+        if self.is_stopping and ended.n:
+            left = self._last_began_sec + ended.y / ended.n - (time.monotonic() if now is None else now)
+            return left if self.running and left > 0 else None
         if not ended.n or not ended.y or not self.total_bytes or not self.asked_rows:
             return None
         now = time.monotonic() if now is None else now
