@@ -76,7 +76,7 @@ def test_the_libraries_are_those_of_their_list_with_their_licences(client: httpx
         assert any("LICENSE" in name for name in package["files"]), package["package"]
     scripts = [name for name in listed if name.endswith(".js")]
     assert re.findall(r'src="ui/vendor/([^"]+)"', client.get("/").text) == scripts
-    for name in scripts:
+    for name in listed:
         assert client.get(f"/ui/vendor/{name}").content == (vendor / name).read_bytes()
 
 

@@ -17,14 +17,15 @@ POLICY = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
+        "font-src 'self'",
         "img-src 'self' data:",  # a conversation's own pictures
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
-        # HTML is made of text by the sanitizer alone, which has the only policy that there can be.
+        # HTML is made of text by the sanitizer alone, and a worker of one file alone: no other policy can be made.
         "require-trusted-types-for 'script'",
-        "trusted-types dompurify",
+        "trusted-types dompurify documents",
     )
 )
 
@@ -39,8 +40,10 @@ SECURITY: list[Header] = [
 _MEDIA_TYPES = {
     "html": b"text/html; charset=utf-8",
     "js": b"text/javascript; charset=utf-8",
+    "mjs": b"text/javascript; charset=utf-8",
     "css": b"text/css; charset=utf-8",
     "svg": b"image/svg+xml",
+    "woff2": b"font/woff2",
     "txt": b"text/plain; charset=utf-8",
 }
 

@@ -7,6 +7,8 @@ interface Attachment {
   text: string;
   /** Of a picture, whose text is empty: its file as a data URL. */
   image?: string;
+  /** Of the text, where the server has counted them. */
+  tokens?: number;
 }
 
 interface Usage {

@@ -75,3 +75,10 @@ declare const hljs: {
   getLanguage(name: string): object | undefined;
   highlight(code: string, options: { language: string; ignoreIllegals: boolean }): { value: string };
 };
+
+interface Window {
+  /** Where the browser has it: what strings have to pass before they can be code. */
+  trustedTypes?: {
+    createPolicy(name: string, rules: { createScriptURL(text: string): string }): { createScriptURL(text: string): unknown };
+  };
+}

@@ -52,7 +52,7 @@ export function watchKey(run) {
 }
 
 /**
- * @param {string} path Below `ui/api/`, or one of the API for all programs, which begins with `v1/` or `api/`.
+ * @param {string} path Below `ui/api/`, or one of the API for all programs: `tokenize`, or what begins with `v1/` or `api/`.
  * @param {{method?: string, body?: unknown, signal?: AbortSignal, headers?: Record<string, string>}} [options]
  * @param {AbortSignal} [given] The caller's own signal: what it ends is no lost connection.
  * @returns {Promise<Response>}
@@ -67,7 +67,7 @@ async function request(path, options = {}, given = options.signal) {
     init.headers["Content-Type"] = "application/json";
     Object.assign(init, { body: JSON.stringify(body) });
   }
-  const asked = new Request(/^(v1|api)\//.test(path) ? path : `ui/api/${path}`, init); // outside: what is wrong with it is no lost connection
+  const asked = new Request(/^(?:v1\/|api\/|tokenize$)/.test(path) ? path : `ui/api/${path}`, init); // outside: what is wrong with it is no lost connection
   let response;
   try {
     response = await fetch(asked);

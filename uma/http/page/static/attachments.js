@@ -1,6 +1,6 @@
 /** Files beside a message that is being written: their text, and each with its name and a way to take it away. */
 
-import { h, icon, iconButton } from "./dom.js";
+import { h, icon, iconButton, number } from "./dom.js";
 import { thumbnail } from "./pictures.js";
 
 /** In text there is none of these: all control characters but tabs, line ends, form feeds and escapes. */
@@ -33,13 +33,21 @@ function encodingsOf(head) {
   return ["utf-8", "windows-1252"]; // which Latin-1 is a part of
 }
 
+/** A file's name, and how much a model has to read of it. @param {Attachment} file */
+export function labelOf({ name, text, tokens }) {
+  const bytes = new Blob([text]).size;
+  const size = bytes < 1_000 ? `${bytes} bytes` : `${number(bytes / 1_000, bytes < 10_000 ? 1 : 0)} KB`;
+  const extent = tokens === undefined ? size : `${size} · ${number(tokens)} tokens`;
+  return [icon("file"), h("span", {}, name), h("span", { class: "extent" }, extent)];
+}
+
 /** Show `files` in `list`. @param {HTMLElement} list @param {Attachment[]} files @param {(file: Attachment) => void} remove */
 export function showFiles(list, files, remove) {
   const items = files.map((file) =>
     h(
       "li",
       { class: file.image ? "file is-picture" : "file", title: file.name },
-      ...(file.image ? [thumbnail(file)] : [icon("file"), file.name]),
+      ...(file.image ? [thumbnail(file)] : labelOf(file)),
       iconButton("x", `Remove ${file.name}`, () => remove(file), "small"),
     ),
   );

@@ -43,16 +43,17 @@ export class Blocks {
     else this.markdown.grow(text);
     this.isFinal = isWhole;
     const { blocks } = this.markdown;
+    const parts = [...this.element.children];
     blocks.forEach((html, index) => {
       if (this.shown[index] === html) return;
       const block = h("div", { class: "block" });
       block.append(DOMPurify.sanitize(html));
       dress(block);
       block.dir = "auto"; // at the end: with each change the browser would look for the direction again
-      if (index < this.element.children.length) morph(this.element.children[index], block);
+      if (parts[index]) morph(parts[index], block);
       else this.element.append(block);
     });
-    while (this.element.children.length > blocks.length) this.element.lastElementChild?.remove();
+    for (const part of parts.slice(blocks.length)) part.remove();
     this.shown = blocks;
   }
 

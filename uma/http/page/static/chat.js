@@ -407,6 +407,7 @@ export class Chat {
     this.render();
     const view = this.views.get(this.current.messages[id]);
     if (!this.runs.has(id)) view?.answer?.blocks.show(this.current.messages[id].text, true);
+    view?.element.querySelector(".is-folded")?.classList.remove("is-folded");
     if (view) mark(view.element, words);
   }
 

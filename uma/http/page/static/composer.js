@@ -1,17 +1,23 @@
 /** The box at the bottom: a message, files beside it, and the button that sends or stops. */
 
-import { showFiles, textOf } from "./attachments.js";
-import { announce, byId, DOUBLE_CLICK_MS, icon, number, toast } from "./dom.js";
+import { showFiles } from "./attachments.js";
+import { readFile, Unreadable } from "./documents.js";
+import { announce, byId, DOUBLE_CLICK_MS, h, icon, number, toast } from "./dom.js";
 import { Drafts } from "./drafts.js";
 import { isPicture, pictureOf } from "./pictures.js";
 
-const MAX_FILE_BYTES = 1_000_000;
+/** Most bytes of a text that a server takes, where it has not told. */
+const MAX_TEXT_BYTES = 1_000_000;
+/** A document can be much more than its text. */
+const MAX_FILE_BYTES = 100_000_000;
+/** A text that is pasted and longer than this can be a file instead. */
+const LONG_PASTE_CHARS = 4_096;
 const MAX_INPUT_PX = 240;
 /** Files that a notice names. */
 const MAX_NAMED = 3;
 
 export class Composer {
-  /** @param {{send: (text: string, files: Attachment[]) => void, stop: () => void, openSettings: () => void}} does */
+  /** @param {{send: (text: string, files: Attachment[]) => void, stop: () => void, openSettings: () => void, count: (text: string) => Promise<number | undefined>}} does */
   constructor(does) {
     this.does = does;
     this.input = byId("input", HTMLTextAreaElement);
@@ -28,7 +34,9 @@ export class Composer {
     this.isNext = false;
     this.hint = byId("hint", HTMLElement);
     this.clickedAt = -Infinity;
-    this.maxBytes = MAX_FILE_BYTES;
+    this.maxBytes = MAX_TEXT_BYTES;
+    /** Files that are still being read, which a message waits for. */
+    this.reading = 0;
     this.sees = false;
     const form = byId("composer", HTMLFormElement);
     form.addEventListener("submit", (event) => {
@@ -61,7 +69,7 @@ export class Composer {
       this.does.stop();
       return;
     }
-    if (!this.hasSome) return;
+    if (!this.hasSome || this.reading) return;
     const [text, files] = [this.input.value.trim(), this.files];
     this.input.value = "";
     this.files = [];
@@ -132,7 +140,7 @@ export class Composer {
   fit() {
     this.input.style.height = "auto";
     this.input.style.height = `${Math.min(this.input.scrollHeight, MAX_INPUT_PX)}px`;
-    this.button.disabled = !this.isAnswering && !this.hasSome;
+    this.button.disabled = !this.isAnswering && (!this.hasSome || this.reading > 0);
   }
 
   /** @param {HTMLFormElement} form */
@@ -145,8 +153,15 @@ export class Composer {
     });
     // Anywhere on the page: a browser opens a file that a page does not take, and the chat is gone.
     const hasFiles = (/** @type {DragEvent} */ event) => event.dataTransfer?.types.includes("Files");
-    document.addEventListener("dragover", (event) => hasFiles(event) && event.preventDefault());
+    const frame = (/** @type {boolean} */ isShown) => form.classList.toggle("is-target", isShown);
+    document.addEventListener("dragover", (event) => {
+      if (!hasFiles(event)) return;
+      event.preventDefault();
+      frame(true);
+    });
+    document.addEventListener("dragleave", ({ relatedTarget }) => relatedTarget === null && frame(false));
     document.addEventListener("drop", (event) => {
+      frame(false);
       if (!hasFiles(event)) return;
       event.preventDefault();
       if (form.checkVisibility()) this.attach([...(event.dataTransfer?.files ?? [])]);
@@ -154,14 +169,26 @@ export class Composer {
     this.input.addEventListener("paste", (event) => {
       // Programs that copy text often add a picture of it: the text is what is meant.
       const pasted = event.clipboardData;
-      if (pasted?.files.length && !pasted.types.includes("text/plain")) this.attach([...pasted.files]);
+      const text = pasted?.getData("text/plain") ?? "";
+      if (text.length > LONG_PASTE_CHARS) this.offerFile(text);
+      else if (!text && pasted?.files.length) this.attach([...pasted.files]);
     });
+  }
+
+  /** What was pasted is long: it can be a file beside the message. @param {string} text */
+  offerFile(text) {
+    const pasted = text.replace(/\r\n?/g, "\n");
+    const run = () => {
+      this.input.value = this.input.value.replace(pasted, () => "");
+      void this.attach([new File([pasted], "pasted.txt", { type: "text/plain" })]);
+    };
+    toast("This is a long text.", { label: "Attach it as a file", run });
   }
 
   /** Whether the model takes pictures. @param {boolean} sees */
   setSight(sees) {
     this.sees = sees;
-    const label = sees ? "Attach pictures or text files" : "Attach a text file";
+    const label = sees ? "Attach pictures or documents" : "Attach a document";
     const button = byId("attach", HTMLButtonElement);
     button.setAttribute("aria-label", label);
     button.title = label;
@@ -173,40 +200,50 @@ export class Composer {
     const refused = [];
     /** @type {Set<string>} */
     const reasons = new Set();
+    const home = this.files; // another conversation can be shown before all are read
+    this.reading++;
     for (const file of files) {
-      const { text, image, fault } = await this.read(file);
-      if (fault) {
+      this.list.hidden = false;
+      this.list.append(h("li", { class: "file" }, h("span", { class: "pulse" }), file.name));
+      try {
+        home.push({ name: file.name, ...(await this.read(file)) });
+        announce(`${file.name} attached`);
+      } catch (error) {
+        if (!(error instanceof Unreadable)) throw error;
         refused.push(file.name);
-        reasons.add(fault);
-        continue;
+        reasons.add(error.message);
       }
-      this.files.push({ name: file.name, text, ...(image && { image }) });
-      announce(`${file.name} attached`);
+      this.showFiles();
     }
+    this.reading--;
+    for (const file of home.filter(({ text, tokens }) => text && tokens === undefined))
+      void this.does.count(file.text).then((tokens) => {
+        file.tokens = tokens;
+        if (home === this.files) this.showFiles();
+      });
     if (refused.length)
       toast(`Not attached: ${named(refused)}. ${[...reasons].join(" ")}`, { label: "Close", run: () => {} });
     this.showFiles();
     this.input.focus();
   }
 
-  /** A file's text, or its picture; or why it is none for the model. @param {File} file @returns {Promise<{text: string, image?: string, fault: string}>} */
+  /** A file's text, or its picture. Throws `Unreadable`. @param {File} file @returns {Promise<{text: string, image?: string}>} */
   async read(file) {
     if (isPicture(file)) {
-      if (!this.sees) return { text: "", fault: "The model sees no images." };
+      if (!this.sees) throw new Unreadable("The model sees no images.");
       const image = await pictureOf(file);
-      return image ? { text: "", image, fault: "" } : { text: "", fault: "The browser cannot read this picture." };
+      if (image) return { text: "", image };
+      throw new Unreadable("The browser cannot read this picture.");
     }
-    if (file.size > this.maxBytes) {
-      const most = number(Math.round(this.maxBytes / 1_000));
-      return { text: "", fault: `The server takes no file over ${most} KB.` };
-    }
-    const text = await file.arrayBuffer().then(textOf, () => null);
-    return text === null ? { text: "", fault: "The model reads text only." } : { text, fault: "" };
+    const text = file.size > MAX_FILE_BYTES ? null : await readFile(file);
+    if (text === null || new Blob([text]).size > this.maxBytes)
+      throw new Unreadable(`The server takes no file over ${number(Math.round(this.maxBytes / 1_000))} KB.`);
+    return { text };
   }
 
   showFiles() {
     showFiles(this.list, this.files, (file) => {
-      this.files = this.files.filter((each) => each !== file);
+      this.files.splice(this.files.indexOf(file), 1);
       this.showFiles();
       this.input.focus();
     });

@@ -57,13 +57,23 @@ function inline(state, silent) {
 function endOf(text, start) {
   const closer = INLINE[text.slice(start, start + 2)] ?? bareEnd(text.slice(start, start + MAX_CHARS));
   if (closer) {
-    const found = text.slice(start + 2, start + MAX_CHARS).indexOf(closer);
-    return found < 0 ? -1 : start + 2 + found + closer.length;
+    const end = next(text, closer, start + 2) + closer.length;
+    return end > start + MAX_CHARS ? -1 : end;
   }
   if (text[start] !== "$" || /[\p{L}\p{N}$]/u.test(text[start - 1] ?? "")) return -1;
   DOLLARS.lastIndex = start;
   const match = DOLLARS.exec(text);
   return match && (match[1] === undefined || isFormula(match[1])) ? DOLLARS.lastIndex : -1;
+}
+
+/** Where something was found last. */
+let known = { text: "", closer: "", from: 0, at: 0 };
+
+/** Where `closer` comes next, which is sought once for all formulas that begin before it: thousands can. @param {string} text @param {string} closer @param {number} from */
+function next(text, closer, from) {
+  const isKnown = known.text === text && known.closer === closer && known.from <= from && from <= known.at;
+  if (!isKnown) known = { text, closer, from, at: (text.indexOf(closer, from) + 1 || Infinity) - 1 };
+  return known.at;
 }
 
 /** What ends a formula that is a bare environment. @param {string} text */

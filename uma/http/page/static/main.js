@@ -79,6 +79,7 @@ const composer = new Composer({
   send: (text, files) => chat.send(text, files),
   stop: () => chat.stop(),
   openSettings: editSettings,
+  count,
 });
 const sidebar = new Sidebar({ open: (id) => go(`#c/${id}`), acts });
 const live = new LiveView(
@@ -135,6 +136,13 @@ function chooseModel() {
   const label = info?.models ? "Find a model, or pull OWNER/NAME" : "The model of this server";
   palette.open(label, (text) => picker.entries(info, modelName(), text));
   void connect();
+}
+
+/** Tokens of a text, where the model that answers is there to count them. @param {string} text @returns {Promise<number | undefined>} */
+async function count(text) {
+  const model = info?.models && modelName();
+  if (model && info?.models?.find(({ name }) => name === model)?.state !== "loaded") return undefined;
+  return ask("tokenize", { model: model || undefined, content: text }).then(({ count }) => count, () => undefined);
 }
 
 /** Search for anything: conversations by what was said in them, models, actions. */

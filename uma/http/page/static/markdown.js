@@ -8,6 +8,11 @@ import { keepFormulas } from "./formulas.js";
 const MAX_BLOCK_CHARS = 32_768;
 /** A finished text up to this length is parsed once as a whole, so that its references hold everywhere. */
 const MAX_WHOLE_CHARS = 262_144;
+/** So many tags a text can have, and a block of it that grows: from the block on that has more, it is plain text. A browser
+ * takes seconds for a table of ten thousand lines, and is frozen meanwhile. */
+const MAX_TAGS = 20_000;
+/** A block of its own costs as much as so many tags. */
+const BLOCK_TAGS = 5;
 /** The page's own headings are of level 1 and 2, so a text's begin at 3. */
 const HEADING_OFFSET = 2;
 
@@ -52,11 +57,13 @@ parser.renderer.rules.fence = parser.renderer.rules.code_block = (tokens, index)
 /** @param {string} text */
 const escaped = (text) => parser.utils.escapeHtml(text);
 
+/** @typedef {{html: string, start: number, tags: number}} Block */
+
 /** The blocks of a text, and where each begins in it. @param {string} text @param {markdown.Env} env */
 function parse(text, env) {
   const lines = [0];
   for (let at = text.indexOf("\n"); at >= 0; at = text.indexOf("\n", at + 1)) lines.push(at + 1);
-  /** @type {{html: string, start: number}[]} */
+  /** @type {Block[]} */
   const blocks = [];
   /** @type {markdown.Token[]} */
   let group = [];
@@ -66,10 +73,19 @@ function parse(text, env) {
     if (tokens[index - 2]?.type === "list_item_open") markTask(token, tokens[index - 2]);
     group.push(token);
     if (token.level > 0 || token.nesting > 0) continue;
-    blocks.push({ html: parser.renderer.render(group, parser.options, env), start: lines[group[0].map?.[0] ?? 0] });
+    const html = parser.renderer.render(group, parser.options, env);
+    blocks.push({ html, start: lines[group[0].map?.[0] ?? 0], tags: BLOCK_TAGS + html.split("<").length });
     group = [];
   }
   return blocks;
+}
+
+/** The blocks of a text that has so many tags before them, as plain text from the first on that has too many. @param {Block[]} blocks @param {string} text @param {number} tags */
+function bounded(blocks, text, tags) {
+  const at = blocks.findIndex((block) => (tags += block.tags) > MAX_TAGS);
+  if (at < 0) return blocks;
+  const rest = blocks[at].start;
+  return [...blocks.slice(0, at), { html: `<pre>${escaped(text.slice(rest))}</pre>`, start: rest, tags: BLOCK_TAGS }];
 }
 
 /** An entry of a list that is done, or to be done. @param {markdown.Token} token @param {markdown.Token} item */
@@ -97,6 +113,8 @@ export class Markdown {
     this.blocks = [];
     /** Blocks that do not change any more. */
     this.settled = 0;
+    /** Tags that they have. */
+    this.tags = 0;
     /** Where the text after them begins. */
     this.begin = 0;
     /** @type {markdown.Env} */
@@ -111,19 +129,21 @@ export class Markdown {
       this.blocks = [...this.blocks.slice(0, this.settled), `<pre>${escaped(tail)}</pre>`];
       return;
     }
-    const found = parse(tail, this.env);
+    const found = bounded(parse(tail, this.env), tail, this.tags);
     this.blocks = [...this.blocks.slice(0, this.settled), ...found.map(({ html }) => html)];
     // A line that is still being written can turn from a block of its own into more of the block before it.
     const complete = tail.lastIndexOf("\n") + 1;
     const last = Math.max(0, found.findLastIndex(({ start }) => start < complete));
     this.begin += found[last]?.start ?? 0;
     this.settled += last;
+    for (const { tags } of found.slice(0, last)) this.tags += tags;
   }
 
   /** The text is complete: its blocks as a whole parse has them. @param {string} text */
   finish(text) {
     if (text.length > MAX_WHOLE_CHARS) return this.grow(text);
     this.text = text;
-    this.blocks = parse(text.replace(/\r\n?/g, "\n"), {}).map(({ html }) => html);
+    const whole = text.replace(/\r\n?/g, "\n");
+    this.blocks = bounded(parse(whole, {}), whole, 0).map(({ html }) => html);
   }
 }

@@ -1,9 +1,9 @@
 /** One message on the screen: a question with its files, or an answer with its figures, and what can be done with it. */
 
-import { showFiles } from "./attachments.js";
+import { labelOf, showFiles } from "./attachments.js";
 import { Blocks } from "./blocks.js";
 import { ask, ApiError } from "./api.js";
-import { announce, copy, duration, h, icon, iconButton, number } from "./dom.js";
+import { announce, copy, duration, h, iconButton, number } from "./dom.js";
 import { busy, explain } from "./failures.js";
 import { openable } from "./pictures.js";
 import { Thinking } from "./thinking.js";
@@ -61,11 +61,40 @@ function switcher(message, siblings, actions) {
   );
 }
 
+/** What unfolds each question that is longer than is shown of it. @type {WeakMap<Element, HTMLElement>} */
+const folded = new WeakMap();
+const folding = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    const more = folded.get(target);
+    if (more && target.classList.contains("is-folded")) more.hidden = target.scrollHeight <= target.clientHeight + 1;
+  }
+});
+/** Code in a question, between fences. */
+const CODE = /^(```[^`\n]*\n[^]*?^```[^\S\n]*$\n?)/m;
+
+/** A question's text as it was typed, but for its code. @param {string} text */
+function spoken(text) {
+  return text.split(CODE).map((part, index) => {
+    if (index % 2 === 0) return part;
+    const code = new Blocks();
+    code.show(part, true);
+    return code.element;
+  });
+}
+
 /** @param {Message} message @param {Message[]} siblings @param {Actions} actions */
 export function question(message, siblings, actions) {
-  const bubble = h("div", { class: "bubble", dir: "auto" }, message.text);
+  const bubble = h("div", { class: "bubble is-folded", dir: "auto" }, ...spoken(message.text));
+  const more = h("button", { type: "button", class: "link-button unfold", hidden: true, "aria-expanded": "false" }, "Show all");
+  more.onclick = () => {
+    const isFolded = bubble.classList.toggle("is-folded");
+    more.textContent = isFolded ? "Show all" : "Show less";
+    more.setAttribute("aria-expanded", String(!isFolded));
+  };
+  folded.set(bubble, more);
+  folding.observe(bubble);
   const files = (message.files ?? []).map((file) =>
-    file.image ? openable(file) : h("span", { class: "file" }, icon("file"), file.name),
+    file.image ? openable(file) : h("span", { class: "file" }, ...labelOf(file)),
   );
   const edit = iconButton("edit", "Edit and send again", () => editing(article, message, actions).focus());
   const copyButton = iconButton("copy", "Copy the question", () => copy(copyButton, message.text));
@@ -75,6 +104,7 @@ export function question(message, siblings, actions) {
     h("h2", { class: "hidden" }, "You"),
     files.length > 0 && h("div", { class: "files" }, ...files),
     message.text !== "" && bubble,
+    more,
     h("footer", { class: "actions" }, switcher(message, siblings, actions), edit, copyButton),
   );
   if (edits.has(message)) editing(article, message, actions);

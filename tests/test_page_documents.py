@@ -1,0 +1,125 @@
+"""Documents beside a question: their text is what the model is given, and how much of it is told."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+
+from page_browser import Visitor
+from playwright.sync_api import FilePayload, expect
+
+ANSWERS = "**/ui/api/answers"
+WORD = (
+    '<?xml version="1.0"?><w:document xmlns:w="x"><w:body><w:p><w:r><w:t>Fox &amp; owl</w:t></w:r><w:r>'
+    '<w:t xml:space="preserve"> &#8211; done</w:t></w:r></w:p><w:tbl><w:tr><w:tc><w:p><w:r><w:t>a</w:t></w:r></w:p>'
+    "</w:tc><w:tc><w:p><w:r><w:t>b</w:t></w:r></w:p></w:tc></w:tr></w:tbl></w:body></w:document>"
+)
+HTML = "<!doctype html><title>t</title><div>One</div><div>Two <b>bold</b></div><script>alert(1)</script>"
+
+
+def pdf(*lines: str) -> bytes:
+    """A file of one page that says this."""
+    words = " ".join(f"({line}) Tj T*" for line in lines)
+    content = f"BT /F1 12 Tf 50 750 Td 14 TL {words} ET"
+    objects = (
+        "<< /Type /Catalog /Pages 2 0 R >>",
+        "<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R "
+        "/Resources << /Font << /F1 5 0 R >> >> >>",
+        f"<< /Length {len(content)} >>\nstream\n{content}\nendstream",
+        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    )
+    body = "".join(f"{number} 0 obj\n{each}\nendobj\n" for number, each in enumerate(objects, 1))
+    return f"%PDF-1.4\n{body}trailer << /Size 6 /Root 1 0 R >>\n%%EOF\n".encode()
+
+
+def archive(**files: str) -> bytes:
+    """A ZIP archive; a name's two underlines are a slash."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as zip:
+        for name, text in files.items():
+            zip.writestr(f"{name.replace('__', '/')}.xml", text)
+    return data.getvalue()
+
+
+def files(**contents: bytes) -> list[FilePayload]:
+    """Files by name, whose last underline is the dot."""
+    return [{"name": ".".join(name.rsplit("_", 1)), "mimeType": "", "buffer": data} for name, data in contents.items()]
+
+
+def test_the_text_of_documents_is_what_the_model_is_given(here: Visitor) -> None:
+    """PDF, Word and HTML are read, each with its size and tokens; what is none of these is refused by name."""
+    page = here.visit().page
+    page.locator("#model").wait_for()
+    attached = page.locator("#attached .file")
+    page.locator("#attach-file").set_input_files(
+        files(
+            den_pdf=pdf("The fox sleeps.", "The owl is awake."),
+            den_docx=archive(word__document=WORD),
+            den_html=HTML.encode(),
+            scan_pdf=pdf(),
+            cut_pdf=b"%PDF-1.7\n",
+            den_odt=archive(content="<x/>"),
+        )
+    )
+    toast = page.locator(".toast")
+    expect(toast).to_contain_text("Not attached: scan.pdf, cut.pdf, den.odt.")
+    for why in ("its pages are pictures", "a damaged PDF", "docx and HTML only"):
+        expect(toast).to_contain_text(why)
+    expect(attached).to_have_count(3)
+    expect(attached.nth(0)).to_contain_text("den.pdf33 bytes · ")
+    for index in range(3):
+        expect(attached.nth(index)).to_contain_text("tokens")
+    with page.expect_request(ANSWERS) as sent:
+        here.ask("What is in them?")
+    told = json.loads(sent.value.post_data or "")["messages"][0]["content"]
+    assert told == (
+        "den.pdf:\n```\nThe fox sleeps.\nThe owl is awake.\n```\n\n"
+        "den.docx:\n```\nFox & owl \u2013 done\na\tb\t\n```\n\n"
+        "den.html:\n```\nOne\n\nTwo bold\n```\n\nWhat is in them?"
+    )
+    here.wait_for_answer()
+
+
+def test_a_long_paste_can_be_a_file_and_a_long_question_is_folded(here: Visitor) -> None:
+    page = here.visit().page
+    box = page.get_by_label("Message", exact=True)
+    box.focus()
+    page.evaluate(
+        """text => {
+            const clipboardData = new DataTransfer();
+            clipboardData.setData("text/plain", text);
+            const input = document.getElementById("input");
+            input.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
+            input.value = text;
+        }""",
+        "line\n" * 1_000,
+    )
+    page.get_by_role("button", name="Attach it as a file").click()
+    expect(page.locator("#attached .file")).to_contain_text("pasted.txt5.0 KB")
+    assert box.input_value() == ""
+    page.get_by_role("button", name="Remove pasted.txt").click()
+    here.ask("line\n" * 20 + "```python\nprint(1)\n```\nWhat does it say?")
+    bubble = page.locator(".bubble")
+    whole = bubble.evaluate("each => each.scrollHeight")
+    assert bubble.evaluate("each => each.clientHeight") < whole
+    page.get_by_role("button", name="Show all").click()
+    assert bubble.evaluate("each => each.scrollHeight - each.clientHeight") <= 1
+    expect(bubble.get_by_role("region", name="Code in python")).to_have_text("print(1)")
+    here.ask("Short")
+    expect(page.locator(".bubble").nth(1)).to_have_text("Short")
+    expect(page.locator(".unfold:visible")).to_have_count(1)
+
+
+def test_what_is_dragged_over_the_page_is_framed_where_it_goes(here: Visitor) -> None:
+    page = here.visit().page
+    drag = """type => {
+        const dataTransfer = new DataTransfer();
+        dataTransfer.items.add(new File(["x"], "x.txt", { type: "text/plain" }));
+        document.dispatchEvent(new DragEvent(type, { dataTransfer, bubbles: true, cancelable: true }));
+    }"""
+    for kind, framed in (("dragover", 1), ("dragleave", 0), ("dragover", 1), ("drop", 0)):
+        page.evaluate(drag, kind)
+        expect(page.locator("#composer.is-target")).to_have_count(framed)
+    expect(page.locator("#attached .file")).to_have_count(1)

@@ -1,0 +1,126 @@
+/** The text of files that are more than text: PDF by pdf.js in a worker, Word files by their XML, pages by the sanitizer.
+ * Each is bounded in time and size: a file can be made to be neither read nor given up. */
+
+import { textOf } from "./attachments.js";
+
+/** A PDF that takes longer to be read is given up. */
+const READ_MS = 30_000;
+/** Largest size of a Word file's XML, which can be a thousandth of that in the file. */
+const MAX_XML_BYTES = 50_000_000;
+/** In an archive's end, the place of its list of files is told; a comment of so many bytes can follow. */
+const MAX_COMMENT_BYTES = 65_535;
+const [END, ENTRY, LOCAL] = [0x06054b50, 0x02014b50, 0x04034b50];
+const DEFLATED = 8;
+/** Tags that begin a line, in a page. */
+const LINES =
+  /<\/?(?:address|article|aside|blockquote|br|dd|div|dl|dt|figcaption|figure|footer|form|h[1-6]|header|hr|li|main|nav|ol|p|pre|section|table|tr|ul)\b/gi;
+/** What a Word file's text is made of: a piece of it, a tab, or the end of a line, of a table's cell, of a paragraph. */
+const PIECES = /<w:t(?: [^>]*)?>([^<]*)<\/w:t>|<w:(tab)\/>|<w:(?:br|cr)\b[^>]*>|<\/w:p>\s*(<\/w:tc>)?|<\/w:tr>/g;
+/** @type {Record<string, string>} */
+const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'" };
+
+/** A file that has no text for a model. Its message is for the person. */
+export class Unreadable extends Error {}
+
+/** A file's text. Throws `Unreadable`. @param {File} file */
+export async function readFile(file) {
+  const data = await file.arrayBuffer().catch(() => {
+    throw new Unreadable("The browser could not read it.");
+  });
+  const head = new TextDecoder("latin1").decode(data.slice(0, 1_024));
+  const isPdf = head.includes("%PDF-");
+  const text = isPdf ? await textOfPdf(data) : head.startsWith("PK\x03\x04") ? await textOfWord(data) : textOf(data);
+  if (text === null) throw new Unreadable("The model reads text, PDF, Word’s docx and HTML only.");
+  if (isPdf && !text.trim()) throw new Unreadable("There is no text in it: its pages are pictures.");
+  return /\.x?html?$/i.test(file.name) || file.type === "text/html" ? textOfHtml(text) : text;
+}
+
+/** @param {string} name */
+const library = (name) => new URL(`./vendor/${name}`, import.meta.url).href;
+/** The only address that a worker is made of. */
+const policy = window.trustedTypes?.createPolicy("documents", { createScriptURL: () => library("pdf.worker.mjs") });
+
+/** @param {ArrayBuffer} data */
+async function textOfPdf(data) {
+  const { getDocument, PDFWorker } = await import(library("pdf.mjs"));
+  const address = /** @type {string} */ (policy?.createScriptURL("") ?? library("pdf.worker.mjs"));
+  const port = new Worker(address, { type: "module" });
+  const late = new Promise((_, reject) =>
+    setTimeout(() => reject(new Unreadable("It takes too long to read.")), READ_MS),
+  );
+  try {
+    return await Promise.race([pagesOf(getDocument({ data, worker: PDFWorker.create({ port }) })), late]);
+  } catch (error) {
+    if (error instanceof Unreadable) throw error;
+    const isLocked = error instanceof Error && error.name === "PasswordException";
+    throw new Unreadable(isLocked ? "It is locked with a password." : "It is a damaged PDF.");
+  } finally {
+    port.terminate();
+  }
+}
+
+/** @param {{promise: Promise<any>}} task Of pdf.js. @returns {Promise<string>} */
+async function pagesOf(task) {
+  const pdf = await task.promise;
+  const pages = [];
+  for (let number = 1; number <= pdf.numPages; number++) {
+    const { items } = await (await pdf.getPage(number)).getTextContent();
+    pages.push(items.map((/** @type {any} */ { str = "", hasEOL }) => (hasEOL ? `${str}\n` : str)).join(""));
+  }
+  return pages.join("\n\n");
+}
+
+/** The text of a Word file; null of another archive. @param {ArrayBuffer} data */
+async function textOfWord(data) {
+  const xml = await unpacked(data, "word/document.xml").catch(() => {
+    throw new Unreadable("It is a damaged archive.");
+  });
+  if (xml === null) return null;
+  const words = xml.replace(/^[^]*?<w:body>/, "").matchAll(PIECES);
+  return Array.from(words, ([, text, tab, cell]) => {
+    if (text === undefined) return tab || cell ? "\t" : "\n";
+    return text.replace(/&(#x?)?(\w+);/g, (known, sign, name) =>
+      sign ? String.fromCodePoint(parseInt(name, sign === "#" ? 10 : 16)) : (ENTITIES[name] ?? known),
+    );
+  }).join("");
+}
+
+/** One file of an archive as text; null where there is none of this name. @param {ArrayBuffer} data @param {string} name */
+async function unpacked(data, name) {
+  const zip = new DataView(data);
+  let end = zip.byteLength - 22;
+  for (const first = end - MAX_COMMENT_BYTES; zip.getUint32(end, true) !== END; end--)
+    if (end <= first) throw new RangeError("an archive without an end");
+  let at = zip.getUint32(end + 16, true);
+  for (let left = zip.getUint16(end + 10, true); left > 0 && zip.getUint32(at, true) === ENTRY; left--) {
+    const [method, size] = [zip.getUint16(at + 10, true), zip.getUint32(at + 20, true)];
+    const [named, extra, comment] = [28, 30, 32].map((place) => zip.getUint16(at + place, true));
+    if (new TextDecoder().decode(new Uint8Array(data, at + 46, named)) === name) {
+      const local = zip.getUint32(at + 42, true);
+      if (zip.getUint32(local, true) !== LOCAL) throw new RangeError("a file that is not where it is listed");
+      const start = local + 30 + zip.getUint16(local + 26, true) + zip.getUint16(local + 28, true);
+      const stored = new Blob([data.slice(start, start + size)]).stream();
+      return wholeText(method === DEFLATED ? stored.pipeThrough(new DecompressionStream("deflate-raw")) : stored);
+    }
+    at += 46 + named + extra + comment;
+  }
+  return null;
+}
+
+/** @param {ReadableStream<Uint8Array>} stream */
+async function wholeText(stream) {
+  const decoder = new TextDecoder();
+  let [text, size] = ["", 0];
+  for await (const part of stream) {
+    if ((size += part.length) > MAX_XML_BYTES) throw new RangeError("a file that is too large");
+    text += decoder.decode(part, { stream: true });
+  }
+  return text;
+}
+
+/** What can be read of a page. @param {string} html */
+function textOfHtml(html) {
+  const clean = DOMPurify.sanitize(html.replace(LINES, "\n$&").replace(/<t[dh]\b/gi, "\t$&"));
+  const text = typeof clean === "string" ? clean : (clean.textContent ?? "");
+  return text.replace(/[^\S\n\t]+/g, " ").replace(/\s*\n\s*\n\s*/g, "\n\n").replace(/ *\n */g, "\n").trim();
+}
