@@ -38,6 +38,8 @@ from uma import Message, Request, SamplingParams, open_engine
 from uma.engine.intake import pictures
 from uma.engine.kv.checkpoints import LEAST_SAVED_TOKENS
 from uma.errors import BadRequest, ModelError, Overloaded, PromptTooLarge
+from uma.llama.context import NO_ROOM
+from uma.llama.projector import Projector
 from uma.media.decoder import MediaDecoder
 from uma.types import Finished, Grammar, Media
 
@@ -323,6 +325,25 @@ async def test_a_batch_can_be_smaller_than_a_picture(world: World) -> None:
     config = config_for(world.model, n_batch=8, n_ubatch=8, max_sequences=1)
     async with open_engine(config) as engine:
         assert (await answer(engine, about(question, file))).token_ids == world.expected(question, [file])
+
+
+@pytest.mark.parametrize("sees", ["qwen2vl", "qwen3vl"])
+async def test_a_picture_of_which_a_batch_found_no_room_is_read_again_from_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sees: Seeing
+) -> None:
+    """llama.cpp's helper reads it in several batches: those before stay in memory."""
+    codes, decode = [NO_ROOM], Projector.decode
+
+    def decode_and_fail_once(projector: Projector, *args: Any) -> int:
+        code = decode(projector, *args)
+        return codes.pop() if codes else code
+
+    monkeypatch.setattr(Projector, "decode", decode_and_fail_once)
+    question, file = f"{MARKER}What is this?", png(120, 90, 1)
+    with contextmanager(made_world)(tmp_path, sees) as world:
+        async with open_engine(config_for(world.model)) as engine:
+            assert (await answer(engine, about(question, file))).token_ids == world.expected(question, [file])
+    assert not codes
 
 
 async def test_a_request_with_more_than_fits_decodes_no_further(world: World) -> None:

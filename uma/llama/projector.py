@@ -33,6 +33,7 @@ from uma.llama.header import quoted
 from uma.llama.log import CALLBACK, LOG
 from uma.llama.media_process import SAMPLE_RATE
 from uma.llama.model import Model
+from uma.llama.shape import COPIED_WHOLE
 
 _log = logging.getLogger("uma.llama")
 
@@ -115,6 +116,11 @@ class Projector(Closing):
         self.path = path
         self.model = model
         self._handle: int | None = None
+        if model.shape.architecture == COPIED_WHOLE:
+            raise ModelError(
+                f"{path}: pictures beside {COPIED_WHOLE} models are not supported: each must begin a block of four "
+                "tokens, and is prepared without what stands before it; leave the projector out"
+            )
         backend.start()
         lib.mtmd_helper_log_set(CALLBACK, None)
         mark = LOG.mark

@@ -351,7 +351,8 @@ class Executor:
                 yield self._booked([sequence], decoding, learns=False)
                 outcome = decoding.outcome
             if outcome.code == NO_ROOM:
-                self._slots.preempt(sequence, now_ms())
+                if self._cut_back(sequence, outcome):
+                    self._slots.preempt(sequence, now_ms())
             elif not outcome.is_done:
                 self._cut_back(sequence, outcome)
                 if outcome.code != ABORTED:
