@@ -1,6 +1,6 @@
-"""Claude Code, Codex, opencode, qwen-code and pi from npm, unmodified, started by `uma launch`: a call that the agent
-runs, its result, a second turn that goes on with the first, another session, and a question that is given up. Nothing
-leaves this machine.
+"""Claude Code, Codex, opencode, qwen-code, pi and Continue from npm, unmodified, started by `uma launch`: a call that
+the agent runs, its result, a second turn that goes on with the first, another session, and a question that is given up.
+Nothing leaves this machine.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from required import missing
 
 from harness import PATIENCE_SEC, clean_environ, short_directory, until
 from harness import uma_command as uma
+from uma.cli.agents import AGENTS as LAUNCHED
 
 LEAST_CACHED, LEAST_CACHED_ANEW = 0.97, 0.95
 """Of a later turn's prompts, and of the system prompt and tools of another session. Behind its question, which is
@@ -77,6 +78,15 @@ AGENTS = {
         uses_proxies=False,
     ),
     "pi": Agent("@mariozechner/pi-coding-agent", "bash", "command", ["-p"], ["-p", "--continue"], is_required=False),
+    "continue": Agent(
+        "@continuedev/cli",
+        "Bash",
+        "command",
+        ["--auto", "-p"],
+        ["--auto", "--resume", "-p"],
+        is_required=False,
+        uses_proxies=False,
+    ),
 }
 
 
@@ -140,7 +150,7 @@ def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Desk:
     agent = AGENTS[name]
     folders = [str(Path(each) / ".bin") for each in os.environ.get("NODE_PATH", "").split(os.pathsep) if each]
     path = os.pathsep.join([*folders, os.environ["PATH"]])
-    if shutil.which(name, path=path) is None:
+    if shutil.which(LAUNCHED[name].program, path=path) is None:
         why = f"there is no {name}: npm install {agent.package}, and NODE_PATH that leads to node_modules"
         missing("agents", why) if agent.is_required else pytest.skip(why)
     home, folder = tmp_path / "home", tmp_path / "work"

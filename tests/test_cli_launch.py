@@ -22,11 +22,12 @@ from uma.cli.agents import AGENTS
 
 WRITES = """\
 #!{python}
-import json, os, sys, urllib.request
+import json, os, pathlib, sys, urllib.request
 url = os.environ.get("ANTHROPIC_BASE_URL", "")
 told = {{"arguments": sys.argv[1:], "variables": dict(os.environ)}}
 given = [*sys.argv[1:], *os.environ.values()]
-told["files"] = [open(each).read() for each in given if "uma-launch-" in each and os.path.isfile(each)]
+places = [pathlib.Path(each) for each in given if "uma-launch-" in each and os.path.exists(each)]
+told["files"] = [file.read_text() for each in places for file in (each, *each.glob("*")) if file.is_file()]
 key = {{"x-api-key": os.environ.get("ANTHROPIC_AUTH_TOKEN", "")}}
 models = urllib.request.Request((url or "http://none") + "/v1/models", headers=key)
 told["answer"] = json.load(urllib.request.urlopen(models)) if url else None
@@ -58,32 +59,26 @@ def told(done: subprocess.CompletedProcess[str]) -> Any:
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_an_agent_gets_the_server_the_model_and_its_own_arguments(
-    http_server: HttpServer, programs: Path, name: str
+def test_an_agent_gets_the_server_the_model_and_its_own_arguments_and_nothing_is_written_where_the_user_keeps_things(
+    http_server: HttpServer, programs: Path, name: str, tmp_path: Path
 ) -> None:
-    got = told(launch(programs, name, "--url", http_server.url, "--", "--continue", "-p", "x"))
+    home, temporary = tmp_path / "home", tmp_path / "temporary"
+    for folder in (home, temporary):
+        folder.mkdir()
+    places = {"HOME": str(home), "TMPDIR": str(temporary)}
+    got = told(launch(programs, name, "--url", http_server.url, "--", "--continue", "-p", "x", **places))
     model = http_server.ask("GET", "/v1/models").json["data"][0]
     assert got["arguments"][-3:] == ["--continue", "-p", "x"]
     given = " ".join([*got["arguments"], *got["variables"].values(), *got["files"]])
     assert http_server.url in given
     assert model["id"] in given
-    if name != "claude":  # which cannot use one as small
+    if name not in ("claude", "cline", "copilot"):  # cannot use one as small; does not ask; has it in two parts
         assert str(model["max_model_len"]) in given
+    assert (list(home.iterdir()), list(temporary.iterdir())) == ([], [])
 
 
 def test_an_agent_s_exit_code_is_the_command_s(http_server: HttpServer, programs: Path) -> None:
     assert launch(programs, "codex", "--url", http_server.url, AGENT_EXIT="7").returncode == 7
-
-
-def test_nothing_is_written_where_the_user_keeps_things(
-    http_server: HttpServer, programs: Path, tmp_path: Path
-) -> None:
-    home, temporary = tmp_path / "home", tmp_path / "temporary"
-    for folder in (home, temporary):
-        folder.mkdir()
-    for name in AGENTS:
-        told(launch(programs, name, "--url", http_server.url, HOME=str(home), TMPDIR=str(temporary)))
-    assert (list(home.iterdir()), list(temporary.iterdir())) == ([], [])
 
 
 def test_the_server_that_runs_is_used_through_a_gateway(http_server: HttpServer, programs: Path) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from http_server import HttpServer
-from required import required_module
+from required import missing, required_module
 
-from harness import PATIENCE_SEC
+from harness import PATIENCE_SEC, clean_environ
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, not ours
 
+AGENTS_PAGE = (Path(__file__).parents[1] / "docs" / "agents.md").read_text(encoding="utf-8")
 QUESTION = "Tell me a story about a fox"
 TURNS = [{"role": "user", "content": QUESTION}]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
@@ -30,6 +35,27 @@ def expected(http_server: HttpServer) -> str:
 def litellm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would fetch a list of prices
     yield required_module("litellm")
+
+
+def line_of_the_docs(start: str, server: HttpServer) -> str:
+    """The line of docs/agents.md that begins so, for this server and its model."""
+    (line,) = re.findall(rf"^{start}.*$", AGENTS_PAGE, re.MULTILINE)
+    return str(line).replace("http://127.0.0.1:8080", server.url).replace("MODEL", "builtin")
+
+
+def test_the_line_of_the_docs_about_langchain_answers(http_server: HttpServer) -> None:
+    model = required_module("langchain_openai").ChatOpenAI
+    answer = eval(line_of_the_docs("ChatOpenAI", http_server), {"ChatOpenAI": model})
+    assert answer.content != ""
+
+
+def test_the_line_of_the_docs_about_llm_answers(http_server: HttpServer, tmp_path: Path) -> None:
+    if shutil.which("llm") is None:
+        missing("clients", "there is no llm: pip install llm, in an environment of its own")
+    command = ["sh", "-c", line_of_the_docs("llm openai endpoint", http_server)]
+    environ = clean_environ(HOME=str(tmp_path), LLM_USER_PATH=str(tmp_path), OPENAI_API_KEY="none")
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_SEC, check=False)
+    assert (done.returncode, done.stdout.strip() != "") == (0, True), done.stderr
 
 
 def test_langchain_chats_and_streams(http_server: HttpServer, expected: str) -> None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
+
+from uma.errors import ConfigError
 
 
 @attrs.frozen
@@ -48,6 +51,9 @@ CLAUDES_LEAST_TOKENS = 65_536
 would refuse its own first prompt of 18,000. Untold, it shortens a conversation once the server says that it is too
 long.
 """
+
+HERMES_POLICY = Path("/etc/hermes")
+"""Folder of an administrator's settings for Hermes, in whose place those for one session would be read."""
 
 
 def _claude(place: AgentPlace) -> Start:
@@ -117,6 +123,13 @@ def _qwen(place: AgentPlace) -> Start:
 
 
 def _pi(place: AgentPlace) -> Start:
+    file = place.folder / "uma.js"
+    file.write_text(f"export default (pi) => pi.registerProvider('uma', {json.dumps(_pi_provider(place))});\n")
+    return Start(["--extension", str(file), "--provider", "uma", "--model", place.model], {"UMA_AGENT_KEY": place.key})
+
+
+def _pi_provider(place: AgentPlace) -> dict[str, Any]:
+    """A provider as pi has it, and OpenClaw, which is made of it."""
     model = {
         "id": place.model,
         "name": place.model,
@@ -126,15 +139,76 @@ def _pi(place: AgentPlace) -> Start:
         "contextWindow": place.context_tokens,
         "maxTokens": _output_tokens(place),
     }
-    provider = {
-        "baseUrl": f"{place.url}/v1",
-        "apiKey": "UMA_AGENT_KEY",
-        "api": "openai-completions",
-        "models": [model],
+    url = f"{place.url}/v1"
+    return {"baseUrl": url, "apiKey": "UMA_AGENT_KEY", "api": "openai-completions", "models": [model]}
+
+
+def _copilot(place: AgentPlace) -> Start:
+    """Offline: without a sign-in, and with nothing told to GitHub."""
+    names = {
+        "BASE_URL": f"{place.url}/v1",
+        "TYPE": "openai",
+        "API_KEY": place.key,
+        "MAX_PROMPT_TOKENS": str(place.context_tokens - _output_tokens(place)),
+        "MAX_OUTPUT_TOKENS": str(_output_tokens(place)),
     }
-    file = place.folder / "uma.js"
-    file.write_text(f"export default (pi) => pi.registerProvider('uma', {json.dumps(provider)});\n")
-    return Start(["--extension", str(file), "--provider", "uma", "--model", place.model], {"UMA_AGENT_KEY": place.key})
+    variables = {f"COPILOT_PROVIDER_{name}": value for name, value in names.items()}
+    return Start(variables={**variables, "COPILOT_MODEL": place.model, "COPILOT_OFFLINE": "true"})
+
+
+def _continue(place: AgentPlace) -> Start:
+    model = {
+        "name": place.model,
+        "provider": "openai",
+        "model": place.model,
+        "apiBase": f"{place.url}/v1",
+        "apiKey": place.key,
+        "roles": ["chat", "edit", "apply"],
+        "capabilities": ["tool_use"],
+        "defaultCompletionOptions": {"contextLength": place.context_tokens, "maxTokens": _output_tokens(place)},
+    }
+    file = place.folder / "continue.yaml"  # whose JSON is YAML
+    file.write_text(json.dumps({"name": "UMA", "version": "1.0.0", "schema": "v1", "models": [model]}))
+    return Start(["--config", str(file)])
+
+
+def _cline(place: AgentPlace) -> Start:
+    """Without its hub, a process that would outlive the agent and keep the address of a server that is gone."""
+    name = "openai-compatible"
+    settings = {"provider": name, "model": place.model, "baseUrl": f"{place.url}/v1", "apiKey": place.key}
+    provider = {"settings": settings, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
+    file = place.folder / "cline.json"
+    file.write_text(json.dumps({"version": 1, "lastUsedProvider": name, "modes": {}, "providers": {name: provider}}))
+    variables = {"CLINE_PROVIDER_SETTINGS_PATH": str(file), "CLINE_SESSION_BACKEND_MODE": "local"}
+    return Start(["--provider", name, "--model", place.model], variables)
+
+
+def _hermes(place: AgentPlace) -> Start:
+    model = {
+        "provider": "custom",
+        "default": place.model,
+        "base_url": f"{place.url}/v1",
+        "api_key": place.key,
+        "context_length": place.context_tokens,
+    }
+    if HERMES_POLICY.is_dir():
+        raise ConfigError(
+            f"hermes: an administrator's settings in {HERMES_POLICY} would not hold; set its model by hand"
+        )
+    (place.folder / "config.yaml").write_text(json.dumps({"model": model}))
+    return Start(variables={"HERMES_MANAGED_DIR": str(place.folder)})
+
+
+def _openclaw(place: AgentPlace) -> Start:
+    provider = {**_pi_provider(place), "apiKey": place.key}
+    config = {
+        "gateway": {"mode": "local"},
+        "models": {"mode": "merge", "providers": {"uma": provider}},
+        "agents": {"defaults": {"model": {"primary": f"uma/{place.model}"}}},
+    }
+    file = place.folder / "openclaw.json"
+    file.write_text(json.dumps(config))
+    return Start(variables={"OPENCLAW_CONFIG_PATH": str(file)})
 
 
 def _output_tokens(place: AgentPlace) -> int:
@@ -149,5 +223,10 @@ AGENTS: Mapping[str, Agent] = {
     "aider": Agent("aider", "python -m pip install aider-install && aider-install", _aider),
     "qwen": Agent("qwen", "npm install -g @qwen-code/qwen-code", _qwen),
     "pi": Agent("pi", "npm install -g @mariozechner/pi-coding-agent", _pi),
+    "copilot": Agent("copilot", "npm install -g @github/copilot", _copilot),
+    "continue": Agent("cn", "npm install -g @continuedev/cli", _continue),
+    "cline": Agent("cline", "npm install -g cline", _cline),
+    "hermes": Agent("hermes", "python -m pip install hermes-agent", _hermes),
+    "openclaw": Agent("openclaw", "npm install -g openclaw", _openclaw),
 }
 """Agents by the name that `uma launch` takes."""
