@@ -298,6 +298,13 @@ def test_a_foreign_host_is_refused(locked: HttpServer, keys: dict[str, str], hos
     assert locked.ask("POST", "/v1/completions", SMALL, host=host, **bearer(keys, "free")).status == 403
 
 
+def test_a_person_at_a_foreign_name_is_told_in_a_page(locked: HttpServer) -> None:
+    told = locked.ask("GET", "/", host="<b>.example", accept="text/html,*/*")
+    assert (told.status, told.headers["content-type"]) == (403, "text/html; charset=utf-8")
+    assert b"&lt;b&gt;.example" in told.body and b"--http-hosts gives it more" in told.body
+    assert locked.ask("GET", "/", host="fox.example").headers["content-type"] == "application/json"
+
+
 @pytest.mark.parametrize(
     "host", ["localhost:1", "a.localhost", "127.0.0.1", "[::1]:80", "192.168.3.4:80", "UMA.example:80"]
 )

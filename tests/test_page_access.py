@@ -186,11 +186,15 @@ def test_an_answer_is_stopped_repeated_branched_and_kept_by_keyboard(
         asked = json.loads(sent.value.post_data or "")["sampling"]
         assert (asked["temperature"], asked["max_tokens"], asked["min_tokens"]) == (0, 9, 9)
         one.wait_for_answer()
+        page.get_by_label("Message", exact=True).focus()
+        page.keyboard.press("ArrowUp")
+        expect(page.get_by_label("Your question")).to_have_value("Tell me a story about a fox")
+        page.keyboard.press("Escape")
         tab_to(page, "Branch off into a new chat")
         page.keyboard.press("Enter")
         expect(page.locator("#title")).to_have_text("Tell me a story about a fox (branch)")
         with page.expect_file_chooser() as choosing:
-            tab_to(page, "Attach a text file")
+            tab_to(page, "Attach a document")
             page.keyboard.press("Enter")
         choosing.value.set_files(note)
         expect(page.locator("#attached")).to_contain_text("note.txt")

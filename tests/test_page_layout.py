@@ -97,7 +97,7 @@ def test_the_box_stays_in_the_window(browser: Browser, http_server: HttpServer, 
                 expect(page.locator("#attached .file")).to_have_count(count)
 
 
-def test_the_way_to_the_end_lies_above_the_box_however_high_it_is(browser: Browser, http_server: HttpServer) -> None:
+def test_the_way_to_the_end_and_notices_lie_on_no_words(browser: Browser, http_server: HttpServer) -> None:
     with visitor(browser, http_server.url, height=400) as one:
         page = one.visit().page
         for count in (1, 2):
@@ -107,9 +107,13 @@ def test_the_way_to_the_end_lies_above_the_box_however_high_it_is(browser: Brows
         page.locator("#scroller").evaluate("each => each.scrollTo(0, 0)")
         button = page.get_by_role("button", name="Go to the end")
         expect(button).to_be_in_viewport(ratio=1)
+        page.evaluate("async () => (await import('/ui/dom.js')).toast('Something happened.')")
         ends_at = "each => each.getBoundingClientRect().bottom"
         begins_at = "each => each.getBoundingClientRect().top"
-        assert button.evaluate(ends_at) <= page.locator("#composer").evaluate(begins_at)
+        words_end = page.locator("#scroller").evaluate(ends_at)
+        assert button.evaluate(begins_at) >= words_end
+        assert words_end <= page.locator(".toast").evaluate(begins_at)
+        assert page.locator(".toast").evaluate(ends_at) <= page.locator("#composer").evaluate(begins_at)
         button.click()
         expect(button).to_be_hidden()
 

@@ -55,7 +55,7 @@ def here(browser: Browser, server: HttpServer) -> Iterator[Visitor]:
 
 def seeing(one: Visitor) -> Page:
     """The page, once it knows that its model sees."""
-    one.visit().page.get_by_role("button", name="Attach pictures or text files", exact=True).wait_for()
+    one.visit().page.get_by_role("button", name="Attach pictures or documents", exact=True).wait_for()
     return one.page
 
 
@@ -189,7 +189,7 @@ def test_what_is_no_picture_and_a_model_that_sees_none_are_told_at_once(here: Vi
     expect(page.get_by_role("option", name="alpha")).to_contain_text("sees pictures")
     expect(page.get_by_role("option", name="beta")).not_to_contain_text("sees pictures")
     page.get_by_role("option", name="beta").click()
-    page.get_by_role("button", name="Attach a text file", exact=True).wait_for()
+    page.get_by_role("button", name="Attach a document", exact=True).wait_for()
     page.locator("#attach-file").set_input_files(payload("two.png", SMALL))
     expect(page.locator(".toast").last).to_contain_text("Not attached: two.png. The model sees no images.")
     here.ask("And now?")

@@ -50,9 +50,10 @@ from uma.http.exchange import ACCOUNT, ClientGoneError, Exchange, headers_of, id
 from uma.http.gateway import Gateway
 from uma.http.health_check import check_health
 from uma.http.ignored import header_value
+from uma.http.page.assets import HTML, SECURITY, refusal
 from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
 from uma.http.page.endpoints import Page, is_file
-from uma.http.problem import NotFound, Problem, WrongMethod
+from uma.http.problem import Forbidden, NotFound, Problem, WrongMethod
 from uma.net.client import CLIENT, ORIGIN, THIS_MACHINE, TRACEPARENT, client_at, machine_at, origin
 from uma.net.logfmt import log
 
@@ -320,7 +321,10 @@ class _Entrance:
         try:
             await self._let_in(http)
         except UmaError as error:
-            await _fail(http, error)
+            if isinstance(error, Forbidden) and http.path == "/" and "text/html" in (http.header(b"accept") or ""):
+                await http.answer(refusal(str(error)), status=403, media_type=HTML, headers=SECURITY)
+            else:
+                await _fail(http, error)
         except BaseExceptionGroup as group:
             if group.split(trio.Cancelled)[1] is None:
                 raise

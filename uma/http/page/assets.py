@@ -6,6 +6,7 @@ Only these few names can be asked for, so no path leads anywhere else.
 from __future__ import annotations
 
 import hashlib
+from html import escape
 from importlib.resources import files
 
 import attrs
@@ -37,8 +38,9 @@ SECURITY: list[Header] = [
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
 
+HTML = b"text/html; charset=utf-8"
 _MEDIA_TYPES = {
-    "html": b"text/html; charset=utf-8",
+    "html": HTML,
     "js": b"text/javascript; charset=utf-8",
     "mjs": b"text/javascript; charset=utf-8",
     "css": b"text/css; charset=utf-8",
@@ -74,3 +76,11 @@ def load() -> dict[str, Asset]:
                 etag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'.encode()
                 found[prefix + entry.name] = Asset(data, media_type, etag)
     return found
+
+
+def refusal(why: str) -> bytes:
+    """A page for a person whose browser is not let in, as by a name that is none of this server's. It has no styles:
+    their files would be refused too.
+    """
+    head = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
+    return f"{head}<title>UMA</title><h1>UMA does not show its page here</h1><p>{escape(why)}</p></html>".encode()

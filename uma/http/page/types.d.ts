@@ -200,3 +200,80 @@ interface Frame {
   metrics: Record<string, any>;
   activity: Activity;
 }
+
+/** Of a stream. */
+interface ServerEvent {
+  id: string;
+  name: string;
+  data: any;
+}
+
+/** How far an answer is that has no text yet. */
+interface Progress {
+  prompt_tokens?: number;
+  computed_tokens?: number;
+  /** See `RunningRequest`. */
+  waits_for?: string;
+  /** Tokens of the prompt that is read first. */
+  unread_before?: number;
+  /** Requests that begin before it. */
+  ahead?: number;
+  /** How much of its model is loaded, where it waits for that. */
+  loading_percent?: number;
+}
+
+/** What a message asks its conversation to do. */
+interface Actions {
+  resend(message: Message, text: string, files: Attachment[]): void;
+  again(message: Message): void;
+  /** The question above. */
+  edit(message: Message): void;
+  /** Have the model go on with it. */
+  goOn(message: Message): void;
+  /** Put the person's words in its place. */
+  amend(message: Message, text: string, goesOn: boolean): void;
+  /** Ask again without the oldest turns. */
+  dropOldest(message: Message): void;
+  /** The same, with a summary of them. */
+  summarise(message: Message): void;
+  branchOff(message: Message): void;
+  /** A new chat. */
+  begin(): void;
+  /** Most of what the model was given for this answer stands before the question. */
+  isOutgrown(message: Message): boolean;
+  show(id: string): void;
+}
+
+/** A message that is being written. */
+interface Draft {
+  text: string;
+  files: Attachment[];
+}
+
+/** What can be done with a request of one's own: to end it, to end its thinking. */
+interface Own {
+  /** Of an answer of this page's. */
+  title?: string;
+  stop(): void;
+  hurry?: () => void;
+}
+
+/** Of the palette; those of one group follow on each other. */
+interface Entry {
+  group: string;
+  label: string;
+  note?: string;
+  state?: string;
+  isCurrent?: boolean;
+  isDisabled?: boolean;
+  run(): void;
+}
+
+/** What can be done with a conversation. */
+interface Act {
+  label: string;
+  icon?: string;
+  isDanger?: boolean;
+  /** Null: its name is shown above it. */
+  run(shown: HTMLElement | null): void;
+}

@@ -4,8 +4,6 @@
 import { keep, kept } from "./local.js";
 import { REPLY_MS, Silence, SILENCE_MS } from "./silence.js";
 
-/** @typedef {{id: string, name: string, data: any}} ServerEvent */
-
 const KEY = "uma.key";
 
 /** The server said no, or was not there (`status` 0). */

@@ -58,6 +58,7 @@ export class Chat {
     this.isAtEnd = true;
     this.scroller.addEventListener("scroll", () => this.noteScroll());
     this.toEnd.addEventListener("click", () => this.goToEnd());
+    new ResizeObserver(() => this.isAtEnd && this.goToEnd()).observe(this.scroller);
   }
 
   /** Load what the browser keeps, and go on with answers that were being written when the page was left. */
@@ -156,6 +157,17 @@ export class Chat {
     add(this.current, { parent: this.current.leaf, role: "user", text, ...(files.length ? { files } : {}) });
     this.isAtEnd = true;
     this.answer(this.current, this.current.leaf);
+  }
+
+  editLast() {
+    const last = branch(this.current).findLast(({ role }) => role === "user");
+    if (last) this.edit(last);
+  }
+
+  /** @param {Message} question */
+  edit(question) {
+    const view = this.views.get(question);
+    if (view) edit(view.element, question, this.actions);
   }
 
   stop() {
@@ -411,7 +423,7 @@ export class Chat {
     if (view) mark(view.element, words);
   }
 
-  /** @type {import("./message.js").Actions} */
+  /** @type {Actions} */
   actions = {
     resend: (message, text, files) => {
       add(this.current, { parent: message.parent, role: "user", text, files });
@@ -433,9 +445,7 @@ export class Chat {
     },
     summarise: (message) => void this.summarise(message.parent),
     edit: (message) => {
-      const above = message.parent ? this.current.messages[message.parent] : undefined;
-      const view = above && this.views.get(above);
-      if (view) edit(view.element, above, this.actions);
+      if (message.parent) this.edit(this.current.messages[message.parent]);
     },
     begin: () => this.does.begin(),
     isOutgrown: (message) => isOutgrown(this.current, message),

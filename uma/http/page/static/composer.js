@@ -17,7 +17,7 @@ const MAX_INPUT_PX = 240;
 const MAX_NAMED = 3;
 
 export class Composer {
-  /** @param {{send: (text: string, files: Attachment[]) => void, stop: () => void, openSettings: () => void, count: (text: string) => Promise<number | undefined>}} does */
+  /** @param {{send: (text: string, files: Attachment[]) => void, stop: () => void, openSettings: () => void, count: (text: string) => Promise<number | undefined>, editLast: () => void}} does */
   constructor(does) {
     this.does = does;
     this.input = byId("input", HTMLTextAreaElement);
@@ -45,6 +45,7 @@ export class Composer {
     });
     this.input.enterKeyHint = isTouch() ? "enter" : "send";
     this.input.addEventListener("keydown", (event) => {
+      if (event.key === "ArrowUp" && !this.input.value && !event.isComposing) this.does.editLast();
       // A touch screen's keyboard has no other way to a new line, and the button is beside it.
       if (event.key !== "Enter" || event.shiftKey || event.isComposing || isTouch()) return;
       event.preventDefault();
@@ -89,7 +90,7 @@ export class Composer {
       ? "This is sent as soon as the answer is complete. Enter takes it back."
       : this.isAnswering
         ? "Enter sends this once the answer is complete, Escape stops the answer."
-        : "Enter sends, Shift and Enter begin a new line.";
+        : "Enter sends, Shift and Enter begin a new line, ↑ edits the last question.";
     if (this.hint.textContent === words) return;
     this.hint.textContent = words;
     if (isNext) announce(words);
@@ -108,7 +109,7 @@ export class Composer {
     this.showFiles();
   }
 
-  /** What is in the box, and the conversation that it is for. @returns {[string, import("./drafts.js").Draft][]} */
+  /** What is in the box, and the conversation that it is for. @returns {[string, Draft][]} */
   get writing() {
     if (!this.conversation) return [];
     const { id, isNew } = this.conversation;

@@ -118,7 +118,8 @@ export function announce(text) {
 }
 
 /**
- * A short notice in the corner, with at most one thing to do about it.
+ * A short notice below what is shown, with a place of its own, so that it lies on no words and on no button; with at
+ * most one thing to do about it.
  *
  * @param {string} text
  * @param {{label: string, run: () => void}} [action]
@@ -133,7 +134,7 @@ export function toast(text, action) {
     };
     box.append(h("button", { type: "button", class: "link-button", onclick: run }, action.label));
   }
-  byId("toasts", HTMLElement).append(box);
+  byId(byId("live-view", HTMLElement).hidden ? "toasts" : "live-toasts", HTMLElement).append(box);
   setTimeout(close, action ? 10_000 : 5_000);
 }
 

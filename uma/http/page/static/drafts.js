@@ -3,8 +3,6 @@
 
 import { isAttachment } from "./pictures.js";
 
-/** @typedef {{text: string, files: Attachment[]}} Draft */
-
 const KEY = "uma.drafts";
 
 export class Drafts {

@@ -5,7 +5,6 @@ import { arrange, h, iconButton, number } from "./dom.js";
 import { INTERVAL_MS } from "./series.js";
 
 /** @typedef {{prefill: number, decode: number, cached: number, waits: boolean}} Tick */
-/** @typedef {{title?: string, stop: () => void, hurry?: () => void}} Own What can be done with a request of one's own: to end it, to end its thinking. The title is of an answer of this page's. */
 /** @typedef {"writing" | "reading" | "waiting" | "ended"} Phase */
 
 const SHOWN_MS = 30_000;

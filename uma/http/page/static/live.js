@@ -5,8 +5,6 @@ import { duration, h, number } from "./dom.js";
 import { Lanes } from "./lanes.js";
 import { Series, WINDOW_MS } from "./series.js";
 
-/** @typedef {import("./lanes.js").Own} Own */
-
 const RETRY_MS = 1_500;
 /** The server sends four frames a second, some later where the engine computes for long at a stretch. */
 const SILENCE_MS = 10_000;

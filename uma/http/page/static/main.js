@@ -80,6 +80,7 @@ const composer = new Composer({
   stop: () => chat.stop(),
   openSettings: editSettings,
   count,
+  editLast: () => chat.editLast(),
 });
 const sidebar = new Sidebar({ open: (id) => go(`#c/${id}`), acts });
 const live = new LiveView(
@@ -169,7 +170,7 @@ function search() {
   });
 }
 
-/** @returns {import("./palette.js").Entry[]} */
+/** @returns {Entry[]} */
 function actions() {
   const isKept = chat.conversations.includes(chat.current);
   const own = isKept ? acts(chat.current.id).map(({ label, run }) => ({ label: `This conversation: ${label.toLowerCase()}`, run: () => run(null) })) : [];
@@ -243,7 +244,7 @@ function exportText(conversation) {
   download(`${conversation.title || "conversation"}.md`, exportMarkdown(conversation), "text/markdown");
 }
 
-/** What can be done with a conversation of the list. @param {string} id @returns {import("./sidebar.js").Act[]} */
+/** What can be done with a conversation of the list. @param {string} id @returns {Act[]} */
 function acts(id) {
   const one = chat.conversations.find((each) => each.id === id);
   if (!one) return [];

@@ -11,21 +11,6 @@ import { Tokens } from "./tokens.js";
 
 /** @typedef {import("./run.js").Run} Run */
 
-/**
- * @typedef {object} Actions What a message asks its conversation to do.
- * @property {(message: Message, text: string, files: Attachment[]) => void} resend
- * @property {(message: Message) => void} again
- * @property {(message: Message) => void} edit The question above.
- * @property {(message: Message) => void} goOn Have the model go on with it.
- * @property {(message: Message, text: string, goesOn: boolean) => void} amend Put the person's words in its place.
- * @property {(message: Message) => void} dropOldest Ask again without the oldest turns.
- * @property {(message: Message) => void} summarise The same, with a summary of them.
- * @property {(message: Message) => void} branchOff
- * @property {() => void} begin A new chat.
- * @property {(message: Message) => boolean} isOutgrown Most of what the model was given for this answer stands before the question.
- * @property {(id: string) => void} show
- */
-
 /** So long a wait for the first word needs no words of its own. */
 const WORDLESS_MS = 1_000;
 /** So short a prompt is mostly read before one could say so. */
@@ -276,6 +261,7 @@ export class AnswerView {
 
   finish() {
     this.element.classList.remove("is-writing");
+    this.element.classList.add("answered");
     this.element.setAttribute("aria-busy", "false");
     this.status.replaceChildren();
     this.thinking.show(false);
@@ -333,7 +319,7 @@ function toLive() {
   return h("a", { href: "#live" }, "What the engine does");
 }
 
-/** @param {import("./run.js").Progress} progress */
+/** @param {Progress} progress */
 function waitOf({ waits_for, ahead, unread_before: unread }) {
   if (waits_for === "prompt")
     return `Waiting: another prompt is read first${unread ? `, ${number(unread)} tokens to go` : ""}.`;

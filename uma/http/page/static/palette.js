@@ -3,8 +3,6 @@
 import { byId, h } from "./dom.js";
 import { morph } from "./morph.js";
 
-/** @typedef {{group: string, label: string, note?: string, state?: string, isCurrent?: boolean, isDisabled?: boolean, run: () => void}} Entry Those of one group follow on each other. */
-
 export class Palette {
   constructor() {
     this.dialog = byId("palette", HTMLDialogElement);

@@ -4,8 +4,6 @@ import { ApiError, lines } from "./api.js";
 import { number, toast } from "./dom.js";
 import { wordsOf } from "./search.js";
 
-/** @typedef {import("./palette.js").Entry} Entry */
-
 const TOO_LARGE = "Models that are too large for this server";
 /** What the list is divided into, in this order: a model stands in the first that it belongs to. @type {[string, (model: ListedModel) => boolean][]} */
 const GROUPS = [

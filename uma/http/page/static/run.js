@@ -5,15 +5,6 @@ import { act, ApiError, remove, stream } from "./api.js";
 import { freshId } from "./tree.js";
 
 /** @typedef {import("./turns.js").Turns} Turns */
-/**
- * @typedef {object} Progress
- * @property {number} [prompt_tokens]
- * @property {number} [computed_tokens]
- * @property {string} [waits_for] See `RunningRequest`.
- * @property {number} [unread_before] Tokens of the prompt that is read first.
- * @property {number} [ahead] Requests that begin before it.
- * @property {number} [loading_percent] How much of its model is loaded, where it waits for that.
- */
 
 const GONE =
   "The server has no more of this answer: it was restarted meanwhile, or this page was closed or out of reach for over a minute.";
@@ -205,7 +196,7 @@ export class Run {
     this.onChange();
   }
 
-  /** @param {import("./api.js").ServerEvent} event */
+  /** @param {ServerEvent} event */
   take({ id, name, data }) {
     if (this.isOver) return;
     this.waitsFor = "";

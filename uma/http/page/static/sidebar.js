@@ -2,8 +2,6 @@
 
 import { arrange, byId, h, icon, iconButton } from "./dom.js";
 
-/** @typedef {{label: string, icon?: string, isDanger?: boolean, run: (shown: HTMLElement | null) => void}} Act What can be done with a conversation; null: its name is shown above it. */
-
 const NARROW = "(max-width: 52rem)";
 const EMPTY = "Conversations stay in this browser and are listed here.";
 
