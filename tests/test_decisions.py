@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import llama_cpp
 import numpy as np
 import pytest
 import trio
@@ -23,8 +24,6 @@ from uma import LLM, open_engine
 from uma.engine import Engine
 from uma.engine.policy import labels
 from uma.errors import BadRequest
-from uma.llama.batch import Batch
-from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model
 from uma.types import WORDING, DecisionQuestion, DecisionRequest, Decisions, Message, Request, SamplingParams
 
@@ -44,31 +43,30 @@ def decision(state: str = STATE, questions: Any = QUESTIONS, **fields: Any) -> D
 
 def by_llama_cpp(model_path: Path, prompts: dict[str, list[str]]) -> dict[str, dict[str, float]]:
     """Log probability of each text behind each rendered prompt, and of the turn's end behind it where
-    another text begins with it: by llama.cpp and a softmax in 64 bits alone.
+    another text begins with it: by plain llama-cpp-python and a softmax in 64 bits alone.
     """
-    params = ContextParams(n_ctx=1_024, flash_attn="off", cache_type_k="f32", cache_type_v="f32", n_threads=1)
+    f32 = llama_cpp.GGML_TYPE_F32
+    plain = llama_cpp.Llama(
+        str(model_path), n_ctx=1_024, n_threads=1, type_k=f32, type_v=f32, logits_all=True, verbose=False
+    )
+    vocab = llama_cpp.llama_model_get_vocab(plain.model)
+    eog = [token for token in range(plain.n_vocab()) if llama_cpp.llama_vocab_is_eog(vocab, token)]
     found: dict[str, dict[str, float]] = {}
-    with Model.load(model_path) as model, Context(model, params) as context:
-        eog = sorted(model.vocab.eog)
-
-        def ids(text: str) -> list[int]:
-            is_plain = model.chat_template.needs_bos(text)
-            return list(model.vocab.tokenize(text, add_special=is_plain, parse_special=True).tolist())
-
-        for prompt, texts in prompts.items():
-            for text in texts:
-                tokens, first = ids(prompt + text), len(ids(prompt))
-                context.clear()
-                batch = Batch(context.n_batch)
-                batch.add(tokens, 0, 0, last_logits=True, all_logits=True)
-                assert context.decode(batch) == 0
-                rows = context.logits(len(tokens)).astype(np.float64)
-                rows -= rows.max(axis=1, keepdims=True)
-                rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
-                total = sum(rows[at - 1][tokens[at]] for at in range(first, len(tokens)))
-                if any(other != text and other.startswith(text) for other in texts):
-                    total += math.log(np.exp(rows[-1][eog]).sum())
-                found.setdefault(prompt, {})[text] = float(total)
+    for prompt, texts in prompts.items():
+        for text in texts:
+            tokens, first = (
+                plain.tokenize(each.encode(), add_bos=False, special=True) for each in (prompt + text, prompt)
+            )
+            plain.reset()
+            plain.eval(tokens)
+            rows = plain.scores[: len(tokens)].astype(np.float64)
+            rows -= rows.max(axis=1, keepdims=True)
+            rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
+            total = sum(rows[at - 1][tokens[at]] for at in range(len(first), len(tokens)))
+            if any(other != text and other.startswith(text) for other in texts):
+                total += math.log(np.exp(rows[-1][eog]).sum())
+            found.setdefault(prompt, {})[text] = float(total)
+    plain.close()
     return found
 
 
@@ -221,6 +219,10 @@ async def test_reproducible_decisions_are_equal_to_the_last_bit(tiny: Path) -> N
         assert (await engine.decide(asked)).answers == first
         backwards = await engine.decide(attrs.evolve(asked, questions=asked.questions[::-1]))
         assert backwards.answers == first[::-1]
+        beside = attrs.evolve(chat_about("A story."), sampling=SamplingParams(max_tokens=1_000, ignore_eos=True))
+        async with engine.generate(beside) as stream:
+            await anext(aiter(stream))
+            assert (await engine.decide(asked)).answers == first
     async with open_engine(config_for(tiny, **settings)) as engine:
         assert (await engine.decide(asked)).answers == first
 
