@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from uma.http import openai
@@ -27,7 +28,7 @@ async def list_models(gateway: Gateway, http: Exchange) -> None:
             await gateway.models.look_again()
         data = [_listed(gateway, each, http) for each in own_models(gateway.models, http)]
     if not is_anthropic(http):
-        await http.answer_json({"object": "list", "data": data})
+        await http.answer_json({"object": "list", "data": data, "models": list(map(_typesafe_model, data))})
         return
     first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     await http.answer_json({"data": data, "has_more": False, "first_id": first, "last_id": last})
@@ -64,3 +65,9 @@ def _listed(gateway: Gateway, model: ListedModel, http: Exchange) -> dict[str, A
 def _anthropic_model(gateway: Gateway, id: str, name: str) -> dict[str, Any]:
     created = gateway.names.loaded_time
     return {"type": "model", "id": id, "display_name": name, "created_at": created, "lifecycle": "active"}
+
+
+def _typesafe_model(model: dict[str, Any]) -> dict[str, str]:
+    """A model as TypeSafe's list has it, of OpenAI's: no date of its release is known but that of the list."""
+    day = datetime.fromtimestamp(model["created"], UTC).date().isoformat()
+    return {"name": model["id"], "description": "", "release_date": day}
