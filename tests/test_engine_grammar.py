@@ -18,11 +18,11 @@ import numpy.typing as npt
 import pytest
 import trio
 import trio.testing
-from engine_world import alone, answer, answers, ask, config_for, tokens_for
+from engine_world import Answer, alone, answer, answers, ask, config_for, tokens_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from json_schemas import CHECKER, schemas
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from harness import PATIENCE_SEC
 from models import Kind, write_model
@@ -497,3 +497,34 @@ async def test_a_bias_for_a_token_that_does_not_exist_is_refused(tiny: Path) -> 
             await answer(engine, ask(logit_bias={"99999": 1}))
         with pytest.raises(BadRequest, match="logit_bias: '' has no token"):
             await answer(engine, ask(logit_bias={"": 1}))
+
+
+async def test_a_grammar_that_is_compiled_again_holds_up_its_own_row_alone(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = constrained(Grammar(regex="[a-z]*[aeiou][a-z]{40}"), 3)
+    async with open_engine(config_for(tiny)) as engine:
+        expected = await answer(engine, request)
+    monkeypatch.setattr(module, "KEPT_LIMITS", LLParserLimits(max_lexer_states=150, verbose_errors=False))
+    real, made, may_go_on, got = module._source, list[Grammar](), threading.Event(), list[Answer]()
+
+    def source(grammar: Grammar) -> str:
+        made.append(grammar)
+        assert len(made) != 2 or may_go_on.wait(PATIENCE_SEC)
+        return real(grammar)
+
+    async def read() -> None:
+        got.append(await answer(engine, request))
+
+    monkeypatch.setattr(module, "_source", source)
+    async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        async with engine.generate(ask(max_tokens=1_500)) as stream:
+            while len(made) < 2:
+                await anext(stream)
+            for _ in range(20):
+                await anext(stream)
+            assert not got
+            may_go_on.set()
+    assert [each.token_ids for each in got] == [expected.token_ids]
+    assert engine.snapshot()["preemptions_total"]

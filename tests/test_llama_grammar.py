@@ -20,11 +20,12 @@ from json_schemas import CHECKER, FORMATS, schemas
 from llguidance import LLParserLimits
 from reference import vocabulary
 
+from harness import PATIENCE_SEC
 from models import write_model
 from uma.errors import BadRequest, DecodeFailed
 from uma.llama import grammar as module
 from uma.llama.builtin import builtin_path
-from uma.llama.grammar import GrammarCompiler, GrammarMasks, GrammarState
+from uma.llama.grammar import GrammarCompiler, GrammarDelayedError, GrammarMasks, GrammarState
 from uma.llama.model import Model
 from uma.llama.vocab import Vocab
 from uma.types import Grammar
@@ -549,7 +550,13 @@ def serve_many(vocab: Vocab, compiler: GrammarCompiler, requests: int) -> None:
         random, state = Random(seed), compiler.compile(Grammar(regex="[a-z]*[aeiou][a-z]{40}"))
         text = "".join(random.choices("aeiourstlnm", k=60))
         for token in vocab.tokenize(text, add_special=False, parse_special=False).tolist():
-            assert token in allowed(masks, state), seed
+            choices = allowed(masks, state)
+            try:
+                state.check()
+            except GrammarDelayedError as delay:
+                delay.renewed.result(PATIENCE_SEC)
+                choices = allowed(masks, state)
+            assert token in choices, seed
             state.accept(token)
     masks.close()
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any
 from weakref import WeakMethod
 
@@ -69,19 +69,28 @@ breaks, and none has one of a control character and something else.
 """
 
 
+class GrammarDelayedError(Exception):
+    """A grammar is being compiled again: `renewed` is done once its state can be gone on with."""
+
+    def __init__(self, renewed: Future[LLMatcher]) -> None:
+        super().__init__("the grammar is being compiled again")
+        self.renewed = renewed
+
+
 class GrammarState:
     """One sequence's position in its grammar. Belongs to one thread at a time.
 
     The calls go: `force`, then (`GrammarMasks`, `accept`, `force`) for each sampled token, until `is_over`.
     """
 
-    __slots__ = ("_make", "_tokens", "fault", "is_over", "matcher")
+    __slots__ = ("_make", "_renewed", "_tokens", "fault", "is_over", "matcher")
 
-    def __init__(self, matcher: LLMatcher, make: Callable[[], LLMatcher] | None = None) -> None:
-        """`make` compiles the grammar again, for this state alone."""
+    def __init__(self, matcher: LLMatcher, make: Callable[[], Future[LLMatcher]] | None = None) -> None:
+        """`make` begins to compile the grammar again, for this state alone."""
         self.matcher = matcher
         """llguidance's own object."""
         self._make = make
+        self._renewed: Future[LLMatcher] | None = None
         self._tokens = array("i")
         """Tokens that were accepted."""
         self.is_over = False
@@ -90,32 +99,36 @@ class GrammarState:
         """Why its mask could not be computed, where that is no fault of the grammar's."""
 
     def accept(self, token: int) -> None:
-        """Take a sampled token into account. Raises as `check`."""
+        """Take a sampled token into account. Raises as `check`, but for a delay, which the next mask is told of."""
         self._tokens.append(token)
         self.matcher.consume_token(token)
-        self.check()
+        with suppress(GrammarDelayedError):
+            self.check()
 
     def force(self) -> list[int]:
-        """The tokens that come next because nothing else is allowed; they count as accepted."""
+        """The tokens that come next because nothing else is allowed; they count as accepted. Raises as `accept`."""
         tokens = self.matcher.compute_ff_tokens()
         if tokens:
             self._tokens.extend(tokens)
             self.matcher.consume_tokens(tokens)
-        self.check()
+        with suppress(GrammarDelayedError):
+            self.check()
         return tokens
 
     def common(self, draft: list[int]) -> int:
         """How many tokens of `draft`, from its first, the grammar allows one after the other."""
-        return 0 if self.is_over else self.matcher.validate_tokens(draft)
+        return 0 if self.is_over or self.matcher.is_error() else self.matcher.validate_tokens(draft)
 
     def check(self) -> None:
         """Bring `is_over` up to date. Raises `BadRequest` where the grammar is beyond a bound from here on, and
-        `DecodeFailed` where it cannot be followed further otherwise; `RuntimeError` after a `fault`.
+        `DecodeFailed` where it cannot be followed further otherwise; `GrammarDelayedError` until it is compiled again;
+        `RuntimeError` after a `fault`.
         """
+        if self.matcher.is_error() and self._is_delayed():
+            assert self._renewed is not None
+            raise GrammarDelayedError(self._renewed)
         if self.fault is not None:
             raise RuntimeError("which tokens its grammar allows could not be computed") from self.fault
-        if self.matcher.is_error():
-            self.renew()
         self.is_over = self.matcher.is_stopped()
         if self.is_over and self.matcher.is_error():
             reason = self.matcher.get_error()
@@ -123,23 +136,32 @@ class GrammarState:
                 raise BadRequest.at("grammar", f"{bound}")
             raise DecodeFailed(f"the grammar cannot be followed further: {in_plain_words(reason)}")
 
-    def renew(self) -> bool:
-        """After a bound of the automaton was reached, which the texts of other requests may have used up: go on in a
-        new one, once. False where that does not help.
+    def _is_delayed(self) -> bool:
+        """Whether it is compiled again: after a bound of the automaton was reached, which the texts of other requests
+        can have used up, once.
         """
-        if self._make is None or bound_of(self.matcher.get_error()) is None:
-            return False
-        make, self._make = self._make, None
-        matcher = make()
-        matcher.consume_tokens(self._tokens.tolist())
-        if matcher.is_error():
-            return False
-        self.matcher = matcher
-        return True
+        if self._make is not None and is_of_size(self.matcher.get_error()):
+            self._renewed, self._make = self._make(), None
+        return self._renewed is not None
 
-    def fork(self) -> GrammarState:
-        """Another state at the same position."""
-        fork = GrammarState(self.matcher.deep_copy(), self._make)
+    def renew(self) -> bool:
+        """After a bound was reached: go on in a new automaton. False where there is none, or until it is compiled: that
+        takes up to a second, for which all other rows waited once.
+        """
+        if not self._is_delayed() or self._renewed is None or not self._renewed.done():
+            return False
+        renewed, self._renewed = self._renewed, None
+        if (fault := renewed.exception()) is not None:
+            self.fault = fault
+            return False
+        self.matcher = renewed.result()
+        self.matcher.consume_tokens(self._tokens.tolist())
+        self.is_over = self.matcher.is_stopped()
+        return not self.is_over
+
+    def fork(self, *, renews: bool = True) -> GrammarState:
+        """Another state at the same position; without `renews` it ends at a bound of the automaton."""
+        fork = GrammarState(self.matcher.deep_copy(), self._make if renews else None)
         fork._tokens = self._tokens[:]
         fork.is_over = self.is_over
         return fork
@@ -174,6 +196,8 @@ class GrammarCompiler:
         """Held while a thread of its own works on a grammar in Python, which takes the GIL from the decode thread: one
         such thread at a time. llguidance lets go of the GIL while it compiles, so that is done without: grammars are
         compiled beside each other, and none waits for all of another's refusal."""
+        self._renewing = Lock()
+        """Held while a grammar is compiled again: one at a time, as each takes a core."""
 
     def kept(self, key: str) -> GrammarState | None:
         """A state at the beginning of the grammar of a `key_of` if that was compiled lately: then `compile` need not be
@@ -195,14 +219,17 @@ class GrammarCompiler:
             with self.turn, self._vocab.opened():
                 self._made_tokenizer()
 
-    def compile(self, grammar: Grammar, before: str = "") -> GrammarState:
-        """A state at the beginning of `grammar`, whose first mask is quick to compute.
+    def compile(self, grammar: Grammar, before: str = "", *, is_shared: bool = True) -> GrammarState:
+        """A state at the beginning of `grammar`, whose first mask is quick to compute. Without `is_shared` no other
+        state has its automaton.
 
         With `before` it is at the beginning of that grammar, in Lark's notation, in which `@held` stands for the other.
         A grammar seen lately is ready at once; another takes milliseconds, large ones up to a second. Raises
         `BadRequest` with the place of what cannot be served.
         """
         key = key_of(grammar, before)
+        if not is_shared:
+            return GrammarState(self._make(grammar, before))
         if (state := self.kept(key)) is not None:
             return state
         with self._lock:
@@ -232,14 +259,28 @@ class GrammarCompiler:
         kept.uses += 1
         return GrammarState(kept.matcher.deep_copy(), partial(self._make_anew, key, kept))
 
-    def _make_anew(self, key: str, kept: _KeptGrammar) -> LLMatcher:
-        """A kept grammar once more, whose automaton has come to its bound: no other request begins in that one."""
+    def _make_anew(self, key: str, kept: _KeptGrammar) -> Future[LLMatcher]:
+        """A kept grammar once more, whose automaton has come to its bound: no other request begins in that one. It is
+        compiled in a thread that a shutdown does not wait for.
+        """
         with self._lock:
             if self._kept.get(key) is kept:
                 del self._kept[key]
         if kept.uses <= FEW_USES:
             self._note_large(key)
-        return self._make(kept.grammar, kept.before)
+        made = Future[LLMatcher]()
+
+        def make() -> None:
+            try:
+                with self._renewing:
+                    matcher = self._make(kept.grammar, kept.before)
+            except BaseException as fault:  # noqa: BLE001  (a panic of llguidance's is no `Exception`)
+                made.set_exception(fault)
+            else:
+                made.set_result(matcher)
+
+        Thread(target=make, name="uma-grammar-renewal", daemon=True).start()
+        return made
 
     def _note_large(self, key: str) -> None:
         with self._lock:

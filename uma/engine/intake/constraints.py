@@ -55,6 +55,10 @@ class Constraints:
         """
         if sampling.grammar is None:
             return None, []
+        if sampling.reproducible:  # its text depends on no other's, nor does it leave its context to wait
+            begin = partial(self._begin, _Compiling(), sampling, before)
+            async with self._lanes.slot(lane) as slot:
+                return await slot.in_thread(begin)
         while True:
             key, known = (
                 self._known(sampling, before)
@@ -100,7 +104,7 @@ class Constraints:
     def _begin(self, compiling: _Compiling, sampling: SamplingParams, before: str) -> tuple[GrammarState, list[int]]:
         assert sampling.grammar is not None
         try:
-            state = self._compiler.compile(sampling.grammar, before)
+            state = self._compiler.compile(sampling.grammar, before, is_shared=not sampling.reproducible)
             with self._compiler.turn:
                 return state, _opening(state, sampling)
         except BadRequest as error:

@@ -50,6 +50,7 @@ from uma.engine.worker.slots import PATIENCE_MS, Slots
 from uma.engine.worker.status import Status
 from uma.errors import InternalError, ShuttingDown, UmaError
 from uma.llama.context import Context
+from uma.llama.grammar import GrammarDelayedError
 from uma.llama.projector import Projector
 from uma.metrics import EngineMetrics
 
@@ -410,6 +411,9 @@ class DecodeWorker:
     def _give(self, result: Result) -> None:
         """Give a step's tokens to their readers. A fault in one row's sampling or text ends that sequence alone."""
         for sequence, given in zip(result.sequences, result.given, strict=True):
+            if isinstance(given, GrammarDelayedError):
+                self._park(sequence, given)
+                continue
             if isinstance(given, Exception):
                 self._slots.fail(sequence, given)
                 continue
@@ -421,6 +425,13 @@ class DecodeWorker:
                 self._slots.fail(sequence, error)
         if self._probes.waiting and any(isinstance(given, tuple) for given in result.given):
             self._probes.answer(is_alive=True)
+
+    def _park(self, sequence: Sequence, delay: GrammarDelayedError) -> None:
+        """Take a row's slot until its grammar is compiled again; the others go on."""
+        self._slots.park(sequence, now_ms())
+        delay.renewed.add_done_callback(
+            lambda _: self.commands.call(lambda: self._slots.credit(sequence, 0), lambda _: None)
+        )
 
     def _next_tick(self, now: float, pause_ms: float) -> tuple[Tick, bool]:
         """What to compute, and whether a sequence was preempted for it."""

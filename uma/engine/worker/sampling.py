@@ -23,7 +23,7 @@ from uma.engine.worker.sequence import Sequence
 from uma.errors import DecodeFailed
 from uma.llama.backend import core_count
 from uma.llama.context import Context
-from uma.llama.grammar import GrammarMasks
+from uma.llama.grammar import GrammarDelayedError, GrammarMasks
 from uma.types import Logprobs
 
 MAX_FORCED = 24
@@ -180,7 +180,12 @@ class RowSampler:
         given: tuple[SampledToken, ...] = ()
         while True:
             at = len(given)
-            given += self._next(step, first + at, first + at, sequence, at)
+            try:
+                given += self._next(step, first + at, first + at, sequence, at)
+            except GrammarDelayedError:
+                if not given:
+                    raise
+                return given
             agrees = len(given) <= len(draft) and [sampled.token for sampled in given[at:]] == draft[at : len(given)]
             if not agrees or given[-1].is_end:
                 return given

@@ -296,6 +296,11 @@ class Slots:
         self._pool.release(sequence.holding, now, keep=sequence.kept is None)
         self._queue_again(sequence)
 
+    def park(self, sequence: Sequence, now: float) -> None:
+        """Take the slot of one that decodes, until `credit` is called."""
+        sequence.fall_behind(now)
+        self.preempt(sequence, now)
+
     def restart(self, sequence: Sequence) -> None:
         """Queue a sequence whose computed part a failed batch has left in an unknown state: it computes all again."""
         assert sequence.holding is not None

@@ -367,7 +367,7 @@ class ModelDrafter:
         allowed = sequence.choice.grammar.common(text.guess) if text.guess else 0
         del text.guess[allowed:], text.sureness[allowed:]
         self._catch_up(sequence, text)
-        fork = sequence.choice.grammar.fork()
+        fork = sequence.choice.grammar.fork(renews=False)
         with suppress(UmaError):  # it became too complex: from here on it allows no token
             for token in text.guess:
                 fork.accept(token)
