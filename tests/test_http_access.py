@@ -88,7 +88,7 @@ def test_every_path_wants_a_key_that_is_known(locked: HttpServer, path: str, hea
 def test_of_all_endpoints_health_and_the_page_s_files_alone_are_open(locked: HttpServer) -> None:
     open_ones = set()
     with locked.connect() as raw:
-        for method, path, _ in [*ENDPOINTS, *PAGE_ENDPOINTS]:
+        for method, path, *_ in [*ENDPOINTS, *PAGE_ENDPOINTS]:
             answer = raw.ask(method, path.replace("{name}", "main.js"), b"{}" if method == "POST" else None)
             if answer.status != 401:
                 open_ones.add(path)

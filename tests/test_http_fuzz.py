@@ -21,6 +21,7 @@ import attrs
 import psutil
 import pytest
 import trio
+from http_bodies import BODIES
 from http_server import Answered, HostedHttp, RawHttp, hosted_http
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -29,11 +30,10 @@ from harness import until
 from models import write_encoder
 from uma.config import RuntimeConfig
 from uma.http.app import ENDPOINTS
-from uma.http.openapi import BODIES
 from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
 
 GETS = [
-    path for method, path, _ in [*ENDPOINTS, *PAGE_ENDPOINTS] if method == "GET" and path != "/ui/api/live"
+    path for method, path, *_ in [*ENDPOINTS, *PAGE_ENDPOINTS] if method == "GET" and path != "/ui/api/live"
 ]  # that one never ends
 FAULT = re.compile(rb'^(data: )?\{"error":|^event: (error|failed)|E_RUNTIME', re.MULTILINE)
 """What a good answer does not have on any line: a stream that breaks off has said 200 before."""
@@ -218,7 +218,7 @@ def test_no_request_to_any_endpoint_is_a_fault_of_the_server_and_nothing_is_left
         send_all()
 
 
-@given(st.sampled_from([path for method, path, _ in ENDPOINTS if method == "POST"]), st.binary(max_size=60))
+@given(st.sampled_from([path for method, path, *_ in ENDPOINTS if method == "POST"]), st.binary(max_size=60))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_bytes_that_are_no_request_are_refused(hosted: HostedHttp, path: str, body: bytes) -> None:
     raw = RawHttp(hosted.port)

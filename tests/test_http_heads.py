@@ -47,7 +47,7 @@ def test_head_ends_at_once_on_every_path_that_takes_get(hosted: HostedHttp) -> N
         assert writing.head()[0] == 200
         file = raw.ask("POST", "/v1/files", upload, content_type=form.decode()).json["id"]
         streams = {f"/ui/api/answers/{token}", "/ui/api/live", f"/v1/files/{file}/content"}
-        paths = {path for method, path, _ in (*ENDPOINTS, *PAGE_ENDPOINTS) if method == "GET"}
+        paths = {path for method, path, *_ in (*ENDPOINTS, *PAGE_ENDPOINTS) if method == "GET"}
         for path in {path.replace("{token}", token).replace("{id}", file) for path in paths} | streams:
             raw.send("HEAD", path.replace("{id:path}", "x").replace("{name}", "x"))
             assert raw.head()[0] in ((200,) if path in streams else (200, 404)), path

@@ -121,7 +121,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
 
 def test_health_answers_and_a_stream_goes_on_beside_every_endpoint(served: HttpServer) -> None:
     with watched(served) as watch:
-        for method, path, _ in [*ENDPOINTS, *PAGE_ENDPOINTS]:
+        for method, path, *_ in [*ENDPOINTS, *PAGE_ENDPOINTS]:
             watch.beside, before = f"{method} {path}", watch.tokens
             with served.connect() as raw:
                 named = path.replace("{id}", "a").replace("{id:path}", "a").replace("{name}", "main.js")

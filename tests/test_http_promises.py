@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from engine_world import config_for
+from http_bodies import BODIES
 from http_server import HttpServer, RawHttp, hosted_http, running_http
 
 from harness import short_directory, until
@@ -19,7 +20,6 @@ from uma.engine import Engine
 from uma.errors import ShuttingDown
 from uma.http.anthropic import ANTHROPIC
 from uma.http.openai_responses import RESPONSES as RESPONSES_DIALECT
-from uma.http.openapi import BODIES
 from uma.http.problem import Problem
 from uma.types import EventStream, Request, Slo
 

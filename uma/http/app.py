@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from uma.contracts.health import HealthCheckPayload
 from uma.contracts.versions import PROTOCOL_HEADER, negotiate_version
 from uma.errors import UmaError, sole_error
 from uma.http import (
@@ -68,7 +69,7 @@ EXCHANGE = "uma.exchange"
 def build_app(gateway: Gateway) -> ASGIApp:
     """The app, ready to be served."""
     endpoints = (*ENDPOINTS, *_shortened(), *Page(gateway).endpoints())
-    routes = [Route(path, _Endpoint(gateway, do), methods=[method]) for method, path, do in endpoints]
+    routes = [Route(path, _Endpoint(gateway, do), methods=[method]) for method, path, do, _ in endpoints]
     inner = Starlette(routes=routes, exception_handlers={HTTPException: _no_route, Exception: _fault})
     access = AccessRules.of(gateway.config)
     gateway.keys, gateway.app = access.keys, _Entrance(gateway, access, inner)
@@ -87,70 +88,70 @@ def description() -> bytes:
     return dumps(openapi.document([*ENDPOINTS, *_shortened(), *of_page]))
 
 
-ENDPOINTS: Sequence[tuple[str, str, Handler]] = (
-    ("GET", "/v1/models", model_list.list_models),
-    ("GET", "/v1/models/{id:path}", model_list.show_model),
-    ("POST", "/v1/chat/completions", openai_chat.chat_completions),
-    ("POST", "/v1/chat/completions/input_tokens", openai_chat.count_tokens),
-    ("POST", "/v1/chat/completions/control", running.control),
-    ("GET", "/v1/requests", running.list_requests),
-    ("GET", "/v1/requests/{id}", running.explain),
-    ("DELETE", "/v1/requests/{id}", running.end),
-    ("POST", "/v1/requests/{id}/answer", running.answer_now),
-    ("POST", "/v1/completions", openai_completions.completions),
-    ("POST", "/v1/embeddings", openai_embeddings.embeddings),
-    ("POST", "/v1/decisions", decisions.decisions),
-    ("POST", "/v1/systemone", systemone.systemone),
-    ("POST", "/v1/responses", openai_responses.responses),
-    ("POST", "/v1/responses/input_tokens", openai_responses.count_tokens),
-    ("GET", "/v1/responses/resp_{id}", stored_responses.show),
-    ("DELETE", "/v1/responses/resp_{id}", stored_responses.remove),
-    ("GET", "/v1/responses/resp_{id}/input_items", stored_responses.input_items),
-    ("POST", "/v1/audio/transcriptions", openai_transcriptions.transcriptions),
-    ("POST", "/v1/messages", anthropic.messages),
-    ("POST", "/v1/messages/count_tokens", anthropic.count_tokens),
-    ("POST", "/v1/files", files.create),
-    ("GET", "/v1/files", files.listing),
-    ("GET", "/v1/files/{id}", files.show),
-    ("DELETE", "/v1/files/{id}", files.remove),
-    ("GET", "/v1/files/{id}/content", files.content),
-    ("POST", "/v1/batches", batches.create),
-    ("GET", "/v1/batches", batches.listing),
-    ("GET", "/v1/batches/{id}", batches.show),
-    ("POST", "/v1/batches/{id}/cancel", batches.cancel),
-    ("GET", "/api/version", ollama.version),
-    ("GET", "/api/tags", ollama.tags),
-    ("GET", "/api/ps", ollama.running),
-    ("POST", "/api/chat", ollama.chat),
-    ("POST", "/api/generate", ollama.generate),
-    ("POST", "/api/embed", ollama_embeddings.embed_texts),
-    ("POST", "/api/embeddings", ollama_embeddings.embed_prompt),
-    ("POST", "/api/show", ollama.show),
-    ("POST", "/api/pull", ollama_models.pull),
-    ("DELETE", "/api/delete", ollama_models.delete),
-    ("POST", "/api/copy", ollama_models.copy),
-    ("POST", "/models/load", router.load),
-    ("POST", "/models/unload", router.unload),
-    ("GET", "/health", llama_server.health),
-    ("POST", "/health/check", check_health),
-    ("GET", "/props", llama_server.props),
-    ("GET", "/slots", llama_server.slots),
-    ("GET", "/metrics", llama_server.metrics),
-    ("POST", "/completion", llama_server_completion.completion),
-    ("POST", "/completions", llama_server_completion.completion),
-    ("POST", "/infill", llama_server_completion.infill),
-    ("POST", "/tokenize", llama_server.tokenize),
-    ("POST", "/detokenize", llama_server.detokenize),
-    ("POST", "/apply-template", llama_server.apply_template),
-    ("POST", "/embedding", llama_server_embeddings.embedding),
-    ("POST", "/embeddings", llama_server_embeddings.embedding),
-    ("POST", "/rerank", llama_server_embeddings.rerank),
-    ("POST", "/reranking", llama_server_embeddings.rerank),
-    ("POST", "/v1/rerank", llama_server_embeddings.rerank),
-    ("POST", "/v1/reranking", llama_server_embeddings.rerank),
-    ("POST", "/score", vllm_scores.score),
-    ("POST", "/v1/score", vllm_scores.score),
-    ("GET", "/openapi.json", _show_description),
+ENDPOINTS: Sequence[openapi.Endpoint] = (
+    ("GET", "/v1/models", model_list.list_models, None),
+    ("GET", "/v1/models/{id:path}", model_list.show_model, None),
+    ("POST", "/v1/chat/completions", openai_chat.chat_completions, openai_chat.ChatBody),
+    ("POST", "/v1/chat/completions/input_tokens", openai_chat.count_tokens, openai_chat.Conversation),
+    ("POST", "/v1/chat/completions/control", running.control, running.ControlBody),
+    ("GET", "/v1/requests", running.list_requests, None),
+    ("GET", "/v1/requests/{id}", running.explain, None),
+    ("DELETE", "/v1/requests/{id}", running.end, None),
+    ("POST", "/v1/requests/{id}/answer", running.answer_now, None),
+    ("POST", "/v1/completions", openai_completions.completions, openai_completions.CompletionBody),
+    ("POST", "/v1/embeddings", openai_embeddings.embeddings, openai_embeddings.EmbeddingsBody),
+    ("POST", "/v1/decisions", decisions.decisions, decisions.DecisionsBody),
+    ("POST", "/v1/systemone", systemone.systemone, systemone.SystemOneBody),
+    ("POST", "/v1/responses", openai_responses.responses, openai_responses.ResponsesBody),
+    ("POST", "/v1/responses/input_tokens", openai_responses.count_tokens, openai_responses.ResponsesBody),
+    ("GET", "/v1/responses/resp_{id}", stored_responses.show, None),
+    ("DELETE", "/v1/responses/resp_{id}", stored_responses.remove, None),
+    ("GET", "/v1/responses/resp_{id}/input_items", stored_responses.input_items, None),
+    ("POST", "/v1/audio/transcriptions", openai_transcriptions.transcriptions, openai_transcriptions.TranscriptionBody),
+    ("POST", "/v1/messages", anthropic.messages, anthropic.MessagesBody),
+    ("POST", "/v1/messages/count_tokens", anthropic.count_tokens, anthropic.Conversation),
+    ("POST", "/v1/files", files.create, files.FileForm),
+    ("GET", "/v1/files", files.listing, None),
+    ("GET", "/v1/files/{id}", files.show, None),
+    ("DELETE", "/v1/files/{id}", files.remove, None),
+    ("GET", "/v1/files/{id}/content", files.content, None),
+    ("POST", "/v1/batches", batches.create, batches.BatchBody),
+    ("GET", "/v1/batches", batches.listing, None),
+    ("GET", "/v1/batches/{id}", batches.show, None),
+    ("POST", "/v1/batches/{id}/cancel", batches.cancel, None),
+    ("GET", "/api/version", ollama.version, None),
+    ("GET", "/api/tags", ollama.tags, None),
+    ("GET", "/api/ps", ollama.running, None),
+    ("POST", "/api/chat", ollama.chat, ollama.ChatBody),
+    ("POST", "/api/generate", ollama.generate, ollama.GenerateBody),
+    ("POST", "/api/embed", ollama_embeddings.embed_texts, ollama_embeddings.EmbedBody),
+    ("POST", "/api/embeddings", ollama_embeddings.embed_prompt, ollama_embeddings.EmbeddingsBody),
+    ("POST", "/api/show", ollama.show, ollama_models.NameBody),
+    ("POST", "/api/pull", ollama_models.pull, ollama_models.PullBody),
+    ("DELETE", "/api/delete", ollama_models.delete, ollama_models.NameBody),
+    ("POST", "/api/copy", ollama_models.copy, None),
+    ("POST", "/models/load", router.load, router.RouterBody),
+    ("POST", "/models/unload", router.unload, router.RouterBody),
+    ("GET", "/health", llama_server.health, None),
+    ("POST", "/health/check", check_health, HealthCheckPayload),
+    ("GET", "/props", llama_server.props, None),
+    ("GET", "/slots", llama_server.slots, None),
+    ("GET", "/metrics", llama_server.metrics, None),
+    ("POST", "/completion", llama_server_completion.completion, llama_server_completion.CompletionBody),
+    ("POST", "/completions", llama_server_completion.completion, llama_server_completion.CompletionBody),
+    ("POST", "/infill", llama_server_completion.infill, llama_server_completion.InfillBody),
+    ("POST", "/tokenize", llama_server.tokenize, llama_server.TokenizeBody),
+    ("POST", "/detokenize", llama_server.detokenize, llama_server.DetokenizeBody),
+    ("POST", "/apply-template", llama_server.apply_template, openai_chat.Conversation),
+    ("POST", "/embedding", llama_server_embeddings.embedding, llama_server_embeddings.EmbeddingBody),
+    ("POST", "/embeddings", llama_server_embeddings.embedding, llama_server_embeddings.EmbeddingBody),
+    ("POST", "/rerank", llama_server_embeddings.rerank, llama_server_embeddings.RerankBody),
+    ("POST", "/reranking", llama_server_embeddings.rerank, llama_server_embeddings.RerankBody),
+    ("POST", "/v1/rerank", llama_server_embeddings.rerank, llama_server_embeddings.RerankBody),
+    ("POST", "/v1/reranking", llama_server_embeddings.rerank, llama_server_embeddings.RerankBody),
+    ("POST", "/score", vllm_scores.score, vllm_scores.ScoreBody),
+    ("POST", "/v1/score", vllm_scores.score, vllm_scores.ScoreBody),
+    ("GET", "/openapi.json", _show_description, None),
 )
 
 _MODULES = frozenset(
@@ -158,7 +159,7 @@ _MODULES = frozenset(
 )
 _OF_ALL: frozenset[Handler] = frozenset(
     {
-        *(do for _, _, do in ENDPOINTS if do.__module__ in _MODULES),
+        *(do for _, _, do, _ in ENDPOINTS if do.__module__ in _MODULES),
         *(ollama.version, ollama.tags, ollama.running, ollama.chat, ollama.generate),
         *(llama_server.health, check_health, _show_description),
     }
@@ -188,8 +189,8 @@ SHORTENED = frozenset(
 """Paths that are there without `/v1` too, as llama-server has them. The others of OpenAI's are something else there."""
 
 
-def _shortened() -> tuple[tuple[str, str, Handler], ...]:
-    return tuple((method, path.removeprefix("/v1"), do) for method, path, do in ENDPOINTS if path in SHORTENED)
+def _shortened() -> list[openapi.Endpoint]:
+    return [(method, path.removeprefix("/v1"), do, body) for method, path, do, body in ENDPOINTS if path in SHORTENED]
 
 
 _OLLAMAS_MODELS = tuple(f"/api/{each}" for each in ("push", "create", "blobs"))
@@ -201,7 +202,7 @@ _GENERIC: frozenset[Handler] = frozenset(
     }
 )
 _NATIVE = frozenset(
-    path for _, path, handler in ENDPOINTS if handler.__module__ in _LLAMA_SERVER or handler in _GENERIC
+    path for _, path, handler, _ in ENDPOINTS if handler.__module__ in _LLAMA_SERVER or handler in _GENERIC
 )
 
 
@@ -298,7 +299,7 @@ def _advice(path: str) -> str:
         return f"; {_LEFT_OUT[left_out]}"
     if path.startswith(_OLLAMAS_MODELS):
         return "; models are not made here: /api/pull gets one, where the server runs with --models all"
-    known = [each for _, each, _ in ENDPOINTS if "{" not in each]
+    known = [each for _, each, *_ in ENDPOINTS if "{" not in each]
     near = get_close_matches(path[:200], known, n=3, cutoff=0.7)
     return (
         f"; near it: {', '.join(near)}" if near else "; there are /health, /v1/models, /v1/chat/completions and others"

@@ -113,6 +113,14 @@ def _discard(part: FileIO, store: Store) -> None:
     Path(str(part.name)).unlink(missing_ok=True)
 
 
+@attrs.frozen
+class FileForm:
+    """Fields of the form that a file comes in."""
+
+    file: bytes
+    purpose: str
+
+
 @attrs.define(eq=False)
 class _Part:
     """A file's contents on their way to the disk, in pieces that are worth a turn of the store's thread."""

@@ -10,143 +10,62 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-import attrs
-
-from uma.contracts.health import HealthCheckPayload
-from uma.http import (
-    anthropic,
-    batches,
-    decisions,
-    llama_server,
-    llama_server_completion,
-    llama_server_embeddings,
-    ollama,
-    ollama_embeddings,
-    ollama_models,
-    openai_chat,
-    openai_completions,
-    openai_embeddings,
-    openai_responses,
-    openai_transcriptions,
-    router,
-    running,
-    systemone,
-    vllm_scores,
-)
-from uma.http.page.endpoints import AnswerBody
+from uma.http import files, openai_transcriptions
+from uma.http.exchange import Exchange
 from uma.protocol.schema import object_schema
 from uma.version import __version__
 
+Endpoint = tuple[str, str, Callable[[Any, Exchange], Awaitable[None]], type[Any] | None]
+"""Method, path as Starlette has it, handler, and the class that reads the body; None: there is none."""
 
-@attrs.frozen
-class NoBody:
-    """None is read."""
-
-
-@attrs.frozen
-class FileForm:
-    """A form with a file, for batches."""
-
-    file: Any
-    purpose: str
-
-
-RERANK = llama_server_embeddings.RerankBody
-BODIES: Mapping[str, type[Any]] = MappingProxyType(
-    {
-        "/v1/chat/completions": openai_chat.ChatBody,
-        "/v1/chat/completions/input_tokens": openai_chat.Conversation,
-        "/v1/chat/completions/control": running.ControlBody,
-        "/v1/responses": openai_responses.ResponsesBody,
-        "/v1/responses/input_tokens": openai_responses.ResponsesBody,
-        "/v1/completions": openai_completions.CompletionBody,
-        "/v1/embeddings": openai_embeddings.EmbeddingsBody,
-        "/v1/audio/transcriptions": openai_transcriptions.TranscriptionBody,
-        "/v1/files": FileForm,
-        "/v1/batches": batches.BatchBody,
-        "/v1/messages": anthropic.MessagesBody,
-        "/v1/messages/count_tokens": anthropic.Conversation,
-        "/v1/decisions": decisions.DecisionsBody,
-        "/v1/systemone": systemone.SystemOneBody,
-        "/api/chat": ollama.ChatBody,
-        "/api/generate": ollama.GenerateBody,
-        "/api/embed": ollama_embeddings.EmbedBody,
-        "/api/embeddings": ollama_embeddings.EmbeddingsBody,
-        "/api/pull": ollama_models.PullBody,
-        "/api/show": ollama_models.NameBody,
-        **dict.fromkeys(("/models/load", "/models/unload"), router.RouterBody),
-        **dict.fromkeys(("/completion", "/completions"), llama_server_completion.CompletionBody),
-        "/infill": llama_server_completion.InfillBody,
-        "/tokenize": llama_server.TokenizeBody,
-        "/detokenize": llama_server.DetokenizeBody,
-        "/apply-template": openai_chat.Conversation,
-        **dict.fromkeys(("/embedding", "/embeddings"), llama_server_embeddings.EmbeddingBody),
-        **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), RERANK),
-        **dict.fromkeys(("/score", "/v1/score"), vllm_scores.ScoreBody),
-        "/health/check": HealthCheckPayload,
-        "/ui/api/answers": AnswerBody,
-        **dict.fromkeys(("/v1/requests/{id}/answer", "/ui/api/answers/{token}/answer"), NoBody),
-        **dict.fromkeys(("/v1/batches/{id}/cancel", "/api/copy"), NoBody),
-    }
-)
-"""Class of the body that is read of a POST to each path."""
-_DELETED: Mapping[str, type[Any]] = {"/api/delete": ollama_models.NameBody}
-"""Class of the body that is read of a DELETE."""
-_FORMS = frozenset((FileForm, openai_transcriptions.TranscriptionBody))
+_FORMS = frozenset((files.FileForm, openai_transcriptions.TranscriptionBody))
 """Bodies that come as forms."""
 
 
-def document(endpoints: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
-    """The description of endpoints, each a method, a path as Starlette has it, and a handler."""
+def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
+    """The description of these endpoints."""
     paths: dict[str, dict[str, Any]] = {}
     schemas: dict[str, Any] = {}
-    for method, route, handler in endpoints:
+    for method, route, handler, body in endpoints:
         path = route.replace(":path}", "}")
-        paths.setdefault(path, {})[method.lower()] = _operation(method, path, handler, schemas)
-    about = {
-        "title": "UMA",
-        "version": __version__,
-        "description": "Answers are as each API's own documents have them.",
-    }
+        paths.setdefault(path, {})[method.lower()] = _operation(method, path, _summary(handler, body), schemas, body)
     return {
         "openapi": "3.1.0",
-        "info": about,
+        "info": {
+            "title": "UMA",
+            "version": __version__,
+            "description": "Answers are as each API's documents say.",
+        },
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],
     }
 
 
-def _operation(method: str, path: str, handler: Any, schemas: dict[str, Any]) -> dict[str, Any]:
-    read: Mapping[str, type[Any]] = {"POST": BODIES, "DELETE": _DELETED}.get(method, {})
-    body = read.get(path, read.get(f"/v1{path}", NoBody))  # some are there without /v1 too
+def _operation(method: str, path: str, summary: str, schemas: dict[str, Any], body: type[Any] | None) -> dict[str, Any]:
     names = re.findall(r"\{(\w+)\}", path)
     operation: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", f"{method.lower()}{path}").rstrip("_"),
-        "summary": _summary(handler, body) or f"{method} {path}",
+        "summary": summary or f"{method} {path}",
         "parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names],
-        "responses": {
-            "200": {"description": "The answer."},
-            "default": {"description": "An error, in this API's form."},
-        },
+        "responses": {"200": {"description": "The answer."}, "default": {"description": "An error in the API's form."}},
     }
-    if body is not NoBody:
+    if body is not None:
         kinds = ["multipart/form-data"] if body in _FORMS else []
-        kinds += ["application/json"] if body is not FileForm else []
+        kinds += ["application/json"] if body is not files.FileForm else []
         content = {kind: {"schema": {"$ref": f"#/components/schemas/{_add(body, schemas)}"}} for kind in kinds}
         operation["requestBody"] = {"required": True, "content": content}
     return operation
 
 
-def _summary(handler: Any, body: type) -> str:
+def _summary(handler: Any, body: type[Any] | None) -> str:
     """What a handler says of itself, in a sentence, or the module that reads its body, in a few words; empty where that
     is no more than the path.
     """
-    if inspect.isfunction(handler):
+    if inspect.isfunction(handler) or body is None:
         told = inspect.cleandoc(handler.__doc__ or "").partition("\n\n")[0].partition(". ")[0].rstrip(".")
         return re.sub(r"^`[A-Z]+ \S+`(: |, )?", "", told.replace("\n", " "))
     return re.split(r"[:,.]", sys.modules[body.__module__].__doc__ or "")[0]

@@ -110,7 +110,7 @@ def _schema_of(hint: Any, nested: dict[str, Any]) -> dict[str, Any]:
         if hint.__name__ not in nested:
             nested[hint.__name__] = object_schema(hint, nested)
         return {"$ref": f"#/$defs/{hint.__name__}"}
-    return {} if hint is Any else {"type": _TYPES[origin or hint]}
+    return {} if hint in (Any, bytes) else {"type": _TYPES[origin or hint]}
 
 
 _COUNTED = {"array": "Items", "object": "Properties"}

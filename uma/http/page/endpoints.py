@@ -95,9 +95,9 @@ class Page:
         """The live view's frames."""
         return LiveFeed(self.gateway.source, Processes(self.gateway))
 
-    def endpoints(self) -> Sequence[tuple[str, str, Handler]]:
-        """Method, path and handler of each. All under `/ui/api/` speak of the source; the others are plain files."""
-        return [(method, path, partial(_handle, self, do)) for method, path, do in ENDPOINTS]
+    def endpoints(self) -> Sequence[tuple[str, str, Handler, type[Any] | None]]:
+        """Method, path, handler, body. Those under `/ui/api/` speak of the source, the others are files."""
+        return [(method, path, partial(_handle, self, do), body) for method, path, do, body in ENDPOINTS]
 
     async def show(self, http: Exchange) -> None:
         """The page. `localhost` leads to the address that the server prints, where that is 127.0.0.1: a browser keeps
@@ -266,17 +266,17 @@ class Page:
         return event("progress", progress_of(answer.id, self.live.activity))
 
 
-ENDPOINTS: Sequence[tuple[str, str, Callable[[Page, Exchange], Awaitable[None]]]] = (
-    ("GET", "/", Page.show),
-    ("GET", "/ui/{name}", Page.show_file),
-    ("GET", "/ui/vendor/{name}", Page.show_file),
-    ("GET", "/ui/api/info", Page.tell),
-    ("POST", "/ui/api/answers", Page.ask),
-    ("GET", "/ui/api/answers/{token}", Page.resume),
-    ("DELETE", "/ui/api/answers/{token}", Page.stop),
-    ("POST", "/ui/api/answers/{token}/answer", Page.answer_now),
-    ("GET", "/ui/api/why/{id}", Page.explain),
-    ("GET", "/ui/api/live", Page.watch),
+ENDPOINTS: Sequence[tuple[str, str, Callable[[Page, Exchange], Awaitable[None]], type[Any] | None]] = (
+    ("GET", "/", Page.show, None),
+    ("GET", "/ui/{name}", Page.show_file, None),
+    ("GET", "/ui/vendor/{name}", Page.show_file, None),
+    ("GET", "/ui/api/info", Page.tell, None),
+    ("POST", "/ui/api/answers", Page.ask, AnswerBody),
+    ("GET", "/ui/api/answers/{token}", Page.resume, None),
+    ("DELETE", "/ui/api/answers/{token}", Page.stop, None),
+    ("POST", "/ui/api/answers/{token}/answer", Page.answer_now, None),
+    ("GET", "/ui/api/why/{id}", Page.explain, None),
+    ("GET", "/ui/api/live", Page.watch, None),
 )
 
 
