@@ -32,6 +32,7 @@ from models import (
 
 Hybrid = Literal["qwen35", "qwen3next", "nemotron_h", "granitehybrid", "lfm2"]
 Sizes = dict[str, tuple[int, ...]]
+Values = dict[str, npt.NDArray[np.float32]]
 
 PLANS: dict[Hybrid, str] = {
     "qwen35": "SSSASSSA",
@@ -45,22 +46,60 @@ DELTA_NETS = ("qwen35", "qwen3next")
 VALUE_HEADS, EXPERTS, EXPERT_FF = 2, 4, 32
 
 
-def write_hybrid(path: Path, kind: Hybrid, *, state: int = 16, context_length: int = 512) -> Path:
-    """Write a model and return its path. `state` sets how large a sequence's state is; that of `lfm2` has one size."""
-    writer = gguf.GGUFWriter(path, kind)
-    shape = {f"{kind}.{key}": value for key, value in _shape(kind, state).items()}
-    write_metadata(writer, "attention", context_length, FF, shape)
-    write_tokenizer(writer, "gpt2", "gpt-2", True, CHATML)
-    sizes: Sizes = {"token_embd": (N_VOCAB, EMBED), "output": (N_VOCAB, EMBED)}
-    sizes["token_embd_norm" if kind == "lfm2" else "output_norm"] = (EMBED,)
-    for index, layer in enumerate(PLANS[kind]):
-        sizes |= {f"blk.{index}.{name}": size for name, size in _layer(kind, layer, state).items()}
+def write_hybrid(
+    path: Path, kind: Hybrid, *, state: int = 16, context_length: int = 512, predicts: bool = False
+) -> Path:
+    """Write a model and return its path. `state` sets how large a sequence's state is; that of `lfm2` has one size.
+    With `predicts`, a `qwen35` has a head that predicts the token after the next, at random.
+    """
+    sizes = _sizes(kind, PLANS[kind], state)
+    if predicts:
+        sizes |= _prediction_layer(len(PLANS[kind]))
     rng = np.random.default_rng(0)
-    for name, size in sizes.items():
+    values = {name: _values(name, size, rng) for name, size in sizes.items()}
+    return _write(path, kind, _shape(kind, state), values, context_length)
+
+
+def write_predicting(path: Path, *, context_length: int = 512) -> Path:
+    """Write a `qwen35` whose prediction head is a copy of its only layer of worth: it predicts what the model says."""
+    plan, rng = "SA", np.random.default_rng(0)
+    sizes = _sizes("qwen35", plan, 16) | _prediction_layer(len(plan))
+    values = {name: _values(name, size, rng) for name, size in sizes.items()}
+    # Tokens have a mean square of 1, which the head's norm leaves as it is, and the layer with a state changes nothing.
+    values["token_embd"] /= np.sqrt(np.mean(values["token_embd"] ** 2, axis=1, keepdims=True))
+    for name in ("blk.0.ssm_out", "blk.0.ffn_down"):
+        values[name][:] = 0
+    values |= {name.replace("blk.1.", "blk.2."): value for name, value in values.items() if name.startswith("blk.1.")}
+    values["blk.2.nextn.eh_proj"] = np.hstack([np.eye(EMBED), np.zeros((EMBED, EMBED))]).astype(np.float32)
+    shape = _shape("qwen35", 16) | {"block_count": len(plan), "full_attention_interval": 2}
+    return _write(path, "qwen35", shape, values, context_length)
+
+
+def _write(path: Path, kind: Hybrid, shape: dict[str, Any], values: Values, context_length: int) -> Path:
+    writer = gguf.GGUFWriter(path, kind)
+    if any(".nextn." in name for name in values):
+        shape |= {"block_count": shape["block_count"] + 1, "nextn_predict_layers": 1}
+    metadata = {f"{kind}.{key}": value for key, value in shape.items()}
+    write_metadata(writer, "attention", context_length, FF, metadata)
+    write_tokenizer(writer, "gpt2", "gpt-2", True, CHATML)
+    for name, value in values.items():
         is_bare = name.endswith((".bias", "ssm_a", "ssm_d"))
-        writer.add_tensor(name if is_bare else f"{name}.weight", _values(name, size, rng))
+        writer.add_tensor(name if is_bare else f"{name}.weight", value)
     finish(writer)
     return path
+
+
+def _sizes(kind: Hybrid, plan: str, state: int) -> Sizes:
+    sizes: Sizes = {"token_embd": (N_VOCAB, EMBED), "output": (N_VOCAB, EMBED)}
+    sizes["token_embd_norm" if kind == "lfm2" else "output_norm"] = (EMBED,)
+    for index, layer in enumerate(plan):
+        sizes |= {f"blk.{index}.{name}": size for name, size in _layer(kind, layer, state).items()}
+    return sizes
+
+
+def _prediction_layer(index: int) -> Sizes:
+    own: Sizes = {"nextn.eh_proj": (EMBED, 2 * EMBED), "nextn.enorm": (EMBED,), "nextn.hnorm": (EMBED,)}
+    return {f"blk.{index}.{name}": size for name, size in (_layer("qwen35", "A", 0) | own).items()}
 
 
 def _values(name: str, size: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.float32]:

@@ -109,7 +109,7 @@ async def test_guesses_that_hardly_ever_hold_are_given_up(target: Path, monkeypa
     async with open_engine(config) as engine:
         expected = await alone(engine, [likely, unlikely])
     monkeypatch.setattr("uma.engine.policy.scheduler.CostModel", TwoSteps)
-    monkeypatch.setattr("uma.engine.worker.drafts.model_drafter.now_ms", Clock())
+    monkeypatch.setattr("uma.engine.worker.drafts.guessing.now_ms", Clock())
     async with open_engine(attrs.evolve(config, speculate="auto", draft=str(target))) as engine:
         got = await alone(engine, [likely, unlikely])
     assert [each.token_ids for each in got] == [each.token_ids for each in expected]
@@ -125,8 +125,8 @@ async def test_a_draft_model_that_was_slow_once_is_measured_again(
 ) -> None:
     clock = Clock(slow=1)
     monkeypatch.setattr("uma.engine.policy.scheduler.CostModel", TwoSteps)
-    monkeypatch.setattr("uma.engine.worker.drafts.model_drafter.now_ms", clock)
-    monkeypatch.setattr("uma.engine.worker.drafts.model_drafter.MEASURE_AGAIN", 2)
+    monkeypatch.setattr("uma.engine.worker.drafts.guessing.now_ms", clock)
+    monkeypatch.setattr("uma.engine.worker.drafts.guessing.MEASURE_AGAIN", 2)
     config = config_for(target, **COLD, n_ctx=2_048, speculate="auto", draft=str(target))
     async with open_engine(config) as engine:
         await alone(engine, [ask(letters(seed), 40) for seed in range(10, 16)])

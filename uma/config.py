@@ -25,7 +25,7 @@ from uma.types import SAMPLER_FIELDS, Pace, Penalty, RepetitionPenalty, SamplerS
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
 Toggle = Literal["auto", "on", "off"]
-Speculate = Literal["auto", "always", "off"]
+Speculate = Literal["auto", "always", "mtp", "off"]
 
 ANY_NAME = "*"
 """The alias that is any name."""
@@ -207,7 +207,9 @@ class RuntimeConfig:
         False, "fetch pictures and sounds that requests name by http(s) URLs, never from this machine or its networks"
     )
     speculate: Speculate = setting(
-        "off", "guess tokens where the text repeats and verify several at once; auto: where that is faster"
+        "off",
+        "guess tokens and verify several at once, where that is faster; auto: where the text repeats, and by the "
+        "model's own prediction head (MTP) where it has one; mtp: by that alone",
     )
     draft: str = setting(
         "", "small model of the same vocabulary that guesses tokens too; a GGUF file or a name; empty: none"
@@ -273,8 +275,10 @@ class RuntimeConfig:
             re.compile(self.history_redact)
         except re.error as error:
             wrong.append(f"history_redact: {self.history_redact!r} is no regular expression: {error}")
-        if self.draft and self.speculate == "off":
-            wrong.append("draft: --speculate is off, so nothing is drafted; add --speculate auto, or leave --draft out")
+        if self.draft and self.speculate in ("off", "mtp"):
+            wrong.append(
+                f"draft: --speculate is {self.speculate}, so it drafts nothing; add --speculate auto, or leave it out"
+            )
         if self.models and not self.models.strip(", "):
             wrong.append(f"models: expected names with commas between them, or {ALL_MODELS}, not {self.models!r}")
         if self.models and self.protocol == "newline":

@@ -54,6 +54,7 @@ from uma.engine.worker.status import Status
 from uma.errors import BadRequest, Ended, Overloaded, ShuttingDown, UmaError
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler, GrammarState
+from uma.llama.heads import PredictionHeads
 from uma.llama.projector import Projector
 from uma.llama.vocab import Vocab
 from uma.media.fetch import Fetcher
@@ -91,6 +92,7 @@ class Engine:
         archive: Archive | None,
         grammars: GrammarCompiler,
         draft: Context | None = None,
+        heads: PredictionHeads | None = None,
         projector: Projector | None = None,
     ) -> None:
         self.config = config
@@ -121,6 +123,7 @@ class Engine:
                 saves_at_end=archive is not None,
                 speculate=sizing.speculate(context, config),
                 draft=draft,
+                heads=heads,
                 projector=projector,
             ),
         )

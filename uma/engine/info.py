@@ -9,6 +9,7 @@ from uma.engine import sizing
 from uma.engine.intake.chat import ChatAbilities
 from uma.engine.kv.memory_kinds import kind_of
 from uma.llama.context import Context
+from uma.llama.heads import MISSING
 from uma.llama.model import Model
 from uma.llama.projector import Projector
 from uma.types import (
@@ -129,4 +130,7 @@ def _speculation(context: Context, config: RuntimeConfig, draft: Context | None)
     """How tokens are drafted, or why they are not."""
     if reason := sizing.why_no_drafts(context, config):
         return f"none: {reason}"
-    return "prompt look-up" if draft is None else f"prompt look-up, and the draft model {draft.model.info.name}"
+    ways = [] if config.speculate == "mtp" else ["prompt look-up"]
+    ways += [f"the draft model {draft.model.info.name}"] if draft is not None else []
+    ways += ["the model's prediction head (MTP)"] if context.model.predicts and not MISSING else []
+    return ", and ".join(ways)

@@ -100,6 +100,7 @@ class Loader:
         try:
             model = Model.load(
                 Path(found.path),
+                predicts=config.speculate != "off",
                 n_gpu_layers=config.n_gpu_layers,
                 cpu_experts=config.n_cpu_moe,
                 map_above_bytes=sizing.map_above_bytes(config),

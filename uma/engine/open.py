@@ -8,10 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import outcome
 import trio
 
+from uma.closing import Closing
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.engine import Engine
@@ -20,17 +22,21 @@ from uma.engine.kv.disk import DiskTier
 from uma.engine.ledger import Ledger
 from uma.engine.loading import Loader
 from uma.engine.worker.loop import ended_by
-from uma.errors import ShuttingDown
+from uma.errors import ConfigError, ShuttingDown
 from uma.llama import backend
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler
+from uma.llama.heads import MISSING, PredictionHeads
 from uma.llama.model import Model
 from uma.llama.pages import NewPages, give_back_zeros, trim_heap
+from uma.llama.shape import PREDICTING
 from uma.net.logfmt import log
 from uma.net.trio_only import require_trio
 from uma.types import LoadProgress
 
 _log = logging.getLogger("uma.engine")
+
+ClosingT = TypeVar("ClosingT", bound=Closing)
 
 LAST_WRITES_SEC = 10.0
 """Maximum time, at the end, for snapshots that are still being written to disk."""
@@ -72,12 +78,11 @@ async def open_engine(
         stack.callback(context.close)
         if owns_process and not backend.has_gpu():  # a GPU's driver has pinned what it uses
             await _give_back_zeros(new)
-        draft = await trio.to_thread.run_sync(_open_draft, ledger, loader, config, context)
-        if draft is not None:
-            stack.callback(draft.close)
+        draft = await trio.to_thread.run_sync(_open_draft, stack, ledger, loader, config, context)
+        heads = await trio.to_thread.run_sync(_open_heads, stack, ledger, config, context)
         ledger.promise_cache(MAX_QUEUED_BYTES if config.prefix_folder else 0)
         archive = await _open_archive(config, context, ledger.cache_bytes)
-        engine = Engine(config, context, ledger, archive, grammars, draft, projector)
+        engine = Engine(config, context, ledger, archive, grammars, draft, heads, projector)
         stack.callback(engine.close)
         # What ends the block is raised as it is, not inside the exception group that the nursery would make of it.
         ended: outcome.Outcome[None] = outcome.Value(None)
@@ -171,8 +176,12 @@ def _make_context(ledger: Ledger, model: Model, config: RuntimeConfig, beside: C
     return context
 
 
-def _open_draft(ledger: Ledger, loader: Loader, config: RuntimeConfig, target: Context) -> Context | None:
-    """The draft model's context, where one is configured and can be of use. It keeps its model open."""
+def _open_draft(
+    stack: AsyncExitStack, ledger: Ledger, loader: Loader, config: RuntimeConfig, target: Context
+) -> Context | None:
+    """The draft model's context, where one is configured and can be of use, closed with `stack`. It keeps its model
+    open.
+    """
     if not config.draft:
         return None
     if reason := sizing.why_no_drafts(target, config):
@@ -183,9 +192,31 @@ def _open_draft(ledger: Ledger, loader: Loader, config: RuntimeConfig, target: C
         ledger.promise_weights(model.shape)
         params = sizing.draft_params(model, target, config, ledger.kv_bytes)
         with ledger.promised(model.shape, params):
-            return Context(model, params)
+            return _closed_with(stack, Context(model, params))
     finally:
         model.close()
+
+
+def _open_heads(
+    stack: AsyncExitStack, ledger: Ledger, config: RuntimeConfig, target: Context
+) -> PredictionHeads | None:
+    """The model's own prediction head, where it has one and it can be of use, closed with `stack`."""
+    lacks = f"it has no prediction head (nextn layer) that is used, which files of {', '.join(PREDICTING)} can have"
+    reason = MISSING or ("" if target.model.predicts else lacks)
+    if config.speculate == "mtp" and reason:
+        raise ConfigError(f"speculate: mtp is unsupported with {target.model.path}: {reason}; use --speculate auto")
+    if MISSING and target.model.predicts:
+        _log.warning("the model's prediction head is not used: %s", MISSING)
+    if reason or sizing.why_no_drafts(target, config):
+        return None
+    params = sizing.predicting_params(target, config, ledger.kv_bytes)
+    with ledger.promised(target.model.shape.of_prediction_head, params):
+        return _closed_with(stack, PredictionHeads(target, params))
+
+
+def _closed_with(stack: AsyncExitStack, opened: ClosingT) -> ClosingT:
+    stack.callback(opened.close)
+    return opened
 
 
 async def _open_archive(config: RuntimeConfig, context: Context, memory_bytes: int) -> Archive | None:

@@ -451,6 +451,27 @@ def draft_params(model: Model, target: Context, config: RuntimeConfig, free_byte
     )
 
 
+def predicting_params(target: Context, config: RuntimeConfig, free_bytes: int) -> ContextParams:
+    """The context of the target's prediction head, with its sequences, in a quarter of `free_bytes`. Raises
+    `ConfigError` where that is too little.
+    """
+    shape = target.model.shape.of_prediction_head
+    cell_bytes = max(1, _cell_bytes(shape, config))
+    affordable = free_bytes // RULES.pool_share // cell_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
+    n_ctx = min(target.params.cells or target.n_ctx, affordable)
+    if n_ctx < RULES.least_side_tokens:
+        raise ConfigError(f"speculate: there is no memory for the prediction head ({cell_bytes:,} bytes a token)")
+    return attrs.evolve(
+        target.params,
+        n_ctx=n_ctx,
+        n_batch=target.n_batch,
+        kv_unified=True,  # of a split buffer only whole sequences can be copied
+        swa_full=True,
+        rolled_back=0,
+        predicts=True,
+    )
+
+
 def why_no_drafts(context: Context, config: RuntimeConfig) -> str | None:
     """Why no tokens are drafted; None where they are. Memory must be cut behind those of a draft that held."""
     shape = context.model.shape

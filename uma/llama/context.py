@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
 import attrs
 import llama_cpp.llama_cpp as lib
@@ -97,6 +97,8 @@ class ContextParams:
     """Maximum tokens of the last batch that can be cut off a sequence with a state: it takes as many states more."""
     pooling: Literal["none", "mean", "cls", "last", "rank"] = "none"
     """How the embeddings of a sequence's tokens in one batch become one; `none`: a context that gives no embeddings."""
+    predicts: bool = False
+    """The model's prediction heads compute, not its other layers: see `llama.heads`."""
 
     def __attrs_post_init__(self) -> None:
         if not 1 <= self.n_seq_max <= backend.MAX_SEQUENCES:
@@ -153,8 +155,26 @@ class ContextParams:
         if self.pooling != "none":
             struct.embeddings = True
             struct.pooling_type = POOLING[self.pooling]
+        if self.predicts:
+            struct.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
         struct.no_perf = True
         return struct
+
+
+class Follower(Protocol):
+    """What is told of all that a context computes, copies and forgets, on its thread, right behind it."""
+
+    def computed(self, batch: Batch) -> None:
+        """A batch of tokens was computed, whole."""
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> None:
+        """Positions were forgotten."""
+
+    def seq_cp(self, source: int, target: int, p0: int, p1: int) -> None:
+        """Positions were copied."""
+
+    def clear(self) -> None:
+        """All was forgotten."""
 
 
 class Context(Closing):
@@ -172,10 +192,11 @@ class Context(Closing):
         """`request_abort` was called: nothing is computed any more."""
         self._is_retried = False
         """`request_retry` was called, and not `resume` since."""
-        self._threads = 0
-        """The last arguments of `set_threads`."""
+        self.threads = 0
+        """The last argument of `set_threads`; 0: none yet."""
         self.model = model
         self._handle: int | None = None
+        self._follower: Follower | None = None
         self._n_vocab = model.vocab.n_tokens
         self._logits_address = 0
         self._logits_views: dict[int, npt.NDArray[np.float32]] = {}
@@ -225,8 +246,8 @@ class Context(Closing):
         self.rolled_back = int(lib.llama_n_rs_seq(handle))
         """What llama.cpp has made of `params.rolled_back`; 0 without states."""
         self.params = params
-        if self._threads:
-            self.set_threads(self._threads)
+        if self.threads:
+            self.set_threads(self.threads)
 
     @property
     def handle(self) -> int:
@@ -237,7 +258,7 @@ class Context(Closing):
 
     def set_threads(self, threads: int) -> None:
         """Compute with so many threads from the next batch on, or with as many as `params` name where that is less."""
-        self._threads = threads
+        self.threads = threads
         most = self.params.n_threads or threads, self.params.n_threads_batch or threads
         lib.llama_set_n_threads(self.handle, *(max(1, min(threads, size)) for size in most))
 
@@ -265,7 +286,16 @@ class Context(Closing):
         not there, and the last batch's are gone. Sequences can be changed meanwhile, as if it were computed.
         """
         batch.struct.n_tokens = batch.n_tokens
-        return self.computing(batch.n_tokens, partial(lib.llama_decode, self.handle, batch.struct))
+        code = self.computing(batch.n_tokens, partial(lib.llama_decode, self.handle, batch.struct))
+        if self._follower is not None and code == DONE:
+            self.wait()
+            self._follower.computed(batch)
+        return code
+
+    def follow(self, follower: Follower | None) -> None:
+        """Tell `follower` of everything from now on, before `begin` returns; None: nobody any more."""
+        self._follower = follower
+        self.returns_early = self._is_queued and self.model.is_on_gpu and follower is None
 
     def decode_embeddings(self, batch: EmbeddingBatch) -> int:
         """`decode`, of what is no tokens."""
@@ -330,7 +360,10 @@ class Context(Closing):
         `rolled_back` it says True for so many last tokens, and is right about those of the last batch alone: see
         `kv/memory_kinds.py`.
         """
-        return bool(lib.llama_memory_seq_rm(self._checked_memory(seq), seq, p0, p1))
+        is_gone = bool(lib.llama_memory_seq_rm(self._checked_memory(seq), seq, p0, p1))
+        if self._follower is not None and is_gone:
+            self._follower.seq_rm(seq, p0, p1)
+        return is_gone
 
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
         """Give `dst` the positions of `src` from `p0` to before `p1`. In a unified buffer no data is copied.
@@ -343,6 +376,8 @@ class Context(Closing):
             raise ValueError("seq_cp: only a whole sequence can be copied with split KV buffers")
         self._checked_memory(dst)
         lib.llama_memory_seq_cp(self._checked_memory(src), src, dst, p0, p1)
+        if self._follower is not None:
+            self._follower.seq_cp(src, dst, p0, p1)
 
     def seq_pos_min(self, seq: int) -> int:
         """The first position that is in memory, of layers with a window where there are any; -1 for an empty one."""
@@ -355,6 +390,8 @@ class Context(Closing):
     def clear(self, *, overwrites: bool = True) -> None:
         """Forget all sequences; their data is overwritten, which takes as long as making the memory, or left unused."""
         lib.llama_memory_clear(self._checked_memory(0), overwrites)
+        if self._follower is not None:
+            self._follower.clear()
 
     def state_size(self, seq: int) -> int:
         """Bytes that `state_get` would return."""
@@ -375,6 +412,8 @@ class Context(Closing):
         self._checked_memory(seq)
         source = np.frombuffer(data, np.uint8)
         pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        if self._follower is not None:
+            self._follower.seq_rm(seq, -1, -1)
         return bool(lib.llama_state_seq_set_data(self.handle, pointer, source.nbytes, seq) > 0)
 
     def part_size(self, seq: int) -> int:

@@ -36,6 +36,11 @@ ELEMENT_BYTES = {
     "q4_0": 18 / 32, "iq4_nl": 18 / 32,
 }  # fmt: skip
 """ggml's block sizes: bytes of a block over its elements."""
+PREDICTING = ("qwen35",)
+"""Architectures with one prediction head whose layer attends to all of a text (`llama.heads`), of those that llama.cpp
+has a graph for: the ones that were tried."""
+PREDICTING_TENSORS = ("eh_proj", "enorm", "hnorm")
+"""Tensors without which llama.cpp ends the process where a head is to compute."""
 WINDOW_PERIODS = {
     "afmoe": 4, "cohere2": 4, "cohere2moe": -4, "exaone-moe": 4, "exaone4": 4, "gemma2": 2, "gemma3": 6, "gemma3n": 5,
     "gpt-oss": 2, "laguna": -4, "llama4": 4, "mellum": 4, "muse-glimmer": 4, "olmo2": 4, "plamo3": 8,
@@ -70,6 +75,10 @@ class Shape:
     """Figures of a token's keys in layers with a sliding window."""
     window_values: int
     """Figures of a token's values in layers with a sliding window."""
+    predicting_keys: int
+    """Figures of a token's keys in the layer of a prediction head; 0 where there is none that is used."""
+    predicting_values: int
+    """Figures of a token's values in that layer."""
     n_tokens: int
     """Tokens of the vocabulary."""
     n_heads: int
@@ -101,6 +110,8 @@ class Shape:
             values=kept.values,
             window_keys=kept.window_keys,
             window_values=kept.window_values,
+            predicting_keys=figures.keys(first.n_layers) if (predicts := _has_prediction_head(parts)) else 0,
+            predicting_values=figures.values(first.n_layers) if predicts else 0,
             n_tokens=int(first.metadata.get("tokenizer.ggml.tokens", 0)),
             n_heads=figures.number("attention.head_count"),
             pooling=_pooling_of(parts),
@@ -110,6 +121,20 @@ class Shape:
     def has_states(self) -> bool:
         """Whether a sequence has a state of which there is only that of its end."""
         return self.memory in ("recurrent", "hybrid")
+
+    @property
+    def of_prediction_head(self) -> Shape:
+        """What the layer of the prediction head keeps, in a context of its own."""
+        return attrs.evolve(
+            self,
+            memory="attention",
+            window_tokens=0,
+            state_bytes=0,
+            keys=self.predicting_keys,
+            values=self.predicting_values,
+            window_keys=0,
+            window_values=0,
+        )
 
     def bytes_per_token(self, type_k: str, type_v: str) -> int:
         """Bytes of one KV cell with these cache types, over all layers; 0 for a model without attention."""
@@ -208,6 +233,13 @@ class _Figures:
         is_stated_by_layer = "attention.sliding_window_pattern" in self.first.by_layer
         has_own_size = is_stated_by_layer and self.has_window(layer)
         return self.number(f"attention.{which}_length_swa", size) if has_own_size else size
+
+
+def _has_prediction_head(parts: list[Header]) -> bool:
+    first, tensors = parts[0], {name for part in parts for name in part.tensor_bytes}
+    if first.architecture not in PREDICTING or first.metadata.get(f"{first.architecture}.nextn_predict_layers") != 1:
+        return False
+    return all(f"blk.{first.n_layers}.nextn.{name}.weight" in tensors for name in PREDICTING_TENSORS)
 
 
 def _pooling_of(parts: list[Header]) -> Pooling:

@@ -36,6 +36,7 @@ from uma.engine.worker.commands import (
     SubmitSequence,
 )
 from uma.engine.worker.drafts.drafter import Drafter
+from uma.engine.worker.drafts.head_drafter import HeadDrafter
 from uma.engine.worker.drafts.lookup import LookupDrafter
 from uma.engine.worker.drafts.model_drafter import ModelDrafter
 from uma.engine.worker.drafts.speculator import Speculator
@@ -51,6 +52,7 @@ from uma.engine.worker.status import Status
 from uma.errors import InternalError, ShuttingDown, UmaError
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarDelayedError
+from uma.llama.heads import PredictionHeads
 from uma.llama.projector import Projector
 from uma.metrics import EngineMetrics
 
@@ -81,6 +83,8 @@ class WorkerSettings:
     speculate: Speculate = "off"
     draft: Context | None = None
     """The draft model's context."""
+    heads: PredictionHeads | None = None
+    """The model's own prediction head."""
     projector: Projector | None = None
     """What makes embeddings of pictures."""
 
@@ -117,9 +121,14 @@ class DecodeWorker:
         )
         self._encoder = Encoder(settings.projector, self._slots, instruments)
         self._executor = Executor(context, pool, self._runner, self._slots, metrics)
-        self._model_drafter = settings.draft and ModelDrafter(settings.draft, vocab, self._runner.threads, metrics)
-        drafters: list[Drafter] = [LookupDrafter(pool, vocab)]
-        drafters += [self._model_drafter] if self._model_drafter else []
+        self._guessing: list[ModelDrafter | HeadDrafter] = []
+        """Drafters that compute."""
+        if settings.draft is not None:
+            self._guessing.append(ModelDrafter(settings.draft, vocab, self._runner.threads, metrics))
+        if settings.heads is not None:
+            self._guessing.append(HeadDrafter(settings.heads, self._runner.threads, metrics))
+        drafters: list[Drafter] = [] if settings.speculate == "mtp" else [LookupDrafter(pool, vocab)]
+        drafters += self._guessing
         self._speculator = Speculator(scheduler.cost, pool, context, settings.speculate, drafters, metrics)
         if settings.speculate != "off":
             self._runner.should_end_stride = self._speculator.should_end_stride
@@ -258,8 +267,8 @@ class DecodeWorker:
             self._probes.answer(is_alive=False)
             self._runner.close()
             self._reproducer.close()
-            if self._model_drafter is not None:
-                self._model_drafter.close()
+            for drafter in self._guessing:
+                drafter.close()
             self._pool.report_end()
             self._outbox.flush()
 

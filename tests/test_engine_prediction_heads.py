@@ -1,0 +1,128 @@
+"""The model's own prediction head as a drafter (MTP): the text is the same with it and without, in fewer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+import pytest
+import trio
+from engine_world import Answer, alone, answer, answers, ask, config_for, settled, tokens_for
+from hybrids import write_hybrid, write_predicting
+
+from uma import Request, open_engine
+from uma.engine.engine import Engine
+from uma.errors import ConfigError
+
+COLD: dict[str, Any] = {"cache_tokens": 0, "cache_ram_mb": 0}
+LETTERS = {str(token): 20.0 for token in range(97, 123)}
+HEAD = "the model's prediction head (MTP)"
+
+
+@pytest.fixture
+def predicting(tmp_path: Path) -> Path:
+    """A model whose head predicts what the model itself says."""
+    return write_predicting(tmp_path / "model.gguf", context_length=1_024)
+
+
+def ids(found: Sequence[Answer]) -> list[list[int]]:
+    return [list(each.token_ids) for each in found]
+
+
+def conversations(count: int = 8, beginning: Sequence[int] = ()) -> list[Request]:
+    """Prompts of which no part comes again, with answers of several lengths."""
+    prompts = [(*beginning, *tokens_for(seed, 40 + 7 * seed)) for seed in range(count)]
+    return [ask(each, 24 + 5 * seed, logit_bias=LETTERS, id=str(seed)) for seed, each in enumerate(prompts)]
+
+
+async def share(engine: Engine) -> tuple[float, int]:
+    """Accepted drafted tokens, as a share of all; and batches so far."""
+    counters = await settled(engine)
+    return counters["draft_accepted_total"] / counters["draft_tokens_total"], counters["batch_calls_total"]
+
+
+@pytest.mark.parametrize("layout", ["on", "off"])
+async def test_a_head_that_predicts_its_own_model_is_believed_and_saves_steps(predicting: Path, layout: str) -> None:
+    config = config_for(predicting, **COLD, kv_unified=layout, n_ctx=4_096, max_sequences=3)
+    asked = [attrs.evolve(each, sampling=attrs.evolve(each.sampling, logit_bias={})) for each in conversations()]
+    async with open_engine(config) as engine:
+        expected = await alone(engine, asked)
+        plain = await settled(engine)
+    async with open_engine(attrs.evolve(config, speculate="always")) as engine:
+        assert engine.info.capabilities.speculation == f"prompt look-up, and {HEAD}"
+        got = await alone(engine, asked)
+        accepted, batches = await share(engine)
+    assert ids(got) == ids(expected)
+    assert accepted >= 0.9
+    assert batches < plain["batch_calls_total"] / 2
+
+
+async def test_a_head_knows_a_prefix_that_is_shared_and_what_several_say_at_once(predicting: Path) -> None:
+    """Its cells are copied and cut with the model's. What it does not know, it would guess from its own layer alone."""
+    system, config = tokens_for(99, 200), config_for(predicting, n_ctx=8_192, max_sequences=8)
+    asked = conversations(beginning=system)
+    async with open_engine(attrs.evolve(config, **COLD)) as engine:
+        expected = await alone(engine, asked)
+    async with open_engine(attrs.evolve(config, speculate="always")) as engine:
+        await answer(engine, ask(system, 1))
+        got = await answers(engine, asked)
+        again = await answers(engine, asked)
+        accepted, _ = await share(engine)
+    assert ids(got) == ids(again) == ids(expected)
+    assert all(each.finished.usage.cached_tokens >= 190 for each in got)
+    assert accepted >= 0.9
+
+
+@pytest.mark.parametrize("snapshots", [0, 16], ids=["computed again", "from snapshots"])
+async def test_a_head_that_is_wrong_changes_nothing_beside_others_that_are_preempted_and_cancelled(
+    tmp_path: Path, snapshots: int
+) -> None:
+    model = write_hybrid(tmp_path / "model.gguf", "qwen35", context_length=1_024, predicts=True)
+    config = config_for(model, **COLD, n_ctx=1_024, kv_unified="on")
+    lanes: tuple[Literal[-1, 0, 1], ...] = (-1, 0, 1)
+    asked = [attrs.evolve(each, priority=lanes[number % 3]) for number, each in enumerate(conversations(12))]
+    async with open_engine(config) as engine:
+        expected = await alone(engine, asked)
+    crowded = attrs.evolve(config, speculate="always", n_ctx=352, cache_ram_mb=snapshots, n_batch=128, n_ubatch=128)
+    async with open_engine(crowded) as engine, trio.open_nursery() as nursery:
+
+        async def leave(number: int) -> None:
+            async with engine.generate(ask(tokens_for(number, 50), 300, id=f"left {number}")) as stream:
+                for _ in range(3):
+                    await stream.__anext__()
+
+        for number in range(3):
+            nursery.start_soon(leave, number)
+        got = await answers(engine, asked)
+        counters = await settled(engine)
+    assert ids(got) == ids(expected)
+    assert counters["draft_tokens_total"] > 0
+
+
+async def test_after_a_restart_a_prompt_goes_on_from_the_disk_with_the_same_text(
+    predicting: Path, tmp_path: Path
+) -> None:
+    """The head knows nothing of what came back from a snapshot."""
+    asked = ask(tokens_for(1, 300), 30, logit_bias=LETTERS)
+    config = config_for(predicting, n_ctx=4_096, max_sequences=2)
+    async with open_engine(attrs.evolve(config, **COLD)) as engine:
+        expected = await answer(engine, asked)
+    drafting = attrs.evolve(config, speculate="always", cache_dir=str(tmp_path / "cache"), cache_ram_mb=64)
+    async with open_engine(drafting) as engine:
+        before, again = await alone(engine, [asked, asked])
+    async with open_engine(drafting) as engine:
+        got = await answer(engine, asked)
+    assert before.token_ids == again.token_ids == got.token_ids == expected.token_ids
+    assert got.finished.usage.cached_tokens > 200
+
+
+async def test_mtp_is_the_head_alone_and_is_refused_of_a_model_without_one(predicting: Path, tiny: Path) -> None:
+    async with open_engine(config_for(predicting, speculate="mtp")) as engine:
+        assert engine.info.capabilities.speculation == HEAD
+    async with open_engine(config_for(predicting, speculate="off")) as engine:
+        assert engine.info.capabilities.speculation == "none: --speculate off"
+    with pytest.raises(ConfigError, match=r"mtp is unsupported with .*: it has no prediction head"):
+        async with open_engine(config_for(tiny, speculate="mtp")):
+            pass
