@@ -139,9 +139,11 @@ def serve_models(folder: Path) -> Iterator[ServeModels]:
     """Starts servers of `several.NAMES` with these flags, by default of all, ready for clients; ended with the test."""
     with ExitStack() as stack:
 
-        def start(*flags: str) -> HttpServer:
+        def start(*flags: str, **environ: str) -> HttpServer:
             place = stack.enter_context(short_directory())
-            return stack.enter_context(running_http(place, *(flags or ("--models", "all")), UMA_MODELS=str(folder)))
+            return stack.enter_context(
+                running_http(place, *(flags or ("--models", "all")), UMA_MODELS=str(folder), **environ)
+            )
 
         yield start
 

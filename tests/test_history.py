@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_server import running_http
+from http_server import ServeModels, new_key, running_http
 
 from harness import clean_environ, run_to_end, short_directory, uma_command, until
 from uma import json_bytes, json_text
@@ -26,12 +26,12 @@ AGENT = [
 ]
 
 
-def entry(text: str, *, came_at: float | None = None, **request: Any) -> HistoryEntry:
+def entry(text: str, *, came_at: float | None = None, owner: str = "", **request: Any) -> HistoryEntry:
     head = Head(
         id="r", model="m", origin="", came_at=time.time() if came_at is None else came_at, took_ms=1, reason="stop"
     )
     ends = tuple(range(1, len(text) + 1))
-    return HistoryEntry(head=head, request=request, prompt=text.encode(), ends=ends, answer=b"yes")
+    return HistoryEntry(head=head, request=request, prompt=text.encode(), ends=ends, answer=b"yes", owner=owner)
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
@@ -54,6 +54,18 @@ def test_the_oldest_make_way_by_size_and_by_age(tmp_path: Path) -> None:
         history.add([entry(os.urandom(2_000).hex()) for _ in range(10)], max_bytes=12_000)
         assert 0 < len(history.heads(100)) < 10
         assert history.heads(100)[-1][0] == 11
+
+
+def test_what_one_key_sends_pushes_out_none_of_another_s_and_each_finds_its_own(tmp_path: Path) -> None:
+    with History(tmp_path / "history.db") as history:
+        history.add([entry("About a FOX", owner="ada"), entry("About foxes", owner="bob")])
+        history.add([entry(os.urandom(2_000).hex(), owner="bob") for _ in range(10)], max_bytes=12_000)
+        assert [number for number, _ in history.heads(100, owner="ada")] == [1]
+        assert 0 < len(history.heads(100, owner="bob")) < 10
+        assert [number for number, _ in history.heads(100, search="fox")] == [1]
+        assert [number for number, _ in history.heads(1, before=12)] == [history.heads(2)[0][0]]
+        with pytest.raises(BadRequest, match="not found"):
+            history.entry(1, "bob")
 
 
 def test_a_file_that_is_no_history_or_is_not_there_is_one_sentence(tmp_path: Path) -> None:
@@ -112,6 +124,28 @@ def test_a_request_becomes_a_row_of_a_batch() -> None:
     assert batch_row(entry("", prompt="Go"))["body"]["prompt"] == "Go"
 
 
+def test_over_http_each_key_sees_its_own_also_of_several_models(tmp_path: Path, serve_models: ServeModels) -> None:
+    keys = tmp_path / "keys.toml"
+    of = {name: {"authorization": f"Bearer {new_key(name, keys)}"} for name in ("ada", "bob")}
+    state = {"XDG_STATE_HOME": str(tmp_path)}
+    server = serve_models("--models", "alpha,beta", "--history", "--http-keys", str(keys), **state)
+    for model, name in (("alpha", "ada"), ("beta", "bob"), ("beta", "ada")):
+        body = {"messages": [{"role": "user", "content": f"I am {name}"}], "max_tokens": 2, "model": model}
+        assert server.ask("POST", "/v1/chat/completions", body, **of[name]).status == 200
+
+    def listed(name: str, query: str = "") -> list[int]:
+        told = server.ask("GET", f"/v1/history{query}", **of[name])
+        return [each["number"] for each in told.json["data"]]
+
+    until(lambda: listed("ada") + listed("bob"), lambda found: len(found) == 3)
+    (first, second), (other,) = listed("ada"), listed("bob")
+    assert listed("ada", "?search=i%20am%20ADA") == [first, second] and listed("ada", "?search=bob") == []
+    whole = server.ask("GET", f"/v1/history/{first}?against={second}", **of["ada"]).json
+    assert whole["request"]["messages"][0]["content"] == "I am ada" and "parting" in whole
+    for path in (f"/v1/history/{other}", f"/v1/history/{first}?against={other}", f"/v1/history/{10**30}"):
+        assert server.ask("GET", path, **of["ada"]).status == 404
+
+
 def test_a_server_keeps_what_an_agent_sent_and_tells_where_its_cache_broke(tmp_path: Path, tiny: Path) -> None:
     state = {"XDG_STATE_HOME": str(tmp_path)}
     with short_directory() as place, running_http(place, "--history", "--history-redact", "sesame", **state) as server:
@@ -119,6 +153,11 @@ def test_a_server_keeps_what_an_agent_sent_and_tells_where_its_cache_broke(tmp_p
         for messages in (AGENT, later):
             body = {"messages": messages, "max_tokens": 4, "temperature": 0, "cache_prompt": messages is AGENT}
             assert server.ask("POST", "/v1/chat/completions", body).status == 200
+
+        # Without keys it is the server's user who sees it, from this machine.
+        until(lambda: server.ask("GET", "/v1/history").json["data"], lambda found: len(found) == 2)
+        assert server.ask("GET", "/v1/history?search=12:02").json["data"][0]["number"] == 2
+        assert server.ask("GET", "/v1/history", x_forwarded_for="10.0.0.1").status == 403
 
         def told(*arguments: str) -> str:
             return run_to_end(*uma_command("history", *arguments), environ={**clean_environ(), **state}).stdout

@@ -32,8 +32,8 @@ FILLING = [line for line in LINES if "/infill" in line]
 """Lines for a model with tokens for filling in the middle."""
 RUNNING = [line for line in LINES if "chatcmpl-" in line or "/why/" in line]
 """Lines about a request that runs."""
-KEPT = [line for line in LINES if "file-" in line or "batch_" in line or "resp_" in line]
-"""Lines about a file, a batch or a response that is kept."""
+KEPT = [line for line in LINES if "file-" in line or "batch_" in line or "resp_" in line or "/history" in line]
+"""Lines about a file, a batch, a response or a request that is kept."""
 MANAGING = [line for line in LINES if re.search(r"/api/(pull|delete|copy)|/models/(un)?load", line)]
 """Lines for a server of several models."""
 HEARING = [line for line in LINES if "/audio/" in line]
@@ -107,9 +107,10 @@ def pasted(line: str, server: HttpServer) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_endpoint_is_told_of() -> None:
-    shown = {re.sub(r"/v1/models/\S+", "/v1/models/{id:path}", path) for path in re.findall(r"\$UMA(/\S+)", PAGE)}
+    shown = {re.sub(r"/v1/models/\S+", "/v1/models/{id:path}", path) for path in re.findall(r"\$UMA(/[^\s?\"]+)", PAGE)}
     shown = {re.sub(r"/ui/api/answers/\w+", "/ui/api/answers/{token}", path) for path in shown}
     shown = {re.sub(r"/v1/requests/[\w-]+", "/v1/requests/{id}", path) for path in shown}
+    shown = {re.sub(r"/v1/history/\d+", "/v1/history/{number:int}", path) for path in shown}
     shown = {re.sub(r"/ui/api/why/\w+", "/ui/api/why/{id}", path) for path in shown}
     shown = {re.sub(r"/v1/responses/resp_\w+", "/v1/responses/resp_{id}", path) for path in shown}
     shown = {re.sub(r"/v1/(files|batches)/[\w-]+", r"/v1/\1/{id}", path) for path in shown}

@@ -5,8 +5,8 @@
     with History(path, reads=True) as history:
         entry = history.entry(17)
 
-Several processes, such as those of several models, can write one file at once. What is over the bounds goes, the oldest
-first.
+Several processes, such as those of several models, can write one file at once. What is over the bounds goes: the oldest
+of the owner that has most, so that no client pushes out all that others sent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import sqlite3
 import time
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,10 +38,13 @@ BUSY_SEC = 5.0
 """Longest wait for another process that writes."""
 MAX_ENTRY_BYTES = 64 * 2**20
 """Maximum length of an entry's texts: the rest of a longer one is not kept."""
+MAX_SEARCHED = 5_000
+"""Maximum entries that one search looks through, the newest first."""
 _TABLE = """
-CREATE TABLE IF NOT EXISTS requests (number INTEGER PRIMARY KEY AUTOINCREMENT, came_at REAL, size INTEGER, head TEXT,
-                                     request BLOB, prompt BLOB, ends BLOB, answer BLOB);
+CREATE TABLE IF NOT EXISTS requests (number INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT, came_at REAL,
+                                     size INTEGER, head TEXT, request BLOB, prompt BLOB, ends BLOB, answer BLOB);
 CREATE INDEX IF NOT EXISTS requests_by_time ON requests (came_at);
+CREATE INDEX IF NOT EXISTS requests_by_owner ON requests (owner, number, size);
 """
 REDACTED = "[redacted]"
 
@@ -83,6 +88,8 @@ class HistoryEntry:
     answer: bytes = b""
     number: int = 0
     """The entry's place in the file, from 1."""
+    owner: str = ""
+    """Whose it is: the key or user that it came with; empty: the server's own user, and whoever needs no key."""
 
     def redacted(self, pattern: re.Pattern[str]) -> HistoryEntry:
         """A copy in which what the pattern finds is `REDACTED`, in every text."""
@@ -138,26 +145,40 @@ class History:
         """Write these, and let go of what is over the bounds."""
         assert self._db is not None
         with _faults(self._path), self._db as db:
-            db.executemany("INSERT INTO requests VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", map(_row, entries))
+            db.executemany("INSERT INTO requests VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", map(_row, entries))
             db.execute("DELETE FROM requests WHERE came_at < ?", (time.time() - MAX_AGE_SEC,))
-            (size,) = db.execute("SELECT coalesce(sum(size), 0) FROM requests").fetchone()
-            while size > max_bytes:
-                number, least = db.execute("SELECT number, size FROM requests ORDER BY number LIMIT 1").fetchone()
+            sizes = Counter(dict(db.execute("SELECT owner, sum(size) FROM requests GROUP BY owner")))
+            while sizes.total() > max_bytes:
+                ((owner, _),) = sizes.most_common(1)
+                oldest = "SELECT number, size FROM requests WHERE owner = ? ORDER BY number LIMIT 1"
+                number, size = db.execute(oldest, (owner,)).fetchone()
                 db.execute("DELETE FROM requests WHERE number = ?", (number,))
-                size -= least
+                sizes[owner] -= size
         with _faults(self._path):
             self._db.execute("PRAGMA incremental_vacuum").fetchall()
 
-    def heads(self, last: int, after: int = 0) -> list[tuple[int, Head]]:
-        """The last so many of those with numbers over `after`, the newest last."""
+    def heads(
+        self, last: int, after: int = 0, before: int | None = None, owner: str | None = None, search: str = ""
+    ) -> list[tuple[int, Head]]:
+        """The last so many of those with numbers between these, the newest last: of one owner, and with some text in
+        what was sent or answered, of whatever case; this looks at `MAX_SEARCHED` at most.
+        """
+        texts = ", request, prompt, answer" if search else ""
         rows = self._rows(
-            "SELECT number, head FROM requests WHERE number > ? ORDER BY number DESC LIMIT ?", after, last
+            f"SELECT number, head{texts} FROM requests WHERE number > ?1 AND (?2 IS NULL OR number < ?2) "
+            "AND (?3 IS NULL OR owner = ?3) ORDER BY number DESC LIMIT ?4",
+            *(after, before, owner, MAX_SEARCHED if search else last),
         )
-        return [(number, Head(**orjson.loads(head))) for number, head in reversed(list(rows))]
+        wanted = search.casefold()
+        found = (row for row in rows if not search or _has(wanted, *row[1:]))
+        return [(number, Head(**orjson.loads(head))) for number, head, *_ in reversed(list(islice(found, last)))]
 
-    def entry(self, number: int) -> HistoryEntry:
-        """One by its number. Raises `BadRequest` where there is none."""
-        for row in self._rows("SELECT head, request, prompt, ends, answer FROM requests WHERE number = ?", number):
+    def entry(self, number: int, owner: str | None = None) -> HistoryEntry:
+        """One by its number. Raises `BadRequest` where there is none, or it is not this owner's."""
+        for row in self._rows(
+            "SELECT head, request, prompt, ends, answer FROM requests WHERE number = ?1 AND (?2 IS NULL OR owner = ?2)",
+            *(number, owner),
+        ):
             return _entry(number, *row)
         raise BadRequest(f"request {number} is not found in the history; it was never there, or has made way")
 
@@ -168,7 +189,7 @@ class History:
         ):
             yield _entry(number, *row)
 
-    def _rows(self, query: str, *values: int) -> Iterator[Any]:
+    def _rows(self, query: str, *values: int | str | None) -> Iterator[Any]:
         assert self._db is not None
         with _faults(self._path):
             yield from self._db.execute(query, values)
@@ -193,7 +214,13 @@ def _row(entry: HistoryEntry) -> tuple[Any, ...]:
     ends = array("I", entry.ends).tobytes()
     texts = (json_bytes.dumps(entry.request), entry.prompt[:MAX_ENTRY_BYTES], ends, entry.answer[:MAX_ENTRY_BYTES])
     packed = [zlib.compress(text, 1) for text in texts]
-    return (entry.head.came_at, len(head) + sum(map(len, packed)), head, *packed)
+    return (entry.owner, entry.head.came_at, len(head) + sum(map(len, packed)), head, *packed)
+
+
+def _has(wanted: str, head: str, *packed: bytes) -> bool:
+    """Whether one of a row's texts has this, which is casefolded."""
+    texts = (zlib.decompress(text).decode("utf-8", "replace") for text in packed)
+    return any(wanted in text.casefold() for text in (head, *texts))
 
 
 def _entry(number: int, head: str, *packed: bytes) -> HistoryEntry:

@@ -38,7 +38,7 @@ def main(options: argparse.Namespace) -> int:
         if options.number is not None:
             _show(history.entry(options.number))
             return 0
-        kept = history.heads(options.last)
+        kept = history.heads(options.last, search=options.search)
         print_table(COLUMNS, [_row(number, head) for number, head in kept])
         return _follow(history, kept[-1][0] if kept else 0) if options.follow else 0
 

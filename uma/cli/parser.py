@@ -401,6 +401,7 @@ def _describe_history(parser: argparse.ArgumentParser) -> None:
         metavar=("NR", "NR"),
         help="where the prompts of two begin to differ, which is where the cache of the second ended (default: none)",
     )
+    parser.add_argument("--search", metavar="TEXT", default="", help="list those that have it (default: all)")
     _flag(parser, "--follow", "go on with those that come")
     parser.add_argument("--export", metavar="FILE", help="all as rows for uma batch; - is stdout (default: none)")
 

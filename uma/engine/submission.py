@@ -123,6 +123,8 @@ class Over:
     """Tokens of its prompt and its first answer."""
     error: str = ""
     """The code of what refused it, before it was queued."""
+    owner: str = ""
+    """Whose it is, as `net.client.OWNER` has it; empty: the server's own."""
 
 
 class Submission:
@@ -187,7 +189,8 @@ class Submission:
             span, nothing = span_of(request.metadata), RequestMetrics(0.0, 0.0, 0.0, 0.0, 0, 0.0, 0)
             began_at = ended_at - spent_ms / 1000
             usage, origin = Usage(0, 0, 0), ORIGIN.get()
-            self._tell(Over(request, origin, span, reason, usage, nothing, began_at, ended_at, request, error=error))
+            times, owner = (began_at, ended_at), _text_of(OWNER.get())
+            self._tell(Over(request, origin, span, reason, usage, nothing, *times, request, error=error, owner=owner))
 
     def _tell(self, over: Over) -> None:
         for listener in self.on_over:
@@ -330,5 +333,11 @@ def _over(asked: Request, sequences: list[Sequence], traceparent: str) -> Over:
     ended_at = time.time()
     began_at = ended_at - (now - first.arrived_ms) / 1000
     metrics = first.account.final.metrics if first.account.final is not None else first.metrics(now)
-    origin = first.account.origin
-    return Over(first.request, origin, traceparent, reason, usage, metrics, began_at, ended_at, asked, first.tokens)
+    origin, owner = first.account.origin, _text_of(first.account.owner)
+    times, tokens = (began_at, ended_at), first.tokens
+    return Over(first.request, origin, traceparent, reason, usage, metrics, *times, asked, tokens, owner=owner)
+
+
+def _text_of(owner: Hashable) -> str:
+    """An owner as another process has it, too (`client.client`)."""
+    return "" if owner is None else str(owner)

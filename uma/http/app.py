@@ -39,6 +39,7 @@ from uma.http import (
     openai_responses,
     openai_transcriptions,
     openapi,
+    request_history,
     router,
     running,
     stored_responses,
@@ -55,7 +56,7 @@ from uma.http.page.assets import HTML, SECURITY, refusal
 from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
 from uma.http.page.endpoints import Page, is_file
 from uma.http.problem import Forbidden, NotFound, Problem, WrongMethod
-from uma.net.client import CLIENT, ORIGIN, THIS_MACHINE, TRACEPARENT, client_at, machine_at, origin
+from uma.net.client import CLIENT, ORIGIN, OWNER, THIS_MACHINE, TRACEPARENT, client_at, machine_at, origin
 from uma.net.logfmt import log
 
 logger = logging.getLogger("uma.http")
@@ -98,6 +99,8 @@ ENDPOINTS: Sequence[openapi.Endpoint] = (
     ("GET", "/v1/requests/{id}", running.explain, None),
     ("DELETE", "/v1/requests/{id}", running.end, None),
     ("POST", "/v1/requests/{id}/answer", running.answer_now, None),
+    ("GET", "/v1/history", request_history.listing, None),
+    ("GET", "/v1/history/{number:int}", request_history.show, None),
     ("POST", "/v1/completions", openai_completions.completions, openai_completions.CompletionBody),
     ("POST", "/v1/embeddings", openai_embeddings.embeddings, openai_embeddings.EmbeddingsBody),
     ("POST", "/v1/decisions", decisions.decisions, decisions.DecisionsBody),
@@ -155,7 +158,8 @@ ENDPOINTS: Sequence[openapi.Endpoint] = (
 )
 
 _MODULES = frozenset(
-    each.__name__ for each in (model_list, running, files, batches, stored_responses, ollama_models, router)
+    each.__name__
+    for each in (model_list, running, request_history, files, batches, stored_responses, ollama_models, router)
 )
 _OF_ALL: frozenset[Handler] = frozenset(
     {
@@ -347,6 +351,7 @@ class _Entrance:
         peer = http.scope.get("client")
         holder = ("key", http.account.name) if http.account else None
         http.owner = holder or (machine_at(peer[0]) if peer else THIS_MACHINE)
+        OWNER.set(holder)
         CLIENT.set(holder or (client_at(*peer) if peer else None))
         key = f"key {http.account.name}" if http.account else None
         ORIGIN.set(origin(_endpoint(http.path), key, _program(http)))

@@ -1,0 +1,110 @@
+"""The history over HTTP, where `--history` keeps one: `GET /v1/history` lists and searches it, and
+`GET /v1/history/{number}` is one request whole.
+
+With keys each sees what came with it. Without keys the user that the server runs as sees all, from this machine, as
+with `uma history`: others of this machine, and of the network, can reach the server too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import attrs
+import trio
+
+from uma import posix
+from uma.errors import BadRequest
+from uma.history import MAX_SEARCHED, Head, History, HistoryEntry, default_path, parting
+from uma.http.dialect import Body
+from uma.http.exchange import Exchange
+from uma.http.files import limit_of
+from uma.http.gateway import Gateway
+from uma.http.local_user import user_of
+from uma.http.problem import Forbidden, NotFound, Unsupported
+
+MAX_LISTED = 1_000
+"""Maximum requests of one list."""
+MAX_NUMBER = 2**63 - 1
+"""Maximum number that the file can have."""
+T = TypeVar("T")
+
+
+async def listing(gateway: Gateway, http: Exchange) -> None:
+    """`GET /v1/history`: the newest requests first, those before the number `before`, with `search` in their texts."""
+    limit, before, text = limit_of(http.query, MAX_LISTED), _number(http, "before"), http.query.get("search", "")
+    owner = await _owner(gateway, http)
+
+    def found(history: History) -> list[tuple[int, Head]]:
+        return history.heads(limit, before=before, owner=owner, search=text)
+
+    heads = await _read(found) or []
+    data = [{"object": "history.request", "number": number, **attrs.asdict(head)} for number, head in reversed(heads)]
+    more = {"searched_at_most": MAX_SEARCHED} if text else {}
+    await http.answer_json({"object": "list", "data": data, "has_more": len(heads) == limit, **more})
+
+
+async def show(gateway: Gateway, http: Exchange) -> None:
+    """`GET /v1/history/{number}`; with `against` also where its prompt begins to differ from that of this request."""
+    number, against = min(http.scope["path_params"]["number"], MAX_NUMBER), _number(http, "against")
+    owner = await _owner(gateway, http)
+
+    def found(history: History) -> Body:
+        entry = history.entry(number, owner)
+        if against is None:
+            return _entry(entry)
+        parted = parting(history.entry(against, owner), entry)
+        return _entry(entry) | {"against": against, "parting": None if parted is None else attrs.asdict(parted)}
+
+    try:
+        told = await _read(found)
+    except BadRequest as error:
+        raise NotFound(error.message) from None
+    if told is None:
+        raise NotFound(f"request {number} is not found in the history, which is empty")
+    await http.answer_json(told)
+
+
+async def _read(what: Callable[[History], T]) -> T | None:
+    """What the file holds, read in a thread; None where no request has been kept. Raises `HistoryFault`, and what
+    `what` raises.
+    """
+
+    def read() -> T | None:
+        if not (path := default_path()).exists():
+            return None
+        with History(path, reads=True) as history:
+            return what(history)
+
+    return await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+
+
+async def _owner(gateway: Gateway, http: Exchange) -> str | None:
+    """Whose entries are shown; None: everyone's. Raises `Unsupported` and `Forbidden`."""
+    if not gateway.config.history:
+        raise Unsupported("no such history: this server keeps none; uma run --history does")
+    if http.account is not None:
+        return str(http.owner)
+    if await user_of(http) != posix.user_id():
+        raise Forbidden(
+            "without keys only the user that the server runs as sees the history, from this machine and not through a "
+            "proxy; `uma history` reads its file"
+        )
+    return None
+
+
+def _number(http: Exchange, name: str) -> int | None:
+    text = http.query.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise BadRequest.at(name, f"expected the number of a request, not {text[:50]!r}")
+    return int(text)
+
+
+def _entry(entry: HistoryEntry) -> dict[str, Any]:
+    texts = {
+        name: text.decode("utf-8", "replace") for name, text in (("prompt", entry.prompt), ("answer", entry.answer))
+    }
+    head = {"object": "history.request", "number": entry.number, **attrs.asdict(entry.head)}
+    return {**head, "request": entry.request, **texts}
