@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 import pytest
@@ -21,12 +21,26 @@ from stalled_disk import stalling
 from harness import until
 from uma.http.app import ENDPOINTS
 from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
+from uma.protocol.messages import Query
 
 HEALTH_SEC, BUSY_FACTOR = 0.2, 5
 """Within how long `/health` answers on an idle machine, and how many times that a busy one can take."""
 ENDLESS = {"prompt": "Once", "max_tokens": 100_000, "ignore_eos": True, "stream": True}
 LONG = "a long tale of foxes and of a wolf, " * 20_000
 ROWS = b'{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "Once", "max_tokens": 1}}\n' * 20_000
+QUERIES: tuple[dict[str, Any], ...] = (
+    *({"type": name} for name in ("metrics", "activity", "models", "health")),
+    {"type": "explain", "request": "a"},
+    {"type": "trace", "seconds": 0.1},
+    {"type": "end", "number": 1_000_000},
+    {"type": "pause", "seconds": 0.2},
+    {"type": "tokenize", "id": "a", "prompt": LONG},
+    {"type": "embed", "id": "a", "texts": [LONG]},
+    {"type": "rerank", "id": "a", "query": LONG[:9_000], "documents": [LONG[:9_000]] * 4},
+    {"type": "decide", "id": "a", "messages": [{"role": "user", "content": LONG}], "questions": []},
+    *({"type": name, "model": "none"} for name in ("load", "unload", "pin")),
+)
+"""What commands ask over the socket (`protocol.messages.Query`)."""
 TURNS = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 1}
 BODIES: dict[str, dict[str, Any]] = {
     path: body
@@ -37,6 +51,12 @@ BODIES: dict[str, dict[str, Any]] = {
         ({"input": LONG}, "/v1/responses /v1/responses/input_tokens /v1/embeddings /api/embed"),
         ({"content": LONG}, "/tokenize /embedding /embeddings"),
         ({"tokens": [5] * 100_000}, "/detokenize"),
+        ({"input": LONG, "questions": [{"type": "predicate", "instructions": "Are foxes in it?"}]}, "/v1/decisions"),
+        ({"state": LONG, "questions": {"a": {"type": "noul", "instructions": "Are foxes in it?"}}}, "/v1/systemone"),
+        ({"query": LONG[:9_000], "documents": [LONG[:9_000]] * 4}, "/rerank /reranking /v1/rerank /v1/reranking"),
+        ({"text_1": LONG[:9_000], "text_2": [LONG[:9_000]] * 4}, "/score /v1/score"),
+        ({"input_prefix": LONG, "input_suffix": LONG}, "/infill"),
+        ({"messages": [{"role": "user", "content": LONG}], "sampling": {}}, "/ui/api/answers"),
     )
     for path in paths.split()
 }
@@ -115,7 +135,8 @@ def upload(raw: RawHttp, data: bytes) -> str:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     folder = tmp_path_factory.mktemp("health")
-    with running_http(folder, "--http-jobs", str(folder / "jobs"), "--n-ctx", "4096") as server:
+    flags = "--http-jobs", str(folder / "jobs"), "--n-ctx", "4096", "--store-responses", "600", "--history"
+    with running_http(folder, *flags, XDG_STATE_HOME=str(folder)) as server:
         yield server
 
 
@@ -128,6 +149,28 @@ def test_health_answers_and_a_stream_goes_on_beside_every_endpoint(served: HttpS
                 raw.send(method, named, BODIES.get(path, {}) if method == "POST" else None)
                 raw.head()
             until(lambda before=before: watch.tokens > before, bool)  # type: ignore[misc]
+
+
+def test_health_answers_and_a_stream_goes_on_beside_all_that_commands_ask(served: HttpServer) -> None:
+    asked = {structure for query in get_args(Query) for structure in (get_args(query) or (query,))}
+    assert len(QUERIES) == len(asked)
+    with watched(served) as watch, served.process.connect() as raw:
+        raw.hello(versions=["1.2"])
+        for query in QUERIES:
+            watch.beside, before = str(query)[:40], watch.tokens
+            raw.send(query)
+            assert raw.receive() is not None
+            until(lambda before=before: watch.tokens > before, bool)  # type: ignore[misc]
+
+
+def test_health_answers_beside_stored_responses(served: HttpServer) -> None:
+    with watched(served) as watch, served.connect() as raw:
+        watch.beside, asked = "stored responses", {"input": LONG[:4_000], "max_output_tokens": 1}
+        ids = [raw.ask("POST", "/v1/responses", asked).json["id"] for _ in range(5)]
+        for id in ids:
+            assert raw.ask("GET", f"/v1/responses/{id}").status == 200
+            assert raw.ask("GET", f"/v1/responses/{id}/input_items").status == 200
+            assert raw.ask("DELETE", f"/v1/responses/{id}").status == 200
 
 
 def test_health_answers_beside_files_and_batches_whose_index_is_locked(served: HttpServer, tmp_path: Path) -> None:
