@@ -55,7 +55,7 @@ class HeadDrafter(GuessingDrafter[_HeadText]):
         text, grammar = self._texts[sequence], sequence.choice.grammar
         self._catch_up(sequence, text)
         text.hidden = self._heads.hidden_before(_seq_id(sequence), sequence.next_position)
-        return GuessInProgress(sequence, text, wanted, None if grammar is None else grammar.fork())
+        return GuessInProgress(sequence, text, wanted, None if grammar is None else grammar.fork(renews=False))
 
     @property
     def _used_cells(self) -> int:
