@@ -1,7 +1,7 @@
 """Chat templates over HTTP, on real vocabularies: a random model's forced calls are parsed, nothing ends in a 500.
 
-One template of each form of calls is asked every question in every dialect, now whole and now streamed. `TEST_ZOO=all`
-asks every template in every way, on the vocabulary that is nearest to its own.
+One template of each form of calls is asked for calls in every dialect, now whole and now streamed, and each other
+question in one of them. `TEST_ZOO=all` asks every template in every way, on the vocabulary that is nearest to its own.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def questions() -> Iterator[tuple[str, DialectName, bool]]:
     """Cells, and the ways in which each is asked."""
     for at, (cell, asked) in enumerate(CELLS.items()):
         ways = [way for way in WAYS if asked.fits(way[0])]
-        for turn in range(len(ways) if IS_WHOLE else min(len(PATHS), len(ways))):
+        dialects = min(len(PATHS), len(ways)) if asked.has_calls else 1
+        for turn in range(len(ways) if IS_WHOLE else dialects):
             yield cell, *ways[(at + turn) % len(ways)]
 
 
