@@ -18,7 +18,7 @@ from projectors import write_projector, write_seeing_model
 
 from harness import ServerProcess
 from models import write_encoder, write_large_cells
-from uma.cli import checks, doctor, main
+from uma.cli import checks, doctor, main, ps
 from uma.cli.checks import Check
 from uma.config import RuntimeConfig
 from uma.engine import sizing
@@ -43,6 +43,7 @@ def sound_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(checks, "BUILD_FLAGS", {})
     monkeypatch.setattr(checks, "GPU_TRACES", {})
     monkeypatch.setattr(checks, "PRESSURE", tmp_path / "none")
+    monkeypatch.setattr(ps, "listening_sockets", list)
 
 
 async def too_slow(_: RuntimeConfig) -> Check:
@@ -259,6 +260,15 @@ def test_a_server_that_runs_is_asked_for_a_token(capsys: Capsys, server: ServerP
     assert code == 0
     assert found["server"]["finding"].startswith("ok, a token after ")
     assert not found["socket"]["todo"]
+
+
+def test_servers_on_other_sockets_are_told_as_uma_ps_tells_them(
+    capsys: Capsys, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ps, "listening_sockets", lambda: [server.socket])
+    _, found = run(capsys)
+    assert found["server"]["finding"].startswith("none runs")
+    assert found["other servers"]["finding"] == f"builtin on {server.socket}"
 
 
 def test_a_socket_that_a_dead_server_left_is_in_no_servers_way(capsys: Capsys, socket_dir: Path) -> None:

@@ -1,7 +1,6 @@
 """`uma doctor`: what this machine and this build of llama.cpp can do, what is in the way, and what to do about it.
 
-It loads no model. The one thing it computes is the probe of the extra buffer types, which it runs even where a
-verdict is cached, so that it also mends one that a busy machine had spoilt.
+It loads no model.
 """
 
 from __future__ import annotations
@@ -10,14 +9,16 @@ import argparse
 from collections.abc import Sequence
 
 import attrs
+import trio
 
 from uma.cli import checks
 from uma.cli.checks import Check
 from uma.cli.default_model import with_default
 from uma.cli.options import load_settings
+from uma.cli.ps import running
 from uma.cli.sanitize import json_text
 from uma.cli.table import print_table, print_wrapped
-from uma.config import RuntimeConfig
+from uma.config import Loaded, RuntimeConfig
 from uma.errors import ModelError
 
 NEEDS_DOING = 1
@@ -31,7 +32,7 @@ def main(options: argparse.Namespace) -> int:
         loaded = with_default(loaded)
     except ModelError as error:
         missing = [Check("served models", "not all of those that the settings name are here", error.message)]
-    found = [*examine(loaded.config), *missing]
+    found = [*examine(loaded.config), *_other_servers(loaded), *missing]
     needs_doing = any(check.todo for check in found)
     if options.json:
         print(json_text({"ok": not needs_doing, "checks": [attrs.asdict(result) for result in found]}, indent=2))
@@ -51,6 +52,15 @@ def examine(config: RuntimeConfig) -> list[Check]:
         *checks.models(config),
         checks.server(config),
     ]
+
+
+def _other_servers(loaded: Loaded) -> list[Check]:
+    """Those that `uma ps` lists beside the one on the usual socket."""
+    if loaded.origins["socket"] != "default":
+        return []
+    others = [server for server in trio.run(running, loaded) if server.socket != loaded.config.socket]
+    told = "; ".join(f"{server.model or 'loading'} on {server.socket}" for server in others)
+    return [Check("other servers", told)] if told else []
 
 
 def show_checks(found: Sequence[Check]) -> None:

@@ -55,7 +55,7 @@ def main(options: argparse.Namespace) -> int:
     loaded = load_settings(options)
 
     async def show(_: Interrupts) -> int:
-        found = [server async for server in _running(loaded)]
+        found = await running(loaded)
         if options.json:
             print(json_text([_as_json(server) for server in found], indent=2))
         elif found:
@@ -76,10 +76,13 @@ def show_servers(found: Sequence[Running]) -> None:
             print_table(MODEL_COLUMNS, [_model_row(model) for model in server.models], spare=("at most",))
 
 
-async def _running(loaded: Loaded) -> Any:
+async def running(loaded: Loaded) -> list[Running]:
+    """The servers that answer on `sockets`; what else is there is warned of."""
+    found: list[Running] = []
     for path in sockets(loaded):
         try:
-            yield await _ask_within(ANSWER_SEC, path)
+            with trio.fail_after(ANSWER_SEC):
+                found.append(await _ask(path))
         except trio.TooSlowError:
             say.warn(f"{path}: the server there gave no answer (timeout) within {ANSWER_SEC:g} s")
         except ConnectionLost as error:
@@ -89,6 +92,7 @@ async def _running(loaded: Loaded) -> Any:
                 say.warn(error.message)  # something listens there, and does not answer as a server does
         except UmaError as error:
             say.warn(f"{path}: {error.message}")
+    return found
 
 
 def sockets(loaded: Loaded) -> Iterator[Path]:
@@ -101,11 +105,6 @@ def sockets(loaded: Loaded) -> Iterator[Path]:
     if objection(usual) is None and usual.parent.is_dir():
         others |= {path for path in usual.parent.iterdir() if stat.S_ISSOCK(path.lstat().st_mode)}
     yield from sorted(others - {usual})
-
-
-async def _ask_within(seconds: float, path: Path) -> Running:
-    with trio.fail_after(seconds):
-        return await _ask(path)
 
 
 async def _ask(path: Path) -> Running:

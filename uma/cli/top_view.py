@@ -237,7 +237,8 @@ def _requests(state: TopState, rows: Sequence[RequestRow], columns: int, left: i
     if not rows:
         said = "no request has this" if state.filter else "nothing runs"
         return [Text(said, style="dim")]
-    shown = [column for column in COLUMNS if columns >= column.from_columns]
+    is_needless = {"model"} if len(state.shown) < 2 else set[str]()
+    shown = [column for column in COLUMNS if columns >= column.from_columns and column.title not in is_needless]
     rest = columns - sum(column.width + GAP for column in shown)
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), width=columns, header_style="bold")
     table.add_column("program", width=max(8, rest - GAP), no_wrap=True, overflow="ellipsis")
