@@ -43,7 +43,7 @@ async def test_a_draft_model_changes_no_token_no_text_and_no_end(target: Path, s
     async with open_engine(config) as engine:
         expected = await alone(engine, asked)
     async with open_engine(attrs.evolve(config, n_ctx=n_ctx, speculate="always", draft=str(small))) as engine:
-        assert engine.info.capabilities.speculation == "prompt look-up, and the draft model Tiny test model"
+        assert engine.info.capabilities.speculation == f"prompt look-up, and the draft model {small.stem}"
         got = [*await answers(engine, asked[:-1]), await answer(engine, asked[-1])]
         counters = await settled(engine)
     assert [said(each) for each in got] == [said(each) for each in expected]

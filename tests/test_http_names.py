@@ -11,7 +11,7 @@ import pytest
 from engine_world import config_for
 from http_server import HostedHttp, hosted_http
 
-from uma.types import ModelInfo
+from uma.types import listed_name
 
 TURNS = [{"role": "user", "content": "a"}]
 BODIES: dict[str, Any] = {
@@ -53,7 +53,7 @@ def test_lists_begin_with_the_file_s_name_and_tell_the_context_that_is_served(ho
 @pytest.mark.parametrize("path", BODIES)
 def test_every_name_of_it_and_none_at_all_mean_the_loaded_model(hosted: HostedHttp, tiny: Path, path: str) -> None:
     with hosted.connect() as raw:
-        own = hosted.engine.info.model.name
+        own = hosted.engine.info.model.title
         beginnings = (tiny.stem[:-1], "HOU")  # as `--model` takes them, too
         for name in (None, tiny.stem, tiny.stem.upper(), tiny.name, own, "house", f"{tiny.stem}:latest", *beginnings):
             answer = raw.ask("POST", path, BODIES[path] if name is None else {**BODIES[path], "model": name})
@@ -90,6 +90,5 @@ def test_an_alias_can_be_any_name(tiny: Path) -> None:
         ("/x/uma-story.gguf", True, "builtin"),
     ],
 )
-def test_a_model_is_called_by_its_file(hosted: HostedHttp, path: str, is_builtin: bool, called: str) -> None:
-    info: ModelInfo = attrs.evolve(hosted.engine.info.model, path=path, is_builtin=is_builtin)
-    assert info.called == called
+def test_a_model_is_called_by_its_file(path: str, is_builtin: bool, called: str) -> None:
+    assert listed_name(path, "Its own title", is_builtin=is_builtin) == called

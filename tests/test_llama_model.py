@@ -49,7 +49,7 @@ def damaged(path: Path, change: Callable[[bytearray], None]) -> Path:
 def test_a_models_card_comes_from_its_file(tiny: Path) -> None:
     with Model.load(tiny, is_builtin=True) as model:
         info = model.info
-    assert (info.name, info.architecture, info.license) == ("Tiny test model", "llama", "MIT")
+    assert (info.name, info.title, info.architecture, info.license) == ("builtin", "Tiny test model", "llama", "MIT")
     assert info.description == "Random weights, for tests."
     assert (info.quantization, info.context_length, info.vocab_size) == ("F32", 512, 266)
     assert info.size_bytes == tiny.stat().st_size
@@ -63,7 +63,7 @@ def test_a_file_that_says_little_still_has_a_name(tmp_path: Path) -> None:
         tmp_path / "quiet.gguf", chat_template=None, metadata={"general.name": "", "general.license": ""}
     )
     with Model.load(path) as model:
-        assert (model.info.name, model.info.license) == ("quiet", None)
+        assert (model.info.name, model.info.title, model.info.license) == ("quiet", "", None)
         assert not model.info.has_chat_template
 
 

@@ -315,7 +315,7 @@ def test_a_client_waits_until_its_model_is_loaded_and_is_told_so(
             request = Request("a", prompt=PROMPT, sampling=SamplingParams(**GREEDY), stream=False, model="gamma-one")
             async with client.generate(request) as stream:
                 (finished,) = [event async for event in stream]
-            assert client.info.model.called == "beta"
+            assert client.info.model.name == "beta"
             assert isinstance(finished, Finished)
             return str(finished.text)
 

@@ -174,4 +174,4 @@ async def test_a_user_that_is_bound_to_models_knows_no_others(bounded: ServerPro
         async with connect(bounded.socket, model="alpha"):
             pass
     async with connect(bounded.socket) as client:
-        assert client.info.model.called == "beta"
+        assert client.info.model.name == "beta"

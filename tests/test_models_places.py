@@ -331,4 +331,4 @@ def test_a_model_of_ollama_s_is_called_by_its_own_name(home: Path, monkeypatch: 
 
     monkeypatch.setenv("HOME", str(home))
     with LLM("llama3.2:1b") as llm:
-        assert llm.info.model.called == llm.info.model.name
+        assert llm.info.model.name == llm.info.model.title

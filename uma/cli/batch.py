@@ -160,7 +160,7 @@ def _ask(source: Source, loaded: Loaded, nursery: trio.Nursery) -> RowAsk:
     if not isinstance(source, Client):
         return ask(source)
     socket = loaded.config.socket
-    chosen = source.info.model.called if source.info.models else None
+    chosen = source.info.model.name if source.info.models else None
     server = ReturningServer(partial(connect, socket, model=chosen), ask, say.note)
     nursery.start_soon(server.keep, source)
     if not source.info.models:

@@ -55,7 +55,7 @@ def examine(config: RuntimeConfig) -> list[Check]:
 
 
 def _other_servers(loaded: Loaded) -> list[Check]:
-    """Those that `uma ps` lists beside the one on the usual socket."""
+    """Servers that `uma ps` lists beside the one on the usual socket."""
     if loaded.origins["socket"] != "default":
         return []
     others = [server for server in trio.run(running, loaded) if server.socket != loaded.config.socket]

@@ -79,7 +79,7 @@ async def _embed_all(options: argparse.Namespace, loaded: Loaded, texts: list[st
         if line := words.demonstration(opened.source.info.model, loaded):
             say.note(line)
         if opened.source.info.capabilities.generate:
-            name = opened.source.info.model.called
+            name = opened.source.info.model.name
             say.note(f"{name} is made to generate; a model made for embeddings tells texts apart better (uma models)")
         output = TextOutput.standard("utf-8")
         written = _in_base64 if options.base64 else _as_numbers

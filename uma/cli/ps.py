@@ -116,7 +116,7 @@ async def _ask(path: Path) -> Running:
         metrics, models = await client.metrics(), await client.models() if client.info.models else ()
         return Running(
             pid=client.server_pid,
-            model=f"{len(models)} models" if models else client.info.model.called,
+            model=f"{len(models)} models" if models else client.info.model.name,
             sessions=metrics["active_sessions"] - 1,
             since=datetime.now().astimezone() - timedelta(seconds=metrics.get("uptime_sec", 0)),
             socket=str(path),

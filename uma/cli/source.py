@@ -114,7 +114,7 @@ async def _found(
             assert bond.model is not None
             raise OtherModel(
                 f"{socket}: the server has {_has(client.info)} now, and this conversation began with "
-                f"{bond.model.called}; /switch goes on with what it has"
+                f"{bond.model.name}; /switch goes on with what it has"
             )
         if bond is not None or is_meant:
             await stack.enter_async_context(attempt.pop_all())
@@ -168,7 +168,7 @@ async def _servers_default(socket: str, say: Callable[[str], None]) -> tuple[str
             first = (await client.models())[0]
             return first.name, first.name if first.name == BUILTIN else first.path
         model = client.info.model
-        return model.called, BUILTIN if model.is_builtin else model.path
+        return model.name, BUILTIN if model.is_builtin else model.path
 
 
 async def _session(

@@ -125,7 +125,7 @@ def _pid(path: str, client: Client) -> int:
 
 async def _stop_ready(path: str, *, is_now: bool) -> int:
     async with _connected(path) as client:
-        pid, model = _pid(path, client), words.names(client.info.models) or client.info.model.called
+        pid, model = _pid(path, client), words.names(client.info.models) or client.info.model.name
         with Process.held(pid) as process:
             # An answer from here on proves that the handle is the server's: it had not ended when it was opened.
             sessions = (await client.metrics())["active_sessions"] - 1

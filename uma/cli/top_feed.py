@@ -78,7 +78,7 @@ class SocketFeed:
                 activity = await client.activity()
                 models = await client.models() if client.info.models else ()
         info, pid = client.info, client.server_pid
-        name, slots, rss_bytes = info.model.called, info.limits.max_sequences, _rss_bytes(pid)
+        name, slots, rss_bytes = info.model.name, info.limits.max_sequences, _rss_bytes(pid)
         if models:
             loaded = [model for model in models if model.state == "loaded"]
             name = f"{', '.join(model.name for model in loaded) or 'none'} of {len(models)} models"

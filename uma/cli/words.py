@@ -47,7 +47,7 @@ def names(models: Sequence[str]) -> str:
 
 def model_line(info: ModelInfo) -> str:
     """`Qwen3 0.6B · 596 M parameters · Q8_0 · 639 MB`."""
-    parts = [info.called, f"{count(info.parameters)} parameters", info.quantization, size(info.size_bytes)]
+    parts = [info.name, f"{count(info.parameters)} parameters", info.quantization, size(info.size_bytes)]
     return " · ".join(filter(None, parts))
 
 

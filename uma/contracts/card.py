@@ -75,8 +75,8 @@ def card_of(
     much memory it has.
     """
     return ModelDeploymentCard(
-        display_name=info.model.name,
-        slug=slug_of(info.model.name),
+        display_name=info.model.title or info.model.name,
+        slug=slug_of(info.model.title or info.model.name),
         model_input="tokens" if info.capabilities.token_ids_input else "text",
         model_type=model_types_of(info.capabilities),
         context_length=context_length or info.limits.n_ctx,

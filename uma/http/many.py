@@ -56,7 +56,7 @@ async def of_model(gateway: Gateway, http: Exchange, dialect: Dialect | None = N
                 telling.start_soon(_tell_of_load, http, dialect, shown, partial(models.loading_percent, name))
             source = await unless_gone(http, partial(stack.enter_async_context, models.using(name, kept)))
             telling.cancel_scope.cancel()
-        yield gateway.to_model(source, ModelNames(asked or source.info.model.called, takes_any=True))
+        yield gateway.to_model(source, ModelNames(asked or source.info.model.name, takes_any=True))
 
 
 async def _tell_of_load(http: Exchange, dialect: Dialect, model: str, percent: Callable[[], int | None]) -> None:

@@ -45,9 +45,9 @@ class ModelNames:
         """
         model = source.info.model
         path = Path(model.path)
-        names = dict.fromkeys((*config.aliases, model.name, path.stem, path.name))
-        others = tuple(name for name in names if name != model.called)
-        return cls(model.called, others, config.takes_any_model)
+        names = dict.fromkeys((*config.aliases, model.title, path.stem, path.name))
+        others = tuple(name for name in names if name not in (model.name, ""))
+        return cls(model.name, others, config.takes_any_model)
 
     def check(self, asked: str | None, http: Exchange | None = None) -> str:
         """The name to answer with. None asks for the loaded model. Raises `ModelNotFound`.

@@ -522,7 +522,7 @@ def _modelfile(gateway: Gateway, parameters: Mapping[str, Any]) -> str:
     info = gateway.source.info
     texts = (("TEMPLATE", info.chat_template), ("LICENSE", info.model.license))
     lines = [
-        f"FROM {info.model.called}",
+        f"FROM {info.model.name}",
         *(f'{word} """{text}"""' for word, text in texts if text),
         *(f"PARAMETER {name} {value}" for name, value in parameters.items()),
     ]
@@ -547,7 +547,7 @@ async def show(gateway: Gateway, http: Exchange) -> None:
             "model_info": {
                 "general.architecture": model.architecture,
                 "general.parameter_count": model.parameters,
-                "general.basename": model.called,
+                "general.basename": model.name,
                 f"{model.architecture}.context_length": gateway.source.info.limits.n_ctx,
             },
             "capabilities": [

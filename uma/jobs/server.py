@@ -79,7 +79,7 @@ def model_of(source: Source) -> dict[str, Any]:
     """What makes a model another one, as a job's journal has it."""
     model = source.info.model
     return {
-        "name": model.called,
+        "name": model.name,
         "parameters": model.parameters,
         "size_bytes": model.size_bytes,
         "quantization": model.quantization,

@@ -32,7 +32,7 @@ from uma.llama.shape import COPIED_WHOLE, Memory, Shape
 from uma.llama.suggested import suggested_sampling
 from uma.llama.template import ChatTemplate
 from uma.llama.vocab import Vocab
-from uma.types import ModelInfo
+from uma.types import ModelInfo, listed_name
 
 OnProgress = Callable[[float], bool]
 """Called on the loading thread with the part of the weights that is loaded, 0 to 1. False ends the load. It must not
@@ -218,8 +218,10 @@ class Model(Closing):
 
     def _read_info(self, is_builtin: bool) -> ModelInfo:
         metadata = self._parts[0].metadata
+        title = str(metadata.get("general.name") or "")
         return ModelInfo(
-            name=str(metadata.get("general.name") or self.path.stem),
+            name=listed_name(str(self.path), title, is_builtin=is_builtin),
+            title=title,
             path=str(self.path),
             architecture=self._parts[0].architecture,
             parameters=int(lib.llama_model_n_params(self.handle)) or sum(part.parameters for part in self._parts),

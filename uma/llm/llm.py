@@ -92,7 +92,7 @@ class LLM(Closing):
 
     def __repr__(self) -> str:
         state = "closed" if self._loop.is_closed else f"{self.info.limits.n_ctx:,} tokens of context"
-        return f"<uma.LLM {self._place.name!r}: {self.info.model.called}, {state}>"
+        return f"<uma.LLM {self._place.name!r}: {self.info.model.name}, {state}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(NO_THREADS.format(elsewhere="another one"))

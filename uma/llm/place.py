@@ -48,6 +48,6 @@ async def _served(socket: str, model: str | None) -> AsyncIterator[Source]:
     """A session with the server's model of this name. Raises `ConfigError` where its only one is another."""
     async with connect(socket, model=model) as client:
         card = client.info.model
-        if model is not None and not client.info.models and not meant(model, {card: (card.called, card.name)}):
-            raise ConfigError(f"model: the server on {socket} has {card.called}, not {model}; leave one of them out")
+        if model is not None and not client.info.models and not meant(model, {card: (card.name, card.title)}):
+            raise ConfigError(f"model: the server on {socket} has {card.name}, not {model}; leave one of them out")
         yield client

@@ -366,9 +366,9 @@ class Connection(ABC):
         """
         if self.models is None:
             model = self.engine.info.model
-            of = {model: (model.called, model.name)}
+            of = {model: (model.name, model.title)}
             if asked is not None and not meant(asked, of):
-                raise UnknownModel(f"model: {asked[:200]!r} is not loaded here; this server has {model.called!r}")
+                raise UnknownModel(f"model: {asked[:200]!r} is not loaded here; this server has {model.name!r}")
             bound = None if self.account is None else self.account.bounds.models
             if self.account is not None and bound is not None and not any(meant(name, of) for name in bound):
                 raise UnknownModel(self.account.other_model(()).message)

@@ -146,7 +146,7 @@ async def _main(
                 gc.freeze()
                 gc.set_threshold(*GC_THRESHOLDS)
                 _announce(on_ready, engine.info)
-                model = ",".join(engine.info.models) or engine.info.model.called
+                model = ",".join(engine.info.models) or engine.info.model.name
                 log(logger, logging.INFO, "server.ready", model=model, socket=config.socket, protocol=config.protocol)
                 await run.ended.wait()
             nursery.cancel_scope.cancel()

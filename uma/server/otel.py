@@ -108,7 +108,7 @@ class OtelTelemetry:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
 
-        self._model, self._config, self._api = info.model.called, config, trace
+        self._model, self._config, self._api = info.model.name, config, trace
         named = {"service.name": os.environ.get("OTEL_SERVICE_NAME") or "uma", "service.version": __version__}
         resource = Resource.create(named)  # OTEL_RESOURCE_ATTRIBUTES among it
         self._traces = TracerProvider(resource=resource, shutdown_on_exit=False)

@@ -52,7 +52,7 @@ async def recording(engine: Engine, config: RuntimeConfig) -> AsyncIterator[None
 
 class _Recorder:
     def __init__(self, engine: Engine, config: RuntimeConfig) -> None:
-        self._vocab, self._model = engine.vocab, engine.info.model.called
+        self._vocab, self._model = engine.vocab, engine.info.model.name
         self._path = default_path()
         self._hides = re.compile(config.history_redact) if config.history_redact else None
         self.sending, self._receiving = trio.open_memory_channel[Over](MAX_WAITING)

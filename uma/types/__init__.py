@@ -96,6 +96,7 @@ from uma.types.server import (
     ModelState,
     RunningRequest,
     ServerInfo,
+    listed_name,
 )
 from uma.types.source import MAX_KEEP_SEC, Download, EventStream, Models, Source
 from uma.types.thinking import EFFORT_NAMES, EFFORTS, NO_EFFORT, THINKING_BUDGET, THINKING_SWITCHES
@@ -195,6 +196,7 @@ __all__ = [
     "Truncation",
     "Usage",
     "joined",
+    "listed_name",
     "prompt_problem",
     "warnings_of_empty",
 ]

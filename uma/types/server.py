@@ -36,6 +36,7 @@ class ModelInfo:
     """A loaded model's card, read from the file and the running context. Nothing here is typed in by hand."""
 
     name: str
+    """See `listed_name`: lists, requests and logs call it so."""
     path: str
     architecture: str
     parameters: int
@@ -50,14 +51,16 @@ class ModelInfo:
     is_builtin: bool = False
     gpu_bytes: int = 0
     """Weights that lie in the memory of GPUs."""
+    title: str = ""
+    """Name that the file gives itself; requests can use it, too."""
 
-    @property
-    def called(self) -> str:
-        """What it is listed by: `builtin`, or its file's name without the ending and a part's number; its own name
-        where the file is called by a checksum.
-        """
-        file = re.sub(r"\.gguf$", "", PurePath(self.path).name, flags=re.IGNORECASE)
-        return "builtin" if self.is_builtin else self.name if _BLOB.fullmatch(file) else _PART.sub("", file)
+
+def listed_name(path: str, title: str, *, is_builtin: bool) -> str:
+    """Name that a model is listed by: `builtin`, or its file's name without the ending and a part's number; its own
+    title where the file is called by a checksum.
+    """
+    file = re.sub(r"\.gguf$", "", PurePath(path).name, flags=re.IGNORECASE)
+    return "builtin" if is_builtin else title if title and _BLOB.fullmatch(file) else _PART.sub("", file)
 
 
 @attrs.frozen

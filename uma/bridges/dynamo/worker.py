@@ -145,7 +145,7 @@ def _prepare(config: RuntimeConfig, options: WorkerOptions) -> tuple[Card, str]:
             model.chat_template.source,
             text,
         )
-        name = options.served_name or model.info.name
+        name = options.served_name or model.info.title or model.info.name
         context_length = min(config.n_ctx or model.n_ctx_train, model.n_ctx_train)
     base = _cache_folder() / "dynamo"
     directory = model_directory.write(base, files)

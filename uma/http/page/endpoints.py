@@ -121,7 +121,7 @@ class Page:
         that can be chosen, and these of the one that the query names, which is not loaded for that.
         """
         more: dict[str, Any] = {}
-        source_info, called = self.gateway.source.info, self.gateway.source.info.model.called
+        source_info, called = self.gateway.source.info, self.gateway.source.info.model.name
         if (models := self.gateway.models) is not None:
             every = choices(own_models(models, http))
             chosen = await _chosen(models, http, every)
@@ -161,7 +161,7 @@ class Page:
     async def _request_of(self, models: Models, name: str | None, http: Exchange, body: AnswerBody) -> Request:
         """The request for one of several models, once that is loaded."""
         async with models.using(name) as source:
-            gateway = self.gateway.to_model(source, ModelNames(name or source.info.model.called, takes_any=True))
+            gateway = self.gateway.to_model(source, ModelNames(name or source.info.model.name, takes_any=True))
             (request,) = gateway.fitted(http, [self._request(gateway, http, body)])
             return attrs.evolve(request, model=name)
 
