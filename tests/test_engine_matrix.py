@@ -191,8 +191,11 @@ async def preempted_beside_a_stream(world: World, contexts: list[HaltingContext]
     config = config_for(world.model, **world.settings, max_sequences=2, cache_ram_mb=64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("uma.engine.kv.pool.MOST_COPY_BYTES", 0)
-        async with open_engine(config) as engine, decoding(engine):
-            found = await _preempted(engine, contexts[0], world.requests, 2)
+        async with open_engine(config) as engine:
+            for request in world.requests:  # a file's first reading starts a process: the stream could end before
+                await engine.tokenize(request)
+            async with decoding(engine):
+                found = await _preempted(engine, contexts[0], world.requests, 2)
             assert engine.snapshot()["cache_ram_snapshots"] == 0
     return found
 
