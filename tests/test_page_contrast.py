@@ -19,7 +19,7 @@ LANE_COLOURS = """async () => {
     const counts = [[0, 0], [9, 0], [9, 40]];
     counts.forEach(([computed_tokens, generated_tokens], at) => {
         const running = [{ ...request, computed_tokens, generated_tokens }];
-        lanes.take({ at_ms: 250 * (at + 1), activity: { running } });
+        lanes.take({ at_ms: 250 * (at + 1), activity: { running }, models: [] });
     });
     const canvas = lanes.list.querySelector("canvas");
     const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);

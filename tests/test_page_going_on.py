@@ -201,3 +201,18 @@ def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) ->
     expect(page.get_by_label("Answers at once")).to_have_value("2")
     below = "each => each.compareDocumentPosition(document.querySelector('#set-temperature'))"
     assert page.locator(".scope").evaluate(below) & 4  # it follows
+
+
+def test_a_conversation_drops_its_oldest_turns_where_it_is_told_to_and_says_so(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with saying(browser, tmp_path, "one two three", context_length=256) as here:
+        page = here.visit().page
+        page.locator("#chips").click()
+        page.get_by_label("Drop the oldest turns").check()
+        page.keyboard.press("Escape")
+        expect(page.locator("#chips")).to_have_text("drops old turns")
+        for count in range(1, 5):
+            here.ask("the fox and the owl " * 6)
+            here.wait_for_answer(count)
+        expect(page.locator(".note").last).to_contain_text("messages of the oldest turns")

@@ -329,7 +329,7 @@ def test_several_answers_of_one_request_have_one_lane(browser: Browser, narrow_s
         const list = document.createElement("ul");
         document.body.append(list);
         const lanes = new Lanes(list);
-        lanes.take({ at_ms: 250, activity: { running } });
+        lanes.take({ at_ms: 250, activity: { running }, models: [] });
         return [...list.querySelectorAll(".lane")].map((lane) =>
             [".lane-state", ".lane-figures"].map((what) => lane.querySelector(what).textContent).join(""));
     }"""
@@ -366,7 +366,7 @@ def test_lanes_that_have_ended_stand_below_those_that_run_and_can_be_read(
         one.visit("#live")
         one.page.locator("#live-view[data-frames]").wait_for()
         states = ["a", "b", "c"], ["b", "c"], ["b", "d"]
-        frames = [{"at_ms": 250 * at, "activity": running(*ids)} for at, ids in enumerate(states, 1)]
+        frames = [{"at_ms": 250 * at, "activity": running(*ids), "models": []} for at, ids in enumerate(states, 1)]
         found = lanes_after(one.page, *frames)
         assert found == [["Writing2"], ["b", "writing"], ["d", "writing"], ["Ended2"], ["c", "ended"], ["a", "ended"]]
         assert violations(one.page) == []

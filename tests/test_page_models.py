@@ -69,6 +69,11 @@ def test_a_conversation_keeps_the_model_that_it_began_with(here: Visitor) -> Non
     expect(page.locator(".made-by .model")).to_have_text("beta · ")
     assert "beta" in listed(page)["Models that are loaded"]
     page.keyboard.press("Escape")
+    page.get_by_role("link", name="Live").click()
+    expect(page.get_by_role("list", name="Models").get_by_role("listitem").filter(has_text="beta")).to_contain_text(
+        "beta 0 run. First token after"
+    )
+    page.get_by_role("link", name="Chat").click()
 
     page.get_by_role("button", name="New chat", exact=True).click()
     expect(picker).to_have_text("beta")  # the last that was chosen

@@ -224,11 +224,10 @@ def _said_by(logger: str) -> Iterator[list[str]]:
 
 
 def _model_bytes(config: RuntimeConfig) -> tuple[int, int]:
-    """The weights of the model; and of what it sees and hears with, and of its adapters."""
+    """The weights of the model, and of what it sees and hears with."""
     path = catalog.resolve(config.model, os.environ).path
     projector = projectors.chosen(config.mmproj, Path(path))
-    beside_bytes = projectors.size_bytes(projector) + sizing.adapter_bytes(config)
-    return sum(part.size_bytes for part in header.read_parts(path)), beside_bytes
+    return sum(part.size_bytes for part in header.read_parts(path)), projectors.size_bytes(projector)
 
 
 def folders(config: RuntimeConfig) -> Iterator[Check]:

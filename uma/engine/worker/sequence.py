@@ -10,7 +10,6 @@ from typing import Any
 
 import attrs
 
-from uma.engine.adapters import NO_ADAPTERS, AdapterSet
 from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.pacing import hold_ms
 from uma.engine.kv.pictures import PictureRun, position_of
@@ -151,8 +150,6 @@ class Sequence:
     """How many tokens of its prompt come before where a message ends, as far as others are likely to part there."""
     pictures: tuple[PlacedPicture, ...] = ()
     """Pictures of its prompt, in order."""
-    adapters: AdapterSet = NO_ADAPTERS
-    """LoRA adapters that it is computed with."""
     stream: Any = None
     """Where events go: opaque here, the Trio side's."""
     status: Status = Status.WAITING

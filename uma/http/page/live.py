@@ -60,6 +60,8 @@ class LiveFeed:
     """Activity of the newest frame."""
     _slot: int = attrs.field(default=-1, init=False)
     _series: LiveSeries = attrs.field(factory=LiveSeries, init=False)
+    _series_of: dict[str, LiveSeries] = attrs.field(factory=dict, init=False)
+    """Series of each of several models, by its name."""
     _told: Mapping[str, Any] = attrs.field(factory=dict, init=False)
     """Members of the frame that all viewers see."""
     _frame: bytes = attrs.field(default=b"", init=False)
@@ -79,8 +81,27 @@ class LiveFeed:
                     "at_ms": round(slot * INTERVAL_SEC * 1000),
                     "figures": attrs.asdict(figures),
                     "metrics": {name: metrics[name] for name in METRICS if name in metrics},
+                    "models": await self._of_models(slot * INTERVAL_SEC),
                 }
                 self._frame, self._slot = self._event(self.activity), slot
+
+    async def _of_models(self, at_sec: float) -> list[dict[str, Any]]:
+        """The figures of each of several models that is loaded, and the numbers of its requests."""
+        models, told = self.processes.gateway.models, dict[str, dict[str, Any]]()
+
+        async def tell(name: str, source: Source) -> None:
+            metrics, activity = await source.metrics(), await source.activity()
+            series = self._series_of.setdefault(name, LiveSeries())
+            figures = series.figures(at_sec, metrics, activity, source.info.limits.max_sequences)
+            numbers = [each.number for each in (*activity.running, *activity.waiting)]
+            told[name] = {"name": name, "figures": attrs.asdict(figures), "requests": numbers}
+
+        listed = () if models is None else models.listed()
+        async with trio.open_nursery() as nursery:
+            for each in listed:
+                if models is not None and (source := models.loaded(each.name)) is not None:
+                    nursery.start_soon(tell, each.name, source)
+        return [told[each.name] for each in listed if each.name in told]
 
     async def frame(self, http: Exchange) -> bytes:
         """The frame of this quarter of a second, as an event, with what this viewer can see of others' requests."""

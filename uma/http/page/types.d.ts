@@ -90,6 +90,8 @@ interface Settings {
   answers?: number;
   /** Off: a model that thinks is asked to answer at once. */
   reasoning?: "auto" | "off";
+  /** A conversation that does not fit the context loses its oldest turns; else the person is asked. */
+  truncation?: "auto" | "off";
 }
 
 interface Conversation {
@@ -162,6 +164,8 @@ interface RunningRequest {
   waits_for?: string;
   /** With `prompt`: the request that is read first. */
   behind?: string;
+  /** Tells requests of one id apart. */
+  number: number;
   /** For people: endpoint, key, program. */
   origin?: string;
 }
@@ -194,9 +198,19 @@ interface Figures {
   slot_every_ms: number | null;
 }
 
+/** One of several models. */
+interface LiveModel {
+  name: string;
+  figures: Figures;
+  /** Numbers of its requests. */
+  requests: number[];
+}
+
 interface Frame {
   at_ms: number;
   figures: Figures;
+  /** Of several models those that are loaded. */
+  models: LiveModel[];
   metrics: Record<string, any>;
   activity: Activity;
 }

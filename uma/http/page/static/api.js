@@ -115,14 +115,9 @@ export async function ask(path, body) {
   return (await request(path, { body })).json();
 }
 
-/** Have the server do something that it answers nothing to. @param {string} path */
-export async function act(path) {
-  await request(path, { method: "POST" });
-}
-
-/** @param {string} path */
-export async function remove(path) {
-  await request(path, { method: "DELETE" });
+/** Have the server do something that it answers nothing to. @param {string} path @param {"POST" | "DELETE"} method */
+export async function act(path, method) {
+  await request(path, { method });
 }
 
 /** A download that goes on tells so ten times a second; the hub can be silent for longer than an answer. */

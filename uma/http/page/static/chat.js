@@ -548,12 +548,12 @@ function namesOf(siblings) {
 /** What the server is asked for an answer. @param {Conversation} conversation @param {Message} message The answer. */
 function bodyOf(conversation, { parent, token, text, thinking }) {
   const { settings, model } = conversation;
-  const { reasoning } = settings;
+  const { reasoning, truncation } = settings;
   const { json_schema, ...plain } = settings.sampling;
   const sampling = json_schema ? { ...plain, grammar: { json_schema } } : plain;
   // Without a priority an answer is as interactive as the key lets it be.
   const priority = settings.priority === 1 ? undefined : settings.priority;
   const messages = asked(conversation, pathTo(conversation, parent));
   if (text) messages.push({ role: "assistant", content: text, ...(thinking && { reasoning: thinking }) });
-  return { model, messages, priority, sampling, reasoning, token };
+  return { model, messages, priority, sampling, reasoning, truncation, token };
 }

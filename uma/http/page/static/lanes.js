@@ -58,9 +58,11 @@ function tokens(count) {
 
 /** What is known of all requests of one frame, for the words of each. */
 class Scene {
-  /** @param {Activity} activity @param {(id: string) => Own | undefined} own */
-  constructor(activity, own) {
+  /** @param {Frame} frame @param {(id: string) => Own | undefined} own */
+  constructor({ activity, models }, own) {
     this.own = own;
+    /** Names of several models, by their requests' numbers. */
+    this.models = new Map(models.flatMap(({ name, requests }) => requests.map((each) => [each, name])));
     this.running = byRequest(activity.running);
     this.queue = byRequest(activity.waiting ?? []);
     this.all = new Map([...this.running, ...this.queue].map((each) => [each.id, each]));
@@ -182,7 +184,7 @@ class Lane {
     if (own?.title || !this.isOwn) this.name.textContent = scene.nameOf(request);
     this.name.title = [request.origin, `request ${request.id}`].filter(Boolean).join(" · ");
     const { pid } = wayOf(request.origin ?? "");
-    this.pid.textContent = pid ? `· ${pid}` : "";
+    this.pid.textContent = [scene.models.get(request.number), pid].map((each) => each && `· ${each}`).filter(Boolean).join(" ");
     this.element.classList.toggle("is-own", this.isOwn);
     this.offer(own);
   }
@@ -269,7 +271,7 @@ export class Lanes {
     const column = Math.round(frame.at_ms / INTERVAL_MS);
     this.isWatching = column - this.column <= MAX_GAP;
     this.column = column;
-    const scene = new Scene(frame.activity, this.own);
+    const scene = new Scene(frame, this.own);
     const shown = this.shownOf(scene);
     const ids = new Set(shown.map(({ id }) => id));
     for (const [id, lane] of this.lanes) {

@@ -1,6 +1,6 @@
 /** The live view: what the engine does, four times a second, from one stream of snapshots that all viewers share. */
 
-import { act, ApiError, remove, stream } from "./api.js";
+import { act, ApiError, stream } from "./api.js";
 import { duration, h, number } from "./dom.js";
 import { Lanes } from "./lanes.js";
 import { Series, WINDOW_MS } from "./series.js";
@@ -119,6 +119,8 @@ export class LiveView {
       free: new Part("free", "free"),
     };
     this.layout = h("span", { class: "panel-note" });
+    /** A line for each of several models. */
+    this.models = h("ul", { class: "live-models", "aria-label": "Models", hidden: true });
     /** What happens, in words. */
     this.words = h("p", { class: "live-words" });
     this.nothing = h(
@@ -162,6 +164,7 @@ export class LiveView {
           { class: "panel", "aria-labelledby": "lanes-title" },
           h("div", { class: "panel-head" }, h("h2", { id: "lanes-title" }, "Requests"), legend),
           this.words,
+          this.models,
           this.nothing,
           list,
           this.axis,
@@ -217,9 +220,9 @@ export class LiveView {
     // Of several prompts of one request each has a number behind the id.
     if (own || !(this.mine.has(id) || this.mine.has(id.replace(/-\d+$/, "")))) return own;
     const path = `v1/requests/${encodeURIComponent(id)}`; // on the socket a client chooses it
-    const hurry = () => void act(`${path}/answer`).catch(() => {});
+    const hurry = () => void act(`${path}/answer`, "POST").catch(() => {});
     return {
-      stop: () => void remove(path).catch(() => {}), // it has ended meanwhile
+      stop: () => void act(path, "DELETE").catch(() => {}), // it has ended meanwhile
       hurry: this.info()?.capabilities.reasoning ? hurry : undefined,
     };
   }
@@ -246,7 +249,9 @@ export class LiveView {
     this.showBars(frame);
     this.lanes.take(frame);
     const { running } = frame.figures;
-    this.words.textContent = wordsOf(frame, this.info()?.limits.max_sequences ?? 0);
+    this.words.textContent = wordsOf(frame.figures, this.info()?.limits.max_sequences ?? 0);
+    this.models.hidden = !frame.models.length;
+    this.models.replaceChildren(...frame.models.map(lineOf));
     this.nothing.hidden = this.lanes.lanes.size > 0 || running > 0;
     this.words.hidden = !this.nothing.hidden;
     this.axis.hidden = !this.lanes.lanes.size;
@@ -306,8 +311,20 @@ export class LiveView {
   }
 }
 
-/** What happens, and how long it takes until the last one has a slot. @param {Frame} frame @param {number} most Of requests that can have one. */
-function wordsOf({ figures }, most) {
+/** What one of several models does. @param {LiveModel} model */
+function lineOf({ name, figures }) {
+  const { written_per_sec: written, read_per_sec: read, first_token_ms: first } = figures;
+  const words = [
+    wordsOf(figures, 0),
+    written >= 0.5 && `Writing ${number(written)} tokens/s.`,
+    read >= 0.5 && `Reading ${number(read)} tokens/s.`,
+    first && `First token after ${about(first.p50)}.`,
+  ];
+  return h("li", {}, h("b", { dir: "auto" }, name), ` ${words.filter(Boolean).join(" ")}`);
+}
+
+/** What happens, and how long it takes until the last one has a slot. @param {Figures} figures @param {number} most Of requests that can have one. */
+function wordsOf(figures, most) {
   const { running, slot_every_ms: every } = figures;
   const runs = `${number(running)} ${running === 1 ? "runs" : "run"}`;
   const lanes = /** @type {const} */ (["interactive", "normal", "background"]);

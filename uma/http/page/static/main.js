@@ -3,6 +3,7 @@
 import { ApiError, ask, currentKey, faultOfKey, onContact, onUnauthorized, setKey, watchKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
+import { openDecisions } from "./decide.js";
 import { byId, download, h, icon, number, toast } from "./dom.js";
 import { LiveView } from "./live.js";
 import { keep, kept, tellLosses } from "./local.js";
@@ -181,6 +182,7 @@ function actions() {
     { label: "Instructions and sampling", run: editSettings },
     { label: "Live view", run: click("tab-live") },
     { label: "Chat", run: click("tab-chat") },
+    { label: "Decide about a text", run: click("decide") },
     { label: "Other colours", run: click("theme") },
     { label: "Import conversations", run: click("import") },
     { label: "Export all conversations", run: click("export-all") },
@@ -560,6 +562,7 @@ function listen() {
   menu.addEventListener("click", () => sidebar.openMenu(menu, chat.current.id, null));
   heading.addEventListener("click", () => chat.conversations.includes(chat.current) && rename(chat.current, heading));
   byId("model", HTMLElement).addEventListener("click", chooseModel);
+  byId("decide", HTMLElement).addEventListener("click", () => openDecisions(modelName));
   byId("search", HTMLElement).addEventListener("click", search);
   byId("export-all", HTMLElement).addEventListener("click", () =>
     download("uma-conversations.json", exportJson(chat.conversations)),

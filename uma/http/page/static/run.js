@@ -1,7 +1,7 @@
 /** An answer that is being written: asked for once, followed to its end, picked up again after a reload or a lost
  * connection. What the message holds in the end is in the message; what is only to be seen meanwhile is here. */
 
-import { act, ApiError, remove, stream } from "./api.js";
+import { act, ApiError, stream } from "./api.js";
 import { freshId } from "./tree.js";
 
 /** @typedef {import("./turns.js").Turns} Turns */
@@ -163,7 +163,7 @@ export class Run {
   async answerNow() {
     this.isHurried = true;
     this.onChange();
-    await act(`answers/${this.token}/answer`).catch(() => (this.isHurried = false));
+    await act(`answers/${this.token}/answer`, "POST").catch(() => (this.isHurried = false));
   }
 
   /** End the answer at its next token; a second time, or where the server has not got the question yet, at once. */
@@ -178,7 +178,7 @@ export class Run {
     for (const pause of STOP_PAUSES_MS) {
       await sleep(pause);
       try {
-        await remove(`answers/${this.token}`);
+        await act(`answers/${this.token}`, "DELETE");
         return;
       } catch (error) {
         if (!(error instanceof ApiError)) throw error;

@@ -4,7 +4,7 @@ import { byId, h, iconButton, number } from "./dom.js";
 import { keep, kept } from "./local.js";
 
 /** Nothing is set: the server's and the model's own sampling holds. @type {Settings} */
-export const DEFAULTS = { system: "", priority: 1, sampling: {}, reasoning: "auto" };
+export const DEFAULTS = { system: "", priority: 1, sampling: {}, reasoning: "auto", truncation: "off" };
 
 const MAX_STOPS = 16;
 const PRESETS_KEY = "uma.presets";
@@ -48,6 +48,12 @@ const THINKING = [
 ];
 
 /** @type {Choice[]} */
+const OVERFLOW = [
+  { value: "off", label: "Ask", help: "before anything is left out" },
+  { value: "auto", label: "Drop the oldest turns", help: "and say how many" },
+];
+
+/** @type {Choice[]} */
 const LANES = [
   { value: 1, label: "Interactive", help: "goes before everything else, if the key lets it" },
   { value: 0, label: "Normal", help: "waits for interactive requests" },
@@ -77,7 +83,7 @@ function rangeOf(name, info) {
  * @returns {Settings}
  */
 export function readSettings(raw, info, dropped = new Set()) {
-  const { system = "", priority = 1, sampling = {}, reasoning, answers = 1 } = raw ?? {};
+  const { system = "", priority = 1, sampling = {}, reasoning, truncation, answers = 1 } = raw ?? {};
   const isRecord = typeof sampling === "object" && sampling !== null && !Array.isArray(sampling);
   if (!isRecord) dropped.add("sampling");
   const lane = LANES.find(({ value }) => value === priority);
@@ -94,6 +100,7 @@ export function readSettings(raw, info, dropped = new Set()) {
     priority: lane ? /** @type {-1 | 0 | 1} */ (lane.value) : 1,
     sampling: Object.fromEntries(found),
     reasoning: reasoning === "off" ? "off" : "auto",
+    truncation: truncation === "auto" ? "auto" : "off",
     ...(Number.isInteger(answers) && answers > 1 && { answers: Math.min(answers, MAX_ANSWERS) }),
   };
 }
@@ -127,6 +134,7 @@ export function summary(settings) {
   if (settings.sampling.max_tokens) parts.push(`at most ${number(Number(settings.sampling.max_tokens))} tokens`);
   if (settings.priority !== 1) parts.push(settings.priority ? "background" : "normal priority");
   if (settings.reasoning === "off") parts.push("no thinking");
+  if (settings.truncation === "auto") parts.push("drops old turns");
   if (settings.system.trim()) parts.push("instructions");
   if (settings.sampling.logprobs !== undefined) parts.push("probabilities");
   if ((settings.answers ?? 1) > 1) parts.push(`${number(settings.answers ?? 1)} answers`);
@@ -174,6 +182,10 @@ export function openSettings(settings, info, onChange, more = null) {
           draft.reasoning = value === "off" ? "off" : "auto";
           changed();
         }),
+      choice("When the context is full", OVERFLOW, draft.truncation ?? "off", (value) => {
+        draft.truncation = value === "auto" ? "auto" : "off";
+        changed();
+      }),
       choice("Priority", LANES, draft.priority, (value) => {
         draft.priority = /** @type {-1 | 0 | 1} */ (value);
         changed();

@@ -1,0 +1,39 @@
+"""Decisions about a text on the page: questions one a line, and bars of their probabilities."""
+
+from __future__ import annotations
+
+import json
+
+from page_browser import Visitor, violations
+from playwright.sync_api import expect
+
+LINES = "Is it about money?\nWhich team? = billing, shipping\nHow upset? = calm < annoyed < furious\nHow urgent? = 1..3"
+
+
+def test_questions_of_a_text_are_decided_and_drawn(here: Visitor) -> None:
+    page = here.visit().page
+    page.get_by_role("button", name="Decide", exact=True).click()
+    sheet = page.locator("#decisions")
+    sheet.get_by_label("Text").fill("My card was charged twice.")
+    sheet.get_by_label("Questions").fill(LINES)
+    with page.expect_response("**/v1/decisions") as answered:
+        sheet.get_by_role("button", name="Decide").click()
+    asked = json.loads(answered.value.request.post_data or "")
+    assert [each["type"] for each in asked["questions"]] == ["predicate", "choice", "score", "score"]
+    answers = answered.value.json()["answers"]
+    shown = sheet.locator(".decision")
+    expect(shown).to_have_count(4)
+    expect(shown.locator("h3")).to_have_text([line.partition(" = ")[0] for line in LINES.split("\n")])
+    likely = answers[0]["probability"]
+    expect(shown.nth(0).locator(".share")).to_have_text([f"{100 * each:.1f} %" for each in (likely, 1 - likely)])
+    levels = [each["label"] for each in answers[3]["probabilities"]]
+    assert levels == ["1", "2", "3"]
+    shares = [each["probability"] for each in answers[2]["probabilities"]]
+    expect(shown.nth(2).locator(".is-likeliest")).to_contain_text(
+        ["calm", "annoyed", "furious"][shares.index(max(shares))]
+    )
+    assert violations(page) == []
+    sheet.get_by_label("Questions").fill("Which? = one")
+    sheet.get_by_role("button", name="Decide").click()
+    expect(sheet.locator(".fault")).to_contain_text("choices")
+    here.problems.clear()  # Chromium's own line about the refusal
