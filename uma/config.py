@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import attrs
 
@@ -65,6 +65,18 @@ def setting(default: Any, help_text: str, unit: str = "", *, factory: bool = Fal
     return (
         attrs.field(factory=default, metadata=metadata) if factory else attrs.field(default=default, metadata=metadata)
     )
+
+
+_LORA = re.compile(r"([\w.-]{1,64})=(.+?)(?::(-?\d{1,6}(?:\.\d{1,6})?))?", re.ASCII).fullmatch
+"""A LoRA adapter's name, file and scale."""
+
+
+class AdapterFile(NamedTuple):
+    """A LoRA adapter that is loaded with the model."""
+
+    name: str
+    path: str
+    scale: float
 
 
 @attrs.frozen(kw_only=True)
@@ -215,6 +227,10 @@ class RuntimeConfig:
         "", "small model of the same vocabulary that guesses tokens too; a GGUF file or a name; empty: none"
     )
 
+    lora: str = setting(
+        "", "LoRA adapters, each asked for as a model of its own, `model+NAME`: NAME=FILE[:SCALE], with commas"
+    )
+
     cache_tokens: Annotated[int, Range(-1)] = setting(
         -1,
         "finished prefixes kept in KV cells, where they cost every stream a little; 0: none, -1: chosen from n_ctx",
@@ -285,8 +301,19 @@ class RuntimeConfig:
             wrong.append("protocol: newline has no word for a model's name; leave --models out, or use --protocol json")
         if self.models and self.mmproj not in ("", "off"):
             wrong.append("mmproj: each of several models has the one beside it; leave --mmproj out, or --models")
+        if self.lora and self.models:
+            wrong.append("lora: adapters are unsupported with several models; leave --lora out, or --models")
+        wrong += [f"lora: expected NAME=FILE[:SCALE], not {word!r}" for word in _words(self.lora) if not _LORA(word)]
+        if len(names := {adapter.name.casefold() for adapter in self.adapters}) < len(self.adapters):
+            wrong.append(f"lora: two adapters have one name; there are {', '.join(sorted(names))}")
         if wrong:
             raise ConfigError("\n".join(wrong))
+
+    @property
+    def adapters(self) -> tuple[AdapterFile, ...]:
+        """What `lora` names."""
+        found = [match.groups() for word in _words(self.lora) if (match := _LORA(word))]
+        return tuple(AdapterFile(name, path, float(scale or 1)) for name, path, scale in found)
 
     @property
     def takes_any_model(self) -> bool:
@@ -439,7 +466,7 @@ SERVER_ONLY = HTTP | frozenset(
 """Settings that only a server has a use for: options of `uma run` and `uma config` alone, and no keywords of `LLM`."""
 
 
-OF_MODEL = (frozenset(settings()) - SERVER_ONLY - LOG - {"model", "socket"}) | {"idle_unload"}
+OF_MODEL = (frozenset(settings()) - SERVER_ONLY - LOG - {"model", "socket", "lora"}) | {"idle_unload"}
 """Settings that one of several models can have for itself."""
 ALL_MODELS = "all"
 """The word for all models that are here."""

@@ -23,6 +23,7 @@ class PlainRow:
     last_gap_ms: float = 0.0
     cells: int = 0
     is_paused: bool = False
+    adapters: int = 0
     has_own_target: bool = False
     has_reader: bool = True
     branch: int = 0

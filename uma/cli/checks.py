@@ -224,10 +224,11 @@ def _said_by(logger: str) -> Iterator[list[str]]:
 
 
 def _model_bytes(config: RuntimeConfig) -> tuple[int, int]:
-    """The weights of the model, and of what it sees and hears with."""
+    """The weights of the model; and of what it sees and hears with, and of its adapters."""
     path = catalog.resolve(config.model, os.environ).path
     projector = projectors.chosen(config.mmproj, Path(path))
-    return sum(part.size_bytes for part in header.read_parts(path)), projectors.size_bytes(projector)
+    beside_bytes = projectors.size_bytes(projector) + sizing.adapter_bytes(config)
+    return sum(part.size_bytes for part in header.read_parts(path)), beside_bytes
 
 
 def folders(config: RuntimeConfig) -> Iterator[Check]:

@@ -8,7 +8,7 @@ import attrs
 
 from uma.config import ALL_MODELS, BUILTIN, Loaded, settings
 
-ABOUT_ONE = ("models", "alias", "mmproj", "draft", "protocol")
+ABOUT_ONE = ("models", "alias", "mmproj", "lora", "draft", "protocol")
 """Settings that say which models are served, or that there is one."""
 
 

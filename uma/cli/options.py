@@ -48,7 +48,7 @@ OTHER_DEFAULTS: Mapping[str, str] = types.MappingProxyType(
 )
 """What commands take where a setting is left at its default, and that is not the default itself."""
 
-LISTS = frozenset({"alias", "models", "http_cors", "http_hosts"})
+LISTS = frozenset({"alias", "lora", "models", "http_cors", "http_hosts"})
 """Settings that are words with commas between: their options can also be given several times."""
 
 SAMPLING = frozenset({"max_tokens", *SAMPLER_FIELDS})

@@ -21,6 +21,7 @@ from uma.contracts.blocks import Algorithm
 from uma.contracts.card import DEFAULT_BLOCK_SIZE
 from uma.engine import sizing
 from uma.engine.activity import activity_of, explained
+from uma.engine.adapters import AdapterSets, check_beginning
 from uma.engine.clock import now_ms
 from uma.engine.decisions import DecisionService
 from uma.engine.delivery.answers import AnswerPort
@@ -94,8 +95,11 @@ class Engine:
         draft: Context | None = None,
         heads: PredictionHeads | None = None,
         projector: Projector | None = None,
+        *,
+        adapters: AdapterSets,
     ) -> None:
         self.config = config
+        self._adapters = adapters
         self.archive = archive
         self._chat = ChatAbilities(context.model)
         self._info = server_info(context, config, self._chat, ledger.kv_bytes, draft, projector)
@@ -127,7 +131,7 @@ class Engine:
                 projector=projector,
             ),
         )
-        self._requests = Submission(config, self.worker.commands, self._metrics, self.worker.totals)
+        self._requests = Submission(config, self.worker.commands, self._metrics, self.worker.totals, adapters)
         self._isolated = ReproducibleContext(
             config, context.model, ledger, self._info.limits.max_reproducible_tokens, self.worker.use_isolated
         )
@@ -178,9 +182,11 @@ class Engine:
             with self._in_use():
                 self._check_generates()
                 check_features(request, self._max_active)
+                adapters = self._adapters.asked(request.model, request.lora)
                 sent = request
                 cut, request, prompt = await self._prompt(sent, spent)
                 asked, tokens, pictures, ends = cut.request, prompt.tokens, prompt.pictures, prompt.message_ends
+                check_beginning(tokens, adapters)
                 if pictures:  # nothing that waits keeps their files
                     sent = sent.with_media(())
                 spent.on("prepare")
@@ -195,7 +201,7 @@ class Engine:
                     await self._isolated.ready_for(len(tokens))
                     most_tokens = self._isolated.max_tokens
                 elif request.cache_prompt:
-                    await self._fetch_from_disk(tokens)
+                    await self._fetch_from_disk(adapters.key(tokens))
                     spent.on("disk")
                 is_checkpointed = not (pictures or self._pool.cells.can_be_cut or request.sampling.reproducible)
                 if is_checkpointed:
@@ -323,11 +329,13 @@ class Engine:
     async def embed(self, request: EmbedRequest) -> Embeddings:
         """See `types.Source.embed`."""
         with self._in_use():
+            self._adapters.check_none(request.model)
             return await self._embeddings.embed(request)
 
     async def rerank(self, request: RerankRequest) -> Ranking:
         """See `types.Source.rerank`."""
         with self._in_use():
+            self._adapters.check_none(request.model)
             return await self._embeddings.rerank(request)
 
     async def decide(self, request: DecisionRequest) -> Decisions:

@@ -90,6 +90,7 @@ def _of_generator(
         audio=projector is not None and projector.hears,
         media_urls=projector is not None and config.media_urls,
         fill_in=context.model.vocab.fill_in,
+        adapters=tuple(adapter.name for adapter in context.model.adapters),
         memory=sizing.memory_plan(context.model.shape, attrs.evolve(context.params, rolled_back=context.rolled_back)),
     )
 

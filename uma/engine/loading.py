@@ -42,7 +42,7 @@ class Loader:
         self._projector = None if is_bare else projectors.chosen(config.mmproj, Path(self._model.path))
         self._total_bytes = _size_bytes(parts) + draft_bytes
         self._asked = config
-        beside_bytes = draft_bytes + projectors.size_bytes(self._projector)
+        beside_bytes = draft_bytes + projectors.size_bytes(self._projector) + sizing.adapter_bytes(config)
         self.config = sizing.placed(config, parts, devices.gpus(), beside_bytes)
         """Configuration with numbers for what it leaves to the GPUs' memory."""
 
@@ -52,6 +52,8 @@ class Loader:
         """
         model = self._load(self._model, "model", self.config)
         try:
+            for adapter in self.config.adapters:
+                model.load_adapter(Path(adapter.path), adapter.name, adapter.scale)
             model.vocab.least_tokens("")  # reads the whole vocabulary once: here, not on the Trio thread
         except BaseException:
             model.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -16,6 +16,7 @@ import trio
 from uma.closing import Closing
 from uma.config import RuntimeConfig
 from uma.engine import sizing
+from uma.engine.adapters import AdapterSets
 from uma.engine.engine import Engine
 from uma.engine.kv.archive import MAX_QUEUED_BYTES, Archive
 from uma.engine.kv.disk import DiskTier
@@ -67,6 +68,7 @@ async def open_engine(
         config = loader.config
         model = await trio.to_thread.run_sync(loader.model)
         stack.callback(model.close)
+        adapters = AdapterSets(model)
         projector = await trio.to_thread.run_sync(loader.projector, model)
         if projector is not None:
             stack.callback(projector.close)
@@ -81,8 +83,8 @@ async def open_engine(
         draft = await trio.to_thread.run_sync(_open_draft, stack, ledger, loader, config, context)
         heads = await trio.to_thread.run_sync(_open_heads, stack, ledger, config, context)
         ledger.promise_cache(MAX_QUEUED_BYTES if config.prefix_folder else 0)
-        archive = await _open_archive(config, context, ledger.cache_bytes)
-        engine = Engine(config, context, ledger, archive, grammars, draft, heads, projector)
+        archive = await _open_archive(config, context, ledger.cache_bytes, adapters.keys)
+        engine = Engine(config, context, ledger, archive, grammars, draft, heads, projector, adapters=adapters)
         stack.callback(engine.close)
         # What ends the block is raised as it is, not inside the exception group that the nursery would make of it.
         ended: outcome.Outcome[None] = outcome.Value(None)
@@ -219,7 +221,9 @@ def _closed_with(stack: AsyncExitStack, opened: ClosingT) -> ClosingT:
     return opened
 
 
-async def _open_archive(config: RuntimeConfig, context: Context, memory_bytes: int) -> Archive | None:
+async def _open_archive(
+    config: RuntimeConfig, context: Context, memory_bytes: int, adapter_keys: Sequence[str]
+) -> Archive | None:
     if not config.prefix_folder or not context.model.is_causal:
         return None
     identity = await trio.to_thread.run_sync(sizing.snapshot_identity, context)
@@ -228,6 +232,7 @@ async def _open_archive(config: RuntimeConfig, context: Context, memory_bytes: i
         identity,
         config.cache_disk_mb * 2**20,
         memory_bytes,
+        adapter_keys,
     )
     await disk.open()
     return Archive(disk, min(MAX_QUEUED_BYTES, memory_bytes))

@@ -600,6 +600,11 @@ def placed(config: RuntimeConfig, parts: list[Header], gpus: Sequence[Device], b
     return attrs.evolve(config, n_gpu_layers=found.gpu_layers, n_cpu_moe=found.cpu_experts)
 
 
+def adapter_bytes(config: RuntimeConfig) -> int:
+    """Size of the LoRA adapters. A file that is not there has none: loading it says what is wrong."""
+    return sum(Path(file.path).stat().st_size for file in config.adapters if os.path.isfile(file.path))
+
+
 def check_weights(size_bytes: int, config: RuntimeConfig, name: str) -> None:
     """Raise `ConfigError` where the user wants weights kept in memory that it cannot hold: those that `name` sets."""
     is_kept = config.use_mmap == "off" or config.use_mlock

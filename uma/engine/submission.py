@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from uma.config import RuntimeConfig
+from uma.engine.adapters import AdapterSets
 from uma.engine.clock import now_ms
 from uma.engine.delivery.answers import AnswerGroup, AnswerPort
 from uma.engine.delivery.detokenize import TextStream
@@ -136,8 +137,10 @@ class Submission:
         commands: Commands,
         metrics: EngineMetrics,
         totals: Totals,
+        adapters: AdapterSets,
     ) -> None:
         self._config = config
+        self._adapters = adapters
         self._commands = commands
         self._metrics = metrics
         self._totals = totals
@@ -269,6 +272,7 @@ class Submission:
             report=prepared.report if is_first else None,
             message_ends=prepared.message_ends,
             pictures=prepared.pictures,
+            adapters=self._adapters.asked(request.model, request.lora),
         )
 
     def _most_tokens(self, asked: int | None, left: int) -> tuple[int, tuple[str, ...]]:

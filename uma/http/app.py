@@ -138,6 +138,8 @@ ENDPOINTS: Sequence[openapi.Endpoint] = (
     ("GET", "/health", llama_server.health, None),
     ("POST", "/health/check", check_health, HealthCheckPayload),
     ("GET", "/props", llama_server.props, None),
+    ("GET", "/lora-adapters", llama_server.lora_adapters, None),
+    ("POST", "/lora-adapters", llama_server.set_lora_adapters, None),
     ("GET", "/slots", llama_server.slots, None),
     ("GET", "/metrics", llama_server.metrics, None),
     ("POST", "/completion", llama_server_completion.completion, llama_server_completion.CompletionBody),
@@ -166,6 +168,7 @@ _OF_ALL: frozenset[Handler] = frozenset(
         *(do for _, _, do, _ in ENDPOINTS if do.__module__ in _MODULES),
         *(ollama.version, ollama.tags, ollama.running, ollama.chat, ollama.generate),
         *(llama_server.health, check_health, _show_description),
+        *(llama_server.lora_adapters, llama_server.set_lora_adapters),
     }
 )
 """Endpoints that are for no one of several models, or look for theirs themselves."""
@@ -173,7 +176,6 @@ _UNLESS_NAMED: frozenset[Handler] = frozenset({llama_server.metrics, llama_serve
 """Handlers that are for all models where the query names none."""
 _LEFT_OUT = {
     "/slots/": "no slot is saved or erased: prefixes are found by their tokens, with --cache-dir after a restart too",
-    "/lora-adapters": "there are no LoRA adapters: merge one into the model's file",
     "/models/sse": "GET /models tells which models are loaded, and how far one is that is being loaded",
     "/cors-proxy": "other servers' answers are not fetched for a page",
     "/predict": "each request has a body of its own; ask /v1/chat/completions",

@@ -200,7 +200,8 @@ class Tokenizes:
 def _common(gateway: Gateway, http: Exchange, reader: Reader, ask: Ask) -> dict[str, Any]:
     """The fields of a `Request` that do not depend on its prompt."""
     params = _sampling(gateway, http, reader, ask)
-    return {"sampling": params, "stream": bool(ask.stream), **urgency(ask.body, http)}
+    adapters = {"model": reader.adapted_model, "lora": ask.body.lora}
+    return {"sampling": params, "stream": bool(ask.stream), **adapters, **urgency(ask.body, http)}
 
 
 def _sampling(gateway: Gateway, http: Exchange, reader: Reader, ask: Ask) -> SamplingParams:

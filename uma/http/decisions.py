@@ -63,19 +63,20 @@ class Decides:
             ask = self.read(fields, reader)
             abilities.decisions(reader.able)
             http.names.update(ask.names)
-            return ask, _request(http, ask)
+            return ask, _request(http, ask, reader.adapted_model)
 
         ask, request = await http.built(begin)
         found = await gateway.compute(http, request, gateway.source.decide, lambda found: found.read_tokens)
         await http.answer_json(ask.form(reader.model, found))
 
 
-def _request(http: Exchange, ask: DecisionAsk) -> DecisionRequest:
+def _request(http: Exchange, ask: DecisionAsk, model: str | None) -> DecisionRequest:
     """Any thread. Raises `BadRequest` for questions that are too many together."""
     names = ("labels", "orders", "temperature", "min_label_mass", "reproducible")
     own = {name: value for name in names if (value := getattr(ask.body, name)) is not None}
     try:
-        return DecisionRequest(http.id, ask.state, ask.questions, priority=lane_alone(ask.body.priority, http), **own)
+        lane = lane_alone(ask.body.priority, http)
+        return DecisionRequest(http.id, ask.state, ask.questions, priority=lane, model=model, **own)
     except ValueError as error:
         raise BadRequest.of(error) from None
 

@@ -154,6 +154,7 @@ def _request(http: Exchange, reader: Reader, ask: EmbedAsk) -> EmbedRequest:
             normalize=ask.normalizes,
             fail_on_empty=bool(ask.fail_on_empty),
             priority=lane_alone(ask.priority, http),
+            model=reader.adapted_model,
         )
     except ValueError as error:
         raise BadRequest.of(error) from None

@@ -17,6 +17,7 @@ from uma.http.problem import Unsupported
 from uma.net.quota import Lane
 from uma.types import (
     MAX_SEED,
+    AdapterScale,
     Pace,
     Penalty,
     RepetitionPenalty,
@@ -60,6 +61,7 @@ class Common:
     slo: Slo | None = None
     pace: Pace | None = None
     cache_prompt: bool | None = None
+    lora: Annotated[tuple[AdapterScale, ...], Length(0, 64, "adapters")] | None = None
     truncation: Truncation | Literal["disabled"] | None = None
     top_p: Share | None = None
     top_k: TopK | None = None

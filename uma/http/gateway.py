@@ -222,8 +222,9 @@ class Gateway:
 
     @property
     def model_names(self) -> list[str]:
-        """What lists of models show: the name, and the configured aliases."""
-        return list(dict.fromkeys([self.names.name, *self.config.aliases]))
+        """What lists of models show: the name, the configured aliases, and the name with each adapter."""
+        adapted = [f"{self.names.name}+{adapter}" for adapter in self.names.adapters]
+        return list(dict.fromkeys([self.names.name, *self.config.aliases, *adapted]))
 
     def reader(self, http: Exchange) -> Reader:
         """A reader of the body of `http`."""

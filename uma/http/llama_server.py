@@ -18,7 +18,7 @@ from uma.http.exchange import Exchange
 from uma.http.fields import DRAWN, Common, sampling
 from uma.http.gateway import Gateway
 from uma.http.generation import small_work
-from uma.http.problem import Problem
+from uma.http.problem import Problem, Unimplemented
 from uma.http.prometheus import exposition
 from uma.http.prompts import MEDIA_MARKER
 from uma.http.reader import checked_text
@@ -185,6 +185,21 @@ def settings(params: SamplingParams, n_predict: int, seed: int, *, stream: bool)
         "n_probs": params.logprobs or 0,
         "grammar": "" if params.grammar is None else params.grammar.gbnf or "",
     }
+
+
+async def lora_adapters(gateway: Gateway, http: Exchange) -> None:
+    """`GET /lora-adapters`: what `lora` of a request can name; one that names none has a scale of 0 of each."""
+    adapters = () if gateway.models else gateway.config.adapters
+    found = [
+        {"id": id, "path": adapter.path, "scale": 0.0, "task_name": adapter.name, "prompt_prefix": ""}
+        for id, adapter in enumerate(adapters)
+    ]
+    await http.answer_json(found)
+
+
+async def set_lora_adapters(gateway: Gateway, http: Exchange) -> None:
+    """`POST /lora-adapters`: refused, because requests of other programs would have another model all at once."""
+    raise Unimplemented("scales of LoRA adapters are not set for all requests: give lora in each, or name model+NAME")
 
 
 async def props(gateway: Gateway, http: Exchange) -> None:

@@ -84,7 +84,7 @@ class RerankBody:
 def _read_ranked(fields: Mapping[str, Any], reader: Reader) -> RankAsk:
     body = reader.body(fields, RerankBody)
     abilities.rerank(reader.able)
-    request = RerankRequest(reader.id, body.query, body.documents, top_n=body.top_n)
+    request = RerankRequest(reader.id, body.query, body.documents, top_n=body.top_n, model=reader.adapted_model)
     form = partial(_as_jina, reader.model, body)
     return RankAsk(requests=[request], names=[{}], form=form, priority=body.priority)
 

@@ -12,7 +12,7 @@ from uma.config import RuntimeConfig
 from uma.http.exchange import Exchange
 from uma.http.ignored import header_value
 from uma.http.problem import ModelNotFound
-from uma.models.names import meant
+from uma.models.names import meant, without_adapter
 from uma.types import Source
 
 FOREIGN = ("claude-", "gpt-", "jev-")
@@ -28,6 +28,8 @@ class ModelNames:
 
     name: str
     aliases: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters of the model, by their names."""
     takes_any: bool = False
     """Any name means the loaded model."""
     loaded_at: int = attrs.field(factory=lambda: int(time.time()))
@@ -47,7 +49,7 @@ class ModelNames:
         path = Path(model.path)
         names = dict.fromkeys((*config.aliases, model.title, path.stem, path.name))
         others = tuple(name for name in names if name not in (model.name, ""))
-        return cls(model.name, others, config.takes_any_model)
+        return cls(model.name, others, source.info.capabilities.adapters, config.takes_any_model)
 
     def check(self, asked: str | None, http: Exchange | None = None) -> str:
         """The name to answer with. None asks for the loaded model. Raises `ModelNotFound`.
@@ -66,7 +68,7 @@ class ModelNames:
 
     def knows(self, asked: str) -> bool:
         """Whether `asked` is one of the names, as `--model` takes them: in capitals or not, or the beginning of one."""
-        return bool(meant(asked, {self.name: (self.name, *self.aliases)}))
+        return bool(meant(without_adapter(asked, self.adapters), {self.name: (self.name, *self.aliases)}))
 
 
 def iso_time(at: datetime) -> str:

@@ -12,6 +12,7 @@ from uma.errors import BadRequest
 from uma.http.ignored import Ignored
 from uma.http.media import MediaReader
 from uma.http.problem import Unsupported
+from uma.models.names import adapter_in
 from uma.protocol.converter import structure, unknown_fields
 from uma.types import Capabilities, ServerInfo
 from uma.wrong import below
@@ -70,6 +71,11 @@ class Reader:
     def able(self) -> Capabilities:
         """What the model can do."""
         return self.info.capabilities
+
+    @property
+    def adapted_model(self) -> str | None:
+        """The model's name where it asks for one of its adapters, for a request's `model`."""
+        return None if adapter_in(self.model, self.able.adapters) is None else self.model
 
     def body(self, fields: Mapping[str, Any], cls: type[T]) -> T:
         """A whole body. Raises `BadRequest` with a line for each wrong field, and `ModelNotFound`."""

@@ -212,6 +212,11 @@ class Model(Closing):
         return str(part.metadata.get(f"{part.architecture}.decision.type") or "")
 
     @property
+    def n_tensors(self) -> int:
+        """Tensors of its files."""
+        return sum(len(part.tensor_bytes) for part in self._parts)
+
+    @property
     def n_layers(self) -> int:
         """Layers."""
         return int(lib.llama_model_n_layer(self.handle))

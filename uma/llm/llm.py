@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from uma.client.parts import errors_moved
 from uma.closing import Closing
+from uma.errors import UnknownModel
 from uma.llm.arguments import (
     Choice,
     Conversation,
@@ -39,6 +40,7 @@ from uma.llm.place import place_of
 from uma.llm.results import RequestOutput
 from uma.llm.stream import LLMStream
 from uma.llm.thread import NO_THREADS, SourceThread
+from uma.models.names import meant, without_adapter
 from uma.types import (
     CHAT_SAMPLING,
     MAX_TEXTS,
@@ -102,13 +104,15 @@ class LLM(Closing):
         prompts: str | Iterable[str],
         sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
+        model: str | None = None,
         progress: bool | None = None,
         checkpoint: str | PathLike[str] | None = None,
         **unknown: Never,
     ) -> list[RequestOutput]:
         """Continue each prompt, all batched together; results in the order of the prompts.
 
-        `sampling_params` is one for all or one for each prompt (`ValueError` where their number differs). `progress`
+        `sampling_params` is one for all or one for each prompt (`ValueError` where their number differs). `model` is
+        `model+NAME` for one of its LoRA adapters; `UnknownModel` where there is none of that name. `progress`
         shows a bar on standard error; by default on a terminal. A prompt that fails is a result with `error` set, and
         one `UserWarning` says how many failed; what is no prompt at all is a `TypeError`. Ctrl-C cancels what runs and
         raises `KeyboardInterrupt`; the LLM remains usable.
@@ -119,9 +123,10 @@ class LLM(Closing):
         that they were made with: `JobChanged`, a `ConfigError`, where one is another now, or the model is.
         """
         check_keywords(unknown, "generate")
+        fields = self._of_model(model)
         return self._run(
             [
-                (prompt, {"prompt": prompt})
+                (prompt, {"prompt": prompt, **fields})
                 for prompt in texts_of(prompts, "prompts", hint="; llm.chat takes conversations")
             ],
             sampling_params,
@@ -163,6 +168,7 @@ class LLM(Closing):
         sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
         messages: Conversation | None = None,
+        model: str | None = None,
         tools: Iterable[Tool | Mapping[str, Any]] = (),
         tool_choice: Choice = "auto",
         parallel_tool_calls: bool = True,
@@ -183,6 +189,7 @@ class LLM(Closing):
             raise TypeError("LLM.chat() takes conversations, or messages, which is one of them")
         given = conversations_of(messages if conversations is None else conversations)  # type: ignore[arg-type]
         fields = tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
+        fields |= self._of_model(model)
         asked = [(conversation, {"messages": conversation, **fields}) for conversation in given]
         return self._run(asked, sampling_params, progress)
 
@@ -191,6 +198,7 @@ class LLM(Closing):
         prompt: str | Conversation,
         sampling_params: Sampling | None = None,
         *,
+        model: str | None = None,
         tools: Iterable[Tool | Mapping[str, Any]] = (),
         tool_choice: Choice = "auto",
         parallel_tool_calls: bool = True,
@@ -208,6 +216,7 @@ class LLM(Closing):
         """
         check_keywords(unknown, "stream")
         fields = prompt_fields(prompt) | tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
+        fields |= self._of_model(model)
         sampling = self._drawn(sampling_of(sampling_params, "sampling_params"))
         request = make_request(Request, id=f"stream-{self._loop.next_number()}", sampling=sampling, **fields)
         return LLMStream(self._loop, request)
@@ -301,6 +310,18 @@ class LLM(Closing):
 
     def _drawn(self, params: SamplingParams) -> SamplingParams:
         return params.with_suggested({**CHAT_SAMPLING, **self.info.capabilities.suggested_sampling})
+
+    def _of_model(self, model: str | None) -> dict[str, Any]:
+        """The field of a `Request` that names the model. Raises `UnknownModel`."""
+        card, adapters = self.info.model, self.info.capabilities.adapters
+        if model is None:
+            return {}
+        if self.info.models:
+            return {"model": model}
+        if not meant(without_adapter(model, adapters), {card: (card.name, card.title)}):
+            there = ", ".join([card.name, *(f"{card.name}+{adapter}" for adapter in adapters)])
+            raise UnknownModel(f"model: {model[:200]!r} is not loaded here; there are {there}")
+        return {"model": model}
 
     def _run(
         self,

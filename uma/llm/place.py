@@ -14,7 +14,7 @@ from uma.client import connect
 from uma.engine import open_engine
 from uma.errors import ConfigError
 from uma.llm.arguments import config_of, shown
-from uma.models.names import meant
+from uma.models.names import meant, without_adapter
 from uma.types import Source
 
 
@@ -48,6 +48,7 @@ async def _served(socket: str, model: str | None) -> AsyncIterator[Source]:
     """A session with the server's model of this name. Raises `ConfigError` where its only one is another."""
     async with connect(socket, model=model) as client:
         card = client.info.model
-        if model is not None and not client.info.models and not meant(model, {card: (card.name, card.title)}):
+        asked = None if model is None else without_adapter(model, client.info.capabilities.adapters)
+        if asked is not None and not client.info.models and not meant(asked, {card: (card.name, card.title)}):
             raise ConfigError(f"model: the server on {socket} has {card.name}, not {model}; leave one of them out")
         yield client

@@ -42,6 +42,17 @@ def meant(asked: str, names: Mapping[T, Iterable[str]]) -> list[T]:
     return called(lambda name: name == wanted) or called(lambda name: name.startswith(wanted))
 
 
+def adapter_in(asked: str, adapters: Collection[str]) -> str | None:
+    """The adapter that `model+NAME` asks for; None where no adapter is called so."""
+    _, plus, wanted = asked.rpartition("+")
+    return next((name for name in adapters if plus and name.casefold() == wanted.casefold()), None)
+
+
+def without_adapter(asked: str, adapters: Collection[str]) -> str:
+    """The model that is asked for with or without one of its adapters."""
+    return asked if adapter_in(asked, adapters) is None else asked.rpartition("+")[0]
+
+
 def one_meant(asked: str, names: Mapping[str, Iterable[str]]) -> str:
     """The key of the one model that is meant. Raises `UnknownModel` for none, or several."""
     found = meant(asked, names)

@@ -95,7 +95,11 @@ ADDED: Mapping[str, Additions] = MappingProxyType(
         "1.2": Additions(
             requests=frozenset(("models", "load", "unload", "pin", "pause", "decide")),
             fields=_names(
-                activity="request", generate="model truncation", tokenize="model pieces", embed="model", rerank="model"
+                activity="request",
+                generate="model lora truncation",
+                tokenize="model pieces",
+                embed="model",
+                rerank="model",
             ),
             event_fields=_names(hello="models", loading="id", eos="dropped_messages"),
         ),

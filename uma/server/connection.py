@@ -19,7 +19,7 @@ import trio
 from uma import posix
 from uma.config import RuntimeConfig
 from uma.errors import BadRequest, IdleTimeout, Overloaded, UmaError, UnknownModel
-from uma.models.names import meant
+from uma.models.names import meant, without_adapter
 from uma.net.arrivals import arrivals
 from uma.net.client import CLIENT, ORIGIN, OWNER, USER, origin
 from uma.net.faults import as_uma_error
@@ -360,6 +360,11 @@ class Connection(ABC):
         models = info.models if usable is None else tuple(offered for offered in info.models if offered in usable)
         return attrs.evolve(info, limits=self.account.limits(info.limits), models=models)
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """LoRA adapters of the server's one model."""
+        return () if self.models else self.engine.info.capabilities.adapters
+
     def own_model(self, asked: str | None) -> str | None:
         """The model that a request which asks for this one gets. Raises `UnknownModel` where there is none of that
         name, or its user must not use it.
@@ -367,7 +372,7 @@ class Connection(ABC):
         if self.models is None:
             model = self.engine.info.model
             of = {model: (model.name, model.title)}
-            if asked is not None and not meant(asked, of):
+            if asked is not None and not meant(without_adapter(asked, self.adapters), of):
                 raise UnknownModel(f"model: {asked[:200]!r} is not loaded here; this server has {model.name!r}")
             bound = None if self.account is None else self.account.bounds.models
             if self.account is not None and bound is not None and not any(meant(name, of) for name in bound):

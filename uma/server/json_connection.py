@@ -15,6 +15,7 @@ import trio
 
 from uma.engine.intake.overload import full_queue_retry_ms
 from uma.errors import BadRequest, Overloaded, UmaError, VersionMismatch
+from uma.models.names import adapter_in
 from uma.net.arrivals import arrivals
 from uma.net.inline import is_quick
 from uma.net.metering import metered, metered_whole
@@ -236,7 +237,8 @@ class JsonConnection(Connection):
         except UmaError as error:
             self.fail(error)
             return
-        self._model = hello.model if self.models else None
+        is_kept = self.models or (hello.model and adapter_in(hello.model, self.adapters))
+        self._model = hello.model if is_kept else None
         self.link.post(self._session.welcome(info))
         log(logger, logging.DEBUG, "session.hello", session=self.name, client=hello.client)
 

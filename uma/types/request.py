@@ -156,6 +156,18 @@ def prompt_problem(given: Sequence[str]) -> Wrong | None:
 
 
 @attrs.frozen
+class AdapterScale:
+    """How strongly a LoRA adapter takes part in a request."""
+
+    id: Annotated[int, Range(0, 1_023)]
+    """Index of the adapter among `Capabilities.adapters`."""
+    scale: Annotated[float, Range(-1_000_000, 1_000_000)]
+
+    def __attrs_post_init__(self) -> None:
+        check(self)
+
+
+@attrs.frozen
 class Request:
     """A generation request. Exactly one of `prompt`, `messages`, `token_ids` is given (`ValueError` otherwise).
 
@@ -215,7 +227,12 @@ class Request:
     metadata: Annotated[dict[str, Any], Json()] | None = None
     """Echoed in every event of the request on the wire."""
     model: ModelName | None = None
-    """The model that is asked, by its name; None: the session's, or the server's default."""
+    """The model that is asked, by its name; None: the session's, or the server's default. `model+NAME` is the model
+    with its LoRA adapter of this name."""
+    lora: Annotated[tuple[AdapterScale, ...], Length(0, 64, "adapters")] | None = attrs.field(
+        default=None, converter=tuple_or_none
+    )
+    """LoRA adapters that it is computed with, and no others; None: the one that `model` names."""
 
     def placed_media(self, first: int = 0) -> Iterator[tuple[str, Media]]:
         """Each picture and sound, and where it stands: `media[0]`, or `messages[2].media[0]`, counted from the `first`

@@ -156,6 +156,8 @@ class Capabilities:
     """Pictures and sounds can be named by http(s) URLs."""
     fill_in: FillIn | None = None
     """The model's tokens for filling in the middle; None: it has none."""
+    adapters: tuple[str, ...] = ()
+    """Names of the model's LoRA adapters: each is asked for as a model of its own, `model+NAME`."""
     memory: MemoryPlan | None = None
     """What texts take of memory; None: an encoder, which keeps none, or an older server, which does not tell."""
 

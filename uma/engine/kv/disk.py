@@ -14,7 +14,7 @@ import time
 import weakref
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import orjson
 import trio
 import xxhash
 
+from uma.engine.kv.adapter_keys import keyed, plain, set_of
 from uma.engine.kv.events import KvEvents, KvListener, Run, Tier
 from uma.engine.kv.prefix_index import PrefixIndex
 from uma.engine.kv.snapshots import LEAST_GAIN_TOKENS, Snapshot, usable
@@ -96,7 +97,10 @@ class DiskTier:
         identity: dict[str, str | int],
         capacity_bytes: int,
         most_read_bytes: int,
+        adapter_keys: Sequence[str] = ("",),
     ) -> None:
+        """`adapter_keys`: what a file says of each set of LoRA adapters, by its number; others have no files."""
+        self._adapter_keys = adapter_keys
         self._folder = made_folder(folder)
         self._identity = identity
         self._capacity_bytes = capacity_bytes
@@ -115,7 +119,8 @@ class DiskTier:
 
     def fits(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot can be kept at all."""
-        return snapshot.size_bytes + HEADER_BYTES <= self._capacity_bytes
+        is_named = set_of(snapshot.tokens) < len(self._adapter_keys)
+        return is_named and snapshot.size_bytes + HEADER_BYTES <= self._capacity_bytes
 
     def listen(self, listener: KvListener) -> None:
         """Call `listener` with all that is on disk, and from now on with every change."""
@@ -241,6 +246,8 @@ class DiskTier:
             with path.open("rb") as file:
                 header = self._parse_header(file.read(16), file.read)
                 differs = [name for name, value in self._identity.items() if header.get(name) != value]
+                if (adapters := header.get("adapters", "")) not in self._adapter_keys:
+                    differs.append("LoRA adapter")
                 tokens: array[int] = array("i")
                 tokens.frombytes(file.read(_token_bytes(header["n_tokens"], status.st_size)))
                 ends = _checked_ends(header["ends"], header["end_bytes"], len(tokens))
@@ -250,6 +257,7 @@ class DiskTier:
         if differs:
             _log.info("cache_dir: %s is ignored: another %s", path, ", ".join(differs))
             return None
+        tokens = keyed(tokens, self._adapter_keys.index(adapters))
         return _UsableFile(path, status.st_size, status.st_mtime, tokens=tokens, ends=ends)
 
     @staticmethod
@@ -276,7 +284,7 @@ class DiskTier:
         except (OSError, ValueError, KeyError, TypeError) as error:
             _log.warning("cache_dir: %s is ignored: %s", entry.path, error)
             return None
-        if _checksum(header, entry.tokens, (*parts, *checkpoints)) != header["checksum"]:
+        if _checksum(header, plain(entry.tokens), (*parts, *checkpoints)) != header["checksum"]:
             _log.warning("cache_dir: %s is ignored: its checksum is wrong", entry.path)
             return None
         ends = None if entry.ends is None else dict(zip(entry.ends, checkpoints, strict=True))
@@ -292,7 +300,10 @@ class DiskTier:
             "ends": ends,
             "end_bytes": list(map(len, checkpoints)),
         }
-        header["checksum"] = _checksum(header, snapshot.tokens, (*snapshot.parts, *checkpoints))
+        if number := set_of(snapshot.tokens):
+            header["adapters"] = self._adapter_keys[number]
+        tokens = plain(snapshot.tokens)
+        header["checksum"] = _checksum(header, tokens, (*snapshot.parts, *checkpoints))
         encoded = orjson.dumps(header)
         path = self._folder / f"{header['checksum']}{SUFFIX}"
         # Written aside and renamed: what this process has not written whole is never found. When the machine stops,
@@ -300,7 +311,7 @@ class DiskTier:
         # nothing.
         with tempfile.NamedTemporaryFile(dir=self._folder, suffix=PART_SUFFIX, delete=False) as file:
             try:
-                for piece in (MAGIC, len(encoded).to_bytes(8, "little"), encoded, snapshot.tokens):
+                for piece in (MAGIC, len(encoded).to_bytes(8, "little"), encoded, tokens):
                     file.write(piece)
                 file.writelines((*snapshot.parts, *checkpoints))
                 file.flush()

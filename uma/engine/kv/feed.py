@@ -6,6 +6,7 @@ keeps them for subscribers, on the Trio thread.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,7 @@ import xxhash
 from uma.contracts.blocks import BLOCK_HASHES, Algorithm
 from uma.contracts.event_log import CatchUp, EventLog, merged
 from uma.contracts.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from uma.engine.kv.adapter_keys import keyed, plain, set_of
 from uma.engine.kv.events import Run, Tier
 
 TIERS = (Tier.CELLS, Tier.MEMORY)
@@ -52,7 +54,7 @@ class BlockLedger:
         """See `KvListener`."""
         if self._completes_none(run) or tier not in TIERS:
             return
-        tokens, names = run.tokens()[self._skip :], list[int]()
+        tokens, names = self._counted(run), list[int]()
         data, first = memoryview(tokens).cast("B"), 0
         for end in self._ends_in(run):
             held = self._held.get(key := _digest(data, end))
@@ -69,7 +71,7 @@ class BlockLedger:
         """See `KvListener`."""
         if self._completes_none(run) or tier not in TIERS:
             return
-        data = memoryview(run.tokens()[self._skip :]).cast("B")
+        data = memoryview(self._counted(run)).cast("B")
         gone: list[int] = []
         for end in reversed(self._ends_in(run)):
             held = self._held[key := _digest(data, end)]
@@ -103,11 +105,19 @@ class BlockLedger:
         self._report(
             BlockStored(
                 block_hashes=tuple(names),
-                token_ids=tuple(tokens[begin : begin + len(names) * self._size]),
+                token_ids=tuple(plain(tokens[begin : begin + len(names) * self._size])),
                 block_size=self._size,
                 parent_block_hash=parent,
+                lora_id=set_of(tokens) or None,
             )
         )
+
+    def _counted(self, run: Run) -> array[int]:
+        """Tokens of a run's sequence that count, `keyed` as it is."""
+        tokens, number = run.tokens(), 0
+        if self._skip:
+            number, tokens = set_of(tokens), tokens[self._skip :]
+        return keyed(tokens, number) if number and tokens[0] >= 0 else tokens
 
     def _completes_none(self, run: Run) -> bool:
         """Whether no block ends in `run`: so it is for most decoded tokens, and each of them is asked about."""

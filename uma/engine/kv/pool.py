@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 import attrs
 
 from uma.engine import clock
+from uma.engine.kv.adapter_keys import keyed, set_of
 from uma.engine.kv.checkpoints import LAST_TOKENS, Checkpoints
 from uma.engine.kv.events import KvListener, Run, Tier
 from uma.engine.kv.memory_kinds import PLENTY, memory_kind
@@ -46,6 +47,8 @@ class Holding:
     tip: Node
     tier: Tier = Tier.CELLS
     """Where what it began with was."""
+    adapters: int = 0
+    """Number of the set of LoRA adapters that it is computed with."""
     loading: SnapshotLoad | None = None
     """What it begins with, until all of that is in its cells: then the tip is its end. No other sequence begins there
     meanwhile."""
@@ -144,7 +147,8 @@ class KvPool:
         return length, differs
 
     def acquire(self, tokens: array[int], now_ms: float) -> tuple[Holding, int]:
-        """An id for a sequence that will compute `tokens`, and how many of them it need not compute.
+        """An id for a sequence that will compute `tokens`, `keyed` by its adapters, and how many of them it need not
+        compute.
 
         They come from the sequence id that holds most of them, or from a snapshot where that saves clearly more. A
         large snapshot is still to be loaded then: `Holding.loading`.
@@ -153,6 +157,7 @@ class KvPool:
         self._is_lone = self.cells.used_ids == len(self.tree.cached)
         is_repeated = self.tree.match(tokens).length == len(tokens) > 1
         begun = self._restored(tokens, now_ms) or self._begun(tokens, now_ms, is_repeated=is_repeated)
+        begun[0].adapters = set_of(tokens)
         if self._is_lone and not is_repeated:
             self._trim(until=None)  # what the last one was spared
         return begun
@@ -242,6 +247,8 @@ class KvPool:
 
     def extend(self, holding: Holding, tokens: Sequence[int]) -> None:
         """Count tokens that a batch has computed for the holder."""
+        if holding.adapters and not holding.tip.end:
+            tokens = keyed(tokens, holding.adapters)
         holding.tip = self.tree.extend(holding.tip, holding.seq_id, tokens)
         self.cells.grown(holding.seq_id, holding.tip.end)
 

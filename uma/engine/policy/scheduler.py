@@ -11,6 +11,7 @@ same code.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, takewhile
 
@@ -36,6 +37,8 @@ MOST_SUSPENDED = 3
 prompts."""
 FAST_AGAIN = 0.5
 """Time of a tile, as a share of the longest, below which a lone prompt is read in tiles again."""
+MOST_TURN_STEPS = 8
+"""Maximum decode steps of a set of adapters before another has its turn."""
 EMBED_LEAST_SHARE = 0.5
 """Minimum time for texts to embed after a decode step, as a share of the step, where streams miss their targets
 anyway."""
@@ -176,6 +179,8 @@ class Scheduler:
         readable = [row for row in waiting if row.key not in state.unreadable]
         if readable and not (embeds is not None and self.embeds.has_turn(embeds, readable)):
             plan = self._with_prefill(plan, readable, streams, state, free - len(decode), now_ms)
+        elif state.has_sets and decode and not readable and embeds is None:
+            plan = self._in_turns(plan, streams, free)
         if embeds is not None and not plan.prefill:
             plan = attrs.evolve(plan, embed_tokens=self.embeds.tokens(embeds, decode, streams.step_ms, now_ms))
         return plan
@@ -193,7 +198,7 @@ class Scheduler:
         Background rows among themselves hold nothing back; beside others they can be made to wait.
         """
         rows = state.decoding
-        if state.prefilling or len(rows) > min(state.free_cells, self.targets.batch_tokens):
+        if state.has_sets or state.prefilling or len(rows) > min(state.free_cells, self.targets.batch_tokens):
             return False
         background = sum(row.lane < 0 for row in rows)
         return background in (0, len(rows)) and not any(row.is_paused for row in rows)
@@ -260,7 +265,8 @@ class Scheduler:
     def _streams(self, decode: list[Row], waiting: list[Row], state: State, now_ms: float) -> Streams:
         # What begins next waits with the others, or they would slow the streams down that it waits for.
         coming = [*waiting, state.queued] if waiting and state.queued is not None else waiting
-        step_ms = self.cost.decode_ms(len(decode), state.used_cells)
+        sets = Counter(row.adapters for row in decode).values() if state.has_sets else (len(decode),)
+        step_ms = sum(self.cost.decode_ms(rows, state.used_cells) for rows in sets)
         load, budget_ms = state.neighbour_load, self.targets.tick_budget_ms
         pacing = choose_pacing(decode, step_ms, budget_ms=budget_ms, neighbour_load=load, prompts=coming)
         return Streams(decode, pacing, step_ms, lead_ms(pacing.readers, pacing.pace_ms, now_ms))
@@ -272,6 +278,17 @@ class Scheduler:
         steps = max(1, min(steps, free_cells // max(1, len(plan.decode))))
         return attrs.evolve(plan, steps=steps, pace_ms=pace, lead_ms=lead if lead < math.inf else 0.0)
 
+    def _in_turns(self, plan: Plan, streams: Streams, free_cells: int) -> Plan:
+        """Several steps of each set of adapters, one set after the other, as many as fit their readers' pace: a change
+        of the set takes time. Tokens are given evenly.
+        """
+        if streams.step_ms <= 0:
+            return plan
+        steps = int(min(streams.pacing.pace_ms or math.inf, self.targets.tick_budget_ms) / streams.step_ms)
+        steps = max(1, min(steps, MOST_TURN_STEPS, free_cells // len(plan.decode)))
+        lead = streams.lead_ms if streams.lead_ms < math.inf else 0.0
+        return attrs.evolve(plan, steps=steps, pace_ms=streams.step_ms if steps > 1 else 0.0, lead_ms=lead)
+
     # What is read
 
     def _with_prefill(
@@ -281,7 +298,10 @@ class Scheduler:
         free_tokens = min(self.targets.batch_tokens, free_cells)
         if free_tokens <= 0 or self._suspends(streams, now_ms):
             return plan
-        prompts = self._readable_together(in_order(waiting, now_ms))
+        waiting = in_order(waiting, now_ms)
+        if state.has_sets:
+            waiting = [row for row in waiting if row.adapters == waiting[0].adapters]
+        prompts = self._readable_together(waiting)
         head = prompts[0].row
         share = TUNING.piece_share
         if now_ms - state.answered_ms <= TUNING.expected_ms and head.arrived_ms < state.answered_ms:
@@ -434,7 +454,7 @@ class Scheduler:
         fits = rows + tokens <= min(self.targets.batch_tokens, free_tokens) and 2 * tokens >= whole > 0
         # What either takes alone has to be known first: it shows what they take together is worth.
         known = self.cost.has_decoded(rows) and self.cost.has_read(rows + tokens)
-        if not (rows and fits and known and self.targets.mixes_prompts):
+        if state.has_sets or not (rows and fits and known and self.targets.mixes_prompts):
             return None
         # Learnt by trial. Never mixing costs an overloaded GPU 9 % of its tokens (simulated), and a slow CPU's prompts
         # 8 % of their speed; mixing wherever that is predicted to be no slower costs an overloaded CPU first tokens.

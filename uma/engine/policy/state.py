@@ -111,6 +111,10 @@ class Row(Protocol):
     def is_paused(self) -> bool:
         """Whether its reader is behind; it takes no part until the reader has caught up."""
 
+    @property
+    def adapters(self) -> Hashable:
+        """Set of LoRA adapters that it is computed with: all rows of a batch have the same."""
+
 
 @attrs.frozen
 class Targets:
@@ -154,6 +158,8 @@ class State:
     """The prompt that begins next, as soon as there is a slot for it."""
     unreadable: Collection[int] = ()
     """Keys of those of `prefilling` that cannot be read now: a picture comes next in them that is not encoded."""
+    has_sets: bool = False
+    """Whether rows have different sets of adapters. A step is then a batch for each, and prompts of one are read."""
 
 
 class FairShares:

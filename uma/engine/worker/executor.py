@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import attrs
 
+from uma.engine.adapters import AdapterSet
 from uma.engine.clock import now_ms
 from uma.engine.delivery.pacing import ONE_STEP, Stride, plan_stride
 from uma.engine.kv.checkpoints import LAST_TOKENS
@@ -56,6 +57,8 @@ class Tick:
     """Tokens of texts to embed after all else."""
     learns: bool = True
     """Whether the cost model observes the decode rows."""
+    has_sets: bool = False
+    """Whether rows have different sets of adapters: each set decodes in batches of its own."""
 
     @property
     def is_empty(self) -> bool:
@@ -88,14 +91,16 @@ class Executor:
     def run(self, tick: Tick) -> Iterator[StepResults]:
         """Compute a tick, batch by batch: the caller gives each batch's results before it asks for the next."""
         if tick.decode and tick.steps:
-            yield from self._decode(tick)
-            # A request that comes meanwhile is planned for before anything is read: it waited half a second for the
-            # piece of a background prompt once.
-            if tick.steps > 1 and not (yield from self._decode_ahead(tick, tick.steps - 1)):
-                return
+            for turn in _turns(tick):
+                yield from self._decode(turn)
+                # A request that comes meanwhile is planned for before anything is read: it waited half a second for
+                # the piece of a background prompt once.
+                if turn.steps > 1 and not (yield from self._decode_ahead(turn, turn.steps - 1)):
+                    return
             lacking = self._steps_lacking(tick)
-            if lacking and not (yield from self._decode_ahead(tick, lacking)):
-                return
+            for turn in _turns(tick) if lacking else ():
+                if not (yield from self._decode_ahead(turn, lacking)):
+                    return
         if not tick.prefill:
             return
         # Sequences whose cells the decode rows needed have lost their slots.
@@ -390,3 +395,17 @@ def _is_plain(work: Work) -> bool:
         else not sequence.logprobs_pending and count <= sequence.to_picture
         for sequence, count in work
     )
+
+
+def _turns(tick: Tick) -> Iterator[Tick]:
+    """The tick's decode rows, set of adapters by set, the one that was without a token for longest first."""
+    if not tick.has_sets:
+        yield tick
+        return
+    by_set: dict[AdapterSet, list[Sequence]] = {}
+    for row in sorted(tick.decode, key=lambda row: row.last_token_ms):
+        by_set.setdefault(row.adapters, []).append(row)
+    for rows in by_set.values():
+        # The turn before can have needed the cells of some.
+        if left := [row for row in rows if row.holding is not None]:
+            yield attrs.evolve(tick, decode=left, has_sets=False)

@@ -115,7 +115,16 @@ class DecodeWorker:
         self.commands = Commands(self._cancel, self._submitted)
         self._outbox = Outbox(mailbox.post, waits=not context.returns_early)
         self._output = Output(vocab, metrics, self._outbox)
-        self._slots = Slots(vocab, pool, settings.max_active, scheduler.cost, self._output, self._outbox, instruments)
+        self._slots = Slots(
+            vocab,
+            pool,
+            settings.max_active,
+            scheduler.cost,
+            self._output,
+            self._outbox,
+            instruments,
+            has_adapters=bool(context.model.adapters),
+        )
         self._runner = ModelRunner(
             context, pool, scheduler.cost, self._outbox, self.commands, instruments, settings.projector
         )
@@ -470,6 +479,7 @@ class DecodeWorker:
             needed_ms=plan.needed_ms,
             pace_ms=plan.pace_ms,
             embed_tokens=plan.embed_tokens,
+            has_sets=self._slots.has_sets,
         )
         self._output.pace_ms = plan.pace_ms
         if plan.pace_ms:

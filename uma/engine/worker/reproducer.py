@@ -195,6 +195,8 @@ class Reproducer:
         first = sequence.computed
         is_whole = first + count == len(sequence.tokens)
         self._use_threads(context)
+        if context.model.adapters:
+            context.use_adapters(sequence.adapters.scaled)
         batch.clear()
         has_logits = first + count >= sequence.prompt_tokens  # also where it is computed again, so that it is the same
         index = batch.add(sequence.tokens[first : first + count], first, 0, last_logits=has_logits)

@@ -14,6 +14,7 @@ from itertools import groupby, takewhile
 from types import MappingProxyType
 from typing import NamedTuple
 
+from uma.engine.adapters import NO_ADAPTERS
 from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Outbox
 from uma.engine.delivery.pacing import Stride
@@ -138,6 +139,8 @@ class ModelRunner:
         self._batch = Batch(context.n_batch)
         self.decode_ms = math.inf
         """What the last batch of decode rows took: the next takes about as long."""
+        self._adapters = NO_ADAPTERS
+        """LoRA adapters of the last batch. All sequences of a batch have the same."""
         self._code = DONE
         """llama.cpp's answer to the batch that was begun."""
         self._is_state_lost = self._are_others_lost = False
@@ -508,6 +511,9 @@ class ModelRunner:
         self.began_ms = now_ms()
         self.stall_watch.begin(self.began_ms, expected_ms, self._threads)
         is_begun = self.canceller.begin(sequences)
+        if sequences and sequences[0].adapters is not self._adapters:
+            self._adapters = sequences[0].adapters
+            self._context.use_adapters(self._adapters.scaled)
         self._code = (decode or partial(self._context.begin, self._batch))() if is_begun else ABORTED
         # (Where drafts can be cut off, llama.cpp believes that it can do so with whatever it has broken off.)
         is_broken = self._code == ABORTED or (self._context.rolled_back > 0 and self._code < INVALID_BATCH)

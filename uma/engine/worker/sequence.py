@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from uma.engine.adapters import NO_ADAPTERS, AdapterSet
 from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.pacing import hold_ms
 from uma.engine.kv.pictures import PictureRun, position_of
@@ -150,6 +151,8 @@ class Sequence:
     """How many tokens of its prompt come before where a message ends, as far as others are likely to part there."""
     pictures: tuple[PlacedPicture, ...] = ()
     """Pictures of its prompt, in order."""
+    adapters: AdapterSet = NO_ADAPTERS
+    """LoRA adapters that it is computed with."""
     stream: Any = None
     """Where events go: opaque here, the Trio side's."""
     status: Status = Status.WAITING

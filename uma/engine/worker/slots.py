@@ -15,6 +15,7 @@ import logging
 import math
 from collections import Counter
 
+from uma.engine.adapters import AdapterSet
 from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Outbox
 from uma.engine.kv.checkpoints import LAST_TOKENS
@@ -37,6 +38,10 @@ PATIENCE_MS = 250.0
 """Minimum time a paused sequence keeps its slot while others wait for one: a reader can catch up within it."""
 MAX_EXAMINED = 32
 """Maximum queued sequences examined in one tick, so that no stream waits for the sorting of many with one prefix."""
+SURE_SETS = 2
+"""Sets of adapters that can always take turns: none of both steps takes longer than one of all rows."""
+MOST_SLOWER = 2.0
+"""Maximum time of a step with sets that take turns, as a multiple of one of as many rows with one set."""
 WORTH_WAITING_TOKENS = 32
 """Minimum length of a prefix worth waiting for while another sequence computes it."""
 
@@ -60,9 +65,12 @@ class Slots:
         output: Output,
         outbox: Outbox,
         instruments: Instruments,
+        *,
+        has_adapters: bool,
     ) -> None:
         """`max_active`: maximum sequences that run at once."""
         self._vocab = vocab
+        self._has_adapters = has_adapters
         self._pool = pool
         self._max_active = max_active
         self._cost = cost
@@ -100,6 +108,11 @@ class Slots:
     def wants_slot(self) -> bool:
         """Whether a sequence waits for a slot and for nothing else."""
         return any(sequence.status is Status.WAITING for sequence in self._queued.values())
+
+    @property
+    def has_sets(self) -> bool:
+        """Whether sequences with a slot have different sets of adapters."""
+        return self._has_adapters and len({sequence.adapters for sequence in self.active.values()}) > 1
 
     # In
 
@@ -163,6 +176,8 @@ class Slots:
             if sequence is None:
                 return None
             needed, free = self._cells_needed(sequence), self._pool.free_cells
+            if self._has_adapters and not self._may_take_turns(sequence):
+                return None
             if not may_begin(needed, free, self._promised_cells, len(self.active)):
                 return None
             heapq.heappop(self._heaps[sequence.fair_share, sequence.lane])
@@ -172,6 +187,19 @@ class Slots:
                 return sequence
             self._follow(sequence, *found)
         return None
+
+    def _may_take_turns(self, sequence: Sequence) -> bool:
+        """Whether streams wait twice as long for a token at most, as if all had one set of adapters, where that of
+        `sequence` takes turns with those that run.
+        """
+        rows = Counter(other.adapters for other in self.active.values())
+        is_new = sequence.adapters not in rows
+        rows[sequence.adapters] += 1
+        if not is_new or len(rows) <= SURE_SETS:
+            return True
+        used = self._pool.used_cells
+        apart_ms = sum(self._cost.decode_ms(count, used) for count in rows.values())
+        return apart_ms <= MOST_SLOWER * self._cost.decode_ms(rows.total(), used)
 
     @property
     def _promised_cells(self) -> int:
@@ -183,13 +211,13 @@ class Slots:
 
     def _cells_needed(self, sequence: Sequence) -> int:
         cacheable = sequence.cacheable_tokens
-        return self._pool.cells_needed(cacheable) + len(sequence.tokens) - len(cacheable)
+        return self._pool.cells_needed(sequence.adapters.key(cacheable)) + len(sequence.tokens) - len(cacheable)
 
     def _find_leader(self, sequence: Sequence) -> tuple[Sequence, int] | None:
         """The sequence that computes more of this prompt than is there yet. None follows a sequence of a lower lane."""
         if sequence.logprobs_pending or not sequence.request.cache_prompt:
             return None
-        have = self._pool.match(sequence.tokens)[1]
+        have = self._pool.match(sequence.adapters.key(sequence.tokens))[1]
         # Not of a lower lane: a question would wait for as long as the background prompt that it begins like.
         best: tuple[Sequence, int] | None = None
         tokens, most = sequence.tokens, have + WORTH_WAITING_TOKENS - 1
@@ -200,6 +228,8 @@ class Slots:
             if len(other.tokens) <= most or other.tokens[most] != tokens[most]:
                 continue
             if not other.prefill_left or other.lane < sequence.lane or other.is_paused:
+                continue
+            if other.adapters is not sequence.adapters:
                 continue
             common = min(common_length(tokens, other.tokens), len(tokens) - 1)
             if common > most and other.computed < common:
@@ -278,6 +308,7 @@ class Slots:
             answered_ms=self._answered_ms,
             queued=self._peek(now) if prefilling and self._queued else None,
             unreadable=unreadable,
+            has_sets=self.has_sets,
         )
 
     def preempt(self, sequence: Sequence, now: float) -> None:
@@ -318,12 +349,13 @@ class Slots:
     def _find_victims(self, head: Sequence, now: float) -> list[Sequence]:
         """Sequences to preempt for `head`: as few as will do, and none if all of them would not do."""
         active = self.active.values()
+        if self._has_adapters and not self._may_take_turns(head):
+            return self._set_to_preempt(head, now)
         slots = len(active) + 1 - self._max_active
         reserved = self._promised_cells + TUNING.reserve_tokens * len(active)
         cells = self._cells_needed(head) + reserved - self._pool.free_cells
-        paused = [sequence for sequence in active if sequence.is_paused and now - sequence.paused_ms >= PATIENCE_MS]
         victims: list[Sequence] = []
-        for sequence in dict.fromkeys([*paused, *gives_way(head, active, now)]):
+        for sequence in self._yielding(head, now):
             if slots <= 0 and cells <= 0:
                 break
             assert sequence.holding is not None
@@ -332,14 +364,29 @@ class Slots:
             cells -= self._pool.own_cells(sequence.holding) + sequence.uncomputed + TUNING.reserve_tokens
         return victims if slots <= 0 and cells <= 0 else []
 
+    def _yielding(self, head: Sequence, now: float) -> dict[Sequence, None]:
+        """Sequences that can be preempted for `head`, the first one first."""
+        active = self.active.values()
+        paused = [sequence for sequence in active if sequence.is_paused and now - sequence.paused_ms >= PATIENCE_MS]
+        return dict.fromkeys([*paused, *gives_way(head, active, now)])
+
+    def _set_to_preempt(self, head: Sequence, now: float) -> list[Sequence]:
+        """Sequences of a set of adapters, where all can be preempted for `head`, whose set would be one too many."""
+        by_set: dict[AdapterSet, list[Sequence]] = {}
+        for sequence in self.active.values():
+            by_set.setdefault(sequence.adapters, []).append(sequence)
+        yielding = self._yielding(head, now)
+        return next((rows for rows in by_set.values() if all(row in yielding for row in rows)), [])
+
     def _start(self, sequence: Sequence, now: float) -> None:
         is_first = sequence.started_ms == 0.0
-        known, differs = self._pool.nearest(sequence.tokens) if is_first else (0, False)
-        sequence.holding, sequence.computed = self._pool.acquire(sequence.cacheable_tokens, now)
+        known, differs = self._pool.nearest(sequence.adapters.key(sequence.tokens)) if is_first else (0, False)
+        cacheable = sequence.adapters.key(sequence.cacheable_tokens)
+        sequence.holding, sequence.computed = self._pool.acquire(cacheable, now)
         if is_first:
             sequence.account.cache = _cache_use(sequence, known, differs=differs)
         sequence.checkpoint_positions = self._pool.checkpoint_positions(
-            sequence.cacheable_tokens, sequence.prompt_tokens, sequence.computed, sequence.message_ends
+            cacheable, sequence.prompt_tokens, sequence.computed, sequence.message_ends
         )
         self._unpin(sequence)
         is_loading = sequence.is_loading

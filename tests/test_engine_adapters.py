@@ -1,0 +1,145 @@
+"""LoRA adapters by request: whatever runs beside it, is cached or was preempted, a text is that of its own adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from adapters import write_adapter
+from engine_world import Answer, alone, answer, answers, ask, config_for, settled, tokens_for
+
+from models import write_model
+from uma import Request, open_engine
+from uma.config import RuntimeConfig
+from uma.contracts.events import BlockStored
+from uma.errors import BadRequest
+from uma.types import AdapterScale, EmbedRequest
+
+SETS = (None, "tiny+one", "tiny+two")
+
+
+@pytest.fixture(scope="module", params=["attention", "hybrid"])
+def config(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RuntimeConfig:
+    """A model with two adapters."""
+    folder = tmp_path_factory.mktemp("adapters")
+    model = write_model(folder / "tiny.gguf", kind=request.param, context_length=2_048)
+    one, two = (write_adapter(folder / f"{seed}.gguf", model, seed=seed) for seed in (1, 2))
+    return config_for(model, lora=f"one={one},two={two}:0.5", max_sequences=8)
+
+
+def of(model: str | None, prompt: Any, max_tokens: int = 24, **more: Any) -> Request:
+    return attrs.evolve(ask(prompt, max_tokens, **more), model=model)
+
+
+def texts(given: list[Answer]) -> list[tuple[int, ...]]:
+    return [each.token_ids for each in given]
+
+
+async def each_alone(config: RuntimeConfig, requests: list[Request]) -> list[tuple[int, ...]]:
+    """Each text as an engine gives it that has not seen the others."""
+    found = list[tuple[int, ...]]()
+    async with open_engine(config) as engine:
+        for request in requests:
+            found.append((await answer(engine, attrs.evolve(request, cache_prompt=False))).token_ids)
+    return found
+
+
+async def test_the_base_and_two_adapters_at_once_give_what_each_gives_alone(config: RuntimeConfig) -> None:
+    prompts = [tokens_for(seed, size) for seed, size in ((1, 80), (2, 150), (1, 300))]
+    requests = [of(name, prompt) for prompt in prompts for name in SETS]
+    expected = await each_alone(config, requests)
+    assert len(set(expected)) == len(expected), "an adapter has no effect"
+    async with open_engine(config) as engine:
+        assert engine.info.capabilities.adapters == ("one", "two")
+        assert texts(await answers(engine, requests)) == expected
+        again = await answers(engine, requests)
+    assert texts(again) == expected
+    assert sum(each.finished.usage.cached_tokens for each in again) > 0
+
+
+async def test_an_adapter_is_what_a_model_loaded_with_it_alone_gives(config: RuntimeConfig) -> None:
+    first, _, second = config.lora.partition(",")
+    asked = of("tiny+one", tokens_for(3, 60))
+    async with open_engine(config) as engine:
+        expected = await answer(engine, asked)
+    async with open_engine(attrs.evolve(config, lora=f"{second},{first}")) as engine:
+        assert (await answer(engine, asked)).token_ids == expected.token_ids
+        by_scale = attrs.evolve(asked, model=None, lora=(AdapterScale(1, 1.0),))
+        assert (await answer(engine, by_scale)).token_ids == expected.token_ids
+        none = attrs.evolve(asked, lora=(AdapterScale(1, 0.0),))
+        both = attrs.evolve(asked, lora=(AdapterScale(1, 1.0), AdapterScale(0, 2.0)))
+        found = texts(await answers(engine, [none, both, attrs.evolve(asked, model=None)]))
+    assert found[0] == found[2] != expected.token_ids
+    assert found[1] not in (found[0], expected.token_ids)
+
+
+async def test_no_prefix_is_shared_between_adapters(config: RuntimeConfig) -> None:
+    prompt = tokens_for(4, 200)
+    async with open_engine(config) as engine:
+        for is_known in (False, True):
+            given = await alone(engine, [of(name, prompt, 4) for name in SETS])
+            assert [each.finished.usage.cached_tokens > 0 for each in given] == [is_known] * len(SETS)
+
+
+async def test_texts_are_exact_under_preemption_and_beside_cancelled_ones(config: RuntimeConfig) -> None:
+    requests = [of(name, tokens_for(seed, 60), 60, priority=seed % 3 - 1) for seed in range(4) for name in SETS]
+    expected = await each_alone(config, requests)
+    async with open_engine(attrs.evolve(config, n_ctx=384, kv_unified="on")) as engine:
+
+        async def leave_early(name: str | None) -> None:
+            async with engine.generate(of(name, tokens_for(9, 50), 200)) as stream:
+                await anext(stream)
+
+        async with trio.open_nursery() as nursery:
+            for name in SETS:
+                nursery.start_soon(leave_early, name)
+            assert texts(await answers(engine, requests)) == expected
+        assert (await settled(engine))["preemptions_total"] > 0
+
+
+async def test_a_restart_finds_the_prefixes_of_each_adapter_on_disk(config: RuntimeConfig, tmp_path: Path) -> None:
+    kept = attrs.evolve(config, cache_dir=str(tmp_path), cache_ram_mb=16)
+    requests = [of(name, tokens_for(5, 600)) for name in SETS]
+    async with open_engine(kept) as engine:
+        expected = texts(await alone(engine, requests))
+    first, _, second = config.lora.partition(",")
+    async with open_engine(attrs.evolve(kept, lora=f"{second},{first}")) as engine:
+        again = await alone(engine, requests)
+    assert texts(again) == expected
+    assert all(each.finished.usage.cached_tokens > 500 for each in again)
+    async with open_engine(attrs.evolve(kept, lora=first.replace("one=", "two="))) as engine:
+        changed, same = await alone(engine, [requests[2], requests[0]])
+    assert changed.token_ids == expected[1]  # the file of `one` by another name
+    assert changed.finished.usage.cached_tokens > 500
+    assert same.token_ids == expected[0]
+
+
+async def test_a_reproducible_text_is_that_of_its_adapter(config: RuntimeConfig) -> None:
+    async with open_engine(config) as engine:
+        given = texts(await answers(engine, [of(name, "Once upon a time", reproducible=True) for name in SETS]))
+        assert given == texts(await alone(engine, [of(name, "Once upon a time") for name in SETS]))
+
+
+async def test_events_tell_routers_which_adapter_a_prefix_is_of(config: RuntimeConfig) -> None:
+    prompt = tokens_for(6, 64)
+    async with open_engine(config) as engine:
+        feed = engine.kv_events(block_size=16)
+        await alone(engine, [of(name, prompt, 2) for name in SETS])
+        await settled(engine)
+        events = [event for event in (await feed.changes()).events if isinstance(event, BlockStored)]
+    stored = {event.lora_id: event for event in events if event.parent_block_hash is None}
+    assert set(stored) == {None, 1, 2}
+    assert len({event.block_hashes for event in stored.values()}) == 3
+    assert all(event.token_ids[:16] == prompt[:16] for event in stored.values())
+
+
+async def test_what_is_not_there_is_refused(config: RuntimeConfig) -> None:
+    async with open_engine(config) as engine:
+        for wrong in ((AdapterScale(2, 1.0),), (AdapterScale(0, 1.0), AdapterScale(9, 1.0))):
+            with pytest.raises(BadRequest, match="lora: no adapter has the id"):
+                await answer(engine, attrs.evolve(ask(), lora=wrong))
+        with pytest.raises(BadRequest, match="embeddings with a LoRA adapter are unsupported"):
+            await engine.embed(EmbedRequest("e", ("text",), model="tiny+one"))

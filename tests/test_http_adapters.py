@@ -1,0 +1,117 @@
+"""LoRA adapters over HTTP, on the socket and in the library: each is a model of its own, `model+NAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from adapters import write_adapter
+from http_server import HttpServer, running_http
+
+from harness import short_directory
+from models import write_model
+from uma import LLM
+from uma.errors import ConfigError, UnknownModel
+
+PROMPT = "Once upon a time"
+NAMES = ("tiny", "tiny+one", "tiny+two")
+
+
+@pytest.fixture(scope="module")
+def flags() -> Iterator[list[str]]:
+    with short_directory() as folder:
+        model = write_model(folder / "tiny.gguf")
+        one, two = (write_adapter(folder / f"{seed}.gguf", model, seed=seed) for seed in (1, 2))
+        adapters = f"one={one}", f"two={two}:0.5"
+        yield ["--model", str(model), "--lora", adapters[0], "--lora", adapters[1], "--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def server(flags: list[str]) -> Iterator[HttpServer]:
+    with short_directory() as folder, running_http(folder, *flags) as server:
+        yield server
+
+
+def completed(server: HttpServer, **fields: Any) -> str:
+    given = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0, "ignore_eos": True} | fields
+    answer = server.ask("POST", "/v1/completions", given)
+    assert answer.status == 200, answer.body
+    assert "model" not in fields or answer.json["model"] == fields["model"]
+    text: str = answer.json["choices"][0]["text"]
+    return text
+
+
+def test_lists_of_models_have_each_adapter(server: HttpServer) -> None:
+    assert [each["id"] for each in server.ask("GET", "/v1/models").json["data"]] == list(NAMES)
+    assert [each["name"] for each in server.ask("GET", "/api/tags").json["models"]] == list(NAMES)
+    assert server.ask("GET", "/v1/models/tiny+two").json["id"] == "tiny+two"
+    adapters = server.ask("GET", "/lora-adapters").json
+    assert [(each["id"], each["task_name"], each["scale"]) for each in adapters] == [(0, "one", 0.0), (1, "two", 0.0)]
+
+
+def test_every_dialect_the_socket_and_the_library_ask_for_an_adapter_by_its_name(
+    server: HttpServer, flags: list[str]
+) -> None:
+    found = [completed(server, model=name) for name in NAMES]
+    assert len(set(found)) == len(NAMES)
+    assert completed(server) == completed(server, model="TINY") == found[0]
+    params = {"max_tokens": 16, "temperature": 0, "ignore_eos": True}
+    with LLM(flags[1], lora=f"{flags[3]},{flags[5]}", threads=1) as llm:
+        assert [llm.generate(PROMPT, params, model=name)[0].outputs[0].text for name in NAMES] == found
+        with pytest.raises(UnknownModel, match=r"there are tiny, tiny\+one, tiny\+two"):
+            llm.generate(PROMPT, params, model="tiny+three")
+    for name, text in zip(NAMES, found, strict=True):
+        with LLM(name, socket=str(server.process.socket)) as llm:
+            assert llm.generate(PROMPT, params)[0].outputs[0].text == text
+    with pytest.raises(ConfigError), LLM("tiny+three", socket=str(server.process.socket)):
+        pass
+    asked = {"prompt": PROMPT, "raw": True, "stream": False, "options": {"num_predict": 16, "temperature": 0}}
+    given = [server.ask("POST", "/api/generate", asked | {"model": name}).json for name in NAMES]
+    assert [each["model"] for each in given] == list(NAMES)
+    assert len({each["response"] for each in given}) == len(NAMES)
+    hello = [{"role": "user", "content": "Hi"}]
+    chats = [server.ask("POST", "/v1/messages", {"model": name, "max_tokens": 8, "messages": hello}) for name in NAMES]
+    assert len({str(each.json["content"]) for each in chats}) == len(NAMES)
+    wet = {"type": "score", "instructions": "How wet is it?", "levels": [{"label": "dry"}, {"label": "wet"}]}
+    asked = {"input": "It rains.", "questions": [wet]}
+    decided = [server.ask("POST", "/v1/decisions", asked | {"model": name}) for name in NAMES]
+    assert all(each.status == 200 for each in decided)
+    assert len({each.body for each in decided}) == len(NAMES)
+
+
+def test_scales_are_given_by_request_as_llama_server_has_them(server: HttpServer) -> None:
+    by_name = [completed(server, model=name) for name in NAMES]
+    for lora, text in (([], 0), ([{"id": 0, "scale": 1.0}], 1), ([{"id": 1, "scale": 0.5}, {"id": 0, "scale": 0}], 2)):
+        assert completed(server, lora=lora) == by_name[text]
+        asked = {"prompt": PROMPT, "n_predict": 16, "temperature": 0, "ignore_eos": True, "lora": lora}
+        assert server.ask("POST", "/completion", asked).json["content"] == by_name[text]
+    assert completed(server, lora=[{"id": 0, "scale": 2.0}]) not in by_name
+
+
+def test_what_is_not_there_is_refused(server: HttpServer) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 1}
+    refused = server.ask("POST", "/v1/completions", body | {"model": "tiny+three"})
+    assert (refused.status, refused.json["error"]["code"]) == (404, "model_not_found")
+    refused = server.ask("POST", "/v1/completions", body | {"lora": [{"id": 2, "scale": 1}]})
+    assert refused.status == 400
+    assert "no adapter has the id 2; they are 0 to 1" in refused.json["error"]["message"]
+    assert server.ask("POST", "/v1/embeddings", {"model": "tiny+one", "input": "text"}).status == 400
+    refused = server.ask("POST", "/lora-adapters", [{"id": 0, "scale": 1.0}])
+    assert refused.status == 501
+    assert "give lora in each" in refused.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("lora", "problem"),
+    [("one", "expected NAME=FILE"), ("a=x,A=y", "two adapters have one name"), ("a+b=x", "expected NAME=FILE")],
+)
+def test_adapters_that_cannot_be_named_are_no_configuration(lora: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        LLM(lora=lora)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"missing\.gguf: no such file"):
+        LLM(lora=f"one={tmp_path / 'missing.gguf'}")
