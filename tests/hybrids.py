@@ -30,19 +30,21 @@ from models import (
     write_tokenizer,
 )
 
-Hybrid = Literal["qwen35", "qwen3next", "nemotron_h", "granitehybrid", "lfm2"]
+Hybrid = Literal["qwen35", "qwen35moe", "qwen3next", "nemotron_h", "granitehybrid", "lfm2"]
 Sizes = dict[str, tuple[int, ...]]
 Values = dict[str, npt.NDArray[np.float32]]
 
 PLANS: dict[Hybrid, str] = {
     "qwen35": "SSSASSSA",
+    "qwen35moe": "SSSASSSA",
     "qwen3next": "SSSASSSA",
     "nemotron_h": "SFSFAF",
     "granitehybrid": "SSAS",
     "lfm2": "SSAS",
 }
 """What each layer is: with a state, with attention, or a feed-forward network alone."""
-DELTA_NETS = ("qwen35", "qwen3next")
+DELTA_NETS = ("qwen35", "qwen35moe", "qwen3next")
+MIXTURES = ("qwen35moe", "qwen3next")
 VALUE_HEADS, EXPERTS, EXPERT_FF = 2, 4, 32
 
 
@@ -50,29 +52,30 @@ def write_hybrid(
     path: Path, kind: Hybrid, *, state: int = 16, context_length: int = 512, predicts: bool = False
 ) -> Path:
     """Write a model and return its path. `state` sets how large a sequence's state is; that of `lfm2` has one size.
-    With `predicts`, a `qwen35` has a head that predicts the token after the next, at random.
+    With `predicts`, a `qwen35` or `qwen35moe` has a head that predicts the token after the next, at random.
     """
     sizes = _sizes(kind, PLANS[kind], state)
     if predicts:
-        sizes |= _prediction_layer(len(PLANS[kind]))
+        sizes |= _prediction_layer(kind, len(PLANS[kind]))
     rng = np.random.default_rng(0)
     values = {name: _values(name, size, rng) for name, size in sizes.items()}
     return _write(path, kind, _shape(kind, state), values, context_length)
 
 
-def write_predicting(path: Path, *, context_length: int = 512) -> Path:
-    """Write a `qwen35` whose prediction head is a copy of its only layer of worth: it predicts what the model says."""
+def write_predicting(path: Path, kind: Hybrid = "qwen35", *, context_length: int = 512) -> Path:
+    """Write a model whose prediction head is a copy of its only layer of worth: it predicts what the model says."""
     plan, rng = "SA", np.random.default_rng(0)
-    sizes = _sizes("qwen35", plan, 16) | _prediction_layer(len(plan))
+    sizes = _sizes(kind, plan, 16) | _prediction_layer(kind, len(plan))
     values = {name: _values(name, size, rng) for name, size in sizes.items()}
     # Tokens have a mean square of 1, which the head's norm leaves as it is, and the layer with a state changes nothing.
     values["token_embd"] /= np.sqrt(np.mean(values["token_embd"] ** 2, axis=1, keepdims=True))
-    for name in ("blk.0.ssm_out", "blk.0.ffn_down"):
-        values[name][:] = 0
+    for name, value in values.items():
+        if name.startswith(("blk.0.ssm_out", "blk.0.ffn_down")):
+            value[:] = 0
     values |= {name.replace("blk.1.", "blk.2."): value for name, value in values.items() if name.startswith("blk.1.")}
     values["blk.2.nextn.eh_proj"] = np.hstack([np.eye(EMBED), np.zeros((EMBED, EMBED))]).astype(np.float32)
-    shape = _shape("qwen35", 16) | {"block_count": len(plan), "full_attention_interval": 2}
-    return _write(path, "qwen35", shape, values, context_length)
+    shape = _shape(kind, 16) | {"block_count": len(plan), "full_attention_interval": 2}
+    return _write(path, kind, shape, values, context_length)
 
 
 def _write(path: Path, kind: Hybrid, shape: dict[str, Any], values: Values, context_length: int) -> Path:
@@ -97,9 +100,9 @@ def _sizes(kind: Hybrid, plan: str, state: int) -> Sizes:
     return sizes
 
 
-def _prediction_layer(index: int) -> Sizes:
+def _prediction_layer(kind: Hybrid, index: int) -> Sizes:
     own: Sizes = {"nextn.eh_proj": (EMBED, 2 * EMBED), "nextn.enorm": (EMBED,), "nextn.hnorm": (EMBED,)}
-    return {f"blk.{index}.{name}": size for name, size in (_layer("qwen35", "A", 0) | own).items()}
+    return {f"blk.{index}.{name}": size for name, size in (_layer(kind, "A", 0) | own).items()}
 
 
 def _values(name: str, size: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.float32]:
@@ -135,14 +138,17 @@ def _shape(kind: Hybrid, state: int) -> dict[str, Any]:
     }
     if kind in DELTA_NETS:
         shape |= {"full_attention_interval": 4, "attention.head_count_kv": KV_HEADS}
+    sections = {"rope.dimension_sections": [6, 5, 5, 0]}
+    experts = {
+        "expert_count": EXPERTS,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": EXPERT_FF,
+        "expert_shared_feed_forward_length": EXPERT_FF,
+    }
     own: dict[Hybrid, dict[str, Any]] = {
-        "qwen35": {"rope.dimension_sections": [6, 5, 5, 0]},
-        "qwen3next": {
-            "expert_count": EXPERTS,
-            "expert_used_count": 2,
-            "expert_feed_forward_length": EXPERT_FF,
-            "expert_shared_feed_forward_length": EXPERT_FF,
-        },
+        "qwen35": sections,
+        "qwen35moe": sections | experts,
+        "qwen3next": experts,
         "granitehybrid": {"embedding_scale": 1.0, "residual_scale": 1.0, "attention.scale": 0.125, "logit_scale": 1.0},
         "nemotron_h": {
             "attention.layer_norm_epsilon": 1e-5,
@@ -162,7 +168,7 @@ def _layer(kind: Hybrid, layer: str, state: int) -> Sizes:
         sizes |= _recurrent(kind, state)
     if kind == "nemotron_h":
         return sizes | ({"ffn_up": (FF, EMBED), "ffn_down": (EMBED, FF)} if layer == "F" else {})
-    return sizes | (_experts() if kind == "qwen3next" else _feed_forward(FF, ""))
+    return sizes | (_experts() if kind in MIXTURES else _feed_forward(FF, ""))
 
 
 def _attention(kind: Hybrid) -> Sizes:
@@ -187,7 +193,7 @@ def _recurrent(kind: Hybrid, state: int) -> Sizes:
         value = state * VALUE_HEADS
         mixed, heads = 2 * state + value, (VALUE_HEADS, EMBED)
         own: Sizes = (
-            {"ssm_beta": heads, "ssm_alpha": heads} if kind == "qwen35" else {"ssm_ba": (2 * VALUE_HEADS, EMBED)}
+            {"ssm_beta": heads, "ssm_alpha": heads} if kind != "qwen3next" else {"ssm_ba": (2 * VALUE_HEADS, EMBED)}
         )
         return own | {
             "attn_qkv": (mixed, EMBED), "attn_gate": (value, EMBED), "ssm_conv1d": (mixed, CONV), "ssm_norm": (state,),

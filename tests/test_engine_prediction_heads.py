@@ -10,7 +10,7 @@ import attrs
 import pytest
 import trio
 from engine_world import Answer, alone, answer, answers, ask, config_for, settled, tokens_for
-from hybrids import write_hybrid, write_predicting
+from hybrids import Hybrid, write_hybrid, write_predicting
 
 from uma import Request, open_engine
 from uma.engine.engine import Engine
@@ -43,10 +43,13 @@ async def share(engine: Engine) -> tuple[float, int]:
     return counters["draft_accepted_total"] / counters["draft_tokens_total"], counters["batch_calls_total"]
 
 
-@pytest.mark.parametrize("layout", ["on", "off"])
-async def test_a_head_that_predicts_its_own_model_is_believed_and_saves_steps(predicting: Path, layout: str) -> None:
+@pytest.mark.parametrize(("kind", "layout"), [("qwen35", "on"), ("qwen35", "off"), ("qwen35moe", "on")])
+async def test_a_head_that_predicts_its_own_model_is_believed_and_saves_steps(
+    tmp_path: Path, kind: Hybrid, layout: str
+) -> None:
+    predicting = write_predicting(tmp_path / "model.gguf", kind, context_length=1_024)
     config = config_for(predicting, **COLD, kv_unified=layout, n_ctx=4_096, max_sequences=3)
-    asked = [attrs.evolve(each, sampling=attrs.evolve(each.sampling, logit_bias={})) for each in conversations()]
+    asked = [attrs.evolve(each, sampling=attrs.evolve(each.sampling, logit_bias={})) for each in conversations(5)]
     async with open_engine(config) as engine:
         expected = await alone(engine, asked)
         plain = await settled(engine)

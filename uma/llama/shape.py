@@ -36,7 +36,7 @@ ELEMENT_BYTES = {
     "q4_0": 18 / 32, "iq4_nl": 18 / 32,
 }  # fmt: skip
 """ggml's block sizes: bytes of a block over its elements."""
-PREDICTING = ("qwen35",)
+PREDICTING = ("qwen35", "qwen35moe")
 """Architectures with one prediction head whose layer attends to all of a text (`llama.heads`), of those that llama.cpp
 has a graph for: the ones that were tried."""
 PREDICTING_TENSORS = ("eh_proj", "enorm", "hnorm")
