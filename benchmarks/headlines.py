@@ -14,17 +14,17 @@ STREAMS = (1, 8, 32, 64, 256)
 PEER = "tokens/s of llama-server's better layout"
 
 ROWS: dict[str, tuple[str, ...]] = {
-    "sharing: time of a llama-server for each program ÷ UMA's": (
+    "four programs, one model: time with a llama-server each ÷ on one UMA": (
         "sharing: time of a llama-server for each program ÷ UMA's",
     ),
-    "storm: the stream's worst gap": ("storm: the stream's worst gap",),
-    "storm: time until all prompts are read ÷ llama-server's": (
+    "a stream while four long prompts arrive: its longest gap": ("storm: the stream's worst gap",),
+    "those four prompts: time until all are read ÷ llama-server's": (
         "storm: time until all prompts are read, of llama-server's",
     ),
-    "prefix: llama-server's time until all is done ÷ UMA's": (
+    "eight prompts that begin alike: llama-server's time until all are done ÷ UMA's": (
         "shared prefix, cold: times faster than llama-server's better layout",
     ),
-    f"tokens/s of {' / '.join(map(str, STREAMS))} streams ÷ llama-server's": tuple(
+    f"{' / '.join(map(str, STREAMS))} streams: tokens/s ÷ llama-server's": tuple(
         f"{count} stream{'s' if count > 1 else ''}: {PEER}" for count in STREAMS
     ),
 }
