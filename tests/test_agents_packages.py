@@ -95,7 +95,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     """A model that calls each agent's tool when it is asked to."""
     calls = {agent.tool: agent.argument for agent in AGENTS.values()}
     model = write_agent_model(tmp_path_factory.mktemp("agents") / "agent.gguf", real_model("smollm2"), calls)
-    with short_directory() as directory, running_http(directory, "--model", str(model)) as process:
+    with (
+        short_directory() as directory,
+        running_http(directory, "--model", str(model), "--store-responses", "1") as process,
+    ):
         yield process
 
 

@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
-from http_server import HttpServer
+from http_server import HttpServer, running_http
+from http_tap import tapped
 from required import missing, required_module
+from script_model import write_script_model
 
-from harness import PATIENCE_SEC, clean_environ
+from harness import PATIENCE_SEC, clean_environ, short_directory
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, not ours
 
@@ -65,6 +68,57 @@ def test_langchain_chats_and_streams(http_server: HttpServer, expected: str) -> 
     assert whole.content == expected
     assert whole.usage_metadata["output_tokens"] <= 12
     assert "".join(chunk.content for chunk in model.stream(QUESTION)) == expected
+
+
+@pytest.fixture(scope="module")
+def storing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    """A server that stores responses, and a model that ends what it says: the Agents SDK takes nothing that is cut."""
+    model = write_script_model(tmp_path_factory.mktemp("storing") / "model.gguf", "It ran away.")
+    flags = ("--model", str(model), "--store-responses", "1")
+    with short_directory() as place, running_http(place, *flags) as server:
+        yield server
+
+
+def asked_of(server: HttpServer, id: str) -> list[str]:
+    """Texts of all that a stored response answers, the oldest first."""
+    items = server.ask("GET", f"/v1/responses/{id}/input_items?order=asc").json["data"]
+    return [each["content"] if isinstance(each["content"], str) else each["content"][0]["text"] for each in items]
+
+
+def test_langchain_goes_on_from_a_stored_response(storing: HttpServer) -> None:
+    langchain = required_module("langchain_openai")
+    with tapped(storing.port) as tap:
+        model = langchain.ChatOpenAI(
+            base_url=f"{tap.url}/v1",
+            model="model",
+            use_responses_api=True,
+            use_previous_response_id=True,
+            **PATIENT,
+            **GREEDY,
+        )
+        first = model.invoke([("user", QUESTION)])
+        second = model.invoke([("user", QUESTION), first, ("user", "And then?")])
+    sent = tap.asked[1].body
+    assert sent["previous_response_id"] == first.response_metadata["id"] and len(sent["input"]) == 1
+    assert asked_of(storing, second.response_metadata["id"]) == [QUESTION, first.text, "And then?"]
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_the_agents_sdk_goes_on_from_its_session_and_from_a_stored_response(
+    storing: HttpServer, is_local: bool
+) -> None:
+    agents = required_module("agents")
+    agents.set_tracing_disabled(True)  # it would send traces to OpenAI
+    client = openai.AsyncOpenAI(base_url=f"{storing.url}/v1", **PATIENT)
+    model = agents.OpenAIResponsesModel(model="model", openai_client=client)
+    agent = agents.Agent(name="teller", instructions="Tell stories.", model=model)
+    kept: dict[str, Any] = {"session": agents.SQLiteSession("fox")} if is_local else {}
+    first = agents.Runner.run_sync(agent, QUESTION, **kept)
+    if not is_local:
+        kept = {"previous_response_id": first.last_response_id}
+    second = agents.Runner.run_sync(agent, "And then?", **kept)
+    assert second.last_response_id
+    assert asked_of(storing, second.last_response_id) == [QUESTION, first.final_output, "And then?"]
 
 
 def test_litellm_completes_in_two_dialects_and_knows_the_errors(
