@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from harness import PATIENCE_SEC
 from uma.http.body_budget import BodyBudget
 from uma.http.exchange import Exchange
-from uma.http.http1 import Call, Host, Http1
+from uma.http.http1 import AsgiCall, Host, Http1
 from uma.http.serve import CONNECTIONS_A_SESSION
 from uma.http.transport import PLAIN, Transport
 from uma.net.client import THIS_MACHINE
@@ -149,7 +149,7 @@ class Sink:
         self.lines = ClientLines(Throttle())
         self.is_draining = self.is_full = self.is_closed = False
         self.said = b""
-        self.calls: list[Call] = []
+        self.calls: list[AsgiCall] = []
         self._tasks = tasks
 
     def post(self, data: bytes) -> None:
@@ -158,12 +158,12 @@ class Sink:
     async def room(self) -> None:
         pass
 
-    def start(self, call: Call) -> None:
+    def start(self, call: AsgiCall) -> None:
         self.calls.append(call)
         if self._tasks is not None:
             self._tasks.start_soon(self._answer, call)
 
-    async def _answer(self, call: Call) -> None:
+    async def _answer(self, call: AsgiCall) -> None:
         body, more = b"", True
         while more:
             message = await call.receive()

@@ -9,11 +9,6 @@ from pathlib import Path
 import uma
 
 SOURCES = Path(uma.__file__).parent
-SHARED = frozenset({
-    "Answer", "Call", "ChatBody", "ChatMessage", "CompletionBody", "CompletionWriter", "Connection", "Conversation",
-    "EmbeddingsBody", "_Body",
-})  # fmt: skip
-"""Names that HTTP still shares with others: for each dialect its own body, for one."""
 LOOSE = ("http",)
 """Packages in which a variable can still be called `each`."""
 
@@ -22,7 +17,7 @@ def test_no_two_files_have_a_class_of_one_name() -> None:
     owners = defaultdict[str, list[str]](list)
     for path in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef) and node.name not in SHARED:
+            if isinstance(node, ast.ClassDef):
                 owners[node.name].append(str(path.relative_to(SOURCES)))
     assert {name: paths for name, paths in owners.items() if len(paths) > 1} == {}
 

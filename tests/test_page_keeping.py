@@ -15,13 +15,13 @@ from uma.errors import Overloaded
 from uma.http.app import build_app
 from uma.http.gateway import Gateway
 from uma.http.page import answers
-from uma.http.page.answers import NOTHING, Answer, Answers, given
+from uma.http.page.answers import NOTHING, Answers, PageAnswer, given
 from uma.net.client import CLIENT
 
 
 async def test_an_answer_that_is_not_read_is_cancelled_when_its_time_is_over(tiny: Path) -> None:
     async with open_engine(config_for(tiny)) as engine:
-        answer = Answer("a", given(ask(max_tokens=2_000)), keep_sec=0.01)
+        answer = PageAnswer("a", given(ask(max_tokens=2_000)), keep_sec=0.01)
         with trio.fail_after(PATIENCE_SEC):
             await answer.run(engine)
             while (metrics := await settled(engine))["active_sequences"]:
@@ -31,7 +31,7 @@ async def test_an_answer_that_is_not_read_is_cancelled_when_its_time_is_over(tin
 
 async def test_a_reader_that_comes_back_in_time_finds_the_end(tiny: Path) -> None:
     async with open_engine(config_for(tiny)) as engine, trio.open_nursery() as nursery:
-        answer = Answer("a", given(ask(max_tokens=64)), keep_sec=PATIENCE_SEC)
+        answer = PageAnswer("a", given(ask(max_tokens=64)), keep_sec=PATIENCE_SEC)
         nursery.start_soon(answer.run, engine)
         with trio.fail_after(PATIENCE_SEC):
             while (await settled(engine))["requests_length"] == 0:

@@ -79,7 +79,7 @@ class OutputBody:
 
 
 @attrs.frozen(kw_only=True)
-class Conversation(Common):
+class AnthropicConversation(Common):
     """Fields that `/v1/messages` and `/v1/messages/count_tokens` share: the conversation, and its tools."""
 
     messages: Annotated[tuple[TurnBody, ...], Length(1, MAX_MESSAGES, "messages")]
@@ -93,7 +93,7 @@ class Conversation(Common):
 
 
 @attrs.frozen(kw_only=True)
-class MessagesBody(Conversation, StructuredFields):
+class MessagesBody(AnthropicConversation, StructuredFields):
     """`POST /v1/messages`."""
 
     max_tokens: Annotated[int, Range(1)]
@@ -134,10 +134,10 @@ def _grammar(body: MessagesBody, reader: Reader) -> tuple[str, Grammar | None]:
 
 
 def _read_conversation(fields: Mapping[str, Any], reader: Reader) -> ChatAsk:
-    return ChatAsk(writer=MessageWriter, **_conversation(reader.body(fields, Conversation), reader))
+    return ChatAsk(writer=MessageWriter, **_conversation(reader.body(fields, AnthropicConversation), reader))
 
 
-def _conversation(body: Conversation, reader: Reader) -> dict[str, Any]:
+def _conversation(body: AnthropicConversation, reader: Reader) -> dict[str, Any]:
     """The fields of a `ChatAsk` that its prompt is made from."""
     effort = None if body.output_config is None else body.output_config.effort
     edits = ContextEdits.of(body.context_management, reader)

@@ -10,14 +10,14 @@ from collections.abc import Awaitable, Callable
 import trio
 from starlette.types import ASGIApp
 
-from uma.http.http1 import Address, Call, Http1
+from uma.http.http1 import Address, AsgiCall, Http1
 from uma.http.transport import Transport
 from uma.net.throttle import ClientLines
 
 logger = logging.getLogger("uma.http")
 
 
-class Connection:
+class HttpConnection:
     """Serves one client. A `Host` for the protocol.
 
     It is read while requests run, so that a hang-up is noticed as soon as TCP brings it. Beyond a bound of what waits
@@ -74,7 +74,7 @@ class Connection:
         """See `Host`."""
         await self._transport.room()
 
-    def start(self, call: Call) -> None:
+    def start(self, call: AsgiCall) -> None:
         """See `Host`."""
         self._reading.deadline = math.inf
         self._calls.start_soon(self._answer, call)
@@ -88,7 +88,7 @@ class Connection:
         self._is_answered = True
         self._reading.cancel()
 
-    async def _answer(self, call: Call) -> None:
+    async def _answer(self, call: AsgiCall) -> None:
         try:
             await self._app(call.scope, call.receive, call.send)
         except Exception as fault:  # noqa: BLE001  (whatever it is, it is this request's alone)

@@ -56,7 +56,7 @@ class Host(Protocol):
         """Wait while the client is behind in reading."""
         ...
 
-    def start(self, call: Call) -> None:
+    def start(self, call: AsgiCall) -> None:
         """Have the application answer."""
         ...
 
@@ -75,7 +75,7 @@ class Http1:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
-        self._call: Call | None = None
+        self._call: AsgiCall | None = None
         self._room = trio.lowlevel.ParkingLot()
         self._is_over = False
 
@@ -143,7 +143,7 @@ class Http1:
             self._refuse(403)
         else:
             version = request.http_version.decode()
-            self._call = Call(self, request.method.decode().upper(), request.target, headers, version)
+            self._call = AsgiCall(self, request.method.decode().upper(), request.target, headers, version)
             self.host.start(self._call)
 
     def _refuse(self, status: int) -> None:
@@ -176,7 +176,7 @@ class Http1:
         self._room.unpark_all()
 
 
-class Call:
+class AsgiCall:
     """One request as the application sees it (ASGI), and its answer on the way to the client."""
 
     def __init__(self, http: Http1, method: str, target: bytes, headers: list[Header], http_version: str) -> None:

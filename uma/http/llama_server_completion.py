@@ -31,7 +31,7 @@ _DRAWN = (-1, MAX_SEED)
 
 
 @attrs.frozen(kw_only=True)
-class CompletionBody(Common, StructuredFields, TelemetryFields):
+class LlamaServerBody(Common, StructuredFields, TelemetryFields):
     """The fields that do something; the rest is named in `X-UMA-Ignored`."""
 
     prompt: Annotated[Any, PROMPTS]
@@ -62,7 +62,7 @@ class FileBody:
 
 
 @attrs.frozen(kw_only=True)
-class InfillBody(CompletionBody):
+class InfillBody(LlamaServerBody):
     """`POST /infill`. `prompt` is what stands in the gap already."""
 
     prompt: Annotated[str, Text()] = ""
@@ -72,7 +72,7 @@ class InfillBody(CompletionBody):
 
 
 def _read(fields: Mapping[str, Any], reader: Reader) -> TextAsk:
-    body = reader.generating(fields, CompletionBody)
+    body = reader.generating(fields, LlamaServerBody)
     return _ask(body, body.prompt, reader)
 
 
@@ -84,7 +84,7 @@ def _read_infill(fields: Mapping[str, Any], reader: Reader) -> TextAsk:
     return _ask(body, body.input_prefix + body.prompt, reader, gap)
 
 
-def _ask(body: CompletionBody, prompt: Any, reader: Reader, gap: fill_in.Gap | None = None) -> TextAsk:
+def _ask(body: LlamaServerBody, prompt: Any, reader: Reader, gap: fill_in.Gap | None = None) -> TextAsk:
     if body.image_data:
         raise Unsupported.at(
             "image_data", "is not read; give prompt_string and multimodal_data in prompt to a model that sees"
@@ -100,7 +100,7 @@ def _ask(body: CompletionBody, prompt: Any, reader: Reader, gap: fill_in.Gap | N
     windows = ("repeat_last_n", body.repeat_last_n), ("penalty_window", body.penalty_window)
     dry_windows = ("dry_penalty_last_n", body.dry_penalty_last_n), ("dry_window", body.dry_window)
     writer = partial(
-        CompletionWriter,
+        LlamaServerWriter,
         n_predict=n_predict,
         n_ctx=reader.info.limits.n_ctx,
         returns_tokens=bool(body.return_tokens),
@@ -130,7 +130,7 @@ def _ask(body: CompletionBody, prompt: Any, reader: Reader, gap: fill_in.Gap | N
 
 
 @attrs.define
-class CompletionWriter(Writer):
+class LlamaServerWriter(Writer):
     """Native completions: of each prompt an object for each token, and one at the end with `stop: true`."""
 
     n_predict: int

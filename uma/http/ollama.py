@@ -104,8 +104,8 @@ class OllamaCall:
 
 
 @attrs.frozen(kw_only=True)
-class ChatMessage:
-    """A message."""
+class OllamaMessage:
+    """A message as `/api/chat` has it."""
 
     role: Literal["system", "user", "assistant", "tool", "control"]
     """Granite's models have the last: it switches their thinking on."""
@@ -118,7 +118,9 @@ class ChatMessage:
 
 
 @attrs.frozen(kw_only=True)
-class _Body(StructuredFields):
+class OllamaBody(StructuredFields):
+    """Fields that both of Ollama's ways to generate have."""
+
     model: str | None = None
     stream: bool | None = None
     options: Options | None = None
@@ -132,17 +134,17 @@ class _Body(StructuredFields):
 
 
 @attrs.frozen(kw_only=True)
-class ChatBody(_Body):
+class OllamaChatBody(OllamaBody):
     """`POST /api/chat`."""
 
-    messages: Annotated[tuple[ChatMessage, ...], Length(0, MAX_MESSAGES, "messages")] = ()
+    messages: Annotated[tuple[OllamaMessage, ...], Length(0, MAX_MESSAGES, "messages")] = ()
     truncate: bool | None = None
     """False: a conversation that does not fit is refused. Otherwise its oldest turns go, as Ollama's clients expect."""
     tools: Tools | None = None
 
 
 @attrs.frozen(kw_only=True)
-class GenerateBody(_Body):
+class GenerateBody(OllamaBody):
     """`POST /api/generate`."""
 
     prompt: Annotated[str, Text()] | None = None
@@ -171,7 +173,7 @@ async def _answer(gateway: Gateway, http: Exchange, endpoint: Generates, asks: s
 
 
 def _read_chat(fields: Mapping[str, Any], reader: Reader) -> ChatAsk | Said:
-    body = reader.generating(_with_options(fields, reader), ChatBody)
+    body = reader.generating(_with_options(fields, reader), OllamaChatBody)
     for index, message in enumerate(body.messages):
         if message.tool_calls:
             check_calls(reader.able, f"messages[{index}].tool_calls")
@@ -190,7 +192,7 @@ def _read_chat(fields: Mapping[str, Any], reader: Reader) -> ChatAsk | Said:
     )
 
 
-def _messages(bodies: Sequence[ChatMessage], reader: Reader) -> Iterator[Message]:
+def _messages(bodies: Sequence[OllamaMessage], reader: Reader) -> Iterator[Message]:
     """The conversation, with ids for calls by their order: a result is that of the first call that has none yet."""
     count, waiting, question = 0, _Unanswered(), question_start([body.role for body in bodies])
     for index, body in enumerate(bodies):
@@ -303,13 +305,13 @@ def _with_options(fields: Mapping[str, Any], reader: Reader) -> Mapping[str, Any
     return {**{name: each for name, each in fields.items() if name not in bounds}, "options": own}
 
 
-def _wish(body: _Body) -> Wish:
+def _wish(body: OllamaBody) -> Wish:
     effort = body.think if isinstance(body.think, str) else None
     wanted = None if body.think is None else bool(body.think)
     return Wish(wanted=wanted, field="think", effort=effort, effort_field="think")
 
 
-def _asked(body: _Body, reader: Reader, piece: _Piece) -> dict[str, Any]:
+def _asked(body: OllamaBody, reader: Reader, piece: _Piece) -> dict[str, Any]:
     """The fields of an `Ask` that both endpoints have."""
     options = body.options or Options()
     if options.num_predict == 0:

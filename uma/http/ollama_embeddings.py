@@ -32,7 +32,7 @@ class EmbedOptions:
 
 
 @attrs.frozen(kw_only=True)
-class _Body:
+class _OllamaTexts:
     model: str | None = None
     options: EmbedOptions | None = None
     priority: Lane | None = None
@@ -44,7 +44,7 @@ class _Body:
 
 
 @attrs.frozen(kw_only=True)
-class EmbedBody(_Body):
+class EmbedBody(_OllamaTexts):
     """`POST /api/embed`."""
 
     input: Any = None
@@ -57,7 +57,7 @@ class EmbedBody(_Body):
 
 
 @attrs.frozen(kw_only=True)
-class EmbeddingsBody(_Body):
+class OllamaEmbeddingsBody(_OllamaTexts):
     """`POST /api/embeddings`."""
 
     prompt: Annotated[str, Text()] | None = None
@@ -92,7 +92,7 @@ def _form(model: str, began: float, vectors: Sequence[Any], found: Embeddings) -
 
 
 def _read_prompt(fields: Mapping[str, Any], reader: Reader) -> EmbedAsk | Said:
-    body = reader.body(fields, EmbeddingsBody)
+    body = reader.body(fields, OllamaEmbeddingsBody)
     if not body.prompt:
         return Said({"embedding": []})
     return EmbedAsk(value=body.prompt, field="prompt", form=_one, priority=body.lane, normalizes=False)

@@ -21,7 +21,7 @@ from uma.http.address import Address
 from uma.http.address import check as check_address
 from uma.http.app import build_app
 from uma.http.batches import run_all
-from uma.http.connection import Connection
+from uma.http.connection import HttpConnection
 from uma.http.gateway import Gateway
 from uma.http.transport import Transport
 from uma.net.accept import accept_forever
@@ -62,7 +62,7 @@ class HttpService:
         self._tls = _tls(config)
         self._accepting = trio.CancelScope()
         self._flusher = Flusher()
-        self._connections: set[Connection] = set()
+        self._connections: set[HttpConnection] = set()
         self._of_machine: Counter[Hashable] = Counter()
         """Connections by the machine at their other end."""
         self._gone = trio.lowlevel.ParkingLot()
@@ -127,7 +127,7 @@ class HttpService:
         link = Link(sock, self._config.max_tx_bytes, self._config.tx_timeout_sec, self._flusher)
         transport, lines = Transport(link, self._tls), ClientLines(self.gateway.lines)
         try:
-            connection = Connection(self._app, transport, lines, self._config.http_timeout_sec)
+            connection = HttpConnection(self._app, transport, lines, self._config.http_timeout_sec)
         except OSError:
             sock.close()  # its client is gone already
             return
@@ -144,7 +144,9 @@ class HttpService:
         is_over = machine != THIS_MACHINE and self._of_machine[machine] >= max(1, most // 2)
         return is_over or len(self._connections) >= most
 
-    async def _host(self, connection: Connection, transport: Transport, lines: ClientLines, machine: Hashable) -> None:
+    async def _host(
+        self, connection: HttpConnection, transport: Transport, lines: ClientLines, machine: Hashable
+    ) -> None:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_write, transport, lines, nursery.cancel_scope)

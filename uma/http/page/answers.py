@@ -58,7 +58,7 @@ def given(request: Request) -> Make:
 
 
 @attrs.define(eq=False)
-class Answer:
+class PageAnswer:
     """One answer: the request that makes it, its text so far, and its readers. Trio thread."""
 
     id: str
@@ -222,7 +222,7 @@ class Answers:
     """All answers that are written or kept, by their resume token. Trio thread."""
 
     gateway: Gateway
-    _by_token: dict[str, Answer] = attrs.field(factory=dict, init=False)
+    _by_token: dict[str, PageAnswer] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.gateway.at_abort.append(self.abort)
@@ -243,7 +243,7 @@ class Answers:
         model: str | None = None,
         text: str = "",
         is_kept: bool,
-    ) -> Answer:
+    ) -> PageAnswer:
         """Begin an answer to the request that `make` gives and that has this id. Some of its `text` can be there
         already. It needs a reader at once. Raises `Overloaded` or, for a token in use, `BadRequest`.
         """
@@ -257,7 +257,7 @@ class Answers:
         if kept >= MAX_ANSWERS or mine > MAX_ANSWERS - kept:
             raise Overloaded(f"{kept} answers are being written or kept for their readers; try again later")
         keep_sec = KEEP_SEC if is_kept else 0.0
-        answer = self._by_token[token] = Answer(id, make, keep_sec, model, account, client, owner, text)
+        answer = self._by_token[token] = PageAnswer(id, make, keep_sec, model, account, client, owner, text)
         answer.count(
             self.gateway
         )  # at once: the next request is held against the account's bounds before this one's task begins
@@ -265,7 +265,7 @@ class Answers:
         self.gateway.tasks.start_soon(self._run, answer, token)
         return answer
 
-    def find(self, token: str, account: ClientAccount | None) -> Answer:
+    def find(self, token: str, account: ClientAccount | None) -> PageAnswer:
         """The answer of this token, which the same account has asked for. Raises `NotFound`."""
         answer = self._by_token.get(token)
         if answer is None or answer.account is not account:
@@ -274,7 +274,7 @@ class Answers:
             )
         return answer
 
-    async def _run(self, answer: Answer, token: str) -> None:
+    async def _run(self, answer: PageAnswer, token: str) -> None:
         try:
             await answer.run(self.gateway.source)
         except Exception as fault:  # noqa: BLE001  (whatever it is, it is this answer's alone)

@@ -22,7 +22,7 @@ from uma.http.gateway import Gateway
 from uma.http.local_user import user_of
 from uma.http.many import check_only_model, known_model, own_models
 from uma.http.models import ModelNames
-from uma.http.page.answers import NOTHING, UPDATE_INTERVAL_SEC, Answer, Answers, Extent, Make, event, given
+from uma.http.page.answers import NOTHING, UPDATE_INTERVAL_SEC, Answers, Extent, Make, PageAnswer, event, given
 from uma.http.page.assets import Asset, load
 from uma.http.page.live import LiveFeed
 from uma.http.page.processes import Processes
@@ -207,7 +207,7 @@ class Page:
             found = attrs.evolve(found, beside=(), preempted_by="")
         await http.answer_json({"spent": _spent(found), "sentences": list(sentences(found))}, headers=[NO_CACHE])
 
-    def _answer(self, http: Exchange) -> Answer:
+    def _answer(self, http: Exchange) -> PageAnswer:
         return self.answers.find(http.scope["path_params"]["token"], http.account)
 
     async def watch(self, http: Exchange) -> None:
@@ -236,13 +236,13 @@ class Page:
         else:
             await http.answer(asset.data, media_type=asset.media_type, headers=asset.headers)
 
-    async def _stream(self, http: Exchange, answer: Answer, seen: Extent) -> None:
+    async def _stream(self, http: Exchange, answer: PageAnswer, seen: Extent) -> None:
         with answer.reader():
             await http.start(200, EVENT_STREAM, [NO_CACHE, (b"x-uma-request", answer.id.encode())])
             async with _while_connected(http):
                 await self._write_answer(http, answer, seen)
 
-    async def _write_answer(self, http: Exchange, answer: Answer, seen: Extent) -> None:
+    async def _write_answer(self, http: Exchange, answer: PageAnswer, seen: Extent) -> None:
         while not (answer.ended.is_set() and seen == answer.extent):
             patience = HEARTBEAT_SEC if answer.has_begun else PROGRESS_SEC
             with trio.move_on_after(patience) as waiting:
@@ -256,7 +256,7 @@ class Page:
                 await answer.ended.wait()
         await http.write(_last_event(answer), is_last=True)
 
-    async def _progress(self, answer: Answer) -> bytes:
+    async def _progress(self, answer: PageAnswer) -> bytes:
         if answer.has_begun:
             return b": still here\n\n"
         models = self.gateway.models
@@ -411,7 +411,7 @@ def _ranges(hint: Any) -> list[Range]:
     return own + [each for inner in getattr(hint, "__args__", ()) for each in _ranges(inner)]
 
 
-def _last_event(answer: Answer) -> bytes:
+def _last_event(answer: PageAnswer) -> bytes:
     if answer.error is not None:
         problem = Problem.of(answer.error)
         failure = {"code": answer.error.code, "message": problem.message, "retry_after_ms": problem.retry_after_ms}
