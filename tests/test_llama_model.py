@@ -158,6 +158,8 @@ def test_a_damaged_header_is_refused_with_the_reason(tiny: Path) -> None:
         ("llama.expert_count", "many", "'many', and it can be 0 to 1,024"),
         ("llama.expert_used_count", 2, "2, and it can be 0 to 1"),
         ("split.count", 2**31, "2,147,483,648, and it can be 0 to 65,535"),
+        ("llama.attention.layer_norm_rms_epsilon", -1.0, "-1.0, and it can be a number from 0"),
+        ("llama.attention.layer_norm_rms_epsilon", math.nan, "nan, and it can be a number from 0"),
         ("llama.rope.scaling.type", "wide", "'wide', and it can be none, linear, yarn, longrope"),
     ],
 )
@@ -205,6 +207,15 @@ def test_a_figure_that_others_contradict_is_refused_before_llama_ends_the_proces
     data[at : at + 4] = value.to_bytes(4, "little")
     path.write_bytes(data)
     assert refusal(path) == f"its header is damaged, so download it again: {kind}.{name} is {told}"
+
+
+def test_sections_of_a_rotation_that_do_not_fit_a_head_are_refused(tmp_path: Path) -> None:
+    path, key = write_named(tmp_path, "qwen35"), b"qwen35.rope.dimension_sections"
+    data = bytearray(path.read_bytes())
+    at = data.index(key) + len(key) + 4 + 4 + 8  # behind the types of the array and its values, and their number
+    data[at : at + 4] = (1_530).to_bytes(4, "little")
+    path.write_bytes(data)
+    assert re.search(r"dimension_sections are 1,5\d\d together, and can be 0 to 32$", refusal(path))
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,10 @@ def impossible_figure(metadata: Mapping[str, Any], by_layer: Mapping[str, Sequen
     used = by_layer.get("expert_used_count", (number("expert_used_count"),))
     if experts > 0 and used and not any(used):
         return f"{own}expert_used_count is 0, and it can be 1 to {experts:,}"
+    for key, value in metadata.items():
+        is_epsilon = key.startswith(own) and key.endswith("_epsilon")
+        if is_epsilon and not (isinstance(value, float | int) and 0 <= value < math.inf):
+            return f"{key} is {show(value)}, and it can be a number from 0"
     scaling = metadata.get(own + "rope.scaling.type", ROPE_SCALINGS[0])
     if scaling not in ROPE_SCALINGS:
         return f"{own}rope.scaling.type is {show(scaling)}, and it can be {', '.join(ROPE_SCALINGS)}"
@@ -268,6 +272,9 @@ def _contradiction(header: Header) -> str | None:
         return f"{own}rope.dimension_count is {rotated:,}, and it can be an even number from 2 to {most:,}"
     if heads and most and is_said and rotated != most and header.architecture in WHOLE_HEADS:
         return f"{own}rope.dimension_count is {rotated:,}, and it can be {most:,}"
+    sections = sum(header.by_layer.get("rope.dimension_sections", ()))
+    if heads and most and not 0 <= sections <= most:
+        return f"{own}rope.dimension_sections are {sections:,} together, and can be 0 to {most:,}"
     said = {"token_embd.weight": "embedding_length", "ssm_out.weight": "ssm.inner_size"}
     for name, width in header.tensor_widths.items():
         key = said.get(re.sub(r"^blk\.\d+\.", "", name), "")
