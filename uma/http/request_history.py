@@ -93,6 +93,15 @@ async def _owner(gateway: Gateway, http: Exchange) -> str | None:
     return None
 
 
+async def sees_history(gateway: Gateway, http: Exchange) -> bool:
+    """Whether there is a history that this client can see."""
+    try:
+        await _owner(gateway, http)
+    except (Unsupported, Forbidden):
+        return False
+    return True
+
+
 def _number(http: Exchange, name: str) -> int | None:
     text = http.query.get(name)
     if text is None:

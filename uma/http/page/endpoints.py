@@ -28,6 +28,7 @@ from uma.http.page.live import LiveFeed
 from uma.http.page.processes import Processes
 from uma.http.problem import Forbidden, NotFound, Problem
 from uma.http.reader import read
+from uma.http.request_history import sees_history
 from uma.http.thinking import Wish, thinking
 from uma.protocol.converter import unstructure
 from uma.types import (
@@ -130,6 +131,7 @@ class Page:
         info = unstructure(source_info)
         info["model"]["called"] = called
         del info["model"]["path"]
+        more["history"] = await sees_history(self.gateway, http)
         more["sampling"] = sampling_ranges(source_info)
         await http.answer_json(info | more, headers=[NO_CACHE])
 

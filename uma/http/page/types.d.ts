@@ -143,6 +143,8 @@ interface ListedModel {
 
 interface Info {
   server: string;
+  /** Whether the server keeps one that this viewer can see. */
+  history: boolean;
   /** Those that can be chosen, where there are several; `model` and what follows are of the one that was asked for. */
   models?: ListedModel[];
   model: {name: string, called: string, architecture: string, parameters: number, quantization: string, context_length: number, is_builtin: boolean};

@@ -2,6 +2,7 @@
 
 import { act, ApiError, stream } from "./api.js";
 import { duration, h, number } from "./dom.js";
+import { HistoryPanel } from "./history.js";
 import { Lanes } from "./lanes.js";
 import { Series, WINDOW_MS } from "./series.js";
 
@@ -128,6 +129,7 @@ export class LiveView {
       { class: "nothing", hidden: true },
       "Nothing runs. Ask something in the chat, or send requests from any program: each gets a lane here.",
     );
+    this.history = new HistoryPanel();
     const list = h("ul", { class: "lanes", "aria-label": "Requests" });
     this.lanes = new Lanes(list, (id) => this.can(id));
     this.axis = h(
@@ -177,6 +179,7 @@ export class LiveView {
           h("div", { class: "bar", "aria-hidden": "true" }, ...cells.map((part) => part.bar)),
           h("ul", { class: "legend" }, ...cells.map((part) => part.element)),
         ),
+        this.history.element,
       ),
     );
   }
@@ -184,6 +187,7 @@ export class LiveView {
   /** Frames are asked for only while the view is on the screen. @param {boolean} isShown */
   setShown(isShown) {
     this.isShown = isShown;
+    if (isShown && !this.history.element.hidden) void this.history.load();
     this.run();
   }
 
@@ -242,6 +246,7 @@ export class LiveView {
   /** @param {Frame} frame */
   take(frame) {
     this.heardAt = new Date();
+    if (this.history.element.hidden && this.info()?.history) void this.history.load();
     this.state.hidden = true;
     this.element.classList.remove("is-stale");
     if (this.series.add(frame)) this.lanes.clear();
