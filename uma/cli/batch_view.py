@@ -28,14 +28,14 @@ LOOK_SEC = 1.0
 
 @attrs.define(eq=False)
 class Speed:
-    """A job's figures, and what follows from them and the time."""
+    """Speed and remaining time of a job, of its tally and the clock, and the line that tells how far it is."""
 
     tally: Tally
     _began_sec: float = attrs.field(factory=time.monotonic, init=False)
 
     @property
     def elapsed_sec(self) -> float:
-        """Since the first row could begin."""
+        """Time since the first row could begin."""
         return time.monotonic() - self._began_sec
 
     @property
@@ -83,7 +83,7 @@ def _joined(parts: list[str]) -> str:
 
 
 class ProgressView(Protocol):
-    """Where progress is written."""
+    """A place where a job's progress is shown: a terminal's line, a log, a stream of events."""
 
     period_sec: float
 
@@ -98,7 +98,7 @@ class ProgressView(Protocol):
 
 
 class Lines:
-    """Lines on standard error."""
+    """Progress as lines on standard error, each of which stays."""
 
     period_sec = LINES_SEC
 
@@ -121,7 +121,7 @@ class Lines:
 
 
 class OneLine(Lines):
-    """One line on a terminal, which is replaced."""
+    """Progress as one line on a terminal, which is replaced, with a bar."""
 
     period_sec = LINE_SEC
 
@@ -133,7 +133,7 @@ class OneLine(Lines):
 
 
 class Events:
-    """Lines of JSON on standard output."""
+    """Progress as lines of JSON on standard output, for programs."""
 
     period_sec = LINE_SEC
 

@@ -148,7 +148,7 @@ class HttpProbe:
 
 @attrs.frozen
 class Native:
-    """llama-server's `/completion`."""
+    """Question in the form of llama-server's `/completion`, and its answer as events of the socket."""
 
     body: Event
     path: str = "/completion"
@@ -182,7 +182,7 @@ class Native:
 
 @attrs.frozen
 class OpenAi:
-    """OpenAI's `/v1/completions` and `/v1/chat/completions`."""
+    """Question in the form of OpenAI's `/v1/completions` and `/v1/chat/completions`, and its answer as events."""
 
     body: Event
     path: str

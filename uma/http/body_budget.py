@@ -32,7 +32,7 @@ class BodyBudget:
 
     @classmethod
     def of(cls, max_body_bytes: int) -> BodyBudget:
-        """One in which each client has space for a body of the maximum length."""
+        """A budget in which each client has space for a body of the maximum length."""
         return cls(max(MAX_BODIES_BYTES, CLIENTS * max_body_bytes))
 
     def check(self, client: Hashable, more_bytes: int) -> None:

@@ -45,7 +45,7 @@ from uma.types import (
 
 @attrs.frozen(kw_only=True)
 class TextFormat:
-    """`text`."""
+    """Form of the answer: the field `text`."""
 
     format: Any = None
     verbosity: Any = None

@@ -57,7 +57,7 @@ Tools = Annotated[tuple[FunctionTool, ...], Length(0, MAX_TOOLS, "tools")]
 
 @attrs.frozen(kw_only=True)
 class CalledFunction:
-    """What was called."""
+    """Name and arguments of the function that a message's call names."""
 
     name: Name
     arguments: Annotated[str, Text()] = "{}"

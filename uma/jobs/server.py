@@ -1,4 +1,4 @@
-"""A server that goes away and comes back, as what answers a job's rows."""
+"""Answers to a job's rows from a server that can go away and come back meanwhile."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ OVER = ("completed", "failed", "cancelled")
 
 @attrs.frozen(kw_only=True)
 class StoredFile:
-    """A file, but for its contents."""
+    """Card of a file that a client has sent or a batch has made: whose it is, its name, size and purpose."""
 
     id: str = attrs.field(factory=lambda: f"file-{secrets.token_hex(12)}")
     owner: str
@@ -163,7 +163,9 @@ class JobFolder:
 
 
 class Store:
-    """What a folder holds. One thread at a time uses it. Its methods raise `OSError` and `sqlite3.Error`."""
+    """Files, batches and responses of one folder: their index and their contents. One thread at a time uses it. Its
+    methods raise `OSError` and `sqlite3.Error`.
+    """
 
     def __init__(self, folder: Path) -> None:
         for needed in (folder, folder / "files", folder / "batches"):

@@ -131,7 +131,7 @@ class ActivityQuery:
 
 @attrs.frozen
 class ExplainQuery:
-    """Where the time of a request went asked for: `{"type": "explain", "request": …}`."""
+    """An account asked for of where the time of a request went: `{"type": "explain", "request": …}`."""
 
     id: Id | None = None
     request: Annotated[str, Length(0, 128)] = ""
@@ -167,7 +167,7 @@ class EndQuery:
 
 @attrs.frozen
 class PauseQuery:
-    """Nothing to be computed for a while: `{"type": "pause", "seconds": …}`. Answered by a `health` event.
+    """A pause asked for, in which nothing is computed: `{"type": "pause", "seconds": …}`. Answered by a `health` event.
 
     For the user that the server runs as, and root.
     """
@@ -180,7 +180,7 @@ class PauseQuery:
 
 @attrs.frozen
 class ModelsQuery:
-    """All models of a server that has several: `{"type": "models"}`."""
+    """List asked for of all models of a server that has several: `{"type": "models"}`."""
 
     reload: bool = False
     """Look for new ones first."""
@@ -231,7 +231,7 @@ class PinQuery:
 
 @attrs.frozen
 class HealthQuery:
-    """Whether generation works: `{"type": "health"}`."""
+    """Health asked for, which says whether generation works: `{"type": "health"}`."""
 
     id: Id | None = None
     probe: bool = True

@@ -64,7 +64,7 @@ class CacheUse:
 
 @attrs.frozen
 class Beside:
-    """A request whose prompt was read meanwhile."""
+    """Another request whose prompt was read while the explained one had a slot."""
 
     id: str
     prompt_tokens: int

@@ -263,7 +263,7 @@ class GuardedWindow(Attention):
 
 
 class Checkpointed(Attention):
-    """Cells of a model of which a sequence has more than them: a recurrent state, of which there is only that of its
+    """Cells of a model whose sequences have more than cells: a recurrent state, of which there is only that of its
     end, or a small window of its own, in which older tokens are overwritten.
     """
 

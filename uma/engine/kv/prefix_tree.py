@@ -162,7 +162,7 @@ class Node:
 
 
 class Match(NamedTuple):
-    """What the tree has of some tokens."""
+    """Longest computed prefix of some tokens, and the longest of those that a sequence can begin behind."""
 
     node: Node
     """Node that holds the longest computed prefix of them."""

@@ -31,7 +31,7 @@ MAX_ASIDE_BYTES = 256 * 2**20
 
 
 class Reproduced(NamedTuple):
-    """What a batch gave its request."""
+    """Result of a batch of a reproducible request: its token, and when it was there."""
 
     sequence: Sequence
     given: RowResult
@@ -39,7 +39,9 @@ class Reproduced(NamedTuple):
 
 
 class Reproducer:
-    """Such requests, and their context. Belongs to the decode thread, but for `abort` and `cancel`."""
+    """Computes reproducible requests, one at a time, in their context. Belongs to the decode thread, but for `abort`
+    and `cancel`.
+    """
 
     def __init__(self, slots: Slots, threads: Callable[[], int], instruments: Instruments) -> None:
         """`threads`: how many of them compute beside other programs now."""
@@ -94,7 +96,7 @@ class Reproducer:
             self._canceller.cancel(sequence)
 
     def cancel_taken(self, sequence: Sequence) -> None:
-        """That command was taken up."""
+        """Note that the cancelled request's command has come: its batch needs no abort any more."""
         if self._canceller is not None:
             self._canceller.cancel_taken(sequence)
 
