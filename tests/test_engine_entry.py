@@ -237,26 +237,29 @@ async def test_a_cancelled_task_leaves_its_thread_at_once_and_the_next_of_its_la
     assert order == [*(["interactive"] if slots == 2 else []), "slow ends", "next"]
 
 
-async def test_one_client_s_slow_pictures_leave_others_a_thread(tiny: Path) -> None:
+async def test_clients_take_turns_with_each_picture_one_at_a_time(tiny: Path) -> None:
     reader, goes_on, begun = PromptReader(config_for(tiny), cast(Model, None), 100), threading.Event(), list[str]()
 
-    def slow(request: Request) -> None:
-        begun.append(request.id)
-        goes_on.wait(PATIENCE_SEC)
+    def slow(request: Request, next_file: Callable[[], None]) -> None:
+        for _ in range(4):
+            next_file()
+            begun.append(request.id)
+            goes_on.wait(PATIENCE_SEC)
 
-    async def read(client: str, id: str, how: Callable[[Request], None]) -> None:
+    async def read(client: str, id: str) -> None:
         CLIENT.set(client)
-        await reader.read_pictures(how, Request(id, prompt="a"))
+        await reader.read_pictures(slow, Request(id, prompt="a"))
 
     async with trio.open_nursery() as nursery:
-        for id in ("first", "second"):
-            nursery.start_soon(read, "a", id, slow)
+        for client, id in ("a", "a1"), ("a", "a2"), ("b", "b1"), ("c", "c1"):
+            nursery.start_soon(read, client, id)
+            while len(begun) < (2 if client in "bc" else 1):
+                await trio.to_thread.run_sync(int)
             await trio.testing.wait_all_tasks_blocked()
-        async with trio.open_nursery() as other:
-            other.start_soon(read, "b", "other", lambda request: begun.append(request.id))
-        assert sorted(begun) == ["first", "other"]
+        assert begun == ["a1", "b1"]
         goes_on.set()
-    assert begun[-1] == "second"
+    assert begun.index("c1") <= 3, "it waited for all files of another"
+    assert [id for id in begun if id[0] == "a"] == ["a1"] * 4 + ["a2"] * 4
 
 
 @pytest.mark.parametrize("slots", [1, 2])

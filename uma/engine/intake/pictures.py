@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from weakref import WeakSet
 
 import attrs
-import trio
 
 from uma.engine.intake.overload import UNKNOWN_SERVICE_MS
 from uma.engine.intake.rendering import message_ends, rendered
@@ -84,10 +83,10 @@ class PictureReader:
         self._prepared: WeakSet[Picture] = WeakSet()
         """Pictures that were not encoded when they were looked at last."""
 
-    def read(self, request: Request, *, first: int = 0) -> PicturePrompt:
+    def read(self, request: Request, next_file: Callable[[], None], *, first: int = 0) -> PicturePrompt:
         """The prompt of a request. Raises `BadRequest`, which counts messages from the `first`, `TemplateError`,
-        `PromptTooLarge` or `Overloaded`. Called in a thread, and ends before its next file where the task that waits
-        for it is cancelled.
+        `PromptTooLarge` or `Overloaded`. Called in a thread; before each file `next_file` waits for its turn, or ends
+        it where the task that waits for the thread is cancelled.
         """
         marked, where = self._marked(request, first), _where(request)
         template, vocab, parse_special = self._context.model.chat_template, self._context.model.vocab, True
@@ -97,7 +96,7 @@ class PictureReader:
             text, parse_special = marked.prompt, marked.parse_special
         files = list[_Seen]()
         for field, media in request.placed_media(first):
-            trio.from_thread.check_cancelled()
+            next_file()
             self._check_length(files, f"{field}.data")
             files.append(self._seen(media.data, f"{field}.data", where, files))
         head, *rest = text.split(self._projector.marker)

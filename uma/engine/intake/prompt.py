@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from functools import cache, partial
 from itertools import takewhile
 from typing import TypeVar
@@ -38,8 +38,10 @@ Messages count because rendering takes time for each, however short it is."""
 TOKENIZER_THREADS = 2
 """Maximum prompts tokenized at once, in threads that nothing else uses. More would only take cores from decoding."""
 PICTURE_THREADS = 2
-"""Maximum requests whose pictures and sounds are decoded at once, one of each client: the slow files of one client hold
-up neither text nor another client's files."""
+"""Maximum pictures and sounds that are decoded at once, one of each client, and clients take turns with each file: slow
+files of some hold up neither text nor others' files."""
+MAX_PICTURE_CLIENTS = 32
+"""Maximum requests with pictures that have a thread, in which most of them wait for their turn."""
 MAX_PREPARING_BYTES = 32 * 2**20
 """Maximum text of all prompts that wait to be tokenized or are: further ones are refused as overload. Each also exists
 as a frame, as a string and as tokens, so the memory this bounds is several times as much."""
@@ -62,7 +64,7 @@ class PromptReader:
         self._max_tokens = max_tokens
         self.lanes = LaneLimiter(TOKENIZER_THREADS)
         self._picture_lanes = LaneLimiter(PICTURE_THREADS)
-        self._picture_threads = trio.CapacityLimiter(PICTURE_THREADS)
+        self._picture_threads = trio.CapacityLimiter(MAX_PICTURE_CLIENTS)
         self._picture_turns: WeakValueDictionary[Hashable, trio.Lock] = WeakValueDictionary()
         """Locks by client, for as long as a request of it has pictures to decode."""
         self.recorder: Recorder | None = None
@@ -138,18 +140,26 @@ class PromptReader:
             goal -= excess
         return Cut(request=attrs.evolve(request, messages=kept), gone=frozenset(gone))
 
-    async def read_pictures(self, read: Callable[[Request], T], request: Request) -> T:
+    async def read_pictures(self, read: Callable[[Request, Callable[[], None]], T], request: Request) -> T:
         """What `read` makes of a request with pictures, in a thread of its own kind, one request of each client at a
-        time. Raises what that raises, `PromptTooLarge`, and `Overloaded`.
+        time. It is given what it calls before each file, to wait for its turn: with 64 slow files a request, two
+        clients would have kept all others waiting for minutes. Raises what that raises, `PromptTooLarge`, and
+        `Overloaded`.
         """
         self._check_bytes(request)
-        files = sum(len(media.data) for _, media in request.placed_media())
+        sizes = [len(media.data) for _, media in request.placed_media()]
         # A text takes some 4 bytes a character in all its forms, a file its own and its base64.
-        chars = _chars(request) + files // 2
+        chars = _chars(request) + sum(sizes) // 2
         turn = self._picture_turns.setdefault(CLIENT.get(), trio.Lock())
         with self._preparing(4 * chars, request.priority), arrivals().reading(4 * chars):
-            async with turn, self._picture_lanes.slot(request.priority, chars):
-                work = partial(self._recorded, partial(read, request))
+            async with turn, AsyncExitStack() as slot:
+
+                async def next_file() -> None:
+                    await slot.aclose()
+                    share = chars / max(1, len(sizes))
+                    await slot.enter_async_context(self._picture_lanes.slot(request.priority, share))
+
+                work = partial(self._recorded, partial(read, request, partial(trio.from_thread.run, next_file)))
                 # A cancelled one is waited for, until the file that it is at has been read: the turn is its client's.
                 return await trio.to_thread.run_sync(work, limiter=self._picture_threads)
 
