@@ -140,6 +140,7 @@ def test_over_http_each_key_sees_its_own_also_of_several_models(tmp_path: Path, 
     until(lambda: listed("ada") + listed("bob"), lambda found: len(found) == 3)
     (first, second), (other,) = listed("ada"), listed("bob")
     assert listed("ada", "?search=i%20am%20ADA") == [first, second] and listed("ada", "?search=bob") == []
+    assert listed("ada", f"?before={first}&limit=1") == [second]
     whole = server.ask("GET", f"/v1/history/{first}?against={second}", **of["ada"]).json
     assert whole["request"]["messages"][0]["content"] == "I am ada" and "parting" in whole
     for path in (f"/v1/history/{other}", f"/v1/history/{first}?against={other}", f"/v1/history/{10**30}"):

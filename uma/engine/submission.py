@@ -124,8 +124,8 @@ class Over:
     """Tokens of its prompt and its first answer."""
     error: str = ""
     """The code of what refused it, before it was queued."""
-    owner: str = ""
-    """Whose it is, as `net.client.OWNER` has it; empty: the server's own."""
+    owner: Hashable = None
+    """`net.client.OWNER`."""
 
 
 class Submission:
@@ -192,7 +192,7 @@ class Submission:
             span, nothing = span_of(request.metadata), RequestMetrics(0.0, 0.0, 0.0, 0.0, 0, 0.0, 0)
             began_at = ended_at - spent_ms / 1000
             usage, origin = Usage(0, 0, 0), ORIGIN.get()
-            times, owner = (began_at, ended_at), _text_of(OWNER.get())
+            times, owner = (began_at, ended_at), OWNER.get()
             self._tell(Over(request, origin, span, reason, usage, nothing, *times, request, error=error, owner=owner))
 
     def _tell(self, over: Over) -> None:
@@ -337,11 +337,6 @@ def _over(asked: Request, sequences: list[Sequence], traceparent: str) -> Over:
     ended_at = time.time()
     began_at = ended_at - (now - first.arrived_ms) / 1000
     metrics = first.account.final.metrics if first.account.final is not None else first.metrics(now)
-    origin, owner = first.account.origin, _text_of(first.account.owner)
+    origin, owner = first.account.origin, first.account.owner
     times, tokens = (began_at, ended_at), first.tokens
     return Over(first.request, origin, traceparent, reason, usage, metrics, *times, asked, tokens, owner=owner)
-
-
-def _text_of(owner: Hashable) -> str:
-    """An owner as another process has it, too (`client.client`)."""
-    return "" if owner is None else str(owner)

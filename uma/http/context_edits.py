@@ -14,7 +14,6 @@ import attrs
 
 from uma import json_text
 from uma.constraints import Length, Range
-from uma.http.problem import Unsupported
 from uma.http.reader import Reader
 from uma.types import Message, Request, Source
 
@@ -84,7 +83,6 @@ class _Compact:
     """The turns are summarised where they do not fit the context (`truncation: "compact"`), whatever the trigger."""
 
     type: Literal["compact_20260112"]
-    pause_after_compaction: bool | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -125,9 +123,6 @@ class ContextEdits:
                 edits.append(found)
             elif found is None:
                 reader.ignored.add(f"{path}[{at}]")
-            elif found.pause_after_compaction:
-                why = "no summary is given back; it is kept here, and stands for its turns in each request"
-                raise Unsupported.at(f"{path}[{at}].pause_after_compaction", why)
             else:
                 compacts = True
         return cls(edits, round(MAX_TRIGGER_SHARE * reader.info.limits.n_ctx), compacts)

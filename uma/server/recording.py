@@ -117,7 +117,7 @@ class _Recorder:
                 ttft_ms=over.metrics.ttft_ms,
                 tokens_per_second=over.metrics.tokens_per_second,
             ),
-            owner=over.owner,
+            owner="" if over.owner is None else str(over.owner),
             request={name: value for name, value in fields.items() if name not in _LEFT_OUT},
             prompt=b"".join(pieces[:count]),
             ends=array("I", accumulate(map(len, pieces[:count]))),
