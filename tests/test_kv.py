@@ -367,6 +367,21 @@ class TestTrimming:
         assert len(pool.tree.cached) == stays
 
 
+def test_what_is_expected_to_be_gone_on_from_is_kept_like_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "N_CELLS", 400)
+    context, lasting = FakeContext(unified=True), list[int]()
+    store = SnapshotStore(10**6, on_added=lambda kept: lasting.append(kept.tokens[0]))
+    pool = KvPool(cast(Context, context), store, cache_cells=400)
+    for start, is_expected in ((1_000, True), (2_000, False)):
+        tokens = array("i", range(start, start + 110))
+        holding, _ = pool.acquire(tokens, start)
+        context.compute({holding.seq_id: list(tokens)})
+        pool.extend(holding, tokens)
+        pool.release(holding, start, keep=True, is_expected=is_expected)
+    pool.make_room(400)
+    assert lasting == [1_000]
+
+
 class TestRestoring:
     """A snapshot that cannot be put back into cells."""
 

@@ -159,7 +159,9 @@ class Generates:
             writer.requests = [request]
         if isinstance(ask, ChatAsk) and ask.shows_prompt:
             writer.shown_prompt = (await small_work(http, partial(gateway.source.tokenize, writer.requests[0]))).text
-        writer.keep = keep
+        if keep is not None:
+            writer.keep = keep
+            writer.requests = [attrs.evolve(request, expects_more=True) for request in writer.requests]
         await gateway.generate(http, writer)
 
     def _writer(self, gateway: Gateway, http: Exchange, reader: Reader, ask: Ask) -> Writer:

@@ -198,6 +198,8 @@ class Request:
     cache_prompt: bool = True
     """False: the whole prompt is computed, whatever of it other requests have computed before or compute now, and
     nothing of it stays for those that come."""
+    expects_more: bool = False
+    """Another request is expected to go on from this one's end, which is worth as much to the cache as if one had."""
     parse_special: bool = False
     """The spelling of a control token in `prompt` is that token, as in a text that a chat template has been applied to;
     BOS is added where the text does not begin with it. In text that others have written it lets them end a turn."""

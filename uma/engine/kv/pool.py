@@ -295,8 +295,9 @@ class KvPool:
         self._events.cleared(Tier.CELLS)
         self._events.cleared(Tier.MEMORY)
 
-    def release(self, holding: Holding, now_ms: float, *, keep: bool) -> None:
-        """The sequence ends; with `keep` what it computed stays as cache."""
+    def release(self, holding: Holding, now_ms: float, *, keep: bool, is_expected: bool = False) -> None:
+        """The sequence ends; with `keep` what it computed stays as cache, where `is_expected` as what was used once."""
+        holding.tip.reuses = max(holding.tip.reuses, is_expected)
         self._decoding.discard(holding.seq_id)
         self._end_loading(holding)
         keep = keep and holding.tip.end >= LEAST_SHARED_TOKENS and not self._is_off

@@ -512,7 +512,7 @@ class Slots:
             # Dropping the cells of a request without cache lets a repeat use the same cells. They were kept once: each
             # repeat lay in other cells, and its sums had other last bits.
             keep = isinstance(event, Finished) and sequence.request.cache_prompt
-            self._pool.release(holding, now_ms(), keep=keep)
+            self._pool.release(holding, now_ms(), keep=keep, is_expected=sequence.request.expects_more)
             sequence.holding = None
         if sequence.choice.sampler is not None:
             sequence.choice.sampler.close()
