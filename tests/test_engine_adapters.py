@@ -15,6 +15,7 @@ from models import write_model
 from uma import Request, open_engine
 from uma.config import RuntimeConfig
 from uma.contracts.events import BlockStored
+from uma.engine import Engine
 from uma.errors import BadRequest
 from uma.types import AdapterScale, EmbedRequest
 
@@ -87,7 +88,7 @@ async def test_no_prefix_is_shared_between_adapters(config: RuntimeConfig) -> No
 async def test_texts_are_exact_under_preemption_and_beside_cancelled_ones(config: RuntimeConfig) -> None:
     requests = [of(name, tokens_for(seed, 60), 60, priority=seed % 3 - 1) for seed in range(4) for name in SETS]
     expected = await each_alone(config, requests)
-    async with open_engine(attrs.evolve(config, n_ctx=384, kv_unified="on")) as engine:
+    async with open_engine(attrs.evolve(config, n_ctx=256, kv_unified="on")) as engine:
 
         async def leave_early(name: str | None) -> None:
             async with engine.generate(of(name, tokens_for(9, 50), 200)) as stream:
@@ -98,6 +99,29 @@ async def test_texts_are_exact_under_preemption_and_beside_cancelled_ones(config
                 nursery.start_soon(leave_early, name)
             assert texts(await answers(engine, requests)) == expected
         assert (await settled(engine))["preemptions_total"] > 0
+
+
+async def test_a_third_set_waits_for_one_of_two_and_an_interactive_one_has_it_preempted(config: RuntimeConfig) -> None:
+    running = [of(name, tokens_for(7, 40), 300, priority=-1) for name in SETS[:2]]
+    ended: list[str | None] = []
+
+    async def read(engine: Engine, request: Request, began: trio.Event) -> None:
+        async with engine.generate(request) as stream:
+            async for _ in stream:
+                began.set()
+        ended.append(request.model)
+
+    async with open_engine(config) as engine:
+        for lane in (-1, 1):
+            ended.clear()
+            async with trio.open_nursery() as nursery:
+                for request in running:
+                    began = trio.Event()
+                    nursery.start_soon(read, engine, request, began)
+                    await began.wait()
+                await read(engine, of(SETS[2], "Hi", 4, priority=lane), trio.Event())
+            assert (ended[0] == SETS[2]) == (lane > 0)
+        assert (await settled(engine))["preemptions_total"] == 1
 
 
 async def test_a_restart_finds_the_prefixes_of_each_adapter_on_disk(config: RuntimeConfig, tmp_path: Path) -> None:

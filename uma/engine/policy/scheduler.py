@@ -37,8 +37,8 @@ MOST_SUSPENDED = 3
 prompts."""
 FAST_AGAIN = 0.5
 """Time of a tile, as a share of the longest, below which a lone prompt is read in tiles again."""
-MOST_TURN_STEPS = 8
-"""Maximum decode steps of a set of adapters before another has its turn."""
+LEAST_TURN_STEPS, MOST_TURN_STEPS = 2, 8
+"""Minimum and maximum decode steps of a set of adapters before another has its turn."""
 EMBED_LEAST_SHARE = 0.5
 """Minimum time for texts to embed after a decode step, as a share of the step, where streams miss their targets
 anyway."""
@@ -284,10 +284,10 @@ class Scheduler:
         """
         if streams.step_ms <= 0:
             return plan
-        steps = int(min(streams.pacing.pace_ms or math.inf, self.targets.tick_budget_ms) / streams.step_ms)
-        steps = max(1, min(steps, MOST_TURN_STEPS, free_cells // len(plan.decode)))
+        fitting = int(min(streams.pacing.pace_ms, self.targets.tick_budget_ms) / streams.step_ms)
+        steps = min(max(fitting, LEAST_TURN_STEPS), MOST_TURN_STEPS, max(1, free_cells // len(plan.decode)))
         lead = streams.lead_ms if streams.lead_ms < math.inf else 0.0
-        return attrs.evolve(plan, steps=steps, pace_ms=streams.step_ms if steps > 1 else 0.0, lead_ms=lead)
+        return attrs.evolve(plan, steps=steps, pace_ms=streams.step_ms, lead_ms=lead)
 
     # What is read
 

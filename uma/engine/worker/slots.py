@@ -38,10 +38,9 @@ PATIENCE_MS = 250.0
 """Minimum time a paused sequence keeps its slot while others wait for one: a reader can catch up within it."""
 MAX_EXAMINED = 32
 """Maximum queued sequences examined in one tick, so that no stream waits for the sorting of many with one prefix."""
-SURE_SETS = 2
-"""Sets of adapters that can always take turns: none of both steps takes longer than one of all rows."""
-MOST_SLOWER = 2.0
-"""Maximum time of a step with sets that take turns, as a multiple of one of as many rows with one set."""
+MOST_SETS = 2
+"""Maximum sets of adapters that take turns. A step of each takes no longer than one of all rows with one set would, so
+streams wait twice as long for a token at most; with three they waited three times as long."""
 WORTH_WAITING_TOKENS = 32
 """Minimum length of a prefix worth waiting for while another sequence computes it."""
 
@@ -189,17 +188,8 @@ class Slots:
         return None
 
     def _may_take_turns(self, sequence: Sequence) -> bool:
-        """Whether streams wait twice as long for a token at most, as if all had one set of adapters, where that of
-        `sequence` takes turns with those that run.
-        """
-        rows = Counter(other.adapters for other in self.active.values())
-        is_new = sequence.adapters not in rows
-        rows[sequence.adapters] += 1
-        if not is_new or len(rows) <= SURE_SETS:
-            return True
-        used = self._pool.used_cells
-        apart_ms = sum(self._cost.decode_ms(count, used) for count in rows.values())
-        return apart_ms <= MOST_SLOWER * self._cost.decode_ms(rows.total(), used)
+        """Whether its set of adapters runs, or can take turns with those that run."""
+        return len({sequence.adapters, *(other.adapters for other in self.active.values())}) <= MOST_SETS
 
     @property
     def _promised_cells(self) -> int:
