@@ -94,20 +94,9 @@ async function failureOf(response) {
       retry_after_ms: retry,
       percent: Number(loading),
     };
-  try {
-    const { error } = await response.json();
-    return {
-      code: String(error.code ?? response.status),
-      message: String(error.message),
-      retry_after_ms: retry,
-    };
-  } catch {
-    return {
-      code: String(response.status),
-      message: `The server answered ${response.status}.`,
-      retry_after_ms: retry,
-    };
-  }
+  const { code, message } = (await response.json().catch(() => undefined))?.error ?? {};
+  const words = String(message ?? `The server answered ${response.status}.`);
+  return { code: String(code ?? response.status), message: words, retry_after_ms: retry };
 }
 
 /** @param {string} path @param {unknown} [body] @returns {Promise<any>} */

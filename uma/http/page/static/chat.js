@@ -134,14 +134,10 @@ export class Chat {
 
   /** @param {string} [id] Without one, or with one that is not known: a new conversation. */
   open(id) {
-    this.current = this.conversations.find((each) => each.id === id) ?? this.fresh();
+    this.current = this.conversations.find((each) => each.id === id) ?? newConversation(this.does.defaults(), this.does.model());
     this.isAtEnd = true;
     this.render();
     this.pickUp(this.current);
-  }
-
-  fresh() {
-    return newConversation(this.does.defaults(), this.does.model());
   }
 
   /** From now on the conversation that is shown is held with this model. @param {string} model */

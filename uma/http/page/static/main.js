@@ -195,7 +195,7 @@ function showLoss(loss) {
   const banner = byId("loss", HTMLElement);
   banner.hidden = !loss;
   if (!loss || banner.firstChild?.textContent === loss) return;
-  const button = h("button", { type: "button", class: "link-button", onclick: exportCurrent }, "Export");
+  const button = h("button", { type: "button", class: "link-button", onclick: () => exportOne(chat.current) }, "Export");
   banner.replaceChildren(h("span", {}, loss), " ", button);
 }
 
@@ -230,10 +230,6 @@ function showGauge() {
     " or ",
     button(WITH_SUMMARY, sum),
   );
-}
-
-function exportCurrent() {
-  exportOne(chat.current);
 }
 
 /** @param {Conversation} conversation */

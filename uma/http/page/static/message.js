@@ -376,7 +376,6 @@ function endOf(message, actions) {
 function greatestLength({ mostTokens }, { usage }) {
   if (mostTokens && usage.completion_tokens >= mostTokens)
     return "The answer reached its greatest length (“Longest answer” in the settings).";
-  if (mostTokens === undefined) return "The answer reached its greatest length."; // from before this was kept
   const tokens = number(usage.prompt_tokens + usage.completion_tokens);
   return `The answer ends here: with ${tokens} tokens, the conversation or the answer is as long as the model or the server allows. A new chat has space again.`;
 }

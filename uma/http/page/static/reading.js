@@ -2,7 +2,7 @@
  * browser's store, where another version of the page may have put it. */
 
 import { isAttachment } from "./pictures.js";
-import { readSettings } from "./settings.js";
+import { isRecord, readSettings } from "./settings.js";
 import { branch, contentOf, freshId, newConversation, picturesOf, show } from "./tree.js";
 
 const FORMAT = "uma-conversations";
@@ -202,9 +202,4 @@ function isTokens(tokens) {
 /** @param {unknown} value @param {string} type */
 function isOptional(value, type) {
   return value === undefined || typeof value === type;
-}
-
-/** @param {unknown} value @returns {value is Record<string, any>} */
-function isRecord(value) {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
 }

@@ -84,14 +84,13 @@ function rangeOf(name, info) {
  */
 export function readSettings(raw, info, dropped = new Set()) {
   const { system = "", priority = 1, sampling = {}, reasoning, truncation, answers = 1 } = raw ?? {};
-  const isRecord = typeof sampling === "object" && sampling !== null && !Array.isArray(sampling);
-  if (!isRecord) dropped.add("sampling");
+  if (!isRecord(sampling)) dropped.add("sampling");
   const lane = LANES.find(({ value }) => value === priority);
   if (typeof system !== "string") dropped.add("instructions");
   if (!lane) dropped.add("priority");
-  const found = Object.entries(isRecord ? sampling : {}).filter(([name, value]) => {
+  const found = Object.entries(isRecord(sampling) ? sampling : {}).filter(([name, value]) => {
     const isKept =
-      name === "stop" ? isStop(value) : name === "json_schema" ? isSchema(value) : isInRange(name, value, info);
+      name === "stop" ? isStop(value) : name === "json_schema" ? isRecord(value) : isInRange(name, value, info);
     if (!isKept) dropped.add(name);
     return isKept;
   });
@@ -113,8 +112,8 @@ function isInRange(name, value, info) {
   return Boolean(field) && isNumber && value >= minimum && value <= maximum;
 }
 
-/** @param {any} value */
-function isSchema(value) {
+/** @param {unknown} value @returns {value is Record<string, any>} */
+export function isRecord(value) {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
@@ -216,7 +215,7 @@ function fields(info) {
 function keptPresets() {
   try {
     const found = JSON.parse(kept(PRESETS_KEY) ?? "{}");
-    return isSchema(found) ? found : {};
+    return isRecord(found) ? found : {};
   } catch {
     return {};
   }
@@ -310,9 +309,9 @@ function schema(draft, changed) {
     } catch {
       found = null;
     }
-    if (isSchema(found)) draft.sampling.json_schema = found;
+    if (isRecord(found)) draft.sampling.json_schema = found;
     changed();
-    return found === undefined || isSchema(found) ? "" : "Not set: it is no JSON object.";
+    return found === undefined || isRecord(found) ? "" : "Not set: it is no JSON object.";
   };
   const help = 'The answer is JSON that follows this schema, as {"type": "object", "properties": …}. Empty: any text.';
   return textField("json_schema", "JSON Schema", help, given ? JSON.stringify(given, null, 1) : "", set);
