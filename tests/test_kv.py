@@ -11,7 +11,7 @@ import sys
 import weakref
 from array import array
 from collections.abc import Callable
-from itertools import count
+from itertools import chain, count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -28,6 +28,7 @@ from hypothesis.stateful import (
 
 from uma.engine.kv import checkpoints, memory_kinds, snapshots
 from uma.engine.kv import pool as kv
+from uma.engine.kv.pictures import ids_of, outside, position_in, runs_in
 from uma.engine.kv.pool import Holding, KvPool
 from uma.engine.kv.snapshots import Snapshot, SnapshotStore
 from uma.llama.context import Context
@@ -457,3 +458,12 @@ def test_a_snapshot_of_the_same_tokens_is_counted_once(is_pinned: bool) -> None:
     kept = first if is_pinned else second
     assert (len(store), store.size_bytes) == (1, kept.size_bytes)
     assert store.find(array("i", [1, 2, 3, 4]), 0) == (kept, 3)
+
+
+def test_a_picture_of_several_parts_that_share_positions_is_cut_nowhere() -> None:
+    parts = [ids_of(bytes([part]), 8, positions) for part, positions in enumerate((0, 0, 5))]
+    tokens = array("i", [1, 2, *chain(*parts), 3])
+    assert [(run.start, run.end, run.positions) for run in runs_in(tokens)] == [(2, 10, 0), (10, 18, 0), (18, 26, 5)]
+    assert [outside(tokens, length) for length in range(28)] == [0, 1, *[2] * 24, 26, 27]
+    assert outside(tokens[:18], 18) == 2, "not all of it is there"
+    assert position_in(tokens, 26) == 7

@@ -17,13 +17,15 @@ Tokens = Sequence[int] | npt.NDArray[np.int32]
 
 
 class EmbeddingBatch:
-    """Embeddings of consecutive positions of one sequence, in the place of tokens, without logits."""
+    """Embeddings of tokens of one sequence, in the place of these, without logits."""
 
-    def __init__(self, embeddings: npt.NDArray[np.float32], first_pos: int, seq_id: int) -> None:
-        """`embeddings` is `[tokens, figures]`, row by row, and read in place."""
+    def __init__(self, embeddings: npt.NDArray[np.float32], positions: npt.NDArray[np.int32], seq_id: int) -> None:
+        """`embeddings` is `[tokens, figures]`, row by row, and read in place, as `positions` are: `[tokens]`, or with
+        M-RoPE `[4, tokens]`, all in a row.
+        """
         self.n_tokens = len(embeddings)
         self._embeddings = embeddings
-        self._pos = np.arange(first_pos, first_pos + self.n_tokens, dtype=np.int32)
+        self._pos = positions
         self._n_seq_id = np.ones(self.n_tokens, np.int32)
         self._seq_id = np.full(self.n_tokens, seq_id, np.int32)
         self._seq_lists = self._seq_id.ctypes.data + self._seq_id.itemsize * np.arange(self.n_tokens, dtype=np.uintp)

@@ -45,6 +45,8 @@ MARKER_BYTES = 16
 CUT_NODES = 4
 """Nodes of a projector's graph that are computed without a break: a large matrix product of it takes a fraction of a
 second on few cores, and all the others nearly nothing."""
+MROPE_POSITIONS = 4
+"""Numbers that say where a token is, with M-RoPE."""
 IDENTITY_BYTES = 2**20
 """Bytes of a projector's file that are read at its beginning and its end to tell it from others."""
 
@@ -217,23 +219,21 @@ class Projector(Closing):
         """Whether its tokens attend to later ones too: then one ubatch must hold all of them."""
         return bool(lib.mtmd_decode_use_non_causal(self.handle, picture.handle))
 
-    def is_divisible(self, picture: Picture) -> bool:
-        """Whether `decode` can compute a part of its tokens: their positions are those of a text, and none attends to
-        later ones.
-        """
-        return not self.uses_mrope and not self.attends_both_ways(picture)
+    def shares_positions(self, picture: Picture) -> bool:
+        """Whether all its tokens stand where it begins, for what llama.cpp keeps of a sequence."""
+        return self.uses_mrope and not picture.is_sound
 
     def decode(self, context: Context, picture: Picture, part: range, position: int, seq_id: int) -> int:
-        """Compute a `part` of the tokens of a picture that is encoded at the end of a sequence: all of them unless it
-        `is_divisible`. Returns what `Context.decode` does; what a failed one leaves in memory lies at `position` and
-        behind. One that `attends_both_ways` fits a ubatch.
+        """Compute a `part` of the tokens of a picture that is encoded at the end of a sequence, in one batch: all of
+        them where it `attends_both_ways`, and then they fit a ubatch. Returns what `Context.decode` does; what a failed
+        one leaves in memory lies at `position` and behind.
         """
         if picture.embedding is None:
             raise ValueError("picture: is not encoded")
-        if self.is_divisible(picture):
-            return context.decode_embeddings(
-                EmbeddingBatch(picture.embedding[part.start : part.stop], position, seq_id)
-            )
+        if not self.attends_both_ways(picture):
+            positions = self._positions(picture, part, position)
+            embeddings = picture.embedding[part.start : part.stop]
+            return context.decode_embeddings(EmbeddingBatch(embeddings, positions, seq_id))
         if part != range(picture.n_tokens):
             raise ValueError(f"part: {part} of a picture that cannot be cut")
         after = ctypes.c_int32(0)
@@ -246,6 +246,17 @@ class Projector(Closing):
                 self.handle, context.handle, picture.handle, pointer, *arguments
             ),
         )
+
+    def _positions(self, picture: Picture, part: range, position: int) -> npt.NDArray[np.int32]:
+        """Position of each token, or with M-RoPE four, of which the picture's place in the text is the first."""
+        if not self.shares_positions(picture):
+            along = np.arange(position, position + len(part), dtype=np.int32)
+            return np.tile(along, MROPE_POSITIONS if self.uses_mrope else 1)
+        places = (lib.mtmd_decoder_pos * picture.n_tokens)()
+        image = lib.mtmd_input_chunk_get_tokens_image(picture.handle)
+        lib.mtmd_helper_image_get_decoder_pos(image, position, places)
+        numbers = np.frombuffer(places, np.int32).reshape(-1, MROPE_POSITIONS)[part.start : part.stop]
+        return np.ascontiguousarray(numbers[:, [0, 2, 1, 3]].T).reshape(-1)  # time, y, x
 
     def close(self) -> None:
         """Free it. Harmless when repeated."""

@@ -217,15 +217,21 @@ class PictureReader:
             cuts = self._cuts(piece)
             for start, end in pairwise(cuts):
                 key = f"{self._projector.identity} {file.id} {len(pictures)} {start}".encode()
-                tokens += ids_of(key, end - start, end - start if len(cuts) > 2 else piece.n_positions)
+                tokens += ids_of(key, end - start, self._positions(piece, start, end))
                 parts.append((piece, start))
             pictures.append(piece)
         return _Seen(tokens, tuple(parts), tuple(pictures))
 
+    def _positions(self, picture: Picture, start: int, end: int) -> int:
+        """Positions of a part of a picture."""
+        if not self._projector.shares_positions(picture):
+            return end - start
+        return picture.n_positions if end == picture.n_tokens else 0
+
     def _cuts(self, picture: Picture) -> list[int]:
         """Where a picture is cut, its beginning and end included: streams go on between its parts."""
         tokens, parts = picture.n_tokens, 1
-        if self._projector.is_divisible(picture):
+        if not self._projector.attends_both_ways(picture):
             parts = -(-tokens // min(PART_TOKENS, self._context.n_batch))
         return [tokens * part // parts for part in range(parts + 1)]
 

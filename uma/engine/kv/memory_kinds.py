@@ -280,7 +280,11 @@ class Checkpointed(Attention):
 
     def resume_point(self, tokens: array[int], match: Match) -> tuple[Node, int]:
         """See `Attention`."""
-        return match.end, match.end.end
+        node = match.end
+        while outside(tokens, node.end) < node.end:  # a sequence that is read has come to there
+            assert node.parent is not None
+            node = next(above for above in node.parent.path() if above.parent is None or above.is_end)
+        return node, node.end
 
     def end_before(self, node: Node, length: int) -> tuple[Node, int]:
         """See `Attention`."""

@@ -2,7 +2,9 @@
 
 So the tree of prefixes, the snapshots and the comparison of prompts know pictures as they know text, and two pictures
 that take as many tokens are told apart. The last id of a run says how long it is and by how much positions rise over
-it: with M-RoPE that is less than its tokens, so a token's position is not its index. Pure.
+it: with M-RoPE that is less than its tokens, so a token's position is not its index. There all of a picture's tokens
+have one position for llama.cpp, which can cut it nowhere: it is several runs, so that it is read in parts, of which the
+last has all positions and those before say that it goes on. Pure.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ _HIGHEST = -2
 """The highest id; -1 is llama.cpp's word for none."""
 _HASH_BITS = 29
 _IS_LAST = 1 << _HASH_BITS
+_GOES_ON = 1 << _HASH_BITS + 1
 _POSITION_BITS = 14
 
 
@@ -42,14 +45,15 @@ class PictureRun:
 
 
 def ids_of(key: bytes, tokens: int, positions: int) -> array[int]:
-    """The ids of a picture, or a part of one, that `key` tells from all others. Raises `ValueError` for a size that
-    cannot be said.
+    """The ids of a picture, or a part of one, that `key` tells from all others. One without positions goes on. Raises
+    `ValueError` for a size that cannot be said.
     """
-    if not LEAST_TOKENS <= tokens <= MAX_TOKENS or not 0 <= (said := positions % tokens) <= MAX_POSITIONS:
+    said = 0 if positions == tokens else positions
+    if not LEAST_TOKENS <= tokens <= MAX_TOKENS or not 0 <= said <= MAX_POSITIONS:
         raise ValueError(f"a picture of {tokens:,} tokens and {positions:,} positions cannot be a part of a prompt")
     digest = np.frombuffer(hashlib.shake_256(key).digest(4 * (tokens - 1)), np.uint32)
     ids = array("i", (_HIGHEST - (digest & (_IS_LAST - 1)).astype(np.int64)).tolist())
-    ids.append(_HIGHEST - (_IS_LAST | tokens << _POSITION_BITS | said))
+    ids.append(_HIGHEST - (_IS_LAST | (0 if positions else _GOES_ON) | tokens << _POSITION_BITS | said))
     return ids
 
 
@@ -63,18 +67,22 @@ def runs_in(tokens: Sequence[int]) -> tuple[PictureRun, ...]:
 
 def _run(last: int, end: int) -> PictureRun:
     said = _HIGHEST - last - _IS_LAST
-    tokens, positions = said >> _POSITION_BITS, said & MAX_POSITIONS
-    return PictureRun(end - tokens, end, positions or tokens)
+    tokens, positions = (said & _IS_LAST - 1) >> _POSITION_BITS, said & MAX_POSITIONS
+    return PictureRun(end - tokens, end, 0 if said & _GOES_ON else positions or tokens)
 
 
 def outside(tokens: Sequence[int], length: int) -> int:
     """`length`, or where the picture begins that would be cut there."""
+    start = length
     for at in range(length, len(tokens)):
         if tokens[at] >= 0:
             break
         if tokens[at] <= _HIGHEST - _IS_LAST:
-            return min(length, _run(tokens[at], at + 1).start)
-    return length
+            start = min(length, _run(tokens[at], at + 1).start)
+            break
+    while 0 < start <= len(tokens) and tokens[start - 1] <= _HIGHEST - _IS_LAST - _GOES_ON:
+        start = _run(tokens[start - 1], start).start
+    return start
 
 
 def position_in(tokens: Sequence[int], length: int) -> int:

@@ -17,6 +17,7 @@ from uma.engine.adapters import AdapterSet
 from uma.engine.clock import now_ms
 from uma.engine.delivery.pacing import ONE_STEP, Stride, plan_stride
 from uma.engine.kv.checkpoints import LAST_TOKENS
+from uma.engine.kv.pictures import outside
 from uma.engine.kv.pool import KvPool
 from uma.engine.policy.cost import TILE_TOKENS
 from uma.engine.policy.lead import lead_ms, steps_lacking
@@ -313,9 +314,7 @@ class Executor:
         if not work:
             return
         if outcome.code == NO_ROOM:
-            # (A picture without parts is read in several batches where one does not hold it: the first can be there.)
-            if whole := [row for row in work if row[0].picture is None or self._cut_back(row[0], outcome)]:
-                retry += self._with_less(whole)
+            retry += self._with_less(work)
         elif outcome.code == ABORTED:
             back = self._put_back(work, outcome)
             retry += [] if self._is_given_up(outcome) else back
@@ -356,8 +355,7 @@ class Executor:
                 yield self._booked([sequence], decoding, learns=False)
                 outcome = decoding.outcome
             if outcome.code == NO_ROOM:
-                if self._cut_back(sequence, outcome):
-                    self._slots.preempt(sequence, now_ms())
+                self._slots.preempt(sequence, now_ms())
             elif not outcome.is_done:
                 self._cut_back(sequence, outcome)
                 if outcome.code != ABORTED:
@@ -381,7 +379,9 @@ class Executor:
     def _cut_back(self, sequence: Sequence, outcome: BatchOutcome) -> bool:
         """Remove what a failed batch can have left in memory. False where memory cannot be cut: then it is queued."""
         assert sequence.holding is not None
-        if not outcome.is_state_lost and self._pool.truncate(sequence.holding, sequence.computed):
+        computed = outside(sequence.tokens, sequence.computed)
+        if not outcome.is_state_lost and self._pool.truncate(sequence.holding, computed):
+            sequence.cut_back(computed)
             return True
         self._slots.restart(sequence)
         return False

@@ -184,11 +184,14 @@ class Sequence:
     first_token_ms: float = 0.0
     fair_share: FairShare = attrs.field(init=False)
     """What its client has had. The decode thread's, from its submission on."""
+    _mrope_delta: int = attrs.field(init=False)
+    """Tokens that all its pictures have more than positions."""
 
     def __attrs_post_init__(self) -> None:
         limit = self.request.sampling.max_reasoning_tokens
         if limit is not None:
             self.choice.bound_thinking(limit)
+        self._mrope_delta = sum(placed.run.mrope_delta for placed in self.pictures)
         self.account.served = self
 
     # What its request says
@@ -296,9 +299,9 @@ class Sequence:
     @property
     def next_position(self) -> int:
         """The position of the token that it computes next: behind a picture it can be less than the token's index."""
-        if not self.pictures:
-            return self.computed
-        return position_of(tuple(placed.run for placed in self.pictures if placed.run.mrope_delta), self.computed)
+        if not self.pictures or self.computed >= self.pictures[-1].run.end:
+            return self.computed - self._mrope_delta
+        return position_of([placed.run for placed in self.pictures], self.computed)
 
     @property
     def logprobs_pending(self) -> int:
