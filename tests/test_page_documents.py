@@ -60,12 +60,14 @@ def test_the_text_of_documents_is_what_the_model_is_given(here: Visitor) -> None
             den_html=HTML.encode(),
             scan_pdf=pdf(),
             cut_pdf=b"%PDF-1.7\n",
+            cut_docx=archive(word__document=WORD)[:-30],
+            odd_docx=archive(word__document=WORD.replace("&#8211;", "&#x7fffffff;")),
             den_odt=archive(content="<x/>"),
         )
     )
     toast = page.locator(".toast")
-    expect(toast).to_contain_text("Not attached: scan.pdf, cut.pdf, den.odt.")
-    for why in ("its pages are pictures", "a damaged PDF", "docx and HTML only"):
+    expect(toast).to_contain_text("Not attached: scan.pdf, cut.pdf, cut.docx and 2 more.")
+    for why in ("its pages are pictures", "a damaged PDF", "a damaged archive", "docx and HTML only"):
         expect(toast).to_contain_text(why)
     expect(attached).to_have_count(3)
     expect(attached.nth(0)).to_contain_text("den.pdf33 bytes · ")

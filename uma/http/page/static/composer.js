@@ -202,8 +202,8 @@ export class Composer {
     /** @type {Set<string>} */
     const reasons = new Set();
     const home = this.files; // another conversation can be shown before all are read
-    this.reading++;
     for (const file of files) {
+      this.reading++;
       this.list.hidden = false;
       this.list.append(h("li", { class: "file" }, h("span", { class: "pulse" }), file.name));
       try {
@@ -213,10 +213,11 @@ export class Composer {
         if (!(error instanceof Unreadable)) throw error;
         refused.push(file.name);
         reasons.add(error.message);
+      } finally {
+        this.reading--;
       }
       this.showFiles();
     }
-    this.reading--;
     for (const file of home.filter(({ text, tokens }) => text && tokens === undefined))
       void this.does.count(file.text).then((tokens) => {
         file.tokens = tokens;

@@ -6,7 +6,9 @@ import { textOf } from "./attachments.js";
 /** A PDF that takes longer to be read is given up. */
 const READ_MS = 30_000;
 /** Largest size of a Word file's XML, which can be a thousandth of that in the file. */
-const MAX_XML_BYTES = 50_000_000;
+const MAX_XML_BYTES = 20_000_000;
+/** So many tags the sanitizer looks at in a second. */
+const MAX_TAGS = 100_000;
 /** In an archive's end, the place of its list of files is told; a comment of so many bytes can follow. */
 const MAX_COMMENT_BYTES = 65_535;
 const [END, ENTRY, LOCAL] = [0x06054b50, 0x02014b50, 0x04034b50];
@@ -15,7 +17,7 @@ const DEFLATED = 8;
 const LINES =
   /<\/?(?:address|article|aside|blockquote|br|dd|div|dl|dt|figcaption|figure|footer|form|h[1-6]|header|hr|li|main|nav|ol|p|pre|section|table|tr|ul)\b/gi;
 /** What a Word file's text is made of: a piece of it, a tab, or the end of a line, of a table's cell, of a paragraph. */
-const PIECES = /<w:t(?: [^>]*)?>([^<]*)<\/w:t>|<w:(tab)\/>|<w:(?:br|cr)\b[^>]*>|<\/w:p>\s*(<\/w:tc>)?|<\/w:tr>/g;
+const PIECES = /<w:t(?: [^<>]*)?>([^<]*)<\/w:t>|<w:(tab)\/>|<w:(?:br|cr)\b[^<>]*>|<\/w:p>\s*(<\/w:tc>)?|<\/w:tr>/g;
 /** @type {Record<string, string>} */
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'" };
 
@@ -29,7 +31,11 @@ export async function readFile(file) {
   });
   const head = new TextDecoder("latin1").decode(data.slice(0, 1_024));
   const isPdf = head.includes("%PDF-");
-  const text = isPdf ? await textOfPdf(data) : head.startsWith("PK\x03\x04") ? await textOfWord(data) : textOf(data);
+  const damaged = () => {
+    throw new Unreadable("It is a damaged archive.");
+  };
+  const isArchive = head.startsWith("PK\x03\x04");
+  const text = isPdf ? await textOfPdf(data) : isArchive ? await textOfWord(data).catch(damaged) : textOf(data);
   if (text === null) throw new Unreadable("The model reads text, PDF, Word’s docx and HTML only.");
   if (isPdf && !text.trim()) throw new Unreadable("There is no text in it: its pages are pictures.");
   return /\.x?html?$/i.test(file.name) || file.type === "text/html" ? textOfHtml(text) : text;
@@ -72,9 +78,7 @@ async function pagesOf(task) {
 
 /** The text of a Word file; null of another archive. @param {ArrayBuffer} data */
 async function textOfWord(data) {
-  const xml = await unpacked(data, "word/document.xml").catch(() => {
-    throw new Unreadable("It is a damaged archive.");
-  });
+  const xml = await unpacked(data, "word/document.xml");
   if (xml === null) return null;
   const words = xml.replace(/^[^]*?<w:body>/, "").matchAll(PIECES);
   return Array.from(words, ([, text, tab, cell]) => {
@@ -120,6 +124,7 @@ async function wholeText(stream) {
 
 /** What can be read of a page. @param {string} html */
 function textOfHtml(html) {
+  if (html.split("<", MAX_TAGS).length === MAX_TAGS) throw new Unreadable("It is too long a page.");
   const clean = DOMPurify.sanitize(html.replace(LINES, "\n$&").replace(/<t[dh]\b/gi, "\t$&"));
   const text = typeof clean === "string" ? clean : (clean.textContent ?? "");
   return text.replace(/[^\S\n\t]+/g, " ").replace(/\s*\n\s*\n\s*/g, "\n\n").replace(/ *\n */g, "\n").trim();

@@ -237,11 +237,6 @@ function exportOne(conversation) {
   download(`${conversation.title || "conversation"}.json`, exportJson([conversation]));
 }
 
-/** @param {Conversation} conversation */
-function exportText(conversation) {
-  download(`${conversation.title || "conversation"}.md`, exportMarkdown(conversation), "text/markdown");
-}
-
 /** What can be done with a conversation of the list. @param {string} id @returns {Act[]} */
 function acts(id) {
   const one = chat.conversations.find((each) => each.id === id);
@@ -255,7 +250,7 @@ function acts(id) {
     { label: one.pinned ? "Unpin" : "Pin", icon: "pin", run: pin },
     { label: "Rename", icon: "edit", run: (entry) => rename(one, entry ?? heading) },
     { label: "Export as JSON", icon: "down", run: () => exportOne(one) },
-    { label: "Export as Markdown", icon: "down", run: () => exportText(one) },
+    { label: "Export as Markdown", icon: "down", run: () => download(`${one.title || "conversation"}.md`, exportMarkdown(one), "text/markdown") },
     { label: "Delete", icon: "x", isDanger: true, run: () => removeOne(one) },
   ];
 }
