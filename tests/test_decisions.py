@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from engine_world import answer, config_for, settled
 from every_kind import MEMORIES, write_named
 from hypothesis import given
 from hypothesis import strategies as st
+from projectors import png, write_projector, write_seeing_model
 from reference import real_model
 
 from benchmarks.f32 import f32_model
@@ -25,7 +27,17 @@ from uma.engine import Engine
 from uma.engine.policy import labels
 from uma.errors import BadRequest
 from uma.llama.model import Model
-from uma.types import WORDING, DecisionQuestion, DecisionRequest, Decisions, Message, Request, SamplingParams
+from uma.types import (
+    WORDING,
+    DecisionQuestion,
+    DecisionRequest,
+    Decisions,
+    Grammar,
+    Media,
+    Message,
+    Request,
+    SamplingParams,
+)
 
 STATE = "A parcel came in a torn box, and two of the five lamps in it are scratched."
 TOPICS = ["computer hardware", "computer games", "home cooking", "computer"]
@@ -225,6 +237,40 @@ async def test_reproducible_decisions_are_equal_to_the_last_bit(tiny: Path) -> N
             assert (await engine.decide(asked)).answers == first
     async with open_engine(config_for(tiny, **settings)) as engine:
         assert (await engine.decide(asked)).answers == first
+
+
+async def test_a_picture_of_the_state_is_read_once_and_probabilities_are_a_chat_s(tmp_path: Path) -> None:
+    model = write_seeing_model(tmp_path / "model.gguf", "qwen2vl")
+    write_projector(tmp_path / "mmproj-model.gguf", "qwen2vl")
+    colours = DecisionQuestion.choice("Colour?", ["red", "blue"])
+    asked = "Question: Colour?\nOptions: red, blue\nAnswer with one of these options only, exactly as it is written."
+
+    def seen(seed: int, text: str = "A photo.") -> Message:
+        return Message("user", text, media=[Media(b64encode(png(56, 56, seed)).decode(), 2)])
+
+    async with open_engine(config_for(model)) as engine:
+        first, other = [await engine.decide(decision([seen(seed)], [colours])) for seed in (1, 2)]
+        mass, other_mass = (math.log(found.answers[0].label_mass) for found in (first, other))
+        assert abs(mass - other_mass) > 0.1
+        again = await engine.decide(decision([seen(1)], [colours]))
+        assert again.read_tokens < 0.05 * again.usage.prompt_tokens
+        assert first.read_tokens < 0.4 * first.usage.prompt_tokens
+        assert again.answers[0].probabilities == pytest.approx(first.answers[0].probabilities, abs=1e-4)
+        told = list[float]()
+        for name in ("red", "blue"):
+            whole = SamplingParams(max_tokens=9, temperature=0, logprobs=1, grammar=Grammar(choice=[name]))
+            request = Request("c", messages=(seen(1, f"A photo.\n\n{asked}"),), sampling=whole)
+            tokens = (await answer(engine, request)).tokens[: len(name)]
+            told.append(math.fsum(each.logprobs.chosen.logprob for each in tokens if each.logprobs is not None))
+        powers = [math.exp(each) for each in told]
+        assert first.answers[0].probabilities == pytest.approx([each / sum(powers) for each in powers], abs=1e-4)
+        assert mass == pytest.approx(math.log(sum(powers)), abs=1e-2)
+        with pytest.raises(BadRequest, match="reproducible"):
+            await engine.decide(decision([seen(1)], [colours], reproducible=True))
+    (tmp_path / "blind").mkdir()
+    async with open_engine(config_for(write_model(tmp_path / "blind" / "model.gguf"))) as engine:
+        with pytest.raises(BadRequest, match=r"messages\[0\].*image"):
+            await engine.decide(decision([seen(1)], [colours]))
 
 
 def test_the_library_takes_texts_conversations_and_json_and_strings_as_questions(tiny: Path) -> None:

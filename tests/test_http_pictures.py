@@ -92,6 +92,18 @@ def test_openai_s_client_is_told_what_llama_cpp_says(seeing: HttpServer, expecte
         assert response.usage.input_tokens == said.usage.prompt_tokens
 
 
+def test_a_picture_is_decided_about(seeing: HttpServer, http_server: HttpServer) -> None:
+    questions: Any = [{"type": "predicate", "instructions": "Is it red?"}]
+    given: Any = [{"role": "user", "content": [INPUT_IMAGE, {"type": "input_text", "text": "A photo."}]}]
+    with openai_of(seeing) as client:
+        with_it = client.decisions.create(model="any", input=given, questions=questions)
+        without = client.decisions.create(model="any", input="A photo.", questions=questions)
+    assert with_it.answers[0].type == "predicate"
+    assert with_it.usage.input_tokens > without.usage.input_tokens
+    refused = http_server.ask("POST", "/v1/decisions", {"input": given, "questions": questions})
+    assert (refused.status, refused.json["error"]["param"]) == (400, "input[0].content[0]")
+
+
 @pytest.mark.parametrize(
     "url",
     [

@@ -107,6 +107,7 @@ class DecisionService:
                     most_tokens=most_tokens,
                     spellings={},
                     message_ends=(prompts.border,),
+                    pictures=prompts.pictures,
                     labels=tuple(row.prompt for row in window),
                 )
             )

@@ -152,7 +152,14 @@ class Engine:
             self._metrics,
         )
         self._decisions = DecisionService(
-            DecisionReader(context.model, self._prompts, self._chat, names=self._pool.cells.can_be_cut),
+            DecisionReader(
+                context.model,
+                self._prompts,
+                self._chat,
+                self._pictures,
+                self._with_files,
+                names=self._pool.cells.can_be_cut,
+            ),
             self._prompts,
             self._requests,
             self._gate,
@@ -278,20 +285,21 @@ class Engine:
     async def _read(self, request: Request, asked: Request) -> PicturePrompt:
         """The prompt of a request; `request` is what the template is given of what was asked."""
         first = len(request.messages or ()) - len(asked.messages or ())
-        place = next((place for place, _ in request.placed_media(first)), None)
-        if place is None:
+        if not any(request.placed_media()):
             return PicturePrompt(await self._prompts.read(request, must_fit=asked.truncation == "off"))
+        request = await self._with_files(request, first)
+        assert self._pictures is not None
+        return await self._prompts.read_pictures(partial(self._pictures.read, first=first), request)
+
+    async def _with_files(self, request: Request, first: int = 0) -> Request:
+        """The request with files instead of URLs. Raises `BadRequest` where it names what it cannot have."""
         if self._pictures is None:
+            place, _ = next(request.placed_media(first))
             raise BadRequest.at(
                 place.removesuffix("[0]").removesuffix(".media"),
                 "this model does not support image or audio "
                 "input; leave them out, or ask a model that has a projector (an mmproj file)",
             )
-        request = await self._with_files(request, first)
-        return await self._prompts.read_pictures(partial(self._pictures.read, first=first), request)
-
-    async def _with_files(self, request: Request, first: int) -> Request:
-        """The request with files instead of URLs. Raises `BadRequest` where it names what it cannot have."""
         check_count(request)
         for field, media in request.placed_media(first):
             if media.path is not None:

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cached_property, partial
+from itertools import zip_longest
 
 import attrs
 
 from uma.engine.intake.chat import ChatAbilities
+from uma.engine.intake.pictures import PictureReader, SeenFile, placed
 from uma.engine.intake.prompt import PromptReader
 from uma.engine.intake.rendering import rendered
 from uma.engine.kv.prefix_tree import common_length
 from uma.engine.policy import labels
+from uma.engine.worker.sequence import PlacedPicture
 from uma.errors import BadRequest, TemplateError
 from uma.llama.model import Model
 from uma.types import Message, Request
@@ -29,6 +32,8 @@ MAX_NAME_TOKENS = 64
 of logits of its own."""
 _QUESTION, _CUT = "\ufdd0", "\ufdd1"
 """Characters that no text has: one for the question's place, one for a cut in a special token's spelling."""
+_NONE = "\ufffd"
+"""Stands for these where a text has them, so that its pictures are still where they were."""
 _ANSWER = "UMA reads the answer here"
 _UNSAID = {"predicate": "Does this hold?", "choice": "Which option fits best?", "score": "Which level fits best?"}
 
@@ -57,6 +62,8 @@ class DecisionPrompts:
     border: int
     """Tokens at the beginning of all prompts that are the state's."""
     asked: list[AskedPrompt]
+    pictures: tuple[PlacedPicture, ...] = ()
+    """Pictures of the state, at the same tokens of all prompts."""
 
 
 @attrs.frozen
@@ -67,52 +74,75 @@ class _Frame:
     behind: str
     lead: str
     """Spaces that the template writes before the answer: they belong to its first token."""
+    files: Sequence[SeenFile] = ()
+    """Pictures, whose marks are in `before`."""
 
 
 class DecisionReader:
     """Makes the prompts of decisions for one model."""
 
-    def __init__(self, model: Model, prompts: PromptReader, chat: ChatAbilities, *, names: bool) -> None:
-        """`names`: whether `auto` labels can be names, which branch the prompt's memory."""
+    def __init__(
+        self,
+        model: Model,
+        prompts: PromptReader,
+        chat: ChatAbilities,
+        pictures: PictureReader | None,
+        with_files: Callable[[Request], Awaitable[Request]],
+        *,
+        names: bool,
+    ) -> None:
+        """`with_files` gives a request the files that its pictures name. `names`: whether `auto` labels can be names,
+        which branch the prompt's memory.
+        """
         self._model = model
         self._prompts = prompts
         self._chat = chat
+        self._pictures = pictures
+        self._with_files = with_files
         self._has_names = names
 
     async def read(self, request: DecisionRequest) -> DecisionPrompts:
         """The prompts of a request. Raises what `PromptReader.read` does."""
-        for place, message in enumerate(request.messages):
-            if message.media:
-                why = "decisions read text and no pictures or sounds yet; describe them in text"
-                raise BadRequest.at(f"messages[{place}].media", why)
         texts = [message.content for message in request.messages]
         texts += [text for question in request.questions for text in _texts(question)]
         self._prompts.check_bytes_of(*texts)
-        conversation = self._chat.prepared(_conversation(request))
+        conversation, read = self._chat.prepared(_conversation(request)), partial(self._read, request)
+        if any(conversation.placed_media()):
+            if request.reproducible:
+                raise BadRequest.at("reproducible", "pictures and sounds cannot be read so yet; leave it out")
+            return await self._prompts.read_pictures(read, await self._with_files(conversation))
         chars = sum(map(len, texts))
-        return await self._prompts.in_thread(partial(self._read, request, conversation), chars, request.priority)
+        return await self._prompts.in_thread(partial(read, conversation), chars, request.priority)
 
-    def _read(self, request: DecisionRequest, conversation: Request) -> DecisionPrompts:
-        """Any thread."""
-        frame = self._frame(conversation)
+    def _read(
+        self, request: DecisionRequest, conversation: Request, next_file: Callable[[], None] | None = None
+    ) -> DecisionPrompts:
+        """Any thread. `next_file` is there where the state has pictures: see `PictureReader.read`."""
+        files = list[SeenFile]()
+        if self._pictures is not None and next_file is not None:
+            conversation, files = self._pictures.marked(conversation, next_file)
+        frame = self._frame(conversation, files)
         asked = [prompt for index in range(len(request.questions)) for prompt in self._asked(request, index, frame)]
-        state, whole = self._ids(frame.before), self._ids(frame.before + asked[0].text)
+        state, whole = (self._ids(text, files=frame.files) for text in (frame.before, frame.before + asked[0].text))
         border = common_length(state, whole)
         if state + asked[0].tokens != whole:
             state, asked = (
                 array("i"),
-                [attrs.evolve(prompt, tokens=self._ids(frame.before + prompt.text)) for prompt in asked],
+                [
+                    attrs.evolve(prompt, tokens=self._ids(frame.before + prompt.text, files=frame.files))
+                    for prompt in asked
+                ],
             )
-        return DecisionPrompts(state, border, asked)
+        return DecisionPrompts(state, border, asked, placed(whole, frame.files))
 
-    def _frame(self, conversation: Request) -> _Frame:
+    def _frame(self, conversation: Request, files: Sequence[SeenFile]) -> _Frame:
         messages = tuple(map(self._guarded, conversation.messages or ()))
         text = rendered(self._model.chat_template, attrs.evolve(conversation, messages=messages))
         before, mark, behind = text.removesuffix(_ANSWER).partition(_QUESTION)
         if not mark or not text.endswith(_ANSWER) or _QUESTION in behind:
             raise TemplateError("this model's chat template does not show a question as it is; ask another model")
         stripped = behind.rstrip(" ")
-        return _Frame(before, stripped, behind[len(stripped) :])
+        return _Frame(before, stripped, behind[len(stripped) :], files)
 
     def _guarded(self, message: Message) -> Message:
         calls = [attrs.evolve(call, arguments=self._cut(call.arguments)) for call in message.tool_calls]
@@ -129,12 +159,19 @@ class DecisionReader:
         longest = sorted((text for text in spellings if len(text) > 1), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest)) or r"(?!)")
 
-    def _ids(self, text: str, *, begins: bool = True) -> array[int]:
-        """Tokens of a text, cut where a request spells a special token; `begins`: it is a prompt's beginning."""
+    def _ids(self, text: str, *, begins: bool = True, files: Sequence[SeenFile] = ()) -> array[int]:
+        """Tokens of a text, cut where a request spells a special token; `begins`: it is a prompt's beginning. `files`
+        are the pictures that it has marks of.
+        """
         vocab, ids = self._model.vocab, array("i")
         adds = begins and self._model.chat_template.needs_bos(text)
-        for at, part in enumerate(text.split(_CUT)):
-            ids.frombytes(vocab.tokenize(part, add_special=adds and at == 0, parse_special=True).tobytes())
+        parts = self._pictures.parts_of(text, files) if files and self._pictures is not None else [text]
+        for part, file in zip_longest(parts, files):
+            for piece in part.split(_CUT):
+                ids.frombytes(vocab.tokenize(piece, add_special=adds, parse_special=True).tobytes())
+                adds = False
+            if file is not None:
+                ids += file.tokens
         return ids
 
     def _asked(self, request: DecisionRequest, index: int, frame: _Frame) -> Iterator[AskedPrompt]:
@@ -192,7 +229,8 @@ class DecisionReader:
 def _conversation(request: DecisionRequest) -> Request:
     """The state as a conversation that ends with an answer, and has a mark where the question goes."""
     *before, last = (
-        attrs.evolve(turn, content=turn.content.replace(_QUESTION, "").replace(_CUT, "")) for turn in request.messages
+        attrs.evolve(turn, content=turn.content.replace(_QUESTION, _NONE).replace(_CUT, _NONE))
+        for turn in request.messages
     )
     if last.role == "user":
         last = attrs.evolve(last, content=f"{last.content}\n\n{_QUESTION}" if last.content else _QUESTION)

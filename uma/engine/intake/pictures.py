@@ -41,7 +41,7 @@ PART_TOKENS = 32
 
 
 @attrs.frozen(eq=False)
-class _Seen:
+class SeenFile:
     """A picture's file that was prepared."""
 
     tokens: array[int]
@@ -78,7 +78,7 @@ class PictureReader:
         self._projector = projector
         self._decoder = MediaDecoder(sees=projector.sees, hears=projector.hears)
         self._lock = threading.Lock()
-        self._kept: dict[str, _Seen] = {}
+        self._kept: dict[str, SeenFile] = {}
         """Pictures by the file's hash, those used last at the end."""
         self._prepared: WeakSet[Picture] = WeakSet()
         """Pictures that were not encoded when they were looked at last."""
@@ -94,14 +94,8 @@ class PictureReader:
             text = rendered(template, marked)
         else:
             text, parse_special = marked.prompt, marked.parse_special
-        files = list[_Seen]()
-        for field, media in request.placed_media(first):
-            next_file()
-            self._check_length(files, f"{field}.data")
-            files.append(self._seen(media.data, f"{field}.data", where, files))
-        head, *rest = text.split(self._projector.marker)
-        if len(rest) != len(files):
-            raise BadRequest.at(where, "the chat template drops a picture or a sound, or shows one twice")
+        files = self._files(request, next_file, first, where)
+        head, *rest = self.parts_of(text, files, where)
         adds_special = not parse_special or template.needs_bos(text)
         tokens = array("i", [vocab.bos] if adds_special and vocab.adds_bos else [])
         ends, at, token_ends = self._ends(marked, text), 0, set[int]()
@@ -119,9 +113,25 @@ class PictureReader:
             tokens.append(vocab.eos)
         if not tokens or tokens[-1] < 0:
             raise BadRequest.at(where, "a prompt cannot end with a picture or a sound; write something behind it")
-        pairs = zip(runs_in(tokens), (part for file in files for part in file.parts), strict=True)
-        placed = tuple(PlacedPicture(run, picture, start) for run, (picture, start) in pairs)
-        return PicturePrompt(tokens, placed, tuple(sorted(token_ends - {0})))
+        return PicturePrompt(tokens, placed(tokens, files), tuple(sorted(token_ends - {0})))
+
+    def marked(self, request: Request, next_file: Callable[[], None]) -> tuple[Request, list[SeenFile]]:
+        """A request with marks in the place of its pictures, and these. See `read`."""
+        return self._marked(request, 0), self._files(request, next_file, 0, _where(request))
+
+    def parts_of(self, text: str, files: Sequence[SeenFile], where: str = "messages") -> list[str]:
+        """A rendered prompt's text before, between and behind its pictures. Raises `BadRequest`."""
+        if len(parts := text.split(self._projector.marker)) != len(files) + 1:
+            raise BadRequest.at(where, "the chat template drops a picture or a sound, or shows one twice")
+        return parts
+
+    def _files(self, request: Request, next_file: Callable[[], None], first: int, where: str) -> list[SeenFile]:
+        files = list[SeenFile]()
+        for field, media in request.placed_media(first):
+            next_file()
+            self._check_length(files, f"{field}.data")
+            files.append(self._seen(media.data, f"{field}.data", where, files))
+        return files
 
     def _ends(self, marked: Request, text: str) -> list[int]:
         """Characters of the prompt before each end of a message that is of use."""
@@ -157,7 +167,7 @@ class PictureReader:
             before = item.at
         return "".join((*parts, text[before:]))
 
-    def _check_length(self, files: Sequence[_Seen], field: str) -> None:
+    def _check_length(self, files: Sequence[SeenFile], field: str) -> None:
         """Refuse a request that has more than fits already, before the next file is decoded."""
         taken, most = sum(len(file.tokens) for file in files), self._context.n_ctx_seq
         if taken > most:
@@ -169,7 +179,7 @@ class PictureReader:
                 n_ctx=most,
             )
 
-    def _seen(self, text: str, field: str, where: str, own: Sequence[_Seen]) -> _Seen:
+    def _seen(self, text: str, field: str, where: str, own: Sequence[SeenFile]) -> SeenFile:
         """What a file is in a prompt; decoded where it was not seen lately. Its request has its `own` before it."""
         data = file_of(text, field)
         id = hashlib.sha256(data).hexdigest()
@@ -187,7 +197,7 @@ class PictureReader:
                 size -= self._kept.pop(next(iter(self._kept))).size_bytes
         return seen
 
-    def _check_room(self, own: Sequence[_Seen]) -> None:
+    def _check_room(self, own: Sequence[SeenFile]) -> None:
         for picture in [picture for picture in self._prepared if picture.embedding is not None]:
             self._prepared.discard(picture)
         if self._waiting_tokens(own) < MAX_PREPARED_TOKENS:
@@ -200,11 +210,11 @@ class PictureReader:
                 retry_after_ms=UNKNOWN_SERVICE_MS,
             )
 
-    def _waiting_tokens(self, own: Sequence[_Seen]) -> int:
+    def _waiting_tokens(self, own: Sequence[SeenFile]) -> int:
         mine = {picture for seen in own for picture in seen.pictures}
         return sum(picture.n_tokens for picture in self._prepared if picture not in mine)
 
-    def _made(self, file: Pixels | Samples, where: str) -> _Seen:
+    def _made(self, file: Pixels | Samples, where: str) -> SeenFile:
         """What a decoded file is in a prompt. All that is asked of its pictures is asked here, while no other thread
         has them.
         """
@@ -220,7 +230,7 @@ class PictureReader:
                 tokens += ids_of(key, end - start, self._positions(piece, start, end))
                 parts.append((piece, start))
             pictures.append(piece)
-        return _Seen(tokens, tuple(parts), tuple(pictures))
+        return SeenFile(tokens, tuple(parts), tuple(pictures))
 
     def _positions(self, picture: Picture, start: int, end: int) -> int:
         """Positions of a part of a picture."""
@@ -248,6 +258,12 @@ class PictureReader:
     def close(self) -> None:
         """End the child process."""
         self._decoder.close()
+
+
+def placed(tokens: array[int], files: Sequence[SeenFile]) -> tuple[PlacedPicture, ...]:
+    """The pictures of a prompt, each where its ids are."""
+    pairs = zip(runs_in(tokens), (part for file in files for part in file.parts), strict=True)
+    return tuple(PlacedPicture(run, picture, start) for run, (picture, start) in pairs)
 
 
 def _where(request: Request) -> str:
