@@ -48,7 +48,7 @@ QUESTIONS = (
 )
 
 
-def decision(state: str = STATE, questions: Any = QUESTIONS, **fields: Any) -> DecisionRequest:
+def decision(state: Any = STATE, questions: Any = QUESTIONS, **fields: Any) -> DecisionRequest:
     messages = state if isinstance(state, list) else [Message("user", state)]
     return DecisionRequest(**({"id": "d", "messages": messages, "questions": questions} | fields))
 
