@@ -18,6 +18,8 @@ UNUSABLE = 2
 TERMINAL_GONE = 129
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+MODULES = dict.fromkeys(("pin", "unpin", "pause", "resume"), "steer")
+"""Modules of commands that have none of their own name."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,7 +73,8 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     if options.command is None:
         parser.print_help(sys.stderr)
         return UNUSABLE
-    code: int = importlib.import_module(f"uma.cli.{options.command.replace('-', '_')}").main(options)
+    module = MODULES.get(options.command, options.command.replace("-", "_"))
+    code: int = importlib.import_module(f"uma.cli.{module}").main(options)
     return code
 
 

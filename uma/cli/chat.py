@@ -8,7 +8,8 @@ import argparse
 import math
 import os
 import shlex
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,12 +19,12 @@ from uma.cli import words
 from uma.cli.conversation import ChatHistory, ChatTurn, check_writable
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
-from uma.cli.pick_view import standard_view
 from uma.cli.pictures import ChatPicture, dropped
 from uma.cli.slash import ALIASES, COMMANDS, DESTRUCTIVE, FAREWELLS, NO_ROOM, SET
 from uma.cli.source import Bond, Opened, open_source
+from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
-from uma.cli.view import DROPPED, ChatView
+from uma.cli.view import DROPPED, PROMPT, ChatView, PlainLines, PlainView
 from uma.config import Loaded, nearest
 from uma.errors import BadRequest, ConnectionLost, IdleTimeout, ModelError, PromptTooLarge, ShuttingDown, UmaError
 from uma.models.names import one_meant
@@ -50,6 +51,16 @@ def main(options: argparse.Namespace) -> int:
     return run(partial(_chat, options, loaded, chat))
 
 
+def _view(commands: Iterable[str], *, keeps_history: bool) -> ChatView:
+    """The view that this process's standard input and output allow; with `keeps_history` later chats know its lines."""
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if is_terminal and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
+        from uma.cli.terminal_view import TerminalView  # noqa: PLC0415  (slow to import, and a pipe has no use for it)
+
+        return TerminalView.standard(commands, keeps_history=keeps_history)
+    return PlainView(PlainLines(0, PROMPT if is_terminal else ""), TextOutput.standard())
+
+
 def _check_model(name: str) -> None:
     """Raise `ModelError` where there is no such model: a question can have been meant, and that is another command."""
     from uma.models import catalog  # noqa: PLC0415  (slow to import, and not needed where no model is named)
@@ -62,7 +73,7 @@ def _check_model(name: str) -> None:
 
 
 async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[..., Chat], interrupts: Interrupts) -> int:
-    chat = begin(view=standard_view(COMMANDS, keeps_history=not options.no_history), interrupts=interrupts)
+    chat = begin(view=_view(COMMANDS, keeps_history=not options.no_history), interrupts=interrupts)
     chat.truncation = "compact" if options.compact else "auto" if options.keep_going else "off"
     question: ChatTurn | None = None
     while True:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from datetime import datetime
 
-from uma.cli import say
+from uma.cli import say, words
 from uma.cli.options import load_settings
 from uma.cli.sanitize import json_text
 from uma.cli.source import connected
@@ -22,7 +22,6 @@ BAR_CELLS = 24
 """Length of the bar of a cause that took all of the time."""
 LEAST_SHARE = 0.005
 """Part of the time below which a cause has no row: it would be 0 %."""
-_LANES = {1: "interactive", 0: "normal", -1: "background"}
 _OF_HTTP = re.compile(r"^(?:chatcmpl-|cmpl-|resp_|msg_)(?=[0-9a-f]{24})")
 """What the ids of answers over HTTP have before the request's own."""
 
@@ -56,7 +55,7 @@ def show_explained(explained: Explained) -> None:
 
 
 def _head(shown: Explained) -> Iterator[str]:
-    yield " · ".join(filter(None, [f"request {shown.id}", _LANES.get(shown.priority, ""), shown.origin]))
+    yield " · ".join(filter(None, [f"request {shown.id}", words.LANES.get(shown.priority, ""), shown.origin]))
     came = datetime.fromtimestamp(shown.came_at).astimezone().isoformat(sep=" ", timespec="seconds")
     ended = f"ended: {shown.reason}" if shown.reason else "it runs"
     yield f"came {came}, {'took' if shown.reason else 'so far'} {seconds(shown.age_ms)}, {ended}"

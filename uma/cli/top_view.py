@@ -26,7 +26,6 @@ from uma.metrics.live import Percentiles
 BLOCKS = "▁▂▃▄▅▆▇█"
 LEAST_COLUMNS = 60
 """Narrowest screen on which nothing that matters is cut."""
-LANES = {1: "interactive", 0: "normal", -1: "background"}
 GAP = 2
 """Columns between two of the table's."""
 MAX_PROGRAMS = 5
@@ -60,7 +59,7 @@ class Column:
 
 
 def _lane(row: RequestRow) -> str:
-    return LANES.get(row.request.priority, str(row.request.priority))
+    return words.LANES.get(row.request.priority, str(row.request.priority))
 
 
 def _ms(value: float | None) -> str:
@@ -70,7 +69,7 @@ def _ms(value: float | None) -> str:
 PID_FROM_COLUMNS = 120
 """Narrowest screen with a column for processes."""
 COLUMNS = (
-    Column("lane", max(map(len, LANES.values())), 80, _lane, "left"),
+    Column("lane", max(map(len, words.LANES.values())), 80, _lane, "left"),
     Column("state", 13, 60, lambda row: row.state, "left"),
     Column("read", 5, 60, lambda row: f"{math.floor(100 * row.read_share)} %"),
     Column("tok/s", 5, 60, lambda row: words.figure(row.tokens_per_sec) if row.tokens_per_sec else ""),

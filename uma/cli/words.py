@@ -12,6 +12,8 @@ DEMONSTRATION = (
 )
 BLIND = "this model does not support image input; one that has a projector beside it (--mmproj) does"
 
+LANES = {1: "interactive", 0: "normal", -1: "background"}
+"""Names of a request's priorities."""
 MOST_NAMED = 8
 """Maximum of models that one line names."""
 
