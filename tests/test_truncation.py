@@ -106,7 +106,7 @@ def test_requests_of_one_conversation_begin_alike_until_two_fifths_more_have_com
         before = kept
 
 
-@pytest.mark.parametrize(("kind", "turns"), [("attention", 200), ("hybrid", 100)])
+@pytest.mark.parametrize(("kind", "turns"), [("attention", 120), ("hybrid", 70)])
 async def test_a_long_conversation_goes_on_and_most_turns_read_only_what_is_new(
     tmp_path: Path, kind: Kind, turns: int
 ) -> None:

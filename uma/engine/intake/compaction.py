@@ -76,7 +76,7 @@ class Summaries:
                 why = error.message
         summary = self._kept.get(hashes[-1], "")
         if not summary:
-            return attrs.evolve(cut, why_no_summary=why or "the model wrote none")
+            return attrs.evolve(cut, why_no_summary=why or "none was written")
         self._kept.move_to_end(hashes[-1])
         messages = _with_summary(cut.request.messages or (), summary)
         return attrs.evolve(cut, request=attrs.evolve(cut.request, messages=messages), is_summarised=True)

@@ -45,6 +45,7 @@ class Cut:
         if not self.gone:
             return ()
         done = "were replaced by a summary" if self.is_summarised else "were left out"
+        done += f" ({self.summary_tokens:,} tokens were read and written for it)" if self.summary_tokens else ""
         why = f"; there is no summary of them: {self.why_no_summary}" if self.why_no_summary else ""
         return (f"truncation: {len(self.gone):,} messages of the oldest turns {done}, to fit the context{why}",)
 
