@@ -11,7 +11,7 @@ thread.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 
 from uma.engine.kv.memory_kinds import Attention
 from uma.engine.kv.pictures import outside, runs_in
@@ -69,10 +69,14 @@ class Checkpoints:
             position *= 2
         if not any(prompt_tokens - end <= LEAST_SAVED_TOKENS for end in ends):
             wanted.add(prompt_tokens - LAST_TOKENS)
-        # Other questions are asked about a picture: one takes a second checkpoint, however short it is.
-        behind = [run.end for run in runs_in(tokens) if run.end < len(tokens) and tokens[run.end] >= 0]
-        kept = {outside(tokens, end) for end in wanted if end < prompt_tokens}
-        found = sorted({*_spaced(kept, computed), *_spaced(behind, computed)})
+        found: list[int] = []
+        for end in sorted({outside(tokens, end) for end in wanted if end < prompt_tokens}):
+            if end - (found[-1] if found else computed) >= LEAST_SAVED_TOKENS:
+                found.append(end)
+        # Other questions are asked about a picture, however short this one is. (Of several, about the last: a state for
+        # each would take the place of others'.)
+        if (runs := runs_in(tokens)) and runs[-1].end - computed >= LEAST_SAVED_TOKENS:
+            found = sorted({*found, runs[-1].end})
         # Others have gone on differently from here: so can further ones.
         branch = outside(tokens, min(self._tree.match(tokens).length, prompt_tokens - 1))
         if branch - computed >= LEAST_SAVED_TOKENS:
@@ -129,11 +133,3 @@ class Checkpoints:
             self._last_worth = least.worth
             tree.drop_checkpoint(least)
         return True
-
-
-def _spaced(ends: Iterable[int], start: int) -> Iterator[int]:
-    """Places among `ends` behind `start` that are far enough from the one before."""
-    for end in sorted(ends):
-        if end - start >= LEAST_SAVED_TOKENS:
-            yield end
-            start = end
