@@ -38,7 +38,7 @@ prompts."""
 FAST_AGAIN = 0.5
 """Time of a tile, as a share of the longest, below which a lone prompt is read in tiles again."""
 LEAST_TURN_STEPS, MOST_TURN_STEPS = 2, 8
-"""Minimum and maximum decode steps of a set of adapters before another has its turn."""
+"""Bounds of the decode steps of a set of adapters before another has its turn."""
 EMBED_LEAST_SHARE = 0.5
 """Minimum time for texts to embed after a decode step, as a share of the step, where streams miss their targets
 anyway."""
