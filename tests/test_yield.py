@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import trio.testing
+from http_server import ServeModels
+from quota_group import in_a_memory_group
 from several import GREEDY, NAMES, PROMPT
 from test_models_life import opened, text, until
 
+from harness import PATIENCE_SEC
+from harness import until as until_seen
+from uma.supervisor.model import LoadedModel
 from uma.supervisor.models import YIELD_SEC
-from uma.supervisor.pressure import Pressure
+from uma.supervisor.pressure import SCARCE, SCARCE_GPU_BYTES, Pressure
 from uma.types import Request, SamplingParams, Token
+
+MIB = 2**20
+TAKES = """\
+import sys
+held = []
+for line in sys.stdin:
+    held.append(b"x" * int(line))
+    print("took it", flush=True)
+"""
+"""Another program: it takes as many bytes as each line of its input says."""
 
 Capture = pytest.LogCaptureFixture
 GROUP = "1 0 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
@@ -86,7 +104,7 @@ async def test_idle_models_leave_the_largest_first_and_one_that_is_used_goes_on(
             machine(tmp_path, left_mib=50)
             mock_clock.jump(YIELD_SEC)
             await until(lambda: models.find("gamma-one").state == "unloaded")
-            assert models.find("gamma-one").yielded == "the machine has 50 MiB of memory left"
+            assert models.find("gamma-one").yielded == "left, as the machine has 50 MiB of memory left"
             for _ in range(3):
                 mock_clock.jump(YIELD_SEC)
                 assert isinstance(await anext(stream), Token)
@@ -110,3 +128,99 @@ async def test_of_several_idle_models_the_one_that_takes_most_leaves_first(
         await until(lambda: any(models.find(name).state == "unloaded" for name in NAMES))
         (left,) = [name for name in NAMES if models.find(name).yielded]
         assert taken[left] == max(taken.values())
+
+
+async def test_where_no_model_can_leave_kept_prefixes_do_and_why_is_told_as_long_as_it_is_so(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock, caplog: Capture
+) -> None:
+    caplog.set_level("INFO")
+    kept = {"cache_ram_mb": 64, "cache_tokens": 0, "cache_dir": ""}
+    async with opened(folder, monkeypatch, yield_memory=True, idle_unload=0, **kept) as models:
+        models.pressure = Pressure(machine(tmp_path, left_mib=800))
+        await models.pin("alpha")
+
+        async def until_kept(snapshots: int, jump_sec: float = 0) -> None:
+            give_up = time.monotonic() + PATIENCE_SEC
+            while (await models.metrics())["cache_ram_snapshots"] != snapshots:
+                assert time.monotonic() < give_up
+                mock_clock.jump(jump_sec)
+                await trio.testing.wait_all_tasks_blocked(0.01)
+
+        for number in range(2):
+            request = Request(f"{number}", prompt=f"{number} " * 120, sampling=SamplingParams(**GREEDY), model="alpha")
+            async with models.generate(request) as stream:
+                assert [event async for event in stream]
+        await until_kept(2)
+        machine(tmp_path, left_mib=50)
+        await until_kept(0, YIELD_SEC)
+        assert models.find("alpha").state == "loaded"
+        assert models.find("alpha").yielded == "dropped prefixes, as the machine has 50 MiB of memory left"
+        machine(tmp_path, left_mib=800)
+        mock_clock.jump(YIELD_SEC)
+        await until(lambda: models.find("alpha").yielded == "")
+    assert caplog.text.count("event=prefixes.yielded") >= 2
+
+
+async def test_idle_models_leave_a_gpu_that_another_program_needs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    free_bytes = SCARCE_GPU_BYTES
+
+    async def told(held: LoadedModel) -> dict[str, int]:
+        return {"gpu_free_bytes": free_bytes}
+
+    async with opened(folder, monkeypatch, yield_memory=True, idle_unload=0) as models:
+        models.pressure = Pressure(machine(tmp_path, left_mib=800))
+        await models.load("alpha")
+        monkeypatch.setattr(LoadedModel, "metrics", told)
+        mock_clock.jump(YIELD_SEC)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert models.find("alpha").state == "loaded"
+        free_bytes = 100 * MIB
+        mock_clock.jump(YIELD_SEC)
+        await until(lambda: models.find("alpha").state == "unloaded")
+        assert models.find("alpha").yielded == "left, as a GPU has 100 MiB of memory left"
+
+
+def test_another_program_takes_the_memory_of_a_control_group_and_nothing_is_killed(
+    serve_models: ServeModels, tmp_path: Path
+) -> None:
+    with in_a_memory_group() as group:
+        server = serve_models("--models", ",".join(NAMES), "--yield-memory", "--idle-unload", "0")
+        other = subprocess.Popen(
+            [sys.executable, "-c", TAKES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def take(size: float) -> None:
+        assert other.stdin and other.stdout
+        print(int(size), file=other.stdin, flush=True)
+        assert other.stdout.readline() == "took it\n", "it was killed"
+
+    def states() -> dict[str, str]:
+        return {model["id"]: model["status"]["value"] for model in server.ask("GET", "/v1/models").json["data"]}
+
+    def taken() -> dict[str, str]:
+        """What models there are once the other program has taken all but half of what is scarce."""
+        if (more := group.memory_left_bytes() - group.memory_limit_bytes() / SCARCE * 0.9) > 0:
+            take(more)
+        return states()
+
+    try:
+        body = {"prompt": PROMPT, "max_tokens": 4}
+        for name in NAMES[1:]:
+            assert server.ask("POST", "/v1/completions", {**body, "model": name}).status == 200
+        with server.connect() as raw:
+            endless = {"model": NAMES[0], "max_tokens": 100_000, "ignore_eos": True, "stream": True, "logprobs": 5}
+            raw.send("POST", "/v1/completions", {**body, **endless})
+            until_seen(states, lambda now: set(now.values()) == {"loaded"})
+            limit = group.folder / ("memory.max" if group.version == 2 else "memory.limit_in_bytes")
+            used = group.folder / ("memory.current" if group.version == 2 else "memory.usage_in_bytes")
+            limit.write_text(str(int(used.read_text()) + 1024 * MIB))
+            until_seen(taken, lambda now: list(now.values()) == ["loaded", "unloaded", "unloaded"])
+            begun = server.process.metrics()["tokens_generated_total"]
+            while server.process.metrics()["tokens_generated_total"] <= begun:
+                assert raw.sock.recv(MIB), "the stream has ended"
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.communicate()

@@ -153,10 +153,10 @@ def _leaves(model: ListedModel) -> str:
     """When a model leaves if no request comes; of one that failed, why."""
     if model.failure:
         return f"failed: {sanitize_line(model.failure)}"
+    if model.yielded:
+        return f"for other programs: {sanitize_line(model.yielded)}"
     if model.is_pinned:
         return "pinned"
-    if model.yielded:
-        return f"left for another program: {sanitize_line(model.yielded)}"
     if model.leaves_in_sec is not None:
         return f"leaves in {timedelta(seconds=round(model.leaves_in_sec))}"
     return "leaves when its memory is needed" if model.state == "loaded" else ""

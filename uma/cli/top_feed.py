@@ -82,7 +82,7 @@ class SocketFeed:
         if models:
             loaded = [model for model in models if model.state == "loaded"]
             name = f"{', '.join(model.name for model in loaded) or 'none'} of {len(models)} models"
-            name += "".join(f"; {model.name} left: {model.yielded}" for model in models if model.yielded)
+            name += "".join(f"; {model.name} {model.yielded}" for model in models if model.yielded)
             slots = 0  # each has its own, so when one that waits begins is not known
             rss_bytes = None if rss_bytes is None else rss_bytes + sum(model.taken_bytes for model in loaded)
         at_sec = trio.current_time()

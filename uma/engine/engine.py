@@ -450,6 +450,10 @@ class Engine:
         """Compute nothing for so long from now on, or with 0 go on: what runs stands still, and what comes waits."""
         self.worker.pause(seconds)
 
+    def yield_memory(self) -> None:
+        """Drop half of the prefixes that are kept in host memory, for other programs."""
+        self.worker.yield_memory()
+
     async def end_request(self, number: int) -> bool:
         """End the request of this `RunningRequest.number`, with all of its answers; its reader gets `Ended`.
 

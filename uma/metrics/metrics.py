@@ -111,6 +111,7 @@ class EngineMetrics:
     active_sequences: int = _gauge("Requests that have a slot.")
     queued_requests: int = _gauge("Requests that wait for a slot.")
     paused_sec: float = _level("Seconds for which nothing is computed yet, as `uma pause` has asked.")
+    gpu_free_bytes: int = _level("Bytes that are free on the fullest GPU; 0 where there is none.", 0)
     kv_cells_used: int = _gauge("KV cells in use.")
     kv_cells_total: int = _gauge("KV cells there are.")
     kv_cells_share: int = _level("KV cells that one request can have.", 0)

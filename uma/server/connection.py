@@ -74,6 +74,9 @@ class ServedEngine(Source, Protocol):
     async def pause(self, seconds: float) -> None:
         """Compute nothing for so long from now on; 0: go on."""
 
+    def yield_memory(self) -> None:
+        """Drop half of the prefixes that are kept in host memory, for other programs."""
+
     def snapshot(self) -> Mapping[str, Any]:
         """Snapshot of `metrics`, at once."""
 

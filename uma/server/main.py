@@ -32,7 +32,7 @@ logger = logging.getLogger("uma.server")
 
 STOP = frozenset(posix.signals("SIGTERM", "SIGINT", "SIGHUP"))
 """Signals that end a server in order. SIGHUP is a closed terminal's."""
-WATCHED = (*STOP, *posix.signals("SIGUSR1", "SIGUSR2"))
+WATCHED = (*STOP, *posix.signals("SIGUSR1", "SIGUSR2", "SIGRTMIN"))
 TRACE_SEC = 5.0
 """Length of the trace that SIGUSR2 begins."""
 
@@ -95,9 +95,10 @@ def run_server(
     waits, told of it, until it is loaded or, with `E_RUNTIME_SHUTDOWN`, will not be. `on_ready` is called once requests
     are taken. A first signal drains, a second ends at once; while the model is being loaded, the first one ends the
     load. A terminal that is closed is as SIGTERM, once. SIGUSR1 writes the metrics to the log, SIGUSR2 a trace to a
-    file. The services that `beside` makes share the server's life from then on, those of `early` from its beginning.
-    `opened` opens what is served, and `make_server` makes what it is served by: by default an engine, and a server on
-    the socket. Each line of the log has `log_fields`. Raises `ConfigError` or `ModelError` where it cannot start.
+    file, and SIGRTMIN drops half of the prefixes in host memory. The services that `beside` makes share the server's
+    life from then on, those of `early` from its beginning. `opened` opens what is served, and `make_server` makes what
+    it is served by: by default an engine, and a server on the socket. Each line of the log has `log_fields`. Raises
+    `ConfigError` or `ModelError` where it cannot start.
     """
     progress = progress or LoadProgress()
     with logging_to(config, fields=log_fields):
@@ -251,6 +252,8 @@ class ServerRun:
                 await self._log_metrics()
             elif name == "SIGUSR2":
                 self.nursery.start_soon(self._write_trace)
+            elif name == "SIGRTMIN" and self.load_ended.is_set():
+                self.server.engine.yield_memory()
             elif number in STOP and not (stops and name == "SIGHUP"):
                 # (The kernel and the shell can both send SIGHUP for one terminal.)
                 stops += 1

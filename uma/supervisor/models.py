@@ -6,7 +6,9 @@ import json
 import logging
 import math
 import os
+import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -618,17 +620,37 @@ class LoadedModels(Models):
         return min((unused.leaves_at for unused in idle if not unused.is_leaving), default=math.inf)
 
     async def _yield_memory(self) -> None:
-        """Have idle models leave, the largest first and one after another, while other programs need the memory."""
+        """Have idle models leave, the largest first and one after another, while other programs need the memory; then
+        prefixes of those that are left.
+        """
         while True:
             await trio.sleep(YIELD_SEC)
-            why = await trio.to_thread.run_sync(self.pressure.reason, trio.current_time(), abandon_on_cancel=True)
+            of_gpus = [found.get("gpu_free_bytes", 0) for found in await self._of_each(LoadedModel.metrics)]
+            look = partial(self.pressure.reason, trio.current_time(), min(filter(None, of_gpus), default=0))
+            why = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
             known = self._known.values()
             idle = [model for model in known if model.is_idle and not model.is_pinned]
-            if why and idle and not any(model.is_leaving for model in known):
+            for model in known:
+                model.yielded = model.yielded if why or model.client is None else ""
+            if not why or any(model.is_leaving for model in known):
+                continue
+            if idle:
                 model = max(idle, key=lambda candidate: candidate.taken_bytes or candidate.needs_bytes)
-                model.yielded = why
+                model.yielded = f"left, as {why}"
                 log(_log, logging.INFO, "model.yielded", model=model.file.name, bytes=model.taken_bytes, reason=why)
                 model.leave()
+            else:
+                self.yield_memory(why)
+
+    def yield_memory(self, why: str = "a signal asks for it") -> None:
+        """See `server.connection.ServedEngine`: of the model that keeps most."""
+        keeping = [held.model for held in self._loaded() if held.model.metrics.get("cache_ram_snapshots")]
+        if keeping and sys.platform == "linux":
+            model = max(keeping, key=lambda candidate: candidate.metrics["cache_ram_bytes"])
+            assert model.pid is not None
+            os.kill(model.pid, signal.SIGRTMIN)
+            model.yielded = f"dropped prefixes, as {why}"
+            log(_log, logging.INFO, "prefixes.yielded", model=model.file.name, reason=why)
 
     def close(self) -> None:
         """Let all models go, in order, and load no more."""

@@ -15,6 +15,9 @@ SCARCE = 16
 WAITED_SHARE = 0.1
 """Part of the time in which some task waits for memory from which on it is scarce."""
 
+SCARCE_GPU_BYTES = 2**29
+"""Free bytes of a GPU below which its memory is scarce: half of what is left free there when a model is loaded."""
+
 
 @attrs.define
 class Pressure:
@@ -26,8 +29,12 @@ class Pressure:
     """How long some task had waited for memory at the last look, by the file that tells it."""
     _looked_at: float = attrs.field(default=0.0, init=False)
 
-    def reason(self, now: float) -> str:
-        """Why memory should be given back at this time; empty: nothing asks for it, or the system does not tell."""
+    def reason(self, now: float, gpu_free_bytes: int = 0) -> str:
+        """Why memory should be given back at this time; empty: nothing asks for it, or the system does not tell.
+        `gpu_free_bytes` are those of the fullest GPU; 0: there is none.
+        """
+        if 0 < gpu_free_bytes < SCARCE_GPU_BYTES:
+            return f"a GPU has {gpu_free_bytes / 2**20:,.0f} MiB of memory left"
         passed_sec, self._looked_at = now - self._looked_at, now
         reasons = [*self._scarce(), *self._waits(passed_sec)]
         return reasons[0] if reasons else ""

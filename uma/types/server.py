@@ -252,7 +252,7 @@ class ListedModel:
     retry_in_sec: float = 0.0
     """Time for which no load of it is tried after a failure."""
     yielded: str = ""
-    """Why it has left for another program (`--yield-memory`), until it is loaded again; empty: it has not."""
+    """What it has done for other programs, and why (`--yield-memory`): left, or dropped prefixes; empty: nothing."""
 
 
 @attrs.frozen

@@ -14,6 +14,7 @@ import attrs
 
 from uma.engine.kv.events import KvEvents, Tier
 from uma.engine.kv.prefix_index import PrefixIndex
+from uma.llama.pages import trim_heap
 
 LEAST_WORTH = 128.0
 """Tokens that a snapshot must be likely to save; for less, memory and copying are not spent."""
@@ -127,6 +128,11 @@ class SnapshotStore:
     def make_way(self) -> None:
         """Drop snapshots beyond the memory that `reserved_bytes` leaves, which has grown."""
         self._shrink(0)
+
+    def halve(self) -> None:
+        """Give half of the memory back to the system: those least worth go."""
+        self._shrink(self._free_for_all - self.size_bytes // 2)
+        trim_heap()
 
     def find(self, tokens: array[int], longer_than: int) -> tuple[Snapshot, int] | None:
         """The snapshot that saves most of `tokens`, and how many; None if none saves more than `longer_than`."""

@@ -50,6 +50,7 @@ from uma.engine.worker.sequence import Sequence
 from uma.engine.worker.slots import PATIENCE_MS, Slots
 from uma.engine.worker.status import Status
 from uma.errors import InternalError, ShuttingDown, UmaError
+from uma.llama import devices
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarDelayedError
 from uma.llama.heads import PredictionHeads
@@ -173,6 +174,10 @@ class DecodeWorker:
         until_ms = now_ms() + 1000 * seconds
         self.commands.call(lambda: setattr(self, "_paused_until_ms", until_ms))
 
+    def yield_memory(self) -> None:
+        """Give half of the prefixes that are kept in host memory back to the system: those least worth."""
+        self.commands.call(self._pool.store.halve)
+
     @property
     def paused_sec(self) -> float:
         """How long nothing is computed yet."""
@@ -246,6 +251,7 @@ class DecodeWorker:
         metrics.kv_cells_used, metrics.kv_cells_share = pool.used_cells, pool.cells.max_seq_cells
         metrics.sequence_ids_used = pool.cells.used_ids
         metrics.paused_sec = round(self.paused_sec, 3)
+        metrics.gpu_free_bytes = min((gpu.free_bytes for gpu in devices.gpus()), default=0)
         tree, store, cache = pool.tree, pool.store, metrics.cache
         cache.evictions = tree.evictions
         cache.protected_size, cache.total_cached = tree.protected_tokens, tree.total_tokens
