@@ -22,7 +22,7 @@ PERIOD_US = 100_000
 def in_a_group_of_its_own() -> Iterator[SetQuota]:
     """Has this process in a new group without a quota meanwhile; skips the test where there can be none."""
     own = [cgroup.groups(cgroup.ROOT, controller)[:1] for controller in ("cpu", "cpuacct")]
-    made = made_group("cpu", "cpu.cfs_quota_us", "cpu.max")
+    made = _made_group("cpu", "cpu.cfs_quota_us", "cpu.max")
     homes = {made.folder: own[0][0].folder}
     if made.version == 1 and own[1]:  # in the same folder, or in a hierarchy of its own
         homes[own[1][0].folder / made.folder.name] = own[1][0].folder
@@ -41,20 +41,28 @@ def in_a_group_of_its_own() -> Iterator[SetQuota]:
 
 
 @contextmanager
-def in_a_memory_group() -> Iterator[cgroup.Group]:
-    """Has this process in a new group without a limit meanwhile, which ends once its processes have; skips the test as
-    above.
-    """
-    home = cgroup.groups(cgroup.ROOT, "memory")[0]
-    made = made_group("memory", "memory.limit_in_bytes", "memory.max")
+def a_memory_group() -> Iterator[cgroup.Group]:
+    """A new group without a limit, which nothing is in; skips the test as above."""
+    made = _made_group("memory", "memory.limit_in_bytes", "memory.max")
     try:
-        _move_this_process(made.folder)
         yield made
     finally:
-        _move_this_process(home.folder)
+        with suppress(OSError):
+            made.folder.rmdir()
 
 
-def made_group(controller: str, *files: str) -> cgroup.Group:
+@contextmanager
+def joined(group: cgroup.Group) -> Iterator[None]:
+    """Has this process in a group of memory meanwhile: what it starts stays there."""
+    home = cgroup.groups(cgroup.ROOT, "memory")[0].folder
+    _move_this_process(group.folder)
+    try:
+        yield
+    finally:
+        _move_this_process(home)
+
+
+def _made_group(controller: str, *files: str) -> cgroup.Group:
     """A new group below this process's own, or with version 2 below one that gives its children the controller."""
     for above in cgroup.groups(cgroup.ROOT, controller):
         name = f"uma-test-{os.getpid()}"

@@ -5,17 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio.testing
 from http_server import ServeModels
-from quota_group import in_a_memory_group
+from quota_group import a_memory_group, joined
 from several import GREEDY, NAMES, PROMPT
 from test_models_life import opened, text, until
 
 from harness import PATIENCE_SEC
 from harness import until as until_seen
+from uma.cgroup import Group
 from uma.supervisor.model import LoadedModel
 from uma.supervisor.models import YIELD_SEC
 from uma.supervisor.pressure import SCARCE, SCARCE_GPU_BYTES, Pressure
@@ -48,7 +50,7 @@ def machine(root: Path, left_mib: int, waited_us: int = 0) -> Path:
     return root
 
 
-def group(root: Path, limit: int, used: int, waited_us: int = 0) -> None:
+def bounded(root: Path, limit: int, used: int, waited_us: int = 0) -> None:
     """A control group of the machine's that bounds this process."""
     folder = root / "sys" / "fs" / "cgroup" / "small"
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,9 +62,9 @@ def group(root: Path, limit: int, used: int, waited_us: int = 0) -> None:
 def test_little_memory_of_the_machine_or_of_a_group_is_told(tmp_path: Path) -> None:
     pressure = Pressure(machine(tmp_path, left_mib=200))
     assert pressure.reason(1.0) == ""
-    group(tmp_path, limit=1_000_000_000, used=900_000_000)
+    bounded(tmp_path, limit=1_000_000_000, used=900_000_000)
     assert pressure.reason(2.0) == ""
-    group(tmp_path, limit=1_000_000_000, used=980_000_000)
+    bounded(tmp_path, limit=1_000_000_000, used=980_000_000)
     assert pressure.reason(3.0) == "the control group /small has 19 MiB of memory left"
     machine(tmp_path, left_mib=99)
     assert pressure.reason(4.0) == "the machine has 99 MiB of memory left"
@@ -75,9 +77,9 @@ def test_tasks_that_wait_for_memory_are_told_by_what_passed_since_the_last_look(
     assert pressure.reason(2.0) == ""
     machine(tmp_path, left_mib=800, waited_us=5_290_000)
     assert pressure.reason(3.0).startswith("tasks waited for memory during 20% of the time")
-    group(tmp_path, 10**9, 0)
+    bounded(tmp_path, 10**9, 0)
     assert pressure.reason(4.0) == ""
-    group(tmp_path, 10**9, 0, waited_us=500_000)
+    bounded(tmp_path, 10**9, 0, waited_us=500_000)
     assert "50%" in pressure.reason(5.0)
 
 
@@ -182,10 +184,16 @@ async def test_idle_models_leave_a_gpu_that_another_program_needs(
         assert models.find("alpha").yielded == "left, as a GPU has 100 MiB of memory left"
 
 
+@pytest.fixture
+def group() -> Iterator[Group]:
+    with a_memory_group() as made:
+        yield made
+
+
 def test_another_program_takes_the_memory_of_a_control_group_and_nothing_is_killed(
-    serve_models: ServeModels, tmp_path: Path
+    group: Group, serve_models: ServeModels
 ) -> None:
-    with in_a_memory_group() as group:
+    with joined(group):
         server = serve_models("--models", ",".join(NAMES), "--yield-memory", "--idle-unload", "0")
         other = subprocess.Popen(
             [sys.executable, "-c", TAKES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
