@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from json_schemas import CHECKER, FORMATS, schemas
 from llguidance import LLParserLimits
 from reference import vocabulary
 
-from harness import PATIENCE_SEC
+from harness import PATIENCE_SEC, run_to_end
 from models import write_model
 from uma.errors import BadRequest, DecodeFailed
 from uma.llama import grammar as module
@@ -578,3 +579,29 @@ def test_a_grammar_that_is_too_large_to_be_kept_is_compiled_for_each_request(
     serve_many(vocab, compiler, 3)
     assert len(made) == 4, "the first is kept until it is known to be too large"
     assert compiler.kept(module.key_of(made[0], "")) is None
+
+
+COMPILING = """
+import sys, threading
+from uma.llama.builtin import builtin_path
+from uma.llama.grammar import GrammarCompiler
+from uma.llama.model import Model
+from uma.types import Grammar
+
+part = {"type": "string", "pattern": "^[a-z]*[aeiou][a-z]{30}$"}
+schema = {"type": "object", "properties": {f"field{at}": part for at in range(300)}, "additionalProperties": False}
+compiler, begun = GrammarCompiler(Model.load(builtin_path(), vocab_only=True).vocab), threading.Event()
+compiler.prepare()
+
+def compile():
+    begun.set()
+    compiler.compile(Grammar(json_schema=schema))
+
+threading.Thread(target=compile, daemon=True).start()
+begun.wait()
+"""
+
+
+def test_a_process_ends_well_while_a_grammar_is_compiled_for_nobody() -> None:
+    done = run_to_end(sys.executable, "-c", COMPILING)
+    assert (done.returncode, done.stdout) == (0, "")

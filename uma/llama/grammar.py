@@ -7,15 +7,16 @@ rest takes microseconds. Masks of a batch are computed by a helper thread while 
 
 from __future__ import annotations
 
+import atexit
 import json
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import accumulate
-from threading import Lock, Thread
+from threading import Condition, Lock, Thread
 from typing import Any
 from weakref import WeakMethod
 
@@ -67,6 +68,44 @@ _BEFORE_TEXT = ("", "\n", "\x01")
 SentencePiece vocabularies put a space in front of a text, but not behind a line break. Some have tokens of several line
 breaks, and none has one of a control character and something else.
 """
+
+
+END_SEC = 2.0
+"""Maximum time for which the end of the process waits for what is compiled in threads that were given up."""
+
+
+class _Compiles:
+    """Compiles that run. A daemon thread that comes back from llguidance once the interpreter is gone ends the process
+    by a segmentation fault.
+    """
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._running = 0
+        self._is_over = False
+        atexit.register(self._end)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A compile. Raises `RuntimeError` once the process ends."""
+        with self._changed:
+            if self._is_over:
+                raise RuntimeError("the process ends")
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify()
+
+    def _end(self) -> None:
+        with self._changed:
+            self._is_over = True
+            self._changed.wait_for(lambda: not self._running, END_SEC)
+
+
+_COMPILES = _Compiles()
 
 
 class GrammarDelayedError(Exception):
@@ -216,7 +255,7 @@ class GrammarCompiler:
         last part keeps the GIL, for 0.1 s with 49,000 tokens and 0.8 s with 262,000.
         """
         if self.is_available:
-            with self.turn, self._vocab.opened():
+            with _COMPILES.running(), self.turn, self._vocab.opened():
                 self._made_tokenizer()
 
     def compile(self, grammar: Grammar, before: str = "", *, is_shared: bool = True) -> GrammarState:
@@ -291,7 +330,8 @@ class GrammarCompiler:
             raise BadRequest.at(
                 "grammar", "this model's vocabulary has no token that ends a text, so no grammar can end"
             )
-        with self._vocab.opened():  # to the end: the thread may have been given up, and the engine be closed meanwhile
+        # To the end: the thread may have been given up, and the engine be closed meanwhile.
+        with _COMPILES.running(), self._vocab.opened():
             return self._made(grammar, before, limits)
 
     def _made(self, grammar: Grammar, before: str, limits: LLParserLimits) -> LLMatcher:
