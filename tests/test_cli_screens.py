@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from uma.cli import say
+from uma.cli import main, say
 from uma.cli.checks import Check
 from uma.cli.doctor import show_checks
 from uma.cli.explain import show_explained
@@ -157,3 +157,13 @@ def test_a_screen_is_the_one_in_its_file_and_folds_no_word(
         file.write_text(shown, encoding="utf-8")
     assert max(map(len, shown.splitlines())) <= columns
     assert shown == file.read_text(encoding="utf-8")
+
+
+def test_settings_on_a_narrow_terminal_are_a_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", screen := Terminal(80))
+    assert main(["config"]) == 0
+    monkeypatch.undo()
+    os.close(screen.fileno())
+    shown = screen.getvalue().splitlines()
+    assert "n_batch = 2048 tokens  (default)" in shown
+    assert max(map(len, shown)) <= 80

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from uma.cli.default_model import Taken, default_model
 from uma.cli.options import load_settings
 from uma.cli.sanitize import json_text, toml_text
-from uma.cli.table import print_table
+from uma.cli.table import print_table, print_wrapped, width_of
 from uma.config import ALL_MODELS, BUILTIN, Loaded, ModelSettings, Setting, settings
 from uma.errors import ModelError
 from uma.types import CHAT_SAMPLING, SAMPLER_FIELDS
 
+WIDE = 120
+"""Columns of a terminal from which on settings are a table: paths and origins are long."""
 OF_FILE = "the file"
 """Where settings of single models come from: nothing else has them."""
 
@@ -33,8 +36,16 @@ def main(options: argparse.Namespace) -> int:
     else:
         rows = [_row(setting, loaded, drawn, name) for setting in settings().values()]
         rows += [(name, model.show(value), model.unit, OF_FILE) for name, model, value in _of_models(loaded)]
-        print_table(("setting", "value", "unit", "from"), rows)
+        _show(rows)
     return 0
+
+
+def _show(rows: Sequence[tuple[str, str, str, str]]) -> None:
+    if (width_of(sys.stdout) or WIDE) >= WIDE:
+        print_table(("setting", "value", "unit", "from"), rows)
+        return
+    for name, value, unit, origin in rows:
+        print_wrapped(f"{name} = {' '.join(filter(None, (value, unit)))}  ({origin})")
 
 
 def _taken(loaded: Loaded) -> Taken:
