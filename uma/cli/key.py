@@ -49,8 +49,8 @@ def _make(path: Path, name: str, models: Sequence[str], *, manages_models: bool)
     say.plain(
         f"This key is shown only now; {path} holds its hash. Bounds of its own go below [{name}] there: "
         "max_concurrent, max_tokens_per_minute, max_priority, max_tokens, max_reasoning_tokens, models; for all its "
-        f"requests priority, target_ttft_ms, target_tbt_ms; and the right manage_models.\nServe with --http-keys {path}; a server that "
-        "runs with it knows the key already."
+        "requests priority, target_ttft_ms, target_tbt_ms; and the right manage_models.\n"
+        f"Serve with --http-keys {path}; a server that runs with it knows the key already."
     )
 
 
