@@ -184,7 +184,8 @@ class Lane {
     if (own?.title || !this.isOwn) this.name.textContent = scene.nameOf(request);
     this.name.title = [request.origin, `request ${request.id}`].filter(Boolean).join(" · ");
     const { pid } = wayOf(request.origin ?? "");
-    this.pid.textContent = [scene.models.get(request.number), pid].map((each) => each && `· ${each}`).filter(Boolean).join(" ");
+    const more = scene.models.get(request.number) ?? pid; // there is no place for both; the title has all
+    this.pid.textContent = more ? `· ${more}` : "";
     this.element.classList.toggle("is-own", this.isOwn);
     this.offer(own);
   }
