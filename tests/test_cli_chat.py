@@ -20,6 +20,7 @@ from script_model import write_script_model
 
 from harness import (
     PATIENCE_SEC,
+    RunInProcessText,
     ServerProcess,
     clean_environ,
     run_to_end,
@@ -782,3 +783,8 @@ def test_a_file_that_is_no_chat_is_refused_by_name(text: str, tmp_path: Path) ->
     (tmp_path / "x.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ChatFileError, match=r"x\.json: is no chat that /save wrote"):
         ChatHistory.load(tmp_path / "x.json")
+
+
+def test_a_chat_that_could_not_be_saved_is_told_so_before_it_begins(uma_told: RunInProcessText, tmp_path: Path) -> None:
+    done = uma_told("chat", "--save", str(tmp_path))
+    assert (done.returncode, done.stdout, "is a directory; name a file in it" in done.stderr) == (1, "", True)

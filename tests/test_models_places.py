@@ -332,3 +332,8 @@ def test_a_model_of_ollama_s_is_called_by_its_own_name(home: Path, monkeypatch: 
     monkeypatch.setenv("HOME", str(home))
     with LLM("llama3.2:1b") as llm:
         assert llm.info.model.name == llm.info.model.title
+
+
+def test_a_folder_of_models_that_holds_none_is_told(uma_told: RunInProcessText, tmp_path: Path) -> None:
+    done = uma_told("models", UMA_MODELS=str(tmp_path), HOME=str(tmp_path))
+    assert (done.returncode, f"UMA_MODELS is {tmp_path}, which holds no GGUF file" in done.stderr) == (0, True)

@@ -137,7 +137,15 @@ def test_a_terminal_shows_what_was_answered_where_to_ask_and_nothing_that_only_l
                 "completion": 1140,
             }
             log(http, logging.INFO, "http.request", **asked, tokens_per_second=3.84, ms=900.0)
-            log(server, logging.INFO, "request.finished", prompt=3, completion=5, tokens_per_second=210.2)
+            log(
+                server,
+                logging.INFO,
+                "request.finished",
+                prompt=3,
+                completion=5,
+                tokens_per_second=210.2,
+                reason="cancelled",
+            )
             log(http, logging.WARNING, "http.failed", code="E", message="no such path: /x\x1b[2J")
             log(server, logging.INFO, "cache.disk_enabled", folder="/c", most_mib=4096)
             log(server, logging.INFO, "model.loaded", model="Qwen2.5-Coder-0.5B-Instruct", ms=4928, bytes=3)
@@ -158,7 +166,7 @@ def test_a_terminal_shows_what_was_answered_where_to_ask_and_nothing_that_only_l
     lines = [line[6:] for line in whole]
     assert lines == [
         "chat/completions 49 → 1,140 tokens, 3.84 tokens/s",
-        "socket 3 → 5 tokens, 210 tokens/s",
+        "socket 3 → 5 tokens, 210 tokens/s, cancelled",
         "warning: no such path: /x\\u001b[2J",
         "Qwen2.5-Coder-0.5B-Instruct is loaded, after 4,928 ms",
         "warning: m has left memory",

@@ -113,7 +113,8 @@ def _answered(event: str, fields: dict[str, Any]) -> str:
         return f"{what} in {fields.get('ms', 0) / 1000:.1f} s"
     pace = fields.get("tokens_per_second")
     speed = f", {pace:.3g} tokens/s" if pace else ""
-    return f"{what} {fields['prompt']:,} → {fields['completion']:,} tokens{speed}"
+    cut = ", cancelled" if fields.get("reason") == "cancelled" else ""
+    return f"{what} {fields['prompt']:,} → {fields['completion']:,} tokens{speed}{cut}"
 
 
 FORMATS: Mapping[str, MakeLine] = {"text": text_line, "json": json_line}
