@@ -76,6 +76,12 @@ def test_a_file_that_is_no_history_or_is_not_there_is_one_sentence(tmp_path: Pat
         history.heads(1)
 
 
+def test_a_file_that_a_server_has_just_made_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "history.db").touch()
+    with History(tmp_path / "history.db", reads=True) as history:
+        assert history.heads(5) == []
+
+
 def test_what_a_pattern_finds_is_kept_nowhere() -> None:
     secret = "sk-12345"
     found = entry(f"key {secret}", messages=[{"role": "user", "content": f"my key is {secret}"}])

@@ -19,6 +19,7 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -192,21 +193,18 @@ class History:
     def _rows(self, query: str, *values: int | str | None) -> Iterator[Any]:
         assert self._db is not None
         with _faults(self._path):
-            yield from self._db.execute(query, values)
+            # A file that a server has just made has no table for a moment.
+            if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'requests'").fetchone():
+                yield from self._db.execute(query, values)
 
 
-class _faults:  # noqa: N801 - a block, read as a word
+@contextmanager
+def _faults(path: Path) -> Iterator[None]:
     """A block whose faults of disk, database and contents are `HistoryFault`."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if isinstance(error, OSError | sqlite3.Error | ValueError | TypeError | zlib.error):
-            raise HistoryFault(f"the history {self._path}: {error}") from error
+    try:
+        yield
+    except (OSError, sqlite3.Error, ValueError, TypeError, zlib.error) as error:
+        raise HistoryFault(f"the history {path}: {error}") from error
 
 
 def _row(entry: HistoryEntry) -> tuple[Any, ...]:
