@@ -31,6 +31,9 @@ def test_every_line_can_be_pasted_one_after_the_other(tmp_path: Path) -> None:
     uma.parent.mkdir()
     uma.write_text(f'#!/bin/sh\nexec {sys.executable} -m uma "$@"\n', encoding="utf-8")
     uma.chmod(0o755)
+    agent = uma.parent / "codex"
+    agent.write_text("#!/bin/sh\necho codex is told of $*\n", encoding="utf-8")
+    agent.chmod(0o755)
     with running_hub({REPOSITORY: {model.name: model.read_bytes()}}) as hub, short_directory() as directory:
         environ = clean_environ(
             HF_ENDPOINT=hub.url,
@@ -59,6 +62,8 @@ def test_every_line_can_be_pasted_one_after_the_other(tmp_path: Path) -> None:
         places = {name: environ[name] for name in ("HF_HOME", "HOME", "UMA_N_CTX")}
         with running_http(directory, *flags[3:], **places) as server:
             environ["UMA_SOCKET"] = str(server.process.socket)
-            assert '"choices"' in paste(BLOCKS[at + 1 :], server.url)
+            said = paste(BLOCKS[at + 1 :], server.url)
+            assert '"choices"' in said
+            assert "codex is told of -c model=" in said
             assert server.process.wait() == 0
     assert len((tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()) == 3
