@@ -23,6 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import median
+from typing import Any, cast, get_args
 
 import attrs
 import trio
@@ -45,7 +46,7 @@ MOST_TIME = 1.3
 MOST_GAP_MS = 110.0
 BINS = 10
 """Bins of the expected calibration error."""
-WAYS: dict[str, dict[str, str]] = {
+WAYS: dict[str, dict[str, Any]] = {
     "letters": {"labels": "codes", "orders": "one"},
     "letters, two orders": {"labels": "codes", "orders": "two"},
     "letters, all orders": {"labels": "codes", "orders": "all"},
@@ -58,9 +59,15 @@ GENERATED = "generated with a schema"
 
 @asynccontextmanager
 async def _engine(path: Path, threads: int | None) -> AsyncIterator[Engine]:
-    config = RuntimeConfig(model=str(path), n_ctx=16_384, **({"threads": threads} if threads else {}))
+    config = RuntimeConfig(model=str(path), n_ctx=16_384)
+    if threads:
+        config = attrs.evolve(config, threads=threads)
     async with open_engine(config) as engine:
         yield engine
+
+
+def _path(name: str) -> Path:
+    return next((kind_model(kind) for kind in KINDS if kind == name), None) or fetch_model(cast("RealModel", name))
 
 
 def _questions(rng: Random, count: int) -> list[DecisionQuestion]:
@@ -71,7 +78,7 @@ def _asked(state: str, questions: Sequence[DecisionQuestion]) -> DecisionRequest
     return DecisionRequest("decide", [Message("user", state)], questions)
 
 
-def _chat(text: str, max_tokens: int = 1, **sampling: object) -> Request:
+def _chat(text: str, max_tokens: int = 1, **sampling: Any) -> Request:
     params = SamplingParams(max_tokens=max_tokens, temperature=0, **sampling)
     return Request(id="chat", messages=(Message("user", text),), sampling=params, reasoning="off")
 
@@ -92,24 +99,24 @@ async def tokens(rng: Random, threads: int | None) -> tuple[Table, bool]:
     shown = Table("model", "bound", "read", "of the bound", "a later chat reads", title=f"{COUNT} questions, cold")
     holds = True
     for name in (*KINDS, "smollm2"):
-        async with _engine(fetch_model("smollm2") if name == "smollm2" else kind_model(name), threads) as engine:
+        async with _engine(_path(name), threads) as engine:
             state = words(rng, STATE_TOKENS).strip()
             found = await engine.decide(_asked(state, _questions(rng, COUNT)))
             known = len((await engine.tokenize(_chat(state))).token_ids)
             bound = found.usage.prompt_tokens - (COUNT - 1) * known
             later = (await _end(engine, _chat(f"{state}\n\nWhat now?")))[1].usage
             again = later.prompt_tokens - later.cached_tokens
-            print(f"{name}: {found.read_tokens:,} of {bound:,}", file=sys.stderr, flush=True)
+            print(f"{name}: {found.read_tokens:,} of {bound:,}, later {again}", file=sys.stderr, flush=True)
             shown.add_row(name, f"{bound:,}", f"{found.read_tokens:,}", f"{found.read_tokens / bound:.2f}", str(again))
             holds &= found.read_tokens <= MOST_READ * bound and later.cached_tokens >= 0.98 * known
     return shown, holds
 
 
-async def times(rng: Random, threads: int | None, rounds: int) -> tuple[Table, bool]:
+async def times(rng: Random, model: str, threads: int | None, rounds: int) -> tuple[Table, bool]:
     """Time of questions, and of one prompt of as many tokens, in turn."""
     ratios = []
     shown = Table("round", "tokens read", "questions, s", "plain prefill, s", "ratio", title="Time of 40 questions")
-    async with _engine(fetch_model("smollm2"), threads) as engine:
+    async with _engine(_path(model), threads) as engine:
         vocabulary = range(1_000, 40_000)
         for number in range(1, rounds + 1):
             request = _asked(words(rng, STATE_TOKENS).strip(), _questions(rng, COUNT))
@@ -125,10 +132,10 @@ async def times(rng: Random, threads: int | None, rounds: int) -> tuple[Table, b
     return shown, median(ratios) <= MOST_TIME
 
 
-async def stream(rng: Random, threads: int | None) -> tuple[Table, bool]:
+async def stream(rng: Random, model: str, threads: int | None) -> tuple[Table, bool]:
     """Gaps of a stream alone, and beside 400 questions."""
     at, is_under_way = list[float](), trio.Event()
-    async with _engine(fetch_model("smollm2"), threads) as engine, trio.open_nursery() as nursery:
+    async with _engine(_path(model), threads) as engine, trio.open_nursery() as nursery:
         request = _chat("Tell me a long story.", 10_000, ignore_eos=True)
 
         async def follow() -> None:
@@ -177,12 +184,12 @@ def calibration_error(answers: Sequence[Answer]) -> float:
     )
 
 
-async def questions(model: RealModel, threads: int | None) -> tuple[Table, bool]:
+async def questions(model: str, threads: int | None) -> tuple[Table, bool]:
     """Right answers by way and kind."""
     kinds = list(dict.fromkeys(known.kind for known in QUESTIONS))
     shown = Table("way", "right", *kinds, "ECE", "NLL", title=f"{len(QUESTIONS)} questions, {model}")
     right: dict[str, int] = {}
-    async with _engine(fetch_model(model), threads) as engine:
+    async with _engine(_path(model), threads) as engine:
         for way in (*WAYS, GENERATED):
             answers = [await _answered(engine, known, way) for known in QUESTIONS]
             right[way] = sum(one.is_right for one in answers)
@@ -214,16 +221,17 @@ def main() -> int:
         prog="python -m benchmarks.decisions", description=__doc__.split("\n", maxsplit=1)[0]
     )
     parser.add_argument("part", choices=("tokens", "time", "stream", "questions"))
-    parser.add_argument("--model", choices=("smollm2", "qwen2.5-coder"), default="qwen2.5-coder", help="of questions")
+    models = (*get_args(RealModel), *KINDS)
+    parser.add_argument("--model", choices=models, help="of all but tokens (smollm2; of questions qwen2.5-coder)")
     parser.add_argument("--rounds", type=int, default=5, help="of time")
     parser.add_argument("--threads", type=int, help="threads that compute (default: UMA chooses)")
     args = parser.parse_args()
     rng = Random("decisions")
     parts = {
         "tokens": partial(tokens, rng, args.threads),
-        "time": partial(times, rng, args.threads, args.rounds),
-        "stream": partial(stream, rng, args.threads),
-        "questions": partial(questions, args.model, args.threads),
+        "time": partial(times, rng, args.model or "smollm2", args.threads, args.rounds),
+        "stream": partial(stream, rng, args.model or "smollm2", args.threads),
+        "questions": partial(questions, args.model or "qwen2.5-coder", args.threads),
     }
     table, holds = trio.run(parts[args.part])
     Console(width=None if sys.stdout.isatty() else 120).print(table)
