@@ -190,8 +190,8 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
-def _flag(parser: argparse._ActionsContainer, name: str, text: str) -> None:
-    parser.add_argument(name, action="store_true", help=f"{text} (default: off)")
+def _flag(parser: argparse._ActionsContainer, name: str, text: str, default: str = "off") -> None:
+    parser.add_argument(name, action="store_true", help=f"{text} (default: {default})")
 
 
 def _add_socket(parser: argparse.ArgumentParser) -> None:
@@ -221,24 +221,10 @@ def _describe_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="instructions for the model, as /system (default: none)")
     parser.add_argument("--load", metavar="FILE", help="go on with a chat that /save wrote (default: a new one)")
     parser.add_argument("--save", metavar="FILE", help="write the chat here at its end (default: nowhere)")
-    parser.add_argument(
-        "--keep-going",
-        action="store_true",
-        help="drop the oldest turns once it is full (default: ask)",
-    )
-    parser.add_argument(
-        "--compact",
-        action="store_true",
-        help="have the model summarise them instead (default: ask)",
-    )
-    parser.add_argument(
-        "--no-history",
-        action="store_true",
-        help="keep no questions for the arrow keys of later chats (default: kept)",
-    )
-    _add_place(parser)
-    add_sampling(parser)
-    add_settings(parser, leave_out=SERVER_ONLY | SAMPLING)
+    _flag(parser, "--keep-going", "drop the oldest turns once it is full", "ask")
+    _flag(parser, "--compact", "have the model summarise them instead", "ask")
+    _flag(parser, "--no-history", "keep no questions for the arrow keys of later chats", "kept")
+    _add_source(parser, samples=True)
 
 
 def _describe_generate(parser: argparse.ArgumentParser) -> None:
@@ -258,10 +244,8 @@ def _describe_generate(parser: argparse.ArgumentParser) -> None:
     _flag(parser, "--json", "the protocol's events as JSON lines instead of text")
     _flag(parser, "--stats", "tell time to first token, speed, prompt and cached tokens on standard error")
     _add_priority(parser)
-    _add_place(parser)
     add_answer(parser)
-    add_sampling(parser)
-    add_settings(parser, leave_out=SERVER_ONLY | SAMPLING)
+    _add_source(parser, samples=True)
 
 
 def _describe_embed(parser: argparse.ArgumentParser) -> None:
@@ -288,8 +272,7 @@ def _describe_embed(parser: argparse.ArgumentParser) -> None:
         "fail where a text has no token, such as an empty line, instead of writing null for it",
     )
     _add_priority(parser)
-    _add_place(parser)
-    add_settings(parser, leave_out=SERVER_ONLY | SAMPLING)
+    _add_source(parser)
 
 
 def _describe_decide(parser: argparse.ArgumentParser) -> None:
@@ -318,8 +301,7 @@ def _describe_decide(parser: argparse.ArgumentParser) -> None:
     _flag(parser, "--table", "a row for each text instead of JSON: the likeliest answers, and how likely they are")
     _flag(parser, "--reproducible", "the same probabilities to the last bit, whatever else runs")
     _add_priority(parser)
-    _add_place(parser)
-    add_settings(parser, leave_out=SERVER_ONLY | SAMPLING)
+    _add_source(parser)
 
 
 def _describe_batch(parser: argparse.ArgumentParser) -> None:
@@ -335,9 +317,7 @@ def _describe_batch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--template", metavar="TEXT", help="make each prompt of a row's columns: 'Summarise: {text}' (default: none)"
     )
-    parser.add_argument(
-        "--csv", action="store_true", help="the input is CSV with a line of names (default: where it is called so)"
-    )
+    _flag(parser, "--csv", "the input is CSV with a line of names", "where it is called so")
     parser.add_argument("--system", metavar="TEXT", help="instructions, ahead of plain rows' prompts (default: none)")
     parser.add_argument(
         "--schema",
@@ -346,17 +326,13 @@ def _describe_batch(parser: argparse.ArgumentParser) -> None:
     )
     _flag(parser, "--raw", "continue prompts literally, without a chat template")
     _flag(parser, "--any-model", "take rows that name another model than the loaded one")
-    parser.add_argument(
-        "--unordered", action="store_true", help="write results as they end (default: in the order of the rows)"
-    )
+    _flag(parser, "--unordered", "write results as they end", "in the order of the rows")
     again = parser.add_mutually_exclusive_group()
     _flag(again, "--restart", "drop the results there are, begin anew")
     _flag(again, "--only-failed", "keep the good results there are, and run all other rows again")
     _flag(parser, "--json", "tell the progress in JSON lines on standard output")
     _add_priority(parser, "background")
-    _add_place(parser)
-    add_sampling(parser)
-    add_settings(parser, leave_out=SERVER_ONLY | SAMPLING)
+    _add_source(parser, samples=True)
 
 
 def _positive(text: str) -> int:
@@ -374,8 +350,12 @@ def _add_priority(parser: argparse.ArgumentParser, default: str = "normal") -> N
     )
 
 
-def _add_place(parser: argparse.ArgumentParser) -> None:
+def _add_source(parser: argparse.ArgumentParser, *, samples: bool = False) -> None:
+    """Options of commands that a server answers, or a model in this process."""
     _flag(parser, "--local", "load the model in this process even where a server listens")
+    if samples:
+        add_sampling(parser)
+    add_settings(parser, leave_out=SERVER_ONLY | SAMPLING)
 
 
 def _describe_ps(parser: argparse.ArgumentParser) -> None:
@@ -407,7 +387,7 @@ def _describe_history(parser: argparse.ArgumentParser) -> None:
 
 
 def _describe_top(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--once", action="store_true", help="show what is now, and end (default: on no terminal)")
+    _flag(parser, "--once", "show what is now, and end", "on no terminal")
     _flag(parser, "--json", "the same as a JSON list")
     _add_url(parser, "sockets of this machine")
     _add_socket(parser)
@@ -517,7 +497,7 @@ def _describe_pull(parser: argparse.ArgumentParser) -> None:
 
 def _describe_rm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a model that uma models lists")
-    parser.add_argument("--yes", action="store_true", help="do not ask (default: ask on a terminal, else refuse)")
+    _flag(parser, "--yes", "do not ask", "ask on a terminal, else refuse")
 
 
 def _describe_config(parser: argparse.ArgumentParser) -> None:
