@@ -75,8 +75,8 @@ interface Message {
   isUnsent?: boolean;
   /** Stopped before the server had told anything of it, or without its last word. */
   isStopped?: boolean;
-  /** What the settings allowed at most when it was asked for; null: they said nothing. */
-  mostTokens?: number | null;
+  /** Tokens that it could have at most when it was asked for: the setting, or the server's own bound. */
+  mostTokens?: number;
 }
 
 /** Only what differs from the server's defaults. */

@@ -255,8 +255,8 @@ export class Chat {
 
   /** @param {Conversation} conversation @param {Pick<Message, "parent" | "role" | "text"> & Partial<Message>} answer Its text is its beginning. */
   askFor(conversation, answer) {
-    const mostTokens = Number(conversation.settings.sampling.max_tokens) || null;
     const info = this.does.info();
+    const mostTokens = Number(conversation.settings.sampling.max_tokens) || info?.sampling.max_tokens?.default;
     if (info?.models) conversation.model ??= info.model.called;
     const fresh = { token: freshId(), isUnsent: true, mostTokens, model: conversation.model ?? info?.model.called };
     const message = add(conversation, { ...answer, ...fresh });

@@ -375,7 +375,7 @@ function endOf(message, actions) {
 /** @param {Message} message @param {Done} done */
 function greatestLength({ mostTokens }, { usage }) {
   if (mostTokens && usage.completion_tokens >= mostTokens)
-    return "The answer reached its greatest length (“Longest answer” in the settings).";
+    return `The answer reached its greatest length, ${number(mostTokens)} tokens (“Longest answer” in the settings).`;
   const tokens = number(usage.prompt_tokens + usage.completion_tokens);
   return `The answer ends here: with ${tokens} tokens, the conversation or the answer is as long as the model or the server allows. A new chat has space again.`;
 }

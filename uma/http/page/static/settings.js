@@ -32,7 +32,7 @@ const FIELDS = /** @type {[string, string, string, boolean, string?][]} */ ([
   ["repetition_penalty", "Repetition penalty", "Over 1, tokens among the last 64 become less likely.", ANY],
   ["frequency_penalty", "Frequency penalty", "Lowers a token once for every time it occurs among the last 64.", ANY],
   ["presence_penalty", "Presence penalty", "Lowers a token that occurs among the last 64, however often.", ANY],
-  ["max_tokens", "Longest answer", "In tokens. Empty: as long as the server lets an answer be.", WHOLE],
+  ["max_tokens", "Longest answer", "In tokens. Empty: the server’s own bound, which is shown.", WHOLE],
   ["min_tokens", "Shortest answer", "In tokens: it does not end by itself before so many.", WHOLE, "0"],
   ["answers", "Answers at once", `Up to ${MAX_ANSWERS} versions of each answer, written side by side.`, WHOLE, "1"],
   ["seed", "Seed", "The same seed draws the same answer again. Empty: a new one each time.", WHOLE, "random"],
