@@ -18,7 +18,7 @@ class Session:
     """One that is lost at once."""
 
     def __init__(self, name: str) -> None:
-        model = SimpleNamespace(called=name, parameters=1, size_bytes=1, quantization="F32")
+        model = SimpleNamespace(name=name, parameters=1, size_bytes=1, quantization="F32")
         self.info: Any = SimpleNamespace(model=model)
 
     async def lost(self) -> UmaError:
