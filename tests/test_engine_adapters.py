@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 import trio
+import trio.testing
 from adapters import write_adapter
 from engine_world import Answer, alone, answer, answers, ask, config_for, settled, tokens_for
 
@@ -101,26 +103,32 @@ async def test_texts_are_exact_under_preemption_and_beside_cancelled_ones(config
         assert (await settled(engine))["preemptions_total"] > 0
 
 
-async def test_a_third_set_waits_for_one_of_two_and_an_interactive_one_has_it_preempted(config: RuntimeConfig) -> None:
-    running = [of(name, tokens_for(7, 40), 300, priority=-1) for name in SETS[:2]]
+async def test_a_third_set_waits_until_one_of_two_has_ended(config: RuntimeConfig) -> None:
+    requests = [
+        of(name, tokens_for(7, 40), count, stream=False) for name, count in zip(SETS, (300, 300, 4), strict=True)
+    ]
     ended: list[str | None] = []
 
-    async def read(engine: Engine, request: Request, began: trio.Event) -> None:
-        async with engine.generate(request) as stream:
-            async for _ in stream:
-                began.set()
+    async def read(engine: Engine, request: Request) -> None:
+        await answer(engine, request)
         ended.append(request.model)
 
     async with open_engine(config) as engine:
-        for lane in (-1, 1):
-            ended.clear()
-            async with trio.open_nursery() as nursery:
-                for request in running:
-                    began = trio.Event()
-                    nursery.start_soon(read, engine, request, began)
-                    await began.wait()
-                await read(engine, of(SETS[2], "Hi", 4, priority=lane), trio.Event())
-            assert (ended[0] == SETS[2]) == (lane > 0)
+        await engine.pause(60)
+        async with trio.open_nursery() as nursery:
+            for request in requests:
+                nursery.start_soon(read, engine, request)
+                await trio.testing.wait_all_tasks_blocked()
+            await engine.pause(0)
+    assert ended[0] != SETS[2]
+
+
+async def test_an_interactive_request_has_a_set_of_background_ones_preempted(config: RuntimeConfig) -> None:
+    async with open_engine(config) as engine, AsyncExitStack() as running:
+        for name in SETS[:2]:
+            stream = await running.enter_async_context(engine.generate(of(name, tokens_for(7, 40), 900, priority=-1)))
+            await anext(stream)  # no more is read, so it does not end
+        assert (await answer(engine, of(SETS[2], "Hi", 4, priority=1))).finished.reason == "length"
         assert (await settled(engine))["preemptions_total"] == 1
 
 
