@@ -316,8 +316,7 @@ FEW: dict[tuple[str, str, str], tuple[Happening, ...]] = {
     (SMALL_WINDOWS, "picture attended both ways", "on"): (preempted_beside_a_stream, from_memory),
     ("recurrent", "text", "off"): (together, from_disk),
     ("qwen35", "picture", "on"): (cancelled, preempted, drafted, in_parts),
-    ("lfm2", "picture", "on"): (pressed, from_disk),
-    ("lfm2", "sound", "off"): (together,),
+    ("lfm2", "picture", "off"): (together, from_disk),
 }
 """What happens by default, by memory, medium and whether there is one KV buffer."""
 WORLDS = list(product((MROPE, *ALL), MEDIA, ("on", "off"))) if is_all() else list(FEW)
