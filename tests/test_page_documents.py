@@ -125,3 +125,21 @@ def test_what_is_dragged_over_the_page_is_framed_where_it_goes(here: Visitor) ->
         page.evaluate(drag, kind)
         expect(page.locator("#composer.is-target")).to_have_count(framed)
     expect(page.locator("#attached .file")).to_have_count(1)
+
+
+def test_the_font_of_formulas_is_loaded_where_there_is_one(here: Visitor) -> None:
+    page = here.visit().page
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    show = """async text => {
+        const { Blocks } = await import("/ui/blocks.js");
+        const blocks = new Blocks();
+        document.getElementById("thread").append(blocks.element);
+        blocks.show(text, true);
+        await document.fonts.ready;
+    }"""
+    page.evaluate(show, "No formula.")
+    assert not [url for url in asked if url.endswith(".woff2")]
+    page.evaluate(show, "$x^2$")
+    page.wait_for_function("document.fonts.check('1em \"STIX Two Math\"')")
+    assert [url for url in asked if url.endswith(".woff2")] == [f"{here.url}/ui/vendor/stix-two-math.woff2"]
