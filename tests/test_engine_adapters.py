@@ -19,6 +19,9 @@ from uma.config import RuntimeConfig
 from uma.contracts.events import BlockStored
 from uma.engine import Engine
 from uma.errors import BadRequest
+from uma.llama.batch import Batch
+from uma.llama.context import Context, ContextParams
+from uma.llama.model import Model
 from uma.types import AdapterScale, EmbedRequest
 
 SETS = (None, "tiny+one", "tiny+two")
@@ -77,6 +80,27 @@ async def test_an_adapter_is_what_a_model_loaded_with_it_alone_gives(config: Run
         found = texts(await answers(engine, [none, both, attrs.evolve(asked, model=None)]))
     assert found[0] == found[2] != expected.token_ids
     assert found[1] not in (found[0], expected.token_ids)
+
+
+async def test_a_text_is_what_llama_cpp_computes_with_the_adapter(config: RuntimeConfig) -> None:
+    prompt, files = tokens_for(8, 30), [named.partition("=")[2] for named in config.lora.split(",")]
+    async with open_engine(config) as engine:
+        given = texts(await alone(engine, [of(name, prompt, 8) for name in SETS[1:]]))
+    with Model.load(Path(config.model)) as model:
+        one, two = (model.load_adapter(Path(file.removesuffix(":0.5")), file) for file in files)
+        params = ContextParams(n_ctx=64, flash_attn="off", cache_type_k="f32", cache_type_v="f32")
+        for adapter, expected in zip(((one, 1.0), (two, 0.5)), given, strict=True):
+            with Context(model, params) as context:
+                context.set_threads(1)
+                context.use_adapters([adapter])
+                batch, tokens = Batch(64), list(prompt)
+                for _ in range(8):
+                    at = context.seq_pos_max(0) + 1
+                    batch.clear()
+                    batch.add(tokens[at:], at, 0, last_logits=True)
+                    assert context.decode(batch) == 0
+                    tokens.append(int(context.logits(1).argmax()))
+            assert tuple(tokens[30:]) == expected
 
 
 async def test_no_prefix_is_shared_between_adapters(config: RuntimeConfig) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 LEFT_OUT: Mapping[str, str] = {
-    "test_lora.py": "LoRA adapters",
+    "test_lora.py": "scales of LoRA adapters that are set for all requests",
     "test_mcp_servers.py": "llama-server as a client of MCP servers",
     "test_router.py": "models that are downloaded, and their router's own list and presets",
     "test_stream.py": "answers that are read again by the id of a conversation",
