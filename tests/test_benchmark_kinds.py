@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.decision_questions import QUESTIONS
+from benchmarks.decisions import Answer, calibration_error
 from benchmarks.kinds import KINDS, Kind, write_kind
 from benchmarks.scenario import Row, Summary
 from benchmarks.scenarios.kinds import GEMMA, checks
@@ -56,3 +58,15 @@ def test_a_claim_is_about_the_kind_that_is_furthest_from_it_and_tells_what_the_p
     assert (chain.value, chain.holds, chain.beside) == (97.5, True, f"{GEMMA}, where llama-server has 70")
     assert found[f"{GEMMA}: memory at start"].holds
     assert not found["the same prompt again: tokens read"].is_known
+
+
+def test_calibration_is_off_by_what_shares_promise_beyond_what_is_right() -> None:
+    known = QUESTIONS[0]
+
+    def one(share: float, *, is_right: bool) -> Answer:
+        return Answer(known, known.right if is_right else known.right + 1, share, 0.0)
+
+    honest = [one(0.75, is_right=at < 3) for at in range(4)]
+    assert calibration_error(honest) == pytest.approx(0)
+    assert calibration_error([one(1.0, is_right=at < 3) for at in range(4)]) == pytest.approx(0.25)
+    assert calibration_error([*honest, *(one(0.95, is_right=False) for _ in range(4))]) == pytest.approx(0.475)

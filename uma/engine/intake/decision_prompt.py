@@ -28,7 +28,7 @@ from uma.types import Message, Request
 from uma.types.decision import DecisionQuestion, DecisionRequest, Option
 
 MAX_NAME_TOKENS = 64
-"""Maximum tokens of all names of a choice that is answered by names where the request does not say: each can cost a row
+"""Maximum tokens of all names of a question that is answered by names where the request does not say: each can cost a row
 of logits of its own."""
 _QUESTION, _CUT = "\ufdd0", "\ufdd1"
 """Characters that no text has: one for the question's place, one for a cut in a special token's spelling."""
@@ -192,7 +192,7 @@ class DecisionReader:
         question = request.questions[index]
         if question.kind == "predicate":
             return [[self._label(name, frame) for name in names] for names in (("yes", "Yes"), ("no", "No"))]
-        if request.labels == "codes" or (request.labels == "auto" and not (self._has_names and _is_choice(question))):
+        if request.labels == "codes" or (request.labels == "auto" and not self._has_names):
             return ()
         found = [[self._label(option.label, frame)] for option in question.options]
         if labels.is_distinct(found) and (
