@@ -301,7 +301,9 @@ async def _drafted(world: World, settings: dict[str, Any]) -> list[Answer]:
     async with open_engine(config) as engine:
         if (told := engine.info.capabilities.speculation).startswith("none"):
             pytest.skip(told)
-        found = [*await alone(engine, world.requests), *await answers(engine, world.requests)]
+        # Of several rows nothing is drafted with a buffer for each, and the first time a text may repeat nothing.
+        again = alone if world.settings["kv_unified"] == "off" else answers
+        found = [*await alone(engine, world.requests), *await again(engine, world.requests)]
         assert engine.snapshot()["draft_tokens_total"] > 0, "nothing was drafted"
     return found
 
