@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_terminal = sys.stdout.isatty()
     try:
         code = _dispatch(argv)
+        if code == TERMINAL_GONE and is_terminal:
+            abandon_output()  # else what is written later, at the very end, would fail with another code
         _flush()
     except BrokenPipeError:
         abandon_output()
