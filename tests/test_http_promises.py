@@ -380,7 +380,7 @@ def test_the_model_has_its_aliases(server: HttpServer) -> None:
 NO_MODEL = {"/health/check", "/ui/api/answers", "/v1/chat/completions/control"}
 NO_MODEL |= {"/v1/requests/{id}/answer", "/ui/api/answers/{token}/answer"}
 NO_MODEL |= {"/v1/files", "/v1/batches", "/v1/batches/{id}/cancel"}
-NO_MODEL |= {"/api/pull", "/api/copy", "/models/load", "/models/unload"}
+NO_MODEL |= {"/lora-adapters", "/api/pull", "/api/copy", "/models/load", "/models/unload"}
 """Endpoints that are about the loaded model, whatever it is, about a request that runs, or about models of a server of
 several."""
 CONVERSATION, TEXTS, RANKED = GENERATING[CHAT], {"content": "a"}, {"query": "a", "documents": ["b"]}
