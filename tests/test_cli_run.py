@@ -16,7 +16,7 @@ from uma.types import Capabilities, Limits, MemoryPlan, ModelInfo, ServerInfo
 
 INFO = ServerInfo(
     server="uma/1.2.3",
-    model=ModelInfo("Some Model", "/m.gguf", "llama", 7_240_000_000, 4_370_000_000, "Q4_K_M", 32_768, 32_000, True),
+    model=ModelInfo("m", "/m.gguf", "llama", 7_240_000_000, 4_370_000_000, "Q4_K_M", 32_768, 32_000, True),
     capabilities=Capabilities(True, True, True, True, True, "cells", True, 16, ()),
     limits=Limits(8192, 4096, 1_000_000, 1_048_576, 256, 1024),
 )

@@ -75,7 +75,8 @@ async def read(stream: AsyncIterable[object]) -> None:
 async def test_streams_go_on_between_two_pieces(world: World, pieces: Pieces) -> None:
     """From the first picture on: nothing was encoded before it."""
     file = file_for(world, 1)
-    async with open_engine(config_for(world.model)) as engine, engine.generate(ask(max_tokens=1_500)) as stream:
+    config = config_for(world.model, n_ctx=32_768)  # the file is decoded by a process that has to start
+    async with open_engine(config) as engine, engine.generate(ask(max_tokens=30_000)) as stream:
         await anext(aiter(stream))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read, stream)

@@ -32,7 +32,7 @@ def test_what_waits_behind_an_answer_that_is_stopped_stays_in_the_box(browser: B
         here.ask("Second?")
         page.keyboard.press("Escape")
         expect(page.locator(".note")).to_contain_text("Stopped.")
-        expect(page.locator("#hint")).to_have_text("Enter sends, Shift and Enter begin a new line.")
+        expect(page.locator("#hint")).to_contain_text("Enter sends, Shift and Enter begin a new line")
         expect(page.get_by_label("Message", exact=True)).to_have_value("Second?")
         expect(page.locator(".bubble")).to_have_count(1)
 

@@ -190,6 +190,7 @@ def group() -> Iterator[Group]:
         yield made
 
 
+@pytest.mark.slow
 def test_another_program_takes_the_memory_of_a_control_group_and_nothing_is_killed(
     group: Group, serve_models: ServeModels
 ) -> None:

@@ -21,7 +21,7 @@ from uma.http.exchange import Exchange
 from uma.http.files import limit_of
 from uma.http.gateway import Gateway
 from uma.http.local_user import user_of
-from uma.http.problem import Forbidden, NotFound, Unsupported
+from uma.http.problem import Forbidden, NotFound
 
 MAX_LISTED = 1_000
 """Maximum requests of one list."""
@@ -80,9 +80,9 @@ async def _read(what: Callable[[History], T]) -> T | None:
 
 
 async def _owner(gateway: Gateway, http: Exchange) -> str | None:
-    """Whose entries are shown; None: everyone's. Raises `Unsupported` and `Forbidden`."""
+    """Whose entries are shown; None: everyone's. Raises `NotFound` and `Forbidden`."""
     if not gateway.config.history:
-        raise Unsupported("no such history: this server keeps none; uma run --history does")
+        raise NotFound("this server keeps no history; uma run --history does")
     if http.account is not None:
         return str(http.owner)
     if await user_of(http) != posix.user_id():
@@ -97,7 +97,7 @@ async def sees_history(gateway: Gateway, http: Exchange) -> bool:
     """Whether there is a history that this client can see."""
     try:
         await _owner(gateway, http)
-    except (Unsupported, Forbidden):
+    except (NotFound, Forbidden):
         return False
     return True
 
