@@ -82,7 +82,7 @@ async def _read(what: Callable[[History], T]) -> T | None:
 async def _owner(gateway: Gateway, http: Exchange) -> str | None:
     """Whose entries are shown; None: everyone's. Raises `NotFound` and `Forbidden`."""
     if not gateway.config.history:
-        raise NotFound("this server keeps no history; uma run --history does")
+        raise NotFound("no such history: this server keeps none; uma run --history does")
     if http.account is not None:
         return str(http.owner)
     if await user_of(http) != posix.user_id():
