@@ -30,7 +30,7 @@ def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     schemas: dict[str, Any] = {}
     for method, route, handler, body in endpoints:
-        path = route.replace(":path}", "}")
+        path = re.sub(r":\w+}", "}", route)
         paths.setdefault(path, {})[method.lower()] = _operation(method, path, _summary(handler, body), schemas, body)
     return {
         "openapi": "3.1.0",
