@@ -34,3 +34,8 @@ def required_module(name: str) -> Any:
         return import_module(name)
     except ModuleNotFoundError:
         missing("clients", f"there is no {name}: pip install '.[clients]'")
+
+
+def separate_module(name: str, package: str) -> Any:
+    """A module that needs another release of what the others need. Nothing requires it."""
+    return pytest.importorskip(name, reason=f"there is no {name}: pip install {package}, which needs an older openai")

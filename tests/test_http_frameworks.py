@@ -13,7 +13,7 @@ import openai
 import pytest
 from http_server import HttpServer, running_http
 from http_tap import tapped
-from required import missing, required_module
+from required import missing, required_module, separate_module
 from script_model import write_script_model
 
 from harness import PATIENCE_SEC, clean_environ, short_directory
@@ -145,8 +145,8 @@ def test_litellm_embeds_in_two_dialects(http_server: HttpServer, litellm: Any) -
 
 
 def test_llama_index_completes_and_streams(http_server: HttpServer, expected: str) -> None:
-    like = required_module("llama_index.llms.openai_like")
-    llms = required_module("llama_index.core.llms")
+    like = separate_module("llama_index.llms.openai_like", "llama-index-llms-openai-like")
+    llms = separate_module("llama_index.core.llms", "llama-index-core")
     place = {"api_base": f"{http_server.url}/v1", "model": "builtin", "max_retries": 0, **PATIENT}
     model = like.OpenAILike(**place, is_chat_model=True, **GREEDY)
     message = llms.ChatMessage(role="user", content=QUESTION)
