@@ -13,6 +13,7 @@ from engine_world import Answer, alone, answer, answers, ask, config_for, settle
 from hybrids import Hybrid, write_hybrid, write_predicting
 
 from uma import Request, open_engine
+from uma.engine import sizing
 from uma.engine.engine import Engine
 from uma.errors import ConfigError
 
@@ -128,4 +129,19 @@ async def test_mtp_is_the_head_alone_and_is_refused_of_a_model_without_one(predi
         assert engine.info.capabilities.speculation == "none: --speculate off"
     with pytest.raises(ConfigError, match=r"mtp is unsupported with .*: it has no prediction head"):
         async with open_engine(config_for(tiny, speculate="mtp")):
+            pass
+
+
+async def test_without_memory_for_a_head_auto_goes_on_without_it_and_mtp_does_not(
+    predicting: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_little(*_: object) -> None:
+        raise ConfigError("speculate: there is no memory for the prediction head (64 bytes a token)")
+
+    monkeypatch.setattr(sizing, "predicting_params", too_little)
+    async with open_engine(config_for(predicting, speculate="auto")) as engine:
+        assert engine.info.capabilities.speculation == "prompt look-up"
+        assert len((await answer(engine, ask(max_tokens=4))).token_ids) == 4
+    with pytest.raises(ConfigError, match="no memory for the prediction head"):
+        async with open_engine(config_for(predicting, speculate="mtp")):
             pass

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Literal, get_args
 
 import attrs
@@ -113,6 +114,19 @@ def test_another_sequence_goes_on_from_the_middle_of_one(model: Model, way: Way)
         here = new_world()
         with here.context:
             check_others(here, way, new_world)
+
+
+def test_parts_for_which_no_id_is_left_since_they_were_asked_for_do_not_fit(tiny: Path) -> None:
+    """Others have begun meanwhile; each step comes between two ticks."""
+    with Model.load(tiny, n_gpu_layers=0) as model:
+        here = world(model, kv_unified=False)
+        with here.context:
+            parts = (b"a state", b"and its end")
+            assert here.cells.can_load(parts)
+            steps = here.cells.load(here.cells.take_id(), parts)
+            while here.cells.lowest_free_id is not None:
+                here.cells.take_id()
+            assert list(steps) == [0]
 
 
 def check_others(here: World, way: Way, new_world: Callable[[], World]) -> None:

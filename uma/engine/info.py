@@ -9,7 +9,6 @@ from uma.engine import sizing
 from uma.engine.intake.chat import ChatAbilities
 from uma.engine.kv.memory_kinds import kind_of
 from uma.llama.context import Context
-from uma.llama.heads import MISSING
 from uma.llama.model import Model
 from uma.llama.projector import Projector
 from uma.types import (
@@ -34,13 +33,15 @@ def server_info(
     free_kv_bytes: int,
     draft: Context | None = None,
     projector: Projector | None = None,
+    *,
+    has_head: bool = False,
 ) -> ServerInfo:
     """What a server answers to `info` and `hello`, with so much memory left for further contexts."""
     model = context.model
     return ServerInfo(
         server=f"uma/{__version__}",
         model=model.info,
-        capabilities=_of_generator(context, config, chat, draft, projector)
+        capabilities=_of_generator(context, config, chat, draft, projector, has_head=has_head)
         if model.is_causal
         else _of_encoder(context, config),
         limits=Limits(
@@ -64,7 +65,13 @@ def _shown_template(model: Model) -> str:
 
 
 def _of_generator(
-    context: Context, config: RuntimeConfig, chat: ChatAbilities, draft: Context | None, projector: Projector | None
+    context: Context,
+    config: RuntimeConfig,
+    chat: ChatAbilities,
+    draft: Context | None,
+    projector: Projector | None,
+    *,
+    has_head: bool,
 ) -> Capabilities:
     return attrs.evolve(
         _of_encoder(context, config),
@@ -85,7 +92,7 @@ def _of_generator(
         echo=True,
         decisions=0 if context.model.decision_type else WORDING,
         generate=True,
-        speculation=_speculation(context, config, draft),
+        speculation=_speculation(context, config, draft, has_head=has_head),
         vision=projector is not None and projector.sees,
         audio=projector is not None and projector.hears,
         media_urls=projector is not None and config.media_urls,
@@ -127,11 +134,11 @@ def _prefix_sharing(context: Context, config: RuntimeConfig) -> str:
     return how if context.params.kv_unified else f"{how}: each sequence has KV of its own (--kv-unified off)"
 
 
-def _speculation(context: Context, config: RuntimeConfig, draft: Context | None) -> str:
+def _speculation(context: Context, config: RuntimeConfig, draft: Context | None, *, has_head: bool) -> str:
     """How tokens are drafted, or why they are not."""
     if reason := sizing.why_no_drafts(context, config):
         return f"none: {reason}"
     ways = [] if config.speculate == "mtp" else ["prompt look-up"]
     ways += [f"the draft model {draft.model.info.name}"] if draft is not None else []
-    ways += ["the model's prediction head (MTP)"] if context.model.predicts and not MISSING else []
+    ways += ["the model's prediction head (MTP)"] if has_head else []
     return ", and ".join(ways)

@@ -23,7 +23,7 @@ from uma.engine.kv.disk import DiskTier
 from uma.engine.ledger import Ledger
 from uma.engine.loading import Loader
 from uma.engine.worker.loop import ended_by
-from uma.errors import ConfigError, ShuttingDown
+from uma.errors import ConfigError, ModelError, ShuttingDown
 from uma.llama import backend
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler
@@ -211,9 +211,15 @@ def _open_heads(
         _log.warning("the model's prediction head is not used: %s", MISSING)
     if reason or sizing.why_no_drafts(target, config):
         return None
-    params = sizing.predicting_params(target, config, ledger.kv_bytes)
-    with ledger.promised(target.model.shape.of_prediction_head, params):
-        return _closed_with(stack, PredictionHeads(target, params))
+    try:
+        params = sizing.predicting_params(target, config, ledger.kv_bytes)
+        with ledger.promised(target.model.shape.of_prediction_head, params):
+            return _closed_with(stack, PredictionHeads(target, params))
+    except (ConfigError, ModelError) as error:
+        if config.speculate == "mtp":
+            raise
+        _log.warning("the model's prediction head is not used: %s", error.message)
+        return None
 
 
 def _closed_with(stack: AsyncExitStack, opened: ClosingT) -> ClosingT:

@@ -189,6 +189,9 @@ class Attention:
         not fit. What the sequence holds then is not known. Batches may come between two. Several parts need `can_load`,
         asked before the sequence took its id.
         """
+        if self._scratch is None and len(parts) > 1 and not self._free_ids:
+            yield 0  # others have begun since `can_load` was asked
+            return
         passage = self.take_id() if self._scratch is None and len(parts) > 1 else self._scratch
         try:
             for part in parts:
