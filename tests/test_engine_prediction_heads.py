@@ -11,11 +11,14 @@ import pytest
 import trio
 from engine_world import Answer, alone, answer, answers, ask, config_for, settled, tokens_for
 from hybrids import Hybrid, write_hybrid, write_predicting
+from projectors import MARKER, png, write_projector
+from test_engine_pictures import about
 
 from uma import Request, open_engine
 from uma.engine import sizing
 from uma.engine.engine import Engine
 from uma.errors import ConfigError
+from uma.types import Grammar, SamplingParams
 
 COLD: dict[str, Any] = {"cache_tokens": 0, "cache_ram_mb": 0}
 LETTERS = {str(token): 20.0 for token in range(97, 123)}
@@ -120,6 +123,44 @@ async def test_after_a_restart_a_prompt_goes_on_from_the_disk_with_the_same_text
         got = await answer(engine, asked)
     assert before.token_ids == again.token_ids == got.token_ids == expected.token_ids
     assert got.finished.usage.cached_tokens > 200
+
+
+async def test_what_a_grammar_does_not_allow_is_not_drafted_into_the_text(predicting: Path) -> None:
+    schema = {"type": "array", "items": {"enum": ["xy", "yx"]}}
+    forms: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.5, "seed": 2}]
+    asked = [
+        ask(tokens_for(3, 40), 60, grammar=Grammar(json_schema=schema), ignore_eos=False, **form) for form in forms
+    ]
+    config = config_for(predicting, **COLD)
+    async with open_engine(config) as engine:
+        expected = await alone(engine, asked)
+    async with open_engine(attrs.evolve(config, speculate="always")) as engine:
+        got = await answers(engine, [attrs.evolve(one, id=str(number)) for number, one in enumerate(asked)])
+        accepted, _ = await share(engine)
+    assert ids(got) == ids(expected)
+    assert accepted > 0
+
+
+async def test_a_head_that_is_not_told_of_pictures_changes_nothing_behind_them(tmp_path: Path) -> None:
+    """With M-RoPE a picture has fewer positions than tokens."""
+    model = write_hybrid(tmp_path / "model.gguf", "qwen35", context_length=1_024, predicts=True)
+    write_projector(tmp_path / "mmproj-model.gguf", "qwen3vl")
+    longest = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    asked = [
+        about(
+            f"{MARKER}What is this?{MARKER} And this?", png(40 + 9 * seed, 30, seed), png(56, 56, 9), sampling=longest
+        )
+        for seed in range(4)
+    ]
+    config = config_for(model, n_ctx=4_096, max_sequences=4)
+    async with open_engine(attrs.evolve(config, **COLD)) as engine:
+        expected = await alone(engine, asked)
+    async with open_engine(attrs.evolve(config, speculate="always")) as engine:
+        got = await answers(engine, [attrs.evolve(one, id=str(number)) for number, one in enumerate(asked)])
+        again = await alone(engine, asked)
+        counters = await settled(engine)
+    assert ids(got) == ids(again) == ids(expected)
+    assert counters["draft_tokens_total"] > 0
 
 
 async def test_mtp_is_the_head_alone_and_is_refused_of_a_model_without_one(predicting: Path, tiny: Path) -> None:
