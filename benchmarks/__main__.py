@@ -14,7 +14,7 @@ import trio
 from rich.console import Console
 
 from benchmarks.machine import describe, folder_name
-from benchmarks.models import SHAPES, bench_model, parameters
+from benchmarks.models import REAL, SHAPES, named_model, parameters
 from benchmarks.report import machine_table
 from benchmarks.results_page import Results, publish
 from benchmarks.scenario import Bench, Row, Scenario
@@ -46,7 +46,12 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         help="compute threads of every target (default: all CPUs; UMA with its defaults chooses by itself)",
     )
-    parser.add_argument("--shape", choices=SHAPES, default="100m", help="the model's shape (default 100m)")
+    parser.add_argument(
+        "--shape",
+        choices=[*SHAPES, *REAL],
+        default="100m",
+        help="which model (default 100m)",
+    )
     parser.add_argument("--out", type=Path, help=f"folder of results (default: one for each processor in {RESULTS})")
     return parser
 
@@ -55,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run and report. Exit code 0, also where a claim falls short: the table says so. 2: the results are not ours."""
     args = build_parser().parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else 180)
-    model = bench_model(SHAPES[args.shape])
+    model = named_model(args.shape)
     threads: int = args.threads or os.cpu_count() or 1
     machine = describe(model, threads)
     out: Path = args.out or RESULTS / folder_name(machine)

@@ -21,7 +21,7 @@ import trio
 from rich.console import Console
 
 from benchmarks.machine import describe
-from benchmarks.models import SHAPES, BenchModel, bench_model
+from benchmarks.models import REAL, SHAPES, BenchModel, named_model
 from benchmarks.report import checks_table, machine_table, scenario_table
 from benchmarks.scenario import Check, Row, Scenario, Summary, rotated
 from benchmarks.scenarios.throughput import Burst, in_turn, measure, serve
@@ -73,13 +73,18 @@ def main() -> int:
     parser.add_argument("before", type=Path, help="the other source tree, a git worktree of the commit before")
     parser.add_argument("--rounds", type=int, default=5, help="rounds (default 5)")
     parser.add_argument("--streams", type=int, nargs="+", default=STREAMS, help="requests at once (default 1 8 32)")
-    parser.add_argument("--shape", choices=SHAPES, default="100m", help="the model's shape (default 100m)")
+    parser.add_argument(
+        "--shape",
+        choices=[*SHAPES, *REAL],
+        default="100m",
+        help="which model (default 100m)",
+    )
     args = parser.parse_args()
     if not (args.before / "uma" / "__main__.py").exists():
         print(f"compare: {args.before} is no source tree of UMA", file=sys.stderr)
         return 2
     console = Console(width=None if sys.stdout.isatty() else 180)
-    model = bench_model(SHAPES[args.shape])
+    model = named_model(args.shape)
     machine = describe(model, 0)
     console.print(machine_table({**machine, "threads": "as each tree chooses"}))
     rounds: list[list[Row]] = []

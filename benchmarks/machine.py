@@ -32,8 +32,8 @@ def describe(model: BenchModel, threads: int) -> dict[str, str]:
         "llama_cpp_python": version("llama-cpp-python"),
         "llama_server": _server_version(),
         "extra_buffers": _extra_buffers(),
-        "model": f"{model.shape.name}, {parameters(model.shape) / 1e6:.0f} M parameters, Q8_0, "
-        f"{model.shape.vocab:,} tokens of vocabulary, random weights",
+        "model": f"{model.shape.name}, {parameters(model.shape) / 1e6:.0f} M parameters, "
+        f"{model.shape.vocab:,} tokens of vocabulary, {model.weights}",
     }
 
 

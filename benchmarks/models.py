@@ -1,15 +1,16 @@
-"""A random-weight model of a real shape, so that speed is measured on work of the right size without any download.
+"""The models that are measured: one with random weights of a real shape, which needs no download, and two real ones.
 
-The weights mean nothing, the shapes do: a Llama of 100 million parameters, Q8_0, 32,000 tokens of vocabulary, which is
-the small end of what people run on a CPU and the hard end for a server (the faster the model, the more a server's own
-time shows). The tokenizer is real: prompts made of its words survive text and back, token for token, so peers that
-take only text get exactly the same prompts as those that take token ids.
+The random weights mean nothing, the shapes do: a Llama of 100 million parameters, Q8_0, 32,000 tokens of vocabulary,
+which is the small end of what people run on a CPU and the hard end for a server (the faster the model, the more a
+server's own time shows). The tokenizer is real: prompts made of its words survive text and back, token for token, so
+peers that take only text get exactly the same prompts as those that take token ids.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.cache import cache_dir
+from benchmarks.reference import RealModel, fetch_model
 
 VERSION = 2
 """Part of the cached file's name: raise it when what is written changes."""
@@ -28,6 +30,8 @@ CONSONANTS, VOWELS = "bcdfghjklmnpqrstvwxz", "aeiouy"
 SYLLABLES = tuple(consonant + vowel for consonant in CONSONANTS for vowel in VOWELS)
 SPACE = "Ġ"
 """How byte-level BPE writes a space."""
+SPM_SPACE = "▁"
+"""How SentencePiece writes it."""
 SPECIALS = ("<unk>", "<s>", "</s>")
 WHISPER = 0.002
 """Scale of what the layers of a model that recites add to a word's embedding: it shall still be told by it. At ten
@@ -63,8 +67,13 @@ SHAPES = {
     "100m": Shape(),
     "500m": Shape(name="llama-500m", layers=24, width=896, heads=14, kv_heads=2, feed_forward=4864, vocab=152_000),
 }
-"""Those that `--shape` chooses from: the second has the vocabulary of Qwen2.5 and its smallest model's dimensions, so
-that sampling and the last matrix cost what they cost with a large vocabulary."""
+"""Random models that `--shape` chooses from: the second has the vocabulary of Qwen2.5 and its smallest model's
+dimensions, so that sampling and the last matrix cost what they cost with a large vocabulary."""
+REAL: dict[str, tuple[RealModel, Shape]] = {
+    "smollm2": ("smollm2", Shape("SmolLM2-135M-Instruct", 30, 576, 9, 3, 1536, 49_152, 8_192)),
+    "gemma3": ("gemma3", Shape("Gemma 3 270M", 18, 640, 4, 1, 2048, 262_144)),
+}
+"""Real models that `--shape` chooses from, with their dimensions."""
 
 
 @attrs.frozen
@@ -73,9 +82,9 @@ class Vocabulary:
 
     tokens: tuple[str, ...]
     merges: tuple[str, ...]
-    first_word: int
-    """Ids from here on, `n_words` of them, are words of two syllables with a space before: what prompts are made of."""
-    n_words: int
+    words: Sequence[int]
+    """Ids of whole words with a space before: what prompts are made of. Those of random models are two syllables long,
+    and a range."""
 
 
 def vocabulary(size: int) -> Vocabulary:
@@ -95,7 +104,7 @@ def vocabulary(size: int) -> Vocabulary:
         tokens.append(f"{word}{ending}")
         merges.append(f"{word} {ending}")
     first_word = len(SPECIALS) + 256 + len(SYLLABLES) + len(words)
-    return Vocabulary(tuple(tokens), tuple(merges), first_word, len(words))
+    return Vocabulary(tuple(tokens), tuple(merges), range(first_word, first_word + len(words)))
 
 
 def gguf_bytes() -> list[str]:
@@ -112,17 +121,18 @@ class BenchModel:
     path: Path
     shape: Shape
     vocabulary: Vocabulary
+    weights: str = "random weights, Q8_0"
+    """Their origin and type in words."""
 
     def prompt(self, rng: Random, n_tokens: int) -> tuple[int, ...]:
         """Random word tokens. From two generators with different seeds, prompts share no prefix worth caching."""
-        first, count = self.vocabulary.first_word, self.vocabulary.n_words
-        return tuple(first + rng.randrange(count) for _ in range(n_tokens))
+        return tuple(rng.choices(self.vocabulary.words, k=n_tokens))
 
     def recital(self, rng: Random) -> tuple[int, ...]:
         """The whole text that the model knows by heart, begun somewhere."""
-        first, count = self.vocabulary.first_word, self.shape.recites
+        words, count = self.vocabulary.words, self.shape.recites
         start = rng.randrange(count)
-        return tuple(first + (start + index) % count for index in range(count))
+        return tuple(words[(start + index) % count] for index in range(count))
 
     def jumps(self, tokens: Sequence[int]) -> int:
         """How often a text that is known by heart went on with another word than its next."""
@@ -130,7 +140,22 @@ class BenchModel:
 
     def text(self, token_ids: tuple[int, ...]) -> str:
         """The text that tokenizes to exactly these word tokens."""
-        return "".join(self.vocabulary.tokens[token] for token in token_ids).replace(SPACE, " ")
+        return "".join(self.vocabulary.tokens[token] for token in token_ids).replace(SPACE, " ").replace(SPM_SPACE, " ")
+
+
+def named_model(name: str) -> BenchModel:
+    """The model that `--shape` names, random or real.
+
+    Raises `subprocess.CalledProcessError` where a real one cannot be downloaded.
+    """
+    if name in SHAPES:
+        return bench_model(SHAPES[name])
+    real, shape = REAL[name]
+    path = fetch_model(real)
+    field = gguf.GGUFReader(path).fields["tokenizer.ggml.tokens"]
+    tokens = tuple(str(token) for token in field.contents())
+    words = [id for id, token in enumerate(tokens) if re.fullmatch(f"[{SPACE}{SPM_SPACE}][a-z]{{4,8}}", token)]
+    return BenchModel(path, shape, Vocabulary(tokens, (), words), f"real weights, {path.stem}")
 
 
 def bench_model(shape: Shape | None = None) -> BenchModel:
@@ -163,7 +188,7 @@ def write_model(path: Path, shape: Shape, vocab: Vocabulary) -> None:
                 # The output matrix is tied to it: a zero row's logit is 0, which never wins among 31,700 random ones,
                 # so only tokens that are visible text are generated and every peer's stream has one piece of text a
                 # token.
-                weights[: vocab.first_word - len(SYLLABLES) - vocab.n_words] = 0
+                weights[: vocab.words[0] - len(SYLLABLES) - len(vocab.words)] = 0
         elif shape.recites and name.endswith(("attn_output.weight", "ffn_down.weight")):
             weights *= np.float32(WHISPER)
         quantized = gguf.quantize(weights, gguf.GGMLQuantizationType.Q8_0)
@@ -181,7 +206,7 @@ def _recital_output(shape: Shape, vocab: Vocabulary, embedding: npt.NDArray[np.f
     the word before it.
     """
     weights = np.zeros_like(embedding)
-    words = vocab.first_word + np.arange(shape.recites)
+    words = vocab.words[0] + np.arange(shape.recites)
     weights[np.roll(words, -1)] = embedding[words] * np.float32(CLARITY / shape.width**0.5)
     return weights
 
