@@ -35,7 +35,8 @@ def test_it_answers_as_a_search_through_all_would(every: list[Tokens], gone: lis
     assert len(index) == len(kept)
     assert set(index) == kept
     assert index.get(key) == (asked if asked in kept else None)
-    assert index.covers(key, lambda _, common: common) == any(each[: len(asked)] == asked for each in kept)
+    is_covered = index.covering(key, lambda _, common: common) is not None
+    assert is_covered == any(each[: len(asked)] == asked for each in kept)
     beginnings = sorted((each for each in kept if asked[: len(each)] == each), key=len, reverse=True)
     assert list(index.beginnings(key)) == [(each, len(each)) for each in beginnings]
 

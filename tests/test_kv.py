@@ -443,19 +443,39 @@ class TestRestoring:
         assert (is_read() is not None) == is_on_disk  # by which the disk tier knows not to read it again
 
 
-def snapshot(tokens: list[int], size: int, *, is_pinned: bool = False) -> Snapshot:
+def test_two_preempted_sequences_of_the_same_tokens_wait_for_one_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "LEAST_WORTH", 1)
+    store, context = SnapshotStore(1_000), FakeContext(unified=True)
+    pool, tokens = KvPool(cast(Context, context), store, cache_cells=0), array("i", range(20))
+    saved = []
+    for _ in range(2):  # as the worker preempts them
+        holding, length = pool.acquire(tokens, 0)
+        context.compute({holding.seq_id: list(tokens[length:])})
+        pool.extend(holding, tokens[length:])
+        kept = pool.save(holding, 0)
+        assert kept is not None
+        kept.pins += 1
+        saved.append(kept)
+        pool.release(holding, 0, keep=False)
+    saved[0].pins -= 1  # the first begins again
+    for number in range(3):
+        store.add(Snapshot(array("i", range(100 * number, 100 * number + 90)), (bytes(500),), reuses=3))
+    assert store.covering(tokens) is saved[1], "the second is read again"
+
+
+def snapshot(tokens: list[int], size: int, *, pins: int = 0) -> Snapshot:
     """A snapshot of `size` bytes of data."""
-    return Snapshot(array("i", tokens), (bytes(size),), is_pinned=is_pinned)
+    return Snapshot(array("i", tokens), (bytes(size),), pins=pins)
 
 
-@pytest.mark.parametrize("is_pinned", [False, True])
-def test_a_snapshot_of_the_same_tokens_is_counted_once(is_pinned: bool) -> None:
+@pytest.mark.parametrize("pins", [0, 1])
+def test_a_snapshot_of_the_same_tokens_is_counted_once(pins: int) -> None:
     store = SnapshotStore(10_000)
-    first, second = snapshot([1, 2, 3], 1_000, is_pinned=is_pinned), snapshot([1, 2, 3], 2_000)
+    first, second = snapshot([1, 2, 3], 1_000, pins=pins), snapshot([1, 2, 3], 2_000)
     assert store.add(first)
     assert store.add(second)
     # The owner of a pinned one waits for it, so it stays.
-    kept = first if is_pinned else second
+    kept = first if pins else second
     assert (len(store), store.size_bytes) == (1, kept.size_bytes)
     assert store.find(array("i", [1, 2, 3, 4]), 0) == (kept, 3)
 

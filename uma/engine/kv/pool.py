@@ -350,8 +350,12 @@ class KvPool:
         return count
 
     def save(self, holding: Holding, now_ms: float) -> Snapshot | None:
-        """Keep a snapshot of what a running sequence has computed, if it is worth it, fits, and stops no stream."""
+        """A snapshot of what a running sequence has computed: one that is there, or a new one, if it is worth it, fits,
+        and stops no stream.
+        """
         tip, tokens = holding.tip, holding.tip.whole()
+        if (kept := self.store.covering(tokens)) is not None:
+            return kept
         if self._would_stop_streams(len(tokens), but=holding.seq_id) or not self.store.accepts(tokens, len(tokens), 1):
             return None
         if not self.store.has_place_for(self._checkpoints.snapshot_size(tip), len(tokens), 1, now_ms):
@@ -410,7 +414,7 @@ class KvPool:
         """
         node = self.tree.cached[seq_id]
         saves = node.end - node.alone()[-1].start
-        if saves < LEAST_GAIN_TOKENS or not self.store.is_enabled or self.store.covers(node.whole()):
+        if saves < LEAST_GAIN_TOKENS or not self.store.is_enabled or self.store.covering(node.whole()) is not None:
             return True
         if self._would_stop_streams(node.end):
             return False

@@ -69,16 +69,16 @@ class PrefixIndex(Generic[T]):
     def _common(self, index: int, key: bytes) -> int:
         return common_size(self._keys[index], key) // ITEM_BYTES
 
-    def covers(self, tokens: array[int], usable: Callable[[T, int], int]) -> bool:
-        """Whether some item begins with all of `tokens`, and so many of it can be used."""
+    def covering(self, tokens: array[int], usable: Callable[[T, int], int]) -> T | None:
+        """An item that begins with all of `tokens`, and of which so many can be used."""
         key = _key(tokens)
         at = bisect_left(self._keys, key)
         for other in self._keys[at : at + MOST_COMPARED]:
             if not other.startswith(key):
-                return False
+                return None
             if usable(self._items[other], len(tokens)) == len(tokens):
-                return True
-        return False
+                return self._items[other]
+        return None
 
     def get(self, tokens: array[int]) -> T | None:
         """The item with exactly these tokens, if there is one."""

@@ -52,8 +52,8 @@ class Snapshot:
     is_on_disk: bool = False
     tier: Tier = Tier.MEMORY
     """Where it comes from, until it is used: read from disk for a prompt, or kept in memory."""
-    is_pinned: bool = False
-    """Whether its owner was preempted and waits for it."""
+    pins: int = 0
+    """Preempted sequences that wait for it. As long as there are any it stays."""
     ends: dict[int, bytes] | None = None
     """Where memory cannot be cut, checkpoints by the lengths at which a sequence can begin with them, beside the whole.
     None where it can be cut anywhere."""
@@ -93,7 +93,7 @@ def _worth(n_tokens: int, reuses: int, used_ms: float) -> tuple[float, float]:
 class SnapshotStore:
     """Snapshots up to `capacity_bytes`; the least worth goes first, among equals the one unused longest.
 
-    Those with a pin stay: their owner waits for them.
+    Those with pins stay: preempted sequences wait for them.
     """
 
     def __init__(self, capacity_bytes: int, *, on_added: Callable[[Snapshot], None] | None = None) -> None:
@@ -139,14 +139,14 @@ class SnapshotStore:
         found = self._index.most_useful(tokens, Snapshot.usable)
         return found if found is not None and found[1] > longer_than else None
 
-    def covers(self, tokens: array[int]) -> bool:
-        """Whether a snapshot holds all of `tokens`."""
-        return self._index.covers(tokens, Snapshot.usable)
+    def covering(self, tokens: array[int]) -> Snapshot | None:
+        """A snapshot that holds all of `tokens`."""
+        return self._index.covering(tokens, Snapshot.usable)
 
     def accepts(self, tokens: array[int], saves_tokens: int, reuses: int) -> bool:
         """Whether a snapshot of `tokens` is worth taking, that would save `saves_tokens` as often as it was used."""
         is_worth = saves_tokens * (reuses + UNUSED_REUSES) >= LEAST_WORTH
-        return self.is_enabled and is_worth and not self.covers(tokens)
+        return self.is_enabled and is_worth and self.covering(tokens) is None
 
     def has_place_for(self, data_bytes: int, n_tokens: int, reuses: int, used_ms: float) -> bool:
         """Whether a snapshot like this could be kept without giving up any that is worth more."""
@@ -154,7 +154,7 @@ class SnapshotStore:
         if self.size_bytes + size <= self._free_for_all:
             return True
         limit = _worth(n_tokens, reuses, used_ms)
-        kept = sum(other.size_bytes for other in self._index if other.is_pinned or other.worth >= limit)
+        kept = sum(other.size_bytes for other in self._index if other.pins or other.worth >= limit)
         return kept + size <= self._free_for_all
 
     def add(self, snapshot: Snapshot, *, is_lasting: bool = True) -> bool:
@@ -164,14 +164,14 @@ class SnapshotStore:
         the disk tier too.
         """
         same = self._index.get(snapshot.tokens)
-        if same is not None and same.is_pinned:
+        if same is not None and same.pins:
             return True
         if self.size_bytes + snapshot.size_bytes > self._free_for_all:
-            loose = sum(other.size_bytes for other in self._index if not other.is_pinned)
+            loose = sum(other.size_bytes for other in self._index if not other.pins)
             if self.size_bytes - loose + snapshot.size_bytes > self._free_for_all:
                 return False
         for other, size in list(self._index.beginnings(snapshot.tokens)):
-            if not other.is_pinned and snapshot.serves_for(size):
+            if not other.pins and snapshot.serves_for(size):
                 self._remove(other)
         self._shrink(snapshot.size_bytes)
         self._index.put(snapshot.tokens, snapshot)
@@ -200,7 +200,7 @@ class SnapshotStore:
         """Make place for so much: those least worth go, as far as they can."""
         while self.size_bytes + size_bytes > self._free_for_all:
             least = min(
-                (snapshot for snapshot in self._index if not snapshot.is_pinned),
+                (snapshot for snapshot in self._index if not snapshot.pins),
                 key=lambda snapshot: snapshot.worth,
                 default=None,
             )

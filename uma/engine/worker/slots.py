@@ -313,7 +313,7 @@ class Slots:
         # all streams for seconds, to free a slot that its cells could be cache of.
         sequence.kept = self._pool.save(sequence.holding, now)
         if sequence.kept is not None:
-            sequence.kept.is_pinned = True
+            sequence.kept.pins += 1
         self._pool.release(sequence.holding, now, keep=sequence.kept is None)
         self._queue_again(sequence)
 
@@ -518,7 +518,7 @@ class Slots:
 
     def _unpin(self, sequence: Sequence) -> None:
         if sequence.kept is not None:
-            sequence.kept.is_pinned = False
+            sequence.kept.pins -= 1
             sequence.kept = None
 
 
