@@ -226,13 +226,14 @@ def run_to_end(
     )
 
 
-def start_server(path: Path, *flags: str, **environ: str) -> ServerProcess:
+def start_server(path: Path, *flags: str, prelude: str = "", **environ: str) -> ServerProcess:
     """Start `uma run` on `path`; it may not be ready yet, and may never be. Where nothing says which model, with the
-    built-in one, whatever else this machine has.
+    built-in one, whatever else this machine has. `prelude` is code that its process runs first.
     """
     chosen = () if {"--model", "--models", "--config"} & {*flags} else ("--model", "builtin")
     arguments = ("run", "--socket", str(path), *ONE_THREAD, *chosen, *flags)
-    return ServerProcess(Forked(arguments, clean_environ(**environ), stderr=subprocess.PIPE), path)
+    process = Forked(arguments, clean_environ(**environ), stderr=subprocess.PIPE, prelude=prelude)
+    return ServerProcess(process, path)
 
 
 RunInProcess = Callable[..., "subprocess.CompletedProcess[bytes]"]

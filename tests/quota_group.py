@@ -51,15 +51,9 @@ def a_memory_group() -> Iterator[cgroup.Group]:
             made.folder.rmdir()
 
 
-@contextmanager
-def joined(group: cgroup.Group) -> Iterator[None]:
-    """Has this process in a group of memory meanwhile: what it starts stays there."""
-    home = cgroup.groups(cgroup.ROOT, "memory")[0].folder
-    _move_this_process(group.folder)
-    try:
-        yield
-    finally:
-        _move_this_process(home)
+def joining(group: cgroup.Group) -> str:
+    """Code by which a program goes into a group, with all that it starts from then on."""
+    return f"import os, pathlib\npathlib.Path({str(group.folder / 'cgroup.procs')!r}).write_text(str(os.getpid()))\n"
 
 
 def _made_group(controller: str, *files: str) -> cgroup.Group:

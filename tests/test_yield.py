@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio.testing
 from http_server import ServeModels
-from quota_group import a_memory_group, joined
+from quota_group import a_memory_group, joining
 from several import GREEDY, NAMES, PROMPT
 from test_models_life import opened, text, until
 
@@ -166,19 +167,25 @@ async def test_where_no_model_can_leave_kept_prefixes_do_and_why_is_told_as_long
 async def test_idle_models_leave_a_gpu_that_another_program_needs(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
 ) -> None:
-    free_bytes = SCARCE_GPU_BYTES
+    free_bytes, asked = {"alpha": SCARCE_GPU_BYTES}, list[str]()
 
-    async def told(held: LoadedModel) -> dict[str, int]:
-        return {"gpu_free_bytes": free_bytes}
+    async def told(held: LoadedModel) -> Mapping[str, Any]:
+        name = held.model.file.name
+        asked.append(name)
+        held.model.metrics = {**await held.client.metrics(), "gpu_free_bytes": free_bytes.get(name, 0)}
+        return held.model.metrics
 
     async with opened(folder, monkeypatch, yield_memory=True, idle_unload=0) as models:
         models.pressure = Pressure(machine(tmp_path, left_mib=800))
-        await models.load("alpha")
         monkeypatch.setattr(LoadedModel, "metrics", told)
+        await models.pin("beta")
+        await models.load("alpha")
+        asked.clear()
         mock_clock.jump(YIELD_SEC)
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert models.find("alpha").state == "loaded"
-        free_bytes = 100 * MIB
+        assert asked == ["alpha"], "one without a GPU is asked nothing"
+        free_bytes["alpha"] = 100 * MIB
         mock_clock.jump(YIELD_SEC)
         await until(lambda: models.find("alpha").state == "unloaded")
         assert models.find("alpha").yielded == "left, as a GPU has 100 MiB of memory left"
@@ -194,11 +201,9 @@ def group() -> Iterator[Group]:
 def test_another_program_takes_the_memory_of_a_control_group_and_nothing_is_killed(
     group: Group, serve_models: ServeModels
 ) -> None:
-    with joined(group):
-        server = serve_models("--models", ",".join(NAMES), "--yield-memory", "--idle-unload", "0")
-        other = subprocess.Popen(
-            [sys.executable, "-c", TAKES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    server = serve_models("--models", ",".join(NAMES), "--yield-memory", "--idle-unload", "0", prelude=joining(group))
+    program = [sys.executable, "-c", joining(group) + TAKES]
+    other = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def take(size: float) -> None:
         assert other.stdin and other.stdout

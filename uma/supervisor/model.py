@@ -314,6 +314,10 @@ class LoadedModel:
             self.model.metrics = await self.client.metrics()
         return self.model.metrics
 
+    async def gpu_free_bytes(self) -> int:
+        """Free bytes of the fullest GPU; 0 where its process has none, which is not asked then."""
+        return int((await self.metrics())["gpu_free_bytes"]) if self.model.metrics.get("gpu_free_bytes") else 0
+
     async def activity(self, id: str = "") -> Activity:
         """See `Source`. The numbers are the supervisor's. Of a process that does not answer what it said last, of all
         requests.

@@ -625,7 +625,7 @@ class LoadedModels(Models):
         """
         while True:
             await trio.sleep(YIELD_SEC)
-            of_gpus = [found.get("gpu_free_bytes", 0) for found in await self._of_each(LoadedModel.metrics)]
+            of_gpus = await self._of_each(LoadedModel.gpu_free_bytes)
             look = partial(self.pressure.reason, trio.current_time(), min(filter(None, of_gpus), default=0))
             why = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
             known = self._known.values()
@@ -640,6 +640,7 @@ class LoadedModels(Models):
                 log(_log, logging.INFO, "model.yielded", model=model.file.name, bytes=model.taken_bytes, reason=why)
                 model.leave()
             else:
+                await self._of_each(LoadedModel.metrics)
                 self.yield_memory(why)
 
     def yield_memory(self, why: str = "a signal asks for it") -> None:
