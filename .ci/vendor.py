@@ -8,6 +8,7 @@ standard library is all that this needs.
 from __future__ import annotations
 
 import base64
+import fnmatch
 import hashlib
 import io
 import json
@@ -39,14 +40,22 @@ def fetch(entry: dict[str, Any]) -> None:
         sys.exit(f"{name} {version}: its integrity is {integrity}, and npm says {said['dist']['integrity']}")
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as tar:
         for to, file in entry["files"].items():
-            member = tar.extractfile(f"package/{file['path']}")
-            assert member is not None, f"{file['path']} is no file of {name}"
-            found = member.read()
-            sha256 = hashlib.sha256(found).hexdigest()
+            # A path can be a pattern, then all that it fits go into the folder `to`, and have one hash together.
+            names = sorted(fnmatch.filter(tar.getnames(), f"package/{file['path']}"))
+            assert names, f"{file['path']} is no file of {name}"
+            hashed = hashlib.sha256()
+            for each in names:
+                member = tar.extractfile(each)
+                assert member is not None, f"{each} is no file of {name}"
+                found = member.read()
+                hashed.update(found)
+                place = FOLDER / to / Path(each).name if "*" in file["path"] else FOLDER / to
+                place.parent.mkdir(exist_ok=True)
+                place.write_bytes(found)
+            sha256 = hashed.hexdigest()
             if file["sha256"] not in ("", sha256):
                 sys.exit(f"{name} {version}: the SHA-256 of {file['path']} is {sha256}, and not {file['sha256']}")
             file["sha256"] = sha256
-            (FOLDER / to).write_bytes(found)
     entry["licence"] = said["license"]
     print(f"{name} {version}")
 

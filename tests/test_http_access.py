@@ -92,7 +92,7 @@ def test_of_all_endpoints_health_and_the_page_s_files_alone_are_open(locked: Htt
             answer = raw.ask(method, path.replace("{name}", "main.js"), b"{}" if method == "POST" else None)
             if answer.status != 401:
                 open_ones.add(path)
-    assert open_ones == {"/health", "/", "/ui/{name}", "/ui/vendor/{name}"}
+    assert open_ones == {"/health", "/", "/ui/{name}", "/ui/vendor/{name}", "/ui/vendor/cmaps/{name}"}
 
 
 def test_a_key_opens_as_bearer_and_as_x_api_key(locked: HttpServer, keys: dict[str, str]) -> None:

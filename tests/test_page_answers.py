@@ -69,14 +69,20 @@ def test_the_libraries_are_those_of_their_list_with_their_licences(client: httpx
     vendor = STATIC / "vendor"
     packages = json.loads((vendor / "list.json").read_text())
     listed = {name: file["sha256"] for package in packages for name, file in package["files"].items()}
-    found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in vendor.iterdir()}
+    found = {
+        place.name: hashlib.sha256(
+            b"".join(each.read_bytes() for each in sorted(place.glob("*")) or [place])
+        ).hexdigest()
+        for place in vendor.iterdir()
+    }
     del found["list.json"]
     assert found == listed
     for package in packages:
         assert any("LICENSE" in name for name in package["files"]), package["package"]
     scripts = [name for name in listed if name.endswith(".js")]
     assert re.findall(r'src="ui/vendor/([^"]+)"', client.get("/").text) == scripts
-    for name in listed:
+    assert client.get("/ui/vendor/cmaps/GBK-EUC-H.bcmap").content == (vendor / "cmaps/GBK-EUC-H.bcmap").read_bytes()
+    for name in set(listed) - {"cmaps"}:
         assert client.get(f"/ui/vendor/{name}").content == (vendor / name).read_bytes()
 
 

@@ -18,9 +18,16 @@ WORD = (
 HTML = "<!doctype html><title>t</title><div>One</div><div>Two <b>bold</b></div><script>alert(1)</script>"
 
 
-def pdf(*lines: str) -> bytes:
+CHINESE = (
+    "<< /Type /Font /Subtype /Type0 /BaseFont /SimSun /Encoding /GBK-EUC-H /DescendantFonts [<< /Type /Font /Subtype "
+    "/CIDFontType0 /BaseFont /SimSun /CIDSystemInfo << /Registry (Adobe) /Ordering (GB1) /Supplement 2 >> >>] >>"
+)
+"""A font that is not in the file, whose encoding a reader of PDF has to know."""
+
+
+def pdf(*lines: str, font: str = "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>") -> bytes:
     """A file of one page that says this."""
-    words = " ".join(f"({line}) Tj T*" for line in lines)
+    words = " ".join(f"<{line.encode('gbk').hex()}> Tj T*" for line in lines)
     content = f"BT /F1 12 Tf 50 750 Td 14 TL {words} ET"
     objects = (
         "<< /Type /Catalog /Pages 2 0 R >>",
@@ -28,7 +35,7 @@ def pdf(*lines: str) -> bytes:
         "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R "
         "/Resources << /Font << /F1 5 0 R >> >> >>",
         f"<< /Length {len(content)} >>\nstream\n{content}\nendstream",
-        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+        font,
     )
     body = "".join(f"{number} 0 obj\n{each}\nendobj\n" for number, each in enumerate(objects, 1))
     return f"%PDF-1.4\n{body}trailer << /Size 6 /Root 1 0 R >>\n%%EOF\n".encode()
@@ -59,6 +66,7 @@ def test_the_text_of_documents_is_what_the_model_is_given(here: Visitor) -> None
             den_docx=archive(word__document=WORD),
             den_html=HTML.encode(),
             scan_pdf=pdf(),
+            chinese_pdf=pdf("狐狸在睡觉。", font=CHINESE),
             cut_pdf=b"%PDF-1.7\n",
             cut_docx=archive(word__document=WORD)[:-30],
             odd_docx=archive(word__document=WORD.replace("&#8211;", "&#x7fffffff;")),
@@ -69,9 +77,9 @@ def test_the_text_of_documents_is_what_the_model_is_given(here: Visitor) -> None
     expect(toast).to_contain_text("Not attached: scan.pdf, cut.pdf, cut.docx and 2 more.")
     for why in ("its pages are pictures", "a damaged PDF", "a damaged archive", "docx and HTML only"):
         expect(toast).to_contain_text(why)
-    expect(attached).to_have_count(3)
+    expect(attached).to_have_count(4)
     expect(attached.nth(0)).to_contain_text("den.pdf33 bytes · ")
-    for index in range(3):
+    for index in range(4):
         expect(attached.nth(index)).to_contain_text("tokens")
     with page.expect_request(ANSWERS) as sent:
         here.ask("What is in them?")
@@ -79,7 +87,8 @@ def test_the_text_of_documents_is_what_the_model_is_given(here: Visitor) -> None
     assert told == (
         "den.pdf:\n```\nThe fox sleeps.\nThe owl is awake.\n```\n\n"
         "den.docx:\n```\nFox & owl \u2013 done\na\tb\t\n```\n\n"
-        "den.html:\n```\nOne\n\nTwo bold\n```\n\nWhat is in them?"
+        "den.html:\n```\nOne\n\nTwo bold\n```\n\n"
+        "chinese.pdf:\n```\n狐狸在睡觉。\n```\n\nWhat is in them?"
     )
     here.wait_for_answer()
 

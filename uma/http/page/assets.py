@@ -46,6 +46,7 @@ _MEDIA_TYPES = {
     "css": b"text/css; charset=utf-8",
     "svg": b"image/svg+xml",
     "woff2": b"font/woff2",
+    "bcmap": b"application/octet-stream",
     "txt": b"text/plain; charset=utf-8",
 }
 
@@ -65,11 +66,11 @@ class Asset:
 
 
 def load() -> dict[str, Asset]:
-    """All files of `static/`, by name; those of its libraries with `vendor/` before it."""
+    """All files of `static/`, by name; those of its libraries with their folder's name before it."""
     found: dict[str, Asset] = {}
     static = files(__package__).joinpath("static")
-    for folder, prefix in ((static, ""), (static.joinpath("vendor"), "vendor/")):
-        for entry in folder.iterdir():
+    for prefix in ("", "vendor/", "vendor/cmaps/"):
+        for entry in static.joinpath(prefix).iterdir():
             media_type = _MEDIA_TYPES.get(entry.name.rpartition(".")[2])
             if media_type is not None:
                 data = entry.read_bytes()

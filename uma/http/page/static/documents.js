@@ -55,7 +55,7 @@ async function textOfPdf(data) {
     setTimeout(() => reject(new Unreadable("It takes too long to read.")), READ_MS),
   );
   try {
-    return await Promise.race([pagesOf(getDocument({ data, worker: PDFWorker.create({ port }) })), late]);
+    return await Promise.race([pagesOf(getDocument({ data, worker: PDFWorker.create({ port }), cMapUrl: library("cmaps/") })), late]);
   } catch (error) {
     if (error instanceof Unreadable) throw error;
     const isLocked = error instanceof Error && error.name === "PasswordException";
