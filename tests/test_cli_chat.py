@@ -8,7 +8,7 @@ import signal
 import stat
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -78,6 +78,16 @@ def wait_for_prompt(terminal: Terminal) -> None:
 def wait_for_answer(terminal: Terminal) -> None:
     """Wait until an answer is under way. The dots that stand for it can be gone before the screen is looked at."""
     terminal.wait_until(lambda: "…".encode() in terminal.raw, "an answer")
+
+
+@contextmanager
+def stopped(server: ServerProcess) -> Iterator[None]:
+    """A block in which the server stands still."""
+    server.signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        server.signal(signal.SIGCONT)
 
 
 def last_line(terminal: Terminal) -> str:
@@ -499,12 +509,21 @@ def test_a_question_is_asked_again_for_another_answer(server: ServerProcess, hom
         assert questions(terminal, home) == ["first", "second"]
 
 
-def test_lines_that_are_typed_before_there_is_a_prompt_are_lines_of_their_own(
+def test_lines_that_are_typed_while_a_model_is_waited_for_are_lines_of_their_own_and_shown_once(
     server: ServerProcess, home: Path
 ) -> None:
     command = uma_command("chat", "--socket", str(server.socket))
-    with Terminal(command, environ_of(home), cwd=str(home)) as terminal:
+    with stopped(server), Terminal(command, environ_of(home), cwd=str(home)) as terminal:
+        until(lambda: terminal.echoes, lambda echoes: not echoes)
+        terminal.type("\x03")
+        assert terminal.wait() == 130
+        assert terminal.echoes
+    with ExitStack() as stack, Terminal(command, environ_of(home), cwd=str(home)) as terminal:
+        stack.enter_context(stopped(server))
+        until(lambda: terminal.echoes, lambda echoes: not echoes)
         terminal.type("/stats\r/undo\r/und")
+        stack.close()
+        assert terminal.text.count("/stats") <= 1
         terminal.wait_for("There is no answer yet.")
         terminal.wait_for("There is nothing to take back.")
         terminal.wait_for("> /und")

@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
@@ -80,7 +81,9 @@ async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[...
         try:
             is_local = options.local or chat.is_local
             place = open_source(chat.loaded, interrupts, local=is_local, say=chat.view.tell, bond=chat.bond)
-            async with place as opened:
+            async with AsyncExitStack() as stack:
+                with chat.view.opening():
+                    opened = await stack.enter_async_context(place)
                 chat.meet(opened)
                 question = await chat.talk(question)
         except UmaError as error:

@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 from uma.cli import say, words
 from uma.cli.default_model import with_default
 from uma.cli.options import load_settings
-from uma.cli.run import announce, shown_progress
+from uma.cli.run import announce
 from uma.cli.sanitize import sanitize_line
+from uma.cli.source import shown_progress
 from uma.config import Loaded, RuntimeConfig
 from uma.errors import ConfigError
 from uma.types import ServerInfo, Source

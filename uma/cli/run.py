@@ -14,6 +14,7 @@ from uma.cli import say, words
 from uma.cli.default_model import with_all
 from uma.cli.options import load_settings
 from uma.cli.sanitize import sanitize_line
+from uma.cli.source import shown_progress
 from uma.config import Loaded, ModelSettings, RuntimeConfig, default_socket
 from uma.engine.sizing import free_memory_bytes
 from uma.errors import ConfigError
@@ -69,11 +70,6 @@ def _serve(loaded: Loaded) -> int:
         progress=progress,
         opened=opened,
     )
-
-
-def shown_progress(model: str) -> LoadProgress:
-    """The progress of loading, which a terminal shows in one line."""
-    return LoadProgress(lambda percent: say.passing(f"loading {words.bar(percent)} {model}"))
 
 
 def announce(loaded: Loaded, info: ServerInfo, url: str = "") -> None:

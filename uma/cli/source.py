@@ -26,7 +26,7 @@ from uma.cli.trio_run import Interrupts
 from uma.client import Client, connect
 from uma.config import BUILTIN, LOG, SERVER_ONLY, Loaded, RuntimeConfig, settings
 from uma.errors import ConnectionLost, UmaError
-from uma.types import ListedModel, ModelInfo, ServerInfo, Source
+from uma.types import ListedModel, LoadProgress, ModelInfo, ServerInfo, Source
 
 NOT_LISTENING = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
 SLOW_TO_LOAD_BYTES = 300_000_000
@@ -239,6 +239,11 @@ async def connected(
             passing()
 
 
+def shown_progress(model: str) -> LoadProgress:
+    """The progress of loading, which a terminal shows in one line."""
+    return LoadProgress(lambda percent: passing(f"loading {words.bar(percent)} {model}"))
+
+
 def _asks_for_its_own(loaded: Loaded) -> list[str]:
     """The options given that say how to load a model."""
     return sorted(loaded.origins[name] for name in ABOUT_LOADING if loaded.origins[name].startswith("--"))
@@ -284,7 +289,10 @@ async def _engine(stack: AsyncExitStack, config: RuntimeConfig, say: Callable[[s
     if wanted.path.is_file() and (n_bytes := wanted.path.stat().st_size) > SLOW_TO_LOAD_BYTES:
         say(f"loading {wanted.path.name} ({words.size(n_bytes)})")
     stack.enter_context(logging_to(config))
-    engine = await stack.enter_async_context(open_engine(config))
+    try:
+        engine = await stack.enter_async_context(open_engine(config, progress=shown_progress(_words(config.model))))
+    finally:
+        passing()
     plan = engine.info.capabilities.memory
     if config.n_ctx and plan is not None and plan.cells != config.n_ctx:
         say(f"the context has {plan.cells:,} tokens, and not {config.n_ctx:,} (n_ctx): it takes multiples of 256")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import unicodedata
 from contextlib import suppress
 from typing import Any
 
@@ -14,12 +15,64 @@ import attrs
 import trio
 
 from uma.cli.sanitize import sanitize
+from uma.cli.table import width_of
 
 with suppress(ImportError):  # Windows
     import termios
 
 WRITE_BYTES = 4096
 """A pipe that is writable takes this much without blocking (POSIX: PIPE_BUF is at least 512, here 4096)."""
+
+
+@attrs.define
+class WordWrap:
+    """Streamed text for a terminal: a word that reaches the edge is taken back, and begins the next line.
+
+    So each letter is shown as it comes. Lines between code fences are the terminal's to fold: what is copied from them
+    has no newline of ours. A character that is two columns wide is a word of its own, as Chinese has no blanks.
+    """
+
+    columns: int
+    _line: str = ""
+    """What the text has in its line so far."""
+    _word: str = ""
+    """Its last word, at the end of what is shown."""
+    _at: int = 0
+    """Column of the cursor."""
+    _is_code: bool = False
+
+    def __call__(self, text: str) -> str:
+        """What has to be written for `text`."""
+        return "".join(map(self._shown, text))
+
+    def _shown(self, character: str) -> str:
+        if character == "\n":
+            self._is_code ^= self._line.lstrip().startswith("```")
+            self._line, self._word, self._at = "", "", 0
+            return character
+        self._line = (self._line + character)[:8]  # enough to know a fence by
+        if self._is_code:
+            return character
+        width = _width(character)
+        # The last column stays free: a full line leaves the cursor in doubt.
+        is_over = self._at + width >= self.columns
+        if character.isspace():
+            self._word = ""
+            self._at += 0 if is_over else 8 - self._at % 8 if character == "\t" else 1
+            return "" if is_over else character
+        word = "" if width == 2 else self._word
+        if is_over and self._at > (length := sum(map(_width, word))):
+            self._word, self._at = word + character, length + width
+            return (f"\x1b[{length}D\x1b[K" if length else "") + f"\n{self._word}"
+        self._word, self._at = word + character, (self._at + width) % self.columns
+        return character
+
+
+def _width(character: str) -> int:
+    """Columns that a terminal gives to it."""
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 @attrs.define(eq=False)
@@ -34,18 +87,31 @@ class TextOutput:
     is_terminal: bool
     _can_wait: bool = True
     _ends_line: bool = True
+    _wrap: WordWrap | None = None
 
     @classmethod
     def standard(cls, encoding: str | None = None) -> TextOutput:
-        """The process's standard output; in its own encoding, where none is given."""
+        """The process's standard output: as text, or in an `encoding` for programs. Text is wrapped at words on a
+        terminal.
+        """
         sys.stdout.flush()
-        return cls(sys.stdout.fileno(), encoding or sys.stdout.encoding or "utf-8", sys.stdout.isatty())
+        is_capable = encoding is None and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+        columns = width_of(sys.stdout) if is_capable else None
+        return cls(
+            sys.stdout.fileno(),
+            encoding or sys.stdout.encoding or "utf-8",
+            sys.stdout.isatty(),
+            wrap=None if columns is None else WordWrap(columns),
+        )
 
     async def write(self, text: str) -> None:
         """Write `text`, waiting for the reader as long as it takes; cancellation can leave a part written."""
         if not text:
             return
         shown = sanitize(text) if self.is_terminal else text
+        if self._wrap is not None:
+            self._wrap.columns = width_of(sys.stdout) or self._wrap.columns
+            shown = self._wrap(shown)
         self._ends_line = text.endswith("\n")
         unsent = memoryview(shown.encode(self.encoding, "replace"))
         while unsent:
@@ -57,6 +123,8 @@ class TextOutput:
         if not self._ends_line:
             self._write(b"\n")
             self._ends_line = True
+            if self._wrap is not None:
+                self._wrap("\n")
 
     def _write(self, data: bytes | memoryview) -> int:
         try:
@@ -97,6 +165,13 @@ class SilentTyping:
             # Ctrl-C and Ctrl-Z would drop what the terminal has not shown yet: half a drawing, with its cursor moves.
             quiet[3] |= termios.NOFLSH
             self._set(quiet)
+
+    def __enter__(self) -> SilentTyping:
+        self.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def end(self) -> None:
         """The terminal is as it was before, once it has taken all that was written."""

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 
 import attrs
 import trio
@@ -53,6 +53,10 @@ class TerminalView:
         for name, words in rows:
             grid.add_row(Text(name, style="bold"), Text(sanitize(words)))
         self.console.print(grid)
+
+    def opening(self) -> AbstractContextManager[object]:
+        """See `ChatView.opening`."""
+        return SilentTyping(sys.stdin.fileno())
 
     @asynccontextmanager
     async def answering(self, look: Look) -> AsyncIterator[ShownAnswer]:

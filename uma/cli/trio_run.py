@@ -12,13 +12,16 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import attrs
 import trio
 
 from uma import posix
 from uma.errors import sole_error
+
+with suppress(ImportError):  # Windows
+    import termios
 
 GRACE_SEC = 1.0
 """Maximum time in which work that was asked to stop can say how it ended."""
@@ -58,11 +61,34 @@ class Stop:
         return self.n_calls >= 3
 
 
+@attrs.frozen(eq=False)
+class TerminalModes:
+    """How standard input's terminal takes what is typed; None where it is none."""
+
+    _modes: list[Any] | None
+
+    @classmethod
+    def now(cls) -> TerminalModes:
+        """As it is at this moment."""
+        modes = None
+        if sys.platform != "win32":
+            with suppress(termios.error):
+                modes = termios.tcgetattr(0)
+        return cls(modes)
+
+    def restore(self) -> None:
+        """Have it as it was again."""
+        if sys.platform != "win32" and self._modes is not None:
+            with suppress(termios.error):
+                termios.tcsetattr(0, termios.TCSANOW, self._modes)
+
+
 @attrs.define(eq=False)
 class Interrupts:
     """What Ctrl-C stops right now."""
 
     _everything: Stop
+    _terminal: TerminalModes
     _innermost: Stop | None = None
     _is_abrupt: bool = False
 
@@ -96,12 +122,20 @@ class Interrupts:
     def take(self, number: int) -> None:
         """Act on a signal."""
         if self._is_abrupt:
-            _leave_now(number)
+            self._leave_now(number)
         is_inner = self._innermost is not None and number in self._innermost.signals
         stop = self._innermost if self._innermost is not None and is_inner else self._everything
         if stop.is_in_vain:
-            _leave_now(number)
+            self._leave_now(number)
         stop(number)
+
+    def _leave_now(self, number: int) -> NoReturn:
+        """End without waiting for threads."""
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        self._terminal.restore()
+        os._exit(128 + number)
 
 
 def run(work: Callable[[Interrupts], Awaitable[int]]) -> int:
@@ -124,7 +158,7 @@ async def _supervised(work: Callable[[Interrupts], Awaitable[int]]) -> int:
     with trio.open_signal_receiver(*heeded) as arrivals:
         async with trio.open_nursery() as nursery:
             everything = Stop()
-            interrupts = Interrupts(everything)
+            interrupts = Interrupts(everything, TerminalModes.now())
 
             async def listen() -> None:
                 async for number in arrivals:
@@ -135,11 +169,3 @@ async def _supervised(work: Callable[[Interrupts], Awaitable[int]]) -> int:
                 code = await work(interrupts)
             nursery.cancel_scope.cancel()
     return code if everything.stopped_by is None else 128 + everything.stopped_by
-
-
-def _leave_now(number: int) -> NoReturn:
-    """End without waiting for threads."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):
-            stream.flush()
-    os._exit(128 + number)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Protocol
 
 import attrs
@@ -61,6 +61,9 @@ class ChatView(Protocol):
 
     def listing(self, rows: Sequence[tuple[str, str]]) -> None:
         """Names, each with what there is to say of it."""
+
+    def opening(self) -> AbstractContextManager[object]:
+        """A block in which a model is waited for: what is typed meanwhile is kept, and not shown among what is told."""
 
     def answering(self, look: Look) -> AbstractAsyncContextManager[ShownAnswer]:
         """A block in which an answer is shown as it is added to, and before its first word what `look` says."""
@@ -116,6 +119,10 @@ class PlainView:
         width = max(len(name) for name, _ in rows)
         for name, words in rows:
             self.tell(f"{name:<{width}}  {words}")
+
+    def opening(self) -> AbstractContextManager[object]:
+        """See `ChatView.opening`: nothing but text is known of its terminal."""
+        return nullcontext()
 
     @asynccontextmanager
     async def answering(self, look: Look) -> AsyncIterator[ShownAnswer]:
