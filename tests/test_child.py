@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from harness import PATIENCE_SEC
 from uma import child as module
-from uma.child import Child, ChildBusyError, ChildEndedError
+from uma.child import Child, ChildBusyError, ChildClosedError, ChildEndedError, Children
 
 DEADLINE_SEC = 0.2
 PROGRAM = """
@@ -93,6 +96,25 @@ def test_a_child_that_not_even_sigkill_ends_is_left_and_another_is_started(
         with pytest.raises(ChildEndedError):
             child.ask(asked(is_endless=True))
     assert child.ask(asked()) == asked()
+
+
+def test_children_that_are_at_work_are_ended_by_their_close(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    children = Children(2, str(tmp_path / "program.py"), None, deadline_sec=PATIENCE_SEC, max_answer_bytes=1_000)
+    begun = threading.Barrier(3)
+
+    def ask() -> object:
+        with children.taken() as child:
+            assert child.ask(asked()) == asked()
+            begun.wait(PATIENCE_SEC)
+            return child.ask(asked(is_endless=True))
+
+    with ThreadPoolExecutor(4) as threads:
+        asking = [threads.submit(ask) for _ in range(2)]
+        begun.wait(PATIENCE_SEC)
+        for closing in [threads.submit(children.close) for _ in range(2)]:
+            closing.result(PATIENCE_SEC)
+    assert [type(each.exception()) for each in asking] == [ChildClosedError] * 2
 
 
 def test_a_child_that_has_no_cpu_for_very_long_is_told_apart(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -525,6 +525,7 @@ async def test_a_grammar_that_is_compiled_again_holds_up_its_own_row_alone(
             for _ in range(20):
                 await anext(stream)
             assert not got
+            assert "grammar" in [each.waits_for for each in (await engine.activity()).running]
             may_go_on.set()
     assert [each.token_ids for each in got] == [expected.token_ids]
     assert engine.snapshot()["preemptions_total"]

@@ -17,9 +17,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.spawn import get_executable
+from queue import LifoQueue
+from threading import Lock
 from typing import Any, BinaryIO
 
 from uma import json_text, posix
@@ -102,10 +104,14 @@ class Child:
                 ours.close()
                 raise
         self._sock, self._is_fresh = ours, True
+        if self._is_closed:  # meanwhile
+            self._kill()
+            raise ChildClosedError
 
     def ask(self, question: Any) -> Any:
         """The answer. Raises what `start` does; `TimeoutError` where it takes longer than the deadline,
-        `ChildBusyError`, and `ChildEndedError`: then the process is killed, and the next question starts another.
+        `ChildBusyError`, and `ChildEndedError`: then the process is killed, and the next question starts another;
+        `ChildClosedError` after `interrupt`.
         """
         return self.ask_about(question, b"")[0]
 
@@ -125,13 +131,22 @@ class Child:
             self._kill()
             raise ChildBusyError from None
         except (OSError, EOFError, ValueError) as error:
-            if self._kill() == -_OVERTIME:
+            code = self._kill()
+            if self._is_closed:
+                raise ChildClosedError from None
+            if code == -_OVERTIME:
                 raise TimeoutError from None
             raise ChildEndedError(str(error) or type(error).__name__) from None
         except BaseException:
             # Where memory ran out too: the rest of that answer must not answer the next question.
             self._kill()
             raise
+
+    def interrupt(self) -> None:
+        """Have what is asked end at once, and start no other process. Any thread; `close` is called as well."""
+        self._is_closed = True
+        if (process := self._process) is not None:
+            process.kill()
 
     def close(self) -> None:
         """Kill the process, if there is one, and start no other. Harmless when repeated."""
@@ -184,6 +199,38 @@ class Child:
             raise TimeoutError
         self._sock.settimeout(left)
         return self._sock
+
+
+class Children:
+    """A few child processes of one program; see `Child`. Any thread; one that finds all busy waits."""
+
+    def __init__(self, count: int, file: str, setup: Any, *, deadline_sec: float, max_answer_bytes: int) -> None:
+        self._all = [
+            Child(file, setup, deadline_sec=deadline_sec, max_answer_bytes=max_answer_bytes) for _ in range(count)
+        ]
+        self._closing = Lock()
+        self._free: LifoQueue[Child] = LifoQueue()
+        for child in self._all:
+            self._free.put(child)
+
+    @contextmanager
+    def taken(self) -> Iterator[Child]:
+        """One of them, for the block; the one that was used last, whose process has started."""
+        child = self._free.get()
+        try:
+            yield child
+        finally:
+            self._free.put(child)
+
+    def close(self) -> None:
+        """Kill the processes, with whatever they are asked, and start no other. Harmless when repeated."""
+        for child in self._all:
+            child.interrupt()
+        with self._closing:  # two threads that each had one child would wait for the other's
+            every = [self._free.get() for _ in self._all]
+            for child in every:
+                child.close()
+                self._free.put(child)
 
 
 def serve(prepare: Callable[[Any], Callable[[Any], Any]], max_memory_bytes: int) -> None:

@@ -11,6 +11,7 @@ _WAITS_FOR = {
     "cells": "no cells are free for its prompt",
     "prefix": "another request reads what its prompt begins with",
     "prompt": "another prompt is read first",
+    "grammar": "its grammar is compiled again",
     "reader": "its reader has not taken what is written",
 }
 

@@ -131,7 +131,7 @@ def _waits_for(sequence: Sequence, first: Sequence | None, blocked_on: str) -> s
         case Status.FOLLOWING:
             return "prefix"
         case Status.PAUSED | Status.PARKED:
-            return "reader"
+            return sequence.account.paused_for
         case Status.PREFILLING if first is not None and sequence is not first:
             return "prompt"
         case _:

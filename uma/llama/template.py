@@ -7,11 +7,8 @@ conversation can hold up more than its own request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from queue import LifoQueue
-from threading import Lock
 from typing import Any
 
 import attrs
@@ -20,7 +17,7 @@ from jinja2 import Template, meta, nodes
 from uma import json_text
 from uma.errors import TemplateError
 from uma.llama.fitting import forms_of, one_system, without_system
-from uma.llama.render_process import RenderProcess
+from uma.llama.render_process import RenderProcesses
 from uma.llama.sandbox import RefusedError, UnusableError, compiled, environment, rendered
 from uma.types import EFFORT_NAMES, EFFORTS, Message, Tool
 
@@ -34,10 +31,6 @@ PLAIN_TEMPLATE = (
 PLAIN_TURN = "\nUser:"
 """What the next turn begins with there: a model that writes it goes on with both sides of the conversation."""
 
-RENDERERS = 2
-"""Maximum child processes: as many as prompts are prepared at once, so that the one that is kept free of background
-work finds a process as well as a thread. The second is started where it is needed."""
-
 
 class ChatTemplate:
     """A model's chat template, or the plain one where `source` is None. Safe to use from several threads."""
@@ -47,10 +40,7 @@ class ChatTemplate:
         self.source = PLAIN_TEMPLATE if source is None else source
         self.bos = bos
         self.eos = eos
-        self._idle: LifoQueue[RenderProcess] = LifoQueue()
-        for _ in range(RENDERERS):
-            self._idle.put(RenderProcess([self.source, bos, eos]))
-        self._closing = Lock()
+        self._processes = RenderProcesses([self.source, bos, eos])
         self._shown: dict[tuple[Message, ...], bool] = {}
 
     @cached_property
@@ -61,8 +51,7 @@ class ChatTemplate:
     def start(self) -> None:
         """Start the child process, if there will be one, so that the first rendering need not wait for it."""
         if not self.is_cheap:
-            with self._renderer() as process, suppress(UnusableError):  # `render` will say so
-                process.start()
+            self._processes.start()
 
     def render(
         self,
@@ -80,7 +69,7 @@ class ChatTemplate:
         Raises `TemplateError` with the reason (and line) where the template is broken, takes too long, or refuses
         these messages, and `Overloaded` where the machine has no time for it. Unless `is_cheap` and without `tools`, it
         waits for a child process, for `render_process.DEADLINE_SEC` of CPU time at most for each form, and where
-        `RENDERERS` other threads render, for one of them first.
+        `render_process.RENDERERS` other threads render, for one of them first.
         """
         messages = self._visible(messages)
         refusal: RefusedError | None = None
@@ -106,8 +95,7 @@ class ChatTemplate:
         }
         if self.is_cheap and not tools:
             return rendered(self._template, conversation, self.bos, self.eos)
-        with self._renderer() as process:
-            return process.render(conversation)
+        return self._processes.render(conversation)
 
     def _opening(
         self, text: str, messages: Sequence[Message], tools: Sequence[Tool], switches: Mapping[str, Any]
@@ -159,20 +147,8 @@ class ChatTemplate:
         return self._shown[messages]
 
     def close(self) -> None:
-        """End the child processes for good, once they have rendered what they were given. Harmless when repeated."""
-        with self._closing:  # two threads that each had one process would wait for the other's
-            every = [self._idle.get() for _ in range(RENDERERS)]
-            for call in every:
-                call.close()
-                self._idle.put(call)
-
-    @contextmanager
-    def _renderer(self) -> Iterator[RenderProcess]:
-        process = self._idle.get()
-        try:
-            yield process
-        finally:
-            self._idle.put(process)
+        """End the child processes for good, with whatever they render. Harmless when repeated."""
+        self._processes.close()
 
     @cached_property
     def _traits(self) -> _TemplateTraits:

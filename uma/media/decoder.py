@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from queue import LifoQueue
-
 import numpy as np
 
-from uma.child import Child, ChildBusyError, ChildClosedError, ChildEndedError
-from uma.errors import BadRequest, InternalError, Overloaded
+from uma.child import ChildBusyError, ChildClosedError, ChildEndedError, Children
+from uma.errors import BadRequest, InternalError, Overloaded, ShuttingDown
 from uma.llama import media_process
 from uma.llama.media_process import SAMPLE_RATE, TOO_LARGE
 from uma.llama.projector import Pixels, Samples
@@ -35,19 +33,17 @@ class MediaDecoder:
     def __init__(self, *, sees: bool, hears: bool) -> None:
         """What of it the model takes."""
         self._sees, self._hears = sees, hears
-        self._free: LifoQueue[Child] = LifoQueue()
-        for _ in range(CHILDREN):
-            program, setup = media_process.__file__, {"hears": hears}
-            self._free.put(Child(program, setup, deadline_sec=DEADLINE_SEC, max_answer_bytes=_MAX_BYTES))
+        program, setup = media_process.__file__, {"hears": hears}
+        self._children = Children(CHILDREN, program, setup, deadline_sec=DEADLINE_SEC, max_answer_bytes=_MAX_BYTES)
 
     def decode(self, data: bytes, id: str, field: str) -> Pixels | Samples:
         """What a file holds; `id` is its hash. Raises `BadRequest` for what the model does not take, or one too many
         for the child, and `Overloaded` where the machine had no time for it.
         """
         form = check_file(data, field, sees=self._sees, hears=self._hears)
-        child = self._free.get()
         try:
-            answer, content = child.ask_about({"form": form, "max_bytes": _MAX_BYTES}, data)
+            with self._children.taken() as child:
+                answer, content = child.ask_about({"form": form, "max_bytes": _MAX_BYTES}, data)
         except TimeoutError:
             raise BadRequest.at(field, f"timeout: it takes longer than {DEADLINE_SEC:g} s to decode") from None
         except ChildBusyError:
@@ -56,12 +52,10 @@ class MediaDecoder:
             ) from None
         except ChildEndedError as error:
             raise BadRequest.at(field, f"cannot be decoded: the process that tried has ended ({error})") from None
-        except (ChildClosedError, OSError) as error:
-            raise InternalError(
-                f"{field}: no process can be started to decode it: {error or 'the engine ends'}"
-            ) from None
-        finally:
-            self._free.put(child)
+        except ChildClosedError:
+            raise ShuttingDown(f"{field}: the engine is stopping") from None
+        except OSError as error:
+            raise InternalError(f"{field}: no process can be started to decode it: {error}") from None
         if "width" not in answer:
             problem = answer["problem"]
             most = f"is larger than {MAX_PIXELS:,} pixels or {MAX_SOUND_SEC:,} s"
@@ -72,11 +66,8 @@ class MediaDecoder:
         return Samples(id, answer["width"], content)
 
     def close(self) -> None:
-        """Kill the children, once each has ended the file that it has, and start no other. Harmless when repeated."""
-        children = [self._free.get() for _ in range(CHILDREN)]
-        for child in children:
-            child.close()
-            self._free.put(child)
+        """Kill the children, with the files that they have, and start no other. Harmless when repeated."""
+        self._children.close()
 
 
 def _check_sound(content: bytes, field: str) -> None:

@@ -14,7 +14,7 @@ CAUSES: Mapping[str, str] = MappingProxyType(
     {
         "prepare": "its prompt was rendered and made tokens",
         "summary": "turns that did not fit were summarised",
-        "grammar": "its grammar was made",
+        "grammar": "its grammar was made, or made again",
         "disk": "a prefix was looked for on disk",
         "batch": "the batch that ran when it came went on",
         "slot": "all slots were taken",

@@ -127,6 +127,8 @@ class Account:
     preemptions: int = 0
     preempted_by: str = ""
     pauses: int = 0
+    paused_for: str = "reader"
+    """What it waits for where it is paused or parked: its `reader`, or its `grammar`."""
     worst_gap_ms: float = 0.0
     worst_gap_token: int = 0
     came_ms: float = attrs.field(init=False)
@@ -161,7 +163,7 @@ class Account:
         has_started = self._started_before is not None
         self._is_preempted = status is Status.WAITING and has_started and before is not Status.FOLLOWING
         self.preemptions += self._is_preempted
-        self.pauses += status is Status.PAUSED
+        self.pauses += status is Status.PAUSED and self.paused_for == "reader"
         if status in (Status.PREFILLING, Status.DECODING) and not has_started:
             self._started_before = self.started_before
         self._since_ms, self._own_mark = now, self.own_ms
@@ -260,7 +262,7 @@ class Account:
             case Status.DECODING:
                 parts = {"write": steps, **waited, "sample": sample}
             case Status.PAUSED | Status.PARKED:
-                rest = "reader"
+                rest = self.paused_for
             case Status.ENDED:
                 return
         for cause, took_ms in parts.items():

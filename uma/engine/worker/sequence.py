@@ -236,8 +236,9 @@ class Sequence:
         self.status = status
         self.account.turns_to(status)
 
-    def fall_behind(self, now_ms: float) -> None:
-        """Pause it: its reader has no credit left."""
+    def fall_behind(self, now_ms: float, waits_for: str = "reader") -> None:
+        """Pause it: its reader has no credit left, or its grammar is compiled again."""
+        self.account.paused_for = waits_for
         self.change(Change.FALL_BEHIND)
         self.paused_ms = now_ms
 

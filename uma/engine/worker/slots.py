@@ -318,8 +318,8 @@ class Slots:
         self._queue_again(sequence)
 
     def park(self, sequence: Sequence, now: float) -> None:
-        """Take the slot of one that decodes, until `credit` is called."""
-        sequence.fall_behind(now)
+        """Take the slot of one that decodes, until `credit` is called once its grammar is compiled again."""
+        sequence.fall_behind(now, "grammar")
         self.preempt(sequence, now)
 
     def restart(self, sequence: Sequence) -> None:

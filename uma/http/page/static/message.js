@@ -324,6 +324,7 @@ function waitOf({ waits_for, ahead, unread_before: unread }) {
   if (waits_for === "prompt")
     return `Waiting: another prompt is read first${unread ? `, ${number(unread)} tokens to go` : ""}.`;
   if (waits_for === "prefix") return "Waiting: another request reads what this one begins with.";
+  if (waits_for === "grammar") return "Waiting: its grammar is compiled again.";
   if (waits_for === "reader") return "Waiting for this window.";
   if (ahead === undefined) return "Waiting: a request of higher priority goes first.";
   if (!ahead) return "Waiting: next in the queue.";
