@@ -2,7 +2,8 @@
 that of a cold run.
 
 The requests are two conversations with one system prompt. The first is about a picture or a sound, or of text alone;
-the second is of text alone and longer. By default a few cases of each kind run, with `TEST_KINDS=all` all there are.
+the second is of text alone and longer. By default a few cases of each kind run, with `TEST_KINDS=all` all there are,
+and the real models with their weights made F32.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 import pytest
@@ -35,7 +36,9 @@ from projectors import MARKER, Hearing, Seeing, png, wav, write_projector, write
 from test_engine_cancel import cancelled_at, read_on
 from test_engine_pictures import told
 
+from benchmarks.f32 import f32_model
 from benchmarks.kinds import WIDTH
+from benchmarks.reference import RealModel, model_path
 from models import EMBED, write_model
 from uma import Message, Request, SamplingParams, open_engine
 from uma.engine import Engine
@@ -52,6 +55,7 @@ MEDIA: dict[str, tuple[Seeing | None, Hearing | None]] = {
     "sound": (None, "ultravox"),
     "sound without encoder": (None, "gemma4ua"),
 }
+REAL: tuple[RealModel, ...] = get_args(RealModel)
 LENGTH, LETTERS = 24, "bcdfgjklmopqsuvwxyz"
 MOST_OFF = 0.02
 """Maximum difference of a log probability: in other cells, or in batches of another size, the last bits are others."""
@@ -94,9 +98,9 @@ def letters(seed: int, count: int) -> str:
     return "".join(random.Random(seed).choices(LETTERS, k=count))
 
 
-def chat(name: str, *messages: Message) -> Request:
-    """A greedy request that answers in these letters."""
-    bias: dict[int | str, float] = {str(ord(letter)): 20.0 for letter in LETTERS}
+def chat(name: str, *messages: Message, is_real: bool) -> Request:
+    """A greedy request; a random model answers in these letters, whose ids are their bytes."""
+    bias: dict[int | str, float] = {} if is_real else {str(ord(letter)): 20.0 for letter in LETTERS}
     sampling = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True, logit_bias=bias, logprobs=0)
     return Request(name, messages=messages, sampling=sampling)
 
@@ -104,6 +108,9 @@ def chat(name: str, *messages: Message) -> Request:
 def write_world(folder: Path, memory: str, medium: str) -> Path:
     """A model with this memory, and beside it what reads this medium."""
     sees, hears = MEDIA[medium]
+    for real in REAL:
+        if memory == real:
+            return f32_model(real)
     if memory == MROPE:
         path = write_seeing_model(folder / "model.gguf", "qwen2vl")
     else:
@@ -118,6 +125,7 @@ def write_world(folder: Path, memory: str, medium: str) -> Path:
 async def make_world(folder: Path, memory: str, medium: str, layout: str) -> World:
     """Ask for everything once, each alone and from its first token. Skips what the engine says it cannot read."""
     model, settings = write_world(folder, memory, medium), {"kv_unified": layout, "n_ctx": N_CTX}
+    is_real = memory in REAL
     system = Message("system", letters(1, 330))
     file = [SOUND if medium.startswith("sound") else PICTURE] if medium != "text" else []
     first = (system, told(f"{letters(2, 90)}{MARKER * len(file)}{letters(3, 120)}", file))
@@ -126,13 +134,13 @@ async def make_world(folder: Path, memory: str, medium: str, layout: str) -> Wor
         able = engine.info.capabilities
         if file and not (able.audio if medium.startswith("sound") else able.vision):
             pytest.skip(f"with {memory} memory this engine reads no {medium}")
-        requests = [chat("first", *first), chat("second", *second)]
+        requests = [chat("first", *first, is_real=is_real), chat("second", *second, is_real=is_real)]
         cold = await alone(engine, requests)
         for name, messages, answered, seed in zip(
             ("first", "second"), (first, second), tuple(cold), (5, 6), strict=True
         ):
             more = (Message("assistant", answered.text), Message("user", letters(seed, 70)))
-            requests.append(chat(f"{name}, next turn", *messages, *more))
+            requests.append(chat(f"{name}, next turn", *messages, *more, is_real=is_real))
         cold += await alone(engine, requests[2:])
     assert not any(each.finished.usage.cached_tokens for each in cold)
     return World(model, settings, requests, cold)
@@ -182,13 +190,13 @@ async def beginning(engine: Engine, context: HaltingContext, request: Request) -
 
 async def preempted(world: World, contexts: list[HaltingContext], folder: Path) -> list[Answer]:
     """Each has lost its slot to another in its first decode step."""
-    async with open_engine(config_for(world.model, **world.settings, max_sequences=1, cache_ram_mb=64)) as engine:
+    async with open_engine(config_for(world.model, **world.settings, max_sequences=1, cache_ram_mb=512)) as engine:
         return await _preempted(engine, contexts[0], world.requests, 1)
 
 
 async def preempted_beside_a_stream(world: World, contexts: list[HaltingContext], folder: Path) -> list[Answer]:
     """The same, too large for a copy while another decodes: what is left of it are its cells."""
-    config = config_for(world.model, **world.settings, max_sequences=2, cache_ram_mb=64)
+    config = config_for(world.model, **world.settings, max_sequences=2, cache_ram_mb=512)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("uma.engine.kv.pool.MOST_COPY_BYTES", 0)
         async with open_engine(config) as engine:
@@ -249,7 +257,7 @@ async def pressed(world: World, contexts: list[HaltingContext], folder: Path) ->
 
 async def from_memory(world: World, contexts: list[HaltingContext], folder: Path) -> list[Answer]:
     """All that was cached has left its cells before the next turns come."""
-    sizes = {"cache_tokens": 0, "cache_ram_mb": 64, "max_sequences": 2}
+    sizes = {"cache_tokens": 0, "cache_ram_mb": 512, "max_sequences": 2}
     async with open_engine(config_for(world.model, **world.settings | sizes)) as engine:
         found = await alone(engine, world.requests[:2])
         await alone(engine, [ask(tokens_for(seed, 1_000), 2) for seed in range(4)])
@@ -260,7 +268,7 @@ async def from_memory(world: World, contexts: list[HaltingContext], folder: Path
 
 async def from_disk(world: World, contexts: list[HaltingContext], folder: Path) -> list[Answer]:
     """The next turns come after a restart."""
-    config = config_for(world.model, **world.settings, cache_dir=str(folder), cache_ram_mb=64, max_sequences=3)
+    config = config_for(world.model, **world.settings, cache_dir=str(folder), cache_ram_mb=512, max_sequences=3)
     async with open_engine(config) as engine:
         found = await alone(engine, world.requests[:2])
     async with open_engine(config) as engine:
@@ -271,7 +279,7 @@ async def from_disk(world: World, contexts: list[HaltingContext], folder: Path) 
 
 async def in_parts(world: World, contexts: list[HaltingContext], folder: Path) -> list[Answer]:
     """Likewise, each asked twice at once, and loaded a part at a time beside a stream; one leaves."""
-    config = config_for(world.model, **world.settings, cache_dir=str(folder), cache_ram_mb=64, max_sequences=6)
+    config = config_for(world.model, **world.settings, cache_dir=str(folder), cache_ram_mb=512, max_sequences=6)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("uma.engine.kv.memory_kinds.MOST_COPY_BYTES", 2**16)
         patch.setattr("uma.engine.kv.pool.MOST_COPY_BYTES", 0)
@@ -323,8 +331,18 @@ FEW: dict[tuple[str, str, str], tuple[Happening, ...]] = {
     ("lfm2", "picture", "off"): (together, from_disk),
 }
 """What happens by default, by memory, medium and whether there is one KV buffer."""
-WORLDS = list(product((MROPE, *ALL), MEDIA, ("on", "off"))) if is_all() else list(FEW)
+LAYOUTS = ("on", "off")
+WORLDS = list(product((MROPE, *ALL), MEDIA, LAYOUTS)) if is_all() else list(FEW)
 CASES = [(world, happens) for world in WORLDS for happens in (HAPPENINGS if is_all() else FEW[world])]
+if is_all():
+    there = [name for name in REAL if model_path(name).exists()]
+    # The model that guesses has another vocabulary.
+    CASES += [
+        (world, happens)
+        for world in product(there, ("text",), LAYOUTS)
+        for happens in HAPPENINGS
+        if happens is not drafted_by_a_model
+    ]
 
 
 @pytest.fixture(scope="module")
