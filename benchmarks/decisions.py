@@ -36,6 +36,7 @@ from benchmarks.kinds import KINDS, kind_model
 from benchmarks.reference import RealModel, fetch_model
 from uma import Request, RuntimeConfig, SamplingParams, open_engine
 from uma.engine import Engine
+from uma.engine.intake.decision_prompt import question_text
 from uma.types import Decision, DecisionQuestion, DecisionRequest, Finished, Grammar, Message, Token
 
 STATE_TOKENS, COUNT, MANY = 1_000, 40, 400
@@ -71,7 +72,14 @@ def _path(name: str) -> Path:
 
 
 def _questions(rng: Random, count: int) -> list[DecisionQuestion]:
-    return [DecisionQuestion.predicate(f"{words(rng, 16).strip().capitalize()}?") for _ in range(count)]
+    """Predicates, choices of four names of a word or two, and scores of three, in turn."""
+    found = []
+    for at in range(count):
+        asked = f"{words(rng, 16).strip().capitalize()}?"
+        names = list({words(rng, rng.randint(1, 2)).strip(): None for _ in range(4 - at % 3)})
+        makes = (DecisionQuestion.choice, DecisionQuestion.score)
+        found.append(makes[at % 3](asked, names) if at % 3 < 2 else DecisionQuestion.predicate(asked))
+    return found
 
 
 def _asked(state: str, questions: Sequence[DecisionQuestion]) -> DecisionRequest:
@@ -94,16 +102,19 @@ async def _end(engine: Engine, request: Request) -> tuple[str, Finished]:
     raise AssertionError("a request ends with Finished")
 
 
-async def tokens(rng: Random, threads: int | None) -> tuple[Table, bool]:
+async def tokens(rng: Random, models: Sequence[str], threads: int | None) -> tuple[Table, bool]:
     """Tokens read, and those of a later chat, by kind of memory."""
     shown = Table("model", "bound", "read", "of the bound", "a later chat reads", title=f"{COUNT} questions, cold")
     holds = True
-    for name in (*KINDS, "smollm2"):
+    for name in models:
         async with _engine(_path(name), threads) as engine:
-            state = words(rng, STATE_TOKENS).strip()
-            found = await engine.decide(_asked(state, _questions(rng, COUNT)))
+            state, asked = words(rng, STATE_TOKENS).strip(), _questions(rng, COUNT)
+            found = await engine.decide(_asked(state, asked))
             known = len((await engine.tokenize(_chat(state))).token_ids)
-            bound = found.usage.prompt_tokens - (COUNT - 1) * known
+            bound = known
+            for each in asked:
+                text = f"{state}\n\n{question_text(each, range(len(each.options) or 2), ())}"
+                bound += len((await engine.tokenize(_chat(text))).token_ids) - known
             later = (await _end(engine, _chat(f"{state}\n\nWhat now?")))[1].usage
             again = later.prompt_tokens - later.cached_tokens
             print(f"{name}: {found.read_tokens:,} of {bound:,}, later {again}", file=sys.stderr, flush=True)
@@ -222,13 +233,13 @@ def main() -> int:
     )
     parser.add_argument("part", choices=("tokens", "time", "stream", "questions"))
     models = (*get_args(RealModel), *KINDS)
-    parser.add_argument("--model", choices=models, help="of all but tokens (smollm2; of questions qwen2.5-coder)")
+    parser.add_argument("--model", choices=models, help="(smollm2; of questions qwen2.5-coder; of tokens all kinds)")
     parser.add_argument("--rounds", type=int, default=5, help="of time")
     parser.add_argument("--threads", type=int, help="threads that compute (default: UMA chooses)")
     args = parser.parse_args()
     rng = Random("decisions")
     parts = {
-        "tokens": partial(tokens, rng, args.threads),
+        "tokens": partial(tokens, rng, [args.model] if args.model else (*KINDS, "smollm2"), args.threads),
         "time": partial(times, rng, args.model or "smollm2", args.threads, args.rounds),
         "stream": partial(stream, rng, args.model or "smollm2", args.threads),
         "questions": partial(questions, args.model or "qwen2.5-coder", args.threads),

@@ -159,7 +159,6 @@ class Engine:
                 self._chat,
                 self._pictures,
                 self._with_files,
-                names=self._pool.cells.can_be_cut,
             ),
             self._prompts,
             self._requests,

@@ -102,8 +102,7 @@ class DecisionRequest:
     )
     labels: LabelForm = "auto"
     """What the model answers with: whole `names` of options, or `codes` (letters, and digits of levels). `auto`: names
-    where they are short and differ, and the model's memory can be cut anywhere, else codes. A predicate is always
-    answered with yes or no."""
+    where they are short and differ, else codes. A predicate is always answered with yes or no."""
     orders: Orders = "auto"
     """Orders in which the options of a choice are asked, whose probabilities are averaged: as they come (`one`),
     backwards too (`two`), or all rotations. `auto`: one of names, two of codes."""

@@ -88,18 +88,13 @@ class DecisionReader:
         chat: ChatAbilities,
         pictures: PictureReader | None,
         with_files: Callable[[Request], Awaitable[Request]],
-        *,
-        names: bool,
     ) -> None:
-        """`with_files` gives a request the files that its pictures name. `names`: whether `auto` labels can be names,
-        which branch the prompt's memory.
-        """
+        """`with_files` gives a request the files that its pictures name."""
         self._model = model
         self._prompts = prompts
         self._chat = chat
         self._pictures = pictures
         self._with_files = with_files
-        self._has_names = names
 
     async def read(self, request: DecisionRequest) -> DecisionPrompts:
         """The prompts of a request. Raises what `PromptReader.read` does."""
@@ -183,7 +178,7 @@ class DecisionReader:
         codes = [] if named else self._codes(question, frame)
         for order in orders:
             # Names go with their options, codes stay in their places.
-            text = self._cut(_written(question, order, [code for code, _ in codes])) + frame.behind
+            text = self._cut(question_text(question, order, [code for code, _ in codes])) + frame.behind
             spellings = [named[at] for at in order] if named else [[path] for _, path in codes]
             yield AskedPrompt(index, order, text, self._ids(text, begins=False), spellings)
 
@@ -192,7 +187,7 @@ class DecisionReader:
         question = request.questions[index]
         if question.kind == "predicate":
             return [[self._label(name, frame) for name in names] for names in (("yes", "Yes"), ("no", "No"))]
-        if request.labels == "codes" or (request.labels == "auto" and not self._has_names):
+        if request.labels == "codes":
             return ()
         found = [[self._label(option.label, frame)] for option in question.options]
         if labels.is_distinct(found) and (
@@ -250,7 +245,7 @@ def _texts(question: DecisionQuestion) -> Iterator[str]:
         yield option.description or ""
 
 
-def _written(question: DecisionQuestion, order: Sequence[int], codes: Sequence[str]) -> str:
+def question_text(question: DecisionQuestion, order: Sequence[int], codes: Sequence[str]) -> str:
     """The question behind the state; without `codes` the answer is a name."""
     lines = [f"Question: {question.instructions or _UNSAID[question.kind]}"]
     options = question.options or (Option("yes"), Option("no"))
