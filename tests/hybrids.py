@@ -25,63 +25,75 @@ from models import (
     INNER,
     KV_HEADS,
     N_VOCAB,
+    WINDOW,
     finish,
     write_metadata,
     write_tokenizer,
 )
 
 Hybrid = Literal["qwen35", "qwen35moe", "qwen3next", "nemotron_h", "granitehybrid", "lfm2"]
+Predicting = Literal["qwen35", "qwen35moe", "step35"]
+"""Kinds that can have prediction heads: one, or three (`step35`, which has no states, but sliding windows)."""
 Sizes = dict[str, tuple[int, ...]]
 Values = dict[str, npt.NDArray[np.float32]]
 
-PLANS: dict[Hybrid, str] = {
+PLANS: dict[Hybrid | Predicting, str] = {
     "qwen35": "SSSASSSA",
     "qwen35moe": "SSSASSSA",
     "qwen3next": "SSSASSSA",
     "nemotron_h": "SFSFAF",
     "granitehybrid": "SSAS",
     "lfm2": "SSAS",
+    "step35": "AAAA",
 }
 """What each layer is: with a state, with attention, or a feed-forward network alone."""
 DELTA_NETS = ("qwen35", "qwen35moe", "qwen3next")
 MIXTURES = ("qwen35moe", "qwen3next")
 VALUE_HEADS, EXPERTS, EXPERT_FF = 2, 4, 32
+HEADS_OF = {"step35": 3}
+"""Prediction heads of a kind that has not one."""
 
 
 def write_hybrid(
-    path: Path, kind: Hybrid, *, state: int = 16, context_length: int = 512, predicts: bool = False
+    path: Path, kind: Hybrid | Predicting, *, state: int = 16, context_length: int = 512, predicts: bool = False
 ) -> Path:
     """Write a model and return its path. `state` sets how large a sequence's state is; that of `lfm2` has one size.
-    With `predicts`, a `qwen35` or `qwen35moe` has a head that predicts the token after the next, at random.
+    With `predicts`, one of `Predicting` has heads that predict tokens at random.
     """
     sizes = _sizes(kind, PLANS[kind], state)
     if predicts:
-        sizes |= _prediction_layer(kind, len(PLANS[kind]))
+        sizes |= _prediction_layers(kind, len(PLANS[kind]))
     rng = np.random.default_rng(0)
     values = {name: _values(name, size, rng) for name, size in sizes.items()}
     return _write(path, kind, _shape(kind, state), values, context_length)
 
 
-def write_predicting(path: Path, kind: Hybrid = "qwen35", *, context_length: int = 512) -> Path:
-    """Write a model whose prediction head is a copy of its only layer of worth: it predicts what the model says."""
-    plan, rng = "SA", np.random.default_rng(0)
-    sizes = _sizes(kind, plan, 16) | _prediction_layer(kind, len(plan))
+def write_predicting(path: Path, kind: Predicting = "qwen35", *, context_length: int = 512) -> Path:
+    """Write a model whose prediction heads are copies of its only layer of worth: they predict what the model says."""
+    plan, rng = ("AA" if kind == "step35" else "SA"), np.random.default_rng(0)
+    sizes = _sizes(kind, plan, 16) | _prediction_layers(kind, len(plan))
     values = {name: _values(name, size, rng) for name, size in sizes.items()}
-    # Tokens have a mean square of 1, which the head's norm leaves as it is, and the layer with a state changes nothing.
+    # Tokens have a mean square of 1, which a head's norm leaves as it is, and the first layer changes nothing.
     values["token_embd"] /= np.sqrt(np.mean(values["token_embd"] ** 2, axis=1, keepdims=True))
     for name, value in values.items():
-        if name.startswith(("blk.0.ssm_out", "blk.0.ffn_down")):
+        if name.startswith(("blk.0.ssm_out", "blk.0.attn_output", "blk.0.ffn_down")):
             value[:] = 0
-    values |= {name.replace("blk.1.", "blk.2."): value for name, value in values.items() if name.startswith("blk.1.")}
-    values["blk.2.nextn.eh_proj"] = np.hstack([np.eye(EMBED), np.zeros((EMBED, EMBED))]).astype(np.float32)
+    for layer in range(2, 2 + HEADS_OF.get(kind, 1)):
+        copied = {name: value for name, value in values.items() if name.startswith("blk.1.")}
+        values |= {name.replace("blk.1.", f"blk.{layer}."): value for name, value in copied.items()}
+        values[f"blk.{layer}.nextn.eh_proj"] = np.hstack([np.eye(EMBED), np.zeros((EMBED, EMBED))]).astype(np.float32)
     shape = _shape(kind, 16) | {"block_count": len(plan), "full_attention_interval": 2}
     return _write(path, kind, shape, values, context_length)
 
 
-def _write(path: Path, kind: Hybrid, shape: dict[str, Any], values: Values, context_length: int) -> Path:
+def _write(path: Path, kind: Hybrid | Predicting, shape: dict[str, Any], values: Values, context_length: int) -> Path:
     writer = gguf.GGUFWriter(path, kind)
-    if any(".nextn." in name for name in values):
-        shape |= {"block_count": shape["block_count"] + 1, "nextn_predict_layers": 1}
+    heads = sum(".nextn.eh_proj" in name for name in values)
+    if heads:
+        shape |= {"block_count": shape["block_count"] + heads, "nextn_predict_layers": heads}
+    if kind == "step35":  # in every second layer, and in the heads
+        layers = shape["block_count"]
+        shape["attention.sliding_window_pattern"] = [at % 2 == 1 or at >= layers - heads for at in range(layers)]
     metadata = {f"{kind}.{key}": value for key, value in shape.items()}
     write_metadata(writer, "attention", context_length, FF, metadata)
     write_tokenizer(writer, "gpt2", "gpt-2", True, CHATML)
@@ -92,7 +104,7 @@ def _write(path: Path, kind: Hybrid, shape: dict[str, Any], values: Values, cont
     return path
 
 
-def _sizes(kind: Hybrid, plan: str, state: int) -> Sizes:
+def _sizes(kind: Hybrid | Predicting, plan: str, state: int) -> Sizes:
     sizes: Sizes = {"token_embd": (N_VOCAB, EMBED), "output": (N_VOCAB, EMBED)}
     sizes["token_embd_norm" if kind == "lfm2" else "output_norm"] = (EMBED,)
     for index, layer in enumerate(plan):
@@ -100,9 +112,10 @@ def _sizes(kind: Hybrid, plan: str, state: int) -> Sizes:
     return sizes
 
 
-def _prediction_layer(kind: Hybrid, index: int) -> Sizes:
+def _prediction_layers(kind: Hybrid | Predicting, first: int) -> Sizes:
     own: Sizes = {"nextn.eh_proj": (EMBED, 2 * EMBED), "nextn.enorm": (EMBED,), "nextn.hnorm": (EMBED,)}
-    return {f"blk.{index}.{name}": size for name, size in (_layer(kind, "A", 0) | own).items()}
+    layer, layers = _layer(kind, "A", 0) | own, range(first, first + HEADS_OF.get(kind, 1))
+    return {f"blk.{at}.{name}": size for at in layers for name, size in layer.items()}
 
 
 def _values(name: str, size: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.float32]:
@@ -118,7 +131,7 @@ def _values(name: str, size: tuple[int, ...], rng: np.random.Generator) -> npt.N
     return (gain * rng.standard_normal(size)).astype(np.float32)
 
 
-def _shape(kind: Hybrid, state: int) -> dict[str, Any]:
+def _shape(kind: Hybrid | Predicting, state: int) -> dict[str, Any]:
     plan = PLANS[kind]
     shape: dict[str, Any] = {
         "block_count": len(plan),
@@ -127,6 +140,9 @@ def _shape(kind: Hybrid, state: int) -> dict[str, Any]:
     }
     if kind == "lfm2":
         return shape | {"shortconv.l_cache": 3}
+    if kind == "step35":
+        heads = {"attention.key_length": HEAD, "attention.value_length": HEAD, "attention.head_count_kv": KV_HEADS}
+        return shape | heads | {"attention.sliding_window": WINDOW, "expert_feed_forward_length": FF}
     shape |= {
         "attention.key_length": HEAD,
         "attention.value_length": HEAD,
@@ -158,7 +174,7 @@ def _shape(kind: Hybrid, state: int) -> dict[str, Any]:
     return shape | own.get(kind, {})
 
 
-def _layer(kind: Hybrid, layer: str, state: int) -> Sizes:
+def _layer(kind: Hybrid | Predicting, layer: str, state: int) -> Sizes:
     sizes: Sizes = {"attn_norm": (EMBED,)}
     if kind != "nemotron_h":
         sizes["post_attention_norm" if kind in DELTA_NETS else "ffn_norm"] = (EMBED,)
@@ -171,7 +187,7 @@ def _layer(kind: Hybrid, layer: str, state: int) -> Sizes:
     return sizes | (_experts() if kind in MIXTURES else _feed_forward(FF, ""))
 
 
-def _attention(kind: Hybrid) -> Sizes:
+def _attention(kind: Hybrid | Predicting) -> Sizes:
     gate = 2 if kind in DELTA_NETS else 1
     norms = {"attn_q_norm": (HEAD,), "attn_k_norm": (HEAD,)} if kind in (*DELTA_NETS, "lfm2") else {}
     return norms | {
@@ -182,7 +198,7 @@ def _attention(kind: Hybrid) -> Sizes:
     }
 
 
-def _recurrent(kind: Hybrid, state: int) -> Sizes:
+def _recurrent(kind: Hybrid | Predicting, state: int) -> Sizes:
     if kind == "lfm2":
         return {
             "shortconv.conv": (EMBED, 3),

@@ -10,7 +10,8 @@ import attrs
 import pytest
 import trio
 from engine_world import Answer, alone, answer, answers, ask, config_for, settled, tokens_for
-from hybrids import Hybrid, write_hybrid, write_predicting
+from every_kind import is_all
+from hybrids import Predicting, write_hybrid, write_predicting
 from projectors import MARKER, png, write_projector
 from test_engine_pictures import about
 
@@ -25,10 +26,16 @@ LETTERS = {str(token): 20.0 for token in range(97, 123)}
 HEAD = "the model's prediction head (MTP)"
 
 
+ONE: Predicting = "qwen35"
+CHAINED: Predicting = "step35"
+"""A kind with one head, and one with several, each of which guesses a token."""
+
+
 @pytest.fixture
-def predicting(tmp_path: Path) -> Path:
-    """A model whose head predicts what the model itself says."""
-    return write_predicting(tmp_path / "model.gguf", context_length=1_024)
+def predicting(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A model whose heads predict what the model itself says."""
+    kind: Predicting = getattr(request, "param", ONE)
+    return write_predicting(tmp_path / "model.gguf", kind, context_length=1_024)
 
 
 def ids(found: Sequence[Answer]) -> list[list[int]]:
@@ -47,9 +54,11 @@ async def share(engine: Engine) -> tuple[float, int]:
     return counters["draft_accepted_total"] / counters["draft_tokens_total"], counters["batch_calls_total"]
 
 
-@pytest.mark.parametrize(("kind", "layout"), [("qwen35", "on"), ("qwen35", "off"), ("qwen35moe", "on")])
+@pytest.mark.parametrize(
+    ("kind", "layout"), [(ONE, "on"), (ONE, "off"), (CHAINED, "on"), *([("qwen35moe", "on")] if is_all() else [])]
+)
 async def test_a_head_that_predicts_its_own_model_is_believed_and_saves_steps(
-    tmp_path: Path, kind: Hybrid, layout: str
+    tmp_path: Path, kind: Predicting, layout: str
 ) -> None:
     predicting = write_predicting(tmp_path / "model.gguf", kind, context_length=1_024)
     config = config_for(predicting, **COLD, kv_unified=layout, n_ctx=4_096, max_sequences=3)
@@ -66,6 +75,7 @@ async def test_a_head_that_predicts_its_own_model_is_believed_and_saves_steps(
     assert batches < plain["batch_calls_total"] / 2
 
 
+@pytest.mark.parametrize("predicting", [ONE, CHAINED], indirect=True)
 async def test_a_head_knows_a_prefix_that_is_shared_and_what_several_say_at_once(predicting: Path) -> None:
     """Its cells are copied and cut with the model's. What it does not know, it would guess from its own layer alone."""
     system, config = tokens_for(99, 200), config_for(predicting, n_ctx=8_192, max_sequences=8)
@@ -82,11 +92,12 @@ async def test_a_head_knows_a_prefix_that_is_shared_and_what_several_say_at_once
     assert accepted >= 0.9
 
 
-@pytest.mark.parametrize("snapshots", [0, 16], ids=["computed again", "from snapshots"])
+@pytest.mark.parametrize(("kind", "snapshots"), [(ONE, 0), (ONE, 16), (CHAINED, 16)])
 async def test_a_head_that_is_wrong_changes_nothing_beside_others_that_are_preempted_and_cancelled(
-    tmp_path: Path, snapshots: int
+    tmp_path: Path, kind: Predicting, snapshots: int
 ) -> None:
-    model = write_hybrid(tmp_path / "model.gguf", "qwen35", context_length=1_024, predicts=True)
+    """What was preempted is computed again, or comes back from snapshots."""
+    model = write_hybrid(tmp_path / "model.gguf", kind, context_length=1_024, predicts=True)
     config = config_for(model, **COLD, n_ctx=1_024, kv_unified="on")
     lanes: tuple[Literal[-1, 0, 1], ...] = (-1, 0, 1)
     asked = [attrs.evolve(each, priority=lanes[number % 3]) for number, each in enumerate(conversations(12))]
@@ -108,6 +119,7 @@ async def test_a_head_that_is_wrong_changes_nothing_beside_others_that_are_preem
     assert counters["draft_tokens_total"] > 0
 
 
+@pytest.mark.parametrize("predicting", [ONE, CHAINED], indirect=True)
 async def test_after_a_restart_a_prompt_goes_on_from_the_disk_with_the_same_text(
     predicting: Path, tmp_path: Path
 ) -> None:

@@ -213,7 +213,7 @@ def _open_heads(
         return None
     try:
         params = sizing.predicting_params(target, config, ledger.kv_bytes)
-        with ledger.promised(target.model.shape.of_prediction_head, params):
+        with ledger.promised(target.model.shape.of_prediction_heads, params):
             return _closed_with(stack, PredictionHeads(target, params))
     except (ConfigError, ModelError) as error:
         if config.speculate == "mtp":

@@ -455,7 +455,7 @@ def predicting_params(target: Context, config: RuntimeConfig, free_bytes: int) -
     """The context of the target's prediction head, with its sequences, in a quarter of `free_bytes`. Raises
     `ConfigError` where that is too little.
     """
-    shape = target.model.shape.of_prediction_head
+    shape = target.model.shape.of_prediction_heads
     cell_bytes = max(1, _cell_bytes(shape, config))
     affordable = free_bytes // RULES.pool_share // cell_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
     n_ctx = min(target.params.cells or target.n_ctx, affordable)

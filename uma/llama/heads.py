@@ -1,9 +1,12 @@
-"""A model's own prediction heads (multi-token prediction, MTP): a further layer that guesses the token after the next.
+"""A model's own prediction heads (multi-token prediction, MTP): further layers that guess the tokens to come.
 
-It has a context of its own over the same weights, with the cells of that layer alone. After each batch of the model it
-computes the same tokens, each together with the hidden row that the model gave to the token before it. What is copied
-and cut in the model's memory is copied and cut in its memory too, so it knows every text that the model's cells hold,
-but for pictures and what came back from a snapshot: of these it knows nothing, and guesses worse.
+They have a context of their own over the same weights, with the cells of these layers alone. After each batch of the
+model each computes the same tokens, together with the hidden row that the model gave to the token before each. What is
+copied and cut in the model's memory is copied and cut in theirs too, so they know every text that the model's cells
+hold, but for pictures and what came back from a snapshot: of these they know nothing, and guess worse.
+
+One head guesses all of a draft, token by token. Of several each guesses one token (`shape.CHAINED`): a head has cells
+of its own of the text alone, and reads what is drafted before its token anew.
 """
 
 from __future__ import annotations
@@ -44,12 +47,25 @@ class _LastRows(NamedTuple):
     rows: Rows
 
 
+class Guessed(NamedTuple):
+    """A token that the next one is guessed behind, or that stands before it in a draft."""
+
+    seq: int
+    token: int
+    position: int
+    hidden: HiddenRow
+    """The hidden row of the token before."""
+    is_last: bool
+    """What comes next is guessed."""
+
+
 class PredictionHeads(Closing):
     """Owner of the heads' context, kept in step with the model's. Belongs to the same thread as that one."""
 
     def __init__(self, target: Context, params: ContextParams) -> None:
         """Make it for `target`, which must have computed nothing. Raises as `Context` does."""
         self._target = target
+        self.count = target.model.shape.heads
         self.context = Context(target.model, params)
         """What computes. Its sequences are the target's."""
         self._width = target.model.n_embedding
@@ -74,16 +90,17 @@ class PredictionHeads(Closing):
         for start in starts:
             seq, position = int(sequences[start]), int(positions[start])
             self._hidden[start] = self.hidden_before(seq, position)
-            self._make_way(seq, position)
         if self._target.threads:
             self.context.set_threads(self._target.threads)
         own = self._batch
         own.token[:count], own.pos[:count], own.seq_id[:count] = batch.token[:count], positions, sequences
         own.output[:count] = 0
         own.n_tokens, own.n_outputs = count, 0
-        if self.context.decode(own) != DONE:
-            self.clear()
-            return
+        for head in range(self.count):
+            for start in starts:
+                self._make_way(int(sequences[start]), int(positions[start]))
+            if self._decode(head) != DONE:
+                return
         for start, end in zip(starts, [*starts[1:], count], strict=True):
             kept = max(start, end - KEPT_ROWS)
             self._last[int(sequences[start])] = _LastRows(int(positions[kept]), rows[kept:end].copy())
@@ -118,22 +135,28 @@ class PredictionHeads(Closing):
         row: HiddenRow = last.rows[index]
         return row
 
-    def predict(self, rows: Sequence[tuple[int, int, int]], hidden: Sequence[HiddenRow]) -> int:
-        """Compute what comes after each of `rows` (sequence, token, position), with the hidden row of the token before
-        each. The answer is that of `Context.decode`; with any but `DONE` all texts are forgotten.
+    def predict(self, head: int, rows: Sequence[Guessed]) -> int:
+        """Compute what this head guesses. The answer is that of `Context.decode`; with any but `DONE` all texts are
+        forgotten.
         """
         self._batch.clear()
-        for index, ((seq, token, position), row) in enumerate(zip(rows, hidden, strict=True)):
-            self._hidden[index] = row
-            self._make_way(seq, position)
-            self._batch.add((token,), position, seq, last_logits=True)
+        for index, row in enumerate(rows):
+            self._hidden[index] = row.hidden
+            if not index or rows[index - 1].seq != row.seq:
+                self._make_way(row.seq, row.position)
+            self._batch.add((row.token,), row.position, row.seq, last_logits=row.is_last)
+        return self._decode(head)
+
+    def _decode(self, head: int) -> int:
+        if self.count > 1:
+            ext.llama_set_nextn_layer_offset(self.context.handle, head)
         code = self.context.decode(self._batch)
         if code != DONE:
             self.clear()
         return code
 
     def hidden(self, count: int) -> Rows:
-        """The hidden rows of the `count` rows of the last `predict`. Valid until the next batch."""
+        """The hidden rows of the `count` last tokens of the last `predict`. Valid until the next batch."""
         return _rows(self.context, count, self._width)
 
     def cut(self, seq: int, position: int) -> None:

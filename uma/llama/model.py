@@ -69,7 +69,7 @@ class Model(Closing):
         self.is_all_on_gpu = n_gpu_layers < 0 and not cpu_experts
         """Whether it has all of them."""
         self.predicts = predicts
-        """Whether its prediction head is loaded."""
+        """Whether its prediction heads are loaded."""
         self.vocab = Vocab(self, str(parts[0].metadata.get("tokenizer.ggml.pre", "default")))
         # (Of a vocabulary alone, llama.cpp says 0.)
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle)) or parts[0].context_length
@@ -125,7 +125,7 @@ class Model(Closing):
         With `extra_buffers` on, llama.cpp lays weights out for the CPU's matrix units as it likes; `auto`: not for AMX,
         which some compilers build wrongly; `off`: as they are in the file.
 
-        With `predicts` it has its prediction head too, where it has one that is used (`llama.heads`).
+        With `predicts` it has its prediction heads too, where it has some that are used (`llama.heads`).
 
         Raises `ModelError`, naming the file and the reason, for whatever cannot be loaded, or neither generates nor
         embeds text; and `LoadStopped` where `on_progress` has returned False, which is asked before each tensor.
@@ -143,7 +143,7 @@ class Model(Closing):
         watch = _Watch(on_progress, None if is_mapped or vocab_only else NewPages())
         params.progress_callback = watch.callback
         params.vocab_only = vocab_only
-        params.load_mtp = predicts = predicts and Shape.of(parts).predicting_keys > 0
+        params.load_mtp = predicts = predicts and Shape.of(parts).heads > 0
         kept = overrides(cpu_experts) if cpu_experts else None
         params.tensor_buft_overrides = ctypes.cast(kept, ctypes.c_void_p) if kept else None
         with only(allowed):

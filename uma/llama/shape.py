@@ -36,9 +36,11 @@ ELEMENT_BYTES = {
     "q4_0": 18 / 32, "iq4_nl": 18 / 32,
 }  # fmt: skip
 """ggml's block sizes: bytes of a block over its elements."""
-PREDICTING = ("qwen35", "qwen35moe")
-"""Architectures with one prediction head whose layer attends to all of a text (`llama.heads`), of those that llama.cpp
-has a graph for: the ones that were tried."""
+CHAINED = "step35"
+"""An architecture with several prediction heads: the first guesses a token, the next the one behind it."""
+PREDICTING = ("qwen35", "qwen35moe", CHAINED)
+"""Architectures with prediction heads (`llama.heads`), of those that llama.cpp has a graph for: the ones that were
+tried. But for `CHAINED` they have one head."""
 PREDICTING_TENSORS = ("eh_proj", "enorm", "hnorm")
 """Tensors without which llama.cpp ends the process where a head is to compute."""
 WINDOW_PERIODS = {
@@ -75,10 +77,12 @@ class Shape:
     """Figures of a token's keys in layers with a sliding window."""
     window_values: int
     """Figures of a token's values in layers with a sliding window."""
+    heads: int
+    """Prediction heads; 0 where there are none that are used."""
     predicting_keys: int
-    """Figures of a token's keys in the layer of a prediction head; 0 where there is none that is used."""
+    """Figures of a token's keys in the layers of these heads."""
     predicting_values: int
-    """Figures of a token's values in that layer."""
+    """Figures of a token's values in these layers."""
     n_tokens: int
     """Tokens of the vocabulary."""
     n_heads: int
@@ -92,7 +96,8 @@ class Shape:
     def of(cls, parts: list[Header]) -> Shape:
         """The shape of a model of these parts, as its header has it."""
         first, figures = parts[0], _Figures(parts[0])
-        kept = _Kept.of(parts, figures)
+        kept, heads = _Kept.of(parts, figures), _prediction_heads(parts)
+        predicting = range(first.n_layers, first.n_layers + heads)
         has_windows = first.architecture in WINDOW_PERIODS or "attention.sliding_window_pattern" in first.by_layer
         window_tokens = figures.number("attention.sliding_window") if has_windows else 0
         memory: Memory = "sliding-window" if window_tokens else "attention"
@@ -110,8 +115,9 @@ class Shape:
             values=kept.values,
             window_keys=kept.window_keys,
             window_values=kept.window_values,
-            predicting_keys=figures.keys(first.n_layers) if (predicts := _has_prediction_head(parts)) else 0,
-            predicting_values=figures.values(first.n_layers) if predicts else 0,
+            heads=heads,
+            predicting_keys=sum(map(figures.keys, predicting)),
+            predicting_values=sum(map(figures.values, predicting)),
             n_tokens=int(first.metadata.get("tokenizer.ggml.tokens", 0)),
             n_heads=figures.number("attention.head_count"),
             pooling=_pooling_of(parts),
@@ -123,8 +129,8 @@ class Shape:
         return self.memory in ("recurrent", "hybrid")
 
     @property
-    def of_prediction_head(self) -> Shape:
-        """What the layer of the prediction head keeps, in a context of its own."""
+    def of_prediction_heads(self) -> Shape:
+        """What the layers of the prediction heads keep, in a context of their own."""
         return attrs.evolve(
             self,
             memory="attention",
@@ -235,11 +241,19 @@ class _Figures:
         return self.number(f"attention.{which}_length_swa", size) if has_own_size else size
 
 
-def _has_prediction_head(parts: list[Header]) -> bool:
+def _prediction_heads(parts: list[Header]) -> int:
+    """How many are used; 0 where llama.cpp would not load them."""
     first, tensors = parts[0], {name for part in parts for name in part.tensor_bytes}
-    if first.architecture not in PREDICTING or first.metadata.get(f"{first.architecture}.nextn_predict_layers") != 1:
-        return False
-    return all(f"blk.{first.n_layers}.nextn.{name}.weight" in tensors for name in PREDICTING_TENSORS)
+    count = first.metadata.get(f"{first.architecture}.nextn_predict_layers")
+    if (
+        first.architecture not in PREDICTING
+        or not isinstance(count, int)
+        or (count > 1 and first.architecture != CHAINED)
+    ):
+        return 0
+    layers = range(first.n_layers, first.n_layers + count)
+    is_whole = all(f"blk.{layer}.nextn.{name}.weight" in tensors for layer in layers for name in PREDICTING_TENSORS)
+    return count if is_whole else 0
 
 
 def _pooling_of(parts: list[Header]) -> Pooling:

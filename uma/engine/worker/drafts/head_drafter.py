@@ -1,7 +1,7 @@
-"""The model's own prediction head as a drafter (multi-token prediction, MTP).
+"""The model's own prediction heads as a drafter (multi-token prediction, MTP).
 
-The head knows each row's text already (`llama.heads`): a guess begins with the row's last token, and each step takes
-the head's own hidden row of the step before. What is guessed is forgotten at once: the head computes it anew, with the
+They know each row's text already (`llama.heads`): a guess begins with the row's last token, and each step takes the
+heads' own hidden row of the step before. What is guessed is forgotten at once: the heads compute it anew, with the
 model's hidden rows, once the model has verified it.
 """
 
@@ -17,7 +17,7 @@ from uma.engine.worker.drafts.drafter import Calibration, Guess
 from uma.engine.worker.drafts.guessing import GuessedText, GuessingDrafter, GuessInProgress
 from uma.engine.worker.sampling import Logits
 from uma.engine.worker.sequence import Sequence
-from uma.llama.heads import HiddenRow, PredictionHeads
+from uma.llama.heads import Guessed, HiddenRow, PredictionHeads
 from uma.metrics import EngineMetrics
 
 
@@ -25,19 +25,23 @@ from uma.metrics import EngineMetrics
 class _HeadText(GuessedText):
     """The guess behind a row's text."""
 
-    hidden: HiddenRow | None = None
-    """The hidden row of the token before the one that the next step begins with."""
+    hidden: list[HiddenRow] = attrs.field(factory=list)
+    """The hidden row of the token before the row's last one, and of each that is drafted before the next step's."""
 
 
 _Draft = GuessInProgress[_HeadText]
 
 
 class HeadDrafter(GuessingDrafter[_HeadText]):
-    """A `Drafter` that has the model's prediction head guess."""
+    """A `Drafter` that has the model's prediction heads guess."""
 
     def __init__(self, heads: PredictionHeads, threads: Callable[[], int], metrics: EngineMetrics) -> None:
         super().__init__(heads.context, heads.context.model.vocab, threads, metrics)
         self._heads = heads
+
+    def expected(self, sequence: Sequence, most: int) -> Rows[float]:
+        """See `GuessingDrafter.expected`. Several heads guess one token each."""
+        return super().expected(sequence, min(most, self._heads.count) if self._heads.count > 1 else most)
 
     def guess(self, rows: Rows[tuple[Sequence, int]], plain_ms: float, within_ms: float) -> list[Guess]:
         """See `Drafter.guess`. Nothing has to be read before."""
@@ -54,7 +58,7 @@ class HeadDrafter(GuessingDrafter[_HeadText]):
     def _begun(self, sequence: Sequence, wanted: int) -> _Draft:
         text, grammar = self._texts[sequence], sequence.choice.grammar
         self._catch_up(sequence, text)
-        text.hidden = self._heads.hidden_before(_seq_id(sequence), sequence.next_position)
+        text.hidden = [self._heads.hidden_before(_seq_id(sequence), sequence.next_position)]
         return GuessInProgress(sequence, text, wanted, None if grammar is None else grammar.fork(renews=False))
 
     @property
@@ -69,24 +73,30 @@ class HeadDrafter(GuessingDrafter[_HeadText]):
         self._texts.pop(sequence, None)
 
     def _step(self, drafts: list[_Draft]) -> list[_Draft]:
-        rows, hidden = [], []
-        for draft in drafts:
-            last = draft.text.guess[-1] if draft.ahead else draft.sequence.tokens[-1]
-            rows.append((_seq_id(draft.sequence), last, draft.sequence.next_position + draft.ahead))
-            assert draft.text.hidden is not None
-            hidden.append(draft.text.hidden)
+        head, first = (drafts[0].ahead, 0) if self._heads.count > 1 else (0, drafts[0].ahead)
+        rows = [row for draft in drafts for row in self._rows(draft, first)]
 
         def compute() -> Logits | None:
             sequences = [draft.sequence for draft in drafts]
-            took_ms = self._timed(sequences, partial(self._heads.predict, rows, hidden))
+            took_ms = self._timed(sequences, partial(self._heads.predict, head, rows))
             if took_ms is None:
                 return None
             self._cost.observe_decode(len(drafts), self._used_cells, took_ms)
             for draft, row in zip(drafts, self._heads.hidden(len(drafts)).copy(), strict=True):
-                draft.text.hidden = row
+                draft.text.hidden.append(row)
             return self._context.logits(len(drafts))
 
         return self._choose_all(drafts, compute)
+
+    def _rows(self, draft: _Draft, first: int) -> list[Guessed]:
+        """What a step reads of a draft, from this token on: those that are guessed, behind the row's last one."""
+        sequence, text = draft.sequence, draft.text
+        begins = sequence.next_position
+        return [
+            Guessed(_seq_id(sequence), token, begins + at, text.hidden[at], is_last=at == draft.ahead)
+            for at, token in enumerate((sequence.tokens[-1], *text.guess))
+            if at >= first
+        ]
 
 
 def _seq_id(sequence: Sequence) -> int:
