@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -18,10 +19,14 @@ from uma import Request, open_engine
 from uma.config import RuntimeConfig
 from uma.contracts.events import BlockStored
 from uma.engine import Engine
-from uma.errors import BadRequest
+from uma.engine.adapters import MAX_OF_CLIENT, AdapterSet, AdapterSets
+from uma.engine.kv.adapter_keys import MAX_SETS
+from uma.errors import BadRequest, Overloaded
+from uma.llama.adapters import Adapter
 from uma.llama.batch import Batch
 from uma.llama.context import Context, ContextParams
 from uma.llama.model import Model
+from uma.net.client import CLIENT
 from uma.types import AdapterScale, EmbedRequest
 
 SETS = (None, "tiny+one", "tiny+two")
@@ -154,6 +159,73 @@ async def test_an_interactive_request_has_a_set_of_background_ones_preempted(con
             await anext(stream)  # no more is read, so it does not end
         assert (await answer(engine, of(SETS[2], "Hi", 4, priority=1))).finished.reason == "length"
         assert (await settled(engine))["preemptions_total"] == 1
+
+
+async def test_one_client_with_two_sets_holds_up_no_other_client(config: RuntimeConfig) -> None:
+    """Two of its sets run, and a third waits: another client's request takes the turn of the second one."""
+
+    async def read(request: Request, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with engine.generate(request) as stream:
+            async for _ in stream:
+                task_status.started()
+                task_status = trio.TASK_STATUS_IGNORED
+        raise AssertionError("the others waited until the first had ended")
+
+    async with open_engine(config) as engine, trio.open_nursery() as nursery:
+        CLIENT.set("sweeping")
+        for scale in (2, 3, 4):
+            request = attrs.evolve(of(None, tokens_for(7, 20), 1_200), lora=(AdapterScale(0, scale),))
+            if scale < 4:
+                await nursery.start(read, request)
+            else:
+                nursery.start_soon(read, request)
+        CLIENT.set("other")
+        await alone(engine, [of(name, tokens_for(8, 20), 2) for name in SETS])
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_client_that_sweeps_scales_loses_its_own_oldest_set_and_no_other_clients(
+    config: RuntimeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uma.engine.adapters.MAX_OF_CLIENT", 4)
+
+    def scaled(scale: float, size: int = 40) -> Request:
+        return attrs.evolve(of(None, tokens_for(4, size), 2), lora=(AdapterScale(0, scale),))
+
+    async with open_engine(attrs.evolve(config, cache_tokens=1_500)) as engine:
+        CLIENT.set("other")
+        kept = await answer(engine, scaled(0.5))
+        CLIENT.set("sweeping")
+        first = await answer(engine, scaled(2))
+        for step in range(3, 7):
+            await answer(engine, scaled(step, size=2))
+        again = await alone(engine, [scaled(2), scaled(0.5)])
+    assert [each.finished.usage.cached_tokens > 0 for each in again] == [False, True]
+    assert texts(again) == texts([first, kept])
+
+
+def test_a_number_is_given_again_once_no_request_runs_with_its_set() -> None:
+    adapter = Adapter("a", Path("a.gguf"), 1.0, None, "digest", 1)
+    model: Any = SimpleNamespace(adapters=(adapter,), vocab=SimpleNamespace(n_tokens=300), n_tensors=9)
+    sets, forgotten, running = AdapterSets(model), list[int](), set[AdapterSet]()
+    lasting = [sets.asked("tiny"), sets.asked("tiny+a")]
+
+    def ask_for(scale: float, client: int) -> AdapterSet:
+        CLIENT.set(client)
+        return sets.numbered(sets.asked(None, (AdapterScale(0, scale),)), running, forgotten.append)
+
+    numbers = {ask_for(2.0 + index, index // MAX_OF_CLIENT).number for index in range(MAX_SETS - 1)}
+    assert {*numbers, 0, 1} == set(range(MAX_SETS + 1)), "each has another"
+    assert [sets.numbered(known, running, forgotten.append).number for known in lasting] == [0, 1]
+    running.add(oldest := ask_for(2.0, 0))
+    assert not forgotten
+    for taken in range(3, 3 + MAX_OF_CLIENT):  # the second set is the oldest that does not run
+        assert ask_for(9_000.0 + taken, 999).number == taken
+        running.add(ask_for(9_000.0 + taken, 999))
+    with pytest.raises(Overloaded, match="64 different sets of adapters run or wait"):
+        ask_for(0.5, 999)
+    assert forgotten == list(range(3, 3 + MAX_OF_CLIENT))
+    assert ask_for(2.0, 0) is oldest
 
 
 async def test_a_restart_finds_the_prefixes_of_each_adapter_on_disk(config: RuntimeConfig, tmp_path: Path) -> None:

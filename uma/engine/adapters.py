@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Collection, Hashable
 
 import attrs
 
 from uma.engine.kv.adapter_keys import MAX_SETS, TOKEN_BITS, keyed
-from uma.errors import BadRequest, ModelError
+from uma.errors import BadRequest, ModelError, Overloaded
 from uma.llama.adapters import Adapter
 from uma.llama.model import Model
 from uma.models.names import adapter_in
+from uma.net.client import CLIENT
 from uma.types import AdapterScale
+
+Scales = tuple[tuple[int, float], ...]
+"""Adapters by their index, in that order, and the scale of each."""
 
 MAX_PAIRS = 2
 """Maximum matrices that a set adds, for each tensor of the model: llama.cpp plans the nodes of its graphs for them."""
+MAX_OF_CLIENT = 64
+"""Maximum sets with scales of their own that are kept for one client. Without it one that sweeps scales would have all
+numbers there are, and the prefixes of every other client's sets would be forgotten."""
 
 
 @attrs.frozen(eq=False)
 class AdapterSet:
-    """Adapters, each with its scale, which a batch has in common. There is one object for each set."""
+    """Adapters, each with its scale, which a batch has in common. There is one object for each set that runs."""
 
     number: int = 0
-    """0: no adapters."""
+    """0: no adapters, or a set that `AdapterSets.numbered` was not asked for."""
     scaled: tuple[tuple[Adapter, float], ...] = ()
+    scales: Scales = ()
+    is_named: bool = True
+    """Whether an adapter's name, or the model's, stands for it: then it has its number for as long as the engine."""
+    client: Hashable = None
+    """Client whose request was the first to ask for it (`net.client.CLIENT`)."""
 
     def key(self, tokens: array[int]) -> array[int]:
         """Tokens of a prompt as the cache knows them."""
@@ -34,7 +47,7 @@ NO_ADAPTERS = AdapterSet()
 
 
 class AdapterSets:
-    """The sets that a model's requests have asked for."""
+    """The sets that a model's requests ask for. Belongs to the Trio thread."""
 
     def __init__(self, model: Model) -> None:
         """Raises `ModelError` where the cache cannot tell sets of such a model apart."""
@@ -42,10 +55,16 @@ class AdapterSets:
         if self._adapters and model.vocab.n_tokens > 2**TOKEN_BITS:
             raise ModelError(f"{model.path}: LoRA adapters are unsupported with {model.vocab.n_tokens:,} tokens")
         self._most_pairs = MAX_PAIRS * model.n_tensors
-        self._sets: dict[tuple[tuple[int, float], ...], AdapterSet] = {(): NO_ADAPTERS}
-        self._named = {adapter.name: self._set({index: adapter.scale}) for index, adapter in enumerate(self._adapters)}
+        self._lasting: dict[Scales, AdapterSet] = {(): NO_ADAPTERS}
+        self._named: dict[str, AdapterSet] = {}
+        for index, adapter in enumerate(self._adapters):
+            scales = ((index, adapter.scale),) if adapter.scale else ()
+            known = AdapterSet(len(self._lasting), ((adapter, adapter.scale),), scales)
+            self._named[adapter.name] = self._lasting.setdefault(scales, known)
+        self._passing: dict[Scales, AdapterSet] = {}
+        """Sets that no name stands for, the one used longest ago first. Each has a number of its own."""
         self.keys = tuple(
-            ";".join(f"{adapter.digest}:{scale}" for adapter, scale in known.scaled) for known in self._sets.values()
+            ";".join(f"{adapter.digest}:{scale}" for adapter, scale in known.scaled) for known in self._lasting.values()
         )
         """What a file of the cache says of each set that a name stands for, by the set's number."""
 
@@ -54,25 +73,46 @@ class AdapterSets:
         if lora is None:
             name = None if model is None else adapter_in(model, self._named)
             return NO_ADAPTERS if name is None else self._named[name]
-        scales = {part.id: part.scale for part in lora}
-        if unknown := [id for id in scales if id >= len(self._adapters)]:
+        given = {part.id: part.scale for part in lora}
+        if unknown := [id for id in given if id >= len(self._adapters)]:
             there = f"they are 0 to {len(self._adapters) - 1}" if self._adapters else "this model has none (--lora)"
             raise BadRequest.at("lora", f"no adapter has the id {unknown[0]}; {there}")
-        return self._set(scales)
-
-    def _set(self, scales: dict[int, float]) -> AdapterSet:
-        used = tuple(sorted((id, scale) for id, scale in scales.items() if scale))
-        if (found := self._sets.get(used)) is not None:
-            return found
-        if len(self._sets) > MAX_SETS:
-            raise BadRequest.at(
-                "lora", f"{MAX_SETS:,} different sets were asked for, the maximum until a restart; use one of these"
-            )
-        scaled = tuple((self._adapters[id], scale) for id, scale in used)
+        scales = tuple(sorted((id, scale) for id, scale in given.items() if scale))
+        if (known := self._lasting.get(scales)) is not None:
+            return known
+        scaled = tuple((self._adapters[id], scale) for id, scale in scales)
         if (pairs := sum(adapter.pairs for adapter, _ in scaled)) > self._most_pairs:
-            raise BadRequest.at("lora", f"{len(used)} adapters at once change {pairs:,} matrices, which is too many")
-        found = self._sets[used] = AdapterSet(len(self._sets), scaled)
-        return found
+            raise BadRequest.at("lora", f"{len(scales)} adapters at once change {pairs:,} matrices, which is too many")
+        return AdapterSet(0, scaled, scales, is_named=False, client=CLIENT.get())
+
+    def numbered(self, asked: AdapterSet, running: Collection[AdapterSet], forget: Callable[[int], None]) -> AdapterSet:
+        """The set with a number, for a request that is submitted next; `running` are those of requests that are not
+        over. Where none is free, `forget` is called with that of the set that was used longest ago, whose prefixes go.
+        Raises `Overloaded` where all run.
+        """
+        if asked.is_named:
+            return asked
+        if (known := self._passing.pop(asked.scales, None)) is None:
+            known = attrs.evolve(asked, number=self._free_number(asked.client, running, forget))
+        self._passing[asked.scales] = known
+        return known
+
+    def _free_number(self, client: Hashable, running: Collection[AdapterSet], forget: Callable[[int], None]) -> int:
+        own = [known for known in self._passing.values() if known.client == client]
+        number, candidates = len(self._lasting) + len(self._passing), own
+        if len(own) < MAX_OF_CLIENT:
+            if number <= MAX_SETS:
+                return number
+            candidates = list(self._passing.values())
+        oldest = next((known for known in candidates if known not in running), None)
+        if oldest is None:
+            raise Overloaded(
+                f"lora: requests with {len(candidates):,} different sets of adapters run or wait, the maximum",
+                retry_after_ms=1_000,
+            )
+        del self._passing[oldest.scales]
+        forget(oldest.number)
+        return oldest.number
 
     def check_none(self, model: str | None) -> None:
         """Raise `BadRequest` where embeddings are asked for of a model with an adapter."""
@@ -82,5 +122,5 @@ class AdapterSets:
 
 def check_beginning(tokens: array[int], adapters: AdapterSet) -> None:
     """Raise `BadRequest` where the cache cannot tell that a prompt is one of this set."""
-    if adapters.number and tokens[0] < 0:
+    if adapters.scaled and tokens[0] < 0:
         raise BadRequest.at("prompt", "with a LoRA adapter it cannot begin with a picture; put text before it")

@@ -18,6 +18,7 @@ import attrs
 import numpy as np
 import trio
 
+from uma.engine.adapters import AdapterSets
 from uma.engine.intake.decision_prompt import AskedPrompt, DecisionPrompts, DecisionReader
 from uma.engine.intake.gate import Gate
 from uma.engine.intake.prompt import PromptReader
@@ -55,6 +56,7 @@ class DecisionService:
     _metrics: EngineMetrics
     _max_active: int
     _check_open: Callable[[], None]
+    _adapters: AdapterSets
 
     async def decide(self, request: DecisionRequest) -> Decisions:
         """See `types.Source.decide`."""
@@ -105,6 +107,7 @@ class DecisionService:
                     bias=None,
                     report=None,
                     most_tokens=most_tokens,
+                    adapters=self._adapters.asked(request.model),
                     spellings={},
                     message_ends=(prompts.border,),
                     pictures=prompts.pictures,

@@ -21,7 +21,7 @@ from uma.contracts.blocks import Algorithm
 from uma.contracts.card import DEFAULT_BLOCK_SIZE
 from uma.engine import sizing
 from uma.engine.activity import activity_of, explained
-from uma.engine.adapters import AdapterSets, check_beginning
+from uma.engine.adapters import AdapterSet, AdapterSets, check_beginning
 from uma.engine.clock import now_ms
 from uma.engine.decisions import DecisionService
 from uma.engine.delivery.answers import AnswerPort
@@ -132,7 +132,7 @@ class Engine:
                 projector=projector,
             ),
         )
-        self._requests = Submission(config, self.worker.commands, self._metrics, self.worker.totals, adapters)
+        self._requests = Submission(config, self.worker.commands, self._metrics, self.worker.totals)
         self._isolated = ReproducibleContext(
             config, context.model, ledger, self._info.limits.max_reproducible_tokens, self.worker.use_isolated
         )
@@ -168,6 +168,7 @@ class Engine:
             self._metrics,
             max_active,
             self._check_open,
+            adapters,
         )
 
     # types.Source
@@ -208,7 +209,7 @@ class Engine:
                     await self._isolated.ready_for(len(tokens))
                     most_tokens = self._isolated.max_tokens
                 elif request.cache_prompt:
-                    await self._fetch_from_disk(adapters.key(tokens))
+                    await self._fetch_from_disk(tokens, adapters)
                     spent.on("disk")
                 is_checkpointed = not (pictures or self._pool.cells.can_be_cut or request.sampling.reproducible)
                 if is_checkpointed:
@@ -218,6 +219,7 @@ class Engine:
                 self._check_open()
                 self._gate.check_queue(request.priority)
                 self._gate.check_deadline(request, len(tokens))
+                adapters = self._adapters.numbered(adapters, self._requests.adapters, self.worker.forget_adapters)
         except (UmaError, trio.Cancelled) as why:
             self._note_unqueued(request, spent, why)
             raise
@@ -236,6 +238,7 @@ class Engine:
                 bias,
                 report,
                 most_tokens,
+                adapters,
                 spellings,
                 bounds_thinking,
                 warnings,
@@ -560,10 +563,10 @@ class Engine:
         assert self.archive is not None
         self.mailbox.call(partial(self.archive.enqueue, snapshot))
 
-    async def _fetch_from_disk(self, tokens: array[int]) -> None:
-        if self.archive is None:
+    async def _fetch_from_disk(self, tokens: array[int], adapters: AdapterSet) -> None:
+        if self.archive is None or not adapters.is_named:
             return
-        snapshot = await self.archive.fetch(tokens, self._count_known)
+        snapshot = await self.archive.fetch(adapters.key(tokens), self._count_known)
         if snapshot is not None:
             self.worker.preload(snapshot)
 

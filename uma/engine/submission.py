@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from uma.config import RuntimeConfig
-from uma.engine.adapters import AdapterSets
+from uma.engine.adapters import AdapterSet
 from uma.engine.clock import now_ms
 from uma.engine.delivery.answers import AnswerGroup, AnswerPort
 from uma.engine.delivery.detokenize import TextStream
@@ -62,6 +62,8 @@ class Prepared:
     report: PromptReport | None
     most_tokens: int
     """Maximum tokens of it, prompt and output together."""
+    adapters: AdapterSet
+    """LoRA adapters that it is computed with."""
     spellings: Mapping[int, bytes]
     """Bytes of special tokens that are part of the output's text."""
     bounds_thinking: Callable[[int | None], ThinkingBound] | None = None
@@ -137,10 +139,8 @@ class Submission:
         commands: Commands,
         metrics: EngineMetrics,
         totals: Totals,
-        adapters: AdapterSets,
     ) -> None:
         self._config = config
-        self._adapters = adapters
         self._commands = commands
         self._metrics = metrics
         self._totals = totals
@@ -155,6 +155,11 @@ class Submission:
         """Called once with each request that is over, be it before it was queued."""
         self._is_gathering = False
         """The decode thread is woken soon."""
+
+    @property
+    def adapters(self) -> set[AdapterSet]:
+        """Sets of LoRA adapters of all that are open."""
+        return {sequence.adapters for sequence in self._open}
 
     def submit(self, prepared: Prepared) -> RequestStream:
         """Hand a request to the decode thread: a sequence for each of its answers. Does not wait."""
@@ -272,7 +277,7 @@ class Submission:
             report=prepared.report if is_first else None,
             message_ends=prepared.message_ends,
             pictures=prepared.pictures,
-            adapters=self._adapters.asked(request.model, request.lora),
+            adapters=prepared.adapters,
         )
 
     def _most_tokens(self, asked: int | None, left: int) -> tuple[int, tuple[str, ...]]:

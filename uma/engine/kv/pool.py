@@ -399,6 +399,14 @@ class KvPool:
             self.tree.drop(seq_id)
         return had
 
+    def forget_adapters(self, number: int) -> None:
+        """Drop what cells and memory hold of a set of LoRA adapters, with which no sequence runs."""
+        for seq_id in [seq_id for seq_id, node in self.tree.cached.items() if set_of(node.whole()) == number]:
+            self.tree.drop(seq_id)
+        for snapshot in self.store:
+            if set_of(snapshot.tokens) == number:
+                self.store.drop(snapshot)
+
     def _evict(self, cells: int) -> None:
         while cells > 0 and (seq_id := self.tree.oldest_leaf()) is not None:
             self._save_before_drop(seq_id)

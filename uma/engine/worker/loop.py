@@ -216,6 +216,10 @@ class DecodeWorker:
         """Take in a snapshot that was read from disk. Without it its tokens are computed."""
         self.commands.call(lambda: self._pool.store.add(snapshot), lambda _: None)
 
+    def forget_adapters(self, number: int) -> None:
+        """Drop all prefixes of a set of LoRA adapters, of which nothing runs, before what is submitted next begins."""
+        self.commands.call(lambda: self._pool.forget_adapters(number), lambda _: None)
+
     def count_known(self, tokens: array[int], answer: Callable[[int], None]) -> None:
         """Call `answer`, on the decode thread, with how many of `tokens` need not be computed now."""
         self.commands.call(lambda: answer(self._pool.known_tokens(tokens)), lambda _: answer(0))

@@ -146,14 +146,21 @@ class Slots:
         begun = Counter[FairShare]()
         for sequence in self.active.values():
             begun[sequence.fair_share] += sequence.prefill_left
-        best: tuple[tuple[int, float, float, int], Sequence] | None = None
+        firsts: list[Sequence] = []
         for group in list(self._heaps):
             first = self._first_of(self._heaps[group])
             if first is None:
                 del self._heaps[group]
+            else:
+                firsts.append(first)
+        second_sets = self._second_sets(firsts)
+        best: tuple[tuple[bool, int, float, float, int], Sequence] | None = None
+        for first in firsts:
+            is_second = first in second_sets
+            if is_second and not self._may_take_turns(first):
                 continue
             level = first.fair_share.level + begun[first.fair_share] + first.uncomputed
-            place = (rank(first, now), level, first.due_ms, first.key)
+            place = (is_second, rank(first, now), level, first.due_ms, first.key)
             best = min(best, (place, first)) if best is not None else (place, first)
         return best and best[1]
 
@@ -190,6 +197,23 @@ class Slots:
     def _may_take_turns(self, sequence: Sequence) -> bool:
         """Whether its set of adapters runs, or can take turns with those that run."""
         return len({sequence.adapters, *(other.adapters for other in self.active.values())}) <= MOST_SETS
+
+    def _second_sets(self, firsts: list[Sequence]) -> set[Sequence]:
+        """Sequences that would begin a set of adapters beside one that only their own client runs. They begin behind
+        those of other clients, and no other client's waits behind them: else one client would have all turns.
+        """
+        if not self._has_adapters or len({first.fair_share for first in firsts}) < 2:
+            return set()
+        by_set = self._by_set()
+        users = [{row.fair_share for row in rows} for rows in by_set.values()]
+        return {first for first in firsts if first.adapters not in by_set and {first.fair_share} in users}
+
+    def _by_set(self) -> dict[AdapterSet, list[Sequence]]:
+        """Sequences with a slot by their sets of adapters, the set that began last behind the others."""
+        by_set: dict[AdapterSet, list[Sequence]] = {}
+        for sequence in self.active.values():
+            by_set.setdefault(sequence.adapters, []).append(sequence)
+        return by_set
 
     @property
     def _promised_cells(self) -> int:
@@ -264,7 +288,9 @@ class Slots:
                 self._start(sequence, now)
                 continue
             # Usually no row can give way, and then the order does not matter.
-            can_give_way = any(sequence.is_paused or sequence.lane < 0 for sequence in self.active.values())
+            can_give_way = self._has_adapters or any(
+                sequence.is_paused or sequence.lane < 0 for sequence in self.active.values()
+            )
             head = self._peek(now) if can_give_way else None
             victims = [] if head is None else self._find_victims(head, now)
             if head is None or not victims:
@@ -361,12 +387,14 @@ class Slots:
         return dict.fromkeys([*paused, *gives_way(head, active, now)])
 
     def _set_to_preempt(self, head: Sequence, now: float) -> list[Sequence]:
-        """Sequences of a set of adapters, where all can be preempted for `head`, whose set would be one too many."""
-        by_set: dict[AdapterSet, list[Sequence]] = {}
-        for sequence in self.active.values():
-            by_set.setdefault(sequence.adapters, []).append(sequence)
-        yielding = self._yielding(head, now)
-        return next((rows for rows in by_set.values() if all(row in yielding for row in rows)), [])
+        """Sequences of a set of adapters that are preempted for `head`, whose set would be one too many: all can be, or
+        one client has all sets that take turns, and it is not the client of `head`.
+        """
+        sets, yielding = list(self._by_set().values()), self._yielding(head, now)
+        others = {row.fair_share for rows in sets for row in rows}
+        if len(others) == 1 and head.fair_share not in others and all(row.lane <= head.lane for row in sets[-1]):
+            return sets[-1]
+        return next((rows for rows in sets if all(row in yielding for row in rows)), [])
 
     def _start(self, sequence: Sequence, now: float) -> None:
         is_first = sequence.started_ms == 0.0
