@@ -62,7 +62,7 @@ def frame(at_sec: float = 0.0, *running: RunningRequest, **more: Any) -> Frame:
         "prompt_tokens_total": 400,
         "cached_tokens_total": 300,
         "active_sequences": len(running),
-        "ttft_ms_buckets": {"50": 0, "100": 2, "inf": 2},
+        "ttft_ms_buckets": {"50": 0, "100": 20, "inf": 20},
     }
     activity, series = Activity(running, 0, len(waiting), 0, waiting), LiveSeries()
     before = {"tokens_generated_total": round(50 * at_sec) - 50, "prefill_tokens_total": round(100 * at_sec) - 100}

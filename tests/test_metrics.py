@@ -29,7 +29,12 @@ def test_a_value_at_a_bound_belongs_to_it() -> None:
     histogram = Histogram((1, 2))
     for value in (1, 2, 2.001):
         histogram.observe(value)
-    assert histogram.snapshot("x") == {"x_count": 3, "x_sum": 5.001, "x_buckets": {"1": 1, "2": 2, "inf": 3}}
+    assert histogram.snapshot("x") == {
+        "x_count": 3,
+        "x_sum": 5.001,
+        "x_last": 2.001,
+        "x_buckets": {"1": 1, "2": 2, "inf": 3},
+    }
 
 
 def test_a_snapshot_is_flat_and_json_can_carry_it() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from uma.metrics import LiveFigures, LiveSeries
+from uma.metrics import EngineMetrics, LiveFigures, LiveSeries
+from uma.metrics.live import Percentiles
 from uma.types import Activity, RunningRequest
 
 
@@ -36,13 +37,21 @@ def test_the_share_from_the_cache_is_the_last_minute_s_by_tokens_or_that_of_all_
 
 def test_percentiles_are_interpolated_and_what_is_beyond_the_last_bound_is_that_bound() -> None:
     metrics = {
-        "ttft_ms_buckets": {"50": 0, "100": 2, "inf": 2},
-        "inter_token_ms_buckets": {"10": 1, "60000": 1, "inf": 4},
+        "ttft_ms_buckets": {"50": 0, "100": 20, "inf": 20},
+        "inter_token_ms_buckets": {"10": 5, "60000": 5, "inf": 24},
     }
     found = after((0.0, metrics))
     assert found.first_token_ms is not None and found.between_tokens_ms is not None
-    assert (found.first_token_ms.count, found.first_token_ms.p50) == (2, 75.0)
-    assert (found.between_tokens_ms.count, found.between_tokens_ms.p50) == (4, 60_000)
+    assert (found.first_token_ms.count, found.first_token_ms.p50) == (20, 75.0)
+    assert (found.between_tokens_ms.count, found.between_tokens_ms.p50) == (24, 60_000)
+
+
+def test_a_few_times_have_no_percentiles_but_a_last_one() -> None:
+    metrics = EngineMetrics()
+    for value in (9.0, 3_500.0):
+        metrics.ttft_ms.observe(value)
+    found = after((0.0, metrics.snapshot())).first_token_ms
+    assert found == Percentiles(2, 3_500.0, None, None, None)
 
 
 def test_a_server_started_anew_begins_anew() -> None:

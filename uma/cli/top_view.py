@@ -185,7 +185,11 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def _times(name: str, times: Percentiles | None) -> list[Text]:
-    return [] if times is None else [_plain(f"{name} {_about(times.p50)} (95 %: {_about(times.p95)})")]
+    if times is None:
+        return []
+    if times.p50 is None or times.p95 is None:
+        return [_plain(f"{name} {_about(times.last)} (the last of {times.count})")]
+    return [_plain(f"{name} {_about(times.p50)} (95 %: {_about(times.p95)})")]
 
 
 def _about(ms: float) -> str:

@@ -16,6 +16,8 @@ from uma.types import Activity
 
 WINDOW_SEC = 60.0
 """Time over which shares and percentiles are told."""
+FEW = 20
+"""Count of times below which there are no percentiles of them."""
 RATE_SEC = 3.0
 """Time over which a speed is told: long enough to be read, short enough to be of now."""
 
@@ -23,13 +25,14 @@ RATE_SEC = 3.0
 @attrs.frozen
 class Percentiles:
     """Times in milliseconds, interpolated within a histogram's bucket as Prometheus does; one that lies beyond the last
-    bound is that bound.
+    bound is that bound. None: they are too few for percentiles.
     """
 
     count: int
-    p50: float
-    p95: float
-    p99: float
+    last: float
+    p50: float | None
+    p95: float | None
+    p99: float | None
 
 
 @attrs.frozen
@@ -89,8 +92,8 @@ class LiveSeries:
             self._per_second("tokens_generated_total"),
             self._per_second("prefill_tokens_total"),
             self._share("cached_tokens_total", "prompt_tokens_total"),
-            self._percentiles("ttft_ms_buckets"),
-            self._percentiles("inter_token_ms_buckets"),
+            self._percentiles("ttft_ms"),
+            self._percentiles("inter_token_ms"),
             service_ms / slots if service_ms and slots else None,
         )
 
@@ -109,7 +112,8 @@ class LiveSeries:
         return (now.get(part, 0) - then.get(part, 0)) / total if total else None
 
     def _percentiles(self, name: str) -> Percentiles | None:
-        now, then = self._snapshots[-1][1].get(name, {}), self._snapshots[0][1].get(name, {})
+        metrics = self._snapshots[-1][1]
+        now, then = (each.get(f"{name}_buckets", {}) for each in (metrics, self._snapshots[0][1]))
         if now.get("inf", 0) == then.get("inf", 0):
             then = {}
         counts = {bound: count - then.get(bound, 0) for bound, count in now.items()}
@@ -117,7 +121,8 @@ class LiveSeries:
         upper = sorted((float(bound), below) for bound, below in counts.items())
         if not count:
             return None
-        return Percentiles(count, *(_percentile(upper, share * count) for share in (0.5, 0.95, 0.99)))
+        found = [None if count < FEW else _percentile(upper, share * count) for share in (0.5, 0.95, 0.99)]
+        return Percentiles(count, metrics.get(f"{name}_last", 0.0), *found)
 
 
 def _waiting_by_lane(activity: Activity) -> tuple[int, int, int]:

@@ -85,7 +85,6 @@ class EngineMetrics:
     embed_tokens_total: int = _counter("Tokens of these.")
     batch_calls_total: int = _counter("Calls of llama_decode.")
     last_batch_size: int = _level("Tokens of the last llama_decode call.", 0)
-    decode_ms_last: float = _level("Milliseconds of the last llama_decode call.")
     decode_ms_ewma: float = _level("Milliseconds of a llama_decode call of late.")
     outside_decode_ms_total: float = _counter(
         "Milliseconds of the decode thread outside llama_decode while it had work.", 0.0
@@ -134,7 +133,6 @@ class EngineMetrics:
         """Count one `llama_decode` call."""
         self.batch_calls_total += 1
         self.last_batch_size = batch_tokens
-        self.decode_ms_last = decode_ms
         first = self.batch_calls_total == 1
         self.decode_ms_ewma += (decode_ms - self.decode_ms_ewma) * (1.0 if first else EWMA_WEIGHT)
         self.decode_ms.observe(decode_ms)
@@ -170,6 +168,11 @@ _FIGURES: dict[str, tuple[FigureKind, str]] = {
     for field in attrs.fields(cls)
     if field.metadata
 } | {"cache_hit_rate": ("level", "Share of requests that found a part of their prompt in the cache, 0 to 1.")}
+_FIGURES |= {
+    f"{name}_last": ("level", f"{text.removesuffix('.')}: the last.")
+    for name, (kind, text) in _FIGURES.items()
+    if kind == "histogram"
+}
 
 
 def kind_of(name: str) -> FigureKind:

@@ -182,7 +182,7 @@ interface Activity {
 }
 
 /** Times in milliseconds. */
-type Percentiles = {count: number, p50: number, p95: number, p99: number};
+type Percentiles = {count: number, last: number, p50: number | null, p95: number | null, p99: number | null};
 
 /** As `uma/metrics/live.py` defines them. */
 interface Figures {

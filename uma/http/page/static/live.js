@@ -11,8 +11,6 @@ const RETRY_MS = 1_500;
 const SILENCE_MS = 10_000;
 /** The last bound of the server's times: what lies beyond is not known closer. */
 const MOST_MS = 60_000;
-/** Fewer times than these have no percentiles. */
-const FEW = 20;
 const SVG = "http://www.w3.org/2000/svg";
 const NO_BREAK = "\u00a0";
 
@@ -52,18 +50,23 @@ class Tile {
     this.note.textContent = note;
   }
 
-  /** @param {{age_ms: number, value: number}[]} points @returns {boolean} Whether there is something to see. */
-  draw(points) {
-    const most = Math.max(1, ...points.map(({ value }) => value));
+  /** A speed: that of now, or the greatest that its line has. @param {{age_ms: number, value: number}[]} points The newest last. @param {number} total */
+  showSpeed(points, total) {
+    const [now, most] = [points.at(-1)?.value ?? 0, Math.max(...points.map(({ value }) => value))];
+    const note = now >= 0.5 ? `${number(total)} since the start` : "at most in the last minute";
+    this.show(number(now >= 0.5 ? now : most), "tokens/s", note, most >= 0.5);
+    this.draw(points, Math.max(1, most));
+  }
+
+  /** @param {{age_ms: number, value: number}[]} points @param {number} most Their greatest value. */
+  draw(points, most) {
     const spots = points.map(
       ({ age_ms, value }) =>
         `${(240 * (1 - age_ms / WINDOW_MS)).toFixed(1)},${(38 - (36 * value) / most).toFixed(1)}`,
     );
-    if (!spots.length) return false;
     const first = spots[0].split(",")[0];
     this.line?.setAttribute("d", `M${spots.join("L")}`);
     this.area?.setAttribute("d", `M${first},40L${spots.join("L")}L240,40Z`);
-    return points.some(({ value }) => Math.round(value) > 0);
   }
 }
 
@@ -266,22 +269,12 @@ export class LiveView {
   showTiles() {
     const { series, tiles } = this;
     const { figures, metrics } = series.newest;
-    tiles.tokens.show(
-      number(figures.written_per_sec),
-      "tokens/s",
-      `${number(metrics.tokens_generated_total)} since the start`,
-      tiles.tokens.draw(series.line("written_per_sec")),
-    );
-    tiles.prompt.show(
-      number(figures.read_per_sec),
-      "tokens/s",
-      `${number(metrics.prefill_tokens_total)} since the start`,
-      tiles.prompt.draw(series.line("read_per_sec")),
-    );
+    tiles.tokens.showSpeed(series.line("written_per_sec"), metrics.tokens_generated_total);
+    tiles.prompt.showSpeed(series.line("read_per_sec"), metrics.prefill_tokens_total);
     this.showPercentiles(tiles.first, figures.first_token_ms);
     this.showPercentiles(tiles.between, figures.between_tokens_ms);
-    const share = figures.cached_share;
-    tiles.cache.show(number(100 * (share ?? 0)), "%", "of the prompts' tokens", Boolean(share));
+    const share = 100 * (figures.cached_share ?? 0);
+    tiles.cache.show(number(share), "%", "of the prompts' tokens", share >= 0.5);
     tiles.preempted.show(
       number(metrics.preemptions_total),
       "",
@@ -293,10 +286,10 @@ export class LiveView {
   /** @param {Tile} tile @param {Percentiles | null} times */
   showPercentiles(tile, times) {
     if (times === null) return tile.show("–", "", "no token yet", false);
-    // Of a few there are no percentiles worth the name.
-    const more = times.count < FEW ? [] : [`95 %: ${about(times.p95)}`, `99 %: ${about(times.p99)}`];
-    const words = [`median of ${number(times.count)}`, ...more].map((each) => each.replaceAll(" ", NO_BREAK));
-    tile.show(...split(about(times.p50)), words.join(" · "));
+    const { count, last, p50, p95, p99 } = times;
+    if (p50 === null) return tile.show(...split(about(last)), `the last of ${number(count)}`);
+    const words = [`median of ${number(count)}`, `95 %: ${about(p95 ?? 0)}`, `99 %: ${about(p99 ?? 0)}`];
+    tile.show(...split(about(p50)), words.map((each) => each.replaceAll(" ", NO_BREAK)).join(" · "));
   }
 
   /** @param {Frame} frame */
@@ -323,7 +316,7 @@ function lineOf({ name, figures }) {
     wordsOf(figures, 0),
     written >= 0.5 && `Writing ${number(written)} tokens/s.`,
     read >= 0.5 && `Reading ${number(read)} tokens/s.`,
-    first && `First token after ${about(first.p50)}.`,
+    first && `First token after ${about(first.p50 ?? first.last)}.`,
   ];
   return h("li", {}, h("b", { dir: "auto" }, name), ` ${words.filter(Boolean).join(" ")}`);
 }
@@ -331,7 +324,7 @@ function lineOf({ name, figures }) {
 /** What happens, and how long it takes until the last one has a slot. @param {Figures} figures @param {number} most Of requests that can have one. */
 function wordsOf(figures, most) {
   const { running, slot_every_ms: every } = figures;
-  const runs = `${number(running)} ${running === 1 ? "runs" : "run"}`;
+  const runs = `${running ? number(running) : "None"} ${running === 1 ? "runs" : "run"}`;
   const lanes = /** @type {const} */ (["interactive", "normal", "background"]);
   const kinds = lanes.filter((lane) => figures[`waiting_${lane}`]);
   const waiting = kinds.reduce((sum, lane) => sum + figures[`waiting_${lane}`], 0);
