@@ -36,7 +36,7 @@ class WordWrap:
     _line: str = ""
     """What the text has in its line so far."""
     _word: str = ""
-    """Its last word, at the end of what is shown."""
+    """The last word, at the end of what is shown."""
     _at: int = 0
     """Column of the cursor."""
     _is_code: bool = False

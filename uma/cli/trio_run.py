@@ -69,7 +69,7 @@ class TerminalModes:
 
     @classmethod
     def now(cls) -> TerminalModes:
-        """As it is at this moment."""
+        """The modes of this moment."""
         modes = None
         if sys.platform != "win32":
             with suppress(termios.error):
