@@ -7,7 +7,8 @@ after it. The chat template decides which script it begins, by the token that th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import gguf
@@ -33,7 +34,8 @@ _TEMPLATE = """\
 {% elif m.role == 'user' and 'RUN' in m.content %}CALLS{% endif %}{% endfor %}\
 <|im_start|>assistant
 {% if tools %}{{ say.next }}{% else %}<|plain|>{% endif %}"""
-_CALL = "{% for tool in tools or [] if tool.function.name == 'NAME' %}{% set say.next = '<|call-NAME|>' %}{% endfor %}"
+_CALL = """{% for tool in tools or [] if tool.function.name == 'NAME' \
+and tool.function.parameters.required | length == COUNT %}{% set say.next = '<|call-NAME-COUNT|>' %}{% endfor %}"""
 
 
 def command_of(tool: str) -> str:
@@ -41,17 +43,19 @@ def command_of(tool: str) -> str:
     return f"echo by {tool} > made.txt"
 
 
-def write_agent_model(path: Path, vocabulary: Path, calls: Mapping[str, str], *, context_length: int = 65_536) -> Path:
+def write_agent_model(
+    path: Path, vocabulary: Path, calls: Collection[tuple[str, str]], *, context_length: int = 65_536
+) -> Path:
     """Write a model to `path`, with the vocabulary of the one at `vocabulary`.
 
-    `calls` has tools by their names, and what each calls its argument that is a command; the one that is offered is
-    called.
+    `calls` has names of tools, and the arguments of each as JSON: all that it requires, with `%s` where the command
+    stands. The one that is offered, and requires as many, is called.
     """
     scripts: dict[str, Sequence[str]] = {
         "<|done|>": ["The file", " is made."],
         "<|plain|>": ["There is nothing", " to do."],
         "<|endless|>": ["On and", " on and", " ever on,"],
-        **{f"<|call-{name}|>": _call(name, argument) for name, argument in calls.items()},
+        **{f"<|call-{name}-{len(json.loads(filled))}|>": _call(name, filled) for name, filled in calls},
     }
     reader = gguf.GGUFReader(vocabulary)
     key = gguf.Keys.Tokenizer
@@ -75,7 +79,7 @@ def write_agent_model(path: Path, vocabulary: Path, calls: Mapping[str, str], *,
     writer.add_eos_token_id(end)
     writer.add_eot_token_id(end)
     writer.add_add_bos_token(False)
-    each = "".join(_CALL.replace("NAME", name) for name in calls)
+    each = "".join(_CALL.replace("NAME", name).replace("COUNT", str(len(json.loads(filled)))) for name, filled in calls)
     writer.add_chat_template(
         _TEMPLATE.replace("CALLS", each).replace("'ENDLESS'", repr(ENDLESS)).replace("'RUN'", repr(RUN))
     )
@@ -87,10 +91,11 @@ def write_agent_model(path: Path, vocabulary: Path, calls: Mapping[str, str], *,
     return path
 
 
-def _call(tool: str, argument: str) -> list[str]:
+def _call(tool: str, arguments: str) -> list[str]:
     """In pieces that are this call's alone, and that end where the grammar leaves a choice."""
-    opening = f'<tool_call>\n{{"name": "{tool}", "arguments": {{"{argument}": "'
-    return [opening, f'{command_of(tool)}"}}}}\n</tool_call>']
+    text = f'<tool_call>\n{{"name": "{tool}", "arguments": {arguments % command_of(tool)}}}\n</tool_call>'
+    begin = text.index(command_of(tool)) + len(json.loads(arguments))  # another one for each number of them
+    return [text[:begin], text[begin:]]
 
 
 def _add_weights(writer: gguf.GGUFWriter, n_vocab: int, following: Mapping[int, int], context_length: int) -> None:

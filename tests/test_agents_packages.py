@@ -1,6 +1,5 @@
-"""Claude Code, Codex, opencode, qwen-code, pi and Continue from npm, unmodified, started by `uma launch`: a call that
-the agent runs, its result, a second turn that goes on with the first, another session, and a question that is given up.
-Nothing leaves this machine.
+"""Coding agents from npm, unmodified, started by `uma launch`: a call that the agent runs, its result, a second turn
+that goes on with the first, another session, and a question that is given up. Nothing leaves this machine.
 """
 
 from __future__ import annotations
@@ -30,6 +29,8 @@ LEAST_CACHED, LEAST_CACHED_ANEW = 0.97, 0.95
 """Of a later turn's prompts, and of the system prompt and tools of another session. Behind its question, which is
 another one, Claude Code has instructions of 1,500 tokens."""
 
+COMMAND = '{"command": "%s"}'
+
 MANY_TOKENS = 100
 """Of an answer that does not end by itself."""
 
@@ -41,8 +42,8 @@ class Agent:
     package: str
     tool: str
     """The one that runs a command."""
-    argument: str
-    """What that tool calls the command."""
+    arguments: str
+    """All that the tool requires, as JSON with `%s` for the command."""
     ask: Sequence[str]
     go_on: Sequence[str]
     """The same, in the last conversation."""
@@ -56,36 +57,52 @@ AGENTS = {
     "claude": Agent(
         "@anthropic-ai/claude-code",
         "Bash",
-        "command",
+        COMMAND,
         ["-p", "--allowedTools=Bash"],
         ["-p", "--continue"],
     ),
     "codex": Agent(
         "@openai/codex",
         "exec_command",
-        "cmd",
+        '{"cmd": "%s"}',
         ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"],
         ["exec", "resume", "--last", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"],
     ),
-    "opencode": Agent("opencode-ai", "bash", "command", ["run"], ["run", "--continue"]),
+    "opencode": Agent("opencode-ai", "bash", COMMAND, ["run"], ["run", "--continue"]),
     "qwen": Agent(
         "@qwen-code/qwen-code",
         "run_shell_command",
-        "command",
+        COMMAND,
         ["--approval-mode", "yolo", "-p"],
         ["--approval-mode", "yolo", "--continue", "-p"],
         is_required=False,
         uses_proxies=False,
     ),
-    "pi": Agent("@mariozechner/pi-coding-agent", "bash", "command", ["-p"], ["-p", "--continue"], is_required=False),
+    "pi": Agent("@mariozechner/pi-coding-agent", "bash", COMMAND, ["-p"], ["-p", "--continue"], is_required=False),
     "continue": Agent(
         "@continuedev/cli",
         "Bash",
-        "command",
+        COMMAND,
         ["--auto", "-p"],
         ["--auto", "--resume", "-p"],
         is_required=False,
         uses_proxies=False,
+    ),
+    "copilot": Agent(
+        "@github/copilot",
+        "bash",
+        '{"command": "%s", "description": "makes a file"}',
+        ["--allow-all-tools", "-p"],
+        ["--allow-all-tools", "--continue", "-p"],
+        is_required=False,
+    ),
+    "cline": Agent(
+        "cline",
+        "run_commands",
+        '{"commands": ["%s"]}',
+        ["--auto-approve", "true"],
+        ["--auto-approve", "true"],  # it goes on by a session's id alone, so this is another one
+        is_required=False,
     ),
 }
 
@@ -93,7 +110,7 @@ AGENTS = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     """A model that calls each agent's tool when it is asked to."""
-    calls = {agent.tool: agent.argument for agent in AGENTS.values()}
+    calls = {(agent.tool, agent.arguments) for agent in AGENTS.values()}
     model = write_agent_model(tmp_path_factory.mktemp("agents") / "agent.gguf", real_model("smollm2"), calls)
     with (
         short_directory() as directory,
