@@ -24,6 +24,7 @@ from benchmarks.f32 import f32_model
 from models import IM_END, IM_START, write_model
 from uma import LLM, open_engine
 from uma.engine import Engine
+from uma.engine.intake.trained_form import KINDS
 from uma.engine.policy import labels
 from uma.errors import BadRequest
 from uma.llama.model import Model
@@ -238,6 +239,65 @@ async def test_reproducible_decisions_are_equal_to_the_last_bit(tiny: Path) -> N
             assert (await engine.decide(asked)).answers == first
     async with open_engine(config_for(tiny, **settings)) as engine:
         assert (await engine.decide(asked)).answers == first
+
+
+FORM = (
+    "<|im_start|>{{ state if state is string else state | tojson }}{% for o in options %}{{ '\\n' + o.label }} {{ o.key }}"
+    "{% if o.description %}: {{ o.description }}{% endif %}{% endfor %}{{ '\\n' + type }} {{ instructions }}<|im_end|>"
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_decision_models_are_asked_in_the_form_of_their_file(tmp_path: Path, kind: str) -> None:
+    header = {"decision.type": kind, "decision.temperature.choice": 9.0, "decision.temperature.choice.2": 2.0}
+    metadata = {f"llama.{key}": value for key, value in header.items()} | {"tokenizer.chat_template.systemone": FORM}
+    path, state = write_model(tmp_path / "tiny.gguf", metadata=metadata), '{"b":1,"a":[]}'
+    shown = '{"a": [], "b": 1}' if kind == "lev" else '{"b": 1, "a": []}'
+    colour, upset = DecisionQuestion.choice("Which?", {"red": "hot", "blue": None}), QUESTIONS[2]
+    async with open_engine(config_for(path)) as engine:
+        assert engine.info.capabilities.decisions == WORDING
+        found = await engine.decide(decision(state, [colour, upset]))
+        with pytest.raises(BadRequest, match="labels of its own"):
+            await engine.decide(decision(state, [colour], labels="names"))
+        with pytest.raises(BadRequest, match=r"questions\[1\].options: .* has labels for"):
+            await engine.decide(
+                decision(state, [colour, DecisionQuestion.choice("?", [f"{at}." for at in range(255)])])
+            )
+        if kind == "lfm2-d1":  # yes and no are no tokens of this vocabulary
+            with pytest.raises(BadRequest, match=r"questions\[0\].options: .* has labels for 0"):
+                await engine.decide(decision(state))
+        else:
+            (broken,) = (await engine.decide(decision(state, QUESTIONS[:1]))).answers
+
+    def row(texts: str, *lines: str) -> list[float]:
+        """Log probabilities of texts behind the prompt with these last lines."""
+        prompt = "\n".join([f"<|im_start|>{shown}", *lines]) + "<|im_end|>"
+        return list(by_llama_cpp(path, {prompt: list(texts)})[prompt].values())
+
+    both = [row("AB", "A red: hot", "B blue", "choice Which?")]
+    if kind == "lev":
+        both.append(row("AB", "A blue", "B red: hot", "choice Which?")[::-1])
+    fitted = 9.0 if kind == "lev" else 2.0  # (lev calls so few options small)
+    wanted = labels.mean([labels.softmax(each, fitted) for each in both])
+    assert found.answers[0].probabilities == pytest.approx(wanted, abs=1e-4)
+    digits = "012" if kind == "lfm2-d1" else "ABC"
+    named = enumerate(["calm", "annoyed", "furious"])
+    levels = row(digits, *(f"{digits[at]} {at}: {level}" for at, level in named), f"score {upset.instructions}")
+    assert found.answers[1].probabilities == pytest.approx(labels.softmax(levels), abs=1e-4)
+    if kind != "lfm2-d1":
+        sides = ["true", "false"] if kind == "openjev" else ["false", "true"]
+        lines = (f"A {sides[0]}", f"B {sides[1]}", "noul Is something broken?")
+        shares = labels.softmax(row("ABCDEFGHI" if kind == "lev" else "AB", *lines))
+        yes = sum(at * share for at, share in enumerate(shares)) / 8 if kind == "lev" else shares[sides.index("true")]
+        assert broken.probability == pytest.approx(yes, abs=1e-4)
+
+
+async def test_decision_models_with_a_head_of_their_own_are_refused(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "tiny.gguf", metadata={"llama.decision.type": "kev"})
+    async with open_engine(config_for(path)) as engine:
+        assert not engine.info.capabilities.decisions
+        with pytest.raises(BadRequest, match=r"decision model \(kev\).*chat"):
+            await engine.decide(decision())
 
 
 async def test_a_picture_of_the_state_is_read_once_and_probabilities_are_a_chat_s(tmp_path: Path) -> None:

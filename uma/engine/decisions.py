@@ -127,9 +127,8 @@ class DecisionService:
         of_question: list[list[tuple[list[float], float]]] = [[] for _ in request.questions]
         for asked, read in of_prompt.items():
             placed = labels.logprobs_of(asked.spellings, read)
-            found = labels.softmax(placed, request.temperature)
-            by_option = [found[asked.order.index(option)] for option in range(len(found))]
-            of_question[asked.question].append((by_option, min(1.0, math.exp(labels.log_sum(placed)))))
+            found = labels.by_option(labels.softmax(placed, request.temperature * asked.temperature), asked.order)
+            of_question[asked.question].append((found, min(1.0, math.exp(labels.log_sum(placed)))))
         for question, orders in zip(request.questions, of_question, strict=True):
             mass = sum(known for _, known in orders) / len(orders)
             yield Decision(

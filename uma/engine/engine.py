@@ -38,6 +38,7 @@ from uma.engine.intake.gate import Gate, check_features, check_prompt
 from uma.engine.intake.pictures import PicturePrompt, PictureReader
 from uma.engine.intake.prompt import PromptReader
 from uma.engine.intake.relaxed_tools import RelaxedRequest
+from uma.engine.intake.trained_form import unsupported_kind
 from uma.engine.intake.truncation import Cut
 from uma.engine.kv.archive import Archive
 from uma.engine.kv.events import KvListener
@@ -353,7 +354,7 @@ class Engine:
         """See `types.Source.decide`."""
         with self._in_use():
             self._check_generates()
-            if kind := self._context.model.decision_type:
+            if kind := unsupported_kind(self._context.model):
                 raise BadRequest(
                     f"{self.info.model.name} is a decision model ({kind}), whose own form is not supported; ask a chat "
                     "model (an instruct GGUF), which needs no training for decisions"

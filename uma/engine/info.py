@@ -7,6 +7,7 @@ import attrs
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.intake.chat import ChatAbilities
+from uma.engine.intake.trained_form import unsupported_kind
 from uma.engine.kv.memory_kinds import kind_of
 from uma.llama.context import Context
 from uma.llama.model import Model
@@ -90,7 +91,7 @@ def _of_generator(
         max_logprobs=MAX_LOGPROBS,
         max_answers=min(MAX_ANSWERS, sizing.max_active(context, config)),
         echo=True,
-        decisions=0 if context.model.decision_type else WORDING,
+        decisions=0 if unsupported_kind(context.model) else WORDING,
         generate=True,
         speculation=_speculation(context, config, draft, has_head=has_head),
         vision=projector is not None and projector.sees,

@@ -209,8 +209,8 @@ def decisions(able: Capabilities) -> None:
     """Endpoints that decide."""
     if not able.decisions:
         raise Unimplemented(
-            "decisions are not supported by this server's model: it does not generate, or is a decision model of a "
-            "form of its own; load a chat model (an instruct GGUF)"
+            "decisions are not supported by this server's model: it does not generate, or is a decision model with a "
+            "head of its own; load a chat model (an instruct GGUF)"
         )
 
 

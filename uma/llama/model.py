@@ -94,6 +94,9 @@ class Model(Closing):
         self.chat_template = ChatTemplate(
             template.decode("utf-8", "replace") if template else None, self.vocab.bos_text, self.vocab.eos_text
         )
+        trained: bytes | None = lib.llama_model_chat_template(handle, b"systemone")
+        self.decision_template = ChatTemplate(trained.decode("utf-8", "replace"), "", "") if trained else None
+        """How a decision model is asked, where its file says it."""
         self.suggested_sampling = suggested_sampling(parts[0])
         """Fields of `SamplingParams` that its file has."""
         self.info = self._read_info(is_builtin)
@@ -212,6 +215,14 @@ class Model(Closing):
         return str(part.metadata.get(f"{part.architecture}.decision.type") or "")
 
     @property
+    def decision_temperatures(self) -> dict[str, float]:
+        """Divisors of log probabilities that were fitted to kinds of questions, by the kind or the kind and a size."""
+        part = self._parts[0]
+        start = f"{part.architecture}.decision.temperature."
+        found = {key.removeprefix(start): value for key, value in part.metadata.items() if key.startswith(start)}
+        return {name: value for name, value in found.items() if isinstance(value, float) and value > 0}
+
+    @property
     def n_tensors(self) -> int:
         """Tensors of its files."""
         return sum(len(part.tensor_bytes) for part in self._parts)
@@ -268,6 +279,8 @@ class Model(Closing):
         if handle is not None:
             lib.llama_model_free(handle)
             self.chat_template.close()
+            if self.decision_template is not None:
+                self.decision_template.close()
 
 
 class LoadStopped(Exception):

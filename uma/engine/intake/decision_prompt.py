@@ -19,6 +19,7 @@ from uma.engine.intake.chat import ChatAbilities
 from uma.engine.intake.pictures import PictureReader, SeenFile, placed
 from uma.engine.intake.prompt import PromptReader
 from uma.engine.intake.rendering import rendered
+from uma.engine.intake.trained_form import TrainedForm
 from uma.engine.kv.prefix_tree import common_length
 from uma.engine.policy import labels
 from uma.engine.worker.sequence import PlacedPicture
@@ -51,6 +52,8 @@ class AskedPrompt:
     """Tokens of the prompt behind those of the state."""
     spellings: labels.Spellings
     """Spellings by place."""
+    temperature: float = 1.0
+    """Divisor of their log probabilities that the model was given, beside the request's."""
 
 
 @attrs.frozen(eq=False)
@@ -95,6 +98,7 @@ class DecisionReader:
         self._chat = chat
         self._pictures = pictures
         self._with_files = with_files
+        self._trained = TrainedForm(model, self._cut) if model.decision_type else None
 
     async def read(self, request: DecisionRequest) -> DecisionPrompts:
         """The prompts of a request. Raises what `PromptReader.read` does."""
@@ -105,6 +109,8 @@ class DecisionReader:
         if any(conversation.placed_media()):
             if request.reproducible:
                 raise BadRequest.at("reproducible", "pictures and sounds cannot be read so yet; leave it out")
+            if self._trained is not None:
+                raise BadRequest.at("messages", "pictures and sounds of decision models are not supported; send text")
             return await self._prompts.read_pictures(read, await self._with_files(conversation))
         chars = sum(map(len, texts))
         return await self._prompts.in_thread(partial(read, conversation), chars, request.priority)
@@ -113,6 +119,8 @@ class DecisionReader:
         self, request: DecisionRequest, conversation: Request, next_file: Callable[[], None] | None = None
     ) -> DecisionPrompts:
         """Any thread. `next_file` is there where the state has pictures: see `PictureReader.read`."""
+        if self._trained is not None:
+            return self._trained_prompts(request, self._trained)
         files = list[SeenFile]()
         if self._pictures is not None and next_file is not None:
             conversation, files = self._pictures.marked(conversation, next_file)
@@ -129,6 +137,15 @@ class DecisionReader:
                 ],
             )
         return DecisionPrompts(state, border, asked, placed(whole, frame.files))
+
+    def _trained_prompts(self, request: DecisionRequest, form: TrainedForm) -> DecisionPrompts:
+        if request.labels == "names":
+            raise BadRequest.at("labels", "this decision model has labels of its own; leave it out")
+        asked = [
+            AskedPrompt(at, order, text, self._ids(text, begins=False), spellings, temperature)
+            for at, order, text, spellings, temperature in form.prompts(request)
+        ]
+        return DecisionPrompts(array("i"), min(common_length(asked[0].tokens, one.tokens) for one in asked), asked)
 
     def _frame(self, conversation: Request, files: Sequence[SeenFile]) -> _Frame:
         messages = tuple(map(self._guarded, conversation.messages or ()))

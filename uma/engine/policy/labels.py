@@ -80,14 +80,23 @@ def orders(count: int, how: str) -> list[tuple[int, ...]]:
     return [plain, plain[::-1]] if how == "two" else [plain]
 
 
+def by_option(found: Sequence[float], order: Sequence[int]) -> list[float]:
+    """Probabilities of options by those of the places at which they stand; of ratings, the expected yes and no."""
+    if len(found) > len(order):
+        yes = math.fsum(at * share for at, share in enumerate(found)) / (len(found) - 1)
+        return [yes, 1 - yes]
+    return [found[order.index(option)] for option in range(len(found))]
+
+
 def mean(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """Mean of each column, none over 1."""
     return tuple(min(1.0, math.fsum(column) / len(rows)) for column in zip(*rows, strict=True))
 
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+PAIRS = tuple(a + b for a in LETTERS for b in LETTERS)
 
 
 def codes(count: int) -> tuple[str, ...]:
     """Codes for so many options, and more than that where they have two letters: the shortest tokens can be chosen."""
-    return tuple(LETTERS[:count]) if count <= len(LETTERS) else tuple(a + b for a in LETTERS for b in LETTERS)
+    return tuple(LETTERS[:count]) if count <= len(LETTERS) else PAIRS

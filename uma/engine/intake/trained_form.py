@@ -1,0 +1,159 @@
+"""Prompts of decision models, as the template in their file writes them, and the tokens that answer them.
+
+llama.cpp's server reads the same files (`server-decision.cpp`): options have the same names, places and labels here, so
+that prompts are the same. Models that answer by a head of their own are not supported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from uma import json_text
+from uma.engine.policy import labels
+from uma.errors import BadRequest
+from uma.llama.model import Model
+from uma.types import Message
+from uma.types.decision import DecisionQuestion, DecisionRequest
+
+KINDS = ("openjev", "lev", "nimble", "pplx-decider", "lfm2-d1")
+"""Kinds of decision models, as headers call them, whose labels are tokens."""
+RATINGS = 9
+"""Labels of a predicate to `lev`: from certainly no to certainly yes."""
+_TYPES = {"predicate": "noul", "choice": "choice", "score": "score"}
+_YES_NO = (("yes", "Yes", "YES"), ("no", "No", "NO"))
+_SPARE = (*labels.LETTERS, *map("{:02}".format, range(100)), *labels.LETTERS.lower(), *map("#{}".format, range(200)))
+Label = tuple[str, Sequence[int]]
+"""What an option is called in a prompt, and the tokens that are read for it."""
+
+
+def unsupported_kind(model: Model) -> str:
+    """The kind of a decision model whose form is not supported; empty for any other model."""
+    return "" if model.decision_type in KINDS and model.decision_template else model.decision_type
+
+
+class TrainedPrompt(NamedTuple):
+    """A question in one order of its options. Where it has more spellings than options, they are ratings."""
+
+    question: int
+    order: tuple[int, ...]
+    text: str
+    spellings: labels.Spellings
+    temperature: float
+
+
+class TrainedForm:
+    """The form of one decision model. Safe to use from several threads."""
+
+    def __init__(self, model: Model, cut: Callable[[str], str]) -> None:
+        """`cut`: a text in which no special token is spelled."""
+        self._model = model
+        self._kind = model.decision_type
+        self._cut = cut
+
+    def prompts(self, request: DecisionRequest) -> Iterator[TrainedPrompt]:
+        """The prompts of a request. Raises `BadRequest` where a question has more options than the model has labels."""
+        template, state = self._model.decision_template, self._state(request.messages)
+        assert template is not None
+        asked = [self._asked(request, at) for at in range(len(request.questions))]
+        every = [given for (_, _, given), *_ in asked]  # `nimble` lists them, and names the one that is asked
+        for at, orders in enumerate(asked):
+            for order, found, given in orders:
+                names = given | {"state": state, "questions": every, "images": []}
+                spellings = [[(token,) for token in tokens] for _, tokens in found]
+                text = template.render((), switches=names, opens_answer=False)
+                yield TrainedPrompt(at, order, text, spellings, self._temperature(request.questions[at]))
+
+    def _asked(self, request: DecisionRequest, at: int) -> list[tuple[tuple[int, ...], list[Label], dict[str, Any]]]:
+        """A question in each of its orders: its labels by place, and what the template is given of it."""
+        question = request.questions[at]
+        named = _named(question)
+        orders: list[tuple[int, ...]] = [
+            (0, 1) if self._kind in ("openjev", "lfm2-d1") else (1, 0)
+        ]  # a predicate's yes is the first option
+        if question.kind != "predicate":
+            how = request.orders if request.orders != "auto" else "two" if self._kind == "lev" else "one"
+            orders = labels.orders(len(named), how if question.kind == "choice" else "one")
+        found = []
+        for order in orders:
+            own = self._labels(question, [named[place][0] for place in order])
+            if len(own) < len(order):
+                why = f"{self._kind} has labels for {len(own)} options, not {len(order)}; ask for fewer"
+                raise BadRequest.at(f"questions[{at}].options", why)
+            options = [
+                {"key": self._cut(key), "description": text and self._value(text), "label": label}
+                for (key, text), (label, _) in zip((named[place] for place in order), own, strict=False)
+            ]
+            head = {"id": question.name or f"question {at + 1}", "type": _TYPES[question.kind]}
+            found.append((order, own, head | {"instructions": self._value(question.instructions), "options": options}))
+        return found
+
+    def _state(self, messages: Sequence[Message]) -> Any:
+        if len(messages) == 1 and messages[0].role == "user":
+            return self._value(messages[0].content)
+        return [{"role": turn.role, "content": self._cut(turn.content)} for turn in messages]
+
+    def _value(self, text: str) -> Any:
+        """JSON's objects and lists as such, which the template writes in its own way; any other text as it is."""
+        try:
+            return self._guarded(json_text.loads(text)) if text[:1] in ("{", "[") else self._cut(text)
+        except (ValueError, RecursionError):
+            return self._cut(text)
+
+    def _guarded(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            items = sorted(value.items()) if self._kind == "lev" else value.items()
+            return {self._cut(key): self._guarded(item) for key, item in items}
+        if isinstance(value, list):
+            return [self._guarded(item) for item in value]
+        return self._cut(value) if isinstance(value, str) else value
+
+    def _labels(self, question: DecisionQuestion, names: list[str]) -> list[Label]:
+        """Labels of options that have these names."""
+        if self._kind != "lfm2-d1":
+            return self._alphabet[: RATINGS if (self._kind, question.kind) == ("lev", "predicate") else len(names)]
+        if question.kind != "choice":
+            sides = dict(zip(("true", "false"), _YES_NO, strict=True))
+            found = ((name, self._tokens(*sides.get(name, (name,)))) for name in names)
+            return [label for label in found if label[1]]
+        if not all(len(name) == 1 and name.isascii() and name.isalpha() for name in names):
+            size = len(names)
+            names = list(labels.LETTERS[:size]) if size <= len(labels.LETTERS) else [f"{at:02}" for at in range(size)]
+        taken = dict[Sequence[int], Label]()
+        for name in names:
+            spare = ((text, self._tokens(text)) for text in (name, *_SPARE, *labels.PAIRS))
+            text, own = next(((text, own) for text, own in spare if own and own not in taken), ("", ()))
+            if own:
+                taken[own] = (text, self._tokens(text, f" {text}"))
+        return list(taken.values())
+
+    @cached_property
+    def _alphabet(self) -> list[Label]:
+        codes = labels.LETTERS.lower() if self._kind == "openjev" else labels.PAIRS
+        return [(code, tokens) for code in (*labels.LETTERS, *codes) if (tokens := self._tokens(code))]
+
+    def _tokens(self, *texts: str) -> tuple[int, ...]:
+        """Tokens of those of the texts that are one."""
+        ids = (self._model.vocab.tokenize(text, add_special=False, parse_special=False).tolist() for text in texts)
+        return tuple({found[0]: None for found in ids if len(found) == 1})
+
+    def _temperature(self, question: DecisionQuestion) -> float:
+        """The divisor that was fitted to questions of this kind with as many options."""
+        kind, count = _TYPES[question.kind], len(question.options) or 2
+        sizes = (
+            {8: "small", 26: "mid", 255: "large"} if self._kind == "lev" else {2: "2", 5: "3_5", 10: "6_10", 255: "11"}
+        )
+        fitted, size = self._model.decision_temperatures, next(sizes[most] for most in sizes if count <= most)
+        return fitted.get(f"{kind}.{size}", fitted.get(kind, 1.0))
+
+
+def _named(question: DecisionQuestion) -> list[tuple[str, str | None]]:
+    """Names and descriptions of its options, as these models know them."""
+    options = question.options
+    if question.kind == "predicate":
+        return list(zip(("true", "false"), [option.description for option in options] or (None, None), strict=True))
+    if question.kind == "choice":
+        return [(option.label, option.description) for option in options]
+    levels = (f"{level.label}: {level.description}" if level.description else level.label for level in options)
+    return [(str(at), level) for at, level in enumerate(levels)]
