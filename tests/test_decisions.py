@@ -243,7 +243,8 @@ async def test_reproducible_decisions_are_equal_to_the_last_bit(tiny: Path) -> N
 
 FORM = (
     "<|im_start|>{{ state if state is string else state | tojson }}"
-    "{% for o in options %}{{ '\\n' + o.label }} {{ o.key }}{% if o.description %}: {{ o.description }}{% endif %}{% endfor %}{{ '\\n' + type }} {{ instructions }}<|im_end|>"
+    "{% for o in options %}{{ '\\n' + o.label }} {{ o.key }}"
+    "{% if o.description %}: {{ o.description }}{% endif %}{% endfor %}{{ '\\n' + type }} {{ instructions }}<|im_end|>"
 )
 
 
