@@ -57,6 +57,7 @@ def test_what_runs_stands_still_what_comes_waits_and_both_go_on(server: ServerPr
 
 
 def test_a_pause_ends_by_itself_after_the_time_that_was_named(server: ServerProcess) -> None:
+    assert "computes nothing for 30 min" in command("pause", server, "--for", "30m")
     command("pause", server, "--for", "0.5s")
     with server.connect() as raw:
         raw.hello()

@@ -1,4 +1,4 @@
-"""docs/questions.md is true: its commands are commands, with options that they take, and its settings are settings."""
+"""docs/questions.md is true: its commands run as they are pasted, and its settings are settings."""
 
 from __future__ import annotations
 
@@ -8,22 +8,76 @@ from pathlib import Path
 
 import attrs
 import pytest
+from http_server import ServeModels, new_key
+from hub_server import running_hub
 
+from harness import RunInProcessText, clean_environ, run_to_end, running_server, uma_command
 from uma.cli.parser import build_parser
 from uma.config import RuntimeConfig
 
 PAGE = (Path(__file__).parents[1] / "docs" / "questions.md").read_text(encoding="utf-8").replace("\n", " ")
-COMMANDS = sorted(set(re.findall(r"`(uma [^`]+)`", PAGE)))
+COMMANDS = list(dict.fromkeys(re.findall(r"`(uma [^`]+)`", PAGE)))
 OPTIONS = sorted(set(re.findall(r"`(--[a-z-]+)", PAGE)))
+PARSED = {
+    "uma generate --image FILE": "needs a model that sees, as the line before it says",
+    "uma service install -- --http": "needs the user's systemd",
+    "uma launch claude": "needs Claude Code; `test_cli_launch` has one that writes down what it gets",
+}
+"""Commands that are only parsed here, and why."""
+SERVERS = [command for command in COMMANDS if command.startswith("uma run")]
+PULLED = re.findall(r"`uma pull (\S+)`", PAGE)
+MODEL = "alpha"
+"""The model that stands for each `NAME`."""
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_an_answer_is_one_that_uma_takes(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "schema.json").write_text('{"type": "object"}', encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
+def arguments(command: str) -> list[str]:
+    """What is pasted, for what there is here: on a free port of this machine alone."""
+    words = shlex.split(re.sub(r"(?<!/)\bNAME\b", MODEL, command).replace("0.0.0.0:8080", ""))[1:]
+    at = words.index("--http") + 1 if "--http" in words else len(words)
+    return [*filter(None, words[:at]), *(["127.0.0.1:0"] if "--http" in words else []), *filter(None, words[at:])]
+
+
+@pytest.mark.parametrize("command", PARSED)
+def test_a_command_that_this_machine_may_not_run_is_one_that_uma_takes(command: str) -> None:
+    assert command in COMMANDS
     build_parser().parse_args(shlex.split(command)[1:])
+
+
+def test_every_server_of_an_answer_starts(tmp_path: Path, socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    new_key("anna", tmp_path / "keys.toml")
+    assert len(SERVERS) > 5
+    for number, command in enumerate(SERVERS):
+        with running_server(socket_dir / f"{number}.sock", *arguments(command)[1:], XDG_DATA_HOME=f"d{number}"):
+            pass
+
+
+def test_every_other_command_of_an_answer_can_be_pasted(
+    serve_models: ServeModels,
+    folder: Path,
+    tmp_path: Path,
+    uma_told: RunInProcessText,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = serve_models()
+    asked = server.ask("POST", "/v1/completions", {"model": MODEL, "prompt": "Once", "max_tokens": 2})
+    (tmp_path / "schema.json").write_text('{"type": "object", "properties": {}, "additionalProperties": false}')
+    (tmp_path / "in.jsonl").write_text('{"prompt": "Once", "max_tokens": 2}')
+    monkeypatch.chdir(tmp_path)
+    model = (folder / f"{MODEL}.gguf").read_bytes()
+    environ = {"HOME": str(tmp_path), "UMA_MODELS": str(folder), "UMA_SOCKET": str(server.process.socket)}
+    with running_hub({name: {f"{name.lower().rpartition('/')[2]}-q4_k_m.gguf": model} for name in PULLED}) as hub:
+        environ |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+        for command in COMMANDS:
+            if command in SERVERS or command in PARSED:
+                continue
+            words = [asked.headers["x-request-id"] if word == "ID" else word for word in arguments(command)]
+            if words[0] == "pull":  # its library reads these variables when it is imported
+                done = run_to_end(*uma_command(*words), environ=clean_environ(**environ))
+            else:
+                done = uma_told(*words, stdin=b"Once", **environ)
+            assert done.returncode in ((0, 1) if words == ["doctor"] else (0,)), f"{command}: {done}"
+            assert done.stdout + done.stderr, command
 
 
 @pytest.mark.parametrize("option", OPTIONS)

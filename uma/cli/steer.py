@@ -10,6 +10,7 @@ from uma.cli.table import print_wrapped
 from uma.cli.trio_run import Interrupts, run
 from uma.client import Client, dialled
 from uma.errors import BadRequest, ModelError
+from uma.types import MAX_PAUSE_SEC
 
 
 def main(options: argparse.Namespace) -> int:
@@ -21,14 +22,19 @@ def main(options: argparse.Namespace) -> int:
             if options.command in ("pin", "unpin"):
                 told = await _pin(client, options.name, is_pinned=options.command == "pin")
             else:
-                is_paused = options.command == "pause"
-                await client.pause(options.seconds if is_paused else 0)
-                does = "computes nothing now; `uma resume` has it go on" if is_paused else "goes on"
-                told = f"the server on {path} {does}"
+                seconds = options.seconds if options.command == "pause" else 0.0
+                await client.pause(seconds)
+                told = f"the server on {path} {_paused(seconds)}"
         print_wrapped(told)
         return 0
 
     return run(steer)
+
+
+def _paused(seconds: float) -> str:
+    """What a pause of this length means; 0 ends one."""
+    span = f"for {words.time_span(seconds)}" if seconds < MAX_PAUSE_SEC else "now"
+    return f"computes nothing {span}; `uma resume` has it go on" if seconds else "goes on"
 
 
 async def _pin(client: Client, name: str, *, is_pinned: bool) -> str:
