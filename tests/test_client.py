@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,9 @@ from uma.errors import (
     TooManySessions,
     UmaError,
 )
+from uma.net.inline import MAX_POSITIONS
+from uma.protocol.codec import parse_event
+from uma.protocol.messages import ServerEvent
 from uma.types import Event, Finished, Request, SamplingParams, Source, Token
 
 STORY = "Once upon a time there was a fox"
@@ -72,6 +76,23 @@ async def test_a_request_gives_tokens_and_one_finished(server: ServerProcess) ->
         assert unstreamed_tokens == []
         assert unstreamed.text == "".join(token.text for token in tokens)
         assert unstreamed.token_ids == tuple(token.token_id for token in tokens)
+
+
+async def test_a_long_answer_is_written_and_read_beside_the_trio_thread(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[int] = []
+
+    def noted(payload: bytes) -> ServerEvent:
+        readers.append(threading.get_ident())
+        return parse_event(payload)
+
+    sampling = SamplingParams(max_tokens=MAX_POSITIONS + 10, ignore_eos=True, logprobs=20)
+    async with connect(server.socket) as client:
+        monkeypatch.setattr("uma.protocol.session.parse_event", noted)
+        _, last = await collect(client, Request("a", prompt=STORY, sampling=sampling, stream=False))
+    assert [len(each.top) for each in last.logprobs or ()] == [20] * last.usage.completion_tokens
+    assert threading.get_ident() not in readers[-1:]
 
 
 async def test_many_requests_of_one_client_run_at_once_and_do_not_mix(server: ServerProcess) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ from engine_world import config_for
 from http_server import HostedHttp, RawHttp, hosted_http
 
 from harness import until
+from uma.http.dialect import dumps
 from uma.http.fields import MAX_MESSAGES
-from uma.net.inline import SMALL_BYTES
+from uma.http.logprobs import chat_form
+from uma.net.inline import MAX_POSITIONS, SMALL_BYTES
 from uma.protocol.converter import structure
 
 LARGE = 'x"' * (SMALL_BYTES // 2)
@@ -38,7 +40,7 @@ BODIES: dict[str, Mapping[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def hosted(tiny: Path) -> Iterator[HostedHttp]:
-    with hosted_http(config_for(tiny, http="127.0.0.1:0", n_ctx=16_384)) as server:
+    with hosted_http(config_for(tiny, http="127.0.0.1:0", n_ctx=16_384, store_responses=1.0)) as server:
         yield server
 
 
@@ -56,6 +58,36 @@ def test_no_large_body_is_read_on_the_trio_thread(hosted: HostedHttp, monkeypatc
         assert readers, path
         assert trio_thread not in readers, path
         readers.clear()
+
+
+def test_nor_is_a_stored_conversation_gone_on_with_or_a_long_answer_written_there(
+    hosted: HostedHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers: list[int] = []
+
+    def noted(do: Callable[..., Any]) -> Callable[..., Any]:
+        def done(*args: Any) -> Any:
+            workers.append(threading.get_ident())
+            return do(*args)
+
+        return done
+
+    short = {"max_output_tokens": 1}
+    id = hosted.ask("POST", "/v1/responses", {"input": LARGE, **short}).json["id"]
+    monkeypatch.setattr("uma.http.reader.structure", noted(structure))
+    monkeypatch.setattr("uma.http.stored_responses.dumps", noted(dumps))
+    monkeypatch.setattr("uma.http.openai_chat.chat_form", noted(chat_form))
+    long = {"max_tokens": MAX_POSITIONS + 1, "ignore_eos": True, "logprobs": True}
+    for method, path, body in (
+        ("POST", "/v1/responses", {"input": "a", "previous_response_id": id, **short}),
+        ("GET", f"/v1/responses/{id}", None),
+        ("GET", f"/v1/responses/{id}/input_items", None),
+        ("POST", "/v1/chat/completions", {**CHAT, **long}),
+    ):
+        workers.clear()
+        assert hosted.ask(method, path, body).status == 200, path
+        assert workers, path
+        assert hosted.call(threading.get_ident) not in workers, path
 
 
 def test_the_prompts_of_one_body_leave_the_queue_to_others(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

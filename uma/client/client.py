@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from uma.client.parts import errors_moved, halves, joined_embeddings, joined_ran
 from uma.client.stream import Stream
 from uma.errors import ConnectionLost, Ended, FrameTooLarge, InternalError, UmaError, from_code
 from uma.net.client import CLIENT, ORIGIN, OWNER, with_span
+from uma.net.inline import MAX_FRAME_BYTES
 from uma.net.link import Link, ReaderStalledError
 from uma.net.peer import pid_of_peer
 from uma.protocol.messages import (
@@ -386,8 +388,12 @@ class Client:
         try:
             while data := await self._link.receive():
                 session.receive(data)
-                while (event := session.next_event()) is not None:
-                    self._take(event)
+                while (payload := session.next_frame()) is not None:
+                    if len(payload) <= MAX_FRAME_BYTES:
+                        self._take(session.event(payload))
+                    else:
+                        read = partial(session.event, payload)
+                        self._take(await trio.to_thread.run_sync(read, abandon_on_cancel=True))
                 if self._overfull is not None:
                     self._end_overfull()
                     await self._overfull.room()

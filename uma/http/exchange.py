@@ -137,7 +137,8 @@ class Exchange:
     """Whether the body has come to its end."""
     _fields: dict[str, Any] | None = attrs.field(default=None, init=False)
     """The body's object, where it was asked for before `built`."""
-    _is_quick: bool = attrs.field(default=True, init=False)
+    is_quick: bool = attrs.field(default=True, init=False)
+    """Whether the body is read on Trio's thread: it is small, as is what it goes on from."""
     _held_bytes: int = attrs.field(default=0, init=False)
     """What this exchange's body has of the budget."""
     _holder: Hashable = attrs.field(default=None, init=False)
@@ -244,13 +245,13 @@ class Exchange:
             fields, self._fields = self._fields, None
             return (
                 build(fields)
-                if self._is_quick
+                if self.is_quick
                 else await trio.to_thread.run_sync(build, fields, limiter=self.parsing, abandon_on_cancel=True)
             )
         with self.sending():
             data = await self.body()
-            self._is_quick = is_quick(data)
-            if self._is_quick:
+            self.is_quick = is_quick(data)
+            if self.is_quick:
                 return build(self._object(data))
 
             def read() -> T:

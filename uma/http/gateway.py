@@ -20,7 +20,7 @@ from uma.config import RuntimeConfig
 from uma.errors import Ended, ShuttingDown, UmaError
 from uma.http.batch_queue import BatchQueue
 from uma.http.body_budget import BodyBudget
-from uma.http.dialect import Writer
+from uma.http.dialect import JSON, Body, Writer, dumps
 from uma.http.exchange import Exchange
 from uma.http.generation import gather, stream, unless_gone
 from uma.http.ignored import header_value
@@ -29,6 +29,7 @@ from uma.http.models import ModelNames
 from uma.http.problem import Forbidden, Problem, RateLimited
 from uma.http.reader import Reader
 from uma.jobs.store import JobFolder
+from uma.net.inline import MAX_POSITIONS
 from uma.net.metering import metered_whole
 from uma.net.quota import ClientAccount, Excess
 from uma.net.throttle import Throttle
@@ -242,15 +243,17 @@ class Gateway:
             else:
                 results = await gather(self.source, http, writer.requests)
         if results:  # written to its end, whatever happens meanwhile: its length has been told
-            body = writer.whole(results)
+            written = partial(_written, writer, results)
+            if sum(result.n_positions for result in results) <= MAX_POSITIONS:
+                body, data = written()
+            else:
+                body, data = await trio.to_thread.run_sync(written, limiter=self.writers, abandon_on_cancel=True)
             if noted := [line for result in results for line in result.warnings if line.endswith(NOTE)]:
                 http.extra_headers.append((b"x-uma-note", header_value("; ".join(noted))))
             if writer.keep is not None and isinstance(body, Mapping):
                 await writer.keep(body)
-            if isinstance(body, str):
-                await http.answer(body.encode(), media_type=b"text/plain; charset=utf-8")
-            else:
-                await http.answer_json(body)
+            media_type = b"text/plain; charset=utf-8" if isinstance(body, str) else JSON
+            await http.answer(data, media_type=media_type)
         elif work.scope.cancelled_caught:
             error = work.error()
             if not http.is_started:
@@ -379,6 +382,12 @@ class Gateway:
     def count(self, http: Exchange) -> None:
         """Count a request that was answered, or whose client went away."""
         self.answers[http.status] += 1
+
+
+def _written(writer: Writer, results: Sequence[Finished]) -> tuple[Body | list[Body] | str, bytes]:
+    """A whole answer, and what is sent of it. Any thread."""
+    body = writer.whole(results)
+    return body, body.encode() if isinstance(body, str) else dumps(body)
 
 
 def running(account: ClientAccount | None, requests: int) -> AbstractContextManager[None]:

@@ -364,7 +364,7 @@ async def responses(gateway: Gateway, http: Exchange) -> None:
     given, before = fields.get("input"), await stored_responses.before(gateway, http, fields)
     own = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if before and isinstance(own, list):
-        fields["input"] = [*before, *own]
+        fields["input"], http.is_quick = [*before, *own], False
     keep = None
     if fields.get("store") is not False and stored_responses.days_kept(gateway):
         await stored_responses.check_kept(gateway, http)

@@ -16,7 +16,7 @@ import trio
 from uma import posix
 from uma.errors import BadRequest
 from uma.history import MAX_SEARCHED, Head, History, HistoryEntry, default_path, parting
-from uma.http.dialect import Body
+from uma.http.dialect import dumps
 from uma.http.exchange import Exchange
 from uma.http.files import limit_of
 from uma.http.gateway import Gateway
@@ -49,12 +49,13 @@ async def show(gateway: Gateway, http: Exchange) -> None:
     number, against = min(http.scope["path_params"]["number"], MAX_NUMBER), _number(http, "against")
     owner = await _owner(gateway, http)
 
-    def found(history: History) -> Body:
+    def found(history: History) -> bytes:  # as JSON: a request with pictures takes long to write
         entry = history.entry(number, owner)
         if against is None:
-            return _entry(entry)
+            return dumps(_entry(entry))
         parted = parting(history.entry(against, owner), entry)
-        return _entry(entry) | {"against": against, "parting": None if parted is None else attrs.asdict(parted)}
+        more = {"against": against, "parting": None if parted is None else attrs.asdict(parted)}
+        return dumps(_entry(entry) | more)
 
     try:
         told = await _read(found)
@@ -62,7 +63,7 @@ async def show(gateway: Gateway, http: Exchange) -> None:
         raise NotFound(error.message) from None
     if told is None:
         raise NotFound(f"request {number} is not found in the history, which is empty")
-    await http.answer_json(told)
+    await http.answer(told)
 
 
 async def _read(what: Callable[[History], T]) -> T | None:

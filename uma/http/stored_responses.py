@@ -7,12 +7,12 @@ with the whole input that it answered: one that was deleted takes none of those 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from uma import json_bytes
-from uma.http.dialect import Body
+from uma.http.dialect import Body, dumps
 from uma.http.exchange import Exchange
 from uma.http.files import check_space, jobs_of, limit_of, owner_of, page_of
 from uma.http.gateway import Gateway
@@ -22,6 +22,7 @@ from uma.jobs.store import Store
 MAX_LISTED = 100
 """Maximum items of one page of a response's input."""
 DAY_SEC = 86_400
+T = TypeVar("T")
 
 
 def days_kept(gateway: Gateway) -> float:
@@ -40,8 +41,14 @@ async def before(gateway: Gateway, http: Exchange, fields: Mapping[str, Any]) ->
             "previous_response_id",
             "responses are not stored here (--store-responses DAYS does); send the whole conversation as input",
         )
-    found = await _found(gateway, http, str(id), "previous_response_id")
-    return [*found["input"], *found["response"]["output"]]
+    said: list[Any] = await _found(
+        gateway,
+        http,
+        str(id),
+        lambda found: [*found["input"], *found["response"]["output"]],
+        field="previous_response_id",
+    )
+    return said
 
 
 async def check_kept(gateway: Gateway, http: Exchange) -> None:
@@ -62,7 +69,7 @@ async def keep(gateway: Gateway, http: Exchange, asked: list[Any], response: Bod
 
 async def show(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/responses/{id}`."""
-    await http.answer_json((await _asked(gateway, http))["response"])
+    await http.answer(await _found(gateway, http, _id(http), lambda found: dumps(found["response"])))
 
 
 async def remove(gateway: Gateway, http: Exchange) -> None:
@@ -75,33 +82,33 @@ async def remove(gateway: Gateway, http: Exchange) -> None:
 
 async def input_items(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/responses/{id}/input_items`, the newest first unless `order` is `asc`."""
-    found = await _asked(gateway, http)
     limit, after = limit_of(http.query, MAX_LISTED), http.query.get("after")
-    items = [
-        {"type": "message", **item, "id": item.get("id") or f"item_{at}"} for at, item in enumerate(found["input"])
-    ]
-    if http.query.get("order") != "asc":
-        items.reverse()
-    begin = next((at for at, item in enumerate(items, 1) if item["id"] == after), 0)
-    await http.answer_json(page_of(items[begin : begin + limit], has_more=begin + limit < len(items)))
 
+    def listed(found: dict[str, Any]) -> bytes:
+        items = [
+            {"type": "message", **item, "id": item.get("id") or f"item_{at}"} for at, item in enumerate(found["input"])
+        ]
+        if http.query.get("order") != "asc":
+            items.reverse()
+        begin = next((at for at, item in enumerate(items, 1) if item["id"] == after), 0)
+        return dumps(page_of(items[begin : begin + limit], has_more=begin + limit < len(items)))
 
-async def _asked(gateway: Gateway, http: Exchange) -> dict[str, Any]:
-    return await _found(gateway, http, _id(http))
+    await http.answer(await _found(gateway, http, _id(http), listed))
 
 
 def _id(http: Exchange) -> str:
     return f"resp_{http.scope['path_params']['id']}"
 
 
-async def _found(gateway: Gateway, http: Exchange, id: str, field: str = "") -> dict[str, Any]:
+async def _found(gateway: Gateway, http: Exchange, id: str, told: Callable[[dict[str, Any]], T], field: str = "") -> T:
+    """What is `told` of a stored response, all in the store's thread: a conversation can be long."""
     owner = owner_of(http)
 
-    def unpacked(store: Store) -> Any:
+    def unpacked(store: Store) -> T | None:
         data = store.response(id, owner)
-        return None if data is None else json_bytes.loads(zlib.decompress(data))
+        return None if data is None else told(json_bytes.loads(zlib.decompress(data)))
 
-    found: dict[str, Any] | None = None if gateway.jobs is None else await gateway.jobs.do(unpacked)
+    found = None if gateway.jobs is None else await gateway.jobs.do(unpacked)
     if found is None:
         raise _not_found(id, field)
     return found

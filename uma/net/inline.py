@@ -1,4 +1,4 @@
-"""Which JSON texts are read on the Trio thread, and which in another.
+"""Which JSON texts are read and written on the Trio thread, and which in another.
 
 Small ones, because the way to another thread takes longer than reading them; and longer ones that hold little beside
 one text or one list of numbers, such as a prompt.
@@ -14,6 +14,11 @@ PLAIN_BYTES = 16_384
 PLAIN_QUOTES, PLAIN_COMMAS, PLAIN_CONTAINERS = 128, 3_000, 16
 """Maximum counts of quotation marks, commas, brackets in such a text: it takes no longer than the worst of the small
 ones, a list of numbers in a JSON schema 2 ms."""
+
+MAX_POSITIONS = 100
+"""Maximum tokens with log probabilities that are written inline. With 20 candidates each takes 50 µs."""
+MAX_FRAME_BYTES = 65_536
+"""Maximum size of a server's event that is read inline, in some 4 ms."""
 
 
 def is_quick(payload: bytes) -> bool:

@@ -359,8 +359,9 @@ class ServerSession:
             raise LocalProtocolError("no hello has come, so there is none to answer")
         return encode_event(HelloEvent.of(info, self.version, self._hello_warnings), self.version)
 
-    def relay(self, event: Event) -> bytes:
-        """An engine's event for its request, as a frame: with the request's metadata, and its warnings in the `eos`.
+    def relay(self, event: Event, written: bytes | None = None) -> bytes:
+        """An engine's event for its request, as a frame: with the request's metadata, and its warnings in the `eos`,
+        which can have been `written` before (`eos`).
 
         Raises `LocalProtocolError` where no request of that id runs.
         """
@@ -376,11 +377,16 @@ class ServerSession:
         if (told := _TOLD_AS.get(type(event))) is not None:
             return encode_event(told_as(told, event, metadata=exchange.metadata))
         assert isinstance(event, Finished)
-        warnings = (*exchange.warnings, *event.warnings)
-        eos = told_as(EosEvent, event, metadata=exchange.metadata, warnings=warnings)
-        data = encode_event(eos, self.version)
+        data = written or self.eos(event)
         self._end(event.id, keep_alive=exchange.keep_alive)
         return data
+
+    def eos(self, event: Finished) -> bytes:
+        """The last frame of a request, which `relay` takes. Any thread: with log probabilities it is long."""
+        if (exchange := self._running.get(event.id)) is None:
+            raise _not_running(event.id)
+        warnings = (*exchange.warnings, *event.warnings)
+        return encode_event(told_as(EosEvent, event, metadata=exchange.metadata, warnings=warnings), self.version)
 
     def answer_embed(self, query: EmbedQuery, embeddings: Embeddings, written: orjson.Fragment) -> bytes:
         """See `answer`. The figures are what `written_embeddings` wrote, in another thread where they are many."""
@@ -590,9 +596,17 @@ class ClientSession:
 
         Raises `InvalidJson`, `BadRequest` or `FrameTooLarge` for what is no event: the session is of no use after.
         """
-        payload = self._frames.next_frame()
-        if payload is None:
-            return None
+        payload = self.next_frame()
+        return None if payload is None else self.event(payload)
+
+    def next_frame(self) -> bytes | None:
+        """The next event as it came; see `next_event`. Raises `FrameTooLarge`."""
+        return self._frames.next_frame()
+
+    def event(self, payload: bytes) -> ServerEvent:
+        """The event of a frame, which must be the next. Any thread: one with log probabilities takes long. Raises as
+        `next_event`.
+        """
         event = parse_event(payload)
         if isinstance(event, HelloEvent):
             self.info, self.version = event.info, event.version

@@ -17,7 +17,7 @@ from uma.engine.intake.overload import full_queue_retry_ms
 from uma.errors import BadRequest, Overloaded, UmaError, VersionMismatch
 from uma.models.names import adapter_in
 from uma.net.arrivals import arrivals
-from uma.net.inline import is_quick
+from uma.net.inline import MAX_POSITIONS, is_quick
 from uma.net.metering import metered, metered_whole
 from uma.protocol.codec import MAX_INLINE_FIGURES, encode_event, written_embeddings
 from uma.protocol.messages import (
@@ -415,7 +415,12 @@ class JsonConnection(Connection):
         stream.tap = self._pass_on
         link = self.link
         async for event in stream:
-            link.post(self._session.relay(event))
+            written = None
+            if type(event) is Finished and event.n_positions > MAX_POSITIONS:
+                written = await trio.to_thread.run_sync(
+                    self._session.eos, event, limiter=self.server.parsing, abandon_on_cancel=True
+                )
+            link.post(self._session.relay(event, written))
             if type(event) is Finished:
                 self.log_finished(event)
                 return event.usage  # without a checkpoint: a request must not end twice

@@ -344,12 +344,17 @@ class LoadedModel:
     async def trace(self, seconds: float) -> dict[str, Any]:
         """What its threads do within so many seconds, as `Models.trace`."""
         with self.tells_crash():
-            trace: dict[str, Any] = json.loads(await self.client.trace(seconds))
-        for event in trace["traceEvents"]:
-            event["pid"] = self.model.pid
-            if event["name"] == "process_name":
-                event["args"] = {"name": self.model.file.name}
-        return trace
+            text = await self.client.trace(seconds)
+
+        def read() -> dict[str, Any]:
+            trace: dict[str, Any] = json.loads(text)
+            for event in trace["traceEvents"]:
+                event["pid"] = self.model.pid
+                if event["name"] == "process_name":
+                    event["args"] = {"name": self.model.file.name}
+            return trace
+
+        return await trio.to_thread.run_sync(read, abandon_on_cancel=True)
 
     async def explain(self, id: str = "") -> Explained:
         """See `Source`. What it knew ends with its process."""

@@ -393,7 +393,9 @@ class LoadedModels(Models):
         if not traces:
             raise failures[-1]
         events = [event for child_trace in traces for event in child_trace["traceEvents"]]
-        return json.dumps(traces[0] | {"traceEvents": events})
+        return await trio.to_thread.run_sync(
+            partial(json.dumps, traces[0] | {"traceEvents": events}), abandon_on_cancel=True
+        )
 
     def ask_for(self, model: ServedModel) -> ModelLoad:
         """See `model.ModelLoader`. Raises what it has failed by, a moment ago."""

@@ -211,6 +211,12 @@ class Finished:
     """How many of the conversation's messages were left out of the prompt (`Request.truncation`)."""
 
     @property
+    def n_positions(self) -> int:
+        """Tokens whose log probabilities it tells."""
+        told = [each.logprobs for each in (*self.every_answer, self.prompt) if each is not None]
+        return sum(len(positions) for positions in told if positions is not None)
+
+    @property
     def every_answer(self) -> tuple[Answer, ...]:
         """`answers`, or the only one, which the event has in itself."""
         return self.answers or (
