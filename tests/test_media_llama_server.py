@@ -10,12 +10,16 @@ import subprocess
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_world import SMALL_WINDOWS
+from every_kind import write_named
 from http_server import running_http
 from projectors import Hearing, Seeing, bmp, png, wav, write_projector, write_seeing_model
 
@@ -25,6 +29,8 @@ from harness import EXACT, ONE_THREAD, short_directory, until
 
 pytestmark = pytest.mark.skipif(not peer_binary("llama-server").exists(), reason="llama-server is not built")
 LENGTH = 24
+LONG = 60
+"""Tokens of answers that are preempted."""
 
 
 @contextmanager
@@ -53,8 +59,15 @@ def is_healthy(url: str) -> bool:
 
 def said(url: str, *parts: Any) -> str:
     """The answer to a chat's one message."""
-    body = {"messages": [{"role": "user", "content": list(parts)}], "max_tokens": LENGTH, **PLAIN}
-    return whole(posted(f"{url}/v1/chat/completions", json.dumps(body).encode())["choices"][0]["message"]["content"])
+    return answered(url, [{"role": "user", "content": list(parts)}])[0]
+
+
+def answered(url: str, messages: Sequence[Any], length: int = LENGTH) -> tuple[str, int]:
+    """The answer to a chat, and how many tokens of its prompt were cached."""
+    body = {"messages": messages, "max_tokens": length, **PLAIN}
+    answer = posted(f"{url}/v1/chat/completions", json.dumps(body).encode())
+    cached = answer["usage"].get("prompt_tokens_details", {}).get("cached_tokens", 0)
+    return whole(answer["choices"][0]["message"]["content"]), cached
 
 
 def continued(url: str, *parts: Any) -> str:
@@ -126,3 +139,38 @@ def test_the_text_is_llama_server_s(tmp_path: Path, sees: Seeing, hears: Hearing
             assert said(ours.url, *parts) == said(theirs, *parts), parts[0]
             assert continued(ours.url, *parts) == continued(theirs, *parts), parts[0]
         assert written(ours.url, wav(1, 5)) == written(theirs, wav(1, 5))
+
+
+@pytest.mark.parametrize("kind", ["qwen3vl", "lfm2", "gemma3"])
+def test_with_recurrent_states_and_small_windows_the_text_is_llama_server_s_too(tmp_path: Path, kind: Seeing) -> None:
+    """Alone, eight at once behind a system prompt and pictures that they share, preempted, and from the disk."""
+    is_windowed = kind == "gemma3"
+    model = write_named(tmp_path, SMALL_WINDOWS) if is_windowed else write_seeing_model(tmp_path / "model.gguf", kind)
+    projector = write_projector(tmp_path / "mmproj.gguf", kind)
+    system, pictures = {"role": "system", "content": "You are helpful. " * 9}, [png(200, 160, at) for at in range(3)]
+    chats = [
+        [
+            system,
+            {"role": "user", "content": [text("Look."), picture(pictures[at % 3]), text("Well? " * (1 + at // 3))]},
+        ]
+        for at in range(8)
+    ]
+    chats.append([*chats[0], {"role": "assistant", "content": "A thing."}, {"role": "user", "content": "Sure?"}])
+    flags = ["--model", str(model), *EXACT, *ONE_THREAD, *(["--swa-full", "off"] if is_windowed else [])]
+    with llama_server(model, projector) as theirs:
+        expected = [answered(theirs, chat, LONG)[0] for chat in chats]
+    with short_directory() as directory:
+        kept = [*flags, "--cache-dir", str(tmp_path / "cache")]
+        with running_http(directory, *kept) as ours, ThreadPoolExecutor(8) as eight:
+            assert [answered(ours.url, chat, LONG)[0] for chat in chats[:1]] == expected[:1]
+            assert [answer for answer, _ in eight.map(partial(answered, ours.url, length=LONG), chats)] == expected
+        with running_http(directory, *kept) as ours:
+            again = [answered(ours.url, chat, LONG) for chat in chats]
+            assert [answer for answer, _ in again] == expected
+            assert again[-1][1] > 100
+        with running_http(directory, *flags, "--n-ctx", "768") as ours, ThreadPoolExecutor(8) as eight:
+            assert [answer for answer, _ in eight.map(partial(answered, ours.url, length=LONG), chats)] == expected
+            metrics = urllib.request.urlopen(f"{ours.url}/metrics", timeout=60).read().decode()
+            preempted = [line for line in metrics.splitlines() if line.startswith("uma_preemptions_total")]
+            assert preempted
+            assert float(preempted[0].split()[-1]) > 0
