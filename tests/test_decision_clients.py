@@ -99,10 +99,15 @@ def test_litellm_decides_in_both_dialects(http_server: HttpServer, monkeypatch: 
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would fetch a list of prices
     litellm = required_module("litellm")
     place = {"api_key": "none", "timeout": PATIENCE_SEC, "input": STATE}
-    for provider in ("openai", "hosted_vllm"):
-        at = place | {"api_base": f"{http_server.url}/v1"}
+    for provider, path in (("openai", "/v1"), ("hosted_vllm", "/v1"), ("typesafe", "")):
+        at = place | {"api_base": f"{http_server.url}{path}"}
         found = litellm.decisions(f"{provider}/builtin", questions=[REFUND, UPSET], **at)
-        assert [each.type for each in found.answers] == ["predicate", "score"]
+        assert [answer.type for answer in found.answers] == ["predicate", "score"]
+        with pytest.raises(litellm.BadRequestError, match=r"questions.*(levels|criteria)"):
+            litellm.decisions(f"{provider}/builtin", questions=[REFUND, UPSET | {"levels": [{"label": "calm"}]}], **at)
+    noul = {"refund": {"type": "noul", "instructions": "Does the customer ask for a refund?"}}
+    place = {"api_base": http_server.url, "api_key": "none", "timeout": PATIENCE_SEC, "state": {"ticket": STATE}}
+    assert 0 < litellm.systemone("typesafe/builtin", questions=noul, **place).answers["refund"].noul < 1
 
 
 DECIDES = """
@@ -127,3 +132,5 @@ def test_the_ai_sdk_decides(http_server: HttpServer) -> None:
         missing("agents", "there is no node: apt-get install nodejs")
     questions = {"refund": {"type": "boolean", "instructions": "Does the customer ask for a refund?"}}
     assert 0 < decided(questions)["refund"]["probability"] < 1
+    alone = {"type": "choice", "instructions": "Which team?", "criteria": {"billing": None}}
+    assert "questions[1].choices" in decided(questions | {"team": alone})
