@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from adapters import write_adapter
-from http_server import HttpServer, running_http
+from http_server import HttpServer, running_gateway, running_http
 
-from harness import short_directory
+from harness import RunInProcessText, short_directory
 from models import write_model
 from uma import LLM
+from uma.config import load
 from uma.errors import ConfigError, UnknownModel
 
 PROMPT = "Once upon a time"
@@ -88,6 +89,49 @@ def test_scales_are_given_by_request_as_llama_server_has_them(server: HttpServer
         asked = {"prompt": PROMPT, "n_predict": 16, "temperature": 0, "ignore_eos": True, "lora": lora}
         assert server.ask("POST", "/completion", asked).json["content"] == by_name[text]
     assert completed(server, lora=[{"id": 0, "scale": 2.0}]) not in by_name
+
+
+def test_a_model_that_leaves_several_models_and_gateways_offer_the_same_adapters(
+    server: HttpServer, flags: list[str], tmp_path: Path, uma_told: RunInProcessText
+) -> None:
+    """A model that leaves while it is idle is one of several; its process gets its adapters."""
+    expected = [completed(server, model=name) for name in NAMES]
+    table = tmp_path / "uma.toml"
+    adapters = ",".join(flag for flag in flags if "=" in flag)
+    table.write_text(f'[models."{flags[1]}"]\nalias = ["fast"]\nlora = "{adapters}"\n')
+    several = ["--models", f"{flags[1]},builtin", "--config", str(table), "--threads", "1"]
+    with (
+        short_directory() as folder,
+        running_http(folder / "a", *flags, "--idle-unload", "60") as leaving,
+        running_http(folder / "b", *several) as many,
+        running_gateway(leaving.process) as before_leaving,
+        running_gateway(server.process) as before_one,
+    ):
+        for place in (leaving, many, before_leaving, before_one):
+            offered = [each["id"] for each in place.ask("GET", "/v1/models").json["data"]]
+            assert offered[: len(NAMES)] == list(NAMES)
+            assert place.ask("GET", "/v1/models/tiny+two").json["id"] == "tiny+two"
+            assert [each["name"] for each in place.ask("GET", "/api/tags").json["models"]][: len(NAMES)] == list(NAMES)
+            assert [each["task_name"] for each in place.ask("GET", "/lora-adapters").json] == ["one", "two"]
+            assert [completed(place, model=name) for name in NAMES] == expected
+            assert completed(place, lora=[{"id": 1, "scale": 0.5}]) == expected[2]
+            body = {"model": "tiny+three", "prompt": PROMPT}
+            assert place.ask("POST", "/v1/completions", body).json["error"]["code"] == "model_not_found"
+            assert place.ask("POST", "/v1/embeddings", {"model": "tiny+one", "input": "text"}).status == 400
+        assert completed(many, model="fast+two") == expected[2]
+        for place in (many, server):
+            options = ("--socket", str(place.process.socket), "--raw", "--temperature", "0", "--max-tokens", "16")
+            said = uma_told("generate", "-m", "tiny+two", *options, "--ignore-eos", PROMPT)
+            assert said.stdout.strip() == expected[2].strip()
+        with LLM("tiny+two", socket=str(many.process.socket)) as llm:
+            params = {"max_tokens": 16, "temperature": 0, "ignore_eos": True}
+            assert llm.generate(PROMPT, params)[0].outputs[0].text == expected[2]
+        assert many.ask("POST", "/v1/completions", {"model": "builtin+one", "prompt": PROMPT}).status == 404
+
+
+def test_an_adapter_of_several_models_needs_the_model_that_it_is_of() -> None:
+    with pytest.raises(ConfigError, match=r"UMA_LORA: an adapter is of one model.*\[models"):
+        load({"models": "a,b"}, {"UMA_LORA": "one=a.gguf"})
 
 
 def test_what_is_not_there_is_refused(server: HttpServer) -> None:

@@ -79,6 +79,12 @@ class AdapterFile(NamedTuple):
     scale: float
 
 
+def adapters_of(lora: str) -> tuple[AdapterFile, ...]:
+    """What the setting `lora` names."""
+    found = [match.groups() for word in _words(lora) if (match := _LORA(word))]
+    return tuple(AdapterFile(name, path, float(scale or 1)) for name, path, scale in found)
+
+
 @attrs.frozen(kw_only=True)
 class RuntimeConfig:
     """What runs, how, and within which bounds. Every field is checked (`ConfigError`).
@@ -301,8 +307,6 @@ class RuntimeConfig:
             wrong.append("protocol: newline has no word for a model's name; leave --models out, or use --protocol json")
         if self.models and self.mmproj not in ("", "off"):
             wrong.append("mmproj: each of several models has the one beside it; leave --mmproj out, or --models")
-        if self.lora and self.models:
-            wrong.append("lora: adapters are unsupported with several models; leave --lora out, or --models")
         wrong += [f"lora: expected NAME=FILE[:SCALE], not {word!r}" for word in _words(self.lora) if not _LORA(word)]
         if len(names := {adapter.name.casefold() for adapter in self.adapters}) < len(self.adapters):
             wrong.append(f"lora: two adapters have one name; there are {', '.join(sorted(names))}")
@@ -312,8 +316,7 @@ class RuntimeConfig:
     @property
     def adapters(self) -> tuple[AdapterFile, ...]:
         """What `lora` names."""
-        found = [match.groups() for word in _words(self.lora) if (match := _LORA(word))]
-        return tuple(AdapterFile(name, path, float(scale or 1)) for name, path, scale in found)
+        return adapters_of(self.lora)
 
     @property
     def takes_any_model(self) -> bool:
@@ -466,7 +469,7 @@ SERVER_ONLY = HTTP | frozenset(
 """Settings that only a server has a use for: options of `uma run` and `uma config` alone, and no keywords of `LLM`."""
 
 
-OF_MODEL = (frozenset(settings()) - SERVER_ONLY - LOG - {"model", "socket", "lora"}) | {"idle_unload"}
+OF_MODEL = (frozenset(settings()) - SERVER_ONLY - LOG - {"model", "socket"}) | {"idle_unload"}
 """Settings that one of several models can have for itself."""
 ALL_MODELS = "all"
 """The word for all models that are here."""
@@ -486,6 +489,11 @@ class ModelSettings:
     """Whether it is loaded at the start, and stays."""
     where: str = attrs.field(default="", eq=False)
     """The file, and its table there, for messages."""
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of its LoRA adapters."""
+        return tuple(adapter.name for adapter in adapters_of(self.values.get("lora", "")))
 
 
 @attrs.frozen
@@ -532,6 +540,11 @@ def load(
                 raise ConfigError("\n".join(wrong))
             values[name], origins[name] = value, origin
     config = RuntimeConfig(**values)
+    if config.lora and config.models:
+        raise ConfigError(
+            f'{origins["lora"]}: an adapter is of one model, and --models has several; put lora = "NAME=FILE" into '
+            f'the table [models."MODEL"] of the file that --config names, or leave --models out'
+        )
     for name, model in models.items():
         try:
             attrs.evolve(config, **model.values)

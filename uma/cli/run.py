@@ -43,8 +43,10 @@ def _unloadable(loaded: Loaded) -> Loaded:
     if config.takes_any_model:
         raise ConfigError("--idle-unload, --yield-memory: unsupported with --alias '*': name what requests ask for")
     memory = config.memory or free_memory_bytes() // 2**20
-    alone = attrs.evolve(config, models=config.model, alias="", memory=memory, idle_unload=max(0.0, config.idle_unload))
-    return attrs.evolve(loaded, config=alone, models={config.model: ModelSettings(config.aliases, where="--alias")})
+    of_model = ModelSettings(config.aliases, {"lora": config.lora} if config.lora else {}, where="--alias")
+    minutes = max(0.0, config.idle_unload)
+    alone = attrs.evolve(config, models=config.model, alias="", lora="", memory=memory, idle_unload=minutes)
+    return attrs.evolve(loaded, config=alone, models={config.model: of_model})
 
 
 def _serve(loaded: Loaded) -> int:

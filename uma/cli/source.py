@@ -26,6 +26,7 @@ from uma.cli.trio_run import Interrupts
 from uma.client import Client, connect
 from uma.config import BUILTIN, LOG, SERVER_ONLY, Loaded, RuntimeConfig, settings
 from uma.errors import ConnectionLost, UmaError
+from uma.models.names import adapter_in, meant, with_adapter
 from uma.types import ListedModel, LoadProgress, ModelInfo, ServerInfo, Source
 
 NOT_LISTENING = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
@@ -183,7 +184,11 @@ async def _session(
         return await connected(stack, socket, say, model=None if bond is None else bond.name), True
     async with AsyncExitStack() as first:
         client = await connected(first, socket, say, loads=False)
-        name = _meant_of(await client.models(), loaded, bound_to) if client.info.models else None
+        asked, adapters = loaded.config.model, client.info.capabilities.adapters
+        if client.info.models:
+            name = _meant_of(await client.models(), loaded, bound_to)
+        else:
+            name = None if adapter_in(asked, adapters) is None else asked
         if name is None:
             await stack.enter_async_context(first.pop_all())
             is_meant = client.info.model == bound_to if bound_to else _has_the_model(client.info, loaded)
@@ -194,15 +199,17 @@ async def _session(
 def _meant_of(models: Sequence[ListedModel], loaded: Loaded, bound_to: ModelInfo | None) -> str | None:
     """What the server calls the model that is meant; None where it has not got it."""
     from uma.models import catalog  # noqa: PLC0415  (slow to import, and seldom needed with a server)
-    from uma.models.names import meant  # noqa: PLC0415
 
-    if bound_to is not None:
-        return next((model.name for model in models if model.path == bound_to.path), None)
     asked = loaded.config.model
+    if bound_to is not None:
+        found = (model for model in models if model.path == bound_to.path)
+        return next((with_adapter(model.name, asked, model.adapters) for model in found), None)
     if not os.path.exists(Path(asked).expanduser()):
-        called = meant(asked, {model.name: (model.name, *model.aliases) for model in models})
+        adapted = next((model for model in models if adapter_in(asked, model.adapters)), None)
+        base = asked if adapted is None else asked.rpartition("+")[0]
+        called = meant(base, {model.name: (model.name, *model.aliases) for model in models})
         if len(called) == 1:
-            return called[0]
+            return called[0] if adapted is None else with_adapter(called[0], asked, adapted.adapters)
     names = [name for model in models for name in (model.name, *model.aliases)]
     path = catalog.resolve(asked, os.environ, names).path
     return next((model.name for model in models if _is_same(Path(model.path), path)), None)

@@ -102,7 +102,9 @@ class ModelsThere(Models):
         """See `types.Models`."""
         every = {offered.name: offered for offered in self._listed}
         name = one_meant(
-            model, {offered.name: (offered.name, *offered.also, *offered.aliases) for offered in self._listed}
+            model,
+            {offered.name: (offered.name, *offered.also, *offered.aliases) for offered in self._listed},
+            {offered.name: offered.adapters for offered in self._listed},
         )
         return self._with_card(every[name])
 

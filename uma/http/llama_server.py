@@ -18,6 +18,7 @@ from uma.http.exchange import Exchange
 from uma.http.fields import DRAWN, Common, sampling
 from uma.http.gateway import Gateway
 from uma.http.generation import small_work
+from uma.http.many import known_model
 from uma.http.problem import Problem, Unimplemented
 from uma.http.prometheus import exposition
 from uma.http.prompts import MEDIA_MARKER
@@ -188,11 +189,17 @@ def settings(params: SamplingParams, n_predict: int, seed: int, *, stream: bool)
 
 
 async def lora_adapters(gateway: Gateway, http: Exchange) -> None:
-    """`GET /lora-adapters`: what `lora` of a request can name; one that names none has a scale of 0 of each."""
-    adapters = () if gateway.models else gateway.config.adapters
+    """`GET /lora-adapters`: what `lora` of a request can name; one that names none has a scale of 0 of each. Of several
+    models those of the one that the query names.
+    """
+    names = gateway.source.info.capabilities.adapters
+    if (models := gateway.models) is not None:
+        named = await known_model(models, http, http.query.get("model"))
+        names = (models.listed()[0] if named is None else models.find(named)).adapters
+    paths = {adapter.name: adapter.path for adapter in gateway.config.adapters}
     found = [
-        {"id": id, "path": adapter.path, "scale": 0.0, "task_name": adapter.name, "prompt_prefix": ""}
-        for id, adapter in enumerate(adapters)
+        {"id": id, "path": paths.get(name, ""), "scale": 0.0, "task_name": name, "prompt_prefix": ""}
+        for id, name in enumerate(names)
     ]
     await http.answer_json(found)
 

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
+import attrs
 import trio
 
 from uma.errors import BadRequest, Loading, UnknownModel
@@ -119,6 +120,15 @@ def own_models(models: Models, http: Exchange) -> Sequence[ListedModel]:
     """All that the key of a request can use, the default one first."""
     usable = None if http.account is None else http.account.usable(models)
     return [each for each in models.listed() if usable is None or each.name in usable]
+
+
+def named_models(models: Models, http: Exchange) -> Sequence[ListedModel]:
+    """`own_models`, and behind each the same with each of its LoRA adapters, as a model of its own."""
+    return [
+        attrs.evolve(each, name=name, aliases=each.aliases if name == each.name else ())
+        for each in own_models(models, http)
+        for name in (each.name, *(f"{each.name}+{adapter}" for adapter in each.adapters))
+    ]
 
 
 def _check_autoload(models: Models, http: Exchange, name: str | None) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import attrs
+
 from uma.http import openai
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
 from uma.http.ignored import header_value
-from uma.http.many import own_model, own_models
+from uma.http.many import named_models, own_model
+from uma.models.names import with_adapter
 from uma.types import ListedModel
 
 
@@ -26,7 +29,7 @@ async def list_models(gateway: Gateway, http: Exchange) -> None:
     else:
         if http.query.get("reload"):
             await gateway.models.look_again()
-        data = [_listed(gateway, each, http) for each in own_models(gateway.models, http)]
+        data = [_listed(gateway, each, http) for each in named_models(gateway.models, http)]
     if not is_anthropic(http):
         await http.answer_json({"object": "list", "data": data, "models": list(map(_typesafe_model, data))})
         return
@@ -44,7 +47,9 @@ async def show_model(gateway: Gateway, http: Exchange) -> None:
     if gateway.models is None:
         found = _model(gateway, gateway.names.check(asked), http)
     else:
-        found = _listed(gateway, gateway.models.find(own_model(gateway.models, http, asked) or asked), http)
+        model = gateway.models.find(own_model(gateway.models, http, asked) or asked)
+        named = attrs.evolve(model, name=with_adapter(model.name, asked, model.adapters))
+        found = _listed(gateway, named, http)
     await http.answer_json(found)
 
 

@@ -23,7 +23,7 @@ from uma.http.fields import MAX_MESSAGES, MAX_WINDOW, Common, Stop, sampling
 from uma.http.gateway import Gateway
 from uma.http.keep_alive import keep_sec
 from uma.http.logprobs import PendingLogprobs, entries, spelling
-from uma.http.many import known_model, of_model, own_models
+from uma.http.many import known_model, named_models, of_model, own_models
 from uma.http.media import MediaReader
 from uma.http.models import iso_time
 from uma.http.ollama_models import NameBody
@@ -440,7 +440,7 @@ async def version(gateway: Gateway, http: Exchange) -> None:
 async def tags(gateway: Gateway, http: Exchange) -> None:
     """`GET /api/tags`: the loaded model under each of its names, or all of several models."""
     if gateway.models is not None:
-        listed = own_models(gateway.models, http)
+        listed = named_models(gateway.models, http)
         await _read_digests(listed)
         await http.answer_json({"models": [_listed(gateway, each, each.name) for each in listed]})
         return

@@ -48,14 +48,26 @@ def adapter_in(asked: str, adapters: Collection[str]) -> str | None:
     return next((name for name in adapters if plus and name.casefold() == wanted.casefold()), None)
 
 
+def with_adapter(name: str, asked: str | None, adapters: Collection[str]) -> str:
+    """The model of this name with the adapter that is asked for, if there is one."""
+    adapter = None if asked is None else adapter_in(asked, adapters)
+    return name if adapter is None else f"{name}+{adapter}"
+
+
 def without_adapter(asked: str, adapters: Collection[str]) -> str:
     """The model that is asked for with or without one of its adapters."""
     return asked if adapter_in(asked, adapters) is None else asked.rpartition("+")[0]
 
 
-def one_meant(asked: str, names: Mapping[str, Iterable[str]]) -> str:
-    """The key of the one model that is meant. Raises `UnknownModel` for none, or several."""
+def one_meant(
+    asked: str, names: Mapping[str, Iterable[str]], adapters: Mapping[str, Collection[str]] | None = None
+) -> str:
+    """The key of the one model that is meant, with or without one of its `adapters`. Raises `UnknownModel` for none, or
+    several.
+    """
     found = meant(asked, names)
+    if not found and (adapted := {name for name, own in (adapters or {}).items() if adapter_in(asked, own)}):
+        found = meant(asked.rpartition("+")[0], {name: names[name] for name in adapted})
     if len(found) == 1:
         return found[0]
     if found:

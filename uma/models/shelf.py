@@ -91,7 +91,8 @@ class Shelf:
         names = {name: (name, *file.also, *self.settings_of(file).alias) for name, file in self._files.items()}
         if len(broken := meant(asked, {name: (name,) for name in self._broken})) == 1 and not meant(asked, names):
             raise ModelUnusable(f"model: {self._broken[broken[0]]}")
-        return self._files[one_meant(asked, names)]
+        adapters = {name: settings.adapters for name, settings in self._settings.items() if name in names}
+        return self._files[one_meant(asked, names, adapters)]
 
 
 _NOTHING = ModelSettings()

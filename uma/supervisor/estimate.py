@@ -11,7 +11,7 @@ from pathlib import Path
 
 from uma.config import RuntimeConfig
 from uma.engine.ledger import planned
-from uma.engine.sizing import RULES, process_bytes
+from uma.engine.sizing import RULES, adapter_bytes, process_bytes
 from uma.errors import ConfigError, UmaError
 from uma.llama import header
 from uma.models import projectors
@@ -41,6 +41,7 @@ def planned_bytes(path: Path, config: RuntimeConfig) -> int:
         )
         with _unsaid():
             plan = planned(parts, config)
+        size_bytes += adapter_bytes(config)
         beside_bytes = process_bytes(int(parts[0].metadata.get("tokenizer.ggml.tokens", 0)))
     except ConfigError:
         raise

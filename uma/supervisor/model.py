@@ -14,6 +14,7 @@ import trio
 from uma.client import Client
 from uma.errors import ConnectionLost, InternalError, ModelUnusable, UmaError, UnknownModel
 from uma.models.catalog import ModelFile
+from uma.models.names import with_adapter
 from uma.net.file_watch import FileState, state_of
 from uma.supervisor.backoff import Failures
 from uma.supervisor.estimate import rough_bytes
@@ -278,7 +279,7 @@ class LoadedModel:
     async def generate(self, request: Request) -> AsyncIterator[EventStream]:
         """See `Source`."""
         with self.tells_crash():
-            entering = self.client.generate(_own(request))
+            entering = self.client.generate(_own(request, self.info))
             del request  # its files are large, and once they are sent nobody needs them
             async with entering as stream:
                 yield stream
@@ -286,22 +287,22 @@ class LoadedModel:
     async def embed(self, request: EmbedRequest) -> Embeddings:
         """See `Source`."""
         with self.tells_crash():
-            return await self.client.embed(_own(request))
+            return await self.client.embed(_own(request, self.info))
 
     async def rerank(self, request: RerankRequest) -> Ranking:
         """See `Source`."""
         with self.tells_crash():
-            return await self.client.rerank(_own(request))
+            return await self.client.rerank(_own(request, self.info))
 
     async def decide(self, request: DecisionRequest) -> Decisions:
         """See `Source`."""
         with self.tells_crash():
-            return await self.client.decide(_own(request))
+            return await self.client.decide(_own(request, self.info))
 
     async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
         """See `Source`."""
         with self.tells_crash():
-            return await self.client.tokenize(_own(request), pieces=pieces)
+            return await self.client.tokenize(_own(request, self.info), pieces=pieces)
 
     async def health(self, *, probe: bool = True) -> Health:
         """See `Source`."""
@@ -362,6 +363,7 @@ class LoadedModel:
             return await self.client.explain(id)
 
 
-def _own(request: A) -> A:
-    """A request as the process of its model gets it."""
-    return request if request.model is None else attrs.evolve(request, model=None)
+def _own(request: A, info: ServerInfo) -> A:
+    """A request as the process with this card gets it: it names no model but one with an adapter."""
+    name = with_adapter(info.model.name, request.model, info.capabilities.adapters)
+    return attrs.evolve(request, model=None if name == info.model.name else name)

@@ -136,7 +136,8 @@ class LoadedModels(Models):
 
     def _listed(self, file: ModelFile) -> ListedModel:
         shared = {field.name: getattr(file, field.name) for field in attrs.fields(ModelFile) if field.name in _LISTED}
-        listed = ListedModel(**shared | {"path": str(file.path), "aliases": self.shelf.settings_of(file).alias})
+        own = self.shelf.settings_of(file)
+        listed = ListedModel(**shared | {"path": str(file.path), "aliases": own.alias, "adapters": own.adapters})
         model = self._model_of(file)
         is_blind = self._config_of(file).mmproj == "off"
         now = trio.current_time()

@@ -235,6 +235,8 @@ class ListedModel:
     """Whether it takes no more than all of them together can have."""
     aliases: tuple[str, ...] = ()
     """Other names that it was given."""
+    adapters: tuple[str, ...] = ()
+    """Names of its LoRA adapters, as `Capabilities.adapters` has them."""
     vision: bool = False
     """Whether it sees pictures; before its first load, as the header of the projector beside it says."""
     also: tuple[str, ...] = ()
