@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
+import trio
 from engine_world import config_for
 from http_server import HttpServer
 from hypothesis import given
@@ -19,8 +21,8 @@ from uma.engine.intake import compaction
 from uma.engine.intake.compaction import HEADING
 from uma.engine.intake.truncation import INSTRUCTIONS, KEPT_SHARE, left_out, turns_of
 from uma.engine.submission import Over
-from uma.errors import PromptTooLarge
-from uma.types import Finished, Message, Request, SamplingParams, ToolCall
+from uma.errors import BadRequest, PromptTooLarge
+from uma.types import Finished, Grammar, Message, Request, SamplingParams, ToolCall
 
 CALL = (ToolCall("c", "look", "{}"),)
 BRIEF = SamplingParams(max_tokens=16, temperature=0)
@@ -163,10 +165,35 @@ async def test_without_a_summary_in_time_the_turns_are_left_out_and_that_is_said
     monkeypatch.setattr(compaction, "MAX_SUMMARY_SEC", 0.0)
     talk = [Message(role, "a" * 60) for _ in range(40) for role in ("user", "assistant")]
     async with open_engine(config_for(tiny, n_ctx=1_024)) as engine:
-        for id in ("one", "two"):  # the second does not wait for what was not there in time
-            request = Request(id, messages=talk[:-1], sampling=BRIEF, truncation="compact", stream=False)
+        request = Request("one", messages=talk[:-1], sampling=BRIEF, truncation="compact", stream=False)
+        for is_first in (True, False):  # the second does not wait for what was not there in time
             ended = await finished(engine, request)
-            assert ended.dropped_messages and "no summary" in ended.warnings[0] and not ended.usage.summary_tokens
+            assert ended.dropped_messages and "no summary" in ended.warnings[0] and not ended.summary
+            assert (ended.usage.summary_tokens > 0) == is_first
+
+
+async def test_equal_conversations_share_one_summary_which_the_first_that_is_answered_is_charged_with(
+    tmp_path: Path,
+) -> None:
+    model = write_script_model(tmp_path / "model.gguf", "It was about foxes.", context_length=1_024)
+    talk, asked = [Message(role, "a" * 60) for _ in range(20) for role in ("user", "assistant")], list[Over]()
+    wrong = SamplingParams(max_tokens=16, grammar=Grammar(gbnf='root ::= nothing'))
+    async with open_engine(config_for(model, n_ctx=1_024)) as engine:
+        engine.on_request_over(asked.append)
+        request = Request("r", messages=talk[:-1], sampling=wrong, truncation="compact", stream=False)
+        with pytest.raises(BadRequest):
+            await finished(engine, request)  # behind its summary
+        ended = list[Finished]()
+
+        async def one(id: str) -> None:
+            ended.append(await finished(engine, attrs.evolve(request, id=id, sampling=BRIEF)))
+
+        async with trio.open_nursery() as nursery:
+            for id in "ab":
+                nursery.start_soon(one, id)
+    assert sum(each.request.id.endswith("-summary") for each in asked) == 1
+    assert [each.summary for each in ended] == ["It was about foxes."] * 2
+    assert sorted(each.usage.summary_tokens > 0 for each in ended) == [False, True]
 
 
 async def test_a_question_that_does_not_fit_by_itself_is_refused(tiny: Path) -> None:

@@ -77,7 +77,7 @@ def explained(
         account.worst_gap_token,
         account.beside,
         account.answers,
-        account.dropped_messages,
+        account.left_out.dropped_messages,
         _recorded(figures, piece),
     )
 

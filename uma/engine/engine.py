@@ -227,7 +227,8 @@ class Engine:
         # For the parser, a copy: the decode thread appends what it generates to `tokens`.
         parsed = tokens[:] if self._chat.is_parsed(asked) else None
         spellings = self._chat.spellings(asked)
-        warnings = (*cut.warnings, *self._chat.warnings(asked), *relaxed.warnings)
+        left_out, of_cut = cut.told()
+        warnings = (*of_cut, *self._chat.warnings(asked), *relaxed.warnings)
         bounds_thinking = self._chat.bounds_thinking(relaxed.request, tokens)
         stream = self._requests.submit(
             Prepared(
@@ -245,8 +246,7 @@ class Engine:
                 warnings,
                 ends,
                 pictures,
-                len(cut.gone),
-                cut.summary_tokens,
+                left_out,
                 spent.by_cause,
             )
         )
@@ -273,7 +273,7 @@ class Engine:
         self._gate.check_queue(request.priority)
         prompt = await self._read(request, asked)
         if self._prompts.outgrows(asked, len(prompt.tokens)):
-            cut = await self._prompts.cut(asked, self._chat.prepared)
+            cut = await self._prompts.cut(asked, self._chat.prepared, prompt.file_tokens)
             if asked.truncation == "compact":
                 spent.on("prepare")
                 most = self._prompts.longest_beside_answer(asked)
@@ -283,7 +283,7 @@ class Engine:
             request = self._chat.prepared(asked)
             prompt = await self._read(request, asked)
         if prompt.pictures:  # their files are in the ids
-            request, cut = request.with_media(()), Cut(request=asked.with_media(()))
+            request, cut = request.with_media(()), attrs.evolve(cut, request=asked.with_media(()))
         return cut, request, prompt
 
     async def _read(self, request: Request, asked: Request) -> PicturePrompt:

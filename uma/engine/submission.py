@@ -21,7 +21,7 @@ from uma.engine.delivery.answers import AnswerGroup, AnswerPort
 from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.pacing import CREDITS
 from uma.engine.delivery.stream import Lateness, RequestStream
-from uma.engine.worker.account import Account, Totals
+from uma.engine.worker.account import Account, LeftOut, Totals
 from uma.engine.worker.choice import Bias, LabelRead, TokenChoice
 from uma.engine.worker.commands import Commands, SequenceControl
 from uma.engine.worker.sequence import AnswerBuffer, PlacedPicture, PromptReport, Sequence
@@ -74,10 +74,7 @@ class Prepared:
     """See `Sequence.message_ends`."""
     pictures: tuple[PlacedPicture, ...] = ()
     """See `Sequence.pictures`."""
-    dropped_messages: int = 0
-    """See `Finished`."""
-    summary_tokens: int = 0
-    """See `Usage`."""
+    left_out: LeftOut = LeftOut()
     spent_ms: Mapping[str, float] = attrs.field(factory=dict)
     """What its time went to until now (`types.CAUSES`)."""
     labels: tuple[LabelPrompt, ...] = ()
@@ -246,8 +243,7 @@ class Submission:
             arrived_ms,
             prepared.spent_ms,
             self._totals,
-            prepared.dropped_messages,
-            prepared.summary_tokens if index == 0 else 0,
+            prepared.left_out,
         )
         return Sequence(
             key=key,

@@ -209,6 +209,8 @@ class Finished:
     """Where `text` is there: for each call, the cut one included, how many of its characters come before."""
     dropped_messages: int = 0
     """How many of the conversation's messages were left out of the prompt (`Request.truncation`)."""
+    summary: str = ""
+    """What stands for them in the prompt, where the model has summarised them."""
 
     @property
     def n_positions(self) -> int:

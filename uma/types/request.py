@@ -223,9 +223,13 @@ class Request:
     truncation: Truncation = "off"
     """`auto`: where the conversation does not fit the context beside the answer, its oldest turns are left out, and
     `Finished.dropped_messages` tells how many messages that were; instructions, tools and the last question stay. Space
-    is kept for `max_tokens`, at most half of the context. A conversation with pictures or sounds is not cut. `compact`:
-    the same, and a summary that the model writes stands for what went; where it is not written within a minute, none
-    does, which a warning says. `off`: it is refused (`PromptTooLarge`)."""
+    is kept for `max_tokens`, at most half of the context. `compact`: the same, and a summary that the model writes
+    stands for what went (`Finished.summary`); where it is not written within a minute, none does, which a warning says.
+    `off`: it is refused (`PromptTooLarge`)."""
+    truncation_tokens: Annotated[int, Range(1)] | None = None
+    """Maximum tokens of the prompt, where `truncation` is not `off` and the context has space for more. Of a longer
+    conversation all but the last question goes, and its summary is one of that question too: in later requests it can
+    stand for every message until then."""
     metadata: Annotated[dict[str, Any], Json()] | None = None
     """Echoed in every event of the request on the wire."""
     model: ModelName | None = None

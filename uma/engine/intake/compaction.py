@@ -16,7 +16,7 @@ from itertools import takewhile
 import attrs
 import trio
 
-from uma.engine.intake.truncation import INSTRUCTIONS, Cut, turns_of
+from uma.engine.intake.truncation import INSTRUCTIONS, Cut, Summary, turns_of
 from uma.errors import UmaError
 from uma.types import EventStream, Finished, Message, Request, SamplingParams
 
@@ -32,7 +32,7 @@ WISH = (
     "Summarise our conversation so far in at most 200 words, so that it can be gone on with: what was asked for, what "
     "was found, names, numbers and decisions. Write the summary alone."
 )
-"""What the model is asked behind the turns that go, as the page does."""
+"""What the model is asked behind the turns that go."""
 HEADING = "Summary of our conversation so far:"
 """What stands before a summary, in the first question that the model is given with it."""
 EXTRA_TOKENS = 64
@@ -50,41 +50,49 @@ class Summaries:
     """The summaries of one model."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[bytes, str] = OrderedDict()
-        """Summaries by hash; empty where the model wrote none in time, and is not asked again."""
+        self._kept: OrderedDict[bytes, Summary] = OrderedDict()
+        """Summaries by hash, also those that are being written, and without a text those that were not in time."""
 
     async def compacted(self, cut: Cut, sent: Request, most_tokens: int, generate: Generate) -> Cut:
         """The cut with a summary in the place of what is gone. Where there is none the cut stays one, and says why."""
         gone = [message for at, message in enumerate(sent.messages or ()) if at in cut.gone]
         if not gone:
             return cut
-        hashes, why = list(_hashes(sent, gone)), ""
-        if hashes[-1] not in self._kept:
-            asked = self._asked(cut, sent, hashes, most_tokens)
-            try:
-                with trio.move_on_after(MAX_SUMMARY_SEC) as bound:
-                    async with generate(asked) as stream:
-                        async for event in stream:
-                            if isinstance(event, Finished):
-                                self._keep(hashes[-1], (event.text or "").strip())
-                                usage = event.usage
-                                cut = attrs.evolve(cut, summary_tokens=usage.prompt_tokens + usage.completion_tokens)
-                if bound.cancelled_caught:
-                    self._keep(hashes[-1], "")
-                    why = f"it was not written within {MAX_SUMMARY_SEC:.0f} s"
-            except UmaError as error:
-                why = error.message
-        summary = self._kept.get(hashes[-1], "")
-        if not summary:
-            return attrs.evolve(cut, why_no_summary=why or "none was written")
-        self._kept.move_to_end(hashes[-1])
-        messages = _with_summary(cut.request.messages or (), summary)
-        return attrs.evolve(cut, request=attrs.evolve(cut.request, messages=messages), is_summarised=True)
+        hashes = list(_hashes(sent, gone))
+        summary = await self._written(hashes[-1], lambda: generate(self._asked(cut, sent, hashes, most_tokens)))
+        if not summary.text:
+            return attrs.evolve(cut, summary=summary)
+        messages = _with_summary(cut.request.messages or (), summary.text)
+        return attrs.evolve(cut, request=attrs.evolve(cut.request, messages=messages), summary=summary)
 
-    def _keep(self, hash: bytes, summary: str) -> None:
-        self._kept[hash] = summary
-        while len(self._kept) > MAX_SUMMARIES:
+    async def _written(self, hash: bytes, begin: Callable[[], AbstractAsyncContextManager[EventStream]]) -> Summary:
+        """The summary with this hash, which one request has written, however many ask for it at once."""
+        while known := self._kept.get(hash):
+            await known.is_over.wait()
+            if known.text or known.why_none:  # otherwise its request was cancelled
+                self._kept.move_to_end(hash)
+                return known
+        mine = self._kept[hash] = Summary()
+        if len(self._kept) > MAX_SUMMARIES:
             self._kept.popitem(last=False)
+        is_kept = False
+        try:
+            async with begin() as stream:
+                with trio.move_on_after(MAX_SUMMARY_SEC) as bound:
+                    mine.text = (await _last(stream, mine)).strip()
+                if bound.cancelled_caught:
+                    stream.cancel()
+                    await _last(stream, mine)
+                    mine.why_none = f"it was not written within {MAX_SUMMARY_SEC:.0f} s (timeout)"
+            mine.why_none = mine.why_none or ("" if mine.text else "none was written")
+            is_kept = True
+        except UmaError as error:
+            mine.why_none = error.message
+        finally:
+            mine.is_over.set()
+            if not is_kept and self._kept.get(hash) is mine:
+                del self._kept[hash]
+        return mine
 
     def _asked(self, cut: Cut, sent: Request, hashes: Sequence[bytes], most_tokens: int) -> Request:
         """The request for a summary of what is gone: of the last summary that is known, and of what came behind it."""
@@ -92,20 +100,24 @@ class Summaries:
         # Steps of a turn can be gone while its question stays: they make no sense without it.
         begun = (turn for turn in turns_of(every) if any(cut.gone.issuperset(step) for step in turn.steps))
         questions = {at for turn in begun for at in turn.question} - cut.gone
-        known = next((count for count in range(len(gone), 0, -1) if self._kept.get(hashes[count - 1])), 0)
-        behind = [every[at] for at in sorted({*gone[known:], *questions})]
-        if known:
-            behind = _with_summary(behind, self._kept[hashes[known - 1]])
+        summaries = [known.text if (known := self._kept.get(hash)) else "" for hash in hashes]
+        count = next((count for count in range(len(gone), 0, -1) if summaries[count - 1]), 0)
+        rest = set(range(len(every))) - cut.gone if sent.truncation_tokens else set[int]()
+        places = {*gone[count:], *questions, *rest}
+        behind = [every[at] for at in sorted(places) if every[at].role not in INSTRUCTIONS]
+        if count:
+            behind = _with_summary(behind, summaries[count - 1])
         before = takewhile(lambda message: message.role in INSTRUCTIONS, every)
         most = summary_tokens(most_tokens)
         return attrs.evolve(
             sent,
             id=f"{sent.id}-summary"[-128:],
-            messages=[*before, *behind, Message("user", WISH)],
+            messages=[*before, *_asking(behind)],
             sampling=SamplingParams(temperature=0, max_tokens=most, max_reasoning_tokens=most // 2),
             priority=-1,
             stream=False,
             truncation="auto",
+            truncation_tokens=None,
             tool_choice="auto",  # they stay, or the prompt would begin otherwise and not be cached
             reasoning="off",
         )
@@ -113,10 +125,28 @@ class Summaries:
 
 def _hashes(sent: Request, gone: Sequence[Message]) -> Iterator[bytes]:
     """The hash of each beginning of what is gone."""
-    found = b"".join(repr(message).encode() for message in sent.messages or () if message.role in INSTRUCTIONS)
+    instructions = [message for message in sent.messages or () if message.role in INSTRUCTIONS]
+    found = repr((sent.model, sent.lora, sent.truncation_tokens, instructions)).encode()
     for message in gone:
-        found = blake2b(found + repr(message).encode(), digest_size=16).digest()
+        pictures = "".join(media.data for media in message.media)
+        found = blake2b(found + f"{message!r}{pictures}".encode(), digest_size=16).digest()
         yield found
+
+
+async def _last(stream: EventStream, summary: Summary) -> str:
+    """The whole text of a stream, whose tokens the summary is charged with."""
+    async for event in stream:
+        if isinstance(event, Finished):
+            summary.tokens += event.usage.prompt_tokens + event.usage.completion_tokens
+            return event.text or ""
+    return ""
+
+
+def _asking(messages: Sequence[Message]) -> list[Message]:
+    """Messages behind which the summary is asked for, in the last one where that is a question."""
+    if not messages or messages[-1].role != "user":
+        return [*messages, Message("user", WISH)]
+    return [*messages[:-1], attrs.evolve(messages[-1], content=f"{messages[-1].content}\n\n{WISH}")]
 
 
 def _with_summary(messages: Sequence[Message], summary: str) -> list[Message]:

@@ -67,6 +67,8 @@ class PicturePrompt:
     pictures: tuple[PlacedPicture, ...] = ()
     message_ends: tuple[int, ...] = ()
     """See `Sequence.message_ends`; none of a prompt without pictures."""
+    file_tokens: tuple[int, ...] = ()
+    """Tokens of each picture's file."""
 
 
 class PictureReader:
@@ -113,7 +115,8 @@ class PictureReader:
             tokens.append(vocab.eos)
         if not tokens or tokens[-1] < 0:
             raise BadRequest.at(where, "a prompt cannot end with a picture or a sound; write something behind it")
-        return PicturePrompt(tokens, placed(tokens, files), tuple(sorted(token_ends - {0})))
+        sizes = tuple(len(file.tokens) for file in files)
+        return PicturePrompt(tokens, placed(tokens, files), tuple(sorted(token_ends - {0})), sizes)
 
     def marked(self, request: Request, next_file: Callable[[], None]) -> tuple[Request, list[SeenFile]]:
         """A request with marks in the place of its pictures, and these. See `read`."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import cache, partial
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -21,7 +21,7 @@ from uma.engine.intake.compaction import EXTRA_TOKENS, summary_tokens
 from uma.engine.intake.lanes import LaneLimiter
 from uma.engine.intake.overload import LEAST_RETRY_MS, UNKNOWN_SERVICE_MS
 from uma.engine.intake.rendering import message_ends, rendered
-from uma.engine.intake.truncation import INSTRUCTIONS, MESSAGE_TOKENS, Cut, left_out, turns_of
+from uma.engine.intake.truncation import INSTRUCTIONS, KEPT_SHARE, MESSAGE_TOKENS, Cut, left_out, turns_of
 from uma.engine.kv.prefix_tree import common_length
 from uma.engine.recorder import TRIO, Recorder
 from uma.errors import BadRequest, Overloaded, PromptTooLarge
@@ -94,24 +94,30 @@ class PromptReader:
         """Whether the request allows turns to be left out, and its prompt of so many tokens does not fit beside its
         answer.
         """
-        is_cut = request.truncation != "off" and request.messages is not None and not any(request.placed_media())
+        is_cut = request.truncation != "off" and request.messages is not None
         return is_cut and prompt_tokens > self.longest_beside_answer(request)
 
-    async def cut(self, request: Request, prepared: Callable[[Request], Request]) -> Cut:
+    async def cut(
+        self, request: Request, prepared: Callable[[Request], Request], picture_tokens: Sequence[int] = ()
+    ) -> Cut:
         """The request without the turns that do not fit, with space for a summary of them where it asks for one.
-        `prepared` makes of a request what the template is given.
+        `prepared` makes of a request what the template is given; its pictures have so many tokens.
 
         Raises what `read` and `prepared` do.
         """
-        return await self._prepare(partial(self._cut_to_fit, prepared=prepared), request)
+        cut = partial(self._cut_to_fit, prepared=prepared, picture_tokens=picture_tokens)
+        return await self._prepare(cut, request)
 
     def longest_beside_answer(self, request: Request) -> int:
         """Maximum tokens of its prompt."""
         most, answer = self._max_tokens - 1, request.sampling.max_tokens
         # An answer without a bound of its own is given whatever is left; it is kept a quarter.
-        return most - (most // 4 if answer is None or answer >= most else min(answer, most // 2))
+        most -= most // 4 if answer is None or answer >= most else min(answer, most // 2)
+        return min(most, request.truncation_tokens or most)
 
-    def _cut_to_fit(self, request: Request, *, prepared: Callable[[Request], Request]) -> Cut:
+    def _cut_to_fit(
+        self, request: Request, *, prepared: Callable[[Request], Request], picture_tokens: Sequence[int]
+    ) -> Cut:
         def prompt_tokens(messages: Sequence[Message]) -> int:
             text = self._render(prepared(attrs.evolve(request, messages=messages)))
             return len(self._tokens_of(text))
@@ -119,12 +125,14 @@ class PromptReader:
         def tokens(at: int) -> int:
             message = every[at]
             texts = (message.content, message.reasoning or "", *(f"{call.name}{call.arguments}" for call in calls(at)))
-            return sum(map(len, map(self._tokens_of, filter(None, texts)))) + MESSAGE_TOKENS * (1 + len(calls(at)))
+            in_texts = sum(map(len, map(self._tokens_of, filter(None, texts))))
+            return in_texts + seen[at] + MESSAGE_TOKENS * (1 + len(calls(at)))
 
         def calls(at: int) -> tuple[ToolCall, ...]:
             return every[at].tool_calls
 
-        every = request.messages or ()
+        every, of_pictures = request.messages or (), iter(picture_tokens)
+        seen = [sum(islice(of_pictures, len(message.media))) for message in every]
         limit = self.longest_beside_answer(request)
         if request.truncation == "compact":
             limit = max(1, limit - summary_tokens(limit) - EXTRA_TOKENS)
@@ -132,10 +140,12 @@ class PromptReader:
         turns, counted = turns_of(every), cache(tokens)
         instructions = takewhile(lambda message: message.role in INSTRUCTIONS, every)
         fixed = prompt_tokens([*instructions, Message("user", "?")])
+        share = 0 if request.truncation_tokens else KEPT_SHARE
         for _ in range(MAX_CUTS):
-            gone = left_out(turns, counted, fixed, goal)
-            kept = [message for at, message in enumerate(every) if at not in gone]
-            if (excess := prompt_tokens(kept) - limit) <= 0:
+            gone = left_out(turns, counted, fixed, goal, share)
+            places = [at for at in range(len(every)) if at not in gone]
+            kept = [every[at] for at in places]
+            if (excess := prompt_tokens(kept) + sum(seen[at] for at in places) - limit) <= 0:
                 break
             goal -= excess
         return Cut(request=attrs.evolve(request, messages=kept), gone=frozenset(gone))

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import attrs
+import trio
 
+from uma.engine.worker.account import LeftOut
 from uma.types import Message, Request
 
 KEPT_SHARE = 0.6
@@ -24,6 +26,18 @@ INSTRUCTIONS = ("system", "developer")
 """Roles of messages that are never left out."""
 
 
+@attrs.define(eq=False)
+class Summary:
+    """What the model has made of turns that are left out."""
+
+    text: str = ""
+    why_none: str = ""
+    """Why there is no text, where it is over."""
+    tokens: int = 0
+    """Tokens read and written for it that no request has been charged with."""
+    is_over: trio.Event = attrs.field(factory=trio.Event)
+
+
 @attrs.frozen(kw_only=True)
 class Cut:
     """A conversation without the turns that did not fit."""
@@ -32,22 +46,22 @@ class Cut:
     """What is left."""
     gone: frozenset[int] = frozenset()
     """Places of the messages that are left out."""
-    is_summarised: bool = False
-    """Whether a summary stands for them."""
-    why_no_summary: str = ""
-    """Why none does, though it was asked for."""
-    summary_tokens: int = 0
-    """Tokens read and written for one."""
+    summary: Summary = attrs.field(factory=Summary)
+    """What stands for them."""
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What a reader is told of it."""
+    def told(self) -> tuple[LeftOut, tuple[str, ...]]:
+        """What a reader is told of it, with its warnings. The first request that is told of a summary is charged with
+        that.
+        """
         if not self.gone:
-            return ()
-        done = "were replaced by a summary" if self.is_summarised else "were left out"
-        done += f" ({self.summary_tokens:,} tokens were read and written for it)" if self.summary_tokens else ""
-        why = f"; there is no summary of them: {self.why_no_summary}" if self.why_no_summary else ""
-        return (f"truncation: {len(self.gone):,} messages of the oldest turns {done}, to fit the context{why}",)
+            return LeftOut(), ()
+        summary, tokens = self.summary, self.summary.tokens
+        summary.tokens = 0
+        done = "were replaced by a summary" if summary.text else "were left out"
+        done += f" ({tokens:,} tokens were read and written for it)" if tokens else ""
+        why = f"; there is no summary of them: {summary.why_none}" if summary.why_none else ""
+        line = f"truncation: {len(self.gone):,} messages of the oldest turns {done}, to fit the context{why}"
+        return LeftOut(len(self.gone), summary.text, tokens), (line,)
 
 
 @attrs.frozen
@@ -89,13 +103,19 @@ def turns_of(messages: Sequence[Message]) -> list[Turn]:
     return [Turn(*parts) for parts in found]
 
 
-def left_out(turns: Sequence[Turn], tokens: Callable[[int], int], fixed_tokens: int, limit_tokens: int) -> set[int]:
+def left_out(
+    turns: Sequence[Turn],
+    tokens: Callable[[int], int],
+    fixed_tokens: int,
+    limit_tokens: int,
+    kept_share: float = KEPT_SHARE,
+) -> set[int]:
     """Places of the messages that go, so that the prompt has at most `limit_tokens`, where that can be reached.
 
     `tokens` counts those of a message. `fixed_tokens` are those of tools and of the instructions in front. The last
     question, and the last calls with their results, stay.
     """
-    target = fixed_tokens + KEPT_SHARE * max(0, limit_tokens - fixed_tokens)
+    target = fixed_tokens + kept_share * max(0, limit_tokens - fixed_tokens)
     total, first = fixed_tokens, 0
     kept = [0] * len(turns)
     gone = [0] * len(turns)

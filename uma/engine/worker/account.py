@@ -94,6 +94,18 @@ def _every_cause(spent_ms: Mapping[str, float]) -> dict[str, float]:
     return dict.fromkeys(CAUSES, 0.0) | dict(spent_ms)
 
 
+@attrs.frozen
+class LeftOut:
+    """Turns of a conversation that its prompt does not have (`Request.truncation`)."""
+
+    dropped_messages: int = 0
+    """See `Finished`."""
+    summary: str = ""
+    """See `Finished`."""
+    summary_tokens: int = 0
+    """See `Usage`."""
+
+
 @attrs.define(slots=True, eq=False)
 class Account:
     """One sequence's. It outlives the sequence, of which it holds nothing then."""
@@ -112,10 +124,7 @@ class Account:
     spent_ms: dict[str, float] = attrs.field(converter=_every_cause)
     """Time by cause; at first what was spent before it was queued."""
     totals: Totals
-    dropped_messages: int = 0
-    """See `Finished`."""
-    summary_tokens: int = 0
-    """See `Usage`."""
+    left_out: LeftOut = LeftOut()
     served: Served | None = None
     """Sequence of the request, until that ends."""
     own_ms: float = 0.0

@@ -115,7 +115,7 @@ class Output:
 
         A reader that has cancelled is not given it: the stream would count it as a token computed ahead.
         """
-        is_streamed, report = sequence.request.stream, sequence.report
+        is_streamed, report, left_out = sequence.request.stream, sequence.report, sequence.account.left_out
         if report is not None:
             self._tell_prompt(sequence, report)
         if reason != "cancelled":
@@ -134,7 +134,8 @@ class Output:
             prompt=self._prompt(sequence, report)
             if report is not None and report.is_reported and not is_streamed
             else None,
-            dropped_messages=sequence.account.dropped_messages,
+            dropped_messages=left_out.dropped_messages,
+            summary=left_out.summary,
         )
 
     def _release_held(self, sequence: Sequence) -> None:

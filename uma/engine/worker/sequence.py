@@ -386,7 +386,8 @@ class Sequence:
 
     def usage(self) -> Usage:
         """Token counts so far."""
-        return Usage(self.prompt_tokens, self.cached_tokens, self.generated, summary_tokens=self.account.summary_tokens)
+        extra = self.account.left_out.summary_tokens
+        return Usage(self.prompt_tokens, self.cached_tokens, self.generated, summary_tokens=extra)
 
     def metrics(self, now_ms: float) -> RequestMetrics:
         """How it was served, at its end."""
