@@ -397,12 +397,16 @@ async def test_a_request_with_more_than_fits_decodes_no_further(world: World) ->
         assert (await answer(engine, about(f"{MARKER}What?", files[0]))).finished.reason == "length"
 
 
-async def test_a_conversation_with_pictures_is_not_cut_but_refused(world: World) -> None:
-    turns = [each for at in range(40) for each in (Message("user", f"{at} " * 40), Message("assistant", "Yes."))]
-    talk = (*turns, told(f"{MARKER}What is this?", [png(40, 30, 1)]))
-    async with open_engine(config_for(world.model, n_ctx=256, max_sequences=1)) as engine:
-        with pytest.raises(PromptTooLarge):
-            await answer(engine, Request("a", messages=talk, truncation="auto"))
+async def test_a_conversation_with_pictures_is_cut_and_those_of_what_goes_are_not_read(world: World) -> None:
+    brief = SamplingParams(temperature=0, max_tokens=4)
+    old, new = (told(f"{MARKER}What is this?", [png(40, 30, seed)]) for seed in (1, 2))
+    talk = [old, Message("assistant", "Yes."), *[Message("user", "a" * 60), Message("assistant", "Yes.")] * 9, new]
+    async with open_engine(config_for(world.model, n_ctx=512, max_sequences=1)) as engine:
+        cut = (await answer(engine, Request("a", messages=talk, sampling=brief, truncation="auto"))).finished
+        kept = talk[cut.dropped_messages :]
+        assert 0 < cut.dropped_messages < len(talk) - 1
+        again = (await answer(engine, Request("b", messages=kept, sampling=brief))).finished
+    assert cut.usage.prompt_tokens == again.usage.prompt_tokens <= 512 - 4
 
 
 async def test_pictures_that_wait_to_be_encoded_are_bounded_and_their_files_gone(

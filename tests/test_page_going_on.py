@@ -51,12 +51,13 @@ def test_a_cut_answer_goes_on_and_one_that_is_edited_too(here: Visitor) -> None:
     here.wait_for_answer(2)
 
 
-def test_a_conversation_that_nears_the_end_of_the_context_goes_on_without_its_oldest_turns(
+def test_a_conversation_that_nears_the_end_of_the_context_goes_on_with_what_the_server_leaves_of_it(
     browser: Browser, tmp_path: Path
 ) -> None:
+    """The server chooses what goes and has it summarised: what the page sends stays whole."""
     with saying(browser, tmp_path, COUNT * 4, context_length=1024) as here:
         page = here.visit().page
-        gauge, notice = page.locator("#gauge"), page.locator("#nearly-full")
+        gauge, notice, note = page.locator("#gauge"), page.locator("#nearly-full"), page.locator(".note").last
         here.ask("First?")
         here.wait_for_answer()
         expect(gauge).to_be_hidden()
@@ -65,15 +66,26 @@ def test_a_conversation_that_nears_the_end_of_the_context_goes_on_without_its_ol
         assert violations(page) == []
         notice.get_by_role("button", name="Go on without the oldest turns").click()
         expect(notice).to_be_hidden()
-        expect(page.locator(".border")).to_contain_text("The model is no longer given what stands above.")
+        expect(page.locator("#chips")).to_have_text("drops old turns")
         with page.expect_request("**/ui/api/answers") as sent:
-            here.ask("Last?")
-        given = [each["content"] for each in messages(sent.value) if each["role"] == "user"]
-        assert given[-1] == "Last?" and "First?" not in given
+            here.ask("More?")
+        body = json.loads(sent.value.post_data or "")
+        assert (body["truncation"], body["messages"][0]["content"]) == ("auto", "First?")
         here.wait_for_answer(count + 1)
+        page.locator("#chips").click()
+        page.get_by_label("Summarise the oldest turns").check()
+        page.keyboard.press("Escape")
+        expect(page.locator("#chips")).to_have_text("summarises old turns")
+        for more in (2, 3):
+            here.ask("More?")
+            here.wait_for_answer(count + more)
+        expect(note).to_contain_text("messages of the oldest turns were replaced by a summary")
+        summary = page.locator(".summary").last
+        summary.get_by_text("Summary").click()
+        expect(summary.locator("p")).to_contain_text("one two three")
+        assert violations(page) == []
         page.reload()
-        expect(page.locator(".border")).to_be_visible()
-        check_summary(here, count + 1)
+        expect(summary.locator("p")).to_contain_text("one two three")
 
 
 def until_nearly_full(here: Visitor, count: int) -> int:
@@ -84,30 +96,6 @@ def until_nearly_full(here: Visitor, count: int) -> int:
         here.wait_for_answer(count)
         here.page.get_by_role("button", name="Send", exact=True).wait_for()  # all that is shown of it has been
     return count
-
-
-def check_summary(here: Visitor, count: int) -> None:
-    """The oldest turns are summarised by the model; what is shown of that is what it is given, until it is undone."""
-    page = here.page
-    count = until_nearly_full(here, count)
-    with page.expect_request("**/ui/api/answers") as sent:
-        page.locator("#nearly-full").get_by_role("button", name="Go on with a summary of them").click()
-    asked = messages(sent.value)
-    assert asked[-1]["role"] == "user" and asked[-1]["content"].startswith("Summarise our conversation")
-    border = page.locator(".border")
-    expect(border).to_contain_text("The model wrote this, and is given it instead of what stands above.")
-    summary = border.locator(".summary p").inner_text()
-    assert summary.startswith("one two three")
-    assert violations(page) == []
-    page.reload()
-    expect(border.locator(".summary p")).to_have_text(summary)
-    with page.expect_request("**/ui/api/answers") as sent:
-        here.ask("What is it about?")
-    assert messages(sent.value)[0]["content"].startswith(f"Summary of our conversation so far:\n{summary}\n\n")
-    here.wait_for_answer(count + 1)
-    border.get_by_role("button", name="Undo").click()
-    expect(page.locator(".summary")).to_have_count(0)
-    expect(border).to_contain_text("The model is no longer given what stands above.")  # as it was before
 
 
 def test_tokens_are_marked_by_their_probability_with_what_was_likely_instead(here: Visitor) -> None:
@@ -201,18 +189,3 @@ def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) ->
     expect(page.get_by_label("Answers at once")).to_have_value("2")
     below = "each => each.compareDocumentPosition(document.querySelector('#set-temperature'))"
     assert page.locator(".scope").evaluate(below) & 4  # it follows
-
-
-def test_a_conversation_drops_its_oldest_turns_where_it_is_told_to_and_says_so(
-    browser: Browser, tmp_path: Path
-) -> None:
-    with saying(browser, tmp_path, "one two three", context_length=256) as here:
-        page = here.visit().page
-        page.locator("#chips").click()
-        page.get_by_label("Drop the oldest turns").check()
-        page.keyboard.press("Escape")
-        expect(page.locator("#chips")).to_have_text("drops old turns")
-        for count in range(1, 5):
-            here.ask("the fox and the owl " * 6)
-            here.wait_for_answer(count)
-        expect(page.locator(".note").last).to_contain_text("messages of the oldest turns")

@@ -429,6 +429,7 @@ def _last_event(answer: PageAnswer) -> bytes:
             "metrics": unstructure(finished.metrics),
             "seed": finished.seed,
             "warnings": list(finished.warnings),
+            "summary": finished.summary,
         },
     )
 

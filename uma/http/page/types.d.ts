@@ -33,6 +33,8 @@ interface Done {
   metrics: RequestMetrics;
   seed: number;
   warnings: string[];
+  /** What the model was given in place of its oldest turns. */
+  summary?: string;
 }
 
 interface Failure {
@@ -90,8 +92,8 @@ interface Settings {
   answers?: number;
   /** Off: a model that thinks is asked to answer at once. */
   reasoning?: "auto" | "off";
-  /** A conversation that does not fit the context loses its oldest turns; else the person is asked. */
-  truncation?: "auto" | "off";
+  /** A conversation that does not fit the context loses its oldest turns, or has a summary of them; else the person is asked. */
+  truncation?: "auto" | "compact" | "off";
 }
 
 interface Conversation {
@@ -104,14 +106,6 @@ interface Conversation {
   messages: Record<string, Message>;
   /** It stands above all others. */
   pinned?: boolean;
-  /** The first message that the model is still given; nothing: all are. */
-  from?: string | null;
-  /** Since when, in milliseconds since 1970. */
-  fromAt?: number;
-  /** What it is given in place of the messages before that one. */
-  summary?: string;
-  /** The same before the last change, which can be undone. */
-  before?: {from?: string | null, fromAt?: number, summary?: string};
   /** The last message of the branch that is shown. */
   leaf: string | null;
 }
@@ -248,10 +242,8 @@ interface Actions {
   goOn(message: Message): void;
   /** Put the person's words in its place. */
   amend(message: Message, text: string, goesOn: boolean): void;
-  /** Ask again without the oldest turns. */
-  dropOldest(message: Message): void;
-  /** The same, with a summary of them. */
-  summarise(message: Message): void;
+  /** Ask again without the oldest turns, or with a summary of them. */
+  outgrow(message: Message, truncation: Settings["truncation"]): void;
   branchOff(message: Message): void;
   /** A new chat. */
   begin(): void;

@@ -5,7 +5,6 @@ import { AnswerView, edit, nameModelsOnce, question, spokenEnd } from "./message
 import { Run } from "./run.js";
 import { mark } from "./search.js";
 import * as store from "./store.js";
-import { border, leaveOut, Summary, takeBack } from "./summary.js";
 import {
   add,
   asked,
@@ -18,7 +17,6 @@ import {
   pathTo,
   show,
   versions,
-  youngerHalf,
 } from "./tree.js";
 import { Turns } from "./turns.js";
 
@@ -48,8 +46,6 @@ export class Chat {
     /** Conversations that the browser has no room for. @type {Set<string>} */
     this.unkept = new Set();
     this.hasStore = true;
-    /** One that is being written. @type {Summary | undefined} */
-    this.summary = undefined;
     this.branchedAt = -Infinity;
     this.thread = byId("thread", HTMLElement);
     this.scroller = byId("scroller", HTMLElement);
@@ -89,8 +85,8 @@ export class Chat {
   join(mine, stored) {
     const found = news(mine, stored).filter(({ id }) => !this.runs.has(id));
     for (const message of found) mine.messages[message.id] = message;
-    const { title, settings, model, updated, pinned, from, fromAt, summary, before } = stored;
-    Object.assign(mine, { title, settings, model, updated, pinned, from, fromAt, summary, before });
+    const { title, settings, model, updated, pinned } = stored;
+    Object.assign(mine, { title, settings, model, updated, pinned });
     // What is being edited stays as it is: it becomes another version beside what has come meanwhile.
     if (!found.length || (mine === this.current && this.thread.querySelector(".is-edited"))) return;
     if (branch(stored).some(({ id }) => id === mine.leaf)) mine.leaf = stored.leaf;
@@ -117,7 +113,6 @@ export class Chat {
 
   /** The run in the branch that is shown, if there is one. */
   get running() {
-    if (this.summary?.conversation === this.current) return this.summary.run;
     return this.current.leaf ? this.runs.get(this.current.leaf)?.run : undefined;
   }
 
@@ -265,54 +260,15 @@ export class Chat {
 
   /** How much of the context the branch that is shown takes, in tokens; 0 where that is not known. */
   get used() {
-    const path = branch(this.current);
-    const last = path.findLast(({ done, at }) => done && at > (this.current.fromAt ?? 0));
+    const last = branch(this.current).findLast(({ done }) => done);
     return last?.done ? last.done.usage.prompt_tokens + last.done.usage.completion_tokens : 0;
   }
 
-  /** From now on the model is not given the older half of what it was given. */
-  dropOldest() {
-    leaveOut(this.current, youngerHalf(this.current, branch(this.current)));
+  /** From now on the oldest turns make way where the context is full. @param {Settings["truncation"]} truncation */
+  outgrow(truncation) {
+    this.current.settings.truncation = truncation;
     void this.save(this.current);
-    this.render();
-  }
-
-  /**
-   * The same, with a summary of that half in its place.
-   *
-   * @param {string | null} [below] Then an answer below this message is asked for, and what is above it is summarised.
-   * @param {Conversation} [home]
-   */
-  async summarise(below, home = this.current) {
-    if (this.summary) return;
-    const summary = new Summary(home, pathTo(home, below ?? home.leaf), this.turns);
-    if (!summary.isPossible) {
-      toast("There is no older turn that could be summarised.");
-      return;
-    }
-    this.summary = summary;
-    this.isAtEnd = true;
-    announce("The model summarises the oldest turns.");
-    await this.followSummary(summary, summary.begin(this.does.info()));
-    this.summary = undefined;
-    const isWritten = summary.end();
-    void this.save(home);
-    if (home === this.current) this.render();
-    else this.does.onChange();
-    if (isWritten && below !== undefined) this.answer(home, below, 1);
-  }
-
-  /** @param {Summary} summary @param {Run} run */
-  async followSummary(summary, run) {
-    const home = summary.conversation;
-    this.runs.set(summary.message.id, { run, home });
-    run.onChange = () => {
-      summary.show();
-      if (this.isAtEnd && home === this.current) this.goToEnd();
-    };
-    if (home === this.current) this.render();
-    await run.follow();
-    this.runs.delete(summary.message.id);
+    this.does.onChange();
   }
 
   /** @param {Conversation} conversation @param {Message} message @param {Record<string, unknown>} [body] */
@@ -386,16 +342,7 @@ export class Chat {
       const run = this.runs.get(message.id)?.run;
       if (run) view.answer?.follow(run);
     }
-    const { from } = this.current;
-    const line = border(this.current, () => {
-      takeBack(this.current);
-      void this.save(this.current);
-      this.render();
-    });
-    /** @type {Element[]} */
-    const rows = [...this.views].flatMap(([{ id }, { element }]) => (id === from ? [line, element] : [element]));
-    if (this.summary?.conversation === this.current) rows.push(this.summary.element);
-    arrange(this.thread, rows[0] === line ? rows.slice(1) : rows);
+    arrange(this.thread, [...this.views.values()].map(({ element }) => element));
     nameModelsOnce(this.thread, this.current.model ?? this.does.info()?.model.called);
   }
 
@@ -435,11 +382,10 @@ export class Chat {
       void this.save(this.current);
       this.render();
     },
-    dropOldest: (message) => {
-      this.dropOldest();
+    outgrow: (message, truncation) => {
+      this.outgrow(truncation);
       this.answer(this.current, message.parent, 1);
     },
-    summarise: (message) => void this.summarise(message.parent),
     edit: (message) => {
       if (message.parent) this.edit(this.current.messages[message.parent]);
     },

@@ -212,23 +212,20 @@ function showGauge() {
   }
   const notice = byId("nearly-full", HTMLElement);
   const wasHidden = notice.hidden;
-  notice.hidden = share < FULL_SHARE;
+  notice.hidden = share < FULL_SHARE || (chat.current.settings.truncation ?? "off") !== "off";
   if (notice.hidden || !wasHidden) return;
-  const drop = () => {
-    chat.dropOldest();
-    composer.focus();
+  const button = (/** @type {string} */ label, /** @type {Settings["truncation"]} */ truncation) => {
+    const act = () => {
+      chat.outgrow(truncation);
+      composer.focus();
+    };
+    return h("button", { type: "button", class: "link-button", onclick: act }, label);
   };
-  const sum = () => {
-    composer.focus();
-    void chat.summarise();
-  };
-  const button = (/** @type {string} */ label, /** @type {() => void} */ act) =>
-    h("button", { type: "button", class: "link-button", onclick: act }, label);
   notice.replaceChildren(
     "This conversation is nearly as long as the model can read. ",
-    button(WITHOUT_OLDEST, drop),
+    button(WITHOUT_OLDEST, "auto"),
     " or ",
-    button(WITH_SUMMARY, sum),
+    button(WITH_SUMMARY, "compact"),
   );
 }
 

@@ -338,9 +338,9 @@ function failureOf(message, actions) {
   const act = () => (isFull ? actions.begin() : isTooLong ? actions.edit(message) : actions.again(message));
   const label = isFull ? "New chat" : isTooLong ? "Edit the question" : "Try again";
   const button = h("button", { type: "button", class: "button", onclick: act }, label);
-  const drop = () => actions.dropOldest(message);
+  const drop = () => actions.outgrow(message, "auto");
   const less = isFull && h("button", { type: "button", class: "button", onclick: drop }, WITHOUT_OLDEST);
-  const sum = () => actions.summarise(message);
+  const sum = () => actions.outgrow(message, "compact");
   const summary = isFull && h("button", { type: "button", class: "button", onclick: sum }, WITH_SUMMARY);
   const told = detail && h("p", { class: "detail" }, `The server said: ${detail}`);
   return h("div", { class: "failure", role: "alert" }, h("div", {}, h("p", {}, words), told), less, summary, button);
@@ -370,7 +370,10 @@ function endOf(message, actions) {
   const act = () => actions.goOn(message);
   const more = isCut && h("button", { type: "button", class: "link-button", onclick: act }, "Go on with it");
   if (!words.length && !more) return null;
-  return h("div", { class: "note-row" }, words.length > 0 && h("p", { class: "note" }, words.join(" ")), more);
+  const summary = done?.summary
+    ? h("details", { class: "summary" }, h("summary", {}, "Summary"), h("p", { dir: "auto" }, done.summary))
+    : null;
+  return h("div", { class: "note-row" }, words.length > 0 && h("p", { class: "note" }, words.join(" ")), more, summary);
 }
 
 /** @param {Message} message @param {Done} done */

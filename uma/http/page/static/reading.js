@@ -79,8 +79,6 @@ export function mended(raw) {
     settings: readSettings(raw.settings),
     pinned: raw.pinned === true,
     model: typeof raw.model === "string" ? raw.model : undefined,
-    summary: typeof raw.summary === "string" ? raw.summary : undefined,
-    before: isRecord(raw.before) ? raw.before : undefined,
   };
   for (const message of Object.values(conversation.messages)) {
     if (!isDone(message.done)) delete message.done;
@@ -103,9 +101,6 @@ function withFreshIds(raw, info, dropped) {
     const id = /** @type {string} */ (ids.get(each.id));
     conversation.messages[id] = { ...readMessage(each, dropped), id, parent: ids.get(each.parent) ?? null };
   }
-  conversation.from = ids.get(raw.from);
-  if (Number.isFinite(raw.fromAt)) conversation.fromAt = raw.fromAt;
-  if (conversation.from && typeof raw.summary === "string") conversation.summary = raw.summary;
   const leaf = ids.get(raw.leaf);
   if (leaf) conversation.leaf = leaf;
   else showNewest(conversation);
@@ -188,6 +183,7 @@ function isDone(done) {
     isOptional(done.usage.reasoning_tokens, "number") &&
     isOptional(done.seed, "number") &&
     isOptional(done.reason, "string") &&
+    isOptional(done.summary, "string") &&
     (done.warnings ?? []).every?.((/** @type {unknown} */ each) => typeof each === "string") === true
   );
 }

@@ -51,6 +51,7 @@ const THINKING = [
 const OVERFLOW = [
   { value: "off", label: "Ask", help: "before anything is left out" },
   { value: "auto", label: "Drop the oldest turns", help: "and say how many" },
+  { value: "compact", label: "Summarise the oldest turns", help: "by the model, and show what it wrote" },
 ];
 
 /** @type {Choice[]} */
@@ -99,7 +100,7 @@ export function readSettings(raw, info, dropped = new Set()) {
     priority: lane ? /** @type {-1 | 0 | 1} */ (lane.value) : 1,
     sampling: Object.fromEntries(found),
     reasoning: reasoning === "off" ? "off" : "auto",
-    truncation: truncation === "auto" ? "auto" : "off",
+    truncation: overflowOf(truncation),
     ...(Number.isInteger(answers) && answers > 1 && { answers: Math.min(answers, MAX_ANSWERS) }),
   };
 }
@@ -115,6 +116,11 @@ function isInRange(name, value, info) {
 /** @param {unknown} value @returns {value is Record<string, any>} */
 export function isRecord(value) {
   return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+/** @param {unknown} value @returns {Settings["truncation"]} */
+function overflowOf(value) {
+  return value === "auto" || value === "compact" ? value : "off";
 }
 
 /** @param {any} value */
@@ -134,6 +140,7 @@ export function summary(settings) {
   if (settings.priority !== 1) parts.push(settings.priority ? "background" : "normal priority");
   if (settings.reasoning === "off") parts.push("no thinking");
   if (settings.truncation === "auto") parts.push("drops old turns");
+  if (settings.truncation === "compact") parts.push("summarises old turns");
   if (settings.system.trim()) parts.push("instructions");
   if (settings.sampling.logprobs !== undefined) parts.push("probabilities");
   if ((settings.answers ?? 1) > 1) parts.push(`${number(settings.answers ?? 1)} answers`);
@@ -182,7 +189,7 @@ export function openSettings(settings, info, onChange, more = null) {
           changed();
         }),
       choice("When the context is full", OVERFLOW, draft.truncation ?? "off", (value) => {
-        draft.truncation = value === "auto" ? "auto" : "off";
+        draft.truncation = overflowOf(value);
         changed();
       }),
       choice("Priority", LANES, draft.priority, (value) => {

@@ -98,25 +98,6 @@ export function branchOff(conversation, id) {
 
 /** A picture is as much for a model to read as so many characters, as a rule. */
 const PICTURE_CHARS = 2_000;
-/** What stands before a summary, in the first question that the model is given with it. */
-const SUMMARY = "Summary of our conversation so far:";
-
-/** The part of a path that the model is given. @param {Conversation} conversation @param {Message[]} path */
-export function given({ from }, path) {
-  return path.slice(Math.max(0, path.findIndex(({ id }) => id === from)));
-}
-
-/** The first message that is given to the model when the older half of what it was given is left out: a question, the last one at most. @param {Conversation} conversation @param {Message[]} path */
-export function youngerHalf(conversation, path) {
-  const turns = given(conversation, path);
-  const chars = turns.map((each) => contentOf(each).length + PICTURE_CHARS * picturesOf(each).length);
-  let left = chars.reduce((sum, each) => sum + each, 0) / 2;
-  const questions = turns.flatMap(({ role }, index) => (role === "user" ? [index] : []));
-  let at = 0;
-  while (at < turns.length && left > 0) left -= chars[at++];
-  return turns[questions.find((index) => index >= at) ?? questions.at(-1) ?? 0]?.id ?? null;
-}
-
 /**
  * What the model is given: instructions, and the turns of a path, with the thinking of earlier ones: the model's template
  * decides what of it the model sees. A question that got no answer is not among it: what was wrong with it would be wrong
@@ -127,13 +108,11 @@ export function youngerHalf(conversation, path) {
  */
 export function asked(conversation, path) {
   const { settings } = conversation;
-  const all = given(conversation, path);
-  const { summary } = all[0]?.id === conversation.from ? conversation : { summary: "" };
-  const turns = all
+  const turns = path
     .filter((each, index, all) => (each.role === "user" ? !isUnanswered(all[index + 1]) : each.text))
     .map((each) => ({
       role: /** @type {string} */ (each.role),
-      content: summary && each === all[0] ? `${SUMMARY}\n${summary}\n\n${contentOf(each)}` : contentOf(each),
+      content: contentOf(each),
       ...(each.thinking && { reasoning: each.thinking }),
       ...(picturesOf(each).length && { media: picturesOf(each).map(({ image }) => fileOf(image)) }),
     }));
