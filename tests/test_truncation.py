@@ -177,7 +177,7 @@ async def test_equal_conversations_share_one_summary_which_the_first_that_is_ans
 ) -> None:
     model = write_script_model(tmp_path / "model.gguf", "It was about foxes.", context_length=1_024)
     talk, asked = [Message(role, "a" * 60) for _ in range(20) for role in ("user", "assistant")], list[Over]()
-    wrong = SamplingParams(max_tokens=16, grammar=Grammar(gbnf='root ::= nothing'))
+    wrong = SamplingParams(max_tokens=16, grammar=Grammar(gbnf="root ::= nothing"))
     async with open_engine(config_for(model, n_ctx=1_024)) as engine:
         engine.on_request_over(asked.append)
         request = Request("r", messages=talk[:-1], sampling=wrong, truncation="compact", stream=False)

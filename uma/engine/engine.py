@@ -226,7 +226,6 @@ class Engine:
             raise
         # For the parser, a copy: the decode thread appends what it generates to `tokens`.
         parsed = tokens[:] if self._chat.is_parsed(asked) else None
-        spellings = self._chat.spellings(asked)
         left_out, of_cut = cut.told()
         warnings = (*of_cut, *self._chat.warnings(asked), *relaxed.warnings)
         bounds_thinking = self._chat.bounds_thinking(relaxed.request, tokens)
@@ -241,7 +240,7 @@ class Engine:
                 report,
                 most_tokens,
                 adapters,
-                spellings,
+                self._chat.spellings(asked),
                 bounds_thinking,
                 warnings,
                 ends,
