@@ -48,6 +48,7 @@ def test_a_unit_is_written_enabled_and_started_and_all_of_that_is_undone(home: P
     asked = ["daemon-reload", "enable uma.service", "restart uma.service"]
     assert told(home) == [f"systemctl --user {each}" for each in asked]
     assert main(["service", "status"]) == 0
+    assert "runs; its log: journalctl --user -u uma.service" in capsys.readouterr().out
     assert main(["service", "remove"]) == 0
     assert told(home)[-2:] == ["systemctl --user disable --now uma.service", "systemctl --user daemon-reload"]
     assert not unit_of(home).exists()
@@ -77,8 +78,10 @@ def test_what_cannot_be_started_leaves_nothing_behind(home: Path, capsys: Capsys
 
 
 def test_a_unit_of_the_user_s_own_and_wrong_options_change_nothing(home: Path, capsys: Capsys) -> None:
-    with pytest.raises(SystemExit):
-        main(["service", "install", "--", "--modles"])
+    for wrong in (["--", "--modles"], ["--http"]):
+        with pytest.raises(SystemExit):
+            main(["service", "install", *wrong])
+    assert "stands behind --: … -- --http" in capsys.readouterr().err
     assert not unit_of(home).exists()
     unit_of(home).parent.mkdir(parents=True)
     unit_of(home).write_text("[Service]\n")

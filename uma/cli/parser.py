@@ -114,17 +114,22 @@ class CommandParser(argparse.ArgumentParser):
             found.arguments = behind
         unknown = next((word for word in extra if word.startswith("-") and word != "-"), None)
         if unknown is not None:
-            self.error(f"unknown option {self._advice(unknown.partition('=')[0])}")
+            passes = f"; what is passed on stands behind --: … -- {unknown}" if self._passes_on else ""
+            self.error(f"unknown option {self._advice(unknown.partition('=')[0])}{passes}")
         if extra:
             self.error(f"unexpected argument {extra[0]!r}")
         return found, extra
 
     def _split(self, args: Any) -> tuple[Any, list[str] | None]:
         """What stands before a `--`, and what behind it, for a command that passes its `arguments` on."""
-        if self.get_default("arguments") is None or args is None or "--" not in args:
+        if not self._passes_on or args is None or "--" not in args:
             return args, None
         at = args.index("--")
         return args[:at], args[at + 1 :]
+
+    @property
+    def _passes_on(self) -> bool:
+        return self.get_default("arguments") is not None
 
     def options(self) -> tuple[str, ...]:
         """Every option's spelling, `--use-mlock` as well as `--no-use-mlock`."""

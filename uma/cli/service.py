@@ -50,6 +50,8 @@ class Manager:
     start: Sequence[Sequence[str]]
     stop: Sequence[Sequence[str]]
     is_active: Sequence[str]
+    log: str
+    """The command that shows what the server says."""
     hint: str
     """What to know once it is installed."""
 
@@ -99,7 +101,7 @@ def _status(manager: Manager) -> int:
         _tell("no service is installed; `uma service install` does it")
         return 1
     is_active = _run(manager.is_active).returncode == 0
-    _tell(f"{manager.path}: {'runs' if is_active else 'does not run'}")
+    _tell(f"{manager.path}: {'runs' if is_active else 'does not run'}; its log: {manager.log}")
     return 0 if is_active else 1
 
 
@@ -109,13 +111,15 @@ def _manager(arguments: Sequence[str]) -> Manager:
     home = Path.home()
     if sys.platform == "darwin":
         path, domain = home / "Library" / "LaunchAgents" / "uma.plist", f"gui/{posix.user_id()}"
+        log = home / "Library" / "Logs" / "uma.log"
         table = {"Label": "uma", "ProgramArguments": command, "RunAtLoad": True, "KeepAlive": {"SuccessfulExit": False}}
         return Manager(
             path,
-            plistlib.dumps(table | {"Comment": MARK}).decode(),
+            plistlib.dumps(table | {"Comment": MARK, "StandardErrorPath": str(log)}).decode(),
             [["launchctl", "bootstrap", domain, str(path)]],
             [["launchctl", "bootout", f"{domain}/uma"]],
             ["launchctl", "print", f"{domain}/uma"],
+            f"cat {log}",
             "it runs from now on whenever you are logged in",
         )
     if sys.platform != "linux":
@@ -127,6 +131,7 @@ def _manager(arguments: Sequence[str]) -> Manager:
         [_systemctl("daemon-reload"), _systemctl("enable", NAME), _systemctl("restart", NAME)],
         [_systemctl("disable", "--now", NAME)],
         _systemctl("is-active", "--quiet", NAME),
+        f"journalctl --user -u {NAME}",
         "it runs from now on whenever you are logged in; `loginctl enable-linger` has it run without that",
     )
 
