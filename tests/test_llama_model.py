@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
+import numpy as np
 import psutil
 import pytest
 from every_kind import write_named
 
+import models
 from models import TOKENIZER_NONE, Kind, write_encoder, write_model, write_split_model
 from uma.errors import ModelError
+from uma.llama import trial
 from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
@@ -207,6 +210,21 @@ def test_a_figure_that_others_contradict_is_refused_before_llama_ends_the_proces
     data[at : at + 4] = value.to_bytes(4, "little")
     path.write_bytes(data)
     assert refusal(path) == f"its header is damaged, so download it again: {kind}.{name} is {told}"
+
+
+def test_heads_of_two_sizes_that_only_llama_can_judge_end_a_process_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {
+        name: tensor[: len(tensor) // 2] if "attn_v" in name else tensor
+        for name, tensor in models.random_tensors("sliding-window", np.random.default_rng(0), models.FF).items()
+    }
+    monkeypatch.setattr(models, "random_tensors", lambda *_: tensors)
+    metadata = {"gemma2.attention.value_length": models.HEAD // 2}
+    path = write_model(tmp_path / "uneven.gguf", kind="sliding-window", metadata=metadata)
+    assert "llama.cpp aborts over keys and values with heads of two sizes" in refusal(path)
+    monkeypatch.undo()
+    trial.check(write_model(tmp_path / "even.gguf", kind="sliding-window"))
 
 
 def test_sections_of_a_rotation_that_do_not_fit_a_head_are_refused(tmp_path: Path) -> None:

@@ -250,13 +250,10 @@ def _contradiction(header: Header) -> str | None:
     """
     own = f"{header.architecture}."
 
-    def number(name: str, unsaid: int = 0) -> int:
-        value = None if name in header.by_layer else header.metadata.get(own + name)
-        return value if isinstance(value, int) else unsaid
+    def number(name: str) -> int:
+        return _figure(header, name)
 
-    heads = number("attention.head_count")
-    share = number("embedding_length") // heads if heads else 0
-    most, values = number("attention.key_length", share), number("attention.value_length", share)
+    heads, (most, values) = number("attention.head_count"), _head_sizes(header)
     rotated = number("rope.dimension_count")
     is_said = f"{own}rope.dimension_count" in header.metadata and "rope.dimension_count" not in header.by_layer
     if not rotated and number("attention.key_length_mla"):
@@ -281,6 +278,24 @@ def _contradiction(header: Header) -> str | None:
         if own + key in header.metadata and number(key) != width:
             return f"{own}{key} is {number(key):,}, and {name} has {width:,}"
     return None
+
+
+def _figure(header: Header, name: str, unsaid: int = 0) -> int:
+    value = None if name in header.by_layer else header.metadata.get(f"{header.architecture}.{name}")
+    return value if isinstance(value, int) else unsaid
+
+
+def _head_sizes(header: Header) -> tuple[int, int]:
+    """Size of a head of the keys, and of the values."""
+    heads = _figure(header, "attention.head_count")
+    share = _figure(header, "embedding_length") // heads if heads else 0
+    return _figure(header, "attention.key_length", share), _figure(header, "attention.value_length", share)
+
+
+def needs_trial(header: Header) -> bool:
+    """Whether only llama.cpp can say that it computes the model: its keys and values have heads of two sizes."""
+    keys, values = _head_sizes(header)
+    return keys != values and header.architecture not in EVEN_HEADS
 
 
 def read(path: Path) -> Header:

@@ -21,7 +21,7 @@ import llama_cpp.llama_cpp as lib
 from uma.closing import Closing
 from uma.config import Toggle
 from uma.errors import ModelError
-from uma.llama import adapters, backend, header
+from uma.llama import adapters, backend, header, trial
 from uma.llama.adapters import Adapter
 from uma.llama.extra_buffers import chosen, only
 from uma.llama.header import Header
@@ -135,6 +135,8 @@ class Model(Closing):
         """
         parts = header.read_parts(Path(path))
         header.check_vocabulary(Path(path))
+        if header.needs_trial(parts[0]) and not vocab_only:
+            trial.check(Path(path))
         backend.start()
         allowed = chosen(extra_buffers) if not vocab_only else ()
         mark = LOG.mark
