@@ -1,0 +1,75 @@
+"""Texts with LoRA adapters are those of the real llama-server, where `python -m benchmarks.build_peers` has built one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from adapters import write_adapter
+from engine_world import tokens_for
+from http_server import running_http
+
+from benchmarks.cache import peer_binary
+from benchmarks.targets.base import free_port
+from harness import EXACT, ONE_THREAD, short_directory, until
+from models import write_model
+
+pytestmark = pytest.mark.skipif(not peer_binary("llama-server").exists(), reason="llama-server is not built")
+
+
+@contextmanager
+def llama_server(model: Path, *adapters: Path) -> Iterator[str]:
+    """Its URL; ended with the block."""
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = [str(peer_binary("llama-server")), "--model", str(model), "--port", str(port), "--ctx-size", "1024"]
+    command += ["--flash-attn", "off", "--cache-type-k", "f32", "--cache-type-v", "f32", "--threads", "1"]
+    command += ["--threads-batch", "1", "--parallel", "1"]
+    command += [flag for adapter in adapters for flag in ("--lora", str(adapter))]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: process.poll() is not None or is_healthy(url), bool)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def is_healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def completed(url: str, seed: int, lora: list[Any]) -> str:
+    body = {"prompt": tokens_for(seed, 60), "n_predict": 24, "temperature": 0, "ignore_eos": True, "lora": lora}
+    request = urllib.request.Request(
+        f"{url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        text: str = json.loads(answer.read())["content"]
+    return text.replace("\ufffd", "")  # of how many bytes one mark is made is each server's own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["attention", "hybrid"])
+def test_a_text_with_adapters_is_llama_servers(kind: Any, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "tiny.gguf", kind=kind, context_length=2_048)
+    one, two = (write_adapter(tmp_path / f"{seed}.gguf", model, seed=seed) for seed in (1, 2))
+    flags = ("--model", str(model), "--lora", f"one={one}", "--lora", f"two={two}", *EXACT, *ONE_THREAD)
+    asked = [
+        (seed, [{"id": id, "scale": scale} for id, scale in enumerate(scales)])
+        for seed in (1, 2)
+        for scales in ((0, 0), (1, 0), (0, 0.5), (1, 1), (2, -0.25))
+    ]
+    with short_directory() as folder, running_http(folder, *flags) as server, llama_server(model, one, two) as real:
+        found = [completed(server.url, *each) for each in asked]
+        assert found == [completed(real, *each) for each in asked]
+    assert len(set(found)) == len(asked)
