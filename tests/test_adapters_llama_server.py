@@ -1,4 +1,4 @@
-"""Texts with LoRA adapters are those of the real llama-server, where `python -m benchmarks.build_peers` has built one."""
+"""Texts with LoRA adapters are the real llama-server's, where `python -m benchmarks.build_peers` has built one."""
 
 from __future__ import annotations
 
