@@ -16,7 +16,7 @@ from quota_group import a_memory_group, joining
 from several import GREEDY, NAMES, PROMPT
 from test_models_life import opened, text, until
 
-from harness import PATIENCE_SEC
+from harness import PATIENCE_SEC, run_to_end, uma_command
 from harness import until as until_seen
 from uma.cgroup import Group
 from uma.supervisor.model import LoadedModel
@@ -231,6 +231,9 @@ def test_another_program_takes_the_memory_of_a_control_group_and_nothing_is_kill
             used = group.folder / ("memory.current" if group.version == 2 else "memory.usage_in_bytes")
             limit.write_text(str(int(used.read_text()) + 1024 * MIB))
             until_seen(taken, lambda now: list(now.values()) == ["loaded", "unloaded", "unloaded"])
+            for command, words in (("ps", "for other programs: left, as"), ("top", "; beta left, as")):
+                told = run_to_end(*uma_command(command, "--socket", str(server.process.socket)))
+                assert f"{words} the control group" in " ".join(told.stdout.split())
             begun = server.process.metrics()["tokens_generated_total"]
             while server.process.metrics()["tokens_generated_total"] <= begun:
                 assert raw.sock.recv(MIB), "the stream has ended"
