@@ -1,9 +1,9 @@
-"""Every kind of memory, with text, pictures and sounds, through everything that can happen to a sequence: each text is
-that of a cold run.
+"""Every kind of memory, with text, pictures, sounds and adapters, through all that can happen to a sequence: each text
+is that of a cold run.
 
-The requests are two conversations with one system prompt. The first is about a picture or a sound, or of text alone;
-the second is of text alone and longer. By default a few cases of each kind run, with `TEST_KINDS=all` all there are,
-and the real models with their weights made F32.
+The requests are two conversations with one system prompt. The first is about a picture or a sound, or of text alone, or
+asks for an adapter; the second is of text alone and longer. By default a few cases of each kind run, with
+`TEST_KINDS=all` all there are, and the real models with their weights made F32.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -19,6 +19,7 @@ from typing import Any, get_args
 import attrs
 import pytest
 import trio
+from adapters import write_adapter
 from engine_world import (
     SMALL_WINDOWS,
     Answer,
@@ -43,6 +44,7 @@ from models import EMBED, write_model
 from uma import Message, Request, SamplingParams, open_engine
 from uma.engine import Engine
 from uma.engine.policy.tuning import Tuning
+from uma.types import AdapterScale
 
 MROPE = "mrope"
 """Plain attention in which a picture's tokens share positions (Qwen2-VL)."""
@@ -54,6 +56,7 @@ MEDIA: dict[str, tuple[Seeing | None, Hearing | None]] = {
     "picture attended both ways": ("gemma3", None),
     "sound": (None, "ultravox"),
     "sound without encoder": (None, "gemma4ua"),
+    "adapter": (None, None),
 }
 REAL: tuple[RealModel, ...] = get_args(RealModel)
 LENGTH, LETTERS = 24, "bcdfgjklmopqsuvwxyz"
@@ -127,7 +130,10 @@ async def make_world(folder: Path, memory: str, medium: str, layout: str) -> Wor
     model, settings = write_world(folder, memory, medium), {"kv_unified": layout, "n_ctx": N_CTX}
     is_real = memory in REAL
     system = Message("system", letters(1, 330))
-    file = [SOUND if medium.startswith("sound") else PICTURE] if medium != "text" else []
+    file = [SOUND if medium.startswith("sound") else PICTURE] if any(MEDIA[medium]) else []
+    lora: tuple[AdapterScale, ...] = ()
+    if medium == "adapter":
+        settings["lora"], lora = f"one={write_adapter(folder / 'one.gguf', model)}", (AdapterScale(0, 1.0),)
     first = (system, told(f"{letters(2, 90)}{MARKER * len(file)}{letters(3, 120)}", file))
     second = (system, Message("user", letters(4, 600)))
     async with open_engine(config_for(model, **settings, cache_tokens=0, cache_ram_mb=0, max_sequences=1)) as engine:
@@ -135,12 +141,14 @@ async def make_world(folder: Path, memory: str, medium: str, layout: str) -> Wor
         if file and not (able.audio if medium.startswith("sound") else able.vision):
             pytest.skip(f"with {memory} memory this engine reads no {medium}")
         requests = [chat("first", *first, is_real=is_real), chat("second", *second, is_real=is_real)]
+        requests[0] = attrs.evolve(requests[0], lora=lora or None)
         cold = await alone(engine, requests)
         for name, messages, answered, seed in zip(
             ("first", "second"), (first, second), tuple(cold), (5, 6), strict=True
         ):
             more = (Message("assistant", answered.text), Message("user", letters(seed, 70)))
             requests.append(chat(f"{name}, next turn", *messages, *more, is_real=is_real))
+        requests[2] = attrs.evolve(requests[2], lora=lora or None)
         cold += await alone(engine, requests[2:])
     assert not any(each.finished.usage.cached_tokens for each in cold)
     return World(model, settings, requests, cold)
@@ -156,7 +164,7 @@ async def warm(world: World, contexts: list[HaltingContext], folder: Path) -> li
     """One after the other, and again: what they have in common is there."""
     async with open_engine(config_for(world.model, **world.settings, max_sequences=5)) as engine:
         found = await alone(engine, world.requests * 2)
-    assert all(each.finished.usage.cached_tokens for each in found[1:]), "nothing was shared"
+    assert all(each.finished.usage.cached_tokens for each in found[2:]), "nothing was shared"
     return found
 
 
@@ -196,25 +204,30 @@ async def preempted(world: World, contexts: list[HaltingContext], folder: Path) 
 
 async def preempted_beside_a_stream(world: World, contexts: list[HaltingContext], folder: Path) -> list[Answer]:
     """The same, too large for a copy while another decodes: what is left of it are its cells."""
-    config = config_for(world.model, **world.settings, max_sequences=2, cache_ram_mb=512)
+    sets = {request.lora for request in world.requests}  # a batch has one
+    config = config_for(world.model, **world.settings, max_sequences=1 + len(sets), cache_ram_mb=512)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("uma.engine.kv.pool.MOST_COPY_BYTES", 0)
         async with open_engine(config) as engine:
             for request in world.requests:  # a file's first reading starts a process: the stream could end before
                 await engine.tokenize(request)
-            async with decoding(engine):
+            async with AsyncExitStack() as streams:
+                for lora in sets:
+                    await streams.enter_async_context(decoding(engine, lora=lora))
                 found = await _preempted(engine, contexts[0], world.requests, 2)
             assert engine.snapshot()["cache_ram_snapshots"] == 0
     return found
 
 
 @asynccontextmanager
-async def decoding(engine: Engine, *, begins_again: bool = False) -> AsyncIterator[None]:
+async def decoding(
+    engine: Engine, *, lora: tuple[AdapterScale, ...] | None = None, begins_again: bool = False
+) -> AsyncIterator[None]:
     """Another stream decodes from before the block until its end; one that ends before is a fault, or begins again."""
     is_there = trio.Event()
 
     async def read() -> None:
-        async with engine.generate(ask(tokens_for(2, 50), LONG)) as stream:
+        async with engine.generate(attrs.evolve(ask(tokens_for(2, 50), LONG), lora=lora)) as stream:
             async for _ in stream:
                 is_there.set()
         if begins_again:
@@ -329,6 +342,7 @@ FEW: dict[tuple[str, str, str], tuple[Happening, ...]] = {
     ("recurrent", "text", "off"): (together, from_disk),
     ("qwen35", "picture", "on"): (cancelled, preempted, drafted, in_parts),
     ("lfm2", "picture", "off"): (together, from_disk),
+    ("hybrid", "adapter", "on"): (preempted, drafted, in_parts),
 }
 """What happens by default, by memory, medium and whether there is one KV buffer."""
 LAYOUTS = ("on", "off")
