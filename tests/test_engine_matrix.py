@@ -342,7 +342,7 @@ FEW: dict[tuple[str, str, str], tuple[Happening, ...]] = {
     ("recurrent", "text", "off"): (together, from_disk),
     ("qwen35", "picture", "on"): (cancelled, preempted, drafted, in_parts),
     ("lfm2", "picture", "off"): (together, from_disk),
-    ("hybrid", "adapter", "on"): (preempted, drafted, in_parts),
+    ("hybrid", "adapter", "on"): (preempted, in_parts),
 }
 """What happens by default, by memory, medium and whether there is one KV buffer."""
 LAYOUTS = ("on", "off")
