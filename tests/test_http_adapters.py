@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 from adapters import write_adapter
 from http_server import HttpServer, running_gateway, running_http
+from pty_screen import Terminal
 
-from harness import RunInProcessText, short_directory
+from harness import RunInProcessText, clean_environ, short_directory, uma_command
 from models import write_model
 from uma import LLM
 from uma.config import load
@@ -159,3 +161,41 @@ def test_adapters_that_cannot_be_named_are_no_configuration(lora: str, problem: 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"missing\.gguf: no such file"):
         LLM(lora=f"one={tmp_path / 'missing.gguf'}")
+
+
+def test_commands_ask_for_an_adapter_by_its_name_and_list_all(
+    server: HttpServer, flags: list[str], uma_told: RunInProcessText, tmp_path: Path
+) -> None:
+    at = "--socket", str(server.process.socket)
+    asked = ("generate", "--raw", PROMPT, "--max-tokens", "16", "--temperature", "0", "--ignore-eos")
+    served = [uma_told(*asked, "-m", name, *at) for name in NAMES]
+    assert [done.stdout.strip() for done in served] == [completed(server, model=name).strip() for name in NAMES]
+    here = uma_told(*asked, "-m", f"{flags[1]}+two", *flags[2:], "--local")
+    assert here.stdout == served[2].stdout, here.stderr
+    missing = uma_told(*asked, "-m", "tiny+three", *at)
+    assert (missing.returncode, "model not found" in missing.stderr) == (2, True)
+    (running,) = json.loads(uma_told("ps", "--json", *at).stdout)
+    assert (running["model"], running["adapters"]) == ("tiny", ["one", "two"])
+    assert "tiny, +one, +two" in uma_told("ps", *at).stdout
+    rows, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    rows.write_text(json.dumps({"prompt": PROMPT}) + "\n")
+    batch = ("batch", str(rows), "-o", str(out), *asked[3:], "--raw", *at)
+    assert uma_told(*batch, "-m", "tiny+two").returncode == 0
+    body = json.loads(out.read_text())["response"]["body"]
+    assert (body["model"], body["choices"][0]["text"]) == ("tiny+two", completed(server, model="tiny+two"))
+    assert uma_told(*batch, "-m", "tiny+one").returncode == 2
+    wet = ("decide", "--yes", "Is it wet?", *at, "-m")
+    assert len({uma_told(*wet, name, stdin=b"It rains.\n").stdout for name in NAMES}) == len(NAMES)
+    assert "embeddings with a LoRA adapter" in uma_told("embed", "It rains.", "-m", "tiny+one", *at).stderr
+
+
+def test_a_chat_begins_with_an_adapter_and_goes_on_with_another(server: HttpServer, tmp_path: Path) -> None:
+    options = "--max-tokens", "4", "--ignore-eos", "--socket", str(server.process.socket)
+    command = uma_command("chat", "tiny+one", *options)
+    with Terminal(command, clean_environ(HOME=str(tmp_path)), columns=100, cwd=str(tmp_path)) as terminal:
+        terminal.wait_for("tiny+one answers; /model NAME has tiny+one, tiny+two")
+        terminal.type("Hi\r/model +three\r/model +TWO\r/model\rHi\r")
+        terminal.wait_for("model not found; there are tiny, tiny+one, tiny+two")
+        terminal.wait_for("The next question goes to tiny+two.")
+        terminal.wait_for("answers   tiny+two")
+        terminal.wait_for("first after", 2)

@@ -119,7 +119,11 @@ async def _batch(
         source = opened.source
         if line := words.demonstration(source.info.model, loaded):
             say.note(line)
-        header = {"version": 1, "model": model_of(source), **_settings(form, options)}
+        card = model_of(source)
+        if opened.model is not None:
+            card = card | {"name": opened.model}
+            form = attrs.evolve(form, defaults={**form.defaults, "model": opened.model})
+        header = {"version": 1, "model": card, **_settings(form, options)}
         results = Results.open(options.output, header, restart=options.restart, only_failed=options.only_failed)
         with closing(results):
             is_csv = _is_csv(options)
@@ -149,7 +153,7 @@ def _settings(form: RowForm, options: argparse.Namespace) -> dict[str, Any]:
         "--system": form.system,
         "--schema": form.schema,
         "--raw": form.is_raw,
-        "sampling": {name: value for name, value in form.defaults.items() if name != "priority"},
+        "sampling": {name: value for name, value in form.defaults.items() if name not in ("priority", "model")},
         "--unordered": options.unordered,
     }
 

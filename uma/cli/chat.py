@@ -10,7 +10,6 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from uma.cli.trio_run import Interrupts, run
 from uma.cli.view import DROPPED, PROMPT, ChatView, PlainLines, PlainView
 from uma.config import Loaded, nearest
 from uma.errors import BadRequest, ConnectionLost, IdleTimeout, ModelError, PromptTooLarge, ShuttingDown, UmaError
-from uma.models.names import one_meant
+from uma.models.names import NONE_HERE, adapter_in, one_meant, without_adapter
 from uma.types import CHAT_SAMPLING, Finished, ReasoningDelta, Request, SamplingParams, ServerInfo, Token, Truncation
 
 HUNG_UP = (ConnectionLost, IdleTimeout)
@@ -39,8 +38,6 @@ __all__ = ["COMMANDS", "Chat", "main"]
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     loaded = quiet(load_settings(options))
-    if options.positional_model is not None:
-        _check_model(options.positional_model)
     sampling = sampling_of(options, loaded)
     file = Path(options.load).expanduser() if options.load is not None else None
     conversation = ChatHistory.load(file) if file is not None else ChatHistory()
@@ -49,7 +46,15 @@ def main(options: argparse.Namespace) -> int:
     if options.save is not None:
         check_writable(Path(options.save).expanduser())
     chat = partial(Chat, conversation=conversation, sampling=sampling, loaded=loaded, last_file=file)
-    return run(partial(_chat, options, loaded, chat))
+    try:
+        return run(partial(_chat, options, loaded, chat))
+    except ModelError as error:
+        asked = options.positional_model
+        if asked is None or NONE_HERE not in error.message or Path(asked).suffix == ".gguf":
+            raise
+        # A question can have been meant, and that is another command.
+        ask = f"to ask the model that, `uma generate {shlex.quote(asked)}`"
+        raise ModelError(f"{error.message}; {ask}") from None
 
 
 def _view(commands: Iterable[str], *, keeps_history: bool) -> ChatView:
@@ -62,28 +67,20 @@ def _view(commands: Iterable[str], *, keeps_history: bool) -> ChatView:
     return PlainView(PlainLines(0, PROMPT if is_terminal else ""), TextOutput.standard())
 
 
-def _check_model(name: str) -> None:
-    """Raise `ModelError` where there is no such model: a question can have been meant, and that is another command."""
-    from uma.models import catalog  # noqa: PLC0415  (slow to import, and not needed where no model is named)
-
-    try:
-        catalog.resolve(name, os.environ)
-    except ModelError as error:
-        ask = f"to ask the model that, `uma generate {shlex.quote(name)}`"
-        raise ModelError(error.message if Path(name).suffix == ".gguf" else f"{error.message}; {ask}") from None
-
-
 async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[..., Chat], interrupts: Interrupts) -> int:
     chat = begin(view=_view(COMMANDS, keeps_history=not options.no_history), interrupts=interrupts)
     chat.truncation = "compact" if options.compact else "auto" if options.keep_going else "off"
+    with chat.view.talking():
+        return await _talk(options, interrupts, chat)
+
+
+async def _talk(options: argparse.Namespace, interrupts: Interrupts, chat: Chat) -> int:
     question: ChatTurn | None = None
     while True:
         try:
             is_local = options.local or chat.is_local
             place = open_source(chat.loaded, interrupts, local=is_local, say=chat.view.tell, bond=chat.bond)
-            async with AsyncExitStack() as stack:
-                with chat.view.opening():
-                    opened = await stack.enter_async_context(place)
+            async with place as opened:
                 chat.meet(opened)
                 question = await chat.talk(question)
         except UmaError as error:
@@ -113,6 +110,8 @@ class Chat:
     opened: Opened | None = None
     """None once the server is gone."""
     info: ServerInfo | None = None
+    model: str | None = None
+    """Name of the model with one of its adapters; None: the model alone."""
     bond: Bond | None = None
     """Set once the conversation has begun on a server: it never goes on with another model unasked."""
     is_local: bool = False
@@ -143,6 +142,7 @@ class Chat:
     def meet(self, opened: Opened) -> None:
         """Take a source into use, and introduce its model unless it is the same as before."""
         is_known = self.is_hung_up_on and opened.source.info == self.info
+        self.model = opened.model if self.info is None else self.model
         self.opened, self.info = opened, opened.source.info
         self.bond = Bond(self.info.model, bool(self.info.models)) if opened.is_server else None
         self.is_local = not opened.is_server
@@ -155,6 +155,8 @@ class Chat:
         place = "served" if opened.is_server else "loaded in this process"
         self.view.tell(words.model_line(model))
         self.view.tell(f"{words.context_line(self.info)} · {place}")
+        if adapted := words.with_adapters(self.info):
+            self.view.tell(f"{self.model or model.name} answers; /model NAME has {words.names(adapted)}")
         if not self.info.capabilities.chat:
             self.view.tell("This model has no chat template of its own; a plain one is used.")
         if notice := words.demonstration(model, self.loaded):
@@ -232,6 +234,7 @@ class Chat:
                 priority=self.opened.source.info.limits.max_priority,  # a person waits for it
                 reasoning="auto" if self.opened.source.info.capabilities.reasoning else None,
                 truncation=self.truncation,
+                model=self.model,
             )
         except ValueError as error:
             self.fail(UmaError(f"this cannot be asked: {error}"))
@@ -377,12 +380,17 @@ class Chat:
         has.
         """
         several = () if self.info is None else self.info.models
+        if name and not several and self.info is not None and self.info.capabilities.adapters:
+            self.model = self._adapted(name, self.info)
+            self.view.tell(f"The next question goes to {self.model or self.info.model.name}.")
+            return
         if name and self.bond is not None:
             if not several:
                 self.view.complain(f"{name}: model not found; this server has one model")
                 return
-            name = one_meant(name, {model: (model,) for model in several})
-            self.bond, self.opened = Bond(None, is_one_of_several=True, name=name), None
+            base, plus, adapter = name.partition("+")
+            name = one_meant(base, {model: (model,) for model in several}) + plus + adapter
+            self.bond, self.opened, self.model = Bond(None, is_one_of_several=True, name=name), None, None
             self.view.tell(f"The next question goes to {name}.")
         elif self.bond is None:
             self.view.complain(
@@ -390,8 +398,17 @@ class Chat:
                 "(`uma models` tells which are here)"
             )
         else:
-            self.bond = Bond(None)
+            self.bond, self.model = Bond(None), None
             self.view.tell("The next question goes to whatever model the server has.")
+
+    @staticmethod
+    def _adapted(asked: str, info: ServerInfo) -> str | None:
+        """What requests name for the model with an adapter; None for the model alone. Raises `UnknownModel`."""
+        adapters, card = info.capabilities.adapters, info.model
+        adapter = adapter_in(asked, adapters)
+        if base := without_adapter(asked, adapters):
+            one_meant(base, {card.name: (card.name, card.title), **dict.fromkeys(words.with_adapters(info), ())})
+        return None if adapter is None else f"{card.name}+{adapter}"
 
     def command(self, line: str) -> None:
         """Obey a line that begins with a slash."""

@@ -48,7 +48,7 @@ async def _decide_all(options: argparse.Namespace, loaded: Loaded, texts: list[s
         failed = 0
         for number, text in enumerate(texts, 1):
             try:
-                found = (await opened.source.decide(_request(options, number, text))).answers
+                found = (await opened.source.decide(_request(options, number, text, opened.model))).answers
             except OF_A_TEXT as error:
                 failed += 1
                 say.complain(f"text {number:,}: {error}")
@@ -64,7 +64,7 @@ async def _decide_all(options: argparse.Namespace, loaded: Loaded, texts: list[s
     return 1 if failed else 0
 
 
-def _request(options: argparse.Namespace, number: int, text: str) -> DecisionRequest:
+def _request(options: argparse.Namespace, number: int, text: str, model: str | None) -> DecisionRequest:
     """The questions about a text. Raises `BadRequest`."""
     try:
         return DecisionRequest(
@@ -73,6 +73,7 @@ def _request(options: argparse.Namespace, number: int, text: str) -> DecisionReq
             options.questions,
             priority=Priority[options.priority.upper()].value,
             reproducible=options.reproducible,
+            model=model,
         )
     except ValueError as error:
         raise BadRequest.of(error) from None

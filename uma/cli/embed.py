@@ -14,12 +14,12 @@ from pathlib import Path
 from uma.cli import say, words
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings
-from uma.cli.source import open_source
+from uma.cli.source import Opened, open_source
 from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
 from uma.config import Loaded
 from uma.errors import BadRequest, ConfigError, PromptTooLarge
-from uma.types import Embeddings, EmbedRequest, Priority, Source
+from uma.types import Embeddings, EmbedRequest, Priority
 
 BATCH_TEXTS = 256
 """Maximum texts of one request: what is computed is written before the rest is."""
@@ -86,7 +86,7 @@ async def _embed_all(options: argparse.Namespace, loaded: Loaded, texts: list[st
         first = 0
         empty: list[int] = []
         for batch in batches(texts):
-            found = await _embed(opened.source, options, batch, first)
+            found = await _embed(opened, options, batch, first)
             await output.write(
                 "".join(("null" if vector is None else written(vector)) + "\n" for vector in found.vectors)
             )
@@ -112,7 +112,7 @@ def batches(texts: Iterable[str]) -> Iterator[list[str]]:
     yield batch
 
 
-async def _embed(source: Source, options: argparse.Namespace, batch: list[str], first: int) -> Embeddings:
+async def _embed(opened: Opened, options: argparse.Namespace, batch: list[str], first: int) -> Embeddings:
     """The embeddings of a batch, whose first text has this number.
 
     Raises what `Source.embed` does, with the text's number, and `ConfigError` for what is no text.
@@ -125,11 +125,12 @@ async def _embed(source: Source, options: argparse.Namespace, batch: list[str], 
             normalize=options.normalize,
             fail_on_empty=options.fail_on_empty,
             priority=Priority[options.priority.upper()].value,
+            model=opened.model,
         )
     except ValueError as error:
         raise ConfigError(_numbered(str(error), first)) from None
     try:
-        return await source.embed(request)
+        return await opened.source.embed(request)
     except (BadRequest, PromptTooLarge) as error:
         raise type(error)(_numbered(error.message, first)) from None
 

@@ -58,9 +58,9 @@ class Task:
     pictures: tuple[ChatPicture, ...] = ()
     """They stand before the prompt's text."""
 
-    def request(self, capabilities: Capabilities) -> Request:
-        """The request for a source of these `capabilities`. Raises `ConfigError` for a prompt that no model takes, and
-        for a picture where this one sees none.
+    def request(self, capabilities: Capabilities, model: str | None = None) -> Request:
+        """The request for a source of these `capabilities`, to its `model` of this name. Raises `ConfigError` for a
+        prompt that no model takes, and for a picture where this one sees none.
         """
         if self.pictures and not capabilities.vision:
             raise ConfigError(f"--image: {words.BLIND}")
@@ -72,6 +72,7 @@ class Task:
                 messages=self._messages() if templated else None,
                 sampling=self.sampling.with_suggested({**CHAT_SAMPLING, **capabilities.suggested_sampling}),
                 priority=self.priority.value,
+                model=model,
                 stream=self.sampling.drawn_answers == 1,  # else their texts would be mixed
             )
         except ValueError as error:
@@ -184,7 +185,7 @@ async def _stream(
     opened: Opened, task: Task, output: TextOutput, interrupts: Interrupts, *, is_json: bool
 ) -> Finished | None:
     """Write the answer to `output`; its last event, or None where Ctrl-C came and nothing more followed."""
-    request = task.request(opened.source.info.capabilities)
+    request = task.request(opened.source.info.capabilities, opened.model)
     finished: Finished | None = None
     known: list[Logprobs] = []
     try:

@@ -44,6 +44,8 @@ class Running:
     since: datetime | None = None
     loading_percent: int | None = None
     """How much of its model is loaded; None once all is."""
+    adapters: Sequence[str] = ()
+    """LoRA adapters of its one model: `model+NAME` asks for it with one."""
     paused_sec: float = 0
     """How long it computes nothing yet."""
     models: Sequence[ListedModel] = ()
@@ -117,6 +119,7 @@ async def _ask(path: Path) -> Running:
         return Running(
             pid=client.server_pid,
             model=f"{len(models)} models" if models else client.info.model.name,
+            adapters=client.info.capabilities.adapters,
             sessions=metrics["active_sessions"] - 1,
             since=datetime.now().astimezone() - timedelta(seconds=metrics.get("uptime_sec", 0)),
             socket=str(path),
@@ -130,7 +133,7 @@ def _row(server: Running) -> tuple[str, ...]:
     if server.model is None or server.since is None:
         return pid, f"loading, {server.loading_percent} %", "", "", server.socket
     since = server.since.strftime("%Y-%m-%d %H:%M:%S")
-    model = server.model + (", paused" if server.paused_sec else "")
+    model = _adapted(server.model, server.adapters) + (", paused" if server.paused_sec else "")
     return pid, model, str(server.sessions), since, server.socket
 
 
@@ -146,7 +149,11 @@ def _model_row(model: ListedModel) -> tuple[str, ...]:
     most = words.size(model.memory_bytes) if model.state != "unloaded" else ""
     waiting = f", {model.waiting} waiting" if model.waiting else ""
     requests = f"{model.running}{waiting}" if model.running or model.waiting else ""
-    return model.name, f"{model.state}{percent}", memory, most, requests, _leaves(model)
+    return _adapted(model.name, model.adapters), f"{model.state}{percent}", memory, most, requests, _leaves(model)
+
+
+def _adapted(name: str, adapters: Sequence[str]) -> str:
+    return ", ".join([name, *(f"+{adapter}" for adapter in adapters)])
 
 
 def _leaves(model: ListedModel) -> str:

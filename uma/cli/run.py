@@ -99,6 +99,8 @@ def banner(config: RuntimeConfig, info: ServerInfo, url: str = "") -> list[str]:
     model = [f"model   {words.model_line(info.model)}", f"        {words.context_line(info)}"]
     if (plan := info.capabilities.memory) is not None:
         model.append(f"        {words.memory_line(plan)}")
+    if adapted := words.with_adapters(info):
+        model.append(f"        with LoRA adapters {words.names(adapted)}")
     lines = [
         *(_several(config, info) if info.models else model),
         *([f"socket  {config.socket}"] if posix.HAS_UNIX_SOCKETS else []),

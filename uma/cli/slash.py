@@ -31,6 +31,8 @@ class Talk(Protocol):
     view: ChatView
     conversation: ChatHistory
     info: ServerInfo | None
+    model: str | None
+    """Name of the model with one of its adapters; None: the model alone."""
     last: Finished | None
     last_file: Path | None
     is_over: bool
@@ -181,12 +183,15 @@ def _model(chat: Talk, name: str) -> None:
     if chat.info is None:
         chat.view.tell("There is no model yet.")
         return
+    adapted = words.with_adapters(chat.info)
     chat.view.listing(
         [
             ("model", words.model_line(chat.info.model)),
             ("file", chat.info.model.path),
             ("", words.context_line(chat.info)),
+            *([("answers", chat.model or chat.info.model.name)] if adapted else []),
             *([("others", words.names(chat.info.models))] if chat.info.models else []),
+            *([("adapters", words.names(adapted))] if adapted else []),
         ]
     )
 

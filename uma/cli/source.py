@@ -26,7 +26,7 @@ from uma.cli.trio_run import Interrupts
 from uma.client import Client, connect
 from uma.config import BUILTIN, LOG, SERVER_ONLY, Loaded, RuntimeConfig, settings
 from uma.errors import ConnectionLost, UmaError
-from uma.models.names import adapter_in, meant, with_adapter
+from uma.models.names import adapter_in, meant, with_adapter, without_adapter
 from uma.types import ListedModel, LoadProgress, ModelInfo, ServerInfo, Source
 
 NOT_LISTENING = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
@@ -41,6 +41,8 @@ class Opened:
 
     source: Source
     is_server: bool
+    model: str | None = None
+    """Name of the model with one of its LoRA adapters, where that was asked for: requests name it."""
 
 
 @attrs.frozen
@@ -73,14 +75,17 @@ async def open_source(
     where a server is missing or cannot be used, `OtherModel` where the bond's model is gone from it, `ModelError`
     where loading fails.
     """
+    asked = loaded.config.model
+    base = without_adapter(asked, [adapter.name for adapter in loaded.config.adapters])
+    loaded = attrs.evolve(loaded, config=attrs.evolve(loaded.config, model=base))
     async with AsyncExitStack() as stack:
         found = await _found(stack, loaded, say, local=local, bond=bond)
-        if not isinstance(found, RuntimeConfig):
-            yield Opened(found, is_server=True)
-            return
-        with interrupts.abruptly():
-            engine = await _engine(stack, found, say)
-        yield Opened(engine, is_server=False)
+        is_server = not isinstance(found, RuntimeConfig)
+        if isinstance(found, RuntimeConfig):
+            with interrupts.abruptly():
+                found = await _engine(stack, found, say)
+        adapter = adapter_in(asked, found.info.capabilities.adapters)
+        yield Opened(found, is_server, None if adapter is None else f"{found.info.model.name}+{adapter}")
 
 
 class OtherModel(UmaError):
@@ -184,11 +189,7 @@ async def _session(
         return await connected(stack, socket, say, model=None if bond is None else bond.name), True
     async with AsyncExitStack() as first:
         client = await connected(first, socket, say, loads=False)
-        asked, adapters = loaded.config.model, client.info.capabilities.adapters
-        if client.info.models:
-            name = _meant_of(await client.models(), loaded, bound_to)
-        else:
-            name = None if adapter_in(asked, adapters) is None else asked
+        name = _meant_of(await client.models(), loaded, bound_to) if client.info.models else None
         if name is None:
             await stack.enter_async_context(first.pop_all())
             is_meant = client.info.model == bound_to if bound_to else _has_the_model(client.info, loaded)
@@ -280,7 +281,10 @@ def _words(model: str) -> str:
 def _has_the_model(info: ServerInfo, loaded: Loaded) -> bool:
     from uma.models import catalog  # noqa: PLC0415  (slow to import, and seldom needed with a server)
 
-    wanted = catalog.resolve(loaded.config.model, os.environ)
+    asked = without_adapter(loaded.config.model, info.capabilities.adapters)
+    if not os.path.exists(Path(asked).expanduser()) and meant(asked, {info.model: (info.model.name, info.model.title)}):
+        return True
+    wanted = catalog.resolve(asked, os.environ)
     if wanted.is_builtin or info.model.is_builtin:
         return wanted.is_builtin == info.model.is_builtin
     return _is_same(Path(info.model.path), wanted.path)

@@ -33,11 +33,13 @@ class TerminalView:
 
     console: Console
     lines: Editor
+    _silence: SilentTyping
 
     @classmethod
     def standard(cls, commands: Iterable[str], *, keeps_history: bool) -> TerminalView:
         """A view on this process's terminal; `commands` are what Tab completes."""
-        return cls(Console(highlight=False), Editor.on_terminal(commands, os.environ, keeps_history=keeps_history))
+        lines = Editor.on_terminal(commands, os.environ, keeps_history=keeps_history)
+        return cls(Console(highlight=False), lines, SilentTyping(sys.stdin.fileno()))
 
     def tell(self, text: str) -> None:
         """See `ChatView.tell`."""
@@ -54,31 +56,26 @@ class TerminalView:
             grid.add_row(Text(name, style="bold"), Text(sanitize(words)))
         self.console.print(grid)
 
-    def opening(self) -> AbstractContextManager[object]:
-        """See `ChatView.opening`."""
-        return SilentTyping(sys.stdin.fileno())
+    def talking(self) -> AbstractContextManager[object]:
+        """See `ChatView.talking`: the editor alone shows what is typed. Afterwards the terminal is as it was."""
+        return self._silence
 
     @asynccontextmanager
     async def answering(self, look: Look) -> AsyncIterator[ShownAnswer]:
-        """See `ChatView.answering`. However the block is left, the terminal is as it was before."""
-        live, silence = LiveMarkdown(self.console, self.console.file), SilentTyping(sys.stdin.fileno())
+        """See `ChatView.answering`."""
+        live = LiveMarkdown(self.console, self.console.file)
         # A Ctrl-Z that comes too late for `_suspend` stops the process once the terminal is as it was.
         with _suspensions() as arrivals:
-            silence.begin()
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_draw, live)
                     nursery.start_soon(_look, live, look)
                     if arrivals is not None:
-                        nursery.start_soon(_suspend, arrivals, live, silence)
+                        nursery.start_soon(_suspend, arrivals, live, self._silence)
                     yield LiveAnswer(live)
                     nursery.cancel_scope.cancel()
             finally:
-                # In this order: without `silence` a second Ctrl-C would drop what the terminal has not shown yet.
-                try:
-                    live.finish()
-                finally:
-                    silence.end()
+                live.finish()
 
 
 @attrs.frozen

@@ -62,8 +62,8 @@ class ChatView(Protocol):
     def listing(self, rows: Sequence[tuple[str, str]]) -> None:
         """Names, each with what there is to say of it."""
 
-    def opening(self) -> AbstractContextManager[object]:
-        """A block in which a model is waited for: what is typed meanwhile is kept, and not shown among what is told."""
+    def talking(self) -> AbstractContextManager[object]:
+        """The block of the whole chat: what is typed while no line is read is kept, and not shown among other text."""
 
     def answering(self, look: Look) -> AbstractAsyncContextManager[ShownAnswer]:
         """A block in which an answer is shown as it is added to, and before its first word what `look` says."""
@@ -120,8 +120,8 @@ class PlainView:
         for name, words in rows:
             self.tell(f"{name:<{width}}  {words}")
 
-    def opening(self) -> AbstractContextManager[object]:
-        """See `ChatView.opening`: nothing but text is known of its terminal."""
+    def talking(self) -> AbstractContextManager[object]:
+        """See `ChatView.talking`: nothing but text is known of its terminal."""
         return nullcontext()
 
     @asynccontextmanager

@@ -47,6 +47,11 @@ def names(models: Sequence[str]) -> str:
     return f"{', '.join(models[:MOST_NAMED])}{more}"
 
 
+def with_adapters(info: ServerInfo) -> list[str]:
+    """Names of the model with each of its LoRA adapters."""
+    return [f"{info.model.name}+{adapter}" for adapter in info.capabilities.adapters]
+
+
 def model_line(info: ModelInfo) -> str:
     """`Qwen3 0.6B · 596 M parameters · Q8_0 · 639 MB`."""
     parts = [info.name, f"{count(info.parameters)} parameters", info.quantization, size(info.size_bytes)]

@@ -250,7 +250,7 @@ _RANK = 4
 _STATE_KEYS = ("ssm.conv_kernel", "ssm.inner_size", "shortconv.l_cache", "wkv.head_size", "kda.head_dim")
 """Figures that only recurrent layers have."""
 _OTHER_KINDS = {
-    "adapter": "is a LoRA adapter, not a model",
+    "adapter": "is a LoRA adapter, not a model; it is loaded with its own: --model NAME --lora NAME=FILE",
     "mmproj": "is a projector for images, a part of a model that reads them",
     "imatrix": "is an importance matrix for quantizing, not a model",
 }
