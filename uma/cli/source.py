@@ -249,7 +249,8 @@ async def connected(
 
 def shown_progress(model: str) -> LoadProgress:
     """The progress of loading, which a terminal shows in one line."""
-    return LoadProgress(lambda percent: passing(f"loading {words.bar(percent)} {model}"))
+    name = Path(model).name
+    return LoadProgress(lambda percent: passing(f"loading {words.bar(percent)} {name}"))
 
 
 def _asks_for_its_own(loaded: Loaded) -> list[str]:
