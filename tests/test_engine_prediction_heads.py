@@ -11,6 +11,7 @@ import pytest
 import trio
 from engine_world import Answer, alone, answer, answers, ask, config_for, settled, tokens_for
 from every_kind import is_all
+from gemma4 import write_assistant, write_gemma4
 from hybrids import Predicting, write_hybrid, write_predicting
 from projectors import MARKER, png, write_projector
 from test_engine_pictures import about
@@ -197,4 +198,50 @@ async def test_without_memory_for_a_head_auto_goes_on_without_it_and_mtp_does_no
         assert len((await answer(engine, ask(max_tokens=4))).token_ids) == 4
     with pytest.raises(ConfigError, match="no memory for the prediction head"):
         async with open_engine(config_for(predicting, speculate="mtp")):
+            pass
+
+
+async def test_an_assistant_drafts_out_of_the_model_s_cells(tmp_path: Path) -> None:
+    """Alone and eight at once, behind a shared prefix, preempted, cancelled, and from the disk."""
+    model, assistant = write_gemma4(tmp_path / "model.gguf"), write_assistant(tmp_path / "assistant.gguf")
+    config, system = config_for(model, n_ctx=8_192, max_sequences=8), tokens_for(99, 200)
+    asked = conversations(beginning=system)
+    async with open_engine(attrs.evolve(config, **COLD)) as engine:
+        expected = ids(await alone(engine, asked))
+    drafting = attrs.evolve(config, draft=str(assistant), speculate="always")
+    kept: dict[str, Any] = {"cache_dir": str(tmp_path / "cache"), "cache_ram_mb": 64}
+    async with open_engine(attrs.evolve(drafting, **kept)) as engine:
+        assert engine.info.capabilities.speculation == "prompt look-up, and the assistant assistant (MTP)"
+        async with engine.generate(ask(system, 300, id="left")) as stream:
+            for _ in range(9):
+                await stream.__anext__()
+        assert ids(await answers(engine, asked)) == ids(await alone(engine, asked)) == expected
+        assert (await settled(engine))["draft_tokens_total"] > 0
+    async with open_engine(attrs.evolve(drafting, **kept)) as engine:
+        again = await alone(engine, asked)
+    assert ids(again) == expected
+    assert all(each.finished.usage.cached_tokens >= 128 for each in again)
+    crowded = attrs.evolve(drafting, n_ctx=640, speculate="mtp")
+    async with open_engine(crowded) as engine:
+        assert ids(await answers(engine, asked)) == expected
+        counters = await settled(engine)
+    assert counters["preemptions_total"] > 0
+    assert counters["draft_tokens_total"] > 0
+
+
+@pytest.mark.parametrize(
+    ("figures", "reason"),
+    [
+        ({"embed": 32}, "for embeddings of 32 figures"),
+        ({"kv_heads": 2}, "keys of 64 figures"),
+        (None, "is no assistant"),
+    ],
+)
+async def test_a_draft_that_cannot_read_the_cells_is_refused_before_llama_cpp_believes_it(
+    tmp_path: Path, tiny: Path, figures: dict[str, int] | None, reason: str
+) -> None:
+    model = write_gemma4(tmp_path / "model.gguf")
+    draft = tiny if figures is None else write_assistant(tmp_path / "assistant.gguf", **figures)
+    with pytest.raises(ConfigError, match=reason):
+        async with open_engine(config_for(model, draft=str(draft), speculate="mtp")):
             pass

@@ -297,10 +297,8 @@ class RuntimeConfig:
             re.compile(self.history_redact)
         except re.error as error:
             wrong.append(f"history_redact: {self.history_redact!r} is no regular expression: {error}")
-        if self.draft and self.speculate in ("off", "mtp"):
-            wrong.append(
-                f"draft: --speculate is {self.speculate}, so it drafts nothing; add --speculate auto, or leave it out"
-            )
+        if self.draft and self.speculate == "off":
+            wrong.append("draft: --speculate is off, so it drafts nothing; add --speculate auto, or leave it out")
         if self.models and not self.models.strip(", "):
             wrong.append(f"models: expected names with commas between them, or {ALL_MODELS}, not {self.models!r}")
         if self.models and self.protocol == "newline":

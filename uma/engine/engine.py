@@ -103,8 +103,7 @@ class Engine:
         self._adapters = adapters
         self.archive = archive
         self._chat = ChatAbilities(context.model)
-        has_head = heads is not None
-        self._info = server_info(context, config, self._chat, ledger.kv_bytes, draft, projector, has_head=has_head)
+        self._info = server_info(context, config, self._chat, ledger.kv_bytes, draft, projector, heads)
         self.max_request_tokens = sizing.max_request_tokens(context)
         """Maximum tokens, prompt and output together, of one request."""
         self._context = context

@@ -10,6 +10,7 @@ from uma.engine.intake.chat import ChatAbilities
 from uma.engine.intake.trained_form import unsupported_kind
 from uma.engine.kv.memory_kinds import kind_of
 from uma.llama.context import Context
+from uma.llama.heads import PredictionHeads
 from uma.llama.model import Model
 from uma.llama.projector import Projector
 from uma.types import (
@@ -34,15 +35,14 @@ def server_info(
     free_kv_bytes: int,
     draft: Context | None = None,
     projector: Projector | None = None,
-    *,
-    has_head: bool = False,
+    heads: PredictionHeads | None = None,
 ) -> ServerInfo:
     """What a server answers to `info` and `hello`, with so much memory left for further contexts."""
     model = context.model
     return ServerInfo(
         server=f"uma/{__version__}",
         model=model.info,
-        capabilities=_of_generator(context, config, chat, draft, projector, has_head=has_head)
+        capabilities=_of_generator(context, config, chat, draft, projector, heads)
         if model.is_causal
         else _of_encoder(context, config),
         limits=Limits(
@@ -71,8 +71,7 @@ def _of_generator(
     chat: ChatAbilities,
     draft: Context | None,
     projector: Projector | None,
-    *,
-    has_head: bool,
+    heads: PredictionHeads | None,
 ) -> Capabilities:
     return attrs.evolve(
         _of_encoder(context, config),
@@ -93,7 +92,7 @@ def _of_generator(
         echo=True,
         decisions=0 if unsupported_kind(context.model) else WORDING,
         generate=True,
-        speculation=_speculation(context, config, draft, has_head=has_head),
+        speculation=_speculation(context, config, draft, heads),
         vision=projector is not None and projector.sees,
         audio=projector is not None and projector.hears,
         media_urls=projector is not None and config.media_urls,
@@ -135,11 +134,16 @@ def _prefix_sharing(context: Context, config: RuntimeConfig) -> str:
     return how if context.params.kv_unified else f"{how}: each sequence has KV of its own (--kv-unified off)"
 
 
-def _speculation(context: Context, config: RuntimeConfig, draft: Context | None, *, has_head: bool) -> str:
+def _speculation(context: Context, config: RuntimeConfig, draft: Context | None, heads: PredictionHeads | None) -> str:
     """How tokens are drafted, or why they are not."""
     if reason := sizing.why_no_drafts(context, config):
         return f"none: {reason}"
     ways = [] if config.speculate == "mtp" else ["prompt look-up"]
     ways += [f"the draft model {draft.model.info.name}"] if draft is not None else []
-    ways += ["the model's prediction head (MTP)"] if has_head else []
+    if heads is not None:
+        ways.append(
+            f"the assistant {heads.context.model.info.name} (MTP)"
+            if heads.reads_cells
+            else "the model's prediction head (MTP)"
+        )
     return ", and ".join(ways)

@@ -17,6 +17,7 @@ from uma.llama import devices, header
 from uma.llama.header import Header
 from uma.llama.model import LoadStopped, Model
 from uma.llama.projector import Projector
+from uma.llama.shape import ASSISTANT
 from uma.models import projectors
 from uma.models.catalog import ResolvedModel, resolve
 from uma.types import LoadProgress
@@ -59,6 +60,11 @@ class Loader:
             model.close()
             raise
         return model
+
+    @property
+    def has_assistant(self) -> bool:
+        """Whether the model that drafts reads the other one's cells."""
+        return self._draft is not None and header.read(Path(self._draft.path)).architecture == ASSISTANT
 
     def draft(self) -> Model:
         """The model that drafts. Raises the same."""

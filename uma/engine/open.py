@@ -80,8 +80,8 @@ async def open_engine(
         stack.callback(context.close)
         if owns_process and not backend.has_gpu():  # a GPU's driver has pinned what it uses
             await _give_back_zeros(new)
-        draft = await trio.to_thread.run_sync(_open_draft, stack, ledger, loader, config, context)
-        heads = await trio.to_thread.run_sync(_open_heads, stack, ledger, config, context)
+        draft, assistant = await trio.to_thread.run_sync(_open_draft, stack, ledger, loader, config, context)
+        heads = assistant or await trio.to_thread.run_sync(_open_heads, stack, ledger, config, context)
         ledger.promise_cache(MAX_QUEUED_BYTES if config.prefix_folder else 0)
         archive = await _open_archive(config, context, ledger.cache_bytes, adapters.keys)
         engine = Engine(config, context, ledger, archive, grammars, draft, heads, projector, adapters=adapters)
@@ -180,21 +180,31 @@ def _make_context(ledger: Ledger, model: Model, config: RuntimeConfig, beside: C
 
 def _open_draft(
     stack: AsyncExitStack, ledger: Ledger, loader: Loader, config: RuntimeConfig, target: Context
-) -> Context | None:
-    """The draft model's context, where one is configured and can be of use, closed with `stack`. It keeps its model
-    open.
+) -> tuple[Context | None, PredictionHeads | None]:
+    """The draft model's context, or the assistant that it is, where one is configured and can be of use, closed with
+    `stack`. It keeps its model open.
     """
     if not config.draft:
-        return None
+        return None, None
     if reason := sizing.why_no_drafts(target, config):
         _log.warning("--draft is not used: %s", reason)
-        return None
+        return None, None
+    if MISSING and loader.has_assistant:
+        raise ConfigError(f"draft: {config.draft} is unsupported: {MISSING}; leave --draft out")
+    if config.speculate == "mtp" and not loader.has_assistant:
+        raise ConfigError(f"draft: mtp is unsupported with {config.draft}, which is no assistant; use --speculate auto")
     model = loader.draft()
     try:
+        if loader.has_assistant and (problem := model.why_no_assistant_of(target.model)) is not None:
+            raise ConfigError(
+                f"draft: {model.path} is no assistant of {target.model.path}: {problem}; leave --draft out"
+            )
         ledger.promise_weights(model.shape)
+        if loader.has_assistant:
+            return None, _closed_with(stack, PredictionHeads(target, sizing.assisting_params(target), model))
         params = sizing.draft_params(model, target, config, ledger.kv_bytes)
         with ledger.promised(model.shape, params):
-            return _closed_with(stack, Context(model, params))
+            return _closed_with(stack, Context(model, params)), None
     finally:
         model.close()
 

@@ -472,6 +472,11 @@ def predicting_params(target: Context, config: RuntimeConfig, free_bytes: int) -
     )
 
 
+def assisting_params(target: Context) -> ContextParams:
+    """The context of an assistant, whose cells are the target's."""
+    return attrs.evolve(target.params, rolled_back=0, predicts=True)
+
+
 def why_no_drafts(context: Context, config: RuntimeConfig) -> str | None:
     """Why no tokens are drafted; None where they are. Memory must be cut behind those of a draft that held."""
     shape = context.model.shape

@@ -180,8 +180,8 @@ class Follower(Protocol):
 class Context(Closing):
     """Owner of a llama context. Keeps its model's weights alive until it is closed."""
 
-    def __init__(self, model: Model, params: ContextParams) -> None:
-        """Make the context, which takes its memory at once.
+    def __init__(self, model: Model, params: ContextParams, beside: Context | None = None) -> None:
+        """Make the context, which takes its memory at once; an assistant reads the cells of the one `beside` it.
 
         Raises `ConfigError` for settings that exclude each other and `ModelError`, with llama.cpp's reason, where it
         cannot be made otherwise, mostly for want of memory.
@@ -211,16 +211,17 @@ class Context(Closing):
         self._holds_model = True
         began_sec = time.monotonic()
         try:
-            self._open(params)
+            self._open(params, beside)
         except BaseException:
             self.close()
             raise
         self.opened_ms = (time.monotonic() - began_sec) * 1000
         """How long it took to make it; memory is most of that."""
 
-    def _open(self, params: ContextParams) -> None:
+    def _open(self, params: ContextParams, beside: Context | None) -> None:
         mark, model = LOG.mark, self.model
         struct = params.struct()
+        struct.ctx_other = None if beside is None else beside.handle
         struct.abort_callback = ctypes.cast(self._graph.callback, lib.ggml_abort_callback)
         struct.abort_callback_data = self._graph.address
         handle = lib.llama_init_from_model(model.handle, struct)

@@ -5,6 +5,9 @@ model each computes the same tokens, together with the hidden row that the model
 copied and cut in the model's memory is copied and cut in theirs too, so they know every text that the model's cells
 hold, but for pictures and what came back from a snapshot: of these they know nothing, and guess worse.
 
+An assistant (Gemma 4's) is a model of its own that does the same, and reads the model's cells: it has none to be kept
+in step, and knows all that they hold.
+
 One head guesses all of a draft, token by token. Of several each guesses one token (`shape.CHAINED`): a head has cells
 of its own of the text alone, and reads what is drafted before its token anew.
 """
@@ -22,6 +25,7 @@ from numpy import ctypeslib
 from uma.closing import Closing
 from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
+from uma.llama.model import Model
 
 try:
     from llama_cpp import llama_cpp_ext as ext
@@ -62,11 +66,18 @@ class Guessed(NamedTuple):
 class PredictionHeads(Closing):
     """Owner of the heads' context, kept in step with the model's. Belongs to the same thread as that one."""
 
-    def __init__(self, target: Context, params: ContextParams) -> None:
+    def __init__(self, target: Context, params: ContextParams, assistant: Model | None = None) -> None:
         """Make it for `target`, which must have computed nothing. Raises as `Context` does."""
         self._target = target
-        self.count = target.model.shape.heads
-        self.context = Context(target.model, params)
+        self.vocab = target.model.vocab
+        self.count = target.model.shape.heads if assistant is None else 1
+        """How many there are: of several each guesses one token."""
+        self.reads_cells = assistant is not None
+        """Whether it is an assistant. All that it guesses has the position behind the target's last cell."""
+        if assistant is None:
+            self.context = Context(target.model, params)
+        else:
+            self.context = Context(assistant, params, target)
         """What computes. Its sequences are the target's."""
         self._width = target.model.n_embedding
         self._batch = Batch(self.context.n_batch)
@@ -86,6 +97,15 @@ class PredictionHeads(Closing):
         sequences, positions = batch.seq_id[:count], batch.pos[:count]
         goes_on = (np.diff(sequences) == 0) & (np.diff(positions) == 1)
         starts = [0, *(np.flatnonzero(~goes_on) + 1).tolist()]
+        if self.reads_cells or self._follow(batch, rows, starts):
+            for start, end in zip(starts, [*starts[1:], count], strict=True):
+                kept = max(start, end - KEPT_ROWS)
+                self._last[int(sequences[start])] = _LastRows(int(positions[kept]), rows[kept:end].copy())
+
+    def _follow(self, batch: Batch, rows: Rows, starts: Sequence[int]) -> bool:
+        """Compute a batch of the target's, of which texts begin at `starts`. Returns whether it was computed."""
+        count = batch.n_tokens
+        sequences, positions = batch.seq_id[:count], batch.pos[:count]
         self._hidden[1:count] = rows[: count - 1]
         for start in starts:
             seq, position = int(sequences[start]), int(positions[start])
@@ -100,14 +120,13 @@ class PredictionHeads(Closing):
             for start in starts:
                 self._make_way(int(sequences[start]), int(positions[start]))
             if self._decode(head) != DONE:
-                return
-        for start, end in zip(starts, [*starts[1:], count], strict=True):
-            kept = max(start, end - KEPT_ROWS)
-            self._last[int(sequences[start])] = _LastRows(int(positions[kept]), rows[kept:end].copy())
+                return False
+        return True
 
     def seq_rm(self, seq: int, p0: int = -1, p1: int = -1) -> None:
         """The target has forgotten these positions."""
-        self.context.seq_rm(seq, p0, p1)
+        if not self.reads_cells:
+            self.context.seq_rm(seq, p0, p1)
         if p0 <= 0:
             self._last.pop(seq, None)
         elif (last := self._last.get(seq)) is not None:
@@ -115,13 +134,15 @@ class PredictionHeads(Closing):
 
     def seq_cp(self, source: int, target: int, p0: int = -1, p1: int = -1) -> None:
         """The target has copied these positions."""
-        self.context.seq_cp(source, target, p0, p1)
+        if not self.reads_cells:
+            self.context.seq_cp(source, target, p0, p1)
         if (last := self._last.get(source)) is not None:
             self._last[target] = last if p1 < 0 else last._replace(rows=last.rows[: max(0, p1 - last.first)])
 
     def clear(self) -> None:
         """Forget all sequences."""
-        self.context.clear(overwrites=False)
+        if not self.reads_cells:  # they are the target's
+            self.context.clear(overwrites=False)
         self._last.clear()
 
     # Guesses
@@ -161,10 +182,13 @@ class PredictionHeads(Closing):
 
     def cut(self, seq: int, position: int) -> None:
         """Forget what was guessed from this position on."""
-        self.context.seq_rm(seq, position, -1)
+        if not self.reads_cells:
+            self.context.seq_rm(seq, position, -1)
 
     def _make_way(self, seq: int, position: int) -> None:
         """llama.cpp takes tokens that go on where a sequence ends, or begin one anywhere."""
+        if self.reads_cells:
+            return
         held = self.context.seq_pos_max(seq)
         if held >= position:
             self.context.seq_rm(seq, position, -1)

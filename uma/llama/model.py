@@ -28,7 +28,7 @@ from uma.llama.header import Header
 from uma.llama.log import LOG
 from uma.llama.pages import NewPages
 from uma.llama.placement import Placement, overrides
-from uma.llama.shape import COPIED_WHOLE, Memory, Shape
+from uma.llama.shape import COPIED_WHOLE, Memory, Shape, why_no_assistant
 from uma.llama.suggested import suggested_sampling
 from uma.llama.template import ChatTemplate
 from uma.llama.vocab import Vocab
@@ -176,6 +176,10 @@ class Model(Closing):
             lib.llama_model_free(handle)
             raise
         return model
+
+    def why_no_assistant_of(self, target: Model) -> str | None:
+        """See `shape.why_no_assistant`; else the first difference of the vocabularies."""
+        return why_no_assistant(self._parts[0], target._parts[0]) or target.vocab.difference(self.vocab)
 
     def load_adapter(self, path: Path, name: str, scale: float = 1.0) -> Adapter:
         """Load a LoRA adapter, once it is checked, before any context is made. Raises `ModelError`."""

@@ -43,6 +43,8 @@ PREDICTING = ("qwen35", "qwen35moe", CHAINED)
 tried. But for `CHAINED` they have one head."""
 PREDICTING_TENSORS = ("eh_proj", "enorm", "hnorm")
 """Tensors without which llama.cpp ends the process where a head is to compute."""
+ASSISTANT, ASSISTED = "gemma4-assistant", "gemma4"
+"""Architectures of models that guess tokens from cells of others, and of these others."""
 WINDOW_PERIODS = {
     "afmoe": 4, "cohere2": 4, "cohere2moe": -4, "exaone-moe": 4, "exaone4": 4, "gemma2": 2, "gemma3": 6, "gemma3n": 5,
     "gpt-oss": 2, "laguna": -4, "llama4": 4, "mellum": 4, "muse-glimmer": 4, "olmo2": 4, "plamo3": 8,
@@ -254,6 +256,26 @@ def _prediction_heads(parts: list[Header]) -> int:
     layers = range(first.n_layers, first.n_layers + count)
     is_whole = all(f"blk.{layer}.nextn.{name}.weight" in tensors for layer in layers for name in PREDICTING_TENSORS)
     return count if is_whole else 0
+
+
+def why_no_assistant(own: Header, target: Header) -> str | None:
+    """Why the model of this header cannot read another one's cells; None where it can. llama.cpp looks at none of it: a
+    layer reads those of the target's last one of its kind as if they were of its own dimensions.
+    """
+    if target.architecture != ASSISTED:
+        return f"it reads the cells of {ASSISTED} models, and this one is {target.architecture}"
+    mine, theirs, last = _Figures(own), _Figures(target), target.n_layers - 1
+    if last < 1 or theirs.has_window(last) or not theirs.has_window(last - 1):
+        return "the model's last layer has a window, or the one before it has none"
+    width = theirs.number("embedding_length")
+    if mine.number("embedding_length_out") != width:
+        return f"it is for embeddings of {mine.number('embedding_length_out'):,} figures, and the model has {width:,}"
+    for layer in range(mine.number("block_count")):
+        read = last - mine.has_window(layer)
+        own_keys, keys = mine.keys(layer), theirs.keys(read)
+        if (own_keys, mine.values(layer)) != (keys, theirs.values(read)):
+            return f"its layer {layer} is for keys of {own_keys:,} figures, and the model has {keys:,}"
+    return None
 
 
 def _pooling_of(parts: list[Header]) -> Pooling:

@@ -371,9 +371,14 @@ class KvPool:
         return self._copies.go_on()
 
     def save_all_cached(self) -> None:
-        """Add, at the end, a snapshot of each cached prefix to the store, which passes it on to the disk tier."""
+        """Add, at the end, a snapshot of each cached prefix to the store, which passes it on to the disk tier. What
+        several have in common goes with the first of them, for no cells are left that share it.
+        """
         for seq_id, node in self.tree.cached.items():
-            if self._is_worth_saving(node):
+            tokens, path = node.whole(), list(node.path())
+            kept = self._kept(tokens, 0)
+            lost = node.end - (kept[1] if kept else 0)
+            if self.store.accepts(tokens, lost, max(above.reuses for above in path)):
                 self.store.add(self._snapshot_of(seq_id, node, node.reuses, node.used_at))
 
     def _is_worth_saving(self, node: Node) -> bool:

@@ -36,7 +36,7 @@ class HeadDrafter(GuessingDrafter[_HeadText]):
     """A `Drafter` that has the model's prediction heads guess."""
 
     def __init__(self, heads: PredictionHeads, threads: Callable[[], int], metrics: EngineMetrics) -> None:
-        super().__init__(heads.context, heads.context.model.vocab, threads, metrics)
+        super().__init__(heads.context, heads.vocab, threads, metrics)
         self._heads = heads
 
     def expected(self, sequence: Sequence, most: int) -> Rows[float]:
@@ -91,9 +91,9 @@ class HeadDrafter(GuessingDrafter[_HeadText]):
     def _rows(self, draft: _Draft, first: int) -> list[Guessed]:
         """What a step reads of a draft, from this token on: those that are guessed, behind the row's last one."""
         sequence, text = draft.sequence, draft.text
-        begins = sequence.next_position
+        begins, step = sequence.next_position, 0 if self._heads.reads_cells else 1
         return [
-            Guessed(_seq_id(sequence), token, begins + at, text.hidden[at], is_last=at == draft.ahead)
+            Guessed(_seq_id(sequence), token, begins + at * step, text.hidden[at], is_last=at == draft.ahead)
             for at, token in enumerate((sequence.tokens[-1], *text.guess))
             if at >= first
         ]
