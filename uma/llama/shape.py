@@ -43,8 +43,10 @@ PREDICTING = ("qwen35", "qwen35moe", CHAINED)
 tried. But for `CHAINED` they have one head."""
 PREDICTING_TENSORS = ("eh_proj", "enorm", "hnorm")
 """Tensors without which llama.cpp ends the process where a head is to compute."""
-ASSISTANT, ASSISTED = "gemma4-assistant", "gemma4"
-"""Architectures of models that guess tokens from cells of others, and of these others."""
+ASSISTANT = "gemma4-assistant"
+"""Architecture of models that guess tokens from another model's cells."""
+ASSISTED = "gemma4"
+"""Architecture of these others."""
 WINDOW_PERIODS = {
     "afmoe": 4, "cohere2": 4, "cohere2moe": -4, "exaone-moe": 4, "exaone4": 4, "gemma2": 2, "gemma3": 6, "gemma3n": 5,
     "gpt-oss": 2, "laguna": -4, "llama4": 4, "mellum": 4, "muse-glimmer": 4, "olmo2": 4, "plamo3": 8,
