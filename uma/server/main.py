@@ -42,8 +42,8 @@ LOAD_END_SEC = 1.0
 """Maximum time for a load to end that a signal has cancelled. It ends before its next tensor; but a tensor on a slow
 disk, and the little that is done beside the weights, cannot be interrupted."""
 
-END_SEC = 2.0
-"""Maximum time from `drain_timeout_sec` on until the process has ended."""
+END_SEC = 1.5
+"""Time from `drain_timeout_sec` on after which the process is ended, so that it has ended within two seconds."""
 AT_ONCE_SEC = 1.0
 """Maximum time from a second signal on until the process has ended."""
 
