@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import attrs
@@ -21,6 +22,10 @@ from uma.types import MAX_QUESTIONS, Decision, DecisionQuestion, DecisionRequest
 from uma.types.decision import MAX_LEVELS, MAX_OPTIONS, LabelForm, Orders
 
 Label = Annotated[str, Length(1, 4_096), Text()]
+Form = Callable[[Decisions], dict[str, Any]]
+Asked = tuple[Sequence[Message], Sequence[DecisionQuestion], Mapping[str, str], Form]
+"""State and questions of a body, its names for fields that the engine calls otherwise, and what makes its answer."""
+_OWN = ("labels", "orders", "temperature", "min_label_mass", "reproducible")
 
 
 @attrs.frozen(kw_only=True)
@@ -36,49 +41,32 @@ class DecisionFields:
     priority: Lane | None = None
 
 
-@attrs.frozen(kw_only=True)
-class DecisionAsk:
-    """What a body asks to be decided, in the words that both dialects share."""
-
-    body: DecisionFields
-    state: Sequence[Message]
-    questions: Sequence[DecisionQuestion]
-    form: Callable[[str, Decisions], Any]
-    """Makes the answer of the model's name and the decisions."""
-    names: Mapping[str, str]
-    """The body's names for fields that the engine calls otherwise."""
-
-
 @attrs.frozen(eq=False)
 class Decides:
     """An endpoint that decides."""
 
-    read: Callable[[Mapping[str, Any], Reader], DecisionAsk]
+    body: type[DecisionFields]
+    read: Callable[[Any, Reader], Asked]
 
     async def __call__(self, gateway: Gateway, http: Exchange) -> None:
         """Answer one body."""
         reader = gateway.reader(http)
 
-        def begin(fields: dict[str, Any]) -> tuple[DecisionAsk, DecisionRequest]:
-            ask = self.read(fields, reader)
+        def begin(fields: dict[str, Any]) -> tuple[DecisionRequest, Form]:
+            body = reader.body(fields, self.body)
+            state, questions, names, form = self.read(body, reader)
             abilities.decisions(reader.able)
-            http.names.update(ask.names)
-            return ask, _request(http, ask, reader.adapted_model)
+            http.names.update(names)
+            own = {name: value for name in _OWN if (value := getattr(body, name)) is not None}
+            try:
+                lane, model = lane_alone(body.priority, http), reader.adapted_model
+                return DecisionRequest(http.id, state, questions, priority=lane, model=model, **own), form
+            except ValueError as error:
+                raise BadRequest.of(error) from None
 
-        ask, request = await http.built(begin)
+        request, form = await http.built(begin)
         found = await gateway.compute(http, request, gateway.source.decide, lambda found: found.read_tokens)
-        await http.answer_json(ask.form(reader.model, found))
-
-
-def _request(http: Exchange, ask: DecisionAsk, model: str | None) -> DecisionRequest:
-    """Any thread. Raises `BadRequest` for questions that are too many together."""
-    names = ("labels", "orders", "temperature", "min_label_mass", "reproducible")
-    own = {name: value for name in names if (value := getattr(ask.body, name)) is not None}
-    try:
-        lane = lane_alone(ask.body.priority, http)
-        return DecisionRequest(http.id, ask.state, ask.questions, priority=lane, model=model, **own)
-    except ValueError as error:
-        raise BadRequest.of(error) from None
+        await http.answer_json({"model": reader.model} | form(found))
 
 
 def question(kind: Any, path: str, *args: Any) -> DecisionQuestion:
@@ -103,7 +91,7 @@ class DecisionsBody(DecisionFields):
 
 
 @attrs.frozen(kw_only=True)
-class _Asked:
+class _Question:
     type: str
     instructions: Any
     name: Annotated[str, Length(1, 256), Text()] | None = None
@@ -116,26 +104,19 @@ class _ChoiceValue:
 
 
 @attrs.frozen(kw_only=True)
-class _Choice(_Asked):
+class _Choice(_Question):
     choices: Annotated[tuple[_ChoiceValue, ...], Length(2, MAX_OPTIONS, "choices")]
 
 
 @attrs.frozen(kw_only=True)
-class _Level:
-    label: Label
-    description: Annotated[str, Text()] | None = None
+class _Score(_Question):
+    levels: Annotated[tuple[Option, ...], Length(2, MAX_LEVELS, "levels")]
 
 
-@attrs.frozen(kw_only=True)
-class _Score(_Asked):
-    levels: Annotated[tuple[_Level, ...], Length(2, MAX_LEVELS, "levels")]
+_KINDS: Mapping[str, type[_Question]] = {"predicate": _Question, "choice": _Choice, "score": _Score}
 
 
-_KINDS: Mapping[str, type[_Asked]] = {"predicate": _Asked, "choice": _Choice, "score": _Score}
-
-
-def _read(fields: Mapping[str, Any], reader: Reader) -> DecisionAsk:
-    body = reader.body(fields, DecisionsBody)
+def _read(body: DecisionsBody, reader: Reader) -> Asked:
     _check_calls(body.input)
     state = messages_of(body.input, None, reader)
     asked = [_asked(each, f"questions[{at}]", reader) for at, each in enumerate(body.questions)]
@@ -146,16 +127,14 @@ def _read(fields: Mapping[str, Any], reader: Reader) -> DecisionAsk:
             options = tuple(Option(_text(one.value), one.description) for one in each.choices)
             names[f"{path}.options"] = f"{path}.choices"
         elif isinstance(each, _Score):
-            options = tuple(Option(one.label, one.description) for one in each.levels)
+            options = each.levels
             names[f"{path}.options"] = f"{path}.levels"
         instructions = text_of(each.instructions, f"{path}.instructions", reader, is_question=True)
         questions.append(question(each.type, path, instructions, options, each.name))
-    return DecisionAsk(
-        body=body, state=state, questions=questions, names=names, form=lambda model, found: _form(model, asked, found)
-    )
+    return state, questions, names, partial(_form, asked)
 
 
-def _asked(fields: dict[str, Any], path: str, reader: Reader) -> _Asked:
+def _asked(fields: dict[str, Any], path: str, reader: Reader) -> _Question:
     kind = fields.get("type")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise BadRequest.at(f"{path}.type", f"expected one of {', '.join(_KINDS)}, not {show(kind)}")
@@ -186,10 +165,9 @@ def _text(value: str | bool) -> str:
     return value if isinstance(value, str) else str(value).lower()
 
 
-def _form(model: str, asked: Sequence[_Asked], found: Decisions) -> dict[str, Any]:
+def _form(asked: Sequence[_Question], found: Decisions) -> dict[str, Any]:
     usage = found.usage
     return {
-        "model": model,
         "answers": [_answer(each, decision) for each, decision in zip(asked, found.answers, strict=True)],
         "usage": {
             "input_tokens": usage.prompt_tokens,
@@ -201,7 +179,7 @@ def _form(model: str, asked: Sequence[_Asked], found: Decisions) -> dict[str, An
     }
 
 
-def _answer(asked: _Asked, decision: Decision) -> dict[str, Any]:
+def _answer(asked: _Question, decision: Decision) -> dict[str, Any]:
     probabilities = decision.probabilities
     head: dict[str, Any] = {"type": asked.type, "name": asked.name}
     if decision.is_refused:
@@ -223,4 +201,4 @@ def _answer(asked: _Asked, decision: Decision) -> dict[str, Any]:
     return head | diagnostics(decision)
 
 
-decisions = Decides(_read)
+decisions = Decides(DecisionsBody, _read)

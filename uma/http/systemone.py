@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -10,7 +11,7 @@ import attrs
 from uma import json_text
 from uma.constraints import show
 from uma.errors import BadRequest
-from uma.http.decisions import Decides, DecisionAsk, DecisionFields, diagnostics, question
+from uma.http.decisions import Asked, Decides, DecisionFields, diagnostics, question
 from uma.http.problem import Unimplemented, Unsupported
 from uma.http.reader import Reader, checked_text
 from uma.types import MAX_QUESTIONS, Decision, DecisionQuestion, Decisions, Message, Option
@@ -41,8 +42,7 @@ class _Criteria:
 _KINDS = {"noul": "predicate", "choice": "choice", "score": "score"}
 
 
-def _read(fields: Mapping[str, Any], reader: Reader) -> DecisionAsk:
-    body = reader.body(fields, SystemOneBody)
+def _read(body: SystemOneBody, reader: Reader) -> Asked:
     if body.assets:
         raise Unsupported.at("assets", "pictures of decisions are not supported yet; describe them in the state")
     if not 1 <= len(body.questions) <= MAX_QUESTIONS:
@@ -52,14 +52,7 @@ def _read(fields: Mapping[str, Any], reader: Reader) -> DecisionAsk:
         path = f"questions.{name}"
         questions.append(_question(name, given, path, reader))
         names[f"questions[{at}].options"] = f"{path}.criteria"
-    state = [Message("user", _text(body.state, "state"))]
-    return DecisionAsk(
-        body=body,
-        state=state,
-        questions=questions,
-        names=names,
-        form=lambda model, found: _form(model, questions, found),
-    )
+    return [Message("user", _text(body.state, "state"))], questions, names, partial(_form, questions)
 
 
 def _question(name: str, given: Any, path: str, reader: Reader) -> DecisionQuestion:
@@ -106,9 +99,8 @@ def _text(value: Any, path: str) -> str:
     return checked_text(value if isinstance(value, str) else json_text.dumps(value, separators=(",", ":")), path)
 
 
-def _form(model: str, questions: Sequence[DecisionQuestion], found: Decisions) -> dict[str, Any]:
+def _form(questions: Sequence[DecisionQuestion], found: Decisions) -> dict[str, Any]:
     return {
-        "model": model,
         "answers": {
             str(each.name): _answer(each, decision) for each, decision in zip(questions, found.answers, strict=True)
         },
@@ -133,4 +125,4 @@ def _answer(asked: DecisionQuestion, decision: Decision) -> dict[str, Any]:
     return found | diagnostics(decision)
 
 
-systemone = Decides(_read)
+systemone = Decides(SystemOneBody, _read)
