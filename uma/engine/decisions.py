@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 import attrs
@@ -34,13 +34,7 @@ MAX_AT_ONCE = 64
 """Maximum prompts of one decision that are queued at once: hundreds would fill the queue for all others."""
 
 
-@attrs.frozen(eq=False)
-class _Row:
-    """One row of logits of one prompt."""
-
-    asked: AskedPrompt
-    row: labels.LabelRow
-    prompt: LabelPrompt
+_Row = tuple[AskedPrompt, labels.LabelRow, LabelPrompt]
 
 
 @attrs.frozen(eq=False)
@@ -66,13 +60,12 @@ class DecisionService:
         rows = [
             self._row(prompts, asked, row, start) for asked in prompts.asked for row in labels.rows_of(asked.spellings)
         ]
-        longest = max(len(row.prompt.tokens) for row in rows)
+        reads = [prompt for _, _, prompt in rows]
+        longest = max(len(prompt.tokens) for prompt in reads)
         self._prompts.check_fits(longest)
-        most_tokens = longest + 1
         if request.reproducible:
             await self._isolated.ready_for(longest)
-        await self._read(request, prompts, rows, most_tokens)
-        reads = [row.prompt for row in rows]
+        await self._read(request, prompts, reads, longest + 1)
         cached = sum(prompt.read.cached_tokens for prompt in reads)
         prompt_tokens = sum(len(prompt.tokens) for prompt in reads)
         return Decisions(request.id, tuple(self._decided(request, rows)), Usage(prompt_tokens, cached, 0))
@@ -84,34 +77,29 @@ class DecisionService:
         wanted = [token for token in row.tokens if token != labels.END]
         if len(wanted) < len(row.tokens):
             wanted += self._vocab.eog_ids.tolist()
-        return _Row(asked, row, LabelPrompt(tokens, LabelRead(np.array(wanted, np.intp), start=start)))
+        return asked, row, LabelPrompt(tokens, LabelRead(np.array(wanted, np.intp), start=start))
 
     async def _read(
-        self, request: DecisionRequest, prompts: DecisionPrompts, rows: Sequence[_Row], most_tokens: int
+        self, request: DecisionRequest, prompts: DecisionPrompts, reads: Iterable[LabelPrompt], most_tokens: int
     ) -> None:
         """Read all rows, as many at once as can run."""
-        left = iter(rows)
+        left = iter(reads)
         while window := list(islice(left, min(MAX_AT_ONCE, self._max_active))):
             await trio.lowlevel.checkpoint()
             self._check_open()
             self._metrics.requests_total += 1
             asked = _request(request, len(window))
-            self._gate.check_deadline(asked, len(window[0].prompt.tokens))
+            self._gate.check_deadline(asked, len(window[0].tokens))
             stream = self._requests.submit(
                 Prepared(
                     asked,
                     asked,
-                    window[0].prompt.tokens,
-                    grammar=None,
-                    forced=[],
-                    bias=None,
-                    report=None,
+                    window[0].tokens,
                     most_tokens=most_tokens,
                     adapters=self._adapters.asked(request.model),
-                    spellings={},
                     message_ends=(prompts.border,),
                     pictures=prompts.pictures,
-                    labels=tuple(row.prompt for row in window),
+                    labels=tuple(window),
                 )
             )
             try:
@@ -122,8 +110,8 @@ class DecisionService:
 
     def _decided(self, request: DecisionRequest, rows: Iterable[_Row]) -> Iterable[Decision]:
         of_prompt: dict[AskedPrompt, dict[labels.Path, dict[int, float]]] = {}
-        for row in rows:
-            of_prompt.setdefault(row.asked, {})[row.row.path] = _told(row)
+        for asked, row, prompt in rows:
+            of_prompt.setdefault(asked, {})[row.path] = labels.by_token(row, prompt.read.logprobs)
         of_question: list[list[tuple[list[float], float]]] = [[] for _ in request.questions]
         for asked, read in of_prompt.items():
             placed = labels.logprobs_of(asked.spellings, read)
@@ -140,25 +128,8 @@ class DecisionService:
             )
 
 
-def _told(row: _Row) -> dict[int, float]:
-    """Log probabilities that were read, by token; the ends are one."""
-    values = row.prompt.read.logprobs
-    told = dict(zip((token for token in row.row.tokens if token != labels.END), values, strict=False))
-    if labels.END in row.row.tokens:
-        told[labels.END] = labels.log_sum(values[len(row.row.tokens) - 1 :])
-    return told
-
-
 def _request(request: DecisionRequest, count: int) -> Request:
     """What so many prompts of a decision are to the decode thread: answers of no token."""
     sampling = SamplingParams(max_tokens=0, temperature=0, n=count, reproducible=request.reproducible)
-    return Request(
-        request.id,
-        prompt="",
-        sampling=sampling,
-        stream=False,
-        priority=request.priority,
-        slo=request.slo,
-        metadata=request.metadata,
-        model=request.model,
-    )
+    same = {name: getattr(request, name) for name in ("priority", "slo", "metadata", "model")}
+    return Request(request.id, prompt="", sampling=sampling, stream=False, **same)

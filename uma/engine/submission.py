@@ -8,7 +8,7 @@ import random
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
 
 import attrs
@@ -55,16 +55,16 @@ class Prepared:
     asked: Request
     """The request before it was made what the model's template can render."""
     tokens: array[int]
-    grammar: GrammarState | None
-    forced: list[int]
-    """Tokens that the grammar leaves no choice about, before the first one that is sampled."""
-    bias: Bias | None
-    report: PromptReport | None
     most_tokens: int
     """Maximum tokens of it, prompt and output together."""
     adapters: AdapterSet
     """LoRA adapters that it is computed with."""
-    spellings: Mapping[int, bytes]
+    grammar: GrammarState | None = None
+    forced: Iterable[int] = ()
+    """Tokens that the grammar leaves no choice about, before the first one that is sampled."""
+    bias: Bias | None = None
+    report: PromptReport | None = None
+    spellings: Mapping[int, bytes] = attrs.field(factory=dict)
     """Bytes of special tokens that are part of the output's text."""
     bounds_thinking: Callable[[int | None], ThinkingBound] | None = None
     """See `TokenChoice.bounds_thinking`."""

@@ -40,6 +40,13 @@ def rows_of(spellings: Spellings) -> list[LabelRow]:
     return [LabelRow(path, tuple(tokens)) for path, tokens in sorted(following.items(), key=lambda row: len(row[0]))]
 
 
+def by_token(row: LabelRow, values: Sequence[float]) -> dict[int, float]:
+    """Log probabilities of a row's tokens, of which the end, where there is one, is last and has all values left."""
+    size = len(row.tokens) - (row.tokens[-1] == END)
+    rest = {END: log_sum(values[size:])} if size < len(row.tokens) else {}
+    return dict(zip(row.tokens[:size], values[:size], strict=True)) | rest
+
+
 def is_distinct(spellings: Spellings) -> bool:
     """Whether no option is spelled as another, and each is spelled at all."""
     every = [spelling for option in spellings for spelling in set(option)]
