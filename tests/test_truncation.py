@@ -10,6 +10,7 @@ import attrs
 import pytest
 import trio
 from engine_world import config_for
+from http_clients import claude_of, openai_of
 from http_server import HttpServer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,15 +19,13 @@ from script_model import write_script_model
 from models import Kind, write_model
 from uma.engine import Engine, open_engine
 from uma.engine.intake import compaction
-from uma.engine.intake.compaction import HEADING
 from uma.engine.intake.truncation import INSTRUCTIONS, KEPT_SHARE, left_out, turns_of
 from uma.engine.submission import Over
 from uma.errors import BadRequest, PromptTooLarge
-from uma.types import Finished, Grammar, Message, Request, SamplingParams, ToolCall
+from uma.types import SUMMARY_HEADING, Finished, Grammar, Message, Request, SamplingParams, ToolCall
 
 CALL = (ToolCall("c", "look", "{}"),)
 BRIEF = SamplingParams(max_tokens=16, temperature=0)
-CLAUDE = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 50_000}}
 
 
 async def finished(engine: Engine, request: Request) -> Finished:
@@ -151,11 +150,11 @@ async def test_a_summary_stands_for_what_went_and_is_written_of_what_is_cached(t
     cut = [each for each in ended if each.dropped_messages]
     assert 1 < len(written) < 10 < len(cut)
     assert all("replaced by a summary" in each.warnings[0] for each in cut)
-    assert all(HEADING.encode() + b"\nIt was about foxes." in prompts[each.id] for each in cut)
+    assert all(SUMMARY_HEADING.encode() + b"\nIt was about foxes." in prompts[each.id] for each in cut)
     assert sum(each.usage.summary_tokens > 0 for each in cut) == len(written)
     assert all(each.request.priority == -1 for each in written)
     again = written[1:]  # the summary before is part of what is summarised, and all of it is cached
-    assert all(HEADING.encode() in prompts[each.request.id] for each in again)
+    assert all(SUMMARY_HEADING.encode() in prompts[each.request.id] for each in again)
     assert all(each.usage.cached_tokens > each.usage.prompt_tokens / 2 for each in written)
 
 
@@ -225,22 +224,56 @@ def test_over_http_it_is_asked_for_and_told(http_server: HttpServer, path: str, 
     assert b'"dropped_messages":' in stream
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", {"messages": TALK[:-1], "max_tokens": 8, "truncation": "compact"}),
-        ("/v1/messages", {"messages": TALK[:-1], "max_tokens": 8, "context_management": {"edits": [CLAUDE]}}),
-        (
-            "/v1/responses",
-            {"input": TALK[:-1], "max_output_tokens": 8, "context_management": [{"type": "compaction"}]},
-        ),
-    ],
-)
-def test_a_summary_is_asked_for_in_each_dialect_s_own_words(
-    http_server: HttpServer, path: str, body: dict[str, Any]
-) -> None:
-    told = http_server.ask("POST", path, body)
+def test_a_summary_is_asked_for_of_a_chat(http_server: HttpServer) -> None:
+    body = {"messages": TALK[:-1], "max_tokens": 8, "truncation": "compact"}
+    told = http_server.ask("POST", "/v1/chat/completions", body)
     assert told.status == 200 and any("replaced by a summary" in each for each in told.json["warnings"])
+
+
+SHORT = TALK[:5]
+"""It fits the context, and is over a threshold of its own."""
+
+
+def test_claude_s_compaction_keeps_to_its_trigger_and_stands_for_what_came_before_it(http_server: HttpServer) -> None:
+    asked: dict[str, Any] = {"model": "builtin", "max_tokens": 8, "messages": SHORT}
+    edit = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 300}}
+    with claude_of(http_server) as client:
+        compacted: Any = {**asked, "context_management": {"edits": [edit]}}
+        whole = client.beta.messages.create(**{**compacted, "messages": SHORT[:1]})
+        assert [block.type for block in whole.content] == ["text"]
+        with client.beta.messages.stream(**compacted) as stream:
+            streamed = stream.get_final_message()
+        whole = client.beta.messages.create(**compacted)
+        for answer in (whole, streamed):
+            assert [block.type for block in answer.content] == ["compaction", "text"]
+        assert whole.content[0] == streamed.content[0]
+        assert whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0) < 800
+        later: Any = [{"role": "assistant", "content": whole.content}, {"role": "user", "content": "And now?"}]
+        counts = [
+            client.beta.messages.count_tokens(model="builtin", messages=messages).input_tokens
+            for messages in ([*SHORT, *later], later)
+        ]
+    assert counts[0] == counts[1] < 800
+
+
+def test_openai_s_compaction_keeps_to_its_threshold_and_stands_for_what_came_before_it(
+    http_server: HttpServer,
+) -> None:
+    asked: Any = {"model": "builtin", "max_output_tokens": 8, "input": SHORT}
+    compacted = {**asked, "context_management": [{"type": "compaction", "compact_threshold": 300}]}
+    with openai_of(http_server) as client:
+        with client.responses.stream(**compacted) as stream:
+            ends = ("response.completed", "response.incomplete")
+            (streamed,) = [event.response for event in stream if event.type in ends]  # type: ignore[union-attr]
+        whole = client.responses.create(**compacted)
+        for answer in (whole, streamed):
+            assert [item.type for item in answer.output] == ["compaction", "message"]
+        items = [item.model_dump(exclude_none=True) for item in whole.output]
+        later = [*items, {"role": "user", "content": "And now?"}]
+        counts = [
+            client.responses.create(**{**asked, "input": before + later}).usage.input_tokens for before in (SHORT, [])
+        ]
+    assert counts[0] == counts[1] < 800
 
 
 def test_ollama_s_chat_cuts_unless_it_is_told_not_to(http_server: HttpServer) -> None:

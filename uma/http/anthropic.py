@@ -143,10 +143,11 @@ def _conversation(body: AnthropicConversation, reader: Reader) -> dict[str, Any]
     edits = ContextEdits.of(body.context_management, reader)
     system = text_of(_without_billing(body.system, reader.ignored), "system", reader)
     return {
-        "body": attrs.evolve(body, truncation="compact") if edits is not None and edits.compacts else body,
+        "body": body,
         "messages": [*([Message("system", system)] if system else []), *turns_of(body.messages, reader)],
         "wish": thinking_wish(body.thinking, effort),
         "edits": edits,
+        "compact_tokens": None if edits is None else edits.compact_tokens,
         **offered(body.tools or (), body.tool_choice, reader),
     }
 
@@ -198,7 +199,20 @@ class MessageWriter(Writer):
             "stop_sequence": None,
             "usage": _input(self.prompt_state.total, self.prompt_state.cached) | {"output_tokens": 0},
         }
-        return sse({"type": "message_start", "message": message}, "message_start")
+        return sse({"type": "message_start", "message": message}, "message_start") + self._compacted()
+
+    def _compacted(self) -> bytes:
+        """The block that stands for all before this answer, where there is one."""
+        if not self.summary:
+            return b""
+        self._block += 1
+        block = {"type": "compaction", "content": None}
+        delta = {"type": "compaction_delta", "content": self.summary}
+        return (
+            sse({"type": "content_block_start", "index": 0, "content_block": block}, "content_block_start")
+            + sse({"type": "content_block_delta", "index": 0, "delta": delta}, "content_block_delta")
+            + sse({"type": "content_block_stop", "index": 0}, "content_block_stop")
+        )
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Writer`."""
@@ -250,12 +264,13 @@ class MessageWriter(Writer):
     def whole(self, results: Sequence[Finished]) -> Body:
         """See `Writer`."""
         result = results[0]
+        summary = self.block_of(result)
         return {
             "id": f"msg_{self.id}",
             "type": "message",
             "role": "assistant",
             "model": self.model,
-            "content": _content(result),
+            "content": [*([{"type": "compaction", "content": summary}] if summary else []), *_content(result)],
             "stop_reason": _stop_reason(result),
             "stop_sequence": result.stop_string,
             "usage": _usage(result),

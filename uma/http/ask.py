@@ -83,10 +83,14 @@ class ChatAsk(Ask):
     """Whether the answer repeats the rendered prompt."""
     edits: ContextEdits | None = None
     """How the conversation is edited before its model is given it."""
+    compact_tokens: int | None = None
+    """Length of a prompt from which on a summary stands for all but its last question, and is a part of the answer."""
 
     def requests(self, id: str, reader: Reader, common: Mapping[str, Any]) -> Sequence[Request]:
         """See `Ask`."""
         reader.media.name(reader.names, self.messages)
+        if self.compact_tokens is not None:
+            common = {**common, "truncation": "compact", "truncation_tokens": self.compact_tokens}
         request = Request(
             id,
             messages=with_names(self.messages),

@@ -25,6 +25,8 @@ maximum of it as a share of the context: a conversation that does not fit is ref
 LEAST_CLEARED_SHARE = 0.1
 """Minimum of the trigger that is cleared at once, however little the body asks for: each time the prompt is read anew
 from there."""
+COMPACT_TRIGGER_TOKENS = 150_000
+"""Length of a prompt from which on the conversation is summarised, where the body does not say, as Anthropic has it."""
 KEPT_USES = 3
 """Last uses of tools that stay where the body does not say, as Anthropic has it."""
 _Count = Annotated[int, Range(0)]
@@ -80,9 +82,8 @@ class _ClearThinking:
 
 @attrs.frozen(kw_only=True)
 class _Compact:
-    """The turns are summarised where they do not fit the context (`truncation: "compact"`), whatever the trigger."""
-
     type: Literal["compact_20260112"]
+    trigger: _Tokens = _Tokens(type="input_tokens", value=COMPACT_TRIGGER_TOKENS)
 
 
 @attrs.frozen(kw_only=True)
@@ -106,15 +107,15 @@ class ContextEdits:
     _edits: Sequence[_ClearToolUses | _ClearThinking]
     _most_tokens: int
     """Maximum trigger."""
-    compacts: bool
-    """Whether turns that do not fit are summarised."""
+    compact_tokens: int | None
+    """Length of a prompt from which on the conversation is summarised; None: it is not."""
 
     @classmethod
     def of(cls, body: ContextManagement | None, reader: Reader) -> ContextEdits | None:
         """None where there are none. Those of other types are ignored by name. Raises `BadRequest`."""
         if body is None:
             return None
-        path, edits, compacts = "context_management.edits", list[_ClearToolUses | _ClearThinking](), False
+        path, edits, compact_tokens = "context_management.edits", list[_ClearToolUses | _ClearThinking](), None
         for at, given in enumerate(body.edits):
             edit = {**given, "keep": {"type": "all"}} if given.get("keep") == "all" else given
             kind = _EDITS.get(edit.get("type"))
@@ -124,8 +125,8 @@ class ContextEdits:
             elif found is None:
                 reader.ignored.add(f"{path}[{at}]")
             else:
-                compacts = True
-        return cls(edits, round(MAX_TRIGGER_SHARE * reader.info.limits.n_ctx), compacts)
+                compact_tokens = longest_whole(found.trigger.value, reader)
+        return cls(edits, round(MAX_TRIGGER_SHARE * reader.info.limits.n_ctx), compact_tokens)
 
     async def made(self, source: Source, request: Request) -> tuple[Request, list[dict[str, Any]]]:
         """The request with the edits made, and what is told of each that changed something. Raises `UmaError`."""
@@ -147,6 +148,12 @@ class ContextEdits:
                 tokens = max(0, before - size_tokens)
                 applied.append({"type": edit.type, told: cleared, "cleared_input_tokens": tokens})
         return request, applied
+
+
+def longest_whole(threshold: int | None, reader: Reader) -> int:
+    """Maximum tokens of a conversation that is not summarised yet, where the body names this threshold."""
+    most = max(1, round(MAX_TRIGGER_SHARE * reader.info.limits.n_ctx))
+    return most if threshold is None else max(1, min(threshold, most))
 
 
 async def _count(source: Source, request: Request) -> int:

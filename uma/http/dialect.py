@@ -85,6 +85,8 @@ class Writer(ABC):
     """Further warnings."""
     edits: Sequence[Body] | None = attrs.field(default=None, init=False)
     """How the conversation was edited; None where the body asks for no edits."""
+    summary: str = attrs.field(default="", init=False)
+    """What stands for the turns of a streamed answer's conversation (`block_of`)."""
     shown_prompt: str | None = attrs.field(default=None, init=False)
     """The rendered prompt, where the body asks to see it."""
     prompt_state: PromptState | None = attrs.field(default=None, init=False)
@@ -105,6 +107,10 @@ class Writer(ABC):
     def warnings(self, results: Sequence[Finished]) -> dict[str, Any]:
         """What had to be changed of the request, each said once; nothing where there is none."""
         return warnings(results, is_unbounded=self.is_unbounded, before=self.notes)
+
+    def block_of(self, result: Finished) -> str:
+        """What stands for all that came before an answer, where the body asks for that as a part of it."""
+        return result.summary if self.requests[0].truncation_tokens else ""
 
     def timed(self, index: int) -> dict[str, Any]:
         """Further members of a request's next token, where the body asks for them."""

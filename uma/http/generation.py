@@ -25,7 +25,7 @@ from uma.http.usage import dropped_messages
 from uma.net.faults import as_uma_error
 from uma.net.metering import Meter, metered
 from uma.net.wakeup import Wakeup
-from uma.types import Event, EventStream, Finished, Prompt, ReasoningDelta, Request, Source, Token, ToolCallDelta
+from uma.types import Event, EventStream, Finished, Prompt, ReasoningDelta, Request, Source, Token, ToolCallDelta, Usage
 
 logger = logging.getLogger("uma.http")
 
@@ -150,6 +150,25 @@ async def _ask_all(
     return failures[0] if failures else None
 
 
+async def _summary(source: Source, http: Exchange, request: Request) -> str:
+    """What stands for the turns of a request that has too many, which its answer begins with. The engine keeps it for
+    the request itself.
+    """
+    if not request.truncation_tokens:
+        return ""
+    # Space for the answer can leave less than that, down to half of the context.
+    if 1.5 * len((await source.tokenize(request)).token_ids) < request.truncation_tokens:
+        return ""
+    before = attrs.evolve(request, id=f"{request.id}-compact"[-128:], stream=False)
+    async with source.generate(before) as stream, metered(stream, http.account) as meter:
+        stream.cancel()
+        async for event in stream:
+            if isinstance(event, Finished):
+                meter.usage = Usage(0, 0, 0, summary_tokens=event.usage.summary_tokens)
+                return event.summary
+    return ""
+
+
 def _placed(error: UmaError, index: int, requests: int) -> UmaError:
     """The error, which says of several prompts which one is too long."""
     if requests == 1 or not isinstance(error, PromptTooLarge):
@@ -198,7 +217,11 @@ class _Streamed:
         await self.http.write(b"", is_last=True)
 
     async def _generate_all(self, source: Source) -> None:
-        self._failure = await _ask_all(source, self.http, self.writer.requests, partial(self._follow, source))
+        try:
+            self.writer.summary = await _summary(source, self.http, self.writer.requests[0])
+            self._failure = await _ask_all(source, self.http, self.writer.requests, partial(self._follow, source))
+        except UmaError as error:
+            self._failure = error
         if self._failure is None:
             self._push(self.writer.end([self._results[index] for index in sorted(self._results)]))
         elif self.http.is_started or self._unsent:

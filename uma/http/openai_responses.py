@@ -12,6 +12,7 @@ import attrs
 from uma.constraints import Length, Range, Text
 from uma.http import abilities, stored_responses
 from uma.http.ask import ChatAsk, Generates, Tokenizes
+from uma.http.context_edits import longest_whole
 from uma.http.dialect import Body, Dialect, Writer, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import Common
@@ -20,7 +21,7 @@ from uma.http.ignored import Ignored
 from uma.http.logprobs import PendingLogprobs, entries, spelling
 from uma.http.openai import error, input_tokens
 from uma.http.openai_input import INPUT, messages_of
-from uma.http.openai_items import ItemKind, OutputItem
+from uma.http.openai_items import PREFIXES, ItemKind, OutputItem
 from uma.http.openai_tools import Offered, offered
 from uma.http.problem import Problem, Unsupported
 from uma.http.reader import Reader
@@ -57,9 +58,10 @@ LOGPROBS = "message.output_text.logprobs"
 
 @attrs.frozen(kw_only=True)
 class Compaction:
-    """An entry of `context_management`: turns are summarised where they do not fit, whatever its threshold is."""
+    """An entry of `context_management`."""
 
     type: Literal["compaction"]
+    compact_threshold: Annotated[int, Range(1)] | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -91,8 +93,6 @@ class ResponsesBody(Common, StructuredFields, TelemetryFields):
 def _read(fields: Mapping[str, Any], reader: Reader, stored: int = 0) -> ChatAsk:
     body = reader.generating(fields, ResponsesBody)
     _refuse(body)
-    if body.context_management:
-        body = attrs.evolve(body, truncation="compact")
     _note_ignored(body, reader.ignored)
     tools = offered(body.tools or (), reader)
     places, choice = openai_choice(body.tool_choice, tools.tools)
@@ -120,6 +120,9 @@ def _read(fields: Mapping[str, Any], reader: Reader, stored: int = 0) -> ChatAsk
         logprobs=_logprobs(body, reader.able),
         grammar=grammar_of(body, reader, ("text.format", wanted), choice),
         sampling={"temperature": body.temperature},
+        compact_tokens=min(
+            (longest_whole(each.compact_threshold, reader) for each in body.context_management or ()), default=None
+        ),
     )
 
 
@@ -203,6 +206,8 @@ class ResponsesWriter(Writer):
     def whole(self, results: Sequence[Finished]) -> Body:
         """See `Writer`."""
         result = results[0]
+        if summary := self.block_of(result):
+            self._add("compaction").text = summary
         if result.reasoning:
             self._add("reasoning").text = result.reasoning
         before = result.reasoning or ""
@@ -230,9 +235,8 @@ class ResponsesWriter(Writer):
         return "custom_tool_call" if self.tools.called(name).is_custom else "function_call"
 
     def _add(self, kind: ItemKind, call: ToolCall | CutCall | None = None) -> OutputItem:
-        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}[kind]
         called = None if call is None else self.tools.called(call.name)
-        item = OutputItem(kind, f"{prefix}_{self.id}_{len(self._items)}", call, called)
+        item = OutputItem(kind, f"{PREFIXES[kind]}_{self.id}_{len(self._items)}", call, called)
         self._items.append(item)
         return item
 
@@ -248,7 +252,7 @@ class ResponsesWriter(Writer):
         last = self._items[-1] if self._is_open else None
         opened = b""
         if last is None or last.kind != kind or (call is not None and last.call_id != call.id):
-            opened, last = self._close("completed"), self._add(kind, call)
+            opened, last = self._close("completed") + self._compacted(), self._add(kind, call)
             self._is_open = True
             opened += self._item_event("response.output_item.added", item=last.body("in_progress", is_begun=False))
             if last.part_kind:
@@ -259,6 +263,17 @@ class ResponsesWriter(Writer):
             return opened
         more: dict[str, Any] = {"logprobs": logprobs} if kind == "message" else {}
         return opened + self._part_event(f"response.{last.event}.delta", delta=text, **more, **(fields or {}))
+
+    def _compacted(self) -> bytes:
+        """The item that stands for all before this answer, where there is one: the first."""
+        if self._items or not self.summary:
+            return b""
+        item = self._add("compaction")
+        item.text = self.summary
+        body = item.body("completed")
+        return self._item_event("response.output_item.added", item=body) + self._item_event(
+            "response.output_item.done", item=body
+        )
 
     def _close(self, status: str) -> bytes:
         if not self._is_open:

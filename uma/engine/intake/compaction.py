@@ -18,7 +18,7 @@ import trio
 
 from uma.engine.intake.truncation import INSTRUCTIONS, Cut, Summary, turns_of
 from uma.errors import UmaError
-from uma.types import EventStream, Finished, Message, Request, SamplingParams
+from uma.types import SUMMARY_HEADING, EventStream, Finished, Message, Request, SamplingParams
 
 MAX_SUMMARY_TOKENS = 512
 """Maximum length of a summary."""
@@ -33,10 +33,8 @@ WISH = (
     "was found, names, numbers and decisions. Write the summary alone."
 )
 """What the model is asked behind the turns that go."""
-HEADING = "Summary of our conversation so far:"
-"""What stands before a summary, in the first question that the model is given with it."""
 EXTRA_TOKENS = 64
-"""Tokens counted for `HEADING`, more than it takes."""
+"""Tokens counted for `SUMMARY_HEADING`, more than it takes."""
 
 Generate = Callable[[Request], AbstractAsyncContextManager[EventStream]]
 
@@ -152,7 +150,7 @@ def _asking(messages: Sequence[Message]) -> list[Message]:
 def _with_summary(messages: Sequence[Message], summary: str) -> list[Message]:
     """Messages behind a summary, which the first question begins with: many templates want turns to alternate."""
     first = next((at for at, message in enumerate(messages) if message.role not in INSTRUCTIONS), len(messages))
-    text, behind = f"{HEADING}\n{summary}", list(messages[first:])
+    text, behind = f"{SUMMARY_HEADING}\n{summary}", list(messages[first:])
     if behind and behind[0].role == "user":
         behind[0] = attrs.evolve(behind[0], content=f"{text}\n\n{behind[0].content}")
     else:
