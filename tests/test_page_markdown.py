@@ -96,7 +96,7 @@ SCRIPT = """async () => {
     ]);
     window.shown = (text) => {
         const blocks = fresh();
-        blocks.show(text, true);
+        while (!blocks.isFinal) blocks.show(text, true);
         return blocks.element;
     };
 }"""
@@ -146,7 +146,7 @@ def test_a_text_that_grows_ends_as_the_whole_does_and_is_harmless(shown: Page, t
             growing.show(text.slice(0, end), false);
             found.push(...told(growing.element));
         }
-        growing.show(text, true);
+        while (!growing.isFinal) growing.show(text, true);
         return [growing.element.isEqualNode(whole), [...found, ...told(growing.element)]];
     }"""
     is_same, elements = shown.evaluate(script, [text, step])
@@ -226,6 +226,28 @@ def test_a_text_of_too_many_parts_is_plain_from_there_on(shown: Page, text: str)
     assert count <= 10_000
     assert last.startswith("<pre>")
     assert text.strip().endswith(last.removeprefix("<pre>").removesuffix("</pre>").strip()[-1_000:])
+
+
+def test_a_text_that_takes_long_is_made_in_parts(shown: Page) -> None:
+    """The clock goes on by the most that one part can take each time it is looked at."""
+    text = "Text $x^2$ here.\n\n" * 5 + "$x$ " * 600
+    parts, whole = shown.evaluate(
+        """text => {
+            const whole = shown(text).innerHTML;
+            const [now, blocks, parts] = [performance.now, fresh(), []];
+            let time = 0;
+            performance.now = () => (time += 201);
+            while (!blocks.isFinal) {
+                blocks.show(text, true);
+                parts.push(blocks.element.childElementCount);
+            }
+            performance.now = now;
+            return [parts, blocks.element.innerHTML === whole];
+        }""",
+        text,
+    )
+    assert parts == [1, 2, 3, 4, 5, 6] and whole
+    assert shown.evaluate("document.querySelectorAll('#thread math').length") == 505
 
 
 def test_a_reference_that_comes_last_holds_for_what_was_before(shown: Page) -> None:

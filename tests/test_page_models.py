@@ -64,6 +64,8 @@ def test_a_conversation_keeps_the_model_that_it_began_with(here: Visitor) -> Non
     page.keyboard.press("Escape")
     choose(page, "beta")
     expect(picker).to_have_text("beta")
+    page.locator("#attach-file").set_input_files({"name": "a.txt", "mimeType": "text/plain", "buffer": b"word " * 80})
+    expect(page.locator("#attached .file")).to_contain_text("a.txt400 bytes · about 100 tokens")
     here.ask("Which one are you?")
     assert here.wait_for_answer() == SAYING["beta"]
     expect(page.locator(".made-by .model")).to_have_text("beta · ")

@@ -7,6 +7,7 @@ import { thumbnail } from "./pictures.js";
 const NO_TEXT = /[\0-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f\ufffd]/;
 /** Of so many bytes at the beginning the encoding is told. */
 const LOOKED_AT_BYTES = 4_096;
+const BYTES_A_TOKEN = 4;
 
 /** A file's text in whatever encoding it has; null where it is none. @param {ArrayBuffer} data @returns {string | null} */
 export function textOf(data) {
@@ -37,8 +38,9 @@ function encodingsOf(head) {
 export function labelOf({ name, text, tokens }) {
   const bytes = new Blob([text]).size;
   const size = bytes < 1_000 ? `${bytes} bytes` : `${number(bytes / 1_000, bytes < 10_000 ? 1 : 0)} KB`;
-  const extent = tokens === undefined ? size : `${size} · ${number(tokens)} tokens`;
-  return [icon("file"), h("span", {}, name), h("span", { class: "extent" }, extent)];
+  // While no model is there to count them: about as many as texts have as a rule.
+  const count = tokens === undefined ? `about ${number(Number((bytes / BYTES_A_TOKEN).toPrecision(2)))}` : number(tokens);
+  return [icon("file"), h("span", {}, name), h("span", { class: "extent" }, `${size} · ${count} tokens`)];
 }
 
 /** Show `files` in `list`. @param {HTMLElement} list @param {Attachment[]} files @param {(file: Attachment) => void} remove */

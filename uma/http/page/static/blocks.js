@@ -25,6 +25,11 @@ DOMPurify.addHook("afterSanitizeAttributes", (node) => {
   node.setAttribute("rel", "noopener noreferrer nofollow");
 });
 
+/** For so long at a stretch blocks are made of a text that is complete: thousands of formulas take seconds. */
+const MOST_MS = 200;
+/** So many formulas of one block are typeset. */
+const MAX_FORMULAS = 500;
+
 /** Shows a text's blocks, and touches those only that changed. */
 export class Blocks {
   constructor() {
@@ -36,25 +41,29 @@ export class Blocks {
     this.isFinal = false;
   }
 
-  /** @param {string} text @param {boolean} isWhole Nothing comes after it. */
+  /** Where it takes long, what is missing is made when it is called again. @param {string} text @param {boolean} isWhole Nothing comes after it. */
   show(text, isWhole) {
     if (!text.startsWith(this.markdown.text)) this.markdown = new Markdown();
     if (isWhole) this.markdown.finish(text);
     else this.markdown.grow(text);
-    this.isFinal = isWhole;
+    const began = performance.now();
     const { blocks } = this.markdown;
     const parts = [...this.element.children];
-    blocks.forEach((html, index) => {
-      if (this.shown[index] === html) return;
+    let fresh = 0;
+    const made = blocks.findIndex((html, index) => {
+      if (this.shown[index] === html) return false;
+      if (fresh++ && performance.now() - began > MOST_MS) return true;
       const block = h("div", { class: "block" });
       block.append(DOMPurify.sanitize(html));
       dress(block);
       block.dir = "auto"; // at the end: with each change the browser would look for the direction again
       if (parts[index]) morph(parts[index], block);
       else this.element.append(block);
+      return false;
     });
     for (const part of parts.slice(blocks.length)) part.remove();
-    this.shown = blocks;
+    this.isFinal = isWhole && made < 0;
+    this.shown = made < 0 ? blocks : [...blocks.slice(0, made), ...this.shown.slice(made, blocks.length)];
   }
 
   /** Plain text, until there are blocks. @param {string} text */
@@ -65,7 +74,7 @@ export class Blocks {
 
 /** Formulas are typeset, code gets a bar with its language and a copy button; what is too wide can be scrolled, also by keyboard. @param {HTMLElement} block */
 function dress(block) {
-  block.querySelectorAll(".formula").forEach(typeset);
+  for (const formula of [...block.querySelectorAll(".formula")].slice(0, MAX_FORMULAS)) typeset(formula);
   // An address that leads nowhere from here, as a file's beside the text: its words alone.
   for (const link of block.querySelectorAll("a:not([href])")) link.replaceWith(...link.childNodes);
   for (const code of block.querySelectorAll("pre > code")) {

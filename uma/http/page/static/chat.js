@@ -290,6 +290,7 @@ export class Chat {
     await saving;
     await run.follow();
     this.runs.delete(message.id);
+    void this.renderMissing();
     this.does.ended();
     await this.save(conversation);
     const end = spokenEnd(message);
@@ -440,15 +441,18 @@ export class Chat {
   /** Render finished answers that are still shown as plain text, the last one first; between them the page does what else there is. */
   async renderMissing() {
     let began = performance.now();
-    for (const view of [...this.shown.values()].reverse()) {
-      if (performance.now() - began > RENDER_MS) {
-        await new Promise((resolve) => setTimeout(resolve));
-        began = performance.now();
+    const isMissing = (/** @type {AnswerView} */ { message, blocks }) =>
+      this.shown.get(message.id)?.blocks === blocks && !blocks.isFinal && !this.runs.has(message.id);
+    for (const view of [...this.shown.values()].reverse())
+      while (isMissing(view)) {
+        if (performance.now() - began > RENDER_MS) {
+          await new Promise((resolve) => setTimeout(resolve));
+          began = performance.now();
+          continue;
+        }
+        view.blocks.show(view.message.text, true);
+        if (this.isAtEnd) this.goToEnd();
       }
-      if (this.shown.get(view.message.id) !== view || view.blocks.isFinal || this.runs.has(view.message.id)) continue;
-      view.blocks.show(view.message.text, true);
-      if (this.isAtEnd) this.goToEnd();
-    }
   }
 
   /** While another view is shown, the thread stays as it is, and comes back where it was. @param {boolean} isShown */

@@ -17,7 +17,7 @@ const MAX_INPUT_PX = 240;
 const MAX_NAMED = 3;
 
 export class Composer {
-  /** @param {{send: (text: string, files: Attachment[]) => void, stop: () => void, openSettings: () => void, count: (text: string) => Promise<number | undefined>, editLast: () => void}} does */
+  /** @param {{send: (text: string, files: Attachment[]) => void, stop: () => void, openSettings: () => void, count: (text: string) => Promise<number | undefined>, model: () => string, editLast: () => void}} does */
   constructor(does) {
     this.does = does;
     this.input = byId("input", HTMLTextAreaElement);
@@ -35,6 +35,8 @@ export class Composer {
     this.hint = byId("hint", HTMLElement);
     this.clickedAt = -Infinity;
     this.maxBytes = MAX_TEXT_BYTES;
+    /** The model whose tokens the files are told in. */
+    this.countedFor = "";
     /** Files that are still being read, which a message waits for. */
     this.reading = 0;
     this.sees = false;
@@ -106,6 +108,7 @@ export class Composer {
     const { text, files } = this.drafts.take(isNew ? "" : id);
     this.input.value = text;
     this.files = files;
+    this.count();
     this.showFiles();
   }
 
@@ -218,15 +221,24 @@ export class Composer {
       }
       this.showFiles();
     }
-    for (const file of home.filter(({ text, tokens }) => text && tokens === undefined))
-      void this.does.count(file.text).then((tokens) => {
-        file.tokens = tokens;
-        if (home === this.files) this.showFiles();
-      });
+    this.count();
     if (refused.length)
       toast(`Not attached: ${named(refused)}. ${[...reasons].join(" ")}`, { label: "Close", run: () => {} });
     this.showFiles();
     this.input.focus();
+  }
+
+  /** Tell of how many tokens the files are, for the model that answers now. */
+  count() {
+    const [{ files }, model] = [this, this.does.model()];
+    if (model !== this.countedFor) for (const file of files) delete file.tokens;
+    this.countedFor = model;
+    for (const file of files.filter(({ text, tokens }) => text && tokens === undefined))
+      void this.does.count(file.text).then((tokens) => {
+        if (model !== this.countedFor) return;
+        file.tokens = tokens;
+        if (files === this.files) this.showFiles();
+      });
   }
 
   /** A file's text, or its picture. Throws `Unreadable`. @param {File} file @returns {Promise<{text: string, image?: string}>} */

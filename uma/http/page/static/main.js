@@ -81,6 +81,7 @@ const composer = new Composer({
   stop: () => chat.stop(),
   openSettings: editSettings,
   count,
+  model: modelName,
   editLast: () => chat.editLast(),
 });
 const sidebar = new Sidebar({ open: (id) => go(`#c/${id}`), acts });
@@ -515,6 +516,7 @@ async function connect() {
   forgetModel();
   composer.maxBytes = info.limits.max_prompt_bytes;
   composer.setSight(info.capabilities.vision ?? false);
+  composer.count();
   const isBase = info.capabilities.chat === false;
   byId("base", HTMLElement).hidden = !isBase;
   composer.input.placeholder = isBase ? "Begin a text" : "Ask something";

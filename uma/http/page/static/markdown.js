@@ -119,6 +119,7 @@ export class Markdown {
     this.begin = 0;
     /** @type {markdown.Env} */
     this.env = {};
+    this.isWhole = false;
   }
 
   /** The text has grown. @param {string} text It begins with what it was the last time. */
@@ -142,7 +143,9 @@ export class Markdown {
   /** The text is complete: its blocks as a whole parse has them. @param {string} text */
   finish(text) {
     if (text.length > MAX_WHOLE_CHARS) return this.grow(text);
+    if (this.isWhole && text === this.text) return;
     this.text = text;
+    this.isWhole = true;
     const whole = text.replace(/\r\n?/g, "\n");
     this.blocks = bounded(parse(whole, {}), whole, 0).map(({ html }) => html);
   }
