@@ -1,35 +1,29 @@
 /** Questions about a text that the model decides rather than answers: how likely are yes, each option, each level. */
 
 import { ApiError, ask } from "./api.js";
-import { byId, h, iconButton, number } from "./dom.js";
+import { byId, h, number } from "./dom.js";
 
-const HELP =
-  "One a line. “Is it spam?” is yes or no, “Which team? = billing, shipping” has options, “How urgent? = low < high” and “How urgent? = 1..5” have levels.";
 const MEANING =
   "These are not calibrated: 90 % is not right nine times of ten. Ask about texts that you know, and choose a threshold by them.";
 /** Below this the model would rather have said something else. */
 const LEAST_MASS = 0.5;
 
-/** Show the sheet; what was written in it stays. @param {() => string} model The name of the one that is asked. */
-export function openDecisions(model) {
+/** The sheet, which keeps what was written in it. @param {() => string} model The name of the one that is asked. */
+export function listenForDecisions(model) {
   const dialog = byId("decisions", HTMLDialogElement);
-  if (!dialog.hasChildNodes()) build(dialog, model);
-  dialog.showModal();
-}
-
-/** @param {HTMLDialogElement} dialog @param {() => string} model */
-function build(dialog, model) {
-  const text = h("textarea", { id: "decided-text", rows: 6, dir: "auto", required: true });
-  const questions = h("textarea", { id: "decided-questions", rows: 4, dir: "auto", required: true, "aria-describedby": "decided-help" });
-  const found = h("div", { class: "decided", role: "status" });
-  const button = h("button", { class: "button primary" }, "Decide");
-  const decide = async (/** @type {Event} */ event) => {
+  const found = byId("decided", HTMLElement);
+  const button = byId("decide-now", HTMLButtonElement);
+  byId("decide", HTMLElement).addEventListener("click", () => dialog.showModal());
+  byId("close-decisions", HTMLElement).addEventListener("click", () => dialog.close());
+  byId("decisions-form", HTMLFormElement).addEventListener("submit", async (event) => {
     event.preventDefault();
-    const lines = questions.value.split("\n").map((line) => line.trim()).filter(Boolean);
+    const questions = byId("decided-questions", HTMLTextAreaElement).value;
+    const lines = questions.split("\n").map((line) => line.trim()).filter(Boolean);
     button.disabled = true;
     found.replaceChildren(h("span", { class: "pulse" }));
     try {
-      const body = { model: model(), input: text.value, questions: lines.map(questionOf) };
+      const input = byId("decided-text", HTMLTextAreaElement).value;
+      const body = { model: model(), input, questions: lines.map(questionOf) };
       const { answers, usage } = await ask("v1/decisions", body);
       const { input_tokens: read, input_tokens_details: details } = usage;
       const extent = `${number(read)} tokens, ${number(details.cached_tokens)} of them from the cache.`;
@@ -40,29 +34,7 @@ function build(dialog, model) {
       found.replaceChildren(h("p", { class: "fault" }, error.message));
     }
     button.disabled = false;
-  };
-  dialog.replaceChildren(
-    h(
-      "header",
-      { class: "sheet-head" },
-      h("h2", { id: "decisions-title" }, "Decide about a text"),
-      iconButton("x", "Close", () => dialog.close()),
-    ),
-    h(
-      "form",
-      { class: "sheet-body", onsubmit: decide },
-      h("div", { class: "field" }, h("label", { for: text.id }, "Text"), text),
-      h(
-        "div",
-        { class: "field" },
-        h("label", { for: questions.id }, "Questions"),
-        questions,
-        h("p", { class: "help", id: "decided-help" }, HELP),
-      ),
-      h("div", {}, button),
-      found,
-    ),
-  );
+  });
 }
 
 /** What a line asks, as the server takes it. @param {string} line */

@@ -1,7 +1,7 @@
 /** The last requests of the server, where it keeps them: a list that can be searched, and each as it was sent. */
 
 import { ApiError, ask } from "./api.js";
-import { duration, h, number } from "./dom.js";
+import { byId, duration, h, number } from "./dom.js";
 
 /** @typedef {{number: number, model: string, origin: string, came_at: number, took_ms: number, reason: string, prompt_tokens: number, cached_tokens: number, completion_tokens: number}} Head */
 
@@ -9,19 +9,11 @@ const LISTED = 20;
 
 export class HistoryPanel {
   constructor() {
-    this.input = h("input", { type: "search", class: "search", placeholder: "Search in what was sent and answered", "aria-label": "Search the history" });
-    this.list = h("ul", { class: "history" });
-    this.more = h("button", { type: "button", class: "button", hidden: true }, "Older ones");
-    this.note = h("p", { class: "panel-note", role: "status" });
-    this.element = h(
-      "section",
-      { class: "panel", "aria-labelledby": "history-title", hidden: true },
-      h("div", { class: "panel-head" }, h("h2", { id: "history-title" }, "History")),
-      this.input,
-      this.list,
-      this.note,
-      this.more,
-    );
+    this.element = byId("history", HTMLElement);
+    this.input = byId("history-search", HTMLInputElement);
+    this.list = byId("history-list", HTMLUListElement);
+    this.more = byId("history-more", HTMLButtonElement);
+    this.note = byId("history-note", HTMLElement);
     /** @type {Head[]} */
     this.heads = [];
     this.input.addEventListener("change", () => this.load());

@@ -1,7 +1,7 @@
 /** The live view: what the engine does, four times a second, from one stream of snapshots that all viewers share. */
 
 import { act, ApiError, stream } from "./api.js";
-import { duration, h, number } from "./dom.js";
+import { byId, duration, h, number } from "./dom.js";
 import { HistoryPanel } from "./history.js";
 import { Lanes } from "./lanes.js";
 import { Series, WINDOW_MS } from "./series.js";
@@ -95,12 +95,11 @@ function about(ms) {
 
 export class LiveView {
   /**
-   * @param {HTMLElement} element
    * @param {(id: string) => Own | undefined} own What can be done with the answer of this page's that is this request.
    * @param {() => Info | undefined} info
    */
-  constructor(element, own, info = () => undefined) {
-    this.element = element;
+  constructor(own, info = () => undefined) {
+    this.element = byId("live-view", HTMLElement);
     this.own = own;
     this.info = info;
     /** Requests that are this viewer's, from wherever they came. @type {Set<string>} */
@@ -122,69 +121,21 @@ export class LiveView {
       cached: new Part("cached", "cached"),
       free: new Part("free", "free"),
     };
-    this.layout = h("span", { class: "panel-note" });
+    byId("tiles", HTMLElement).append(...Object.values(this.tiles).map((tile) => tile.element));
+    byId("cells", HTMLElement).append(...Object.values(this.cells).map((part) => part.bar));
+    byId("cells-legend", HTMLElement).append(...Object.values(this.cells).map((part) => part.element));
+    this.layout = byId("cells-layout", HTMLElement);
     /** A line for each of several models. */
-    this.models = h("ul", { class: "live-models", "aria-label": "Models", hidden: true });
+    this.models = byId("live-models", HTMLElement);
     /** What happens, in words. */
-    this.words = h("p", { class: "live-words" });
-    this.nothing = h(
-      "p",
-      { class: "nothing", hidden: true },
-      "Nothing runs. Ask something in the chat, or send requests from any program: each gets a lane here.",
-    );
+    this.words = byId("live-words", HTMLElement);
+    this.nothing = byId("live-nothing", HTMLElement);
     this.history = new HistoryPanel();
-    const list = h("ul", { class: "lanes", "aria-label": "Requests" });
-    this.lanes = new Lanes(list, (id) => this.can(id));
-    this.axis = h(
-      "div",
-      { class: "axis", "aria-hidden": "true", hidden: true },
-      ...["30 s ago", "20 s", "10 s", "now"].map((text) => h("span", {}, text)),
-    );
-    this.state = h("p", { class: "live-state", role: "status" }, "Connecting …");
-    this.build(list);
+    this.lanes = new Lanes(byId("lanes", HTMLElement), (id) => this.can(id));
+    this.axis = byId("live-axis", HTMLElement);
+    this.state = byId("live-state", HTMLElement);
     document.addEventListener("visibilitychange", () => this.run());
     window.addEventListener("resize", () => this.repaint());
-  }
-
-  /** @param {HTMLElement} list */
-  build(list) {
-    const cells = Object.values(this.cells);
-    const keys = [
-      ["prefill", "prompt read"],
-      ["cached", "cached"],
-      ["decode", "written"],
-    ];
-    const legend = h(
-      "ul",
-      { class: "legend" },
-      ...keys.map(([kind, name]) => h("li", {}, h("span", { class: `swatch is-${kind}` }), name)),
-    );
-    this.element.replaceChildren(
-      h(
-        "div",
-        { class: "live-body", tabindex: 0, role: "region", "aria-label": "Figures and lanes" },
-        this.state,
-        h(
-          "section",
-          { class: "panel", "aria-labelledby": "lanes-title" },
-          h("div", { class: "panel-head" }, h("h2", { id: "lanes-title" }, "Requests"), legend),
-          this.words,
-          this.models,
-          this.nothing,
-          list,
-          this.axis,
-        ),
-        h("dl", { class: "tiles" }, ...Object.values(this.tiles).map((tile) => tile.element)),
-        h(
-          "section",
-          { class: "panel", "aria-labelledby": "cells-title" },
-          h("div", { class: "panel-head" }, h("h2", { id: "cells-title" }, "KV cells"), this.layout),
-          h("div", { class: "bar", "aria-hidden": "true" }, ...cells.map((part) => part.bar)),
-          h("ul", { class: "legend" }, ...cells.map((part) => part.element)),
-        ),
-        this.history.element,
-      ),
-    );
   }
 
   /** Frames are asked for only while the view is on the screen. @param {boolean} isShown */

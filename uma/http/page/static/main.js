@@ -3,7 +3,7 @@
 import { ApiError, ask, currentKey, faultOfKey, onContact, onUnauthorized, setKey, watchKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
-import { openDecisions } from "./decide.js";
+import { listenForDecisions } from "./decide.js";
 import { byId, download, h, icon, number, toast } from "./dom.js";
 import { LiveView } from "./live.js";
 import { keep, kept, tellLosses } from "./local.js";
@@ -85,11 +85,7 @@ const composer = new Composer({
   editLast: () => chat.editLast(),
 });
 const sidebar = new Sidebar({ open: (id) => go(`#c/${id}`), acts });
-const live = new LiveView(
-  byId("live-view", HTMLElement),
-  (id) => chat.own(id),
-  () => info,
-);
+const live = new LiveView((id) => chat.own(id), () => info);
 const heading = byId("title", HTMLElement);
 
 /** Everything around the thread. */
@@ -448,46 +444,34 @@ function askForKey(title = "This server needs a key", fault = "") {
   const dialog = byId("key-dialog", HTMLDialogElement);
   if (dialog.open) return;
   isKeyDismissed = false;
-  const input = h("input", {
-    type: "password",
-    id: "key",
-    autocomplete: "off",
-    required: true,
-    "aria-describedby": "key-fault",
-  });
-  const wrong = h("p", { class: "fault", id: "key-fault", role: "alert" }, fault);
-  const save = (/** @type {Event} */ event) => {
+  byId("key-title", HTMLElement).textContent = title;
+  byId("key-fault", HTMLElement).textContent = fault;
+  byId("key", HTMLInputElement).value = "";
+  dialog.showModal();
+}
+
+/** The dialog for a key: it is kept, or dismissed. */
+function listenForKey() {
+  const dialog = byId("key-dialog", HTMLDialogElement);
+  byId("key-form", HTMLFormElement).addEventListener("submit", (event) => {
     event.preventDefault();
-    const key = input.value.trim();
+    const key = byId("key", HTMLInputElement).value.trim();
     const why = faultOfKey(key);
-    wrong.textContent = why;
+    byId("key-fault", HTMLElement).textContent = why;
     if (why) return;
     setKey(key);
     dialog.close();
     void connect().then(() => chat.askAgain());
-  };
-  const dismiss = () => {
+  });
+  byId("key-later", HTMLElement).addEventListener("click", () => {
     isKeyDismissed = true;
     dialog.close();
-  };
-  dialog.oncancel = () => (isKeyDismissed = true);
-  const form = h(
-    "form",
-    { class: "sheet-body", onsubmit: save },
-    h("h2", { id: "key-title" }, title),
-    h("p", {}, "Make one with “uma key new NAME” on the server’s machine. This browser keeps it."),
-    h("label", { for: "key" }, "Key"),
-    input,
-    wrong,
-    h(
-      "div",
-      { class: "sheet-foot" },
-      h("button", { type: "button", class: "button", onclick: dismiss }, "Not now"),
-      h("button", { class: "button primary" }, "Go on"),
-    ),
-  );
-  dialog.replaceChildren(form);
-  dialog.showModal();
+  });
+  dialog.addEventListener("cancel", () => (isKeyDismissed = true));
+  watchKey(() => {
+    dialog.close();
+    void connect();
+  });
 }
 
 /** Learn which server answers; where none does, say so and try again. */
@@ -552,7 +536,7 @@ function listen() {
   menu.addEventListener("click", () => sidebar.openMenu(menu, chat.current.id, null));
   heading.addEventListener("click", () => chat.conversations.includes(chat.current) && rename(chat.current, heading));
   byId("model", HTMLElement).addEventListener("click", chooseModel);
-  byId("decide", HTMLElement).addEventListener("click", () => openDecisions(modelName));
+  listenForDecisions(modelName);
   byId("search", HTMLElement).addEventListener("click", search);
   byId("export-all", HTMLElement).addEventListener("click", () =>
     download("uma-conversations.json", exportJson(chat.conversations)),
@@ -576,10 +560,7 @@ function listen() {
   });
   onContact.check = connect;
   onUnauthorized.ask = missKey;
-  watchKey(() => {
-    byId("key-dialog", HTMLDialogElement).close();
-    void connect();
-  });
+  listenForKey();
 }
 
 setTheme(kept(THEME_KEY) ?? "system");
