@@ -219,7 +219,7 @@ def check_figures(shown: dict[str, Any], frames: list[dict[str, Any]]) -> None:
     assert all(each in told for each in [each for each in everyone if not is_begun(each)][:MAX_WAITING])
     hidden = len(everyone) - len(told)
     assert shown["more"] == ([f"and {hidden} more"] if hidden else [])
-    runs = f"{now['running'] or 'None'} run{'s' * (now['running'] == 1)}"
+    runs = f"{now['running'] or 'Nothing'} run{'s' * (now['running'] < 2)}"
     if total := sum(waiting.values()):
         kinds = ", ".join(f"{count} {name}" for name, count in waiting.items() if count)
         runs += f", {total} wait{'s' * (total == 1)} for a slot ({kinds})"

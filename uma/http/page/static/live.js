@@ -275,7 +275,7 @@ function lineOf({ name, figures }) {
 /** What happens, and how long it takes until the last one has a slot. @param {Figures} figures @param {number} most Of requests that can have one. */
 function wordsOf(figures, most) {
   const { running, slot_every_ms: every } = figures;
-  const runs = `${running ? number(running) : "None"} ${running === 1 ? "runs" : "run"}`;
+  const runs = running ? `${number(running)} ${running === 1 ? "runs" : "run"}` : "Nothing runs";
   const lanes = /** @type {const} */ (["interactive", "normal", "background"]);
   const kinds = lanes.filter((lane) => figures[`waiting_${lane}`]);
   const waiting = kinds.reduce((sum, lane) => sum + figures[`waiting_${lane}`], 0);
