@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import argparse
 
-from uma.types import DecisionQuestion
+from uma.types import DecisionQuestion, Option
+from uma.types.decision import QuestionKind
 
 
-def predicate(text: str) -> DecisionQuestion:
-    """A question of `--yes`."""
-    return _made("predicate", text, [])
-
-
-def choice(text: str) -> DecisionQuestion:
-    """A question of `--choice`: `topic=a,b,c`."""
-    question, _, labels = text.rpartition("=")
-    return _made("choice", question, labels.split(","))
-
-
-def score(text: str) -> DecisionQuestion:
-    """A question of `--score`: `How urgent?=1..5`, or with names of levels."""
-    question, _, labels = text.rpartition("=")
-    first, dots, last = labels.partition("..")
-    if dots and first.isdecimal() and last.isdecimal():
-        return _made("score", question, list(map(str, range(int(first), min(int(last), int(first) + 99) + 1))))
-    return _made("score", question, labels.split(","))
-
-
-def _made(kind: str, question: str, labels: list[str]) -> DecisionQuestion:
-    if not question:
+def question(kind: QuestionKind, text: str) -> DecisionQuestion:
+    """What an option asks: `Is it spam?`, `topic=a,b,c`, or `How urgent?=1..5` or with names of levels."""
+    asked, _, given = (text, "", "") if kind == "predicate" else text.rpartition("=")
+    if not asked:
         raise argparse.ArgumentTypeError("expected a question, then = and its options: topic=a,b")
-    make = {"choice": DecisionQuestion.choice, "score": DecisionQuestion.score}.get(kind)
+    first, dots, last = given.partition("..")
+    names = given.split(",") if kind != "predicate" else []
+    if kind == "score" and dots and first.isdecimal() and last.isdecimal():
+        names = list(map(str, range(int(first), min(int(last), int(first) + 99) + 1)))
     try:
-        return DecisionQuestion.predicate(question, question) if make is None else make(question, labels, question)
+        return DecisionQuestion(kind, asked, tuple(map(Option, names)), asked)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None

@@ -10,6 +10,7 @@ import argparse
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +23,7 @@ from uma.cli.options import DYNAMO_PLANES, GATEWAY, SAMPLING, add_sampling, add_
 from uma.cli.sanitize import sanitize
 from uma.config import SERVER_ONLY, nearest, settings
 from uma.types import MAX_PAUSE_SEC, MAX_TRACE_SEC
+from uma.types.decision import QuestionKind
 from uma.version import __version__
 
 USAGE_ERROR = 2
@@ -284,23 +286,18 @@ def _describe_decide(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", nargs="?", metavar="FILE", type=Path, help="file of texts, a line each (default: standard input)"
     )
-    kinds: tuple[tuple[str, str, Callable[[str], Any], str], ...] = (
-        ("--yes", "QUESTION", decide_questions.predicate, "a question of yes or no"),
-        ("--choice", "QUESTION=A,B", decide_questions.choice, "a question with these options"),
-        (
-            "--score",
-            "QUESTION=1..5",
-            decide_questions.score,
-            "a question with levels, least first; 1..5, or low,high",
-        ),
+    kinds: tuple[tuple[str, str, QuestionKind, str], ...] = (
+        ("--yes", "QUESTION", "predicate", "a question of yes or no"),
+        ("--choice", "QUESTION=A,B", "choice", "a question with these options"),
+        ("--score", "QUESTION=1..5", "score", "a question with levels, least first; 1..5, or low,high"),
     )
-    for name, metavar, made, what in kinds:
+    for name, metavar, kind, what in kinds:
         parser.add_argument(
             name,
             metavar=metavar,
             dest="questions",
             action="append",
-            type=made,
+            type=partial(decide_questions.question, kind),
             help=f"{what}; can be given several times (default: none)",
         )
     _flag(parser, "--table", "a row for each text instead of JSON: the likeliest answers, and how likely they are")

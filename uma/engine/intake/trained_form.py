@@ -23,8 +23,7 @@ RATINGS = 9
 """Labels of a predicate to `lev`: from certainly no to certainly yes."""
 _TYPES = {"predicate": "noul", "choice": "choice", "score": "score"}
 _YES_NO = (("yes", "Yes", "YES"), ("no", "No", "NO"))
-_SPARE = (*labels.LETTERS, *map("{:02}".format, range(100)), *labels.LETTERS.lower(), *map("#{}".format, range(200)))
-Label = tuple[str, Sequence[int]]
+Label = tuple[str, tuple[int, ...]]
 """What an option is called in a prompt, and the tokens that are read for it."""
 
 
@@ -78,8 +77,8 @@ class TrainedForm:
         found = []
         for order in orders:
             own = self._labels(question, [named[place][0] for place in order])
-            if len(own) < len(order):
-                why = f"{self._kind} has labels for {len(own)} options, not {len(order)}; ask for fewer"
+            if len(own) < len(order) or not labels.is_distinct([[tokens] for _, tokens in own]):
+                why = f"{self._kind} has no labels that tell {len(order)} such options apart; ask for fewer, or others"
                 raise BadRequest.at(f"questions[{at}].options", why)
             options = [
                 {"key": self._cut(key), "description": text and self._value(text), "label": label}
@@ -113,20 +112,14 @@ class TrainedForm:
         """Labels of options that have these names."""
         if self._kind != "lfm2-d1":
             return self._alphabet[: RATINGS if (self._kind, question.kind) == ("lev", "predicate") else len(names)]
-        if question.kind != "choice":
-            sides = dict(zip(("true", "false"), _YES_NO, strict=True))
-            found = ((name, self._tokens(*sides.get(name, (name,)))) for name in names)
-            return [label for label in found if label[1]]
+        if question.kind == "predicate":
+            return [(spellings[0], self._tokens(*spellings)) for spellings in _YES_NO]
+        if question.kind == "score":
+            return [(name, self._tokens(name)) for name in names]
         if not all(len(name) == 1 and name.isascii() and name.isalpha() for name in names):
-            size = len(names)
-            names = list(labels.LETTERS[:size]) if size <= len(labels.LETTERS) else [f"{at:02}" for at in range(size)]
-        taken = dict[Sequence[int], Label]()
-        for name in names:
-            spare = ((text, self._tokens(text)) for text in (name, *_SPARE, *labels.PAIRS))
-            text, own = next(((text, own) for text, own in spare if own and own not in taken), ("", ()))
-            if own:
-                taken[own] = (text, self._tokens(text, f" {text}"))
-        return list(taken.values())
+            many = len(names) > len(labels.LETTERS)
+            names = [f"{at:02}" if many else labels.LETTERS[at] for at in range(len(names))]
+        return [(name, self._tokens(name) and self._tokens(name, f" {name}")) for name in names]
 
     @cached_property
     def _alphabet(self) -> list[Label]:
