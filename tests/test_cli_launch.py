@@ -15,7 +15,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
-from http_server import HttpServer
+from http_server import HttpServer, ServeModels
 
 from harness import clean_environ, run_to_end, uma_command, until
 from uma.cli.agents import AGENTS
@@ -85,6 +85,14 @@ def test_the_server_that_runs_is_used_through_a_gateway(http_server: HttpServer,
     got = told(launch(programs, "claude", "--socket", str(http_server.process.socket)))
     assert got["variables"]["ANTHROPIC_BASE_URL"] != http_server.url
     assert got["answer"]["data"][0]["id"] == http_server.ask("GET", "/v1/models").json["data"][0]["id"]
+
+
+def test_of_several_models_the_one_that_is_named_is_loaded_and_used(serve_models: ServeModels, programs: Path) -> None:
+    socket = str(serve_models().process.socket)
+    loading = launch(programs, "codex", "--socket", socket, "--model", "bet")
+    assert "waiting for the server to load beta" in loading.stderr
+    assert 'model="beta"' in told(loading)["arguments"]
+    assert "model not found; did you mean alpha" in launch(programs, "codex", "--socket", socket, "-m", "alhpa").stderr
 
 
 def test_where_no_server_runs_one_is_started_and_ended_with_the_agent(

@@ -7,6 +7,7 @@ where none listens; or to the one at --url.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -30,11 +31,14 @@ from uma.client.http import HttpClient, read_key
 from uma.config import Loaded
 from uma.errors import ConfigError, ConnectionLost, UmaError
 from uma.http.keys import add
+from uma.models.names import one_meant
 
 STEP_SEC = 0.1
 """Between two looks at a server that starts."""
 ANSWER_SEC = 10.0
 """Maximum wait for an answer about the model."""
+LOAD_SEC = 600.0
+"""Maximum wait for a model that the server loads for this."""
 END_SEC = 30.0
 """Maximum wait for the end of a server that was started."""
 LOG = ("--log-level", "info", "--log-format", "text")
@@ -54,21 +58,23 @@ def main(options: argparse.Namespace) -> int:
     for number in posix.signals("SIGTERM", "SIGHUP"):
         signal.signal(number, _leave)
     with tempfile.TemporaryDirectory(prefix="uma-launch-") as name:
-        folder = Path(name)
+        folder, loaded = Path(name), load_settings(options)
+        asked = Path(loaded.config.model).name if loaded.origins["model"].startswith("--") else ""
         if options.url is not None:
-            return _run(agent, program, options.arguments, options.url.rstrip("/"), key, folder)
-        with _server(load_settings(options), folder) as (url, key):
-            return _run(agent, program, options.arguments, url, key, folder)
+            url = options.url.rstrip("/")
+            return _run(agent, program, options.arguments, _place(url, key, asked, folder))
+        is_own = not _listens(loaded.config.socket)
+        with _server(loaded, folder, is_own=is_own) as (url, key):
+            return _run(agent, program, options.arguments, _place(url, key, "" if is_own else asked, folder))
 
 
 def _leave(number: int, _: Any) -> None:
     raise SystemExit(128 + number)
 
 
-def _run(agent: Agent, program: str, arguments: list[str], url: str, key: str, folder: Path) -> int:
-    model = _model(url, key)
-    start = agent.start(AgentPlace(url, model["id"], model["max_model_len"], key, folder))
-    say.note(f"{agent.program} on {model['id']} at {url}, {model['max_model_len']:,} tokens of context")
+def _run(agent: Agent, program: str, arguments: list[str], place: AgentPlace) -> int:
+    start = agent.start(place)
+    say.note(f"{agent.program} on {place.model} at {place.url}, {place.context_tokens:,} tokens of context")
     process = subprocess.Popen([program, *start.options, *arguments], env={**os.environ, **start.variables})
     try:
         return _waited(process)
@@ -86,19 +92,34 @@ def _waited(process: subprocess.Popen[bytes]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _model(url: str, key: str) -> dict[str, Any]:
-    """The model that the server at `url` has. Raises `UmaError` where it is no such server."""
-    answer = HttpClient(url, key, ANSWER_SEC).read_json("GET", "/v1/models")
+def _place(url: str, key: str, asked: str, folder: Path) -> AgentPlace:
+    """The model that is asked for, or the first, of the server at `url`, once it is loaded. Raises `UmaError` where it
+    is no UMA server, or does not have that model.
+    """
+    listed = HttpClient(url, key, ANSWER_SEC).read_json("GET", "/v1/models")
     try:
-        model = answer["data"][0]
-        return {"id": str(model["id"]), "max_model_len": int(model["max_model_len"])}
-    except (ValueError, LookupError, TypeError) as error:
+        models = {str(model["id"]): model for model in listed["data"]}
+        names = {name: (name, *model.get("aliases", ())) for name, model in models.items()}
+        name = one_meant(asked, names) if asked else next(iter(models))
+        tokens = models[name].get("max_model_len") or _loaded_tokens(url, key, name)
+        return AgentPlace(url, name, int(tokens), key, folder)
+    except (ValueError, LookupError, TypeError, StopIteration) as error:
         raise UmaError(f"{url}: no UMA server answers there: {error}") from None
 
 
+def _loaded_tokens(url: str, key: str, name: str) -> int:
+    """The context of one of several models, which this question has the server load."""
+    say.note(f"waiting for the server to load {name}")
+    with HttpClient(url, key, LOAD_SEC).ask("POST", "/api/show", {"model": name}) as response:
+        told = json.loads(response.read())
+    if response.status != 200:
+        raise UmaError(str(told["error"]))
+    return next(int(value) for key, value in told["model_info"].items() if key.endswith(".context_length"))
+
+
 @contextmanager
-def _server(loaded: Loaded, folder: Path) -> Iterator[tuple[str, str]]:
-    """The URL and the key of a gateway to the server that runs, or of a server of one's own; ended with the block.
+def _server(loaded: Loaded, folder: Path, *, is_own: bool) -> Iterator[tuple[str, str]]:
+    """The URL and the key of a gateway to the server that runs, or of a server of its own; ended with the block.
 
     Other users of this machine can reach its port and see its arguments. So the system chooses the port, which the
     server holds from then on and tells in its log, and only the agent has the key: both are in a folder of this user's.
@@ -106,7 +127,7 @@ def _server(loaded: Loaded, folder: Path) -> Iterator[tuple[str, str]]:
     settings, keys = folder / "uma.toml", folder / "keys.toml"
     key = add(keys, "launch")
     command = [sys.executable, "-m", "uma"]
-    if _listens(loaded.config.socket):
+    if not is_own:
         command += ["gateway", "--socket", loaded.config.socket]
     else:
         settings.write_text(as_toml(loaded))
