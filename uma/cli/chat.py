@@ -274,14 +274,11 @@ class Chat:
     async def _reading(self, id: str) -> str:
         """How much of a question is read, in words; empty once its answer has begun, or where that is not known."""
         running = () if self.opened is None else (await self.opened.source.activity(id)).running
-        return next(
-            (
-                f"reads {100 * request.computed_tokens // max(1, request.prompt_tokens)} %"
-                for request in running
-                if request.id == id and not request.generated_tokens
-            ),
-            "",
-        )
+        request = next((found for found in running if found.id == id and not found.generated_tokens), None)
+        if request is None:
+            return ""
+        percent = 100 * request.computed_tokens // max(1, request.prompt_tokens)
+        return f"reads {request.prompt_tokens:,} tokens" + (f": {percent} %" if percent else "")
 
     def _conclude(self, turn: ChatTurn, finished: Finished | None) -> None:
         is_stopped = finished is None or finished.reason == "cancelled"

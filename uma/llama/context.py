@@ -24,7 +24,7 @@ from uma.errors import ConfigError, ModelError
 from uma.llama import backend
 from uma.llama.adapters import Adapter
 from uma.llama.batch import Batch, EmbeddingBatch
-from uma.llama.graph import RunningGraph
+from uma.llama.graph import CHUNK_TOKENS, RunningGraph
 from uma.llama.header import quoted
 from uma.llama.log import LOG
 from uma.llama.model import Model
@@ -202,7 +202,8 @@ class Context(Closing):
         self._logits_views: dict[int, npt.NDArray[np.float32]] = {}
         self._is_queued = backend.has_gpu()
         """A GPU computes after `llama_decode` has returned, until a result is asked for."""
-        self._graph = RunningGraph(model.n_layers, is_counted=not self._is_queued)
+        alike_tokens = CHUNK_TOKENS if model.shape.has_states else min(params.n_ubatch, params.n_batch)
+        self._graph = RunningGraph(model.n_layers, is_counted=not self._is_queued, alike_tokens=alike_tokens)
         self.returns_early = self._is_queued and model.is_on_gpu
         """Whether this thread is free between `begin` and `wait`, as a rule."""
         self.computes_on_cpu = not (model.is_all_on_gpu and params.offload_kqv)

@@ -20,11 +20,11 @@ _MOST = 2**31 - 1
 """The largest value of a semaphore: more nodes than any batch has."""
 _STATE_BYTES = 64
 """A `sem_t` takes at most half of it."""
-ALIKE_TOKENS = 64
-"""Batches with as many of these, the last one begun, have graphs of as many nodes: the chunks of linear attention."""
+CHUNK_TOKENS = 64
+"""Tokens of a chunk of linear attention, whose graphs have more nodes the more chunks there are."""
 
 NODES_PER_LAYER = 64
-"""More than graphs have (plain attention 17, sliding windows 22, linear attention 35): for a size that is new."""
+"""More than graphs have (plain attention 17, sliding windows 22, linear attention 35): before any is known."""
 
 _LIBC = ctypes.PyDLL(posix.LIBC)  # keeps the GIL: each of these calls takes less time than giving it up
 
@@ -32,14 +32,16 @@ _LIBC = ctypes.PyDLL(posix.LIBC)  # keeps the GIL: each of these calls takes les
 class RunningGraph:
     """Begins and ends with each batch; `stop` and `share` can be called from any thread."""
 
-    def __init__(self, n_layers: int, *, is_counted: bool) -> None:
-        """Without `is_counted` the share stays 0: a GPU does not ask."""
+    def __init__(self, n_layers: int, *, is_counted: bool, alike_tokens: int = CHUNK_TOKENS) -> None:
+        """Batches with as many times `alike_tokens`, the last one begun, have as many nodes: where there are no chunks
+        as many as one graph takes. Without `is_counted` the share stays 0: a GPU does not ask.
+        """
         self._state = ctypes.create_string_buffer(_STATE_BYTES)
         self.is_counted = is_counted and sys.platform != "win32" and not _LIBC.sem_init(self._state, 0, _MOST)
         """Whether there is a share."""
-        self._n_layers = n_layers
+        self._n_layers, self._alike_tokens = n_layers, alike_tokens
         self._nodes: dict[int, int] = {}
-        """The most that batches of so many `ALIKE_TOKENS` had; 0: of one token."""
+        """The most that batches of so many `alike_tokens` had; 0: of one token."""
         self._expected = 0
         """How many the batch that is computed will have, or more; 0: none is computed."""
 
@@ -71,14 +73,19 @@ class RunningGraph:
         """What `compute` returns, 0 for a success; it computes so many tokens, after `start`."""
         if not self.is_counted:
             return compute()
-        alike = 0 if n_tokens == 1 else -(-n_tokens // ALIKE_TOKENS)
-        self._expected = self._nodes.get(alike, NODES_PER_LAYER * self._n_layers * max(1, alike))
+        alike = 0 if n_tokens == 1 else -(-n_tokens // self._alike_tokens)
+        self._expected = self._nodes.get(alike) or self._most_nodes() * max(1, alike)
         code = compute()
         # Before another batch begins, whose share would be all of it until it is counted from 0.
         self._expected = 0
         if not code:
             self._nodes[alike] = max(self._nodes.get(alike, 0), self._count())
         return code
+
+    def _most_nodes(self) -> int:
+        """What `alike_tokens` have at most."""
+        known = [-(-nodes // max(1, alike)) for alike, nodes in self._nodes.items()]
+        return max(known, default=NODES_PER_LAYER * self._n_layers)
 
     @property
     def progress(self) -> float:
