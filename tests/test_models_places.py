@@ -326,12 +326,14 @@ def test_commands_and_the_library_take_such_names(home: Path, uma_told: RunInPro
     assert "Qwen3-8B-Q4_K_M, Qwen3-8B-Q8_0" in done.stderr
 
 
-def test_a_model_of_ollama_s_is_called_by_its_own_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_ollama_s_has_one_name_in_lists_and_on_its_card(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from uma import LLM
 
     monkeypatch.setenv("HOME", str(home))
-    with LLM("llama3.2:1b") as llm:
-        assert llm.info.model.name == llm.info.model.title
+    listed = available(os.environ)
+    for asked in ("llama3.2:1b", next(str(each.path) for each in listed if each.name == "llama3.2:1b")):
+        with LLM(asked) as llm:
+            assert llm.info.model.name == "llama3.2:1b"
 
 
 def test_a_folder_of_models_that_holds_none_is_told(uma_told: RunInProcessText, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from uma.llama.projector import Projector
 from uma.llama.shape import ASSISTANT
 from uma.models import projectors
 from uma.models.catalog import ResolvedModel, resolve
+from uma.models.places import ollama_name
 from uma.types import LoadProgress
 
 _log = logging.getLogger("uma.engine")
@@ -120,6 +121,8 @@ class Loader:
         except LoadStopped:
             trio.from_thread.check_cancelled()
             raise
+        if called := ollama_name(Path(found.path)):  # its file's is a checksum
+            model.info = attrs.evolve(model.info, name=called)
         self._loaded_bytes += size_bytes
         return model
 

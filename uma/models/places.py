@@ -159,6 +159,12 @@ def _of_ollama(folder: Path) -> Iterator[Found]:
             yield Found(f"{name}:{tag}", blob, OLLAMA, also=(f"{name}-{tag}", *plain))
 
 
+def ollama_name(path: Path) -> str:
+    """Name by which Ollama lists the model of this file, the first of several; empty for any other file."""
+    listed = _of_ollama(path.parent.parent) if path.parent.name == "blobs" else ()
+    return next((found.name for found in listed if found.path.name == path.name), "")
+
+
 def ollama_projectors(blobs: Path) -> dict[Path, Path]:
     """What Ollama's manifests name as projectors, by the models' files; all lie in the folder `blobs`."""
     folder = blobs.parent
