@@ -358,7 +358,9 @@ def test_the_page_sends_what_was_set_and_shows_what_holds_otherwise(browser: Bro
         page = here.visit().page
         with page.expect_request("**/ui/api/answers") as sent:
             here.ask("Tell me of a fox")
-        assert json.loads(sent.value.post_data or "")["sampling"] == {}
+        body = json.loads(sent.value.post_data or "")
+        assert body.keys() == {"messages", "sampling", "token"}
+        assert body["sampling"] == {}
         here.wait_for_answer()
         page.get_by_role("button", name="Instructions and sampling", exact=True).click()
         shown = {"temperature": "0.3", "top_p": "0.95", "top_k": "0", "max_tokens": "77", "seed": "random"}

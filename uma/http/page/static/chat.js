@@ -4,6 +4,7 @@ import { announce, arrange, byId, DOUBLE_CLICK_MS, h, rebuild, toast } from "./d
 import { AnswerView, edit, nameModelsOnce, question, spokenEnd } from "./message.js";
 import { Run } from "./run.js";
 import { mark } from "./search.js";
+import { DEFAULTS } from "./settings.js";
 import * as store from "./store.js";
 import {
   add,
@@ -491,15 +492,15 @@ function namesOf(siblings) {
   return siblings.map(({ id }) => id).join();
 }
 
-/** What the server is asked for an answer. @param {Conversation} conversation @param {Message} message The answer. */
+/** What the server is asked for an answer: of the settings those alone that the person has changed. @param {Conversation} conversation @param {Message} message The answer. */
 function bodyOf(conversation, { parent, token, text, thinking }) {
   const { settings, model } = conversation;
-  const { reasoning, truncation } = settings;
   const { json_schema, ...plain } = settings.sampling;
   const sampling = json_schema ? { ...plain, grammar: { json_schema } } : plain;
-  // Without a priority an answer is as interactive as the key lets it be.
-  const priority = settings.priority === 1 ? undefined : settings.priority;
+  /** @type {(keyof Settings)[]} */
+  const names = ["priority", "reasoning", "truncation"];
+  const changed = Object.fromEntries(names.flatMap((name) => (settings[name] === DEFAULTS[name] ? [] : [[name, settings[name]]])));
   const messages = asked(conversation, pathTo(conversation, parent));
   if (text) messages.push({ role: "assistant", content: text, ...(thinking && { reasoning: thinking }) });
-  return { model, messages, priority, sampling, reasoning, truncation, token };
+  return { model, messages, sampling, ...changed, token };
 }
