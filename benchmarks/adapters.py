@@ -31,7 +31,7 @@ from uma.engine import Engine
 from uma.llama import header
 from uma.types import Token
 
-STREAMS, TOKENS, ROUNDS, RANK = 8, 200, 5, 8
+STREAMS, TOKENS, ROUNDS, RANK = 8, 100, 3, 8
 SKIPPED = 20
 """First tokens of each stream, which come while the others' prompts are read."""
 MOST_GAP = 2.0

@@ -5,7 +5,7 @@ path = write_adapter(tmp_path / "a.gguf", model, seed=1)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from models import add, finish
 from uma.llama import header
-from uma.llama.adapters import EMBEDDING
+from uma.llama.adapters import EMBEDDING, INVOCATION
 
 RANK = 4
 
@@ -27,9 +27,10 @@ def write_adapter(
     strength: float = 0.3,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     metadata: Mapping[str, Any] | None = None,
+    invocation: Sequence[int] = (),
 ) -> Path:
     """Write an adapter of every matrix of a model, and return its path. `shapes` replaces those of single tensors, and
-    `metadata` adds keys.
+    `metadata` adds keys; with an `invocation` it is an aLoRA.
     """
     read, rng = header.whole_header(model), np.random.default_rng(seed)
     architecture = read.metadata["general.architecture"]
@@ -37,6 +38,9 @@ def write_adapter(
     writer = gguf.GGUFWriter(path, str(keys.pop("general.architecture", architecture)))
     for key, value in keys.items():
         add(writer, key, value)
+    if invocation:
+        kinds = gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT32
+        writer.add_key_value(INVOCATION, list(invocation), kinds[0], sub_type=kinds[1])
     sizes = dict[str, tuple[int, ...]]()
     for tensor in read.tensors:
         if len(tensor.shape) > 1 and not tensor.name.endswith(EMBEDDING):

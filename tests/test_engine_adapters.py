@@ -29,6 +29,7 @@ from uma.llama.model import Model
 from uma.net.client import CLIENT
 from uma.types import AdapterScale, EmbedRequest
 
+INVOCATION = (65, 66, 65)
 SETS = (None, "tiny+one", "tiny+two")
 
 
@@ -159,6 +160,99 @@ async def test_an_interactive_request_has_a_set_of_background_ones_preempted(con
             await anext(stream)  # no more is read, so it does not end
         assert (await answer(engine, of(SETS[2], "Hi", 4, priority=1))).finished.reason == "length"
         assert (await settled(engine))["preemptions_total"] == 1
+
+
+@pytest.fixture(scope="module")
+def invoked(config: RuntimeConfig, tmp_path_factory: pytest.TempPathFactory) -> RuntimeConfig:
+    """The model with an aLoRA, and the same matrices without an invocation."""
+    folder, model = tmp_path_factory.mktemp("alora"), Path(config.model)
+    late = write_adapter(folder / "late.gguf", model, seed=1, invocation=INVOCATION)
+    return attrs.evolve(config, lora=f"late={late},one={write_adapter(folder / 'one.gguf', model, seed=1)}")
+
+
+def calling(seed: int, before: int, after: int) -> tuple[int, ...]:
+    """A prompt that invokes the aLoRA twice: the last time counts."""
+    return (*tokens_for(seed, before), *INVOCATION, *tokens_for(9, before), *INVOCATION, *tokens_for(seed, after))
+
+
+async def test_an_alora_is_used_from_its_last_invocation_on(invoked: RuntimeConfig) -> None:
+    prompts = [calling(seed, before, after) for seed, before, after in ((1, 30, 5), (2, 200, 90), (1, 30, 0))]
+    expected = []
+    with Model.load(Path(invoked.model)) as model:
+        file = invoked.lora.partition("=")[2].partition(",")[0]
+        adapter = model.load_adapter(Path(file), "late")
+        params = ContextParams(n_ctx=1_024, flash_attn="off", cache_type_k="f32", cache_type_v="f32")
+        for prompt in prompts:
+            with Context(model, params) as context:
+                context.set_threads(1)
+                batch, tokens = Batch(1_024), list(prompt)
+                start = max(at for at in range(len(prompt)) if prompt[at : at + len(INVOCATION)] == INVOCATION)
+                for begin, end in [
+                    (0, start),
+                    (start, len(prompt)),
+                    *((at, at + 1) for at in range(len(prompt), len(prompt) + 15)),
+                ]:
+                    context.use_adapters([] if end <= start else [(adapter, 1.0)])
+                    batch.clear()
+                    batch.add(tokens[begin:end], begin, 0, last_logits=True)
+                    assert context.decode(batch) == 0
+                    if end >= len(prompt):
+                        tokens.append(int(context.logits(1).argmax()))
+                expected.append(tuple(tokens[len(prompt) :]))
+    requests = [of("tiny+late", prompt, 16) for prompt in prompts]
+    others = [of(name, prompt, 16) for name in (None, "tiny+one") for prompt in prompts]
+    async with open_engine(invoked) as engine:
+        assert texts(await alone(engine, requests)) == expected
+        plain = texts(await alone(engine, others))
+        assert not set(plain) & set(expected)
+        assert texts(await answers(engine, [*others, *requests, *requests])) == [*plain, *expected, *expected]
+        reproducible = [
+            attrs.evolve(each, sampling=attrs.evolve(each.sampling, reproducible=True)) for each in requests
+        ]
+        assert texts(await answers(engine, reproducible)) == expected
+        never = tokens_for(5, 50)
+        given = texts(await alone(engine, [of(name, never, 8) for name in ("tiny+late", None)]))
+        assert given[0] == given[1]
+        with pytest.raises(BadRequest, match="an aLoRA, used from certain tokens on, cannot be beside others"):
+            await answer(engine, attrs.evolve(ask(), lora=(AdapterScale(0, 1.0), AdapterScale(1, 1.0))))
+
+
+async def test_an_alora_shares_the_cache_of_the_model_up_to_its_invocation(
+    invoked: RuntimeConfig, tmp_path: Path
+) -> None:
+    kept = attrs.evolve(invoked, cache_dir=str(tmp_path), cache_ram_mb=16, n_ctx=2_048)
+    state, call = tokens_for(3, 500), (*INVOCATION, *tokens_for(4, 600))
+    async with open_engine(kept) as engine:
+        feed = engine.kv_events(block_size=16)
+        await answer(engine, of(None, state, 1))
+        base, first = await alone(engine, [of(None, (*state, *tokens_for(4, 20))), of("tiny+late", (*state, *call))])
+        assert base.finished.usage.cached_tokens > 400
+        assert 400 < first.finished.usage.cached_tokens <= 500
+        (after,) = await alone(engine, [of(None, (*state, *call))])
+        assert after.finished.usage.cached_tokens <= 500
+        await settled(engine)
+        events = [event for event in (await feed.changes()).events if isinstance(event, BlockStored)]
+    named = {hash for event in events if event.lora_id is not None for hash in event.block_hashes}
+    plain = {hash for event in events if event.lora_id is None for hash in event.block_hashes}
+    assert named
+    assert not named & plain
+    assert len(named) <= 1 + (len(call) + 16) // 16
+    async with open_engine(kept) as engine:
+        again = await alone(engine, [of("tiny+late", (*state, *call)), of(None, (*state, *call))])
+    assert texts(again) == texts([first, after])
+    assert all(each.finished.usage.cached_tokens > 1_000 for each in again)
+
+
+async def test_an_alora_is_exact_under_preemption(invoked: RuntimeConfig) -> None:
+    requests = [
+        of(name, calling(seed, 10 + 7 * seed, seed), 60, priority=seed % 3 - 1)
+        for seed in range(4)
+        for name in ("tiny+late", None, "tiny+one")
+    ]
+    expected = await each_alone(invoked, requests)
+    async with open_engine(attrs.evolve(invoked, n_ctx=256, kv_unified="on")) as engine:
+        assert texts(await answers(engine, requests)) == expected
+        assert (await settled(engine))["preemptions_total"] > 0
 
 
 async def test_one_client_with_two_sets_holds_up_no_other_client(config: RuntimeConfig) -> None:

@@ -82,7 +82,7 @@ def test_an_adapter_changes_the_logits_as_long_as_it_is_used(model: Path, tmp_pa
         ({}, {"adapter.type": "control_vector"}, "adapter.type is 'control_vector'"),
         ({}, {"general.type": "model"}, "general.type is 'model'"),
         ({}, {"general.architecture": "qwen2"}, "it is for 'qwen2', and the model is 'llama'"),
-        ({}, {"adapter.alora.invocation_tokens": [1, 2]}, "aLoRA"),
+        ({}, {"adapter.alora.invocation_tokens": "call"}, "adapter.alora.invocation_tokens is no list of tokens"),
         ({"blk.9.ffn_up.weight.lora_a": (EMBED, RANK)}, {}, "'blk.9.ffn_up.weight': the model has no such tensor"),
         ({"token_embd.weight.lora_a": (EMBED, RANK)}, {}, "there is only .lora_a"),
         ({"blk.0.attn_norm.weight.lora_a": (EMBED, 1), "blk.0.attn_norm.weight.lora_b": (1, 1)}, {}, "is unsupported"),
@@ -114,7 +114,7 @@ def test_an_adapter_of_fewer_experts_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("has_experts", [False, True])
 def test_a_mutated_adapter_ends_no_process(model: Path, tmp_path: Path, *, has_experts: bool) -> None:
     model = write_hybrid(tmp_path / "model.gguf", "qwen3next") if has_experts else model
-    adapter = write_adapter(tmp_path / "a.gguf", model)
+    adapter = write_adapter(tmp_path / "a.gguf", model, invocation=(1, 2, 3))
     command = [sys.executable, "-c", MUTATIONS, str(model), str(adapter)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -38,9 +38,28 @@ class AdapterSet:
     client: Hashable = None
     """Client whose request was the first to ask for it (`net.client.CLIENT`)."""
 
+    @property
+    def invocation(self) -> bytes:
+        """Tokens from which on it is used, where it is an aLoRA."""
+        return array("i", self.scaled[0][0].invocation).tobytes() if self.scaled else b""
+
+    def placed(self, tokens: array[int]) -> tuple[AdapterSet, int]:
+        """The set that a prompt is computed with, and from which token on: of an aLoRA the last place where it is
+        invoked; without one the model alone.
+        """
+        if not (invocation := self.invocation):
+            return self, 0
+        data, end = tokens.tobytes(), len(tokens) * tokens.itemsize
+        while (at := data.rfind(invocation, 0, end)) % tokens.itemsize:
+            if at < 0:
+                return NO_ADAPTERS, 0
+            end = at + len(invocation) - 1
+        return self, at // tokens.itemsize
+
     def key(self, tokens: array[int]) -> array[int]:
         """Tokens of a prompt as the cache knows them."""
-        return keyed(tokens, self.number) if self.number else tokens
+        found, at = self.placed(tokens)
+        return keyed(tokens, found.number, at) if found.number else tokens
 
 
 NO_ADAPTERS = AdapterSet()
@@ -83,6 +102,10 @@ class AdapterSets:
         scaled = tuple((self._adapters[id], scale) for id, scale in scales)
         if (pairs := sum(adapter.pairs for adapter, _ in scaled)) > self._most_pairs:
             raise BadRequest.at("lora", f"{len(scales)} adapters at once change {pairs:,} matrices, which is too many")
+        if len(scaled) > 1 and any(adapter.invocation for adapter, _ in scaled):
+            raise BadRequest.at(
+                "lora", "an aLoRA, used from certain tokens on, cannot be beside others; leave them out"
+            )
         return AdapterSet(0, scaled, scales, is_named=False, client=CLIENT.get())
 
     def numbered(self, asked: AdapterSet, running: Collection[AdapterSet], forget: Callable[[int], None]) -> AdapterSet:
@@ -122,5 +145,5 @@ class AdapterSets:
 
 def check_beginning(tokens: array[int], adapters: AdapterSet) -> None:
     """Raise `BadRequest` where the cache cannot tell that a prompt is one of this set."""
-    if adapters.scaled and tokens[0] < 0:
+    if adapters.scaled and tokens[0] < 0 and not adapters.invocation:
         raise BadRequest.at("prompt", "with a LoRA adapter it cannot begin with a picture; put text before it")

@@ -156,7 +156,7 @@ class Submission:
     @property
     def adapters(self) -> set[AdapterSet]:
         """Sets of LoRA adapters of all that are open."""
-        return {sequence.adapters for sequence in self._open}
+        return {sequence.adapter_set for sequence in self._open}
 
     def submit(self, prepared: Prepared) -> RequestStream:
         """Hand a request to the decode thread: a sequence for each of its answers. Does not wait."""
@@ -227,6 +227,7 @@ class Submission:
         request, tokens, grammar, is_first = prepared.request, prepared.tokens, prepared.grammar, index == 0
         labels = prepared.labels[index] if prepared.labels else None
         tokens = tokens if labels is None else labels.tokens
+        adapters, adapted_from = prepared.adapters.placed(tokens)
         sampling = request.sampling
         most, cut = self._most_tokens(request.sampling.max_tokens, prepared.most_tokens - len(tokens))
         key, self._next_key = self._next_key, self._next_key + 1
@@ -273,7 +274,8 @@ class Submission:
             report=prepared.report if is_first else None,
             message_ends=prepared.message_ends,
             pictures=prepared.pictures,
-            adapters=prepared.adapters,
+            adapter_set=adapters,
+            adapted_from=adapted_from,
         )
 
     def _most_tokens(self, asked: int | None, left: int) -> tuple[int, tuple[str, ...]]:

@@ -46,6 +46,8 @@ class Adapter:
     """Digest of its file, for keys of caches."""
     pairs: int
     """Matrices of the model that it changes."""
+    invocation: tuple[int, ...] = ()
+    """Tokens of a prompt from which on it is used (aLoRA); empty: it is from the first one on."""
 
 
 def load(model: int, parts: Iterable[Path], path: Path, name: str, scale: float) -> Adapter:
@@ -62,7 +64,8 @@ def load(model: int, parts: Iterable[Path], path: Path, name: str, scale: float)
         digest = xxhash.xxh3_128()
         while block := file.read(2**20):
             digest.update(block)
-    return Adapter(name, path, scale, pointer, digest.hexdigest(), pairs)
+    invocation = tuple(map(int, header.whole_header(path).numbers.get(INVOCATION, ())))
+    return Adapter(name, path, scale, pointer, digest.hexdigest(), pairs, invocation)
 
 
 def check(path: Path, parts: Iterable[Path]) -> int:
@@ -102,7 +105,9 @@ def _key_problem(reader: HeaderReader, architecture: object) -> str:
         return f"it is for {show(own)}, and the model is {show(architecture)}"
     if not math.isfinite(metadata.get(ALPHA, 0.0)):
         return f"{ALPHA} is not finite"
-    return "it is an aLoRA, active from certain tokens on, which is unsupported" if INVOCATION in metadata else ""
+    if INVOCATION in metadata and not reader.numbers.get(INVOCATION):
+        return f"{INVOCATION} is no list of tokens"
+    return ""
 
 
 def _problem(name: str, pair: dict[str, Tensor], weights: dict[str, Tensor]) -> str:

@@ -1,8 +1,8 @@
-"""Sets of LoRA adapters in the keys of cached prefixes: the first token of a text that is computed with a set has the
-set's number above its own bits.
+"""Sets of LoRA adapters in the keys of cached prefixes: the first token that is computed with a set has the set's
+number above its own bits. With an aLoRA that is not the text's first one.
 
-So the tree of prefixes, the snapshots and the index of files keep texts of different sets apart, from their first token
-on, as they keep different texts apart. Pure.
+So the tree of prefixes, the snapshots and the index of files keep texts of different sets apart, from that token on, as
+they keep different texts apart. Pure.
 """
 
 from __future__ import annotations
@@ -10,28 +10,40 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+import numpy as np
+
 TOKEN_BITS = 20
 """Bits of a token's id: the largest vocabularies have a quarter of as many tokens."""
 MAX_SETS = 2**11 - 1
 """Maximum sets beside the empty one, whose number is 0."""
 
 
-def keyed(tokens: Sequence[int], number: int) -> array[int]:
-    """A copy of a text, which begins with a token and no picture, as that of a set."""
+def keyed(tokens: Sequence[int], number: int, at: int = 0) -> array[int]:
+    """A copy of a text, whose token `at` is no picture's, as that of a set from this token on."""
     found = array("i", tokens)
-    if found:
-        found[0] |= number << TOKEN_BITS
+    if 0 <= at < len(found):
+        found[at] |= number << TOKEN_BITS
     return found
+
+
+def place_of(tokens: Sequence[int]) -> tuple[int, int]:
+    """The number of the set that a text is computed with, and the first token of which that is so."""
+    if not tokens or tokens[0] >= 2**TOKEN_BITS:
+        return (tokens[0] >> TOKEN_BITS, 0) if tokens else (0, 0)
+    values = np.frombuffer(tokens, np.int32) if isinstance(tokens, array) else np.array(tokens, np.int32)
+    at = int((values >= 2**TOKEN_BITS).argmax())
+    number = max(0, tokens[at]) >> TOKEN_BITS
+    return number, at if number else 0
 
 
 def set_of(tokens: Sequence[int]) -> int:
     """The number of the set that a text is computed with."""
-    return max(0, tokens[0]) >> TOKEN_BITS if tokens else 0
+    return place_of(tokens)[0]
 
 
 def plain(tokens: Sequence[int]) -> array[int]:
     """A copy of a text as it is without a set."""
-    found = array("i", tokens)
-    if set_of(found):
-        found[0] &= 2**TOKEN_BITS - 1
+    found, (number, at) = array("i", tokens), place_of(tokens)
+    if number:
+        found[at] &= 2**TOKEN_BITS - 1
     return found

@@ -23,7 +23,7 @@ import orjson
 import trio
 import xxhash
 
-from uma.engine.kv.adapter_keys import keyed, plain, set_of
+from uma.engine.kv.adapter_keys import keyed, place_of, plain, set_of
 from uma.engine.kv.events import KvEvents, KvListener, Run, Tier
 from uma.engine.kv.prefix_index import PrefixIndex
 from uma.engine.kv.snapshots import LEAST_GAIN_TOKENS, Snapshot, usable
@@ -246,6 +246,7 @@ class DiskTier:
             with path.open("rb") as file:
                 header = self._parse_header(file.read(16), file.read)
                 differs = [name for name, value in self._identity.items() if header.get(name) != value]
+                adapted_from = int(header.get("adapted_from", 0))
                 if (adapters := header.get("adapters", "")) not in self._adapter_keys:
                     differs.append("LoRA adapter")
                 tokens: array[int] = array("i")
@@ -257,7 +258,7 @@ class DiskTier:
         if differs:
             _log.info("cache_dir: %s is ignored: another %s", path, ", ".join(differs))
             return None
-        tokens = keyed(tokens, self._adapter_keys.index(adapters))
+        tokens = keyed(tokens, self._adapter_keys.index(adapters), adapted_from)
         return _UsableFile(path, status.st_size, status.st_mtime, tokens=tokens, ends=ends)
 
     @staticmethod
@@ -300,8 +301,9 @@ class DiskTier:
             "ends": ends,
             "end_bytes": list(map(len, checkpoints)),
         }
-        if number := set_of(snapshot.tokens):
-            header["adapters"] = self._adapter_keys[number]
+        number, at = place_of(snapshot.tokens)
+        if number:
+            header |= {"adapters": self._adapter_keys[number], "adapted_from": at}
         tokens = plain(snapshot.tokens)
         header["checksum"] = _checksum(header, tokens, (*snapshot.parts, *checkpoints))
         encoded = orjson.dumps(header)

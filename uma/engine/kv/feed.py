@@ -17,7 +17,7 @@ import xxhash
 from uma.contracts.blocks import BLOCK_HASHES, Algorithm
 from uma.contracts.event_log import CatchUp, EventLog, merged
 from uma.contracts.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
-from uma.engine.kv.adapter_keys import keyed, plain, set_of
+from uma.engine.kv.adapter_keys import keyed, place_of, plain
 from uma.engine.kv.events import Run, Tier
 
 TIERS = (Tier.CELLS, Tier.MEMORY)
@@ -100,24 +100,30 @@ class BlockLedger:
 
     def _report_stored(self, tokens: Sequence[int], first: int, data: memoryview, names: list[int]) -> None:
         # A prefix is held from its beginning on, so the new blocks are one chain up to the run's end.
-        begin = first - self._size
+        begin, (number, at) = first - self._size, place_of(tokens)
         parent = self._held[_digest(data, begin)].name if begin else None
-        self._report(
-            BlockStored(
-                block_hashes=tuple(names),
-                token_ids=tuple(plain(tokens[begin : begin + len(names) * self._size])),
-                block_size=self._size,
-                parent_block_hash=parent,
-                lora_id=set_of(tokens) or None,
+        # Blocks before an aLoRA begins are the base model's.
+        before = min(len(names), max(0, at - begin) // self._size) if number else len(names)
+        for part, lora_id in ((names[:before], None), (names[before:], number)):
+            if not part:
+                continue
+            self._report(
+                BlockStored(
+                    block_hashes=tuple(part),
+                    token_ids=tuple(plain(tokens[begin : begin + len(part) * self._size])),
+                    block_size=self._size,
+                    parent_block_hash=parent,
+                    lora_id=lora_id,
+                )
             )
-        )
+            begin, parent = begin + len(part) * self._size, part[-1]
 
     def _counted(self, run: Run) -> array[int]:
         """Tokens of a run's sequence that count, `keyed` as it is."""
-        tokens, number = run.tokens(), 0
-        if self._skip:
-            number, tokens = set_of(tokens), tokens[self._skip :]
-        return keyed(tokens, number) if number and tokens[0] >= 0 else tokens
+        tokens = run.tokens()
+        number, at = place_of(tokens) if self._skip else (0, 0)
+        tokens = tokens[self._skip :]
+        return keyed(tokens, number) if number and at < self._skip and tokens[0] >= 0 else tokens
 
     def _completes_none(self, run: Run) -> bool:
         """Whether no block ends in `run`: so it is for most decoded tokens, and each of them is asked about."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 import attrs
 
 from uma.engine import clock
-from uma.engine.kv.adapter_keys import keyed, set_of
+from uma.engine.kv.adapter_keys import keyed, place_of, set_of
 from uma.engine.kv.checkpoints import LAST_TOKENS, Checkpoints
 from uma.engine.kv.events import KvListener, Run, Tier
 from uma.engine.kv.memory_kinds import PLENTY, memory_kind
@@ -49,6 +49,8 @@ class Holding:
     """Where what it began with was."""
     adapters: int = 0
     """Number of the set of LoRA adapters that it is computed with."""
+    adapted_from: int = 0
+    """First token with which that is so."""
     loading: SnapshotLoad | None = None
     """What it begins with, until all of that is in its cells: then the tip is its end. No other sequence begins there
     meanwhile."""
@@ -157,7 +159,7 @@ class KvPool:
         self._is_lone = self.cells.used_ids == len(self.tree.cached)
         is_repeated = self.tree.match(tokens).length == len(tokens) > 1
         begun = self._restored(tokens, now_ms) or self._begun(tokens, now_ms, is_repeated=is_repeated)
-        begun[0].adapters = set_of(tokens)
+        begun[0].adapters, begun[0].adapted_from = place_of(tokens)
         if self._is_lone and not is_repeated:
             self._trim(until=None)  # what the last one was spared
         return begun
@@ -247,8 +249,8 @@ class KvPool:
 
     def extend(self, holding: Holding, tokens: Sequence[int]) -> None:
         """Count tokens that a batch has computed for the holder."""
-        if holding.adapters and not holding.tip.end:
-            tokens = keyed(tokens, holding.adapters)
+        if holding.adapters and holding.tip.end <= holding.adapted_from:
+            tokens = keyed(tokens, holding.adapters, holding.adapted_from - holding.tip.end)
         holding.tip = self.tree.extend(holding.tip, holding.seq_id, tokens)
         self.cells.grown(holding.seq_id, holding.tip.end)
 

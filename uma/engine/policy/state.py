@@ -113,7 +113,7 @@ class Row(Protocol):
 
     @property
     def adapters(self) -> Hashable:
-        """Set of LoRA adapters that it is computed with: all rows of a batch have the same."""
+        """Set of LoRA adapters that its next tokens are computed with: all rows of a batch have the same."""
 
 
 @attrs.frozen

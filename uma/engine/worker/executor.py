@@ -225,7 +225,8 @@ class Executor:
                     found.append([])
                 found[turn].append((sequence, size))
                 computed += size
-                if computed in (end, sequence.branch):
+                # The next batch of those that are read together has the adapters of all.
+                if computed in (end, sequence.branch, sequence.adapted_from):
                     break
         return found
 
@@ -263,6 +264,7 @@ class Executor:
             extra > 0
             and sequence.holding is not None
             and sequence.holding.tip.checkpoint is None
+            and sequence.computed - extra >= sequence.adapted_from
             and self._pool.truncate(sequence.holding, sequence.computed - extra)
         ):
             sequence.cut_back(sequence.computed - extra)

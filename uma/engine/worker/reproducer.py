@@ -121,6 +121,8 @@ class Reproducer:
         left = sequence.prompt_tokens - sequence.computed
         # Behind the prompt one by one, as they were sampled: one that lost the context computes them again.
         count = min(left, context.n_batch - sequence.computed % context.n_batch) if left > 0 else 1
+        if sequence.computed < sequence.adapted_from:
+            count = min(count, sequence.adapted_from - sequence.computed)
         try:
             with being_computed([(sequence, count)], context):
                 return self._compute(sequence, count)
@@ -172,7 +174,8 @@ class Reproducer:
         kept = self._waiting.pop(sequence)
         self._current = sequence
         start = _start_of(sequence)
-        if kept is None and start is not None and start.memory is not None and not sequence.computed:
+        is_fresh = not sequence.computed and not sequence.adapted_from
+        if kept is None and start is not None and start.memory is not None and is_fresh:
             kept, sequence.computed = start.memory, start.computed
         if kept is not None:
             self._context.state_set(0, kept)
@@ -180,7 +183,7 @@ class Reproducer:
     def _keep_start(self, sequence: Sequence) -> None:
         """Keep the last whole batch's memory of what other prompts of its decision begin with, too."""
         start, context = _start_of(sequence), self._context
-        if start is None or start.memory is not None or context is None:
+        if start is None or start.memory is not None or context is None or sequence.adapted_from:
             return
         if sequence.computed == start.tokens // context.n_batch * context.n_batch and self._can_put_aside(sequence):
             if self._kept_start is not None:

@@ -13,6 +13,7 @@ import attrs
 from uma.engine.adapters import NO_ADAPTERS, AdapterSet
 from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.pacing import hold_ms
+from uma.engine.kv.adapter_keys import keyed
 from uma.engine.kv.pictures import PictureRun, position_of
 from uma.engine.kv.pool import Holding
 from uma.engine.kv.snapshots import Snapshot
@@ -151,8 +152,10 @@ class Sequence:
     """How many tokens of its prompt come before where a message ends, as far as others are likely to part there."""
     pictures: tuple[PlacedPicture, ...] = ()
     """Pictures of its prompt, in order."""
-    adapters: AdapterSet = NO_ADAPTERS
-    """LoRA adapters that it is computed with."""
+    adapter_set: AdapterSet = NO_ADAPTERS
+    """LoRA adapters that it is computed with, from some token on."""
+    adapted_from: int = 0
+    """The first token that is: 0, but for an aLoRA."""
     stream: Any = None
     """Where events go: opaque here, the Trio side's."""
     status: Status = Status.WAITING
@@ -242,9 +245,18 @@ class Sequence:
         self.change(Change.FALL_BEHIND)
         self.paused_ms = now_ms
 
+    @property
+    def adapters(self) -> AdapterSet:
+        """LoRA adapters that its next tokens are computed with."""
+        return NO_ADAPTERS if self.computed < self.adapted_from else self.adapter_set
+
+    def cache_key(self, tokens: array[int]) -> array[int]:
+        """Tokens of its beginning as the cache knows them."""
+        return keyed(tokens, self.adapter_set.number, self.adapted_from) if self.adapter_set.number else tokens
+
     def until_checkpoint(self, computed: int) -> int:
-        """Tokens from its first `computed` ones to the next checkpoint, or to its end."""
-        ends = (end for end in (*self.checkpoint_positions, self.branch) if end > computed)
+        """Tokens from its first `computed` ones to the next checkpoint, to where its adapters begin, or to its end."""
+        ends = (end for end in (*self.checkpoint_positions, self.branch, self.adapted_from) if end > computed)
         return min(ends, default=len(self.tokens)) - computed
 
     def is_at_checkpoint(self) -> bool:

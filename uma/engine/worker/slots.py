@@ -196,7 +196,7 @@ class Slots:
 
     def _may_take_turns(self, sequence: Sequence) -> bool:
         """Whether its set of adapters runs, or can take turns with those that run."""
-        return len({sequence.adapters, *(other.adapters for other in self.active.values())}) <= MOST_SETS
+        return len({sequence.adapter_set, *(other.adapter_set for other in self.active.values())}) <= MOST_SETS
 
     def _second_sets(self, firsts: list[Sequence]) -> set[Sequence]:
         """Sequences that would begin a set of adapters beside one that only their own client runs. They begin behind
@@ -206,13 +206,13 @@ class Slots:
             return set()
         by_set = self._by_set()
         users = [{row.fair_share for row in rows} for rows in by_set.values()]
-        return {first for first in firsts if first.adapters not in by_set and {first.fair_share} in users}
+        return {first for first in firsts if first.adapter_set not in by_set and {first.fair_share} in users}
 
     def _by_set(self) -> dict[AdapterSet, list[Sequence]]:
         """Sequences with a slot by their sets of adapters, the set that began last behind the others."""
         by_set: dict[AdapterSet, list[Sequence]] = {}
         for sequence in self.active.values():
-            by_set.setdefault(sequence.adapters, []).append(sequence)
+            by_set.setdefault(sequence.adapter_set, []).append(sequence)
         return by_set
 
     @property
@@ -225,13 +225,13 @@ class Slots:
 
     def _cells_needed(self, sequence: Sequence) -> int:
         cacheable = sequence.cacheable_tokens
-        return self._pool.cells_needed(sequence.adapters.key(cacheable)) + len(sequence.tokens) - len(cacheable)
+        return self._pool.cells_needed(sequence.cache_key(cacheable)) + len(sequence.tokens) - len(cacheable)
 
     def _find_leader(self, sequence: Sequence) -> tuple[Sequence, int] | None:
         """The sequence that computes more of this prompt than is there yet. None follows a sequence of a lower lane."""
         if sequence.logprobs_pending or not sequence.request.cache_prompt:
             return None
-        have = self._pool.match(sequence.adapters.key(sequence.tokens))[1]
+        have = self._pool.match(sequence.cache_key(sequence.tokens))[1]
         # Not of a lower lane: a question would wait for as long as the background prompt that it begins like.
         best: tuple[Sequence, int] | None = None
         tokens, most = sequence.tokens, have + WORTH_WAITING_TOKENS - 1
@@ -243,7 +243,7 @@ class Slots:
                 continue
             if not other.prefill_left or other.lane < sequence.lane or other.is_paused:
                 continue
-            if other.adapters is not sequence.adapters:
+            if (other.adapter_set, other.adapted_from) != (sequence.adapter_set, sequence.adapted_from):
                 continue
             common = min(common_length(tokens, other.tokens), len(tokens) - 1)
             if common > most and other.computed < common:
@@ -398,8 +398,8 @@ class Slots:
 
     def _start(self, sequence: Sequence, now: float) -> None:
         is_first = sequence.started_ms == 0.0
-        known, differs = self._pool.nearest(sequence.adapters.key(sequence.tokens)) if is_first else (0, False)
-        cacheable = sequence.adapters.key(sequence.cacheable_tokens)
+        known, differs = self._pool.nearest(sequence.cache_key(sequence.tokens)) if is_first else (0, False)
+        cacheable = sequence.cache_key(sequence.cacheable_tokens)
         sequence.holding, sequence.computed = self._pool.acquire(cacheable, now)
         if is_first:
             sequence.account.cache = _cache_use(sequence, known, differs=differs)

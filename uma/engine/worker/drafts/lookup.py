@@ -195,7 +195,7 @@ class LookupDrafter:
         lookup = self._lookups.get(sequence)
         if lookup is None:
             lookup = self._lookups[sequence] = Lookup(sequence.tokens, self._of_all)
-            if ahead := self._pool.tree.continuation(sequence.adapters.key(sequence.tokens), sequence.max_tokens):
+            if ahead := self._pool.tree.continuation(sequence.cache_key(sequence.tokens), sequence.max_tokens):
                 lookup.follow(ahead)
         else:
             lookup.catch_up(sequence.tokens)
