@@ -18,7 +18,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -94,9 +94,10 @@ def write_projector(
     embed: int = EMBED,
     seed: int = 0,
     scale: float = 1,
+    figures: Mapping[str, int] | None = None,
 ) -> Path:
     """Write a projector for models whose embedding has `embed` figures, and return its path. `scale` is a factor of all
-    weights.
+    weights; `figures` are what its header says otherwise than it should.
     """
     writer, rng = gguf.GGUFWriter(path, "clip"), np.random.default_rng(seed)
     values: dict[str, Any] = {"general.type": "mmproj", "general.name": "Tiny projector", "general.file_type": 0}
@@ -117,7 +118,7 @@ def write_projector(
             values["clip.audio.block_count"] = 0
         writer.add_bool("clip.has_audio_encoder", True)
         tensors |= _sound_tensors(hears, embed, rng)
-    for key, value in values.items():
+    for key, value in (values | dict(figures or {})).items():
         if isinstance(value, float):
             writer.add_float32(key, value)
         else:
