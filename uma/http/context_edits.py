@@ -8,9 +8,11 @@ until there is too much again, and are cached.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import attrs
+import trio
 
 from uma import json_text
 from uma.constraints import Length, Range
@@ -137,11 +139,12 @@ class ContextEdits:
             if size_tokens < 0:
                 size_tokens = await _count(source, request)
             if isinstance(edit, _ClearToolUses):
-                messages, cleared = _without_results(request, edit, size_tokens, self._most_tokens)
+                make = partial(_without_results, request, edit, size_tokens, self._most_tokens)
                 told = "cleared_tool_uses"
             else:
-                messages, cleared = _without_thinking(request.messages or (), edit.keep.value)
+                make = partial(_without_thinking, request.messages or (), edit.keep.value)
                 told = "cleared_thinking_turns"
+            messages, cleared = await trio.to_thread.run_sync(make, abandon_on_cancel=True)
             if cleared:
                 before, request = size_tokens, attrs.evolve(request, messages=messages)
                 size_tokens = await _count(source, request)
@@ -171,18 +174,22 @@ def _without_results(
     of_messages = sum(map(_chars, messages))
     rate = size_tokens / max(1, of_messages + sum(len(json_text.dumps(tool.parameters)) for tool in request.tools))
     tokens, uses, cleared = size_tokens - rate * of_messages, list[int](), set[int]()
+    gain = (
+        0.0  # by those that are too old, added up as they become so: a sum at each message takes seconds of thousands
+    )
     least = 0 if edit.clear_at_least is None else edit.clear_at_least.value
     for at, message in enumerate(messages):
         tokens += rate * _chars(message)
         if message.role == "tool" and named.get(message.tool_call_id or "") not in excluded:
             uses.append(at)
+            if len(uses) > edit.keep.value:
+                gain += rate * (_chars(messages[uses[-1 - edit.keep.value]]) - len(CLEARED))
         if message.role == "assistant" or not edit.trigger.is_over(tokens, len(uses), most_tokens):
             continue
-        old = uses[: max(0, len(uses) - edit.keep.value)]
-        gain = rate * sum(_chars(messages[use]) - len(CLEARED) for use in old)
+        old = max(0, len(uses) - edit.keep.value)
         if old and gain >= max(least, edit.trigger.least_gain(most_tokens)):
-            tokens, uses = tokens - gain, uses[len(old) :]
-            cleared.update(old)
+            cleared.update(uses[:old])
+            tokens, uses, gain = tokens - gain, uses[old:], 0.0
     inputs = set(named.values()) if edit.clear_tool_inputs is True else set(edit.clear_tool_inputs or ())
     emptied = {id for at in cleared if (id := messages[at].tool_call_id) is not None and named.get(id) in inputs}
     return [_cleared(message, emptied, is_result=at in cleared) for at, message in enumerate(messages)], len(cleared)
