@@ -135,6 +135,30 @@ async def test_a_long_conversation_goes_on_and_most_turns_read_only_what_is_new(
                 pass
 
 
+async def test_of_the_cuts_that_fit_the_one_is_taken_whose_prompt_is_cached(tiny: Path) -> None:
+    """An answer that may be longer has less space beside it, and by itself would be cut at another turn."""
+    talk = [Message("system", "Be brief."), Message("user", "Question 0: " + "a" * 90)]
+    async with open_engine(config_for(tiny, n_ctx=1_024)) as engine:
+
+        async def asked(id: str, most_tokens: int) -> Finished:
+            sampling = SamplingParams(max_tokens=most_tokens, temperature=0, stop=("a", "e", "i", "o", "u"))
+            request = Request(id, messages=talk, sampling=sampling, truncation="auto", stream=False)
+            return await finished(engine, request)
+
+        dropped = 0
+        for turn in range(1, 40):
+            ended = await asked(f"r{turn}", 16)
+            if ended.dropped_messages > dropped > 0:  # a second cut, behind which there is space again
+                break
+            dropped = ended.dropped_messages
+            talk += [Message("assistant", "Yes."), Message("user", f"Question {turn}: " + "a" * 90)]
+        talk += [Message("assistant", "Yes."), Message("user", "And now?")]
+        for most_tokens in range(100, 301, 50):
+            longer = await asked(f"m{most_tokens}", most_tokens)
+            assert longer.dropped_messages == ended.dropped_messages
+            assert longer.usage.cached_tokens > 0.8 * longer.usage.prompt_tokens
+
+
 async def test_a_summary_stands_for_what_went_and_is_written_of_what_is_cached(tmp_path: Path) -> None:
     model = write_script_model(tmp_path / "model.gguf", "It was about foxes.", context_length=2_048)
     talk, ended, asked = [Message("system", "You answer briefly.")], list[Finished](), list[Over]()

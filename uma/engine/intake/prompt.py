@@ -21,7 +21,7 @@ from uma.engine.intake.compaction import EXTRA_TOKENS, summary_tokens
 from uma.engine.intake.lanes import LaneLimiter
 from uma.engine.intake.overload import LEAST_RETRY_MS, UNKNOWN_SERVICE_MS
 from uma.engine.intake.rendering import message_ends, rendered
-from uma.engine.intake.truncation import INSTRUCTIONS, KEPT_SHARE, MESSAGE_TOKENS, Cut, left_out, turns_of
+from uma.engine.intake.truncation import INSTRUCTIONS, KEPT_SHARE, MESSAGE_TOKENS, Cut, left_out, turns_of, without
 from uma.engine.kv.prefix_tree import common_length
 from uma.engine.recorder import TRIO, Recorder
 from uma.errors import BadRequest, Overloaded, PromptTooLarge
@@ -108,6 +108,17 @@ class PromptReader:
         cut = partial(self._cut_to_fit, prepared=prepared, picture_tokens=picture_tokens)
         return await self._prepare(cut, request)
 
+    async def openings(self, request: Request, prepared: Callable[[Request], Request]) -> list[array[int]]:
+        """Tokens that its prompt would begin with if each of its turns but the last were the first one that is kept."""
+        return await self._prepare(partial(self._openings, prepared=prepared), request)
+
+    def _openings(self, request: Request, *, prepared: Callable[[Request], Request]) -> list[array[int]]:
+        every = request.messages or ()
+        front = list(takewhile(lambda message: message.role in INSTRUCTIONS, every))
+        asked = ([*front, *(every[at] for at in turn.question)] for turn in turns_of(every)[:-1])
+        begun = (prepared(attrs.evolve(request, messages=messages)) for messages in asked)
+        return [self._tokens_of(self._render(beginning)) for beginning in begun]
+
     def longest_beside_answer(self, request: Request) -> int:
         """Maximum tokens of its prompt."""
         most, answer = self._max_tokens - 1, request.sampling.max_tokens
@@ -143,12 +154,11 @@ class PromptReader:
         share = 0 if request.truncation_tokens else KEPT_SHARE
         for _ in range(MAX_CUTS):
             gone = left_out(turns, counted, fixed, goal, share)
-            places = [at for at in range(len(every)) if at not in gone]
-            kept = [every[at] for at in places]
-            if (excess := prompt_tokens(kept) + sum(seen[at] for at in places) - limit) <= 0:
+            cut, pictures = without(request, gone), sum(count for at, count in enumerate(seen) if at not in gone)
+            if (excess := prompt_tokens(cut.request.messages or ()) + pictures - limit) <= 0:
                 break
             goal -= excess
-        return Cut(request=attrs.evolve(request, messages=kept), gone=frozenset(gone))
+        return cut
 
     async def read_pictures(self, read: Callable[[Request, Callable[[], None]], T], request: Request) -> T:
         """What `read` makes of a request with pictures, in a thread of its own kind, one request of each client at a
