@@ -96,6 +96,15 @@ AGENTS = {
         ["--allow-all-tools", "--continue", "-p"],
         is_required=False,
     ),
+    "hermes": Agent(
+        "hermes-agent, which is of PyPI's",
+        "terminal",
+        COMMAND,
+        ["--yolo", "-z"],
+        ["--yolo", "--continue", "-z"],
+        is_required=False,
+        uses_proxies=False,
+    ),
     "cline": Agent(
         "cline",
         "run_commands",
