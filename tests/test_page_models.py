@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import httpx
 import pytest
 from http_server import HttpServer, running_http
 from page_browser import Visitor, violations, visitor
 from playwright.sync_api import Browser, Page, Route, expect
 from script_model import write_script_model
 
-from harness import short_directory
+from harness import PATIENCE_SEC, short_directory
 from models import write_encoder
 
 SAYING = {"alpha": "I am the first of them.", "beta": "I am the second one."}
@@ -152,3 +153,15 @@ def test_a_question_to_a_model_that_loads_names_it_and_tells_its_percent(here: V
     here.ask("Are you there?")
     expect(page.locator(".status")).to_contain_text("beta is being loaded, 40 %.")
     here.problems = [each for each in here.problems if "503" not in each]
+
+
+def test_the_live_view_names_a_model_that_is_waited_for(here: Visitor) -> None:
+    with httpx.stream("GET", f"{here.url}/ui/api/live", timeout=PATIENCE_SEC) as stream:
+        frame = json.loads(next(line for line in stream.iter_lines() if line.startswith('data: {"at_ms"'))[6:])
+    frame["models"] = [{"name": "beta", "requests": [], "loading_percent": 40, "waiting": 2}]
+    body = f"event: frame\ndata: {json.dumps(frame)}\n\n"
+    page = here.page
+    page.route("**/ui/api/live", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    here.visit("#live")
+    expect(page.get_by_role("list", name="Models")).to_have_text("beta Loading, 40 %, 2 wait for it.")
+    expect(page.locator("#live-nothing")).to_be_hidden()

@@ -86,7 +86,9 @@ class LiveFeed:
                 self._frame, self._slot = self._event(self.activity), slot
 
     async def _of_models(self, at_sec: float) -> list[dict[str, Any]]:
-        """The figures of each of several models that is loaded, and the numbers of its requests."""
+        """The figures of each of several models that is loaded, and the numbers of its requests; of one that is waited
+        for, how far it is.
+        """
         models, told = self.processes.gateway.models, dict[str, dict[str, Any]]()
 
         async def tell(name: str, source: Source) -> None:
@@ -101,6 +103,9 @@ class LiveFeed:
             for each in listed:
                 if models is not None and (source := models.loaded(each.name)) is not None:
                     nursery.start_soon(tell, each.name, source)
+                elif each.waiting or each.state == "loading":
+                    far = {"loading_percent": each.loading_percent or 0, "waiting": each.waiting}
+                    told[each.name] = {"name": each.name, "requests": [], **far}
         return [told[each.name] for each in listed if each.name in told]
 
     async def frame(self, http: Exchange) -> bytes:

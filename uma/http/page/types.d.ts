@@ -197,15 +197,19 @@ interface Figures {
 /** One of several models. */
 interface LiveModel {
   name: string;
-  figures: Figures;
+  /** None of one that is not loaded. */
+  figures?: Figures;
   /** Numbers of its requests. */
   requests: number[];
+  /** Of one that is not loaded: how far it is, and how many requests wait for that. */
+  loading_percent?: number;
+  waiting?: number;
 }
 
 interface Frame {
   at_ms: number;
   figures: Figures;
-  /** Of several models those that are loaded. */
+  /** Of several models those that are loaded, or waited for. */
   models: LiveModel[];
   metrics: Record<string, any>;
   activity: Activity;

@@ -211,7 +211,7 @@ export class LiveView {
     this.words.textContent = wordsOf(frame.figures, this.info()?.limits.max_sequences ?? 0);
     this.models.hidden = !frame.models.length;
     this.models.replaceChildren(...frame.models.map(lineOf));
-    this.nothing.hidden = this.lanes.lanes.size > 0 || running > 0;
+    this.nothing.hidden = this.lanes.lanes.size > 0 || running > 0 || frame.models.some(({ waiting }) => waiting);
     this.words.hidden = !this.nothing.hidden;
     this.axis.hidden = !this.lanes.lanes.size;
     this.element.dataset.frames = String(Number(this.element.dataset.frames ?? 0) + 1);
@@ -261,7 +261,9 @@ export class LiveView {
 }
 
 /** What one of several models does. @param {LiveModel} model */
-function lineOf({ name, figures }) {
+function lineOf({ name, figures, loading_percent: percent = 0, waiting = 0 }) {
+  const wait = waiting ? `, ${number(waiting)} ${waiting === 1 ? "waits" : "wait"} for it` : "";
+  if (!figures) return h("li", {}, h("b", { dir: "auto" }, name), ` Loading, ${percent} %${wait}.`);
   const { written_per_sec: written, read_per_sec: read, first_token_ms: first } = figures;
   const words = [
     wordsOf(figures, 0),
