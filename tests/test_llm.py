@@ -24,7 +24,7 @@ from harness import PATIENCE_SEC, run_to_end
 from models import write_model
 from uma import LLM, Engine, Grammar, Message, RuntimeConfig, SamplingParams, connect, open_engine
 from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge
-from uma.llm.arguments import message_of
+from uma.llm.arguments import message_of, tool_of
 from uma.types import DEFAULT_MAX_TOKENS, Tool, ToolCallDelta
 
 TINY: dict[str, Any] = {
@@ -281,6 +281,7 @@ def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:
         {"role": "tool", "content": "Rain.", "tool_call_id": call.id, "name": call.name},
     ]
     assert tuple(map(message_of, dicts)) == tuple(talk)
+    assert [tool_of({"function": function | given}, "").strict for given in ({}, {"strict": True})] == [False, True]
     assert llm.chat(dicts, params(), tools=offered)[0].outputs == last.outputs
     with pytest.raises(TypeError, match=r"tools\[0\]: expected a Tool"):
         llm.chat(talk, tools=[{"type": "function"}])

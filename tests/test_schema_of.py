@@ -68,7 +68,7 @@ def test_a_sampling_parameter_takes_classes_and_dicts_as_schema() -> None:
     assert SamplingParams(json_schema=Told).grammar == Grammar(json_schema={"type": "object", "title": "Told"})  # type: ignore[call-arg]
     assert SamplingParams(json_schema=Wheel).grammar == Grammar(json_schema=schema_of(Wheel))  # type: ignore[call-arg]
     assert SamplingParams(json_schema={"type": "object"}).grammar == Grammar(json_schema={"type": "object"})  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="json_schema: expected an object"):
+    with pytest.raises(ValueError, match="json_schema: expected a class of pydantic"):
         SamplingParams(json_schema=int)  # type: ignore[call-arg]
 
 

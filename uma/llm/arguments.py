@@ -281,4 +281,4 @@ def tool_of(given: Tool | Mapping[str, Any], where: str) -> Tool:
     inner = given.get("function", given) if isinstance(given, Mapping) else None
     if not isinstance(inner, Mapping) or "name" not in inner:
         raise TypeError(f"{where}: expected a Tool, or a dict with a function's name, not {shown(given)}")
-    return Tool(inner["name"], inner.get("description") or "", inner.get("parameters"))
+    return Tool(inner["name"], inner.get("description") or "", inner.get("parameters"), bool(inner.get("strict")))

@@ -105,7 +105,11 @@ def _grammar_in_short(cls: type[T]) -> type[T]:
     def init(self: T, *args: Any, **fields: Any) -> None:
         short = {name: value for name in GRAMMAR_FIELDS if (value := fields.pop(name, None)) is not None}
         if "json_schema" in short:
-            short["json_schema"] = schema_of(short["json_schema"]) or short["json_schema"]
+            given = short["json_schema"]
+            short["json_schema"] = schema_of(given) or given
+            if not isinstance(short["json_schema"], dict):
+                known_kinds = "a class of pydantic's or attrs', a dataclass, or a dict that is a JSON Schema"
+                raise WrongValues(Wrong("json_schema", f"expected {known_kinds}, not {repr(given)[:100]}"))
         for name in fields:
             if name not in known:
                 near = get_close_matches(name, [*known, *GRAMMAR_FIELDS], n=1)
