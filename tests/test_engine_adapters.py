@@ -13,6 +13,7 @@ import trio
 import trio.testing
 from adapters import write_adapter
 from engine_world import Answer, alone, answer, answers, ask, config_for, settled, tokens_for
+from hybrids import write_predicting
 
 from models import write_model
 from uma import Request, open_engine
@@ -173,6 +174,19 @@ def invoked(config: RuntimeConfig, tmp_path_factory: pytest.TempPathFactory) -> 
 def calling(seed: int, before: int, after: int) -> tuple[int, ...]:
     """A prompt that invokes the aLoRA twice: the last time counts."""
     return (*tokens_for(seed, before), *INVOCATION, *tokens_for(9, before), *INVOCATION, *tokens_for(seed, after))
+
+
+async def test_a_prediction_head_beside_adapters_changes_no_text(tmp_path: Path) -> None:
+    """The head guesses without the adapter. Matrices of its own layer are loaded where an adapter changes them."""
+    model = write_predicting(tmp_path / "tiny.gguf", "qwen35", context_length=1_024)
+    config = config_for(model, lora=f"one={write_adapter(tmp_path / 'one.gguf', model)}")
+    requests = [of(name, tokens_for(seed, 60), 40) for seed in (1, 2) for name in SETS[:2]]
+    async with open_engine(config) as engine:
+        expected = texts(await alone(engine, requests))
+    async with open_engine(attrs.evolve(config, speculate="always")) as engine:
+        assert texts(await alone(engine, requests)) == expected
+        assert texts(await answers(engine, requests)) == expected
+        assert (await settled(engine))["draft_tokens_total"] > 0
 
 
 async def test_an_alora_is_used_from_its_last_invocation_on(invoked: RuntimeConfig) -> None:

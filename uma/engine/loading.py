@@ -109,7 +109,8 @@ class Loader:
         try:
             model = Model.load(
                 Path(found.path),
-                predicts=config.speculate != "off",
+                # llama.cpp refuses an adapter of a matrix that is not loaded, and one of all has the heads' too.
+                predicts=config.speculate != "off" or bool(config.adapters),
                 n_gpu_layers=config.n_gpu_layers,
                 cpu_experts=config.n_cpu_moe,
                 map_above_bytes=sizing.map_above_bytes(config),
