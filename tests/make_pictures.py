@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import httpx
 from http_server import HttpServer, running_http
@@ -14,21 +15,22 @@ from harness import short_directory
 DOCS = Path(__file__).parent.parent / "docs"
 PROGRAMS = (("claude-cli/2.1.197", 1), ("aider/0.86", 0), ("OpenAI/Python 1.99.2", 0), ("notes-indexer/2.1", -1))
 REQUESTS = 14
-SHOWN_SEC = 5.0
+SHOWN_SEC = 20.0
 """Time that lanes have been drawn for when their picture is taken."""
 
 
-def ask(server: HttpServer, number: int) -> None:
-    """One request of a storm: a long answer, for a program that does not wait for the others."""
+def ask(server: HttpServer, number: int, over: Event) -> None:
+    """One program of a storm: a request after the other, whatever the others do."""
     program, priority = PROGRAMS[number % len(PROGRAMS)]
     body = {
         "messages": [{"role": "user", "content": f"Tell me story {number} about a fox. " * (10 + 7 * number % 60)}],
-        "max_tokens": 900,
+        "max_tokens": 60 + 40 * number % 200,
         "ignore_eos": True,
         "priority": priority,
     }
     url = f"{server.url}/v1/chat/completions"
-    httpx.post(url, json=body, headers={"User-Agent": program}, timeout=None)
+    while not over.is_set():
+        httpx.post(url, json=body, headers={"User-Agent": program}, timeout=None)
 
 
 def take(one: Visitor, name: str) -> None:
@@ -41,6 +43,7 @@ def take(one: Visitor, name: str) -> None:
 
 def main() -> None:
     """The chat, then the live view in a storm."""
+    over = Event()
     with (
         short_directory() as place,
         running_http(place, "--max-sequences", "6") as server,
@@ -58,9 +61,10 @@ def main() -> None:
         take(one, "chat")
         one.page.get_by_role("link", name="Live").click()
         for number in range(REQUESTS):
-            pool.submit(ask, server, number)
+            pool.submit(ask, server, number, over)
         one.page.wait_for_timeout(1_000 * SHOWN_SEC)
         take(one, "live")
+        over.set()
         for each in httpx.get(f"{server.url}/v1/requests").json()["data"]:
             httpx.delete(f"{server.url}/v1/requests/{each['id']}")
         one.problems.clear()

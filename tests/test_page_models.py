@@ -159,9 +159,11 @@ def test_the_live_view_names_a_model_that_is_waited_for(here: Visitor) -> None:
     with httpx.stream("GET", f"{here.url}/ui/api/live", timeout=PATIENCE_SEC) as stream:
         frame = json.loads(next(line for line in stream.iter_lines() if line.startswith('data: {"at_ms"'))[6:])
     frame["models"] = [{"name": "beta", "requests": [], "loading_percent": 40, "waiting": 2}]
+    frame["metrics"]["kv_cells_total"] = 0
     body = f"event: frame\ndata: {json.dumps(frame)}\n\n"
     page = here.page
     page.route("**/ui/api/live", lambda route: route.fulfill(content_type="text/event-stream", body=body))
     here.visit("#live")
     expect(page.get_by_role("list", name="Models")).to_have_text("beta Loading, 40 %, 2 wait for it.")
     expect(page.locator("#live-nothing")).to_be_hidden()
+    expect(page.get_by_text("KV cells")).to_be_hidden()

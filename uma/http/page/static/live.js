@@ -247,6 +247,7 @@ export class LiveView {
   showBars(frame) {
     const { metrics } = frame;
     const total = metrics.kv_cells_total;
+    byId("cells-panel", HTMLElement).hidden = !total; // no model is loaded
     const cached = Math.min(metrics.cache_evictable_size, metrics.kv_cells_used);
     this.cells.used.show(metrics.kv_cells_used - cached, total);
     this.cells.cached.show(cached, total);
