@@ -19,7 +19,7 @@ import numpy as np
 import trio
 
 from uma.engine.adapters import AdapterSets
-from uma.engine.intake.decision_prompt import AskedPrompt, DecisionPrompts, DecisionReader
+from uma.engine.intake.decision_prompt import DecisionPrompts, DecisionReader
 from uma.engine.intake.gate import Gate
 from uma.engine.intake.prompt import PromptReader
 from uma.engine.policy import labels
@@ -34,7 +34,7 @@ MAX_AT_ONCE = 64
 """Maximum prompts of one decision that are queued at once: hundreds would fill the queue for all others."""
 
 
-_Row = tuple[AskedPrompt, labels.LabelRow, LabelPrompt]
+_Row = tuple[labels.AskedPrompt, labels.LabelRow, LabelPrompt]
 
 
 @attrs.frozen(eq=False)
@@ -71,7 +71,7 @@ class DecisionService:
         return Decisions(request.id, tuple(self._decided(request, rows)), Usage(prompt_tokens, cached, 0))
 
     def _row(
-        self, prompts: DecisionPrompts, asked: AskedPrompt, row: labels.LabelRow, start: SharedStart | None
+        self, prompts: DecisionPrompts, asked: labels.AskedPrompt, row: labels.LabelRow, start: SharedStart | None
     ) -> _Row:
         tokens = prompts.state + asked.tokens + array("i", row.path)
         wanted = [token for token in row.tokens if token != labels.END]
@@ -109,7 +109,7 @@ class DecisionService:
                 stream.abandon()
 
     def _decided(self, request: DecisionRequest, rows: Iterable[_Row]) -> Iterable[Decision]:
-        of_prompt: dict[AskedPrompt, dict[labels.Path, dict[int, float]]] = {}
+        of_prompt: dict[labels.AskedPrompt, dict[labels.Path, dict[int, float]]] = {}
         for asked, row, prompt in rows:
             of_prompt.setdefault(asked, {})[row.path] = labels.by_token(row, prompt.read.logprobs)
         of_question: list[list[tuple[list[float], float]]] = [[] for _ in request.questions]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import attrs
 
@@ -22,6 +22,7 @@ from uma.types import MAX_QUESTIONS, Decision, DecisionQuestion, DecisionRequest
 from uma.types.decision import MAX_LEVELS, MAX_OPTIONS, LabelForm, Orders
 
 Label = Annotated[str, Length(1, 4_096), Text()]
+T = TypeVar("T")
 Form = Callable[[Decisions], dict[str, Any]]
 Asked = tuple[Sequence[Message], Sequence[DecisionQuestion], Mapping[str, str], Form]
 """State and questions of a body, its names for fields that the engine calls otherwise, and what makes its answer."""
@@ -69,10 +70,10 @@ class Decides:
         await http.answer_json({"model": reader.model} | form(found))
 
 
-def question(kind: Any, path: str, *args: Any) -> DecisionQuestion:
-    """A `DecisionQuestion` of the body's at `path`. Raises `BadRequest`."""
+def made(cls: Callable[..., T], path: str, *args: Any) -> T:
+    """A part of the request, of what the body has at `path`. Raises `BadRequest`."""
     try:
-        return DecisionQuestion(kind, *args)
+        return cls(*args)
     except ValueError as error:
         raise BadRequest.at(path, str(error).partition(": ")[2]) from None
 
@@ -130,7 +131,7 @@ def _read(body: DecisionsBody, reader: Reader) -> Asked:
             options = each.levels
             names[f"{path}.options"] = f"{path}.levels"
         instructions = text_of(each.instructions, f"{path}.instructions", reader, is_question=True)
-        questions.append(question(each.type, path, instructions, options, each.name))
+        questions.append(made(DecisionQuestion, path, each.type, instructions, options, each.name))
     return state, questions, names, partial(_form, asked)
 
 

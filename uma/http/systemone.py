@@ -11,7 +11,7 @@ import attrs
 from uma import json_text
 from uma.constraints import show
 from uma.errors import BadRequest
-from uma.http.decisions import Asked, Decides, DecisionFields, diagnostics, question
+from uma.http.decisions import Asked, Decides, DecisionFields, diagnostics, made
 from uma.http.problem import Unimplemented, Unsupported
 from uma.http.reader import Reader, checked_text
 from uma.types import MAX_QUESTIONS, Decision, DecisionQuestion, Decisions, Message, Option
@@ -65,7 +65,7 @@ def _question(name: str, given: Any, path: str, reader: Reader) -> DecisionQuest
     asked = reader.part(given, _NamedQuestion, path)
     instructions = "" if asked.instructions is None else _text(asked.instructions, f"{path}.instructions")
     place = f"{path}.criteria"
-    return question(_KINDS[kind], place, instructions, tuple(_options(kind, asked, place, reader)), name)
+    return made(DecisionQuestion, place, _KINDS[kind], instructions, tuple(_options(kind, asked, place, reader)), name)
 
 
 def _options(kind: str, asked: _NamedQuestion, path: str, reader: Reader) -> Sequence[Option]:
@@ -88,10 +88,7 @@ def _options(kind: str, asked: _NamedQuestion, path: str, reader: Reader) -> Seq
 
 
 def _option(label: str, description: Any, path: str) -> Option:
-    try:
-        return Option(label, None if description is None else _text(description, path))
-    except ValueError as error:
-        raise BadRequest.at(path, str(error).partition(": ")[2]) from None
+    return made(Option, path, label, None if description is None else _text(description, path))
 
 
 def _text(value: Any, path: str) -> str:

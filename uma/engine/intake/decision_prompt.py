@@ -22,6 +22,7 @@ from uma.engine.intake.rendering import rendered
 from uma.engine.intake.trained_form import TrainedForm
 from uma.engine.kv.prefix_tree import common_length
 from uma.engine.policy import labels
+from uma.engine.policy.labels import AskedPrompt
 from uma.engine.worker.sequence import PlacedPicture
 from uma.errors import BadRequest, TemplateError
 from uma.llama.model import Model
@@ -37,23 +38,6 @@ _NONE = "\ufffd"
 """Stands for these where a text has them, so that its pictures are still where they were."""
 _ANSWER = "UMA reads the answer here"
 _UNSAID = {"predicate": "Does this hold?", "choice": "Which option fits best?", "score": "Which level fits best?"}
-
-
-@attrs.frozen(eq=False)
-class AskedPrompt:
-    """A question in one order of its options."""
-
-    question: int
-    order: tuple[int, ...]
-    """Option of the question that stands at each place."""
-    text: str
-    """The question, and what comes between it and the answer."""
-    tokens: array[int]
-    """Tokens of the prompt behind those of the state."""
-    spellings: labels.Spellings
-    """Spellings by place."""
-    temperature: float = 1.0
-    """Divisor of their log probabilities that the model was given, beside the request's."""
 
 
 @attrs.frozen(eq=False)
@@ -98,7 +82,7 @@ class DecisionReader:
         self._chat = chat
         self._pictures = pictures
         self._with_files = with_files
-        self._trained = TrainedForm(model, self._cut) if model.decision_type else None
+        self._trained = TrainedForm(model, self._cut, partial(self._ids, begins=False)) if model.decision_type else None
 
     async def read(self, request: DecisionRequest) -> DecisionPrompts:
         """The prompts of a request. Raises what `PromptReader.read` does."""
@@ -120,7 +104,8 @@ class DecisionReader:
     ) -> DecisionPrompts:
         """Any thread. `next_file` is there where the state has pictures: see `PictureReader.read`."""
         if self._trained is not None:
-            return self._trained_prompts(request, self._trained)
+            asked = list(self._trained.prompts(request))
+            return DecisionPrompts(array("i"), min(common_length(asked[0].tokens, one.tokens) for one in asked), asked)
         files = list[SeenFile]()
         if self._pictures is not None and next_file is not None:
             conversation, files = self._pictures.marked(conversation, next_file)
@@ -137,15 +122,6 @@ class DecisionReader:
                 ],
             )
         return DecisionPrompts(state, border, asked, placed(whole, frame.files))
-
-    def _trained_prompts(self, request: DecisionRequest, form: TrainedForm) -> DecisionPrompts:
-        if request.labels == "names":
-            raise BadRequest.at("labels", "this decision model has labels of its own; leave it out")
-        asked = [
-            AskedPrompt(at, order, text, self._ids(text, begins=False), spellings, temperature)
-            for at, order, text, spellings, temperature in form.prompts(request)
-        ]
-        return DecisionPrompts(array("i"), min(common_length(asked[0].tokens, one.tokens) for one in asked), asked)
 
     def _frame(self, conversation: Request, files: Sequence[SeenFile]) -> _Frame:
         messages = tuple(map(self._guarded, conversation.messages or ()))
@@ -219,7 +195,7 @@ class DecisionReader:
     def _codes(self, question: DecisionQuestion, frame: _Frame) -> list[tuple[str, labels.Path]]:
         """Codes by place, each with its tokens: those of the fewest tokens."""
         count = len(question.options)
-        texts = labels.codes(count) if _is_choice(question) else tuple(map(str, range(count)))
+        texts = labels.codes(count) if question.kind == "choice" else tuple(map(str, range(count)))
         found = [(text, self._label(text, frame)) for text in texts]
         chosen = sorted(range(len(found)), key=lambda at: (len(found[at][1]), at))[:count]
         return [found[at] for at in sorted(chosen)]
@@ -251,10 +227,6 @@ def _conversation(request: DecisionRequest) -> Request:
     return Request(id=request.id, messages=(*before, last, Message("assistant", _ANSWER)), reasoning="off")
 
 
-def _is_choice(question: DecisionQuestion) -> bool:
-    return question.kind == "choice"
-
-
 def _texts(question: DecisionQuestion) -> Iterator[str]:
     yield question.instructions
     for option in question.options:
@@ -271,7 +243,7 @@ def question_text(question: DecisionQuestion, order: Sequence[int], codes: Seque
     shown = [f"{options[at].label}: {text}" if (text := options[at].description) else options[at].label for at in order]
     if codes:
         lines += [f"{code}: {text}" for code, text in zip(codes, shown, strict=True)]
-        what = "letter of one option" if _is_choice(question) else "number of one level"
+        what = "letter of one option" if question.kind == "choice" else "number of one level"
         return "\n".join([*lines, f"Answer with the {what} only."])
     if any(option.description for option in options):
         lines += ["Options:", *(f"- {text}" for text in shown)]

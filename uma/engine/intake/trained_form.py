@@ -6,12 +6,14 @@ that prompts are the same. Models that answer by a head of their own are not sup
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from uma import json_text
 from uma.engine.policy import labels
+from uma.engine.policy.labels import AskedPrompt
 from uma.errors import BadRequest
 from uma.llama.model import Model
 from uma.types import Message
@@ -32,27 +34,20 @@ def unsupported_kind(model: Model) -> str:
     return "" if model.decision_type in KINDS and model.decision_template else model.decision_type
 
 
-class TrainedPrompt(NamedTuple):
-    """A question in one order of its options. Where it has more spellings than options, they are ratings."""
-
-    question: int
-    order: tuple[int, ...]
-    text: str
-    spellings: labels.Spellings
-    temperature: float
-
-
 class TrainedForm:
     """The form of one decision model. Safe to use from several threads."""
 
-    def __init__(self, model: Model, cut: Callable[[str], str]) -> None:
-        """`cut`: a text in which no special token is spelled."""
+    def __init__(self, model: Model, cut: Callable[[str], str], ids: Callable[[str], array[int]]) -> None:
+        """`cut`: a text in which no special token is spelled; `ids`: the tokens of a prompt."""
         self._model = model
         self._kind = model.decision_type
         self._cut = cut
+        self._ids = ids
 
-    def prompts(self, request: DecisionRequest) -> Iterator[TrainedPrompt]:
-        """The prompts of a request. Raises `BadRequest` where a question has more options than the model has labels."""
+    def prompts(self, request: DecisionRequest) -> Iterator[AskedPrompt]:
+        """The prompts of a request. Raises `BadRequest` for options that the model has no labels for."""
+        if request.labels == "names":
+            raise BadRequest.at("labels", "this decision model has labels of its own; leave it out")
         template, state = self._model.decision_template, self._state(request.messages)
         assert template is not None
         asked = [self._asked(request, at) for at in range(len(request.questions))]
@@ -62,7 +57,8 @@ class TrainedForm:
                 names = given | {"state": state, "questions": every, "images": []}
                 spellings = [[(token,) for token in tokens] for _, tokens in found]
                 text = template.render((), switches=names, opens_answer=False)
-                yield TrainedPrompt(at, order, text, spellings, self._temperature(request.questions[at]))
+                fitted = self._temperature(request.questions[at])
+                yield AskedPrompt(at, order, text, self._ids(text), spellings, fitted)
 
     def _asked(self, request: DecisionRequest, at: int) -> list[tuple[tuple[int, ...], list[Label], dict[str, Any]]]:
         """A question in each of its orders: its labels by place, and what the template is given of it."""

@@ -8,6 +8,7 @@ the end of the turn behind it tells the two apart.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
@@ -85,6 +86,23 @@ def orders(count: int, how: str) -> list[tuple[int, ...]]:
     if how == "all":
         return [plain[at:] + plain[:at] for at in plain]
     return [plain, plain[::-1]] if how == "two" else [plain]
+
+
+@attrs.frozen(eq=False)
+class AskedPrompt:
+    """A question in one order of its options."""
+
+    question: int
+    order: tuple[int, ...]
+    """Option of the question that stands at each place."""
+    text: str
+    """The question, and what comes between it and the answer."""
+    tokens: array[int]
+    """Tokens of the prompt behind those of the state."""
+    spellings: Spellings
+    """Spellings by place."""
+    temperature: float = 1.0
+    """Divisor of their log probabilities that the model was given, beside the request's."""
 
 
 def by_option(found: Sequence[float], order: Sequence[int]) -> list[float]:
