@@ -2,6 +2,7 @@
 
     git worktree add ../before COMMIT
     python -m benchmarks.compare ../before             # 1, 8 and 32 streams, 5 rounds; a few minutes
+    python -m benchmarks.compare . --now history       # this tree with `--history` against the same without
 
 Both servers are loaded and take turns, burst by burst, and a ratio is the median of those of the turns: the machine
 drifts by more than what is looked for. Each runs with its defaults; the client is this tree's.
@@ -41,11 +42,13 @@ SHOWN = Scenario(
 )
 
 
-async def _round(before: Path, model: BenchModel, index: int, streams: int) -> list[Row]:
+async def _round(before: Path, model: BenchModel, index: int, streams: int, now: Sequence[str]) -> list[Row]:
     async with AsyncExitStack() as stack:
         ask: dict[str, Burst] = {}
         for kind, tree in rotated([(BEFORE, before), (AFTER, HERE)], index):
-            ask[kind] = partial(serve, await stack.enter_async_context(uma_server(model, {}, threads=None, tree=tree)))
+            settings = dict.fromkeys(now, True) if kind == AFTER else {}
+            server = uma_server(model, settings, threads=None, tree=tree)
+            ask[kind] = partial(serve, await stack.enter_async_context(server))
         found = await in_turn(ask, streams, model, Random(f"compare {index} {streams}"), LEAST_TOKENS)
     return [Row(_case(streams), kind, measures) for kind, measures in found]
 
@@ -79,6 +82,7 @@ def main() -> int:
         default="100m",
         help="which model (default 100m)",
     )
+    parser.add_argument("--now", nargs="+", default=(), metavar="FLAG", help="flags of this tree's server alone")
     args = parser.parse_args()
     if not (args.before / "uma" / "__main__.py").exists():
         print(f"compare: {args.before} is no source tree of UMA", file=sys.stderr)
@@ -91,7 +95,7 @@ def main() -> int:
     for index in range(args.rounds):
         rows: list[Row] = []
         for streams in args.streams:
-            rows += trio.run(_round, args.before.resolve(), model, index, streams)
+            rows += trio.run(_round, args.before.resolve(), model, index, streams, args.now)
         rounds.append(rows)
     summary = Summary.of(rounds)
     console.print(scenario_table(SHOWN, summary, len(rounds), machine["cpu"]))

@@ -243,6 +243,7 @@ def test_over_http_it_is_asked_for_and_told(http_server: HttpServer, path: str, 
     told = http_server.ask("POST", path, {**body, "truncation": "auto"})
     assert told.status == 200
     assert told.json["dropped_messages"] == int(told.headers["x-uma-dropped-messages"]) > 20
+    assert told.json["usage"]["dropped_messages"] == told.json["dropped_messages"]
     assert any(each.startswith("truncation: ") for each in told.json["warnings"])
     stream = http_server.ask("POST", path, {**body, "truncation": "auto", "stream": True}).body
     assert b'"dropped_messages":' in stream

@@ -97,8 +97,8 @@ async def uma_server(
         wanted: dict[str, object] = {"idle_timeout_sec": IDLE_TIMEOUT_SEC}
         wanted |= {} if threads is None else {"threads": threads}
         for name, value in {**wanted, **settings}.items():
-            command += ["--" + name.replace("_", "-"), str(value)]
-        env = environment()
+            command += ["--" + name.replace("_", "-"), *([] if value is True else [str(value)])]
+        env = {**environment(), "XDG_STATE_HOME": folder}
         if tree is not None:
             env["PYTHONPATH"] = str(tree)
         async with (

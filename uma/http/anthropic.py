@@ -31,7 +31,7 @@ from uma.http.problem import Problem
 from uma.http.reader import Reader
 from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.tools import Effort
-from uma.http.usage import answer_parts
+from uma.http.usage import answer_parts, of_truncation
 from uma.types import Finished, Grammar, Message, ReasoningDelta, Token, ToolCallDelta
 
 _TYPES = {
@@ -317,6 +317,7 @@ def _usage(result: Finished) -> dict[str, Any]:
     return _input(usage.prompt_tokens, usage.cached_tokens) | {
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+        **of_truncation([result]),
     }
 
 

@@ -29,7 +29,7 @@ from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.telemetry import TelemetryFields
 from uma.http.thinking import ReasoningBody, Wish
 from uma.http.tools import openai_choice
-from uma.http.usage import answer_parts, finish_reason, timings
+from uma.http.usage import answer_parts, finish_reason, of_truncation, timings
 from uma.protocol.converter import field_name
 from uma.types import (
     MAX_TOOLS,
@@ -362,6 +362,7 @@ def _usage(result: Finished) -> dict[str, Any]:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        **of_truncation([result]),
     }
 
 

@@ -1,7 +1,9 @@
 """OpenAI's stored responses: `GET` and `DELETE /v1/responses/{id}`, and conversations that go on from one of them.
 
 They lie in the store of files and batches (`uma/jobs/store.py`), where `--store-responses` says for how many days, each
-with the whole input that it answered: one that was deleted takes none of those behind it with it.
+with the whole input that it answered: one that was deleted takes none of those behind it with it. With keys each
+reaches its own. Without keys there is nobody to bind one to but the program that was told its id, 96 random bits that
+no list shows.
 """
 
 from __future__ import annotations

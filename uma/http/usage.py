@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -18,6 +18,8 @@ class Total:
     cached_tokens: int
     completion_tokens: int
     reasoning_tokens: int
+    of_truncation: Mapping[str, int]
+    """See the function of this name."""
 
     @classmethod
     def of(cls, results: Sequence[Finished]) -> Total:
@@ -27,6 +29,7 @@ class Total:
             sum(each.usage.cached_tokens for each in results),
             sum(each.usage.completion_tokens for each in results),
             sum(each.usage.reasoning_tokens for each in results),
+            of_truncation(results),
         )
 
     def openai(self) -> dict[str, Any]:
@@ -37,6 +40,7 @@ class Total:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+            **self.of_truncation,
         }
 
 
@@ -114,8 +118,17 @@ def warnings(results: Sequence[Finished], *, is_unbounded: bool, before: Sequenc
     every = (line for each in results for line in each.warnings)
     kept = (line for line in every if not (is_unbounded and line.startswith("max_tokens: ")))
     lines = list(dict.fromkeys([*before, *kept]))
-    dropped = {name: count for name, count in (("dropped_messages", dropped_messages(results)),) if count}
-    return ({"warnings": lines} if lines else {}) | dropped
+    dropped = dropped_messages(results)
+    return ({"warnings": lines} if lines else {}) | ({"dropped_messages": dropped} if dropped else {})
+
+
+def of_truncation(results: Sequence[Finished]) -> dict[str, int]:
+    """Members of `usage` about turns that were left out of a conversation; nothing where none were."""
+    counts = {
+        "dropped_messages": dropped_messages(results),
+        "summary_tokens": sum(each.usage.summary_tokens for each in results),
+    }
+    return {name: count for name, count in counts.items() if count}
 
 
 def dropped_messages(results: Sequence[Finished]) -> int:
