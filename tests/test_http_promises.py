@@ -133,6 +133,8 @@ def test_a_refusal_in_the_history_is_its_text(server: HttpServer) -> None:
 
 
 SHORT = {"max_output_tokens": 1}
+CALL = {"name": "f"}
+TOOL_USE = {"type": "tool_use", "id": "c", **CALL, "input": {}}
 TONED = {"type": "text", "text": "a", "tone": 1}
 CHAT, RESPONSES, MESSAGES, OLLAMA, NATIVE = (
     *("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat", "/completion"),
@@ -248,6 +250,12 @@ def test_a_name_of_any_characters_is_written_as_visible_ascii(server: HttpServer
         (NATIVE, {"seed": 2**32}, "seed"),
         *((RESPONSES, {"input": [{"role": each, "content": "a"}]}, "input[0].role") for each in ("tool", "function")),
         (NATIVE, {"grammar": 'root ::= "a"', "json_schema": {"type": "object"}}, "json_schema"),
+        (
+            RESPONSES,
+            {"input": [{"type": "function_call", "call_id": "c", **CALL, "arguments": "{}"}] * 129},
+            "tool_calls",
+        ),
+        (MESSAGES, {"messages": [{"role": "assistant", "content": [TOOL_USE] * 129}]}, "tool_calls"),
     ],
 )
 def test_nonsense_is_refused_by_name(server: HttpServer, path: str, fields: dict[str, Any], named: str) -> None:

@@ -6,6 +6,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
@@ -31,7 +32,7 @@ from uma.net.throttle import ClientLines, Throttle
 from uma.protocol.json_size import check_size
 from uma.types import EventStream, Finished
 from uma.version import __version__
-from uma.wrong import Wrong
+from uma.wrong import Wrong, WrongValues
 
 Header = tuple[bytes, bytes]
 
@@ -242,22 +243,23 @@ class Exchange:
         whatever `body` and `build` raise.
         """
         if self._fields is not None:
-            fields, self._fields = self._fields, None
+            make = partial(_made, build, self._fields)
+            self._fields = None
             return (
-                build(fields)
+                make()
                 if self.is_quick
-                else await trio.to_thread.run_sync(build, fields, limiter=self.parsing, abandon_on_cancel=True)
+                else await trio.to_thread.run_sync(make, limiter=self.parsing, abandon_on_cancel=True)
             )
         with self.sending():
             data = await self.body()
             self.is_quick = is_quick(data)
             if self.is_quick:
-                return build(self._object(data))
+                return _made(build, self._object(data))
 
             def read() -> T:
                 if not self.takes_form:
                     check_size(data)
-                return build(self._object(data))
+                return _made(build, self._object(data))
 
             with arrivals().reading(len(data)):
                 return await trio.to_thread.run_sync(read, limiter=self.parsing, abandon_on_cancel=True)
@@ -396,6 +398,13 @@ class Exchange:
                 left -= len(message.get("body", b""))
                 self.has_body = not message.get("more_body", False)
         return self.has_body
+
+
+def _made(build: Callable[[dict[str, Any]], T], fields: dict[str, Any]) -> T:
+    try:
+        return build(fields)
+    except WrongValues as error:  # of what a body's parts add up to, such as the calls of one turn
+        raise BadRequest.of(error) from None
 
 
 def _object(data: bytes) -> dict[str, Any]:
