@@ -113,7 +113,7 @@ class LiveSeries:
 
     def _percentiles(self, name: str) -> Percentiles | None:
         metrics = self._snapshots[-1][1]
-        now, then = (each.get(f"{name}_buckets", {}) for each in (metrics, self._snapshots[0][1]))
+        now, then = (snapshot.get(f"{name}_buckets", {}) for snapshot in (metrics, self._snapshots[0][1]))
         if now.get("inf", 0) == then.get("inf", 0):
             then = {}
         counts = {bound: count - then.get(bound, 0) for bound, count in now.items()}

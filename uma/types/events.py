@@ -215,7 +215,7 @@ class Finished:
     @property
     def n_positions(self) -> int:
         """Tokens whose log probabilities it tells."""
-        told = [each.logprobs for each in (*self.every_answer, self.prompt) if each is not None]
+        told = [answer.logprobs for answer in (*self.every_answer, self.prompt) if answer is not None]
         return sum(len(positions) for positions in told if positions is not None)
 
     @property
