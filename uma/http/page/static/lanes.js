@@ -24,6 +24,8 @@ const PRIORITIES = new Map([
   [0, "normal"],
   [-1, "background"],
 ]);
+/** What a request without a slot waits for. */
+const SLOTLESS = ["slot", "cells", "prefix"];
 /** @type {Phase[]} */
 const PHASES = ["writing", "reading", "waiting", "ended"];
 
@@ -32,9 +34,9 @@ export function isWaiting(request) {
   return Boolean(request.waits_for) || request.is_preempted;
 }
 
-/** @param {RunningRequest} request @returns {Phase} */
+/** What waits has no slot, as in the words above the lanes. @param {RunningRequest} request @returns {Phase} */
 function phaseOf(request) {
-  if (isWaiting(request)) return "waiting";
+  if (request.is_preempted || SLOTLESS.includes(request.waits_for ?? "")) return "waiting";
   return request.computed_tokens < request.prompt_tokens && !request.generated_tokens ? "reading" : "writing";
 }
 
@@ -81,6 +83,7 @@ class Scene {
     if (request.waits_for === "prompt" && first)
       return `after ${this.nameOf(first)}, ${tokens(first.prompt_tokens - first.computed_tokens)} to go`;
     if (request.waits_for === "prefix") return "another request reads what its prompt begins with";
+    if (request.waits_for === "grammar") return "its grammar is compiled again";
     if (request.waits_for === "grammar") return "its grammar is compiled again";
     if (request.waits_for === "reader") return "its reader has not taken what is written";
     if (request.is_preempted) return "gave way to a higher priority";
@@ -176,9 +179,10 @@ class Lane {
     this.element.classList.toggle("is-queued", this.phase === "waiting" && !this.hasComputed);
     const share = Math.floor((100 * computed) / Math.max(1, prompt));
     this.state.textContent =
-      this.phase === "waiting" ? scene.reasonOf(request) : this.phase === "reading" ? `reading ${share} %` : "writing";
+      isWaiting(request) ? scene.reasonOf(request) : this.phase === "reading" ? `reading ${share} %` : "writing";
     const cached = cached_tokens ? `, ${number(cached_tokens)} cached` : "";
-    const written = this.phase === "writing" || generated_tokens ? ` · ${number(generated_tokens)} out` : "";
+    const isWriting = this.phase === "writing" && !isWaiting(request);
+    const written = isWriting || generated_tokens ? ` · ${number(generated_tokens)} out` : "";
     this.figures.textContent = `${number(prompt)} in${cached}${written}`;
     const own = scene.own(request.id);
     this.isOwn ||= Boolean(own?.title); // it keeps its name when it has ended

@@ -325,6 +325,7 @@ function waitOf({ waits_for, ahead, unread_before: unread }) {
     return `Waiting: another prompt is read first${unread ? `, ${number(unread)} tokens to go` : ""}.`;
   if (waits_for === "prefix") return "Waiting: another request reads what this one begins with.";
   if (waits_for === "grammar") return "Waiting: its grammar is compiled again.";
+  if (waits_for === "grammar") return "Waiting: the answer’s grammar is compiled again.";
   if (waits_for === "reader") return "Waiting for this window.";
   if (ahead === undefined) return "Waiting: a request of higher priority goes first.";
   if (!ahead) return "Waiting: next in the queue.";
