@@ -32,9 +32,8 @@ MODEL = "alpha"
 
 def arguments(command: str) -> list[str]:
     """What is pasted, for what there is here: on a free port of this machine alone."""
-    words = shlex.split(re.sub(r"(?<!/)\bNAME\b", MODEL, command).replace("0.0.0.0:8080", ""))[1:]
-    at = words.index("--http") + 1 if "--http" in words else len(words)
-    return [*filter(None, words[:at]), *(["127.0.0.1:0"] if "--http" in words else []), *filter(None, words[at:])]
+    here = re.sub(r"--http( [\d.:]+)?(?= |$)", "--http 127.0.0.1:0", command)
+    return shlex.split(re.sub(r"(?<!/)\bNAME\b", MODEL, here))[1:]
 
 
 @pytest.mark.parametrize("command", PARSED)
