@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from adapters import write_adapter
@@ -84,6 +85,22 @@ def test_every_dialect_the_socket_and_the_library_ask_for_an_adapter_by_its_name
     assert len({each.body for each in decided}) == len(NAMES)
 
 
+def said_on_the_page(server: HttpServer, name: str) -> str:
+    """What the page shows as the answer of a model that it lists."""
+    told = server.ask("GET", f"/ui/api/info?model={quote(name)}").json
+    assert told["model"]["called"] == name
+    assert [each["name"] for each in told["models"]][: len(NAMES)] == list(NAMES)
+    sampling = {"max_tokens": 16, "temperature": 0, "ignore_eos": True}
+    asked = {"model": name, "messages": [{"role": "user", "content": "Hi"}], "sampling": sampling}
+    given = server.ask("POST", "/ui/api/answers", asked)
+    assert given.status == 200
+    return "".join(each.get("text", "") for each in given.events)
+
+
+def test_the_page_asks_for_an_adapter_as_for_a_model(server: HttpServer) -> None:
+    assert len({said_on_the_page(server, name) for name in NAMES}) == len(NAMES)
+
+
 def test_scales_are_given_by_request_as_llama_server_has_them(server: HttpServer) -> None:
     by_name = [completed(server, model=name) for name in NAMES]
     for lora, text in (([], 0), ([{"id": 0, "scale": 1.0}], 1), ([{"id": 1, "scale": 0.5}, {"id": 0, "scale": 0}], 2)):
@@ -121,6 +138,7 @@ def test_a_model_that_leaves_several_models_and_gateways_offer_the_same_adapters
             assert place.ask("POST", "/v1/completions", body).json["error"]["code"] == "model_not_found"
             assert place.ask("POST", "/v1/embeddings", {"model": "tiny+one", "input": "text"}).status == 400
         assert completed(many, model="fast+two") == expected[2]
+        assert [said_on_the_page(many, name) for name in NAMES] == [said_on_the_page(server, name) for name in NAMES]
         for place in (many, server):
             options = ("--socket", str(place.process.socket), "--raw", "--temperature", "0", "--max-tokens", "16")
             said = uma_told("generate", "-m", "tiny+two", *options, "--ignore-eos", PROMPT)

@@ -20,7 +20,7 @@ from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, urgency
 from uma.http.gateway import Gateway
 from uma.http.local_user import user_of
-from uma.http.many import check_only_model, known_model, own_models
+from uma.http.many import check_only_model, known_model, named_models
 from uma.http.models import ModelNames
 from uma.http.page.answers import NOTHING, UPDATE_INTERVAL_SEC, Answers, Extent, Make, PageAnswer, event, given
 from uma.http.page.assets import Asset, load
@@ -30,6 +30,7 @@ from uma.http.problem import Forbidden, NotFound, Problem
 from uma.http.reader import read
 from uma.http.request_history import sees_history
 from uma.http.thinking import Wish, thinking
+from uma.models.names import with_adapter
 from uma.protocol.converter import unstructure
 from uma.types import (
     CAUSES,
@@ -40,6 +41,7 @@ from uma.types import (
     Explained,
     ListedModel,
     Message,
+    ModelInfo,
     Models,
     ReasoningMode,
     Request,
@@ -119,15 +121,20 @@ class Page:
 
     async def tell(self, http: Exchange) -> None:
         """Model, limits and the sampling parameters' ranges, for a page that has been opened; of several models all
-        that can be chosen, and these of the one that the query names, which is not loaded for that.
+        that can be chosen, and these of the one that the query names, which is not loaded for that. A model with LoRA
+        adapters is several here, too.
         """
         more: dict[str, Any] = {}
         source_info, called = self.gateway.source.info, self.gateway.source.info.model.name
         if (models := self.gateway.models) is not None:
-            every = choices(own_models(models, http))
+            every = choices(named_models(models, http))
             chosen = await _chosen(models, http, every)
             source_info, called = card_of(models, chosen), chosen.name
             more["models"] = [_model_entry(each) for each in every]
+        elif adapters := source_info.capabilities.adapters:
+            names = [called, *(f"{called}+{adapter}" for adapter in adapters)]
+            more["models"] = [_model_entry(attrs.evolve(_only(source_info), name=name)) for name in names]
+            called = with_adapter(called, http.query.get("model"), adapters)
         info = unstructure(source_info)
         info["model"]["called"] = called
         del info["model"]["path"]
@@ -148,6 +155,7 @@ class Page:
             make: Make = given(request)
         else:
             name = await known_model(models, http, body.model)
+            name = None if name is None else with_adapter(name, body.model, models.find(name).adapters)
             self.gateway.check_rate(http, 1)
             make = partial(self._request_of, models, name, http, body)
         token = body.token or secrets.token_hex(16)
@@ -174,8 +182,12 @@ class Page:
         wish = urgency(body, http)
         if not http.has_priority:  # a person waits for it: as interactive as the bounds of key and gateway let it be
             wish["priority"] = info.limits.max_priority
+        name = info.model.name
+        model = with_adapter(name, body.model, info.capabilities.adapters)
         return Request(
             id=_id(http),
+            model=None if model == name else model,
+            lora=body.lora,
             sampling=body.sampling.with_suggested(default_sampling(info)),
             **_prompt(body.messages, has_template=info.capabilities.chat),
             **thinking(Wish(wanted=thinks, field="reasoning"), info.capabilities, http.ignored),
@@ -308,7 +320,8 @@ async def _chosen(models: Models, http: Exchange, every: Sequence[ListedModel]) 
     asked = http.query.get("model")
     with suppress(UnknownModel, Forbidden):
         if asked is not None and (name := await known_model(models, http, asked)) is not None:
-            return models.find(name)
+            found = models.find(name)
+            return attrs.evolve(found, name=with_adapter(found.name, asked, found.adapters))
     if not every:
         raise NotFound("no model is here that this key can use")
     return every[0]
@@ -332,6 +345,13 @@ def card_of(models: Models, model: ListedModel) -> ServerInfo:
     )
     limits = attrs.evolve(general.limits, n_ctx=n_ctx or general.limits.n_ctx)
     return attrs.evolve(general, model=model_info, limits=limits, capabilities=able)
+
+
+def _only(info: ServerInfo) -> ListedModel:
+    """The only model of a server as one of several."""
+    shared = {field.name for field in attrs.fields(ListedModel)} & {field.name for field in attrs.fields(ModelInfo)}
+    told = {name: getattr(info.model, name) for name in shared}
+    return ListedModel(**told, info=info, state="loaded", vision=info.capabilities.vision)
 
 
 def _model_entry(model: ListedModel) -> dict[str, Any]:
