@@ -281,7 +281,7 @@ class Engine:
                 most = self._prompts.longest_beside_answer(asked)
                 cut = await self._summaries.compacted(cut, asked, most, self.generate)
                 spent.on("summary")
-            elif not prompt.pictures:
+            elif asked.cache_prompt and not (prompt.pictures or asked.sampling.reproducible):
                 cut = await self._cached(cut, asked, adapters)
             asked = cut.request
             request = self._chat.prepared(asked)
