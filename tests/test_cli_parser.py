@@ -104,8 +104,9 @@ def test_each_command_is_in_one_group_of_the_help() -> None:
 @pytest.mark.parametrize("columns", ["20", "40", "200"])
 def test_help_fits_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    text = command("chat").format_help()
-    assert max(map(len, text.splitlines())) <= max(int(columns), 40)
+    for parser in (build_parser(), command("chat")):
+        text = parser.format_help()
+        assert max(map(len, text.splitlines())) <= max(int(columns), 40)
 
 
 @pytest.mark.parametrize(

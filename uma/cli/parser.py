@@ -21,6 +21,7 @@ from uma.cli.agents import AGENTS
 from uma.cli.answer_options import add_answer
 from uma.cli.options import DYNAMO_PLANES, GATEWAY, SAMPLING, add_sampling, add_settings, plane_variable
 from uma.cli.sanitize import sanitize
+from uma.cli.table import wrapped
 from uma.config import SERVER_ONLY, nearest, settings
 from uma.types import MAX_PAUSE_SEC, MAX_TRACE_SEC
 from uma.types.decision import QuestionKind
@@ -35,15 +36,13 @@ exit codes:
   2    the command line, a setting, the model or the prompt cannot be used
   130  stopped by Ctrl-C
   141  standard output was closed by its reader (`| head -1`)
-  143  stopped by SIGTERM, 129: its terminal went away; of uma run and
-       uma gateway that is the orderly end: 0
+  143  stopped by SIGTERM, 129: its terminal went away; of uma run and uma gateway that is the orderly end: 0
 
 environment:
   UMA_…       a value for any setting, such as UMA_MODEL or UMA_N_CTX
   UMA_CONFIG  TOML file of settings, where --config is not given
   UMA_MODELS  folder of GGUF files, loaded by name: uma run NAME
-  HF_…        HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE:
-              as huggingface_hub has them
+  HF_…        HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE: as huggingface_hub has them
   UMA_DEBUG   1: every log line, and tracebacks of errors
 """
 
@@ -77,7 +76,7 @@ COMMON = frozenset(
 
 
 class Formatter(argparse.HelpFormatter):
-    """Fills paragraphs to the terminal's width, and leaves indented lines (tables) as they are."""
+    """Fills paragraphs to the terminal's width, and wraps what is said in a table's rows within its column."""
 
     left_out: frozenset[argparse.Action] = frozenset()
     """Options that are not told of."""
@@ -90,9 +89,16 @@ class Formatter(argparse.HelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = text.strip("\n").split("\n\n")
         return "\n\n".join(
-            paragraph if "\n  " in paragraph else super(Formatter, self)._fill_text(paragraph, width, indent)
+            "\n".join(line for row in paragraph.split("\n") for line in self._in_columns(row, width))
+            if "\n  " in paragraph
+            else super(Formatter, self)._fill_text(paragraph, width, indent)
             for paragraph in paragraphs
         )
+
+    @staticmethod
+    def _in_columns(row: str, width: int) -> list[str]:
+        name = re.match(r"  \S+ +", row)
+        return wrapped(row, width, " " * (name.end() if name else 0))
 
 
 class CommandParser(argparse.ArgumentParser):
