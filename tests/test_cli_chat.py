@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -13,7 +14,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from http_server import ServeModels
 from projectors import LLAVA_TOKENS, png, write_projector
 from pty_screen import Terminal
 from script_model import write_script_model
@@ -556,14 +556,24 @@ def test_a_chat_with_space_left_is_not_shortened(server: ServerProcess, home: Pa
         tell(terminal, "/undo", "Taken back: first question")
 
 
-def test_a_chat_goes_on_with_another_of_several_models(serve_models: ServeModels, home: Path) -> None:
-    process = serve_models("--models", "alpha,beta").process
-    with chat(process, home, *SHORT) as terminal:
+def test_a_chat_goes_on_with_another_of_several_models(folder: Path, home: Path) -> None:
+    models = shutil.copytree(folder, home / "models")
+    with (
+        short_directory() as place,
+        running_server(place / "uma.sock", "--models", "alpha,beta", UMA_MODELS=str(models)) as server,
+        chat(server, home, *SHORT) as terminal,
+    ):
         ask(terminal, "first question")
         tell(terminal, "/model gamma", "model: 'gamma': model not found; there are alpha, beta")
+        beta = models / "beta.gguf"
+        whole, _ = beta.read_bytes(), beta.write_bytes(b"GGUF")
+        tell(terminal, "/model be", "The next question goes to beta.")
+        tell(terminal, "a question", "The question is not kept; the next one goes to alpha as before.")
+        beta.write_bytes(whole)
         tell(terminal, "/model be", "The next question goes to beta.")
         ask(terminal, "second question")
-        tell(terminal, "/model", "beta.gguf")
+        tell(terminal, "/model", "others  alpha")
+        assert "beta.gguf" in re.sub(r"\s", "", terminal.text)
         tell(terminal, "/undo", "Taken back: second question")
         tell(terminal, "/undo", "Taken back: first question")
 

@@ -330,6 +330,9 @@ class Chat:
             self.opened = None
             kept = "and so is the answer up to here" if is_begun else "the question is not"
             self.view.tell(f"The conversation is kept, {kept}. The next question looks for the server again.")
+        elif self.opened is None and self.bond is not None and self.bond.name is not None and self.info is not None:
+            self.bond = Bond(self.info.model, is_one_of_several=True)
+            self.view.tell(f"The question is not kept; the next one goes to {self.info.model.name} as before.")
         elif is_begun:
             self.view.tell("The answer up to here is kept.")
 

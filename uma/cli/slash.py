@@ -184,13 +184,14 @@ def _model(chat: Talk, name: str) -> None:
         chat.view.tell("There is no model yet.")
         return
     adapted = words.with_adapters(chat.info)
+    others = [name for name in chat.info.models if name != chat.info.model.name]
     chat.view.listing(
         [
             ("model", words.model_line(chat.info.model)),
             ("file", chat.info.model.path),
             ("", words.context_line(chat.info)),
             *([("answers", chat.model or chat.info.model.name)] if adapted else []),
-            *([("others", words.names(chat.info.models))] if chat.info.models else []),
+            *([("others", words.names(others))] if others else []),
             *([("adapters", words.names(adapted))] if adapted else []),
         ]
     )

@@ -52,6 +52,8 @@ class TerminalView:
     def listing(self, rows: Sequence[tuple[str, str]]) -> None:
         """See `ChatView.listing`."""
         grid = Table.grid(padding=(0, 2))
+        grid.add_column()
+        grid.add_column(overflow="fold")  # a long path is to be copied
         for name, words in rows:
             grid.add_row(Text(name, style="bold"), Text(sanitize(words)))
         self.console.print(grid)
