@@ -105,7 +105,7 @@ class DecisionRequest:
     where they are short and differ, else codes. A predicate is always answered with yes or no."""
     orders: Orders = "auto"
     """Orders in which the options of a choice are asked, whose probabilities are averaged: as they come (`one`),
-    backwards too (`two`), or all rotations. `auto`: one of names, two of codes; of a decision model as it was trained."""
+    backwards too (`two`), or all rotations. `auto`: one of names, two of codes; a decision model as it was trained."""
     temperature: Annotated[float, Range(gt=0, le=100)] = 1.0
     """Divisor of the options' log probabilities: over 1 evens them out."""
     min_label_mass: Annotated[float, Range(0, 1)] = 0.0
