@@ -244,13 +244,18 @@ async def test_an_alora_shares_the_cache_of_the_model_up_to_its_invocation(
         assert 400 < first.finished.usage.cached_tokens <= 500
         (after,) = await alone(engine, [of(None, (*state, *call))])
         assert after.finished.usage.cached_tokens <= 500
+        # Of a prompt whose logits are read less is looked up than what comes before the invocation.
+        other = (*tokens_for(8, 100), *INVOCATION, *tokens_for(8, 40))
+        reported = of("tiny+late", other, prompt_logprobs=0)
+        plain = await alone(engine, [reported, of(None, other)])
+        assert plain[1].finished.usage.cached_tokens <= 100
         await settled(engine)
         events = [event for event in (await feed.changes()).events if isinstance(event, BlockStored)]
     named = {hash for event in events if event.lora_id is not None for hash in event.block_hashes}
     plain = {hash for event in events if event.lora_id is None for hash in event.block_hashes}
     assert named
     assert not named & plain
-    assert len(named) <= 1 + (len(call) + 16) // 16
+    assert len(named) <= sum(2 + (size + 24) // 16 for size in (len(call), 43)), "blocks before it are the model's"
     async with open_engine(kept) as engine:
         again = await alone(engine, [of("tiny+late", (*state, *call)), of(None, (*state, *call))])
     assert texts(again) == texts([first, after])

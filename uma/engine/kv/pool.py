@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 import attrs
 
 from uma.engine import clock
-from uma.engine.kv.adapter_keys import keyed, place_of, set_of
+from uma.engine.kv.adapter_keys import keyed, set_of
 from uma.engine.kv.checkpoints import LAST_TOKENS, Checkpoints
 from uma.engine.kv.events import KvListener, Run, Tier
 from uma.engine.kv.memory_kinds import PLENTY, memory_kind
@@ -148,9 +148,11 @@ class KvPool:
             differs = length < len(kept[0].tokens)
         return length, differs
 
-    def acquire(self, tokens: array[int], now_ms: float) -> tuple[Holding, int]:
+    def acquire(
+        self, tokens: array[int], now_ms: float, adapters: int = 0, adapted_from: int = 0
+    ) -> tuple[Holding, int]:
         """An id for a sequence that will compute `tokens`, `keyed` by its adapters, and how many of them it need not
-        compute.
+        compute. `adapters` and `adapted_from` are the sequence's, also where that is behind these tokens.
 
         They come from the sequence id that holds most of them, or from a snapshot where that saves clearly more. A
         large snapshot is still to be loaded then: `Holding.loading`.
@@ -159,7 +161,7 @@ class KvPool:
         self._is_lone = self.cells.used_ids == len(self.tree.cached)
         is_repeated = self.tree.match(tokens).length == len(tokens) > 1
         begun = self._restored(tokens, now_ms) or self._begun(tokens, now_ms, is_repeated=is_repeated)
-        begun[0].adapters, begun[0].adapted_from = place_of(tokens)
+        begun[0].adapters, begun[0].adapted_from = adapters, adapted_from
         if self._is_lone and not is_repeated:
             self._trim(until=None)  # what the last one was spared
         return begun

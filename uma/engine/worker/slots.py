@@ -400,7 +400,8 @@ class Slots:
         is_first = sequence.started_ms == 0.0
         known, differs = self._pool.nearest(sequence.cache_key(sequence.tokens)) if is_first else (0, False)
         cacheable = sequence.cache_key(sequence.cacheable_tokens)
-        sequence.holding, sequence.computed = self._pool.acquire(cacheable, now)
+        place = sequence.adapter_set.number, sequence.adapted_from
+        sequence.holding, sequence.computed = self._pool.acquire(cacheable, now, *place)
         if is_first:
             sequence.account.cache = _cache_use(sequence, known, differs=differs)
         sequence.checkpoint_positions = self._pool.checkpoint_positions(
