@@ -199,20 +199,12 @@ class MessageWriter(Writer):
             "stop_sequence": None,
             "usage": _input(self.prompt_state.total, self.prompt_state.cached) | {"output_tokens": 0},
         }
-        return sse({"type": "message_start", "message": message}, "message_start") + self._compacted()
-
-    def _compacted(self) -> bytes:
-        """The block that stands for all before this answer, where there is one."""
+        begun = sse({"type": "message_start", "message": message}, "message_start")
         if not self.summary:
-            return b""
-        self._block += 1
+            return begun
         block = {"type": "compaction", "content": None}
-        delta = {"type": "compaction_delta", "content": self.summary}
-        return (
-            sse({"type": "content_block_start", "index": 0, "content_block": block}, "content_block_start")
-            + sse({"type": "content_block_delta", "index": 0, "delta": delta}, "content_block_delta")
-            + sse({"type": "content_block_stop", "index": 0}, "content_block_stop")
-        )
+        entered = self._entered("compaction", "content", block)
+        return begun + entered + self._opening + orjson.dumps(self.summary) + b"}}\n\n"
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Writer`."""
@@ -234,7 +226,7 @@ class MessageWriter(Writer):
         if what == self._open:
             return b""
         left, self._open, self._block = self._left(), what, self._block + 1
-        kind = {"text": "text_delta", "thinking": "thinking_delta", "partial_json": "input_json_delta"}[key]
+        kind = _DELTAS[key]
         self._opening = (
             f'event: content_block_delta\ndata: {{"type":"content_block_delta","index":{self._block},'
             f'"delta":{{"type":"{kind}","{key}":'
@@ -284,6 +276,13 @@ class MessageWriter(Writer):
 
 
 _TEXT: dict[str, Any] = {"type": "text", "text": ""}
+_DELTAS = {
+    "text": "text_delta",
+    "thinking": "thinking_delta",
+    "partial_json": "input_json_delta",
+    "content": "compaction_delta",
+}
+"""Types of a stream's deltas, by the member that has their text."""
 
 
 def _content(result: Finished) -> list[dict[str, Any]]:
