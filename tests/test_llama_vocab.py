@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,6 +97,16 @@ def test_a_text_of_any_shape_and_length_is_tokenized_whole(tmp_path: Path, pre_t
         tokens = ids(model.vocab, text, add_special=True)
         assert tokens[0] == BOS and BOS not in tokens[1:]
         assert text_of(model.vocab, tokens) == text
+
+
+@pytest.mark.parametrize("parse_special", [True, False])
+def test_of_a_long_text_with_special_tokens_each_part_is_tokenized_as_alone(vocab: Vocab, parse_special: bool) -> None:
+    read = r"(<\|im_start\|>|<\|im_end\|>|<shown>)" if parse_special else "(<shown>)"
+    units = ["<|im_start|>", "<|im_end|>", "<shown>", "the", "\n", "a b", "<|im_", "|>"]
+    text = "".join(random.Random(0).choices(units, k=LONG))
+    alone = {part: ids(vocab, part, parse_special=parse_special) for part in set(re.split(read, text))}
+    expected = [token for part in re.split(read, text) for token in alone[part]]
+    assert ids(vocab, text, parse_special=parse_special) == expected
 
 
 def test_long_ordinary_text_is_cut_nowhere(tmp_path: Path) -> None:

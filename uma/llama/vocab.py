@@ -24,11 +24,20 @@ BLOCK = 4000
 """Half of the maximum length (characters) of a word in a text for a pre-tokenizer of llama.cpp that recurses; see
 `_cuts`."""
 
+STRETCH = 16_384
+"""Minimum length (characters) between two cuts of a text at its special tokens; see `Vocab._special_cuts`."""
+
+SKIPPED = 64
+"""Characters to the next look for one, behind a place that is none: a look takes microseconds."""
+
 MAX_UNUSED_TOKENS = 128
 """Maximum difference in size of vocabularies that count as the same: models of a family are padded differently."""
 
 _WHITE_SPACE = " \t\n\r\v\f\u00a0\u3000"
 _NO_BREAK = re.compile(r"\S*|\s*")
+
+_READ_ON_DEMAND: int = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+_SPECIAL: int = _READ_ON_DEMAND | lib.LLAMA_TOKEN_ATTR_USER_DEFINED
 
 _ITERATIVE = frozenset(
     """
@@ -171,14 +180,51 @@ class Vocab:
         spelling of special tokens in the text as these tokens, which only trusted text such as a rendered template
         should have. Runs without the GIL, so long texts belong into a thread. Raises `BadRequest` for a lone surrogate.
         """
-        cuts = _cuts(text) if self._recurses and len(text) > 2 * BLOCK else []
+        cuts = set(_cuts(text) if self._recurses and len(text) > 2 * BLOCK else ())
+        if len(text) > 2 * STRETCH:
+            cuts.update(self._special_cuts(text, parse_special))
         if not cuts:
             return self._tokenize(text, add_special, parse_special)
-        pieces = [text[start:stop] for start, stop in pairwise([0, *cuts, len(text)])]
+        pieces = [text[start:stop] for start, stop in pairwise([0, *sorted(cuts), len(text)])]
         inner = [self._tokenize(piece, False, parse_special) for piece in pieces]
         around = self._tokenize("", add_special, False)
         n_before = int(self.adds_bos and len(around) > 0)
         return np.concatenate([around[:n_before], *inner, around[n_before:]])
+
+    def _special_cuts(self, text: str, parse_special: bool) -> Iterator[int]:
+        """Where a special token begins, a stretch of text apart: what is before and behind is tokenized by itself.
+
+        For each special token of a text llama.cpp goes through the list of all before it: a megabyte of them took
+        minutes of a thread that others wait for.
+        """
+        # One that takes the blanks before it is no place to cut.
+        unread = lib.LLAMA_TOKEN_ATTR_LSTRIP | (0 if parse_special else _READ_ON_DEMAND)
+        special = self._special
+        lengths = sorted({len(spelling) for spelling in special})
+        begins = {spelling for spelling, attributes in special.items() if not attributes & unread}
+        if not begins:
+            return
+        heads, at = re.compile("|".join({re.escape(spelling[:2]) for spelling in begins})), STRETCH
+        while (head := heads.search(text, at)) is not None:
+            place = head.start()
+            before = range(max(0, place - lengths[-1] + 1), place)
+            is_cut = any(text[place : place + length] in begins for length in lengths) and not any(
+                start + length > place and text[start : start + length] in special
+                for start in before
+                for length in lengths
+            )
+            if is_cut:
+                yield place
+            at = place + (STRETCH if is_cut else SKIPPED)
+
+    @cached_property
+    def _special(self) -> dict[str, int]:
+        """Attributes of the tokens that llama.cpp looks for in a text before all else, by their spelling."""
+        read = lib.llama_vocab_get_attr
+        with self.opened() as handle:
+            attributes = {token: int(read(handle, token)) for token in range(self.n_tokens)}
+        special = {token: its for token, its in attributes.items() if its & _SPECIAL}
+        return {spelling: its for token, its in special.items() if (spelling := self.text_of(token))}
 
     def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> npt.NDArray[np.int32]:
         data = encode(text)
