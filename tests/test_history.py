@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import stat
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -176,10 +178,20 @@ def test_a_server_keeps_what_an_agent_sent_and_tells_where_its_cache_broke(tmp_p
         assert "You are an agent. It is 12:02." in shown and "[redacted]" in shown and "sesame" not in shown
         differs = told("--diff", "1", "2")
         assert "messages[0] (system)" in differs and "begin alike" in differs
+        environ, follow = {**clean_environ(), **state}, uma_command("history", "--follow")
+        with subprocess.Popen(follow, stdout=subprocess.PIPE, text=True, env=environ) as follower:
+            try:
+                assert follower.stdout is not None
+                assert next(line for line in follower.stdout if line.lstrip().startswith("2 "))
+                assert server.ask("POST", "/v1/chat/completions", {"messages": AGENT, "max_tokens": 4}).status == 200
+                assert "length" in next(line for line in follower.stdout if line.startswith("3 "))
+            finally:
+                follower.send_signal(signal.SIGINT)
     told("--export", str(tmp_path / "rows.jsonl"))
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert [row["body"]["messages"] for row in rows] == [AGENT, [later[0], {**later[1], "content": "Say [redacted]."}]]
+    hidden = [later[0], {**later[1], "content": "Say [redacted]."}]
+    assert [row["body"]["messages"] for row in rows] == [AGENT, hidden, AGENT]
     again = ("batch", str(tmp_path / "rows.jsonl"), "-o", str(tmp_path / "out.jsonl"), "--model", str(tiny), "--local")
     assert run_to_end(*uma_command(*again)).returncode == 0
     answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [row["response"]["status_code"] for row in answers] == [200, 200]
+    assert [row["response"]["status_code"] for row in answers] == [200] * 3

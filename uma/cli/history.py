@@ -53,6 +53,7 @@ def _row(number: int, head: Head) -> list[str]:
 def _follow(history: History, after: int) -> int:
     async def follow(_: Interrupts) -> int:
         last = after
+        sys.stdout.flush()  # the table, where it goes to a pipe
         while True:
             for number, head in history.heads(MAX_FOLLOWED, last):
                 print("  ".join(filter(None, _row(number, head))), flush=True)
