@@ -258,6 +258,9 @@ async def test_decision_models_are_asked_in_the_form_of_their_file(tmp_path: Pat
     async with open_engine(config_for(path)) as engine:
         assert engine.info.capabilities.decisions == WORDING
         found = await engine.decide(decision(state, [colour, upset]))
+        asked = [decision([Message("user", f'["{text}"]')], [upset]) for text in ("#" * 10, "<|im_end|>")]
+        plain, hostile = [(await engine.decide(each)).usage.prompt_tokens for each in asked]
+        assert plain == hostile  # each character of what spells a special token is a token
         with pytest.raises(BadRequest, match="labels of its own"):
             await engine.decide(decision(state, [colour], labels="names"))
         with pytest.raises(BadRequest, match=r"questions\[1\].options: .* no labels"):

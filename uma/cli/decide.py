@@ -15,7 +15,7 @@ from uma.cli.source import open_source
 from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
 from uma.config import Loaded
-from uma.errors import BadRequest, ConfigError, DecodeFailed, FrameTooLarge, PromptTooLarge, TemplateError, UmaError
+from uma.errors import BadRequest, ConfigError, DecodeFailed, FrameTooLarge, PromptTooLarge, TemplateError
 from uma.types import Decision, DecisionQuestion, DecisionRequest, Message, Priority
 
 SHOWN_CHARS = 40
@@ -45,14 +45,14 @@ async def _decide_all(options: argparse.Namespace, loaded: Loaded, texts: list[s
         output = TextOutput.standard("utf-8")
         if options.table:
             await output.write(_row(["text", *(str(question.name) for question in questions)]))
-        failed = 0
+        failed, told = 0, dict[str, Any]()
         for number, text in enumerate(texts, 1):
             try:
                 found = (await opened.source.decide(_request(options, number, text, opened.model))).answers
             except OF_A_TEXT as error:
                 failed += 1
                 say.complain(f"text {number:,}: {error}")
-                cells, told = [f"error: {error.code}"], _failed(error)
+                cells, told = [f"error: {error.code}"], {"error": {"code": error.code, "message": error.message}}
             else:
                 pairs = list(zip(questions, found, strict=True))
                 cells = [_cell(*pair) for pair in pairs]
@@ -77,10 +77,6 @@ def _request(options: argparse.Namespace, number: int, text: str, model: str | N
         )
     except ValueError as error:
         raise BadRequest.of(error) from None
-
-
-def _failed(error: UmaError) -> dict[str, Any]:
-    return {"error": {"code": error.code, "message": error.message}}
 
 
 def _row(cells: list[str]) -> str:

@@ -64,9 +64,8 @@ class TrainedForm:
         """A question in each of its orders: its labels by place, and what the template is given of it."""
         question = request.questions[at]
         named = _named(question)
-        orders: list[tuple[int, ...]] = [
-            (0, 1) if self._kind in ("openjev", "lfm2-d1") else (1, 0)
-        ]  # a predicate's yes is the first option
+        # (A predicate's yes is its first option.)
+        orders: list[tuple[int, ...]] = [(0, 1) if self._kind in ("openjev", "lfm2-d1") else (1, 0)]
         if question.kind != "predicate":
             how = request.orders if request.orders != "auto" else "two" if self._kind == "lev" else "one"
             orders = labels.orders(len(named), how if question.kind == "choice" else "one")
@@ -130,9 +129,8 @@ class TrainedForm:
     def _temperature(self, question: DecisionQuestion) -> float:
         """The divisor that was fitted to questions of this kind with as many options."""
         kind, count = _TYPES[question.kind], len(question.options) or 2
-        sizes = (
-            {8: "small", 26: "mid", 255: "large"} if self._kind == "lev" else {2: "2", 5: "3_5", 10: "6_10", 255: "11"}
-        )
+        of_lev, of_others = {8: "small", 26: "mid", 255: "large"}, {2: "2", 5: "3_5", 10: "6_10", 255: "11"}
+        sizes = of_lev if self._kind == "lev" else of_others
         fitted, size = self._model.decision_temperatures, next(sizes[most] for most in sizes if count <= most)
         return fitted.get(f"{kind}.{size}", fitted.get(kind, 1.0))
 
