@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import httpx
@@ -13,7 +14,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 from script_model import write_script_model
 
 from harness import PATIENCE_SEC, short_directory
-from models import write_encoder
+from models import CHATML, write_encoder
 
 SAYING = {"alpha": "I am the first of them.", "beta": "I am the second one."}
 MEMORY_MIB = 180
@@ -24,9 +25,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     """Two that fit, one that embeds, and one that is larger than the server's memory."""
     folder = tmp_path_factory.mktemp("models")
     for name, text in SAYING.items():
-        write_script_model(folder / f"{name}.gguf", text)
+        write_script_model(folder / f"{name}.gguf", text, template=CHATML + "{# <think></think> #}")
     write_encoder(folder / "encoder.gguf")
-    write_script_model(folder / "huge.gguf", "I am too large.", feed_forward=200_000)
+    write_script_model(folder / "huge.gguf", "I am too large.", feed_forward=200_000, template=None)
     flags = ("--models", "alpha,beta,encoder,huge", "--memory", str(MEMORY_MIB))
     with short_directory() as place, running_http(place, *flags, UMA_MODELS=str(folder)) as one:
         yield one
@@ -60,7 +61,8 @@ def test_a_conversation_keeps_the_model_that_it_began_with(here: Visitor) -> Non
     assert groups["Models that are too large for this server"] == ["huge"]
     assert all("encoder" not in each for each in groups.values())
     expect(page.get_by_role("option", name="huge")).to_be_disabled()
-    expect(page.get_by_role("option", name="beta")).to_contain_text("F32")
+    expect(page.get_by_role("option", name="huge")).to_contain_text("base model")
+    expect(page.get_by_role("option", name="beta")).to_contain_text(re.compile("F32.*thinks"))  # before it is loaded
     assert violations(page) == []
     page.keyboard.press("Escape")
     choose(page, "beta")

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from uma.chat.families import thinking_of
 from uma.config import BUILTIN
 from uma.errors import ModelError
 from uma.gguf import Glance, glance
@@ -58,6 +59,10 @@ class ModelFile:
     """What it sees or hears by (mmproj file), where one that fits it lies beside it."""
     vision: bool = False
     """Whether it sees pictures, by its projector."""
+    thinks: bool = False
+    """Whether its chat template knows of thinking; not where only the beginning of the header was read."""
+    is_base: bool = False
+    """Whether it has no chat template; not where only the beginning of the header was read."""
 
 
 def resolve(model: str, environ: Mapping[str, str], others: Iterable[str] = ()) -> ResolvedModel:
@@ -166,12 +171,15 @@ def described(name: str, path: Path, place: str = "", look: Projectors | None = 
     first, size = parts[0], sum(part.size_bytes for part in parts)
     if (problem := _no_model(parts)) is not None:
         return ModelFile(name, path, size, place, problem=f"{path}: {problem}")
+    template, kind = str(first.metadata.get("tokenizer.chat_template", "")), kind_of(first.metadata)
     model = ModelFile(
         name=name,
         path=path,
         size_bytes=size,
         place=place,
-        kind=kind_of(first.metadata),
+        kind=kind,
+        thinks=thinking_of(template) is not None,
+        is_base=not template and kind not in (EMBEDDINGS, RERANKER),
         quantization=first.quantization,
         context_length=first.context_length,
         architecture=first.architecture,

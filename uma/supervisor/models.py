@@ -141,6 +141,12 @@ class LoadedModels(Models):
         model = self._model_of(file)
         is_blind = self._config_of(file).mmproj == "off"
         now = trio.current_time()
+        if model.card is not None:
+            able = model.card.capabilities
+            is_base = able.generate and not able.chat
+            listed = attrs.evolve(listed, vision=able.vision, thinks=able.reasoning, is_base=is_base)
+        elif is_blind:
+            listed = attrs.evolve(listed, vision=False)
         return attrs.evolve(
             listed,
             info=model.card if model.state == "loaded" else None,
@@ -149,7 +155,6 @@ class LoadedModels(Models):
             memory_bytes=model.needs_bytes,
             taken_bytes=model.taken_bytes,
             fits=model.needs_bytes <= self.budget_bytes and not model.objection,
-            vision=file.vision and not is_blind if model.card is None else model.card.capabilities.vision,
             running=model.running,
             waiting=model.waiting,
             is_pinned=model.is_pinned,

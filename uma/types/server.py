@@ -239,6 +239,10 @@ class ListedModel:
     """Names of its LoRA adapters, as `Capabilities.adapters` has them."""
     vision: bool = False
     """Whether it sees pictures; before its first load, as the header of the projector beside it says."""
+    thinks: bool = False
+    """Whether it thinks before it answers; before its first load, as its chat template says."""
+    is_base: bool = False
+    """Whether it has no chat template, and so goes on with a text rather than answering."""
     also: tuple[str, ...] = ()
     """Other whole names of its file."""
     running: int = 0

@@ -78,6 +78,11 @@ class AnswerBody(Common):
     """
 
 
+PICKED = (
+    *("name", "size_bytes", "quantization", "parameters", "context_length"),
+    *("state", "loading_percent", "fits", "vision", "thinks", "is_base"),
+)
+"""What the page's picker shows of each of several models."""
 PRINTED = "127.0.0.1:"
 """How the address of a server on this machine begins."""
 
@@ -356,10 +361,7 @@ def _only(info: ServerInfo) -> ListedModel:
 
 def _model_entry(model: ListedModel) -> dict[str, Any]:
     """What the page's picker shows of a model."""
-    names = ("size_bytes", "quantization", "parameters", "context_length", "state", "loading_percent", "fits", "vision")
-    able = None if model.info is None else model.info.capabilities  # known once it is loaded
-    known = {"thinks": able is not None and able.reasoning, "is_base": able is not None and not able.chat}
-    return {name: getattr(model, name) for name in ("name", *names)} | known
+    return {name: getattr(model, name) for name in PICKED}
 
 
 def _check_media(messages: Sequence[Message]) -> None:
