@@ -124,7 +124,7 @@ async def test_a_head_that_is_wrong_changes_nothing_beside_others_that_are_preem
 async def test_after_a_restart_a_prompt_goes_on_from_the_disk_with_the_same_text(
     predicting: Path, tmp_path: Path
 ) -> None:
-    """The head knows nothing of what came back from a snapshot."""
+    """A snapshot has the heads' cells too."""
     asked = ask(tokens_for(1, 300), 30, logit_bias=LETTERS)
     config = config_for(predicting, n_ctx=4_096, max_sequences=2)
     async with open_engine(attrs.evolve(config, **COLD)) as engine:
@@ -132,8 +132,10 @@ async def test_after_a_restart_a_prompt_goes_on_from_the_disk_with_the_same_text
     drafting = attrs.evolve(config, speculate="always", cache_dir=str(tmp_path / "cache"), cache_ram_mb=64)
     async with open_engine(drafting) as engine:
         before, again = await alone(engine, [asked, asked])
-    async with open_engine(drafting) as engine:
+    async with open_engine(attrs.evolve(drafting, speculate="mtp")) as engine:
         got = await answer(engine, asked)
+        counters = await settled(engine)
+    assert counters["draft_accepted_total"] == counters["draft_tokens_total"]
     assert before.token_ids == again.token_ids == got.token_ids == expected.token_ids
     assert got.finished.usage.cached_tokens > 200
 

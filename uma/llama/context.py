@@ -164,6 +164,11 @@ class ContextParams:
 class Follower(Protocol):
     """What is told of all that a context computes, copies and forgets, on its thread, right behind it."""
 
+    kept: Context | None
+    """Context of which a sequence's memory goes with a snapshot of the sequence."""
+    has_windows: bool
+    """Whether its layers have sliding windows, which go with a checkpoint too."""
+
     def computed(self, batch: Batch) -> None:
         """A batch of tokens was computed, whole."""
 
@@ -397,48 +402,69 @@ class Context(Closing):
 
     def state_size(self, seq: int) -> int:
         """Bytes that `state_get` would return."""
-        self._checked_memory(seq)
-        return int(lib.llama_state_seq_get_size(self.handle, seq))
+        return self._size(seq, 0)
 
     def state_get(self, seq: int) -> bytes:
         """A sequence's memory, to be put back by `state_set` into a context of the same model and parameters."""
-        size = self.state_size(seq)
-        # A bytes object made full-size and written by the library spares a second copy of what can be gigabytes.
-        # No other object has it yet.
-        data = bytes(size)
-        written = int(lib.llama_state_seq_get_data(self.handle, _address_of(data), size, seq))
-        return data if written == size else data[:written]
+        return self._get(seq, 0)
 
     def state_set(self, seq: int, data: bytes | bytearray | memoryview) -> bool:
         """Replace a sequence's memory by what `state_get` returned. False where there is no room or it does not fit."""
-        self._checked_memory(seq)
-        source = np.frombuffer(data, np.uint8)
-        pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        if self._follower is not None:
-            self._follower.seq_rm(seq, -1, -1)
-        return bool(lib.llama_state_seq_set_data(self.handle, pointer, source.nbytes, seq) > 0)
+        return self._set(seq, data, 0)
 
     def part_size(self, seq: int) -> int:
         """Bytes that `part_get` would return."""
-        self._checked_memory(seq)
-        return int(lib.llama_state_seq_get_size_ext(self.handle, seq, _PART))
+        return self._size(seq, _PART)
 
     def part_get(self, seq: int) -> bytes:
         """A copy of the part of a sequence's memory that cannot be cut: its recurrent state, and of layers with a
         window what the end attends to. Whoever holds the cells up to here can go on from here with it, in the same
         context.
         """
-        size = self.part_size(seq)
-        data = bytes(size)  # as in `state_get`
-        written = int(lib.llama_state_seq_get_data_ext(self.handle, _address_of(data), size, seq, _PART))
-        return data if written == size else data[:written]
+        return self._get(seq, _PART)
 
     def part_set(self, seq: int, data: bytes) -> bool:
         """Replace that part of a sequence's memory by what `part_get` returned, and leave its other cells as they are;
         those behind the part's end are still to be removed. False where there is no room or it does not fit.
         """
+        return self._set(seq, data, _PART)
+
+    def _size(self, seq: int, flags: int) -> int:
         self._checked_memory(seq)
-        return bool(lib.llama_state_seq_set_data_ext(self.handle, _address_of(data), len(data), seq, _PART) > 0)
+        own, beside = int(lib.llama_state_seq_get_size_ext(self.handle, seq, flags)), self._beside(flags)
+        return own + (0 if beside is None else beside._size(seq, flags))
+
+    def _get(self, seq: int, flags: int) -> bytes:
+        size = self._size(seq, flags)
+        # A bytes object made full-size and written by the library spares a second copy of what can be gigabytes.
+        # No other object has it yet.
+        data = bytes(size)
+        written = self._write(seq, data, 0, flags)
+        return data if written == size else data[:written]
+
+    def _write(self, seq: int, data: bytes, at: int, flags: int) -> int:
+        """Write a state into `data` from this place on. Returns where it ends."""
+        address = ctypes.cast(ctypes.addressof(_address_of(data).contents) + at, ctypes.POINTER(ctypes.c_uint8))
+        end = at + int(lib.llama_state_seq_get_data_ext(self.handle, address, len(data) - at, seq, flags))
+        beside = self._beside(flags)
+        return end if beside is None else beside._write(seq, data, end, flags)
+
+    def _set(self, seq: int, data: bytes | bytearray | memoryview, flags: int) -> bool:
+        self._checked_memory(seq)
+        source = np.frombuffer(data, np.uint8)
+        pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        read = int(lib.llama_state_seq_set_data_ext(self.handle, pointer, source.nbytes, seq, flags))
+        if self._follower is not None and not flags:
+            self._follower.seq_rm(seq, -1, -1)
+        beside, rest = self._beside(flags), source[read:]
+        if beside is not None and read and rest.nbytes and not beside._set(seq, rest.data, flags):
+            beside.seq_rm(seq)
+        return read > 0
+
+    def _beside(self, flags: int) -> Context | None:
+        """The context of which the same sequence's memory goes along."""
+        follower = self._follower
+        return None if follower is None or (flags and not follower.has_windows) else follower.kept
 
     def request_abort(self) -> None:
         """Make a running `decode` return `ABORTED` within one graph node, and every later one at once. Any thread."""

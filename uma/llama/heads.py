@@ -3,7 +3,7 @@
 They have a context of their own over the same weights, with the cells of these layers alone. After each batch of the
 model each computes the same tokens, together with the hidden row that the model gave to the token before each. What is
 copied and cut in the model's memory is copied and cut in theirs too, so they know every text that the model's cells
-hold, but for pictures and what came back from a snapshot: of these they know nothing, and guess worse.
+hold, but for pictures: of these they know nothing, and guess worse. A snapshot of a sequence has their cells, too.
 
 An assistant (Gemma 4's) is a model of its own that does the same, and reads the model's cells: it has none to be kept
 in step, and knows all that they hold.
@@ -78,6 +78,8 @@ class PredictionHeads(Closing):
             self.context = Context(target.model, params)
         else:
             self.context = Context(assistant, params, target)
+        self.kept = None if self.reads_cells else self.context
+        self.has_windows = target.model.shape.memory == "sliding-window"
         """What computes. Its sequences are the target's."""
         self._width = target.model.n_embedding
         self._batch = Batch(self.context.n_batch)
