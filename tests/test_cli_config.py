@@ -186,14 +186,18 @@ def test_the_table_of_models_names_each_with_its_figures(folder: Path, capsys: p
     assert str(folder) in said.err
 
 
-def test_models_says_what_to_do_without_a_folder_and_with_a_wrong_one(
+def test_a_folder_of_models_that_is_missing_is_told_wherever_models_are_looked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["models"]) == 0
     assert "set UMA_MODELS" in capsys.readouterr().err
     monkeypatch.setenv("UMA_MODELS", "/nowhere")
-    assert main(["models"]) == 2
-    assert capsys.readouterr().err == "uma: error: UMA_MODELS=/nowhere: there is no such folder\n"
+    told = "UMA_MODELS=/nowhere: there is no such folder; make it readable, or unset UMA_MODELS"
+    for command in (["models"], ["run"], ["embed", "a", "--local"]):
+        assert main(command) == 2
+        assert capsys.readouterr().err.endswith(f"uma: error: {told}\n")
+    assert main(["run", "--model", "some"]) == 2
+    assert "some: model not found, and no such file; UMA_MODELS=/nowhere: there is" in capsys.readouterr().err
 
 
 def test_an_unknown_variable_is_told_and_changes_nothing(

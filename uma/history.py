@@ -29,7 +29,7 @@ import attrs
 import orjson
 
 from uma import json_bytes
-from uma.errors import BadRequest, ConfigError, UmaError
+from uma.errors import BadRequest, ConfigError, UmaError, told
 from uma.prefix import common_size
 
 MAX_BYTES = 2**30
@@ -204,7 +204,7 @@ def _faults(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.Error, ValueError, TypeError, zlib.error) as error:
-        raise HistoryFault(f"the history {path}: {error}") from error
+        raise HistoryFault(f"the history {path}: {told(error)}") from error
 
 
 def _row(entry: HistoryEntry) -> tuple[Any, ...]:

@@ -289,8 +289,8 @@ def models(config: RuntimeConfig) -> Iterator[Check]:
     folder = places.models_folder(os.environ)
     where = f"in {folder}" if folder else "UMA_MODELS names no folder"
     todo = "; ".join(broken)
-    if folder is not None and (problem := places.problem_of(folder)):
-        todo = f"UMA_MODELS={folder}: {problem}; make it readable, or unset UMA_MODELS"
+    if problem := places.folder_problem(os.environ):
+        todo = f"{problem}; make it readable, or unset UMA_MODELS"
     names = ", ".join(model.name for model in found if model.problem is None)
     yield Check("models", f"{names} ({where})", todo)
 

@@ -113,6 +113,8 @@ def check_writable(path: Path) -> None:
         raise ChatFileError(f"{path}: is a directory; name a file in it, such as {path / 'chat.json'}")
     if not path.absolute().parent.is_dir():
         raise ChatFileError(f"{path}: cannot be written: No such file or directory")
+    if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+        raise ChatFileError(f"{path}: cannot be written: its folder can only be read")
     if path.exists():
         ChatHistory.load(path)  # a file of ours: it can be written again
 

@@ -7,6 +7,7 @@ import os
 import attrs
 
 from uma.config import ALL_MODELS, BUILTIN, Loaded, settings
+from uma.errors import ConfigError
 
 ABOUT_ONE = ("models", "alias", "mmproj", "lora", "draft", "protocol")
 """Settings that say which models are served, or that there is one."""
@@ -20,6 +21,16 @@ class Taken:
     """What `uma models` calls it."""
     setting: str
     """What the setting `model` is for it: its file, or `BUILTIN`."""
+
+
+def check_folder() -> None:
+    """Raise `ConfigError` where the folder that `UMA_MODELS` names cannot be read: its models would be missing in
+    silence.
+    """
+    from uma.models import places  # noqa: PLC0415  (slow to import, and not needed with a server)
+
+    if problem := places.folder_problem(os.environ):
+        raise ConfigError(f"{problem}; make it readable, or unset UMA_MODELS")
 
 
 def with_all(loaded: Loaded) -> Loaded:

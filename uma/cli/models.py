@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from uma.cli import say, words
+from uma.cli.default_model import check_folder
 from uma.cli.memory import fits, memory_bytes
 from uma.cli.sanitize import json_text
 from uma.cli.table import print_table, print_wrapped
-from uma.errors import ConfigError
 from uma.models import catalog, places
 from uma.models.catalog import ModelFile
 
@@ -26,8 +26,7 @@ SPARE = ("from", "kind", "parameters", "quantization", "context")
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     folder = places.models_folder(os.environ)
-    if folder is not None and (problem := places.problem_of(folder)):
-        raise ConfigError(f"UMA_MODELS={folder}: {problem}")
+    check_folder()
     models, memory = catalog.available(os.environ), memory_bytes()
     if options.json:
         print(json_text([as_json(model, memory) for model in models], indent=2))

@@ -11,7 +11,7 @@ import attrs
 
 from uma import posix
 from uma.cli import say, words
-from uma.cli.default_model import with_all
+from uma.cli.default_model import check_folder, with_all
 from uma.cli.options import load_settings
 from uma.cli.sanitize import sanitize_line
 from uma.cli.source import shown_progress
@@ -25,7 +25,10 @@ from uma.types import LoadProgress, ServerInfo
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
-    loaded = _unloadable(with_all(load_settings(options)))
+    loaded = load_settings(options)
+    if loaded.origins["model"] == "default":
+        check_folder()
+    loaded = _unloadable(with_all(loaded))
     try:
         return _serve(loaded)
     finally:

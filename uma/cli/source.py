@@ -19,7 +19,7 @@ import attrs
 import trio
 
 from uma.cli import words
-from uma.cli.default_model import default_model
+from uma.cli.default_model import check_folder, default_model
 from uma.cli.options import SAMPLING
 from uma.cli.say import passing
 from uma.cli.trio_run import Interrupts
@@ -139,6 +139,7 @@ async def _without_server(loaded: Loaded, say: Callable[[str], None]) -> Runtime
     if loaded.origins["model"] != "default":
         say(f"{none}: loading {_named(loaded)} here")
         return loaded.config
+    check_folder()
     taken = await trio.to_thread.run_sync(default_model, loaded)
     say(f"{none}: loading {_words(taken.name)} here, as `uma run` would")
     return attrs.evolve(loaded.config, model=taken.setting)

@@ -19,7 +19,7 @@ from uma.llama import header
 from uma.llama.builtin import builtin_path
 from uma.llama.header import Header, file_type_name
 from uma.models.names import NONE_HERE, meant, nearest_model, several_words
-from uma.models.places import OLLAMA, UMA_MODELS, Found, find, quantization_of
+from uma.models.places import OLLAMA, UMA_MODELS, Found, find, folder_problem, quantization_of
 from uma.models.projectors import Projectors, sees
 from uma.types import EMBEDDINGS, RERANKER
 
@@ -104,7 +104,8 @@ def named(model: str, environ: Mapping[str, str], others: Iterable[str] = ()) ->
     if matching:
         raise ModelError(f"{model}: {several_words(sorted(shown[match] for match in matching))}")
     near = nearest_model(model, (*shown.values(), *(model_found.name for model_found in found), BUILTIN, *others))
-    hint = near or "; `uma models` tells what is here, `uma pull` gets others"
+    problem = folder_problem(environ)
+    hint = f"; {problem}" if problem else near or "; `uma models` tells what is here, `uma pull` gets others"
     raise ModelError(f"{model}: {NONE_HERE}, and no such file{hint}")
 
 

@@ -59,17 +59,20 @@ def models_folder(environ: Mapping[str, str]) -> Path | None:
     return Path(environ["UMA_MODELS"]).expanduser() if environ.get("UMA_MODELS") else None
 
 
-def problem_of(folder: Path) -> str:
-    """Why a folder that was named cannot be read; empty where it can."""
+def folder_problem(environ: Mapping[str, str]) -> str:
+    """Why the folder that `UMA_MODELS` names cannot be read; empty where it can, or where none is named."""
+    if (folder := models_folder(environ)) is None:
+        return ""
     try:
         with os.scandir(folder):
             return ""
     except NotADirectoryError:
-        return "is no folder"
+        problem = "is no folder"
     except FileNotFoundError:
-        return "there is no such folder"
+        problem = "there is no such folder"
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
+        problem = f"cannot be read: {error.strerror}"
+    return f"UMA_MODELS={folder}: {problem}"
 
 
 def hub_cache(environ: Mapping[str, str]) -> Path | None:
