@@ -120,12 +120,11 @@ PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple),
 @given(PATHS, st.integers(0, 2**32 - 1))
 def test_rows_tell_options_apart_as_the_whole_tree_of_texts_does(paths: list[labels.Path], seed: int) -> None:
     spellings = [[path] for path in paths]
-    rows, random = labels.rows_of(spellings), np.random.default_rng(seed)
-    read = {
-        row.path: dict(zip(row.tokens, np.log(random.dirichlet([1.0] * len(row.tokens))), strict=True)) for row in rows
-    }
-    assert rows[0].path == ()
-    found = labels.logprobs_of(spellings, read)
+    ends, random = [7, 8], np.random.default_rng(seed)
+    rows = labels.rows_of(spellings, ends)
+    read = {path: dict(zip(row, np.log(random.dirichlet([1.0] * len(row))), strict=True)) for path, row in rows}
+    assert rows[0][0] == ()
+    found = labels.logprobs_of(spellings, read, ends)
     assert math.fsum(map(math.exp, found)) == pytest.approx(1)  # each walk from the root ends as one of the texts
     assert labels.log_sum(found) == pytest.approx(0, abs=1e-9)
     assert labels.softmax(found) == pytest.approx([math.exp(each) for each in found])

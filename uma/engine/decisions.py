@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 
 import attrs
@@ -24,17 +24,13 @@ from uma.engine.intake.gate import Gate
 from uma.engine.intake.prompt import PromptReader
 from uma.engine.policy import labels
 from uma.engine.reproducible import ReproducibleContext
-from uma.engine.submission import LabelPrompt, Prepared, Submission
+from uma.engine.submission import Prepared, Submission
 from uma.engine.worker.choice import LabelRead, SharedStart
-from uma.llama.vocab import Vocab
 from uma.metrics import EngineMetrics
 from uma.types import Decision, DecisionRequest, Decisions, Request, SamplingParams, Usage
 
 MAX_AT_ONCE = 64
 """Maximum prompts of one decision that are queued at once: hundreds would fill the queue for all others."""
-
-
-_Row = tuple[labels.AskedPrompt, labels.LabelRow, LabelPrompt]
 
 
 @attrs.frozen(eq=False)
@@ -46,7 +42,8 @@ class DecisionService:
     _requests: Submission
     _gate: Gate
     _isolated: ReproducibleContext
-    _vocab: Vocab
+    _ends: Sequence[int]
+    """Tokens that can end a turn."""
     _metrics: EngineMetrics
     _max_active: int
     _check_open: Callable[[], None]
@@ -57,30 +54,25 @@ class DecisionService:
         self._gate.check_queue(request.priority)
         prompts = await self._reader.read(request)
         start = SharedStart(prompts.border) if request.reproducible else None
-        rows = [
-            self._row(prompts, asked, row, start) for asked in prompts.asked for row in labels.rows_of(asked.spellings)
-        ]
-        reads = [prompt for _, _, prompt in rows]
-        longest = max(len(prompt.tokens) for prompt in reads)
+        rows = {
+            (asked, path): LabelRead(
+                prompts.state + asked.tokens + array("i", path), np.array(tokens, np.intp), start=start
+            )
+            for asked in prompts.asked
+            for path, tokens in labels.rows_of(asked.spellings, self._ends)
+        }
+        reads = rows.values()
+        longest = max(len(read.prompt) for read in reads)
         self._prompts.check_fits(longest)
         if request.reproducible:
             await self._isolated.ready_for(longest)
         await self._read(request, prompts, reads, longest + 1)
-        cached = sum(prompt.read.cached_tokens for prompt in reads)
-        prompt_tokens = sum(len(prompt.tokens) for prompt in reads)
+        cached = sum(read.cached_tokens for read in reads)
+        prompt_tokens = sum(len(read.prompt) for read in reads)
         return Decisions(request.id, tuple(self._decided(request, rows)), Usage(prompt_tokens, cached, 0))
 
-    def _row(
-        self, prompts: DecisionPrompts, asked: labels.AskedPrompt, row: labels.LabelRow, start: SharedStart | None
-    ) -> _Row:
-        tokens = prompts.state + asked.tokens + array("i", row.path)
-        wanted = [token for token in row.tokens if token != labels.END]
-        if len(wanted) < len(row.tokens):
-            wanted += self._vocab.eog_ids.tolist()
-        return asked, row, LabelPrompt(tokens, LabelRead(np.array(wanted, np.intp), start=start))
-
     async def _read(
-        self, request: DecisionRequest, prompts: DecisionPrompts, reads: Iterable[LabelPrompt], most_tokens: int
+        self, request: DecisionRequest, prompts: DecisionPrompts, reads: Iterable[LabelRead], most_tokens: int
     ) -> None:
         """Read all rows, as many at once as can run."""
         left = iter(reads)
@@ -89,12 +81,12 @@ class DecisionService:
             self._check_open()
             self._metrics.requests_total += 1
             asked = _request(request, len(window))
-            self._gate.check_deadline(asked, len(window[0].tokens))
+            self._gate.check_deadline(asked, len(window[0].prompt))
             stream = self._requests.submit(
                 Prepared(
                     asked,
                     asked,
-                    window[0].tokens,
+                    window[0].prompt,
                     most_tokens=most_tokens,
                     adapters=self._adapters.asked(request.model),
                     message_ends=(prompts.border,),
@@ -108,20 +100,22 @@ class DecisionService:
             finally:
                 stream.abandon()
 
-    def _decided(self, request: DecisionRequest, rows: Iterable[_Row]) -> Iterable[Decision]:
+    def _decided(
+        self, request: DecisionRequest, rows: Mapping[tuple[labels.AskedPrompt, labels.Path], LabelRead]
+    ) -> Iterable[Decision]:
         of_prompt: dict[labels.AskedPrompt, dict[labels.Path, dict[int, float]]] = {}
-        for asked, row, prompt in rows:
-            of_prompt.setdefault(asked, {})[row.path] = labels.by_token(row, prompt.read.logprobs)
+        for (asked, path), read in rows.items():
+            of_prompt.setdefault(asked, {})[path] = dict(zip(read.tokens.tolist(), read.logprobs, strict=True))
         of_question: list[list[tuple[list[float], float]]] = [[] for _ in request.questions]
-        for asked, read in of_prompt.items():
-            placed = labels.logprobs_of(asked.spellings, read)
-            found = labels.by_option(labels.softmax(placed, request.temperature * asked.temperature), asked.order)
-            of_question[asked.question].append((found, min(1.0, math.exp(labels.log_sum(placed)))))
+        for asked, found in of_prompt.items():
+            placed = labels.logprobs_of(asked.spellings, found, self._ends)
+            shares = labels.by_option(labels.softmax(placed, request.temperature * asked.temperature), asked.order)
+            of_question[asked.question].append((shares, min(1.0, math.exp(labels.log_sum(placed)))))
         for question, orders in zip(request.questions, of_question, strict=True):
             mass = sum(known for _, known in orders) / len(orders)
             yield Decision(
                 question.kind,
-                labels.mean([found for found, _ in orders]),
+                labels.mean([shares for shares, _ in orders]),
                 mass,
                 is_refused=mass < request.min_label_mass,
                 name=question.name,

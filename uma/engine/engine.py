@@ -155,18 +155,12 @@ class Engine:
             self._metrics,
         )
         self._decisions = DecisionService(
-            DecisionReader(
-                context.model,
-                self._prompts,
-                self._chat,
-                self._pictures,
-                self._with_files,
-            ),
+            DecisionReader(context.model, self._prompts, self._chat, self._pictures, self._with_files),
             self._prompts,
             self._requests,
             self._gate,
             self._isolated,
-            context.model.vocab,
+            context.model.vocab.eog_ids.tolist(),
             self._metrics,
             max_active,
             self._check_open,

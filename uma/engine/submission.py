@@ -40,14 +40,6 @@ MAX_EXPLAINED = 1_000
 
 
 @attrs.frozen(eq=False)
-class LabelPrompt:
-    """A prompt, and what is read of the row behind it."""
-
-    tokens: array[int]
-    read: LabelRead
-
-
-@attrs.frozen(eq=False)
 class Prepared:
     """A request that was checked and admitted, with all that was made of its fields."""
 
@@ -77,8 +69,8 @@ class Prepared:
     left_out: LeftOut = LeftOut()
     spent_ms: Mapping[str, float] = attrs.field(factory=dict)
     """What its time went to until now (`types.CAUSES`)."""
-    labels: tuple[LabelPrompt, ...] = ()
-    """A prompt for each of its answers, whose labels are read; else all have the same prompt."""
+    labels: tuple[LabelRead, ...] = ()
+    """What is read for each of its answers, which have a prompt each then; else all have the same."""
 
 
 class Preparing:
@@ -226,7 +218,7 @@ class Submission:
         """The sequence of one answer. The first has the request's own state, each other a copy of it."""
         request, tokens, grammar, is_first = prepared.request, prepared.tokens, prepared.grammar, index == 0
         labels = prepared.labels[index] if prepared.labels else None
-        tokens = tokens if labels is None else labels.tokens
+        tokens = tokens if labels is None else labels.prompt
         adapters, adapted_from = prepared.adapters.placed(tokens)
         sampling = request.sampling
         most, cut = self._most_tokens(request.sampling.max_tokens, prepared.most_tokens - len(tokens))
@@ -263,7 +255,7 @@ class Submission:
                 forced=list(prepared.forced),
                 bias=prepared.bias,
                 bounds_thinking=prepared.bounds_thinking,
-                labels=None if labels is None else labels.read,
+                labels=labels,
             ),
             answer=AnswerBuffer(TextStream(sampling.stop), prepared.spellings),
             is_paced=self._is_paced(request),

@@ -9,27 +9,19 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
 Path = tuple[int, ...]
 Spellings = Sequence[Sequence[Path]]
 """Spellings of each option."""
-END = -1
-"""The end of the turn, whichever token that is, among the tokens of a row."""
 
 
-@attrs.frozen
-class LabelRow:
-    """What is read behind a prompt and `path`: log probabilities of `tokens`."""
-
-    path: Path
-    tokens: tuple[int, ...]
-
-
-def rows_of(spellings: Spellings) -> list[LabelRow]:
-    """Rows that tell the options apart, the prompt's own first, and each behind those that it follows."""
+def rows_of(spellings: Spellings, ends: Iterable[int]) -> list[tuple[Path, list[int]]]:
+    """Rows that tell the options apart, the prompt's own first, and each behind those that it follows: the path that
+    it is read behind, and the tokens that are read of it. `ends` are those that can end the turn.
+    """
     every = [spelling for option in spellings for spelling in option]
     following: dict[Path, dict[int, None]] = {}
     for spelling in every:
@@ -37,15 +29,8 @@ def rows_of(spellings: Spellings) -> list[LabelRow]:
             following.setdefault(spelling[:at], {})[token] = None
     for spelling in every:
         if spelling in following:
-            following[spelling][END] = None
-    return [LabelRow(path, tuple(tokens)) for path, tokens in sorted(following.items(), key=lambda row: len(row[0]))]
-
-
-def by_token(row: LabelRow, values: Sequence[float]) -> dict[int, float]:
-    """Log probabilities of a row's tokens, of which the end, where there is one, is last and has all values left."""
-    size = len(row.tokens) - (row.tokens[-1] == END)
-    rest = {END: log_sum(values[size:])} if size < len(row.tokens) else {}
-    return dict(zip(row.tokens[:size], values[:size], strict=True)) | rest
+            following[spelling].update(dict.fromkeys(ends))
+    return [(path, list(tokens)) for path, tokens in sorted(following.items(), key=lambda row: len(row[0]))]
 
 
 def is_distinct(spellings: Spellings) -> bool:
@@ -54,14 +39,14 @@ def is_distinct(spellings: Spellings) -> bool:
     return all(every) and len(set(every)) == len(every)
 
 
-def logprobs_of(spellings: Spellings, read: Mapping[Path, Mapping[int, float]]) -> list[float]:
-    """Log probability of each option: the sum over its spellings, of the product along each."""
+def logprobs_of(spellings: Spellings, read: Mapping[Path, Mapping[int, float]], ends: Iterable[int]) -> list[float]:
+    """Log probability of each option: the sum over its spellings, of the product along each. See `rows_of`."""
 
     def along(spelling: Path) -> Iterator[float]:
         for at, token in enumerate(spelling):
             yield read[spelling[:at]][token]
         if spelling in read:
-            yield read[spelling][END]
+            yield log_sum([read[spelling][end] for end in ends])
 
     return [log_sum([math.fsum(along(spelling)) for spelling in set(option)]) for option in spellings]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 
 import attrs
@@ -30,7 +31,9 @@ class SharedStart:
 class LabelRead:
     """Log probabilities that are read of a prompt's last row, instead of a choice: nothing is written behind it."""
 
+    prompt: array[int]
     tokens: npt.NDArray[np.intp]
+    """Tokens that are read of the row."""
     logprobs: list[float] = attrs.field(factory=list)
     """Log probability of each, once the row is computed."""
     cached_tokens: int = 0
