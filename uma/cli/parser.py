@@ -16,14 +16,14 @@ from typing import Any, NoReturn
 
 import attrs
 
-from uma.cli import decide_questions, say
+from uma.cli import say
 from uma.cli.agents import AGENTS
 from uma.cli.answer_options import add_answer
 from uma.cli.options import DYNAMO_PLANES, GATEWAY, SAMPLING, add_sampling, add_settings, plane_variable
 from uma.cli.sanitize import sanitize
 from uma.cli.table import wrapped
 from uma.config import SERVER_ONLY, nearest, settings
-from uma.types import MAX_PAUSE_SEC, MAX_TRACE_SEC
+from uma.types import MAX_PAUSE_SEC, MAX_TRACE_SEC, DecisionQuestion, Option
 from uma.types.decision import QuestionKind
 from uma.version import __version__
 
@@ -303,13 +303,28 @@ def _describe_decide(parser: argparse.ArgumentParser) -> None:
             metavar=metavar,
             dest="questions",
             action="append",
-            type=partial(decide_questions.question, kind),
+            type=partial(_question, kind),
             help=f"{what}; can be given several times (default: none)",
         )
     _flag(parser, "--table", "a row for each text instead of JSON: the likeliest answers, and how likely they are")
     _flag(parser, "--reproducible", "the same probabilities to the last bit, whatever else runs")
     _add_priority(parser)
     _add_source(parser)
+
+
+def _question(kind: QuestionKind, text: str) -> DecisionQuestion:
+    """What an option asks: `Is it spam?`, `topic=a,b,c`, or `How urgent?=1..5` or with names of levels."""
+    asked, _, given = (text, "", "") if kind == "predicate" else text.rpartition("=")
+    if not asked:
+        raise argparse.ArgumentTypeError("expected a question, then = and its options: topic=a,b")
+    first, dots, last = given.partition("..")
+    names = given.split(",") if kind != "predicate" else []
+    if kind == "score" and dots and first.isdecimal() and last.isdecimal():
+        names = list(map(str, range(int(first), min(int(last), int(first) + 99) + 1)))
+    try:
+        return DecisionQuestion(kind, asked, tuple(map(Option, names)), asked)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _describe_batch(parser: argparse.ArgumentParser) -> None:

@@ -210,7 +210,8 @@ class Client:
             with errors_moved(middle):
                 return joined_ranking(begun, await self.rerank(second), middle, request.top_n)
         assert isinstance(answer, RerankEvent)
-        return attrs.evolve(answer.result, id=request.id)
+        ranking: Ranking = carried(answer)
+        return attrs.evolve(ranking, id=request.id)
 
     async def decide(self, request: DecisionRequest) -> Decisions:
         """See `Source.decide`. Raises `BadRequest` where the server is too old to know the question, too."""
@@ -218,7 +219,8 @@ class Client:
         sent = attrs.evolve(request, id=id, metadata=with_span(request.metadata))
         answer = await self._ask_whole(id, DecideQuery(sent, self._sender()))
         assert isinstance(answer, DecideEvent)
-        return attrs.evolve(answer.result, id=request.id)
+        decisions: Decisions = carried(answer)
+        return attrs.evolve(decisions, id=request.id)
 
     async def _ask_whole(self, id: str, query: WholeQuery) -> QueryAnswer:
         """Ask, and cancel where the caller leaves before the answer."""

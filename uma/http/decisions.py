@@ -59,11 +59,8 @@ class Decides:
             abilities.decisions(reader.able)
             http.names.update(names)
             own = {name: value for name in _OWN if (value := getattr(body, name)) is not None}
-            try:
-                lane, model = lane_alone(body.priority, http), reader.adapted_model
-                return DecisionRequest(http.id, state, questions, priority=lane, model=model, **own), form
-            except ValueError as error:
-                raise BadRequest.of(error) from None
+            lane, model = lane_alone(body.priority, http), reader.adapted_model
+            return DecisionRequest(http.id, state, questions, priority=lane, model=model, **own), form
 
         request, form = await http.built(begin)
         found = await gateway.compute(http, request, gateway.source.decide, lambda found: found.read_tokens)
@@ -76,6 +73,14 @@ def made(cls: Callable[..., T], path: str, *args: Any) -> T:
         return cls(*args)
     except ValueError as error:
         raise BadRequest.at(path, str(error).partition(": ")[2]) from None
+
+
+def one_of(question: Any, kinds: Mapping[str, T], path: str) -> T:
+    """What `kinds` has for the type of the question that the body has at `path`. Raises `BadRequest`."""
+    kind = question.get("type") if isinstance(question, dict) else None
+    if not isinstance(kind, str) or kind not in kinds:
+        raise BadRequest.at(f"{path}.type", f"expected one of {', '.join(kinds)}, not {show(kind)}")
+    return kinds[kind]
 
 
 def diagnostics(decision: Decision) -> dict[str, Any]:
@@ -136,12 +141,10 @@ def _read(body: DecisionsBody, reader: Reader) -> Asked:
 
 
 def _asked(fields: dict[str, Any], path: str, reader: Reader) -> _Question:
-    kind = fields.get("type")
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise BadRequest.at(f"{path}.type", f"expected one of {', '.join(_KINDS)}, not {show(kind)}")
+    kind = one_of(fields, _KINDS, path)
     if "name" in fields and fields["name"] is None:
         raise BadRequest.at(f"{path}.name", "expected a string, not null; leave it out")
-    found = reader.part(fields, _KINDS[kind], path)
+    found = reader.part(fields, kind, path)
     if isinstance(found, _Choice):
         seen = set[tuple[type, Any]]()
         for at, each in enumerate(found.choices):

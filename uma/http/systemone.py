@@ -11,7 +11,7 @@ import attrs
 from uma import json_text
 from uma.constraints import show
 from uma.errors import BadRequest
-from uma.http.decisions import Asked, Decides, DecisionFields, diagnostics, made
+from uma.http.decisions import Asked, Decides, DecisionFields, diagnostics, made, one_of
 from uma.http.problem import Unimplemented, Unsupported
 from uma.http.reader import Reader, checked_text
 from uma.types import MAX_QUESTIONS, Decision, DecisionQuestion, Decisions, Message, Option
@@ -56,21 +56,19 @@ def _read(body: SystemOneBody, reader: Reader) -> Asked:
 
 
 def _question(name: str, given: Any, path: str, reader: Reader) -> DecisionQuestion:
-    kind = given.get("type") if isinstance(given, dict) else None
-    if kind == "box":
+    if isinstance(given, dict) and given.get("type") == "box":
         why = "places in pictures are not supported by language models; ask noul, choice or score"
         raise Unimplemented.at(f"{path}.type", why)
-    if kind not in _KINDS:
-        raise BadRequest.at(f"{path}.type", f"expected one of {', '.join(_KINDS)}, not {show(kind)}")
+    kind = one_of(given, _KINDS, path)
     asked = reader.part(given, _NamedQuestion, path)
     instructions = "" if asked.instructions is None else _text(asked.instructions, f"{path}.instructions")
     place = f"{path}.criteria"
-    return made(DecisionQuestion, place, _KINDS[kind], instructions, tuple(_options(kind, asked, place, reader)), name)
+    return made(DecisionQuestion, place, kind, instructions, tuple(_options(kind, asked, place, reader)), name)
 
 
 def _options(kind: str, asked: _NamedQuestion, path: str, reader: Reader) -> Sequence[Option]:
     criteria = asked.criteria
-    if kind == "noul":
+    if kind == "predicate":
         if criteria is None:
             if asked.instructions is None:
                 raise BadRequest.at(path, "is required where there are no instructions")

@@ -45,6 +45,7 @@ from uma.protocol.messages import (
     TraceQuery,
     UnknownEvent,
     UnloadQuery,
+    WholeQuery,
 )
 from uma.protocol.wire import (
     COMMANDS,
@@ -87,6 +88,11 @@ _KINDS: Mapping[type[ClientMessage], str] = {
     HealthQuery: "health",
 }
 _PLAIN: Mapping[str, Callable[..., ClientMessage]] = {kind: cls for cls, kind in _KINDS.items()}
+_WHOLE: Mapping[str, tuple[type[Any], type[WholeQuery]]] = {
+    "embed": (EmbedRequest, EmbedQuery),
+    "rerank": (RerankRequest, RerankQuery),
+    "decide": (DecisionRequest, DecideQuery),
+}
 _HELP = "a cancel is {'event': 'cancel', 'id': ...}"
 
 
@@ -132,15 +138,8 @@ def message_of(
         fields = _own_fields(flat)
         pieces = fields.pop("pieces")
         return TokenizeQuery(_request(**fields), pieces, warnings)
-    if kind == "embed":
-        return _embed(flat, warnings)
-    if kind == "rerank":
-        with already_checked():
-            fields = _own_fields(flat)
-            sender = fields.pop("sender")
-            return RerankQuery(RerankRequest(**fields), sender, warnings)
-    if kind == "decide":
-        return _decide(flat, warnings)
+    if kind in _WHOLE:
+        return _whole(flat, *_WHOLE[kind], warnings)
     return _PLAIN[kind](**_own_fields(flat), warnings=warnings)
 
 
@@ -323,23 +322,15 @@ def _generate(flat: Any, warnings: tuple[str, ...]) -> Generate:
     return Generate(_request(**fields, sampling=sampling), keep_alive, sender, warnings)
 
 
-def _embed(flat: Any, warnings: tuple[str, ...]) -> EmbedQuery:
+def _whole(
+    flat: Any, request: Callable[..., Any], query: Callable[..., WholeQuery], warnings: tuple[str, ...]
+) -> WholeQuery:
     fields = _own_fields(flat)
-    encoding, sender = fields.pop("encoding"), fields.pop("sender")
+    beside = {name: fields.pop(name) for name in ("encoding", "sender") if name in fields}
     try:
         with already_checked():
-            return EmbedQuery(EmbedRequest(**fields), encoding, sender, warnings)
-    except ValueError as error:  # neither texts nor token_ids, or both
-        raise BadRequest.of(error) from None
-
-
-def _decide(flat: Any, warnings: tuple[str, ...]) -> DecideQuery:
-    fields = _own_fields(flat)
-    sender = fields.pop("sender")
-    try:
-        with already_checked():
-            return DecideQuery(DecisionRequest(**fields), sender, warnings)
-    except ValueError as error:  # too many questions in all of their orders
+            return query(request(**fields), **beside, warnings=warnings)
+    except ValueError as error:  # neither texts nor token_ids, or both; too many questions in all of their orders
         raise BadRequest.of(error) from None
 
 
@@ -362,13 +353,10 @@ def _message_fields(message: ClientMessage) -> dict[str, Any]:
             return {"type": "tokenize"} | {name: request[name] for name in TOKENIZE_FIELDS if name in request} | pieces
         keep_alive = {"keep_alive": True} if message.keep_alive else {}
         return request | unstructure(message.request.sampling) | keep_alive | _sender(message.sender)
-    if isinstance(message, EmbedQuery):
-        fields = {"type": "embed", **unstructure(message.request), "encoding": message.encoding}
-        return fields | _sender(message.sender)
-    if isinstance(message, RerankQuery):
-        return {"type": "rerank", **unstructure(message.request)} | _sender(message.sender)
-    if isinstance(message, DecideQuery):
-        return {"type": "decide", **unstructure(message.request)} | _sender(message.sender)
+    if isinstance(message, WholeQuery):
+        kind = next(kind for kind, (_, query) in _WHOLE.items() if isinstance(message, query))
+        encoding = {"encoding": message.encoding} if isinstance(message, EmbedQuery) else {}
+        return {"type": kind, **unstructure(message.request)} | encoding | _sender(message.sender)
     kind = _KINDS[type(message)]
     fields = unstructure(message)
     fields.pop("warnings", None)

@@ -19,7 +19,6 @@ from uma.types import (
     MAX_TRACE_SEC,
     Activity,
     Capabilities,
-    Decision,
     DecisionRequest,
     Decisions,
     Embeddings,
@@ -33,7 +32,6 @@ from uma.types import (
     ModelInfo,
     ModelName,
     Prompt,
-    Ranked,
     Ranking,
     ReasoningDelta,
     Request,
@@ -42,7 +40,6 @@ from uma.types import (
     Token,
     Tokenized,
     ToolCallDelta,
-    Usage,
 )
 
 S = TypeVar("S", str, bytes)
@@ -558,40 +555,23 @@ def _vector(written: str | list[float] | None) -> array[float] | None:
 
 
 @attrs.frozen
-class RerankEvent:
-    """The answer to `RerankQuery`: documents, the best first."""
+class RerankEvent(Ranking):
+    """The answer to `RerankQuery`."""
 
-    id: str
-    results: tuple[Ranked, ...]
-    prompt_tokens: int
-    """Tokens of all pairs of query and document."""
     warnings: tuple[str, ...] = ()
     metadata: dict[str, Any] | None = None
     reason: Literal["stop", "cancelled"] = "stop"
     """`cancelled`: at the client's wish, without a result."""
-
-    @property
-    def result(self) -> Ranking:
-        """The event as `uma.types` has it."""
-        return Ranking(self.id, self.results, self.prompt_tokens)
 
 
 @attrs.frozen
-class DecideEvent:
-    """The answer to `DecideQuery`: a decision for each question, in their order."""
+class DecideEvent(Decisions):
+    """The answer to `DecideQuery`."""
 
-    id: str
-    answers: tuple[Decision, ...]
-    usage: Usage
     warnings: tuple[str, ...] = ()
     metadata: dict[str, Any] | None = None
     reason: Literal["stop", "cancelled"] = "stop"
     """`cancelled`: at the client's wish, without a result."""
-
-    @property
-    def result(self) -> Decisions:
-        """The event as `uma.types` has it."""
-        return Decisions(self.id, self.answers, self.usage)
 
 
 @attrs.frozen

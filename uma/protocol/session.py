@@ -424,7 +424,8 @@ class ServerSession:
             case EmbedQuery(), Embeddings():
                 return self.answer_embed(query, result, written_embeddings(result, query.encoding))
             case RerankQuery() | DecideQuery(), Ranking() | Decisions():
-                event = _whole_event(query, result)
+                cls: type[Any] = RerankEvent if isinstance(result, Ranking) else DecideEvent
+                event = told_as(cls, result, warnings=query.warnings, metadata=query.request.metadata)
             case ActivityQuery(), Activity():
                 event = told_as(ActivityEvent, result, id=query.id, warnings=query.warnings)
             case ExplainQuery(), Explained():
@@ -674,13 +675,6 @@ def _exchange(message: Generate | Query) -> RequestExchange:
         can_cancel=True,
         can_think=True,
     )
-
-
-def _whole_event(query: RerankQuery | DecideQuery, result: Ranking | Decisions) -> RerankEvent | DecideEvent:
-    warnings, metadata = query.warnings, query.request.metadata
-    if isinstance(result, Ranking):
-        return RerankEvent(result.id, result.results, result.prompt_tokens, warnings, metadata)
-    return DecideEvent(result.id, result.answers, result.usage, warnings, metadata)
 
 
 def _error_event(error: UmaError, id: str | None, metadata: dict[str, Any] | None = None) -> ErrorEvent:
