@@ -6,6 +6,7 @@ that mypy checks each system's own part.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import signal
@@ -19,6 +20,15 @@ with suppress(ImportError):  # Windows
 LIBC = "msvcrt" if sys.platform == "win32" else None
 """The C library's name for `ctypes`."""
 HAS_UNIX_SOCKETS = hasattr(socket, "AF_UNIX")
+
+_PR_SET_PDEATHSIG = 1
+"""Option of Linux's `prctl`: the signal that a process gets when the thread that has started it ends."""
+
+
+def end_with_parent() -> None:
+    """Have Linux kill this process when its parent ends, also where it is stopped then (SIGSTOP)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def user_id() -> int:

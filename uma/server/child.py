@@ -5,11 +5,9 @@ It ends with the supervisor: when that is killed, at once.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
-import signal
 import socket
 import sys
 from functools import partial
@@ -24,16 +22,13 @@ from uma.server.main import run_server
 from uma.server.server import SilentServer
 from uma.types import LoadProgress
 
-PR_SET_PDEATHSIG = 1
-"""Option of Linux's `prctl`: the signal that a process gets when its parent ends."""
-
 
 def main() -> None:
     """The process, from its first line to its last."""
     sock, watched = socket.socket(fileno=os.dup(0)), os.dup(0)
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)  # what this process starts must not hold the socket open
-    _end_with_parent(watched)
+    _end_with_peer(watched)
     config = RuntimeConfig(**json.loads(sys.argv[1]))
     sys.exit(run_server(config, make_server=partial(_OneSession, sock), log_fields={"model": sys.argv[2]}))
 
@@ -55,12 +50,10 @@ class _OneSession(SilentServer):
         self._admit(self._sock, nursery)
 
 
-def _end_with_parent(fd: int) -> None:
-    """End this process when the other end of this socket is closed, whatever runs here: also by a thread, for systems
-    without Linux's signal, and for a parent that has ended before it was asked for.
+def _end_with_peer(fd: int) -> None:
+    """End this process when the other end of this socket is closed, whatever runs here: for systems without the signal
+    of `posix.end_with_parent`, and for a parent that had ended before that was asked for.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     Thread(target=_watch, args=(fd,), name="uma-parent", daemon=True).start()
 
 

@@ -41,7 +41,11 @@ FILES_BYTES = 4 * (MAX_REQUEST_BYTES // 3 + MAX_MEDIA)
 MAX_FRAME_BYTES = 2**31 - 1
 """The longest frame that can be configured."""
 
-_PROGRAM = "import sys; sys.path = {path!r}; from uma.server.child import main; main()"
+_PROGRAM = (
+    # Before the imports that take long: a process that is stopped (SIGSTOP) during these ends with its parent, too.
+    "import sys; sys.path = {path!r}; from uma import posix; posix.end_with_parent(); "
+    "from uma.server.child import main; main()"
+)
 
 
 def child_config(config: RuntimeConfig, path: str, budget_bytes: int) -> RuntimeConfig:
