@@ -13,11 +13,12 @@ from http_server import Answered
 
 from uma.types import Message, Tool
 
-DialectName = Literal["openai", "anthropic", "ollama"]
+DialectName = Literal["openai", "anthropic", "ollama", "responses"]
 PATHS: dict[DialectName, str] = {
     "openai": "/v1/chat/completions",
     "anthropic": "/v1/messages",
     "ollama": "/api/chat",
+    "responses": "/v1/responses",
 }
 
 
@@ -44,6 +45,8 @@ class Cell:
 
     def fits(self, dialect: DialectName) -> bool:
         """Whether the dialect has words for all of it."""
+        if dialect == "responses":
+            return not self.stop
         return dialect != "ollama" or self.choice in (None, "auto")
 
 
@@ -60,17 +63,19 @@ class Said:
 
 def body_of(dialect: DialectName, cell: Cell, *, stream: bool) -> dict[str, Any]:
     """The request's body."""
-    made = {"openai": _openai, "anthropic": _anthropic, "ollama": _ollama}[dialect](cell)
+    made = {"openai": _openai, "anthropic": _anthropic, "ollama": _ollama, "responses": _responses}[dialect](cell)
     return made | {"model": "zoo", "stream": stream}
 
 
 def said(dialect: DialectName, answered: Answered, *, stream: bool) -> Said:
     """The answer, which must be one."""
     if not stream:
-        return {"openai": _openai_said, "anthropic": _anthropic_said, "ollama": _ollama_said}[dialect](answered.json)
+        whole = {"openai": _openai_said, "anthropic": _anthropic_said, "ollama": _ollama_said}
+        return (whole | {"responses": _response_said})[dialect](answered.json)
     if dialect == "ollama":
         return _ollama_streamed([json.loads(line) for line in answered.body.splitlines() if line.strip()])
-    return (_openai_streamed if dialect == "openai" else _anthropic_streamed)(list(_events(answered.body)))
+    streamed = {"openai": _openai_streamed, "anthropic": _anthropic_streamed, "responses": _response_streamed}
+    return streamed[dialect](list(_events(answered.body)))
 
 
 def _openai(cell: Cell) -> dict[str, Any]:
@@ -88,6 +93,35 @@ def _openai(cell: Cell) -> dict[str, Any]:
     if cell.thinks is not None:
         body["chat_template_kwargs"] = {"enable_thinking": cell.thinks}
     return body
+
+
+def _responses(cell: Cell) -> dict[str, Any]:
+    body = _openai(cell)
+    body |= {"input": [item for each in body.pop("messages") for item in _items(each)]}
+    body |= {"max_output_tokens": body.pop("max_tokens")}
+    if cell.tools:
+        body["tools"] = [{"type": "function", **each["function"]} for each in body["tools"]]
+        if isinstance(body["tool_choice"], dict):
+            body["tool_choice"] = {"type": "function", "name": cell.choice}
+    if cell.has_schema:
+        schema = body.pop("response_format")["json_schema"]
+        body["text"] = {"format": {"type": "json_schema", **schema}}
+    if body.pop("chat_template_kwargs", None):
+        body["reasoning"] = {"effort": "medium" if cell.thinks else "none"}
+    return body
+
+
+def _items(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A message of chat completions as items of a response's input."""
+    if message["role"] == "tool":
+        yield {"type": "function_call_output", "call_id": message["tool_call_id"], "output": message["content"]}
+        return
+    if thought := message.get("reasoning_content"):
+        yield {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": thought}]}
+    if message.get("content"):
+        yield {"role": message["role"], "content": message["content"]}
+    for call in message.get("tool_calls") or ():
+        yield {"type": "function_call", "call_id": call["id"], **call["function"]}
 
 
 def _anthropic(cell: Cell) -> dict[str, Any]:
@@ -174,6 +208,26 @@ def _openai_streamed(events: list[dict[str, Any]]) -> Said:
                 arguments[call["index"]] += call["function"].get("arguments") or ""
     (reason,) = reasons
     return Said(text=text, calls=tuple((names[at], arguments[at]) for at in names), is_cut=reason == "length")
+
+
+def _response_said(body: dict[str, Any]) -> Said:
+    calls = [(each["name"], each["arguments"]) for each in body["output"] if each["type"] == "function_call"]
+    messages = [each for each in body["output"] if each["type"] == "message"]
+    text = "".join(part["text"] for each in messages for part in each["content"])
+    return Said(text=text, calls=tuple(calls), is_cut=body["status"] == "incomplete")
+
+
+def _response_streamed(events: list[dict[str, Any]]) -> Said:
+    """What the pieces amount to is what the whole response at the end has."""
+    text, arguments = "", defaultdict[int, str](str)
+    for event in events:
+        text += event["delta"] if event["type"] == "response.output_text.delta" else ""
+        if event["type"] == "response.function_call_arguments.delta":
+            arguments[event["output_index"]] += event["delta"]
+    whole = _response_said(events[-1]["response"])
+    assert text == whole.text
+    assert list(arguments.values()) == [call for _, call in whole.calls]
+    return whole
 
 
 def _anthropic_said(body: dict[str, Any]) -> Said:

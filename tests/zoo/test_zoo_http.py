@@ -61,10 +61,10 @@ CELLS = {
     "begun": Cell(messages=(*QUESTION, SAID)),
 }
 WAYS: tuple[tuple[DialectName, bool], ...] = (
-    *(("openai", False), ("anthropic", True), ("ollama", False)),
-    *(("openai", True), ("anthropic", False), ("ollama", True)),
+    *(("openai", False), ("anthropic", True), ("ollama", False), ("responses", True)),
+    *(("openai", True), ("anthropic", False), ("ollama", True), ("responses", False)),
 )
-"""Dialects, whole or streamed; any three neighbours are all dialects."""
+"""Dialects, whole or streamed; any four neighbours are all dialects."""
 AT_A_TIME = 8
 """Questions that are asked at once."""
 
@@ -136,7 +136,7 @@ def questions() -> Iterator[tuple[str, DialectName, bool]]:
     """Cells, and the ways in which each is asked."""
     for at, (cell, asked) in enumerate(CELLS.items()):
         ways = [way for way in WAYS if asked.fits(way[0])]
-        dialects = min(len(PATHS), len(ways)) if asked.has_calls else 1
+        dialects = min(3, len(ways)) if asked.has_calls else 1
         for turn in range(len(ways) if IS_WHOLE else dialects):
             yield cell, *ways[(at + turn) % len(ways)]
 
