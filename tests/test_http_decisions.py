@@ -82,6 +82,11 @@ def with_question(**fields: Any) -> dict[str, Any]:
         ("/v1/decisions", with_question(choices=[{"value": "a"}]), "questions[1].choices"),
         (
             "/v1/decisions",
+            with_question(choices=[{"value": "a"}, {"value": "b", "description": "x" * 16_385}]),
+            "questions[1].choices[1].description",
+        ),
+        (
+            "/v1/decisions",
             with_question(type="score", levels=[{"label": ""}, {"label": "b"}]),
             "questions[1].levels[0].label",
         ),
@@ -93,6 +98,7 @@ def with_question(**fields: Any) -> dict[str, Any]:
         ),
         ("/v1/systemone", TYPESAFE | {"questions": {}}, "questions"),
         ("/v1/systemone", TYPESAFE | {"questions": {"a": {"type": "noul"}}}, "questions.a.criteria"),
+        ("/v1/systemone", TYPESAFE | {"questions": {"a": {"type": []}}}, "questions.a.type"),
         ("/v1/systemone", TYPESAFE | {"questions": {"a": {"type": "choice", "criteria": []}}}, "questions.a.criteria"),
         (
             "/v1/systemone",

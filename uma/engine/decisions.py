@@ -23,6 +23,7 @@ from uma.engine.intake.decision_prompt import DecisionPrompts, DecisionReader
 from uma.engine.intake.gate import Gate
 from uma.engine.intake.prompt import PromptReader
 from uma.engine.policy import labels
+from uma.engine.policy.labels import AskedPrompt
 from uma.engine.reproducible import ReproducibleContext
 from uma.engine.submission import Prepared, Submission
 from uma.engine.worker.choice import LabelRead, SharedStart
@@ -54,22 +55,21 @@ class DecisionService:
         self._gate.check_queue(request.priority)
         prompts = await self._reader.read(request)
         start = SharedStart(prompts.border) if request.reproducible else None
-        rows = {
-            (asked, path): LabelRead(
-                prompts.state + asked.tokens + array("i", path), np.array(tokens, np.intp), start=start
-            )
+        rows = [
+            {
+                path: LabelRead(prompts.state + asked.tokens + array("i", path), np.array(tokens, np.intp), start=start)
+                for path, tokens in labels.rows_of(asked.spellings, self._ends)
+            }
             for asked in prompts.asked
-            for path, tokens in labels.rows_of(asked.spellings, self._ends)
-        }
-        reads = rows.values()
+        ]
+        reads = [read for of_prompt in rows for read in of_prompt.values()]
         longest = max(len(read.prompt) for read in reads)
         self._prompts.check_fits(longest)
         if request.reproducible:
             await self._isolated.ready_for(longest)
         await self._read(request, prompts, reads, longest + 1)
-        cached = sum(read.cached_tokens for read in reads)
-        prompt_tokens = sum(len(read.prompt) for read in reads)
-        return Decisions(request.id, tuple(self._decided(request, rows)), Usage(prompt_tokens, cached, 0))
+        usage = Usage(sum(len(read.prompt) for read in reads), sum(read.cached_tokens for read in reads), 0)
+        return Decisions(request.id, tuple(self._decided(request, prompts.asked, rows)), usage)
 
     async def _read(
         self, request: DecisionRequest, prompts: DecisionPrompts, reads: Iterable[LabelRead], most_tokens: int
@@ -101,13 +101,11 @@ class DecisionService:
                 stream.abandon()
 
     def _decided(
-        self, request: DecisionRequest, rows: Mapping[tuple[labels.AskedPrompt, labels.Path], LabelRead]
+        self, request: DecisionRequest, prompts: Iterable[AskedPrompt], rows: Iterable[Mapping[labels.Path, LabelRead]]
     ) -> Iterable[Decision]:
-        of_prompt: dict[labels.AskedPrompt, dict[labels.Path, dict[int, float]]] = {}
-        for (asked, path), read in rows.items():
-            of_prompt.setdefault(asked, {})[path] = dict(zip(read.tokens.tolist(), read.logprobs, strict=True))
         of_question: list[list[tuple[list[float], float]]] = [[] for _ in request.questions]
-        for asked, found in of_prompt.items():
+        for asked, reads in zip(prompts, rows, strict=True):
+            found = {path: dict(zip(read.tokens.tolist(), read.logprobs, strict=True)) for path, read in reads.items()}
             placed = labels.logprobs_of(asked.spellings, found, self._ends)
             shares = labels.by_option(labels.softmax(placed, request.temperature * asked.temperature), asked.order)
             of_question[asked.question].append((shares, min(1.0, math.exp(labels.log_sum(placed)))))

@@ -106,7 +106,7 @@ class _Question:
 @attrs.frozen(kw_only=True)
 class _ChoiceValue:
     value: Label | bool
-    description: Annotated[str, Text()] | None = None
+    description: Annotated[str, Length(0, 16_384), Text()] | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -184,25 +184,20 @@ def _form(asked: Sequence[_Question], found: Decisions) -> dict[str, Any]:
 
 
 def _answer(asked: _Question, decision: Decision) -> dict[str, Any]:
-    probabilities = decision.probabilities
-    head: dict[str, Any] = {"type": asked.type, "name": asked.name}
+    head = {"type": "refusal" if decision.is_refused else asked.type, "name": asked.name} | diagnostics(decision)
     if decision.is_refused:
-        head = {"type": "refusal", "name": asked.name}
-    elif isinstance(asked, _Choice):
-        values = [each.value for each in asked.choices]
-        head["choice"] = values[decision.best]
-        head["probabilities"] = [{"value": v, "probability": p} for v, p in zip(values, probabilities, strict=True)]
-        head["confidence"] = decision.confidence
+        return head
+    if isinstance(asked, _Choice):
+        options: list[dict[str, Any]] = [{"value": each.value} for each in asked.choices]
+        head["choice"] = asked.choices[decision.best].value
     elif isinstance(asked, _Score):
+        options = [{"value": at, "label": level.label} for at, level in enumerate(asked.levels)]
         head["score"] = decision.score
-        head["probabilities"] = [
-            {"value": at, "label": level.label, "probability": p}
-            for at, (level, p) in enumerate(zip(asked.levels, probabilities, strict=True))
-        ]
-        head["confidence"] = decision.confidence
     else:
-        head["probability"] = decision.probability
-    return head | diagnostics(decision)
+        return head | {"probability": decision.probability}
+    shares = zip(options, decision.probabilities, strict=True)
+    head["probabilities"] = [option | {"probability": share} for option, share in shares]
+    return head | {"confidence": decision.confidence}
 
 
 decisions = Decides(DecisionsBody, _read)

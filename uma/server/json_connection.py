@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from time import perf_counter
+from typing import Any
 
 import attrs
 import trio
@@ -305,13 +306,8 @@ class JsonConnection(Connection):
         try:
             self._check_queue()
             self.server.unread.check()
-            match query:
-                case EmbedQuery():
-                    query = attrs.evolve(query, request=self.enter_whole(self._of_session(query.request)))
-                case RerankQuery():
-                    query = attrs.evolve(query, request=self.enter_whole(self._of_session(query.request)))
-                case DecideQuery():
-                    query = attrs.evolve(query, request=self.enter_whole(self._of_session(query.request)))
+            request: Any = query.request
+            query = attrs.evolve(query, request=self.enter_whole(self._of_session(request)))
         except UmaError as error:
             self.server.note_refused(error.code)
             self._tell_failure(id, error)

@@ -61,8 +61,6 @@ class _Frame:
     behind: str
     lead: str
     """Spaces that the template writes before the answer: they belong to its first token."""
-    files: Sequence[SeenFile] = ()
-    """Pictures, whose marks are in `before`."""
 
 
 class DecisionReader:
@@ -109,28 +107,23 @@ class DecisionReader:
         files = list[SeenFile]()
         if self._pictures is not None and next_file is not None:
             conversation, files = self._pictures.marked(conversation, next_file)
-        frame = self._frame(conversation, files)
+        frame = self._frame(conversation)
         asked = [prompt for index in range(len(request.questions)) for prompt in self._asked(request, index, frame)]
-        state, whole = (self._ids(text, files=frame.files) for text in (frame.before, frame.before + asked[0].text))
+        state, whole = (self._ids(text, files=files) for text in (frame.before, frame.before + asked[0].text))
         border = common_length(state, whole)
         if state + asked[0].tokens != whole:
-            state, asked = (
-                array("i"),
-                [
-                    attrs.evolve(prompt, tokens=self._ids(frame.before + prompt.text, files=frame.files))
-                    for prompt in asked
-                ],
-            )
-        return DecisionPrompts(state, border, asked, placed(whole, frame.files))
+            state = array("i")
+            asked = [attrs.evolve(one, tokens=self._ids(frame.before + one.text, files=files)) for one in asked]
+        return DecisionPrompts(state, border, asked, placed(whole, files))
 
-    def _frame(self, conversation: Request, files: Sequence[SeenFile]) -> _Frame:
+    def _frame(self, conversation: Request) -> _Frame:
         messages = tuple(map(self._guarded, conversation.messages or ()))
         text = rendered(self._model.chat_template, attrs.evolve(conversation, messages=messages))
         before, mark, behind = text.removesuffix(_ANSWER).partition(_QUESTION)
         if not mark or not text.endswith(_ANSWER) or _QUESTION in behind:
             raise TemplateError("this model's chat template does not show a question as it is; ask another model")
         stripped = behind.rstrip(" ")
-        return _Frame(before, stripped, behind[len(stripped) :], files)
+        return _Frame(before, stripped, behind[len(stripped) :])
 
     def _guarded(self, message: Message) -> Message:
         calls = [attrs.evolve(call, arguments=self._cut(call.arguments)) for call in message.tool_calls]
