@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from script_model import pieces_of, write_script_model
 
 from models import CHATML, write_model
-from uma import Request, SamplingParams, open_engine
+from uma import Request, SamplingParams, json_text, open_engine
 from uma.engine.delivery.parsed import tokens_within
 from uma.errors import BadRequest
 from uma.types import Event, Finished, Grammar, Message, ReasoningDelta, Token, Tool, ToolCall, ToolCallDelta
@@ -63,6 +64,19 @@ async def test_an_answer_that_is_not_streamed_has_them_in_its_end(model: Path) -
     assert (last.text, last.reasoning) == ("Moment.", "Which city?")
     assert [call.arguments for call in last.tool_calls] == [ARGUMENTS]
     assert last.usage.reasoning_tokens == THOUGHT_TOKENS
+
+
+async def test_earlier_calls_are_read_beside_trio_s_thread(model: Path) -> None:
+    arguments = f"[{'0,' * 1_000_000}0]"  # no object: no prompt is made of it
+    began_sec = time.thread_time()
+    json_text.loads(arguments)
+    own_sec = time.thread_time() - began_sec
+    messages = (Message("user", "Go."), Message("assistant", "", tool_calls=(ToolCall("1", "weather", arguments),)))
+    async with open_engine(config_for(model, max_prompt_bytes=2**24)) as engine:
+        began_sec = time.thread_time()
+        with pytest.raises(BadRequest, match="expected a JSON object"):
+            await engine.tokenize(Request("a", messages=messages))
+        assert time.thread_time() - began_sec < own_sec / 2
 
 
 @pytest.mark.parametrize("fields", [{}, {"tools": (WEATHER,), "tool_choice": "none"}])

@@ -265,7 +265,7 @@ class Engine:
         """What is asked of what was sent, without the turns that do not fit; what the template is given of that; the
         prompt.
         """
-        cut, asked, request = Cut(request=sent), sent, self._chat.prepared(sent)
+        cut, asked, request = Cut(request=sent), sent, await self._prompts.rewritten(self._chat.prepared, sent)
         self._gate.check_queue(request.priority)
         prompt = await self._read(request, asked)
         if self._prompts.outgrows(asked, len(prompt.tokens)):
@@ -278,7 +278,7 @@ class Engine:
             elif asked.cache_prompt and not (prompt.pictures or asked.sampling.reproducible):
                 cut = await self._cached(cut, asked, adapters)
             asked = cut.request
-            request = self._chat.prepared(asked)
+            request = await self._prompts.rewritten(self._chat.prepared, asked)
             prompt = await self._read(request, asked)
         if prompt.pictures:  # their files are in the ids
             request, cut = request.with_media(()), attrs.evolve(cut, request=asked.with_media(()))
@@ -306,7 +306,8 @@ class Engine:
 
     async def _known_of(self, cut: Cut, adapters: AdapterSet) -> tuple[int, int]:
         """Tokens of a cut's prompt, and how many of them need not be computed now."""
-        tokens = (await self._read(self._chat.prepared(cut.request), cut.request)).tokens
+        request = await self._prompts.rewritten(self._chat.prepared, cut.request)
+        tokens = (await self._read(request, cut.request)).tokens
         return len(tokens), await self._count_known(adapters.key(tokens))
 
     async def _read(self, request: Request, asked: Request) -> PicturePrompt:
@@ -387,7 +388,7 @@ class Engine:
     async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
         """See `types.Source.tokenize`."""
         with self._in_use():
-            asked, request = request, self._chat.prepared(request)
+            asked, request = request, await self._prompts.rewritten(self._chat.prepared, request)
             if not any(request.placed_media()):
                 return await self._prompts.explain(request, pieces=pieces)
             tokens = (await self._read(request, asked)).tokens

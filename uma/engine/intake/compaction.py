@@ -8,7 +8,7 @@ whole conversation each time. The next summary is one of this one and of the tur
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from hashlib import blake2b
 from itertools import takewhile
@@ -56,7 +56,8 @@ class Summaries:
         gone = [message for at, message in enumerate(sent.messages or ()) if at in cut.gone]
         if not gone:
             return cut
-        hashes = list(_hashes(sent, gone))
+        # In a thread: of 12,000 messages it takes 0.1 s.
+        hashes = await trio.to_thread.run_sync(_hashes, sent, gone, abandon_on_cancel=True)
         summary = await self._written(hashes[-1], lambda: generate(self._asked(cut, sent, hashes, most_tokens)))
         if not summary.text:
             return attrs.evolve(cut, summary=summary)
@@ -121,14 +122,15 @@ class Summaries:
         )
 
 
-def _hashes(sent: Request, gone: Sequence[Message]) -> Iterator[bytes]:
+def _hashes(sent: Request, gone: Sequence[Message]) -> list[bytes]:
     """The hash of each beginning of what is gone."""
     instructions = [message for message in sent.messages or () if message.role in INSTRUCTIONS]
-    found = repr((sent.model, sent.lora, sent.truncation_tokens, instructions)).encode()
+    found, hashes = repr((sent.model, sent.lora, sent.truncation_tokens, instructions)).encode(), list[bytes]()
     for message in gone:
         pictures = "".join(media.data for media in message.media)
         found = blake2b(found + f"{message!r}{pictures}".encode(), digest_size=16).digest()
-        yield found
+        hashes.append(found)
+    return hashes
 
 
 async def _last(stream: EventStream, summary: Summary) -> str:

@@ -87,7 +87,8 @@ class DecisionReader:
         texts = [message.content for message in request.messages]
         texts += [text for question in request.questions for text in _texts(question)]
         self._prompts.check_bytes_of(*texts)
-        conversation, read = self._chat.prepared(_conversation(request)), partial(self._read, request)
+        conversation = await self._prompts.rewritten(self._chat.prepared, _conversation(request))
+        read = partial(self._read, request)
         if any(conversation.placed_media()):
             if request.reproducible:
                 raise BadRequest.at("reproducible", "pictures and sounds cannot be read so yet; leave it out")

@@ -90,6 +90,16 @@ class PromptReader:
             raise BadRequest.at("prompt", "gives no token at all, so there is nothing to continue")
         return tokens
 
+    async def rewritten(self, rewrite: Callable[[Request], Request], request: Request) -> Request:
+        """`rewrite(request)`, in a thread where many messages, or long calls, are read for it. Raises what that does,
+        `PromptTooLarge`, and `Overloaded`.
+        """
+        # Without calls nothing is read, and the way to a thread would take longer.
+        if _is_short(request) or not any(message.tool_calls for message in request.messages or ()):
+            return rewrite(request)
+        self._check_bytes(request)
+        return await self.in_thread(partial(rewrite, request), _chars(request), request.priority)
+
     def outgrows(self, request: Request, prompt_tokens: int) -> bool:
         """Whether the request allows turns to be left out, and its prompt of so many tokens does not fit beside its
         answer.
@@ -231,12 +241,10 @@ class PromptReader:
 
         Raises `Overloaded` where too much text waits already.
         """
-        chars = _chars(request)
-        is_short = chars <= SHORT_PROMPT_CHARS and len(request.messages or ()) <= SHORT_CHAT_MESSAGES
         is_quick = self._model.chat_template.is_cheap and not request.tools
-        if is_short and (request.messages is None or is_quick):
+        if _is_short(request) and (request.messages is None or is_quick):
             return self._recorded(partial(function, request), TRIO)
-        return await self.in_thread(partial(function, request), chars, request.priority)
+        return await self.in_thread(partial(function, request), _chars(request), request.priority)
 
     async def prepare_texts(self, function: Callable[[int], T], sizes: Sequence[int], lane: int) -> list[T]:
         """`function(index)` for each of many texts, of so many characters each. Long ones come in pieces, between which
@@ -392,6 +400,11 @@ def _pieces(sizes: Sequence[int]) -> Iterator[range]:
 
 def _text(pieces: Sequence[bytes]) -> str:
     return b"".join(pieces).decode("utf-8", "replace")
+
+
+def _is_short(request: Request) -> bool:
+    """Whether it is read sooner than another thread would begin with it."""
+    return len(request.messages or ()) <= SHORT_CHAT_MESSAGES and _chars(request) <= SHORT_PROMPT_CHARS
 
 
 def _chars(request: Request) -> int:
