@@ -335,6 +335,24 @@ class TestPool:
     def test_tokens_that_are_told_to_be_there_really_are(self, machine: type[PoolLives]) -> None:
         run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=30, deadline=None))
 
+    @pytest.mark.parametrize("refuses", [False, True])
+    def test_where_llama_takes_no_copy_of_a_state_a_sequence_begins_with_nothing(
+        self, monkeypatch: pytest.MonkeyPatch, refuses: bool
+    ) -> None:
+        context = FakeContext(unified=True, has_state=True)
+        pool = KvPool(cast(Context, context), SnapshotStore(2_000), cache_cells=20)
+        tokens = array("i", range(20))
+        first, _ = pool.acquire(tokens, 0)
+        for part in (tokens[:7], tokens[7:]):
+            context.compute({first.seq_id: list(part)})
+            pool.extend(first, part)
+            pool.take_checkpoint(first)
+        if refuses:
+            monkeypatch.setattr(context, "part_set", lambda *_: False)
+        second, known = pool.acquire(tokens[:7] + array("i", [99]), 1)
+        assert (known, context.tokens(second.seq_id)) == ((0, []) if refuses else (7, list(range(7))))
+        assert pool.used_cells == context.used() == 20
+
 
 class TestTrimming:
     """Cache beyond its limit that could not leave while sequences decoded."""
