@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import attrs
 import pytest
+import trio
 from engine_world import config_for
 from http_server import HostedHttp, RawHttp, hosted_http
 
-from harness import until
+from harness import PATIENCE_SEC, until
+from uma import Engine
 from uma.http.body_budget import CLIENTS, MAX_BODIES_BYTES
 from uma.http.keys import add
 
@@ -122,6 +125,29 @@ def test_a_key_has_as_many_unfinished_bodies_as_it_can_have_requests(
         first.sock.sendall(body[-1:])
         assert first.answer().status == 200
     until_held(locked, 0)
+
+
+def test_a_key_has_as_many_texts_tokenized_at_once_as_it_can_have_requests(
+    locked: HostedHttp, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, account = threading.Event(), locked.gateway.keys and locked.gateway.keys.named("single")
+    assert account is not None
+
+    async def endless(*_: object, **__: object) -> None:
+        begun.set()
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(Engine, "tokenize", endless)
+    mine = {"authorization": f"Bearer {keys['single']}"}
+    body = {**SMALL, "content": "Once"}
+    for path in ("/tokenize", "/apply-template", "/v1/messages/count_tokens"):
+        with locked.connect() as first, locked.connect() as second:
+            first.send("POST", path, body, **mine)
+            assert begun.wait(PATIENCE_SEC)
+            refused = second.ask("POST", path, body, **mine)
+            assert (refused.status, "max_concurrent" in str(refused.json)) == (429, True)
+        until(lambda: locked.call(lambda: account.sending), lambda sending: sending == 0)
+        begun.clear()
 
 
 def test_a_body_counts_until_its_answer_begins(open_to_all: HostedHttp) -> None:
