@@ -41,9 +41,13 @@ def test_the_server_explains_where_an_answer_s_time_went(here: Visitor) -> None:
     page = here.visit().page
     here.ask("What is UMA?")
     here.wait_for_answer()
+    page.set_viewport_size({"width": 1200, "height": 360})
     why = page.get_by_role("button", name="Why so long?")
     why.click()
     expect(page.locator(".why li").first).to_contain_text(" ms: ")
+    bottoms = "['#scroller', '.why'].map(one => document.querySelector(one).getBoundingClientRect().bottom)"
+    scroller, list_of_why = page.evaluate(bottoms)
+    assert list_of_why <= scroller
     expect(page.locator(".why")).to_contain_text("prompt tokens")
     assert violations(page) == []
     why.click()

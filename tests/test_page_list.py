@@ -97,6 +97,7 @@ def test_a_search_opens_the_sentence_and_marks_its_words(here: Visitor) -> None:
     expect(page.locator(".found .snippet")).to_contain_text("heron waits by the water")  # where both stand together
     search.press("Enter")
     expect(page.locator(".blocks p", has_text="heron waits")).to_be_in_viewport()
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
     marked = "[...CSS.highlights.get('found')].map(range => range.toString().toLowerCase())"
     assert set(page.evaluate(marked)) == {"water", "heron"}
     page.keyboard.press("Control+k")
@@ -120,6 +121,9 @@ def test_the_palette_has_actions_and_goes_by_arrow_keys(here: Visitor) -> None:
     page.keyboard.press("ArrowUp")  # around the end
     expect(page.locator(".found[aria-selected=true] .name")).to_have_text(names[-1])
     assert violations(page) == []
+    for words, action in (("settings", "Settings"), ("system prompt", "Settings"), ("dark", "Other colours")):
+        search.fill(words)
+        expect(page.locator(".found[aria-selected=true] .name")).to_have_text(action)
     search.fill("new chat")
     page.keyboard.press("Enter")
     expect(page.get_by_label("Message", exact=True)).to_be_focused()

@@ -67,6 +67,9 @@ def test_a_conversation_keeps_the_model_that_it_began_with(here: Visitor) -> Non
     page.keyboard.press("Escape")
     choose(page, "beta")
     expect(picker).to_have_text("beta")
+    listed(page)
+    page.keyboard.press("Enter")  # the one that it is, though another one stands before it
+    expect(picker).to_have_text("beta")
     page.locator("#attach-file").set_input_files({"name": "a.txt", "mimeType": "text/plain", "buffer": b"word " * 80})
     expect(page.locator("#attached .file")).to_contain_text("a.txt400 bytes · about 100 tokens")
     here.ask("Which one are you?")
@@ -145,6 +148,8 @@ def test_a_model_is_pulled_from_the_list_with_its_percent(here: Visitor) -> None
     page.get_by_role("option", name="Pull owner/some-model").click()
     expect(page.locator(".toast").last).to_contain_text("owner/some-model was not pulled. the hub is not there")
     assert names == ["owner/some-model"]
+    page.get_by_role("button", name="New chat", exact=True).click()
+    expect(page.locator(".toast")).to_have_count(0)
 
 
 def test_a_question_to_a_model_that_loads_names_it_and_tells_its_percent(here: Visitor) -> None:

@@ -274,6 +274,8 @@ interface Own {
 interface Entry {
   group: string;
   label: string;
+  /** Other words by which it is found. */
+  also?: string;
   note?: string;
   state?: string;
   isCurrent?: boolean;

@@ -125,7 +125,7 @@ export function announce(text) {
  * @param {{label: string, run: () => void}} [action]
  */
 export function toast(text, action) {
-  const box = h("div", { class: "toast" }, h("span", {}, text));
+  const box = h("div", { class: "toast", "data-action": action?.label }, h("span", {}, text));
   const close = () => box.remove();
   if (action) {
     const run = () => {
@@ -136,6 +136,11 @@ export function toast(text, action) {
   }
   byId(byId("live-view", HTMLElement).hidden ? "toasts" : "live-toasts", HTMLElement).append(box);
   setTimeout(close, action ? 10_000 : 5_000);
+}
+
+/** Take away the notices of what was shown before, but for what can still be undone. */
+export function clearToasts() {
+  for (const each of document.querySelectorAll('.toast:not([data-action="Undo"])')) each.remove();
 }
 
 /** Buttons that show that they have copied. @type {WeakSet<HTMLElement>} */

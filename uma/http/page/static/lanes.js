@@ -84,7 +84,6 @@ class Scene {
       return `after ${this.nameOf(first)}, ${tokens(first.prompt_tokens - first.computed_tokens)} to go`;
     if (request.waits_for === "prefix") return "another request reads what its prompt begins with";
     if (request.waits_for === "grammar") return "its grammar is compiled again";
-    if (request.waits_for === "grammar") return "its grammar is compiled again";
     if (request.waits_for === "reader") return "its reader has not taken what is written";
     if (request.is_preempted) return "gave way to a higher priority";
     const ahead = this.queue.slice(0, this.queue.indexOf(request));

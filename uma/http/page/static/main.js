@@ -4,7 +4,7 @@ import { ApiError, ask, currentKey, faultOfKey, onContact, onUnauthorized, setKe
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { listenForDecisions } from "./decide.js";
-import { byId, download, h, icon, number, toast } from "./dom.js";
+import { byId, clearToasts, download, h, icon, number, toast } from "./dom.js";
 import { LiveView } from "./live.js";
 import { keep, kept, tellLosses } from "./local.js";
 import { WITH_SUMMARY, WITHOUT_OLDEST } from "./message.js";
@@ -161,9 +161,10 @@ function search() {
         run: () => {
           go(`#c/${conversation.id}`);
           if (id) chat.reveal(id, words);
+          composer.focus();
         },
       }));
-    const doing = actions().filter(({ label }) => words.every((word) => label.toLowerCase().includes(word)));
+    const doing = actions().filter(({ label, also = "" }) => words.every((word) => `${label} ${also}`.toLowerCase().includes(word)));
     return [...found, ...doing, ...(words.length ? picker.entries(info, modelName(), text) : [])];
   });
 }
@@ -176,11 +177,11 @@ function actions() {
   return [
     { label: "New chat", run: begin },
     { label: "Choose a model", run: chooseModel },
-    { label: "Instructions and sampling", run: editSettings },
+    { label: "Settings", also: "system prompt instructions sampling temperature priority presets key", run: editSettings },
     { label: "Live view", run: click("tab-live") },
     { label: "Chat", run: click("tab-chat") },
     { label: "Decide about a text", run: click("decide") },
-    { label: "Other colours", run: click("theme") },
+    { label: "Other colours", also: "dark light theme mode", run: click("theme") },
     { label: "Import conversations", run: click("import") },
     { label: "Export all conversations", run: click("export-all") },
     ...own,
@@ -290,6 +291,7 @@ function route() {
 /** A new chat. */
 function begin() {
   chat.open();
+  clearToasts();
   sidebar.show(false);
   go("#chat");
   composer.input.focus();

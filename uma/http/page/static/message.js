@@ -324,7 +324,6 @@ function waitOf({ waits_for, ahead, unread_before: unread }) {
   if (waits_for === "prompt")
     return `Waiting: another prompt is read first${unread ? `, ${number(unread)} tokens to go` : ""}.`;
   if (waits_for === "prefix") return "Waiting: another request reads what this one begins with.";
-  if (waits_for === "grammar") return "Waiting: its grammar is compiled again.";
   if (waits_for === "grammar") return "Waiting: the answer’s grammar is compiled again.";
   if (waits_for === "reader") return "Waiting for this window.";
   if (ahead === undefined) return "Waiting: a request of higher priority goes first.";
@@ -418,6 +417,7 @@ function whyButton({ request, done }, foot) {
       if (!(error instanceof ApiError)) throw error;
       list.replaceChildren(h("li", {}, "The server does not know any more: it explains its last thousand requests."));
     }
+    list.scrollIntoView({ block: "nearest" }); // of the last answer it would lie below what is seen
   };
   return button;
 }

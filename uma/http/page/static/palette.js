@@ -41,13 +41,17 @@ export class Palette {
     this.input.setAttribute("aria-label", label);
     if (!this.dialog.open) this.dialog.showModal();
     this.input.focus();
-    this.show();
+    this.reveal();
   }
 
   /** Show what is found now; what stays the same is not touched, so that no press is lost. */
   show() {
     if (!this.dialog.open) return;
-    this.found = this.find(this.input.value.trim());
+    const [text, chosen] = [this.input.value.trim(), this.found[this.at]?.label];
+    this.found = this.find(text);
+    // A model that is loaded meanwhile changes its place.
+    if (this.found[this.at]?.label !== chosen) this.at = this.found.findIndex(({ label }) => label === chosen);
+    if (this.at < 0 && !text) this.at = this.found.findIndex(({ isCurrent }) => isCurrent);
     if (!this.found[this.at] || this.found[this.at].isDisabled)
       this.at = this.found.findIndex(({ isDisabled }) => !isDisabled);
     /** @type {HTMLElement[]} */
@@ -79,8 +83,12 @@ export class Palette {
       this.at = at;
       break;
     }
+    this.reveal();
+  }
+
+  reveal() {
     this.show();
-    byId("palette-list", HTMLElement).querySelector("[aria-selected=true]")?.scrollIntoView({ block: "nearest" });
+    this.list.querySelector("[aria-selected=true]")?.scrollIntoView({ block: "nearest" });
   }
 
   /** @param {number} index */
