@@ -6,8 +6,8 @@ import errno
 import hashlib
 import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from test_http_batches import CHAT, begun, client_of, completed, ended, line, li
 
 from harness import PATIENCE_SEC, until
 from models import write_model
-from uma.http import batches, files
+from uma import Engine
+from uma.http import batch_queue, batches, files
 from uma.jobs import JobChanged, Results
 from uma.jobs.store import JobFolder, Store
 
@@ -145,6 +146,26 @@ def test_owners_have_their_own_bounds_and_take_turns(
         bob.files.create(file=("a", b"{}"), purpose="batch")
         for batch in ann.batches.list():
             ann.batches.cancel(batch.id)
+
+
+def test_rows_of_a_cancelled_batch_that_do_not_end_are_ended(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threading.Event()
+
+    @asynccontextmanager
+    async def endless(*_: object) -> AsyncIterator[None]:
+        asked.set()
+        await trio.sleep_forever()
+        yield
+
+    monkeypatch.setattr(batch_queue, "CANCEL_SEC", 0.1)
+    with shared(tiny, tmp_path) as (_, (client,)):
+        monkeypatch.setattr(Engine, "generate", endless)
+        batch = begun(client, ENDLESS)
+        assert asked.wait(PATIENCE_SEC)
+        assert client.batches.cancel(batch.id).status == "cancelling"
+        assert ended(client, batch).status == "cancelled"
 
 
 def test_uploads_that_trickle_are_ended_and_leave_no_file(tiny: Path, tmp_path: Path) -> None:

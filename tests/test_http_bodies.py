@@ -130,7 +130,9 @@ def test_a_key_has_as_many_unfinished_bodies_as_it_can_have_requests(
 def test_a_key_has_as_many_texts_tokenized_at_once_as_it_can_have_requests(
     locked: HostedHttp, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, account = threading.Event(), locked.gateway.keys and locked.gateway.keys.named("single")
+    begun, known = threading.Event(), locked.gateway.keys
+    assert known is not None
+    account = known.named("single")
     assert account is not None
 
     async def endless(*_: object, **__: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,9 @@ import attrs
 import trio
 
 from uma.jobs import Runner, Tally
+
+CANCEL_SEC = 30.0
+"""Maximum time that the rows of a cancelled batch have to end. OpenAI gives 10 minutes; a row here can take an hour."""
 
 
 @attrs.define(eq=False)
@@ -21,6 +25,8 @@ class BatchQueue:
     """The server is stopping."""
     _current: str | None = attrs.field(default=None, init=False)
     _runner: Runner | None = attrs.field(default=None, init=False)
+    _rows: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    """The rows of the current one, from before any runs."""
     _arrival: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def arrived(self) -> None:
@@ -35,7 +41,7 @@ class BatchQueue:
     @contextmanager
     def taking(self, batch_id: str) -> Iterator[None]:
         """A block in which a batch is the one that runs, and in which nothing else ends it."""
-        self._current = batch_id
+        self._current, self._rows = batch_id, trio.CancelScope()
         try:
             yield
         finally:
@@ -50,12 +56,18 @@ class BatchQueue:
         if self.is_draining:
             return False
         self._runner = runner
-        return await runner.run()
+        if self._rows.deadline < math.inf:
+            runner.stop()  # it was cancelled meanwhile
+        with self._rows:
+            return await runner.run()
+        return False
 
     def stop(self, batch_id: str) -> None:
-        """Begin no more rows of a batch that runs."""
-        if self._runner is not None and self._current == batch_id:
-            self._runner.stop()
+        """Begin no more rows of a batch that runs, and end those that do not end soon."""
+        if self._current == batch_id:
+            self._rows.deadline = min(self._rows.deadline, trio.current_time() + CANCEL_SEC)
+            if self._runner is not None:
+                self._runner.stop()
 
     def drain(self) -> None:
         """Begin no more rows at all: the server is stopping."""

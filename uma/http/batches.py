@@ -129,7 +129,7 @@ async def show(gateway: Gateway, http: Exchange) -> None:
 
 
 async def cancel(gateway: Gateway, http: Exchange) -> None:
-    """`POST /v1/batches/{id}/cancel`: rows that run end, and no more begin. A batch that does not run ends here."""
+    """`POST /v1/batches/{id}/cancel`: no more rows begin, and those that run have 30 s; else it ends here."""
     id = http.scope["path_params"]["id"]
     gateway.batches.stop(id)
     is_running = gateway.batches.is_current(id)
