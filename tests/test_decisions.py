@@ -154,6 +154,19 @@ async def test_a_state_is_read_once_for_all_questions_and_for_a_chat_behind_them
         assert later.finished.usage.cached_tokens >= 0.9 * known
 
 
+async def test_questions_leave_the_cache_before_what_other_clients_wrote(tiny: Path) -> None:
+    questions = [DecisionQuestion.predicate(f"Is lamp {number} scratched?") for number in range(40)]
+    config = config_for(tiny, kv_unified="on", cache_ram_mb=0, cache_tokens=2_048, max_sequences=4)
+    async with open_engine(config) as engine:
+        before = chat_about("A conversation that its client comes back to. " * 6)
+        await answer(engine, before)
+        found = await engine.decide(decision(questions=questions))
+        assert found.read_tokens > 2_048  # more than there are cells
+        for kept in (before, chat_about(f"{STATE}\n\nWhat is wrong?")):
+            usage = (await answer(engine, kept)).finished.usage
+            assert usage.cached_tokens >= 0.7 * usage.prompt_tokens
+
+
 async def tokens_of(engine: Engine, text: str) -> tuple[int, ...]:
     return (await engine.tokenize(chat_about(text))).token_ids
 

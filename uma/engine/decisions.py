@@ -57,7 +57,12 @@ class DecisionService:
         start = SharedStart(prompts.border) if request.reproducible else None
         rows = [
             {
-                path: LabelRead(prompts.state + asked.tokens + array("i", path), np.array(tokens, np.intp), start=start)
+                path: LabelRead(
+                    prompts.state + asked.tokens + array("i", path),
+                    np.array(tokens, np.intp),
+                    spare_from=prompts.border if asked.question else None,
+                    start=start,
+                )
                 for path, tokens in labels.rows_of(asked.spellings, self._ends)
             }
             for asked in prompts.asked

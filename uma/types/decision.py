@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import attrs
@@ -26,8 +25,6 @@ WORDING = 1
 QuestionKind = Literal["predicate", "choice", "score"]
 LabelForm = Literal["auto", "names", "codes"]
 Orders = Literal["auto", "one", "two", "all"]
-Labels = Sequence[str] | Mapping[str, str | None]
-"""Labels of options, or each label with a description."""
 
 
 @attrs.frozen
@@ -86,8 +83,8 @@ class DecisionQuestion:
             raise WrongValues(Wrong("options", f"expected 2 to {most}, not {count:,}"))
 
 
-def _options(given: Labels) -> tuple[Option, ...]:
-    return tuple(Option(label, given[label] if isinstance(given, Mapping) else None) for label in given)
+def _options(given: list[str] | dict[str, str | None]) -> tuple[Option, ...]:
+    return tuple(Option(label, given[label] if isinstance(given, dict) else None) for label in given)
 
 
 @attrs.frozen

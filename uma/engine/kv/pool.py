@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from itertools import takewhile
 
 import attrs
 
@@ -299,13 +300,21 @@ class KvPool:
         self._events.cleared(Tier.CELLS)
         self._events.cleared(Tier.MEMORY)
 
-    def release(self, holding: Holding, now_ms: float, *, keep: bool, is_expected: bool = False) -> None:
-        """The sequence ends; with `keep` what it computed stays as cache, where `is_expected` as what was used once."""
+    def release(
+        self, holding: Holding, now_ms: float, *, keep: bool, is_expected: bool = False, spare_from: int | None = None
+    ) -> None:
+        """The sequence ends; with `keep` what it computed stays as cache, where `is_expected` as what was used once.
+
+        What it has from its token `spare_from` on leaves the cache before all else.
+        """
         holding.tip.reuses = max(holding.tip.reuses, is_expected)
         self._decoding.discard(holding.seq_id)
         self._end_loading(holding)
         keep = keep and holding.tip.end >= LEAST_SHARED_TOKENS and not self._is_off
         self.tree.finish(holding.tip, holding.seq_id, now_ms, keep=keep)
+        if spare_from is not None:
+            for node in takewhile(lambda node: node.start >= spare_from, holding.tip.path()):
+                node.used_at = 0.0
         self.trim_cache()
 
     @property

@@ -38,6 +38,8 @@ class LabelRead:
     """Log probability of each, once the row is computed."""
     cached_tokens: int = 0
     """Tokens of the prompt that came from the cache."""
+    spare_from: int | None = None
+    """First token of the prompt that nobody comes back to; none for one question, which stays for the state."""
     start: SharedStart | None = None
     """Where the prompt is reproducible: what it has in common with the others."""
 

@@ -531,7 +531,9 @@ class Slots:
             # Dropping the cells of a request without cache lets a repeat use the same cells. They were kept once: each
             # repeat lay in other cells, and its sums had other last bits.
             keep = isinstance(event, Finished) and sequence.request.cache_prompt
-            self._pool.release(holding, now_ms(), keep=keep, is_expected=sequence.request.expects_more)
+            expected, read = sequence.request.expects_more, sequence.choice.labels
+            spare_from = None if read is None else read.spare_from
+            self._pool.release(holding, now_ms(), keep=keep, is_expected=expected, spare_from=spare_from)
             sequence.holding = None
         if sequence.choice.sampler is not None:
             sequence.choice.sampler.close()
