@@ -158,6 +158,14 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server: ServerProcess, home: P
         wait_for_prompt(terminal)
         until(server.metrics, lambda metrics: metrics["active_sequences"] == 0)
         tell(terminal, "/stats", "tokens, stopped")
+        run_to_end(*uma_command("pause", "--socket", str(server.socket), "--for", "60s"))
+        terminal.type("and now?\r")
+        until(server.metrics, lambda metrics: metrics["active_sequences"] + metrics["queued_requests"] == 1)
+        terminal.type("\x03")
+        terminal.wait_for("Stopped before the first word: /retry asks the question again")
+        run_to_end(*uma_command("resume", "--socket", str(server.socket)))
+        wait_for_prompt(terminal)
+        tell(terminal, "/undo", "Taken back: and now?")
         terminal.type("/quit\r")
         assert terminal.wait() == 0
 

@@ -108,7 +108,7 @@ def test_without_a_server_the_model_is_loaded_here(tiny: Path) -> None:
         ((), b"", 2, "there is no text"),
         ((), b"a\xff", 2, "standard input: is not UTF-8 from byte 2 on"),
         (("x", "--file", "y"), b"", 2, "--file y: texts came as arguments too"),
-        (("--file", "/nowhere/y"), b"", 2, "/nowhere/y: No such file"),
+        (("--file", "/nowhere/y"), b"", 2, "error: /nowhere/y: No such file"),
         (("--dimensions", "0", "x"), b"", 2, "--dimensions: expected a number from 1, not '0'"),
         (("--dimensions", "100000", "x"), b"", 1, "dimensions: 100,000 is over the"),
         ((), b"short\nx\0y\n", 2, "text 2: "),

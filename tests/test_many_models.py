@@ -425,7 +425,7 @@ def test_a_model_whose_context_no_memory_holds_evicts_no_other_and_is_refused_by
 ) -> None:
     wide = write_large_cells(tmp_path / "wide.gguf", layers=32, kv_heads=8)
     server = serve_models("--models", f"alpha,{wide}", "--memory", "120")
-    server.process.log.wait_for('event=model.too_large reason="wide: n_ctx: beside the weights')
+    server.process.log.wait_for('event=model.too_large reason="wide does not fit: all models together can have 120 MiB')
     assert complete(server, "alpha").status == 200
     for _ in range(2):
         refused = complete(server, "wide")

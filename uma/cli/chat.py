@@ -282,10 +282,14 @@ class Chat:
 
     def _conclude(self, turn: ChatTurn, finished: Finished | None) -> None:
         is_stopped = finished is None or finished.reason == "cancelled"
+        has_other_answer = self.taken_back is not None
         self._keep(turn, is_whole=not is_stopped)
-        if is_stopped:
+        if is_stopped and not turn.answer and not has_other_answer:
+            self.conversation.stopped = turn
+            self.view.tell("Stopped before the first word: /retry asks the question again, /undo takes it back.")
+        elif is_stopped:
             self.view.tell(
-                "Stopped; the conversation goes on from here." if turn.answer else "Stopped before the first word."
+                f"Stopped{'' if turn.answer else ' before the first word'}; the conversation goes on from here."
             )
         elif not turn.answer.strip():
             self.view.tell("The model answered with nothing.")
@@ -295,10 +299,17 @@ class Chat:
     def _keep(self, turn: ChatTurn, *, is_whole: bool = False) -> None:
         """Add a turn with what there is of its answer; where there is nothing, the one that it was to replace."""
         taken_back, self.taken_back = self.taken_back, None
+        self.conversation.stopped = None
         if turn.answer or is_whole:
             self.conversation.add(turn)
         elif taken_back is not None:
             self.conversation.add(taken_back)
+
+    def _larger(self) -> str:
+        """That a larger context helps, where the model can have one."""
+        most = 0 if self.info is None else self.info.model.context_length
+        is_helpful = self.info is None or not 0 < most <= self.info.limits.n_ctx
+        return "; a larger --n-ctx holds more" if is_helpful else "; the model can have no longer context"
 
     def _tell_how_it_went(self, finished: Finished) -> None:
         assert self.info is not None
@@ -309,7 +320,9 @@ class Chat:
         if finished.reason == "length":
             used = finished.usage.prompt_tokens + finished.usage.completion_tokens
             is_full = used >= self.info.limits.n_ctx
-            self.view.tell(f"The context is full: {NO_ROOM}." if is_full else "Cut at the limit of --max-tokens.")
+            self.view.tell(
+                f"The context is full: {NO_ROOM}{self._larger()}." if is_full else "Cut at the limit of --max-tokens."
+            )
 
     def fail(self, error: UmaError, turn: ChatTurn | None = None) -> None:
         """Say what went wrong and what can be done. What was shown of a turn's answer is kept, as after Ctrl-C."""
@@ -323,9 +336,11 @@ class Chat:
             self.view.lines.forget()
             if self.conversation.turns:
                 self.refused = turn
-                self.view.tell(f"The conversation has become too long; the question was not kept. {NO_ROOM}.")
+                self.view.tell(
+                    f"The conversation has become too long; the question was not kept. {NO_ROOM}{self._larger()}."
+                )
             else:
-                self.view.tell("That question is too long and was not kept; a larger --n-ctx gives more room.")
+                self.view.tell(f"That question is too long and was not kept{self._larger()}.")
         elif isinstance(error, (*HUNG_UP, ShuttingDown)):
             self.opened = None
             kept = "and so is the answer up to here" if is_begun else "the question is not"

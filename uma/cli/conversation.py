@@ -50,6 +50,8 @@ class ChatHistory:
 
     system: str | None = None
     turns: list[ChatTurn] = attrs.field(factory=list)
+    stopped: ChatTurn | None = None
+    """The last question, where it was stopped before its answer began: no part of what is asked with the next one."""
 
     def asking(self, question: ChatTurn) -> tuple[Message, ...]:
         """The messages with which `question` is asked. Raises `ValueError` for a text that no model takes."""
@@ -64,12 +66,16 @@ class ChatHistory:
         self.turns.append(turn)
 
     def undo(self) -> str | None:
-        """Take back the last turn; its question, or None where there is none."""
+        """Take back the last turn, or the stopped question behind it; its question, or None where there is none."""
+        if self.stopped is not None:
+            question, self.stopped = self.stopped.question, None
+            return question
         return self.turns.pop().question if self.turns else None
 
     def reset(self) -> None:
         """Forget every turn; the instructions stay."""
         self.turns.clear()
+        self.stopped = None
 
     def save(self, path: Path) -> None:
         """Write to `path`, whole or not at all. Raises as `check_writable`."""

@@ -65,7 +65,7 @@ def _lines(file: Path | None) -> list[str]:
     try:
         data = sys.stdin.buffer.read() if file is None else file.read_bytes()
     except OSError as error:
-        raise ConfigError(f"--file {file}: {error.strerror}" if file is not None else str(error)) from None
+        raise ConfigError(f"{file}: {error.strerror}" if file is not None else str(error)) from None
     try:
         lines = data.decode().split("\n")
     except UnicodeDecodeError as error:

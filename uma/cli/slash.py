@@ -20,8 +20,7 @@ from uma.types import CHAT_SAMPLING, SAMPLER_FIELDS, Finished, SamplerSettings, 
 SET = (*SAMPLER_FIELDS, "max_tokens", "seed")
 """Fields of `SamplingParams` that `/set` changes."""
 NO_ROOM = (
-    "/shorten leaves out the oldest turns, --keep-going always, --compact with a summary of them; /reset starts over; "
-    "a larger --n-ctx holds more"
+    "/shorten leaves out the oldest turns, --keep-going always, --compact with a summary of them; /reset starts over"
 )
 
 
@@ -112,11 +111,14 @@ def _stats(chat: Talk, _: str) -> None:
 
 
 def _retry(chat: Talk, _: str) -> None:
-    if not chat.conversation.turns:
+    stopped, turns = chat.conversation.stopped, chat.conversation.turns
+    if stopped is None and not turns:
         chat.view.tell("There is no question to ask again.")
         return
-    chat.taken_back = chat.conversation.turns.pop()
-    chat.again = ChatTurn(chat.taken_back.question, pictures=chat.taken_back.pictures)
+    chat.taken_back = turns.pop() if stopped is None else None
+    last = stopped or chat.taken_back
+    assert last is not None
+    chat.again = ChatTurn(last.question, pictures=last.pictures)
     chat.view.tell(f"Asked again: {_short(chat.again.question)}")
 
 

@@ -476,8 +476,7 @@ class LoadedModels(Models):
             elif self.config.models == ALL_MODELS:
                 return
         if len(too_large) == len(self.shelf.files):
-            own = "" if self.config.memory else f" (it is {100 * FREE_SHARE:g} % of what is free)"
-            raise ConfigError(f"memory: {too_large[0]}{own}, and it is the smallest; --memory gives them more")
+            raise ConfigError(f"memory: {too_large[0]}, and it is the smallest; --memory gives them more")
         for reason in too_large:
             log(_log, logging.WARNING, "model.too_large", reason=reason)
 
@@ -487,17 +486,20 @@ class LoadedModels(Models):
         try:
             planned = await trio.to_thread.run_sync(planned_bytes, model.file.path, config, abandon_on_cancel=True)
         except ConfigError as error:
-            has = f"all models together can have {_mib(self.budget_bytes)} (--memory)"
-            model.planned_bytes, model.objection = 0, f"{model.file.name}: {error.message}; {has}"
+            has = f"{model.file.name} does not fit: {self._has()}"
+            model.planned_bytes, model.objection = 0, f"{has}; {error.message}"
         else:
             model.planned_bytes, model.objection = planned + config.cache_ram_mb * 2**20, ""  # which fills later
 
     def _objection(self, model: ServedModel) -> str:
         """Why no memory holds a model; empty where all models together can have as much."""
         if model.needs_bytes > self.budget_bytes:
-            has = f"all models together can have {_mib(self.budget_bytes)} (--memory)"
-            return f"{model.file.name} takes about {_mib(model.needs_bytes)}, and {has}"
+            return f"{model.file.name} takes about {_mib(model.needs_bytes)}, and {self._has()}"
         return "" if model.planned_bytes or model.size_bytes else model.objection
+
+    def _has(self) -> str:
+        own = "" if self.config.memory else f", which is {100 * FREE_SHARE:g} % of what is free"
+        return f"all models together can have {_mib(self.budget_bytes)} (--memory){own}"
 
     def _child_config(self, model: ServedModel) -> RuntimeConfig:
         path = BUILTIN if model.file.name == BUILTIN else str(model.file.path)

@@ -16,6 +16,7 @@ from weakref import WeakSet
 import attrs
 
 from uma.engine.intake.overload import UNKNOWN_SERVICE_MS
+from uma.engine.intake.prompt import roomier
 from uma.engine.intake.rendering import message_ends, rendered
 from uma.engine.kv.memory_kinds import kind_of
 from uma.engine.kv.pictures import LEAST_TOKENS, MAX_TOKENS, ids_of, runs_in
@@ -177,7 +178,7 @@ class PictureReader:
             raise PromptTooLarge.at(
                 field,
                 f"what stands before it takes {taken:,} tokens and does not fit the context of {most:,}; send "
-                "fewer or smaller pictures and sounds, or run with a larger --n-ctx",
+                f"fewer or smaller pictures and sounds, or {roomier(self._context.model, most)}",
                 prompt_tokens=taken,
                 n_ctx=most,
             )

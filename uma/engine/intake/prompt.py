@@ -55,6 +55,13 @@ MAX_CUTS = 4
 """How often a conversation is cut, where a template writes more around its messages than is counted for them."""
 
 
+def roomier(model: Model, max_tokens: int) -> str:
+    """What to do for a context of more than `max_tokens`."""
+    if 0 < model.n_ctx_train <= max_tokens:
+        return "use another model: no --n-ctx extends this one's own limit"
+    return "run with a larger --n-ctx"
+
+
 class PromptReader:
     """Prepares prompts for one model. `max_tokens` is the longest prompt that leaves space for an answer, plus one."""
 
@@ -315,7 +322,8 @@ class PromptReader:
         if least >= self._max_tokens:
             raise PromptTooLarge(
                 f"prompt too large: {len(text):,} characters are {least:,} tokens at least, which do not fit the "
-                f"context of {self._max_tokens:,} tokens; shorten the prompt, or run with a larger --n-ctx",
+                f"context of {self._max_tokens:,} tokens; shorten the prompt, or "
+                f"{roomier(self._model, self._max_tokens)}",
                 prompt_tokens=least,
                 n_ctx=self._max_tokens,
             )
@@ -338,7 +346,7 @@ class PromptReader:
         if prompt_tokens >= self._max_tokens:
             raise PromptTooLarge(
                 f"prompt too large: {prompt_tokens:,} tokens do not fit the context of {self._max_tokens:,} tokens, "
-                "which must also hold the answer; shorten the prompt, or run with a larger --n-ctx",
+                f"which must also hold the answer; shorten the prompt, or {roomier(self._model, self._max_tokens)}",
                 prompt_tokens=prompt_tokens,
                 n_ctx=self._max_tokens,
             )
