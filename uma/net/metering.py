@@ -70,8 +70,7 @@ def metered_whole(
 
 def _size_tokens(request: EmbedRequest | RerankRequest | DecisionRequest) -> int:
     if isinstance(request, DecisionRequest):
-        texts: Sequence[str] = [message.content for message in request.messages]
-        texts = [*texts, *(question.instructions for question in request.questions)]
+        texts: Sequence[str] = request.texts
     elif isinstance(request, RerankRequest):
         texts = [request.query + document for document in request.documents]
     elif request.token_ids is not None:

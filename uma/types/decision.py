@@ -124,6 +124,13 @@ class DecisionRequest:
                 Wrong("questions", f"{reads:,} prompts with all orders are over {MAX_READS:,}; ask for fewer orders")
             )
 
+    @property
+    def texts(self) -> list[str]:
+        """All texts of the state and of the questions."""
+        options = [option for question in self.questions for option in question.options]
+        labels = [f"{option.label}{option.description or ''}" for option in options]
+        return [turn.content for turn in self.messages] + [asked.instructions for asked in self.questions] + labels
+
     def orders_of(self, question: DecisionQuestion) -> int:
         """Maximum orders in which a question is asked."""
         if question.kind != "choice":

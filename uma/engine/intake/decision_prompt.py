@@ -63,29 +63,25 @@ class _Frame:
     """Spaces that the template writes before the answer: they belong to its first token."""
 
 
+@attrs.frozen(eq=False, slots=False)
 class DecisionReader:
     """Makes the prompts of decisions for one model."""
 
-    def __init__(
-        self,
-        model: Model,
-        prompts: PromptReader,
-        chat: ChatAbilities,
-        pictures: PictureReader | None,
-        with_files: Callable[[Request], Awaitable[Request]],
-    ) -> None:
-        """`with_files` gives a request the files that its pictures name."""
-        self._model = model
-        self._prompts = prompts
-        self._chat = chat
-        self._pictures = pictures
-        self._with_files = with_files
-        self._trained = TrainedForm(model, self._cut, partial(self._ids, begins=False)) if model.decision_type else None
+    _model: Model
+    _prompts: PromptReader
+    _chat: ChatAbilities
+    _pictures: PictureReader | None
+    _with_files: Callable[[Request], Awaitable[Request]]
+    """Gives a request the files that its pictures name."""
+
+    @cached_property
+    def _trained(self) -> TrainedForm | None:
+        ids = partial(self._ids, begins=False)
+        return TrainedForm(self._model, self._cut, ids) if self._model.decision_type else None
 
     async def read(self, request: DecisionRequest) -> DecisionPrompts:
         """The prompts of a request. Raises what `PromptReader.read` does."""
-        texts = [message.content for message in request.messages]
-        texts += [text for question in request.questions for text in _texts(question)]
+        texts = request.texts
         self._prompts.check_bytes_of(*texts)
         conversation = await self._prompts.rewritten(self._chat.prepared, _conversation(request))
         read = partial(self._read, request)
@@ -219,13 +215,6 @@ def _conversation(request: DecisionRequest) -> Request:
     else:
         before, last = [*before, last], Message("user", _QUESTION)
     return Request(id=request.id, messages=(*before, last, Message("assistant", _ANSWER)), reasoning="off")
-
-
-def _texts(question: DecisionQuestion) -> Iterator[str]:
-    yield question.instructions
-    for option in question.options:
-        yield option.label
-        yield option.description or ""
 
 
 def question_text(question: DecisionQuestion, order: Sequence[int], codes: Sequence[str]) -> str:
