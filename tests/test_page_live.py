@@ -191,7 +191,7 @@ def test_a_storm_is_seen_in_the_browser(browser: Browser, narrow_server: HttpSer
     assert len(shown) > 4
     for each in shown:
         check_figures(each, noted[: each["frames"]])
-    assert any(each["running"].startswith("2 run, ") for each in shown)
+    assert any(each["running"].startswith("2 requests run, ") for each in shown)
     assert any(each["more"] for each in shown)
     assert all(re.fullmatch(r"one pool for all|a buffer of [\d,]+ for each request", each["layout"]) for each in shown)
     assert any("; --max-sequences is 2." in each["running"] for each in shown)
@@ -219,7 +219,7 @@ def check_figures(shown: dict[str, Any], frames: list[dict[str, Any]]) -> None:
     assert all(each in told for each in [each for each in everyone if not is_begun(each)][:MAX_WAITING])
     hidden = len(everyone) - len(told)
     assert shown["more"] == ([f"and {hidden} more"] if hidden else [])
-    runs = f"{now['running'] or 'Nothing'} run{'s' * (now['running'] < 2)}"
+    runs = {0: "Nothing runs", 1: "1 request runs"}.get(now["running"], f"{now['running']} requests run")
     if total := sum(waiting.values()):
         kinds = ", ".join(f"{count} {name}" for name, count in waiting.items() if count)
         runs += f", {total} wait{'s' * (total == 1)} for a slot ({kinds})"
@@ -417,12 +417,12 @@ def test_what_is_shown_of_a_server_that_is_gone_is_said_to_be_of_before(
         one.visit("#live")
         figures, bar, state = page.locator(".tile-value").first, page.locator(".bar").first, page.locator(".live-state")
         looks = "each => [getComputedStyle(each).color, getComputedStyle(each).opacity]"
-        expect(page.locator(".live-words")).to_have_text("2 run.")
+        expect(page.locator(".live-words")).to_have_text("2 requests run.")
         fresh = figures.evaluate(looks), bar.evaluate(looks)
         expect(state).to_have_text(
             re.compile(r"Trying again … The figures are those of \d\d:\d\d:\d\d, when it was last heard of\.$")
         )
-        expect(page.locator(".live-words")).to_have_text("2 run.")
+        expect(page.locator(".live-words")).to_have_text("2 requests run.")
         stale = figures.evaluate(looks), bar.evaluate(looks)
         assert stale[0][0] != fresh[0][0]
         assert float(stale[1][1]) < float(fresh[1][1])

@@ -18,6 +18,8 @@ from models import CHATML, write_encoder
 
 SAYING = {"alpha": "I am the first of them.", "beta": "I am the second one."}
 MEMORY_MIB = 180
+SLOW = {"beta": 40, "gamma": 0}
+"""Models that are being loaded, and how much of each is in percent."""
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +149,7 @@ def test_a_model_is_pulled_from_the_list_with_its_percent(here: Visitor) -> None
     page.get_by_role("combobox").fill("owner/some-model")
     page.get_by_role("option", name="Pull owner/some-model").click()
     expect(page.locator(".toast").last).to_contain_text("owner/some-model was not pulled. the hub is not there")
+    expect(page.locator(".toast")).to_have_count(1)  # nothing is said any more to be pulled
     assert names == ["owner/some-model"]
     page.get_by_role("button", name="New chat", exact=True).click()
     expect(page.locator(".toast")).to_have_count(0)
@@ -165,12 +168,16 @@ def test_a_question_to_a_model_that_loads_names_it_and_tells_its_percent(here: V
 def test_the_live_view_names_a_model_that_is_waited_for(here: Visitor) -> None:
     with httpx.stream("GET", f"{here.url}/ui/api/live", timeout=PATIENCE_SEC) as stream:
         frame = json.loads(next(line for line in stream.iter_lines() if line.startswith('data: {"at_ms"'))[6:])
-    frame["models"] = [{"name": "beta", "requests": [], "loading_percent": 40, "waiting": 2}]
+    loaded = [{"name": name, "requests": [], "figures": frame["figures"]} for name in ("alpha", "omega")]
+    loading = [{"name": name, "requests": [], "loading_percent": far, "waiting": 2} for name, far in SLOW.items()]
+    frame["models"] = [*loaded, *loading]
     frame["metrics"]["kv_cells_total"] = 0
     body = f"event: frame\ndata: {json.dumps(frame)}\n\n"
     page = here.page
     page.route("**/ui/api/live", lambda route: route.fulfill(content_type="text/event-stream", body=body))
     here.visit("#live")
-    expect(page.get_by_role("list", name="Models")).to_have_text("beta Loading, 40 %, 2 wait for it.")
+    told = ["alpha", "omega", "beta Loading, 40 %, 2", "gamma Loading, its file is being opened, 2 wait for it."]
+    expect(page.get_by_role("list", name="Models").get_by_role("listitem")).to_contain_text(told)
+    expect(page.locator("#cells-layout")).to_have_text("of all models")
     expect(page.locator("#live-nothing")).to_be_hidden()
     expect(page.get_by_text("KV cells")).to_be_hidden()

@@ -29,7 +29,7 @@ def sentences(shown: Explained) -> Iterator[str]:
             yield f"Now its prompt is read: {now.computed_tokens:,} of {now.prompt_tokens:,} tokens are there."
     if shown.started_before:
         higher = f", {shown.started_before_higher:,} of a higher lane" if shown.started_before_higher else ""
-        yield f"Queue: {shown.started_before:,} requests were given a slot before it{higher}."
+        yield f"Queue: {_counted(shown.started_before, 'request')} got a slot before it{higher}."
     if shown.now is None or shown.now.is_preempted or shown.now.waits_for not in _BEFORE_THE_CACHE:
         yield _cache_sentence(shown)
     if shown.beside:
@@ -39,13 +39,13 @@ def sentences(shown: Explained) -> Iterator[str]:
         yield f"Prompts read meanwhile: {prompts}."
     if shown.preemptions:
         by = f", the last time to {shown.preempted_by}" if shown.preempted_by else ""
-        yield f"Preempted: it lost its slot {shown.preemptions:,} times{by}."
+        yield f"Preempted: it lost its slot {_times(shown.preemptions)}{by}."
     if shown.pauses:
-        yield f"Reader: it fell behind {shown.pauses:,} times, and the request stood still until it had caught up."
+        yield f"Reader: it fell behind {_times(shown.pauses)}, and the request stood still until it had caught up."
     if shown.worst_gap_ms:
         yield f"Longest gap between two tokens: {seconds(shown.worst_gap_ms)}, after token {shown.worst_gap_token:,}."
     if shown.metrics.batch_size > 1:
-        yield f"Company: up to {shown.metrics.batch_size - 1:,} other requests in one batch with it."
+        yield f"Company: up to {_counted(shown.metrics.batch_size - 1, 'other request')} in one batch with it."
     if shown.answers > 1:
         yield f"It asked for {shown.answers:,} answers; this is the first one's account."
     if shown.text is not None:
@@ -59,12 +59,20 @@ def _cache_sentence(shown: Explained) -> str:
     said = f"Cache: {shown.cached_tokens:,} of {shown.prompt_tokens:,} prompt tokens{where}"
     said += f"; {WHY_NOT_CACHED.get(cache.why, cache.why)}"
     if cache.known_tokens and cache.why:
-        said += f", after {cache.known_tokens:,} tokens in common"
+        said += f", after {_counted(cache.known_tokens, 'token')} in common"
     if cache.token_id is not None:
         said += f"; the prompt goes on with token {cache.token_id}"
     if shown.text is not None and cache.token_id is not None:
         said += f": {shown.text.before_parting} ▸ {shown.text.behind_parting}"
     return said + "."
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
 
 
 def seconds(ms: float) -> str:

@@ -53,7 +53,8 @@ class LiveFigures:
     """Part of the last minute's prompts that came from the cache, by tokens, or of all since the start; None: there
     were none."""
     first_token_ms: Percentiles | None
-    """Times to a first token of the last minute, or of all since the start; None: there were none."""
+    """Times to a first token of the last minute, or of all since the start; None: there were none, or of several models
+    too few for percentiles, and the last one's model is not known."""
     between_tokens_ms: Percentiles | None
     """Times between two tokens, likewise."""
     slot_every_ms: float | None
@@ -92,8 +93,8 @@ class LiveSeries:
             self._per_second("tokens_generated_total"),
             self._per_second("prefill_tokens_total"),
             self._share("cached_tokens_total", "prompt_tokens_total"),
-            self._percentiles("ttft_ms"),
-            self._percentiles("inter_token_ms"),
+            self._percentiles("ttft_ms", slots),
+            self._percentiles("inter_token_ms", slots),
             service_ms / slots if service_ms and slots else None,
         )
 
@@ -111,7 +112,7 @@ class LiveSeries:
         total = now.get(whole, 0) - then.get(whole, 0)
         return (now.get(part, 0) - then.get(part, 0)) / total if total else None
 
-    def _percentiles(self, name: str) -> Percentiles | None:
+    def _percentiles(self, name: str, slots: int) -> Percentiles | None:
         metrics = self._snapshots[-1][1]
         now, then = (snapshot.get(f"{name}_buckets", {}) for snapshot in (metrics, self._snapshots[0][1]))
         if now.get("inf", 0) == then.get("inf", 0):
@@ -119,7 +120,7 @@ class LiveSeries:
         counts = {bound: count - then.get(bound, 0) for bound, count in now.items()}
         count = counts.pop("inf", 0)
         upper = sorted((float(bound), below) for bound, below in counts.items())
-        if not count:
+        if not count or (count < FEW and not slots):
             return None
         found = [None if count < FEW else _percentile(upper, share * count) for share in (0.5, 0.95, 0.99)]
         return Percentiles(count, metrics.get(f"{name}_last", 0.0), *found)

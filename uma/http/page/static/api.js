@@ -1,6 +1,7 @@
 /** Questions to the server: JSON both ways, and streams of server-sent events, read by hand so that they can be asked
  * for with POST and with a key. */
 
+import { loaded } from "./dom.js";
 import { keep, kept } from "./local.js";
 import { REPLY_MS, Silence, SILENCE_MS } from "./silence.js";
 
@@ -90,7 +91,7 @@ async function failureOf(response) {
   if (loading !== null)
     return {
       code: "loading",
-      message: `The model is still being loaded (${loading} %).`,
+      message: `The model is still being loaded (${loaded(Number(loading))}).`,
       retry_after_ms: retry,
       percent: Number(loading),
     };

@@ -136,6 +136,7 @@ export function toast(text, action) {
   }
   byId(byId("live-view", HTMLElement).hidden ? "toasts" : "live-toasts", HTMLElement).append(box);
   setTimeout(close, action ? 10_000 : 5_000);
+  return close;
 }
 
 /** Take away the notices of what was shown before, but for what can still be undone. */
@@ -192,6 +193,11 @@ export function download(name, text, type = "application/json") {
 /** `12,345` and the like, in the page's language. @param {number} value @param {number} [digits] */
 export function number(value, digits = 0) {
   return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+
+/** How much of a model is loaded. Until the first of it is, its file is opened, which takes long on a slow disk. @param {number} [percent] */
+export function loaded(percent) {
+  return percent ? `${percent} %` : "its file is being opened";
 }
 
 /** A time for people: `85 ms`, `1.2 s`. @param {number} ms */

@@ -1,7 +1,7 @@
 /** The live view: what the engine does, four times a second, from one stream of snapshots that all viewers share. */
 
 import { act, ApiError, stream } from "./api.js";
-import { byId, duration, h, number } from "./dom.js";
+import { byId, duration, h, loaded, number } from "./dom.js";
 import { HistoryPanel } from "./history.js";
 import { Lanes } from "./lanes.js";
 import { Series, WINDOW_MS } from "./series.js";
@@ -238,8 +238,9 @@ export class LiveView {
   showPercentiles(tile, times) {
     if (times === null) return tile.show("–", "", "no token yet", false);
     const { count, last, p50, p95, p99 } = times;
+    const all = this.info()?.models ? " of all models" : "";
     if (p50 === null) return tile.show(...split(about(last)), `the last of ${number(count)}`);
-    const words = [`median of ${number(count)}`, `95 %: ${about(p95 ?? 0)}`, `99 %: ${about(p99 ?? 0)}`];
+    const words = [`median of ${number(count)}${all}`, `95 %: ${about(p95 ?? 0)}`, `99 %: ${about(p99 ?? 0)}`];
     tile.show(...split(about(p50)), words.map((each) => each.replaceAll(" ", NO_BREAK)).join(" · "));
   }
 
@@ -253,7 +254,8 @@ export class LiveView {
     this.cells.cached.show(cached, total);
     this.cells.free.show(Math.max(0, total - metrics.kv_cells_used), total);
     const share = metrics.kv_cells_share ?? total;
-    this.layout.textContent = share < total ? `a buffer of ${number(share)} for each request` : "one pool for all";
+    const one = share < total ? `a buffer of ${number(share)} for each request` : "one pool for all";
+    this.layout.textContent = frame.models.filter(({ figures }) => figures).length > 1 ? "of all models" : one;
   }
 
   repaint() {
@@ -262,9 +264,9 @@ export class LiveView {
 }
 
 /** What one of several models does. @param {LiveModel} model */
-function lineOf({ name, figures, loading_percent: percent = 0, waiting = 0 }) {
+function lineOf({ name, figures, loading_percent: percent, waiting = 0 }) {
   const wait = waiting ? `, ${number(waiting)} ${waiting === 1 ? "waits" : "wait"} for it` : "";
-  if (!figures) return h("li", {}, h("b", { dir: "auto" }, name), ` Loading, ${percent} %${wait}.`);
+  if (!figures) return h("li", {}, h("b", { dir: "auto" }, name), ` Loading, ${loaded(percent)}${wait}.`);
   const { written_per_sec: written, read_per_sec: read, first_token_ms: first } = figures;
   const words = [
     wordsOf(figures, 0),
@@ -278,7 +280,7 @@ function lineOf({ name, figures, loading_percent: percent = 0, waiting = 0 }) {
 /** What happens, and how long it takes until the last one has a slot. @param {Figures} figures @param {number} most Of requests that can have one. */
 function wordsOf(figures, most) {
   const { running, slot_every_ms: every } = figures;
-  const runs = running ? `${number(running)} ${running === 1 ? "runs" : "run"}` : "Nothing runs";
+  const runs = running ? `${number(running)} ${running === 1 ? "request runs" : "requests run"}` : "Nothing runs";
   const lanes = /** @type {const} */ (["interactive", "normal", "background"]);
   const kinds = lanes.filter((lane) => figures[`waiting_${lane}`]);
   const waiting = kinds.reduce((sum, lane) => sum + figures[`waiting_${lane}`], 0);

@@ -3,7 +3,7 @@
 import { labelOf, showFiles } from "./attachments.js";
 import { Blocks } from "./blocks.js";
 import { ask, ApiError } from "./api.js";
-import { announce, copy, duration, h, iconButton, number } from "./dom.js";
+import { announce, copy, duration, h, iconButton, loaded, number } from "./dom.js";
 import { busy, explain } from "./failures.js";
 import { openable } from "./pictures.js";
 import { Thinking } from "./thinking.js";
@@ -289,7 +289,7 @@ function statusOf(run) {
   if (run.waitsFor === "loading")
     return [
       h("progress", { max: 100, value: run.loadedPercent ?? 0, "aria-label": "Model loaded" }),
-      `${run.message.model ?? "The model"} is being loaded, ${run.loadedPercent ?? 0} %. This goes on as soon as it is ready …`,
+      `${run.message.model ?? "The model"} is being loaded, ${loaded(run.loadedPercent)}. This goes on as soon as it is ready …`,
     ];
   if (run.waitsFor === "turn" && run.refusal)
     return [pulse, busy(run.refusal, Math.max(0, run.waitsUntil - Date.now())), toLive()];
@@ -441,7 +441,7 @@ function figures({ done, model, at }) {
       figure(duration(metrics.ttft_ms), `to the first token, of which ${duration(metrics.queue_ms)} in the queue`),
       figure(`${number(usage.cached_tokens)} of ${number(usage.prompt_tokens)}`, "prompt tokens cached"),
       figure(number(usage.completion_tokens), `tokens in ${duration(metrics.decode_ms)}`),
-      beside > 0 && figure(number(beside), "other requests computed beside it, at most"),
+      beside > 0 && figure(number(beside), `other ${beside === 1 ? "request" : "requests"} computed beside it, at most`),
       seed !== undefined && figure(String(seed), "is the seed it was drawn with"),
       h("span", {}, [model, new Date(at).toLocaleString("en-GB", WHEN)].filter(Boolean).join(" · ")),
     ),

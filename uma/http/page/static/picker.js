@@ -1,7 +1,7 @@
 /** A server's models, as entries of the palette: what each is, which are loaded, which fit; and a way to get another one. */
 
 import { ApiError, lines } from "./api.js";
-import { number, toast } from "./dom.js";
+import { loaded, number, toast } from "./dom.js";
 import { wordsOf } from "./search.js";
 
 const TOO_LARGE = "Models that are too large for this server";
@@ -56,7 +56,7 @@ export class Picker {
       group,
       label: name,
       note: note.filter(Boolean).join(" · "),
-      state: percent === null ? (state === "loaded" ? "loaded" : "") : `loading ${percent} %`,
+      state: percent === null ? (state === "loaded" ? "loaded" : "") : `loading, ${loaded(percent)}`,
       isCurrent: name === chosen,
       isDisabled: group === TOO_LARGE,
       run: () => this.does.choose(name),
@@ -66,7 +66,7 @@ export class Picker {
   /** @param {string} name */
   async pull(name) {
     this.pulls.set(name, 0);
-    toast(`${name} is being pulled.`);
+    const close = toast(`${name} is being pulled.`);
     try {
       for await (const { error, total, completed } of lines("api/pull", { model: name })) {
         if (error) throw new ApiError(0, { code: "pull", message: error });
@@ -78,6 +78,7 @@ export class Picker {
       if (!(error instanceof ApiError)) throw error;
       toast(`${name} was not pulled. ${error.message}`, { label: "Close", run: () => {} });
     } finally {
+      close();
       this.pulls.delete(name);
       this.does.changed();
     }
