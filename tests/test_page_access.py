@@ -84,7 +84,7 @@ def test_axe_has_nothing_against_any_view(browser: Browser, http_server: HttpSer
         assert theme_violations(page) == []
         page.keyboard.press("Enter")
         expect(page.get_by_role("heading", name="Own model", level=1)).to_be_in_viewport(ratio=1)
-        page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+        page.get_by_role("button", name="Settings", exact=True).click()
         assert theme_violations(page) == []
         page.keyboard.press("Escape")
         with busy_live_view(page, http_server):
@@ -139,11 +139,11 @@ def test_everything_can_be_done_by_keyboard(browser: Browser, http_server: HttpS
         page.keyboard.press("Space")
         expect(page.locator(".bubble")).to_contain_text("What is UMA?")
         page.evaluate("document.activeElement.blur()")
-        tab_to(page, "Instructions and sampling")
+        tab_to(page, "Settings")
         page.keyboard.press("Enter")
         expect(page.locator("#settings")).to_be_visible()
         page.keyboard.press("Escape")
-        expect(page.get_by_role("button", name="Instructions and sampling", exact=True)).to_be_focused()
+        expect(page.get_by_role("button", name="Settings", exact=True)).to_be_focused()
         tab_to(page, "This conversation")
         page.keyboard.press("Enter")
         tab_to(page, "Rename")
@@ -173,7 +173,7 @@ def test_an_answer_is_stopped_repeated_branched_and_kept_by_keyboard(
         page.keyboard.press("Enter")
         one.wait_for_answer()
         expect(page.locator(".note")).to_contain_text("Stopped.")
-        tab_to(page, "Instructions and sampling")
+        tab_to(page, "Settings")
         page.keyboard.press("Enter")
         for name, figure in (("Temperature", "0"), ("Longest answer", "9"), ("Shortest answer", "9")):
             page.get_by_label(name, exact=True).focus()
@@ -280,7 +280,7 @@ def test_the_focus_goes_on_from_where_it_was(browser: Browser, http_server: Http
         press(other)
         expect(other).to_have_attribute("aria-current", "true")
         expect(other).to_be_focused()
-        press(page.get_by_role("button", name="Instructions and sampling", exact=True))
+        press(page.get_by_role("button", name="Settings", exact=True))
         reset = page.get_by_role("button", name="Back to the defaults")
         page.get_by_label("Top k").fill("40")
         press(reset)

@@ -313,7 +313,7 @@ def test_instructions_and_files_reach_the_model(here: Visitor, tmp_path: Path) -
     page = here.visit().page
     note = tmp_path / "note.txt"
     note.write_text("The fox is called Olga.\n" * 3)
-    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("button", name="Settings", exact=True).click()
     page.get_by_label("Instructions (system prompt)").fill("You are a fox.")
     page.get_by_label("Longest answer").fill("7")
     page.get_by_role("button", name="Close").click()
@@ -330,7 +330,7 @@ def test_instructions_and_files_reach_the_model(here: Visitor, tmp_path: Path) -
 
 def test_every_setting_says_what_it_does_and_reaches_the_server(here: Visitor) -> None:
     page = here.visit().page
-    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("button", name="Settings", exact=True).click()
     sheet = page.locator("#settings")
     fields = sheet.locator("input:not([type=radio]), textarea")
     texts = fields.evaluate_all(
@@ -362,7 +362,7 @@ def test_the_page_sends_what_was_set_and_shows_what_holds_otherwise(browser: Bro
         assert body.keys() == {"messages", "sampling", "token"}
         assert body["sampling"] == {}
         here.wait_for_answer()
-        page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+        page.get_by_role("button", name="Settings", exact=True).click()
         shown = {"temperature": "0.3", "top_p": "0.95", "top_k": "0", "max_tokens": "77", "seed": "random"}
         for name, figure in shown.items():
             expect(page.locator(f"#set-{name}")).to_have_attribute("placeholder", figure)
@@ -374,7 +374,7 @@ def test_the_chip_tells_how_many_settings_it_does_not_name(here: Visitor) -> Non
     page.locator("#model").wait_for()
     chip = page.locator("#chips")
     expect(chip).to_have_text("Settings")
-    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("button", name="Settings", exact=True).click()
     page.locator("#set-seed").fill("7")
     page.locator("#set-top_p").fill("0.5")
     page.locator("#set-stop").fill("zz")
@@ -383,7 +383,7 @@ def test_the_chip_tells_how_many_settings_it_does_not_name(here: Visitor) -> Non
     page.locator("#set-min_p").fill("")  # the server's again
     page.keyboard.press("Escape")
     expect(chip).to_have_text("at most 50 tokens · 3 more")
-    page.get_by_role("button", name="Instructions and sampling", exact=False).first.click()
+    page.get_by_role("button", name="Settings", exact=False).first.click()
     page.get_by_role("button", name="Back to the defaults").click()
     page.keyboard.press("Escape")
     expect(chip).to_have_text("Settings")
@@ -486,7 +486,7 @@ def test_thinking_is_folded_beside_the_answer_and_sent_back_for_the_template_to_
         assert [each["content"] for each in said] == ["What is the weather?", "It **rains** today.", "And tomorrow?"]
         assert [each.get("reasoning") for each in said] == [None, "Is it wet?\nLook out.", None]
         here.wait_for_answer(2)
-        page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+        page.get_by_role("button", name="Settings", exact=True).click()
         page.get_by_role("group", name="Thinking").get_by_role("radio", name=re.compile("^Off")).check()
         page.get_by_role("button", name="Close").click()
         here.ask("At once?")
@@ -518,7 +518,7 @@ def test_thinking_grows_while_the_model_thinks_and_over_a_reload(browser: Browse
         page.reload()
         expect(page.locator(".note")).to_contain_text("Stopped.")
         assert thoughts.text_content() == whole
-        page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+        page.get_by_role("button", name="Settings", exact=True).click()
         expect(page.get_by_role("group", name="Priority")).to_be_visible()
         expect(page.get_by_role("group", name="Thinking")).to_have_count(0)  # this template has no switch
         page.keyboard.press("Escape")

@@ -100,7 +100,7 @@ def until_nearly_full(here: Visitor, count: int) -> int:
 
 def test_tokens_are_marked_by_their_probability_with_what_was_likely_instead(here: Visitor) -> None:
     page = here.visit().page
-    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("button", name="Settings", exact=True).click()
     page.get_by_label("Token probabilities").fill("3")
     page.get_by_label("Longest answer").fill("24")
     page.get_by_label("Seed").fill("1")  # no text whose tokens take no room in a line
@@ -149,7 +149,7 @@ def test_tokens_are_marked_by_their_probability_with_what_was_likely_instead(her
 
 def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) -> None:
     page = here.visit().page
-    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("button", name="Settings", exact=True).click()
     page.get_by_label("Instructions (system prompt)").fill("You are a fox.")
     page.get_by_label("Answers at once").fill("2")
     page.get_by_label("Longest answer").fill("60")
@@ -182,7 +182,7 @@ def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) ->
     expect(page.locator(".blocks")).to_have_text(re.compile(r'^\{\s*"a"\s*:\s*(true|false)\s*\}\s*$'))
     # What is for this conversation, and what for new ones too, is said and so.
     page.get_by_role("button", name="New chat", exact=True).click()
-    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("button", name="Settings", exact=True).click()
     expect(page.locator("#system-help")).to_contain_text("For this conversation alone.")
     expect(page.locator(".scope")).to_have_text("All below is for this conversation, and for new ones from now on.")
     expect(page.get_by_label("Instructions (system prompt)")).to_have_value("")

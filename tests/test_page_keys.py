@@ -118,19 +118,19 @@ def test_the_question_for_a_key_is_as_high_as_its_text_and_can_be_put_off_by_tou
 def test_a_key_can_be_changed_and_forgotten(here: Visitor) -> None:
     page = here.visit().page
     put_off(page)
-    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("button", name="Settings", exact=True).click()
     expect(page.get_by_role("button", name="Forget the key")).to_have_count(0)
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Enter the key").click()
     enter_key(page, KEYS["free"])
     page.locator("#model").wait_for()
-    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("button", name="Settings", exact=True).click()
     assert violations(page) == []
     page.get_by_role("button", name="Change the key").click()
     with page.expect_response("**/ui/api/info") as answered:
         enter_key(page, KEYS["normal"])
     assert answered.value.request.headers["authorization"] == f"Bearer {KEYS['normal']}"
-    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("button", name="Settings", exact=True).click()
     page.get_by_role("button", name="Forget the key").click()
     expect(page.locator("#banner")).to_contain_text("This server needs a key")
     assert page.evaluate("localStorage.getItem('uma.key')") is None
@@ -167,7 +167,7 @@ def test_a_key_for_the_normal_lane_can_chat_and_only_what_is_chosen_is_sent(here
         here.ask("What is UMA?")
     assert "priority" not in json.loads(sent.value.post_data or "")
     here.wait_for_answer()
-    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("button", name="Settings", exact=True).click()
     page.get_by_role("radio", name="Background").check()
     page.keyboard.press("Escape")
     with page.expect_request("**/ui/api/answers") as sent:

@@ -35,7 +35,7 @@ def test_the_whole_conversation_is_printed_and_no_controls(browser: Browser, tmp
         one.ask("Go on.")
         one.wait_for_answer()
         assert sheets(page) >= 3
-        page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+        page.get_by_role("button", name="Settings", exact=True).click()
         page.emulate_media(media="print", color_scheme="dark")
         for part in (".bubble", ".code code", ".block:last-child p", ".figures"):
             expect(page.locator(part)).to_be_visible()

@@ -181,7 +181,7 @@ def test_a_setting_that_the_server_refuses_is_told_with_where_it_can_be_mended(
         set_sampling(here, max_tokens=100)  # as it was allowed by another server at this address
         here.ask("What is UMA?")
         failure = here.page.locator(".failure")
-        expect(failure).to_contain_text("Open “Instructions and sampling” and correct it")
+        expect(failure).to_contain_text("Open “Settings” and correct it")
         expect(failure.locator(".detail")).to_contain_text("100")
         here.problems.clear()  # Chromium's own line about the 400
 

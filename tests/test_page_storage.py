@@ -65,7 +65,7 @@ def payload(name: str, text: str) -> FilePayload:
 
 
 def set_temperature(page: Page, value: str) -> None:
-    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("button", name="Settings", exact=True).click()
     page.locator("#set-temperature").fill(value)
     page.keyboard.press("Escape")
 
@@ -322,7 +322,7 @@ def test_settings_out_of_their_range_are_left_out_with_a_word(here: Visitor) -> 
     for word in ("instructions", "priority", "temperature", "max_tokens", "n, ", "stop", "top_k"):
         expect(page.locator(".toast")).to_contain_text(word)
     expect(page.locator(".toast")).not_to_contain_text("seed")
-    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("button", name="Settings", exact=True).click()
     for field, value in (("system", ""), ("set-max_tokens", ""), ("set-seed", "7"), ("set-temperature", "")):
         expect(page.locator(f"#{field}")).to_have_value(value)
 
@@ -381,7 +381,7 @@ def test_a_long_conversation_is_rendered_to_its_beginning(here: Visitor) -> None
 
 def test_a_look_at_the_live_view_leaves_the_conversation_as_it_is(here: Visitor) -> None:
     page = here.visit().page
-    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("button", name="Settings", exact=True).click()
     page.get_by_label("Instructions (system prompt)").fill("You are a pirate.")
     page.keyboard.press("Escape")
 
@@ -505,14 +505,14 @@ def test_a_question_builds_nothing_again_that_stands_before_it(here: Visitor) ->
 def test_a_number_that_is_not_taken_is_said_to_be_none(here: Visitor) -> None:
     page = here.visit().page
     page.locator("#model").wait_for()
-    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("button", name="Settings", exact=True).click()
     most = page.get_by_label("Longest answer")
     most.press_sequentially("99999")
     expect(page.locator("#set-max_tokens-fault")).to_contain_text("Not set: it must be a whole number from 1 to ")
     assert violations(page) == []
     page.keyboard.press("Escape")
     expect(page.locator("#chips")).not_to_contain_text("tokens")
-    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("button", name="Settings", exact=True).click()
     most.fill("50")
     expect(page.locator("#set-max_tokens-fault")).to_be_empty()
     page.keyboard.press("Escape")
@@ -522,7 +522,7 @@ def test_a_number_that_is_not_taken_is_said_to_be_none(here: Visitor) -> None:
 @pytest.mark.parametrize("top_k", ["1e30", "1.5"])
 def test_what_is_no_whole_number_of_its_range_is_told_at_its_field(here: Visitor, top_k: str) -> None:
     page = here.visit().page
-    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("button", name="Settings", exact=True).click()
     wrong = {"top_k": top_k, "min_tokens": "1e30", "max_tokens": "2.5", "seed": "-1"}
     for field, value in wrong.items():
         page.locator(f"#set-{field}").fill(value)
@@ -537,7 +537,7 @@ def test_what_is_no_whole_number_of_its_range_is_told_at_its_field(here: Visitor
 
 def test_the_boxes_of_numbers_are_in_line_also_beside_one_with_a_fault(here: Visitor) -> None:
     page = here.visit().page
-    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("button", name="Settings", exact=True).click()
     page.get_by_label("Longest answer").fill("1.5")
     expect(page.locator("#set-max_tokens-fault")).not_to_be_empty()
     boxes = page.locator(".numbers input").evaluate_all("all => all.map((each) => each.getBoundingClientRect().top)")
@@ -547,7 +547,7 @@ def test_the_boxes_of_numbers_are_in_line_also_beside_one_with_a_fault(here: Vis
 
 def test_more_stop_strings_than_can_be_set_are_told_and_stay_in_their_field(here: Visitor) -> None:
     page = here.visit().page
-    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("button", name="Settings", exact=True).click()
     stops = [f"stop {number}" for number in range(20)]
     field = page.get_by_label("Stop strings")
     field.fill("\n".join(stops))
@@ -560,7 +560,7 @@ def test_more_stop_strings_than_can_be_set_are_told_and_stay_in_their_field(here
         here.ask("What is UMA?")
     assert json.loads(sent.value.post_data or "")["sampling"]["stop"] == stops[:16]
     here.wait_for_answer()
-    page.get_by_role("button", name="Instructions and sampling", exact=True).click()
+    page.get_by_role("button", name="Settings", exact=True).click()
     field.fill("\n".join(stops[:16]))
     expect(page.locator("#set-stop-fault")).to_be_empty()
     expect(field).to_have_attribute("aria-invalid", "false")

@@ -29,9 +29,9 @@ const WORDS = {
 const OWN_BUSY = "Your key allows no more answers at once: wait until another one ends, or stop one.";
 const OWN_RATE = "Your key has used up its tokens for a minute.";
 const OWN_LENGTH =
-  "Your key allows shorter answers only: open “Instructions and sampling” and set fewer most tokens.";
+  "Your key allows shorter answers only: open “Settings” and set fewer most tokens.";
 const OWN_PRIORITY =
-  "Your key allows no such priority: open “Instructions and sampling” and choose a lower one.";
+  "Your key allows no such priority: open “Settings” and choose a lower one.";
 /** What a key's own bound says (uma/net/quota.py), and what that means: others on the server have nothing to do with it. @type {[RegExp, string][]} */
 const BOUNDS = [
   [/\(max_concurrent\)/, OWN_BUSY],
@@ -40,7 +40,7 @@ const BOUNDS = [
   [/^priority: .* may use /, OWN_PRIORITY],
 ];
 const WRONG_SETTING =
-  "The server does not take one of the settings. Open “Instructions and sampling” and correct it, or set the sampling back.";
+  "The server does not take one of the settings. Open “Settings” and correct it, or set the sampling back.";
 const BLIND =
   "This model sees no pictures, and the conversation has some. Choose a model that sees, edit the question to take them away, or begin a new chat.";
 const WRONG_CHAT = "The model does not take this conversation as it is. Edit the question, or begin a new chat.";

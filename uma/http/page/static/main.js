@@ -98,8 +98,9 @@ function refresh() {
   composer.setAnswering(Boolean(chat.running), chat.isWhole);
   const chosen = summary(chat.current.settings);
   // What a press has hit must be there at its release.
-  if (composer.chips.textContent !== chosen) composer.chips.replaceChildren(icon("tune"), h("span", {}, chosen));
-  composer.chips.setAttribute("aria-label", `Instructions and sampling: ${chosen}`);
+  const words = chosen || "Settings";
+  if (composer.chips.textContent !== words) composer.chips.replaceChildren(icon("tune"), h("span", {}, words));
+  composer.chips.setAttribute("aria-label", `Settings: ${chosen || "the defaults"}`);
   sidebar.render(
     [...chat.conversations].sort((a, b) => b.updated - a.updated),
     chat.current.id,

@@ -132,7 +132,7 @@ function isStop(value) {
   );
 }
 
-/** The chip under the message box: what the person has set. @param {Settings} settings */
+/** What the person has set, in a few words. @param {Settings} settings */
 export function summary(settings) {
   const { temperature } = settings.sampling;
   const parts = temperature === undefined ? [] : [`temperature ${temperature}`];
@@ -146,7 +146,7 @@ export function summary(settings) {
   if ((settings.answers ?? 1) > 1) parts.push(`${number(settings.answers ?? 1)} answers`);
   const more = Object.keys(settings.sampling).filter((name) => !NAMED.includes(name)).length;
   if (more) parts.push(`${number(more)} more`);
-  return parts.join(" · ") || "Settings";
+  return parts.join(" · ");
 }
 
 /**
@@ -174,7 +174,7 @@ export function openSettings(settings, info, onChange, more = null) {
     h(
       "header",
       { class: "sheet-head" },
-      h("h2", { id: "settings-title" }, "Instructions and sampling"),
+      h("h2", { id: "settings-title" }, "Settings"),
       iconButton("x", "Close", () => dialog.close()),
     ),
     h(
