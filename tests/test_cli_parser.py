@@ -116,6 +116,7 @@ def test_help_fits_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -
         (["generate", "--max-token=5"], "unknown option --max-token; did you mean --max-tokens?"),
         (["generate", "--temprature", "1", "hello"], "unknown option --temprature; did you mean --temperature?"),
         (["run", "--no-use-mlok"], "unknown option --no-use-mlok; did you mean --no-use-mlock?"),
+        (["launch", "clade"], "no such agent: clade; did you mean claude?"),
         (["genrate", "hello"], "no such command: genrate; did you mean generate?"),
         (
             ["zzz"],

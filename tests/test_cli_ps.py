@@ -97,6 +97,9 @@ def test_stop_ends_the_server_and_says_so_when_it_is_gone(socket_dir: Path, uma_
         assert not server.socket.exists()
         assert other.process.poll() is None
         again = uma_told("stop", "--socket", str(server.socket))
+        asked = [uma_told(*words, "--socket", str(server.socket)).stderr for words in (("pause",), ("explain", "x"))]
+        if sys.platform == "linux":
+            assert all("no server listens there; `uma ps` lists those that run" in told for told in asked)
     assert again.returncode == 1
     assert again.stderr.startswith(
         f"uma: error: {server.socket}: no server listens there; `uma ps` lists those that run"

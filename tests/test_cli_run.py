@@ -9,8 +9,8 @@ import attrs
 import pytest
 
 from harness import ServerProcess, run_to_end, uma_command
-from uma.cli import words
-from uma.cli.run import banner
+from uma.cli import say, words
+from uma.cli.run import announce, banner
 from uma.config import RuntimeConfig, load
 from uma.types import Capabilities, Limits, MemoryPlan, ModelInfo, ServerInfo
 
@@ -55,10 +55,19 @@ def test_the_banner_tells_what_texts_take_of_memory() -> None:
     assert told(kind="recurrent", cells=512, kv_bytes=0, **states) == "9 recurrent states 54 MB"
 
 
-def test_commands_to_try_can_be_pasted_as_they_are() -> None:
+def test_commands_to_try_can_be_pasted_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "try     uma chat" in banner(RuntimeConfig(), INFO)
     assert "try     uma chat --socket '/a b/s'" in banner(RuntimeConfig(socket="/a b/s"), INFO)
     assert "try     nc -U /s" in banner(RuntimeConfig(socket="/s", protocol="newline"), INFO)
+    monkeypatch.setattr(say, "columns", lambda: 40)
+    named = load({"model": "builtin", "socket": "/home/ada/a place of her own/uma.sock"}, environ={})
+    announce(named, INFO)
+    say.complain("no server listens there; start one with `uma run --socket /home/ada/uma.sock --model m`")
+    shown = capsys.readouterr().err.splitlines()
+    assert set(banner(named.config, INFO)[-2:]) <= set(shown)
+    assert any("`uma run --socket /home/ada/uma.sock --model m`" in line for line in shown)
 
 
 def test_only_the_built_in_model_is_called_a_demonstration() -> None:

@@ -303,6 +303,8 @@ async def test_a_session_loads_unloads_and_pins_models_and_lists_them(serve_mode
     )
     done = run_to_end(*uma_command("unpin", "gamma", "--socket", str(path)))
     assert (done.returncode, done.stdout) == (0, "gamma-one can leave again\n")
+    done = run_to_end(*uma_command("unpin", "gamma", "--socket", str(path)))
+    assert (done.returncode, done.stdout) == (0, "nothing changes: gamma-one was not pinned\n")
 
 
 def test_a_client_waits_until_its_model_is_loaded_and_is_told_so(

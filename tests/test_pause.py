@@ -53,6 +53,7 @@ def test_what_runs_stands_still_what_comes_waits_and_both_go_on(server: ServerPr
         assert generated(server) == begun
         command("resume", server)
         assert raw.last_of("comes")["reason"] == "length"
+        assert "nothing changes" in command("resume", server)
     assert json.loads(command("ps", server, "--json"))[0]["paused_sec"] == 0
 
 
@@ -119,3 +120,5 @@ def test_several_models_are_paused_those_that_are_loaded_meanwhile_too(serve_mod
 
     trio.run(main, server.socket)
     assert texts == {"alpha": "length", "beta": "length"}
+    server.log.wait_for(r"event=server\.resumed")
+    assert server.log.text.count("event=server.paused") == 1 == server.log.text.count("event=server.resumed")

@@ -11,7 +11,7 @@ from datetime import datetime
 from uma.cli import say, words
 from uma.cli.options import load_settings
 from uma.cli.sanitize import json_text
-from uma.cli.source import connected
+from uma.cli.source import connected, pointing_to_others
 from uma.cli.table import print_table, print_wrapped
 from uma.cli.trio_run import Interrupts, run
 from uma.contracts.explaining import seconds, sentences
@@ -32,7 +32,8 @@ def main(options: argparse.Namespace) -> int:
 
     async def show(_: Interrupts) -> int:
         async with AsyncExitStack() as stack:
-            client = await connected(stack, config.socket, say.note, loads=False)
+            with pointing_to_others(config.socket):
+                client = await connected(stack, config.socket, say.note, loads=False)
             explained = await client.explain(_OF_HTTP.sub("", options.id))
         if options.json:
             print(json_text(unstructure(explained), indent=2))
@@ -48,7 +49,7 @@ def show_explained(explained: Explained) -> None:
     for line in _head(explained):
         print_wrapped(line)
     print()
-    print_table(("time", "share", "", "what it went to"), list(_rows(explained)))
+    print_table(("time", "share", "", "what it went to"), list(_rows(explained)), spare=("",))
     print()
     for sentence in sentences(explained):
         print_wrapped(sentence)

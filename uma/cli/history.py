@@ -24,6 +24,8 @@ POLL_SEC = 0.5
 MAX_FOLLOWED = 1_000
 """Maximum requests that are shown of one look."""
 COLUMNS = ("nr", "came", "model", "prompt", "cached", "written", "took", "ended")
+SPARE = ("written", "took", "came", "cached")
+"""Columns that a narrow terminal goes without, the first of them first."""
 SNIPPET_CHARS = 60
 """Text shown on each side of where two prompts part."""
 
@@ -39,7 +41,7 @@ def main(options: argparse.Namespace) -> int:
             _show(history.entry(options.number))
             return 0
         kept = history.heads(options.last, search=options.search)
-        print_table(COLUMNS, [_row(number, head) for number, head in kept])
+        print_table(COLUMNS, [_row(number, head) for number, head in kept], spare=SPARE)
         return _follow(history, kept[-1][0] if kept else 0) if options.follow else 0
 
 

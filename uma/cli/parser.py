@@ -173,7 +173,8 @@ class CommandParser(argparse.ArgumentParser):
             near = nearest(str(value), choices) or f"; there are {', '.join(choices)}"
             if action.option_strings:
                 raise argparse.ArgumentError(action, f"no such choice: {value}{near}")
-            raise argparse.ArgumentError(None, f"no such command: {value}{near}")
+            what = "agent" if action.dest == "agent" else "command"
+            raise argparse.ArgumentError(None, f"no such {what}: {value}{near}")
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print as argparse does, without what a terminal would obey: help shows paths that the environment gives."""

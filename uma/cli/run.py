@@ -82,8 +82,9 @@ def announce(loaded: Loaded, info: ServerInfo, url: str = "") -> None:
     say.passing()
     if not words.is_json_log(loaded.config):
         notice = None if info.models else words.demonstration(info.model, loaded)
-        lines = [*banner(loaded.config, info, url), *filter(None, [notice])]
-        say.plain("\n".join(map(sanitize_line, lines)))
+        say.plain("\n".join(map(sanitize_line, banner(loaded.config, info, url))), folds=False)
+        if notice is not None:
+            say.plain(sanitize_line(notice))
 
 
 def _several(config: RuntimeConfig, info: ServerInfo) -> list[str]:

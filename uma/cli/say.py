@@ -36,9 +36,9 @@ def complain(text: str) -> None:
     _say("uma: error: ", text)
 
 
-def plain(text: str) -> None:
-    """`text` as it is, but harmless."""
-    _say("", text)
+def plain(text: str, *, folds: bool = True) -> None:
+    """`text` as it is, but harmless; without `folds`, for commands to copy, the terminal alone wraps its lines."""
+    _say("", text, folds=folds)
 
 
 def passing(text: str = "") -> None:
@@ -59,8 +59,8 @@ def columns() -> int | None:
     return width_of(sys.stderr)
 
 
-def _say(prefix: str, text: str) -> None:
+def _say(prefix: str, text: str, *, folds: bool = True) -> None:
     if _Screen.has_passing:
         passing()
-    told = [part for line in lines(text) for part in wrapped(prefix + line, columns(), "  ")]
+    told = [part for line in lines(text) for part in wrapped(prefix + line, columns() if folds else None, "  ")]
     print("\n".join(told), file=sys.stderr, flush=True)

@@ -11,8 +11,8 @@ import errno
 import os
 import shlex
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import attrs
@@ -20,6 +20,7 @@ import trio
 
 from uma.cli import words
 from uma.cli.default_model import check_folder, default_model
+from uma.cli.listening import listening_sockets
 from uma.cli.options import SAMPLING
 from uma.cli.say import passing
 from uma.cli.trio_run import Interrupts
@@ -127,6 +128,17 @@ async def _found(
             return client
         say(f"the server has {_has(client.info)}, not {loaded.config.model}: loading that here")
     return loaded.config
+
+
+@contextmanager
+def pointing_to_others(path: str) -> Iterator[None]:
+    """A block in which the error that no server listens on `path` tells of servers elsewhere, if there are any."""
+    try:
+        yield
+    except ConnectionLost as error:
+        if not _is_none_there(error) or not any(str(other) != path for other in listening_sockets()):
+            raise
+        raise ConnectionLost(f"{path}: no server listens there; `uma ps` lists those that run") from error
 
 
 def _is_none_there(error: ConnectionLost) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import AsyncExitStack
 
 from uma.cli import say, words
 from uma.cli.options import load_settings
+from uma.cli.source import connected, pointing_to_others
 from uma.cli.table import print_wrapped
 from uma.cli.trio_run import Interrupts, run
-from uma.client import Client, dialled
+from uma.client import Client
 from uma.errors import BadRequest, ModelError
 from uma.types import MAX_PAUSE_SEC
 
@@ -18,13 +20,18 @@ def main(options: argparse.Namespace) -> int:
     path = load_settings(options).config.socket
 
     async def steer(_: Interrupts) -> int:
-        async with dialled(path) as client:  # without a hello, which would load the default model
+        async with AsyncExitStack() as stack:
+            with pointing_to_others(path):
+                client = await connected(stack, path, say.note, loads=False)
             if options.command in ("pin", "unpin"):
                 told = await _pin(client, options.name, is_pinned=options.command == "pin")
             else:
                 seconds = options.seconds if options.command == "pause" else 0.0
+                was_paused = (await client.metrics()).get("paused_sec", 0) > 0
                 await client.pause(seconds)
                 told = f"the server on {path} {_paused(seconds)}"
+                if not (seconds or was_paused):
+                    told = f"nothing changes: the server on {path} was not paused"
         print_wrapped(told)
         return 0
 
@@ -40,6 +47,7 @@ def _paused(seconds: float) -> str:
 async def _pin(client: Client, name: str, *, is_pinned: bool) -> str:
     """Pin a model, or take that back; what that means."""
     try:
+        pinned = {model.name for model in await client.models() if model.is_pinned}
         model = await client.pin(
             name,
             is_pinned=is_pinned,
@@ -49,5 +57,7 @@ async def _pin(client: Client, name: str, *, is_pinned: bool) -> str:
         raise ModelError(error.message) from None
     finally:
         say.passing()
+    if not is_pinned and model.name not in pinned:
+        return f"nothing changes: {model.name} was not pinned"
     what = f"is loaded and stays; `uma unpin {model.name}` takes that back" if is_pinned else "can leave again"
     return f"{model.name} {what}"

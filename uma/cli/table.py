@@ -52,11 +52,11 @@ def width_of(file: TextIO) -> int | None:
 
 def wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
     """`text` as lines of at most `width` columns, those behind the first indented. What stands between backquotes, a
-    command to copy, stays on one line where it fits; a word that is longer than a line is left to the terminal.
+    command to copy, stays on one line; what is longer than a line is left to the terminal.
     """
     if width is None or len(text) <= width:
         return [text]
-    whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0") if len(code[0]) <= width else code[0], text)
+    whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), text)
     wrapper = _Wrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return [line.replace("\0", " ") for line in wrapper.wrap(whole)]
 
@@ -65,7 +65,10 @@ class _Wrapper(textwrap.TextWrapper):
     """Wraps at words, and a path that is longer than a line behind its slashes."""
 
     def _split(self, text: str) -> list[str]:
-        parts = (re.split(r"(?<=/)", word) if len(word) > self.width else [word] for word in super()._split(text))
+        parts = (
+            re.split(r"(?<=/)", word) if len(word) > self.width and "\0" not in word else [word]
+            for word in super()._split(text)
+        )
         return [part for word in parts for part in word]
 
 

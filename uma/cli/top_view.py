@@ -127,7 +127,7 @@ def _title(state: TopState, columns: int) -> Text:
     running, waiting = sum(now.running for now in figures), sum(now.waiting for now in figures)
     n = len(state.shown)
     title = Text("uma top", style="bold", no_wrap=True, overflow="ellipsis")
-    title.append(f"  {n} model{'s' * (n != 1)} · {running:,} running · {waiting:,} waiting", "not bold")
+    title.append(f"  {n} server{'s' * (n != 1)} · {running:,} running · {waiting:,} waiting", "not bold")
     if state.paused is not None:
         title.append("  PAUSED", "bold yellow")
     if state.filter or state.mode == "filter":

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 from uma.cli import say
 from uma.cli.options import load_settings
-from uma.cli.source import connected
+from uma.cli.source import connected, pointing_to_others
 from uma.cli.trio_run import Interrupts, run
 from uma.errors import ConfigError
 
@@ -27,7 +27,8 @@ def main(options: argparse.Namespace) -> int:
             raise ConfigError(f"{options.out}: cannot be written: {error.strerror}; name another file") from None
         with file:
             async with AsyncExitStack() as stack:
-                client = await connected(stack, config.socket, say.note, loads=False)
+                with pointing_to_others(config.socket):
+                    client = await connected(stack, config.socket, say.note, loads=False)
                 trace = await client.trace(options.seconds)
             file.write(trace)
         say.note(f"{options.out}: open it in https://ui.perfetto.dev or chrome://tracing")

@@ -60,10 +60,8 @@ def _cache_sentence(shown: Explained) -> str:
     said += f"; {WHY_NOT_CACHED.get(cache.why, cache.why)}"
     if cache.known_tokens and cache.why:
         said += f", after {_counted(cache.known_tokens, 'token')} in common"
-    if cache.token_id is not None:
-        said += f"; the prompt goes on with token {cache.token_id}"
     if shown.text is not None and cache.token_id is not None:
-        said += f": {shown.text.before_parting} ▸ {shown.text.behind_parting}"
+        said += f"; the prompt goes on behind ▸: {shown.text.before_parting} ▸ {shown.text.behind_parting}"
     return said + "."
 
 

@@ -39,6 +39,7 @@ class _OneSession(SilentServer):
     def __init__(self, sock: socket.socket, progress: LoadProgress, config: RuntimeConfig) -> None:
         super().__init__(progress, config)
         self._sock = sock
+        self.is_child = True
         self.max_session_requests = sys.maxsize  # it is the session of all clients, whose bounds are the parent's
 
     def farewell_of(self, error: UmaError) -> UmaError:

@@ -85,6 +85,8 @@ class ConnectionHost(Protocol):
     """The `Server` as its connections know it."""
 
     config: RuntimeConfig
+    is_child: bool
+    """Whether it has one model of several, and its only session is the supervisor's."""
     max_session_requests: int
     parsing: trio.CapacityLimiter
     files: OwnFiles

@@ -460,7 +460,11 @@ class JsonConnection(Connection):
         if isinstance(query, PauseQuery):
             self._check_owner("pause the server")
             await self.engine.pause(query.seconds)
-            log(logger, logging.INFO, "server.paused", session=self.name, seconds=query.seconds)
+            if not self.server.is_child:  # of several models the supervisor tells, once
+                if query.seconds:
+                    log(logger, logging.INFO, "server.paused", session=self.name, seconds=query.seconds)
+                else:
+                    log(logger, logging.INFO, "server.resumed", session=self.name)
             return await self.server.health(probe=False)
         if isinstance(query, HealthQuery):
             return await self.server.health(probe=query.probe)

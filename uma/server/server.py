@@ -54,6 +54,7 @@ class Server:
         self._progress = engine if isinstance(engine, LoadProgress) else None
         self._engine = None if isinstance(engine, LoadProgress) else engine
         self.config = config
+        self.is_child = False
         self.max_session_requests = MAX_SESSION_REQUESTS
         self.sessions_total = 0
         """Sessions accepted since the start, refused ones not included."""
