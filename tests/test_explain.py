@@ -12,10 +12,11 @@ import trio
 from engine_world import answer, answers, ask, config_for, tokens_for
 
 from harness import PATIENCE_SEC
+from uma.contracts.explaining import sentences
 from uma.engine import Engine, open_engine
 from uma.errors import BadRequest
 from uma.net.client import OWNER
-from uma.types import CAUSES, Explained
+from uma.types import CAUSES, Explained, RecordedText
 
 
 @asynccontextmanager
@@ -77,6 +78,11 @@ async def test_the_cache_is_told_by_its_tier_and_by_the_first_token_that_is_not_
     parted = told["fork"].cache
     assert (parted.tier, parted.known_tokens, parted.why, parted.token_id) == ("cells", 100, "differs", fork[100])
     assert told["fork"].cached_tokens == 100
+    assert not any(f"token {fork[100]}" in said for said in sentences(told["fork"])), (
+        "a token's id tells a person nothing"
+    )
+    recorded = attrs.evolve(told["fork"], text=RecordedText("", "", "a fox", " ran"))
+    assert any("a fox ▸  ran" in said for said in sentences(recorded))
     assert (told["none"].cache.why, told["none"].cached_tokens) == ("asked", 0)
     assert (told["apart"].cache.why, told["apart"].reason) == ("reproducible", "length")
     assert told["apart"].spent_ms["write"] > 0
