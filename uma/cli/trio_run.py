@@ -18,6 +18,7 @@ import attrs
 import trio
 
 from uma import posix
+from uma.cli import TERMINAL_GONE
 from uma.errors import sole_error
 
 with suppress(ImportError):  # Windows
@@ -75,6 +76,16 @@ class TerminalModes:
             with suppress(termios.error):
                 modes = termios.tcgetattr(0)
         return cls(modes)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether there was a terminal that is none any more: it was closed."""
+        if sys.platform != "win32" and self._modes is not None:
+            try:
+                termios.tcgetattr(0)
+            except termios.error:
+                return True
+        return False
 
     def restore(self) -> None:
         """Have it as it was again."""
@@ -157,8 +168,8 @@ async def _supervised(work: Callable[[Interrupts], Awaitable[int]]) -> int:
     code = 0
     with trio.open_signal_receiver(*heeded) as arrivals:
         async with trio.open_nursery() as nursery:
-            everything = Stop()
-            interrupts = Interrupts(everything, TerminalModes.now())
+            everything, terminal = Stop(), TerminalModes.now()
+            interrupts = Interrupts(everything, terminal)
 
             async def listen() -> None:
                 async for number in arrivals:
@@ -168,4 +179,6 @@ async def _supervised(work: Callable[[Interrupts], Awaitable[int]]) -> int:
             with everything.scope:
                 code = await work(interrupts)
             nursery.cancel_scope.cancel()
+    if everything.stopped_by is None and terminal.is_gone:
+        return TERMINAL_GONE  # its SIGHUP can come later than the end of what is read
     return code if everything.stopped_by is None else 128 + everything.stopped_by
