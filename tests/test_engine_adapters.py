@@ -247,8 +247,8 @@ async def test_an_alora_shares_the_cache_of_the_model_up_to_its_invocation(
         # Of a prompt whose logits are read less is looked up than what comes before the invocation.
         other = (*tokens_for(8, 100), *INVOCATION, *tokens_for(8, 40))
         reported = of("tiny+late", other, prompt_logprobs=0)
-        plain = await alone(engine, [reported, of(None, other)])
-        assert plain[1].finished.usage.cached_tokens <= 100
+        _, of_base = await alone(engine, [reported, of(None, other)])
+        assert of_base.finished.usage.cached_tokens <= 100
         await settled(engine)
         events = [event for event in (await feed.changes()).events if isinstance(event, BlockStored)]
     named = {hash for event in events if event.lora_id is not None for hash in event.block_hashes}
