@@ -47,7 +47,7 @@ def test_the_server_explains_where_an_answer_s_time_went(here: Visitor) -> None:
     expect(page.locator(".why li").first).to_contain_text(" ms: ")
     bottoms = "['#scroller', '.why'].map(one => document.querySelector(one).getBoundingClientRect().bottom)"
     scroller, list_of_why = page.evaluate(bottoms)
-    assert list_of_why <= scroller
+    assert list_of_why <= scroller + 1  # of its last pixel a part can be shown
     expect(page.locator(".why")).to_contain_text("prompt tokens")
     assert violations(page) == []
     why.click()

@@ -400,6 +400,8 @@ def test_no_piece_outlasts_what_was_computed_ahead(scheduler: Scheduler, every: 
     piece_ms = scheduler.cost.prefill_ms(tokens, known[key].position)
     if tokens <= SMALLEST_CHUNK and not can_be_covered(piece_ms, plan.pace_ms, step_ms):
         return  # prompts must be read even where no schedule meets the target
+    if tokens <= SMALLEST_CHUNK and 2 * (plan.steps + 1) * len(plan.decode) > free - len(every):
+        return  # nor can more steps come before: half of the free cells are for the prompts
     if tokens >= min(free - plan.steps * len(plan.decode), scheduler.targets.batch_tokens):
         return  # cells cut it, and a part of what was chosen can be predicted to take longer than all of it
     rows, cells = len(plan.decode), 1_000
