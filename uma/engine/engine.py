@@ -79,6 +79,8 @@ from uma.types import (
     Tokenized,
 )
 
+NEAR_TURNS = 16
+"""Turns before and behind a conversation's cut behind which the cache is asked for another one."""
 MAX_TRIED_CUTS = 4
 """Maximum turns behind which a conversation is tried to be cut, for the sake of what is cached."""
 PROBE_TIMEOUT_SEC = 10.0
@@ -292,12 +294,17 @@ class Engine:
         if 2 * known > size:
             return cut
         turns = turns_of(sent.messages or ())
-        openings = [adapters.key(tokens) for tokens in await self._prompts.openings(sent, self._chat.prepared)]
+        # Each of these is rendered with all that stands before the turns, which can be long: so no others are.
+        kept = sum(cut.gone.issuperset(turn.question) for turn in turns)
+        places = range(max(1, kept - NEAR_TURNS), min(len(turns) - 1, kept + NEAR_TURNS + 1))
+        begun = await self._prompts.openings(sent, self._chat.prepared, [turns[at] for at in places])
+        openings = [adapters.key(tokens) for tokens in begun]
         nearest = Reply(self.mailbox, [0] * len(openings))
         self.worker.count_nearest(openings, nearest.give)
-        missing = [len(tokens) - count for tokens, count in zip(openings, await nearest.wait(), strict=True)]
+        counts = zip(places, openings, await nearest.wait(), strict=True)
+        missing = {at: len(tokens) - count for at, tokens, count in counts}
         # Of equal ones the last: what was cut there before may fit no more.
-        for first in sorted(range(1, len(missing)), key=lambda turn: (missing[turn], -turn))[:MAX_TRIED_CUTS]:
+        for first in sorted(missing, key=lambda turn: (missing[turn], -turn))[:MAX_TRIED_CUTS]:
             other = without(sent, whole(turns[:first]))
             size, found = await self._known_of(other, adapters)
             if found > known and size <= self._prompts.longest_beside_answer(sent):

@@ -21,7 +21,16 @@ from uma.engine.intake.compaction import EXTRA_TOKENS, summary_tokens
 from uma.engine.intake.lanes import LaneLimiter
 from uma.engine.intake.overload import LEAST_RETRY_MS, UNKNOWN_SERVICE_MS
 from uma.engine.intake.rendering import message_ends, rendered
-from uma.engine.intake.truncation import INSTRUCTIONS, KEPT_SHARE, MESSAGE_TOKENS, Cut, left_out, turns_of, without
+from uma.engine.intake.truncation import (
+    INSTRUCTIONS,
+    KEPT_SHARE,
+    MESSAGE_TOKENS,
+    Cut,
+    Turn,
+    left_out,
+    turns_of,
+    without,
+)
 from uma.engine.kv.prefix_tree import common_length
 from uma.engine.recorder import TRIO, Recorder
 from uma.errors import BadRequest, Overloaded, PromptTooLarge
@@ -125,14 +134,18 @@ class PromptReader:
         cut = partial(self._cut_to_fit, prepared=prepared, picture_tokens=picture_tokens)
         return await self._prepare(cut, request)
 
-    async def openings(self, request: Request, prepared: Callable[[Request], Request]) -> list[array[int]]:
-        """Tokens that its prompt would begin with if each of its turns but the last were the first one that is kept."""
-        return await self._prepare(partial(self._openings, prepared=prepared), request)
+    async def openings(
+        self, request: Request, prepared: Callable[[Request], Request], turns: Sequence[Turn]
+    ) -> list[array[int]]:
+        """Tokens that its prompt would begin with if each of these turns were the first one that is kept."""
+        return await self._prepare(partial(self._openings, prepared=prepared, turns=turns), request)
 
-    def _openings(self, request: Request, *, prepared: Callable[[Request], Request]) -> list[array[int]]:
+    def _openings(
+        self, request: Request, *, prepared: Callable[[Request], Request], turns: Sequence[Turn]
+    ) -> list[array[int]]:
         every = request.messages or ()
         front = list(takewhile(lambda message: message.role in INSTRUCTIONS, every))
-        asked = ([*front, *(every[at] for at in turn.question)] for turn in turns_of(every)[:-1])
+        asked = ([*front, *(every[at] for at in turn.question)] for turn in turns)
         begun = (prepared(attrs.evolve(request, messages=messages)) for messages in asked)
         return [self._tokens_of(self._render(beginning)) for beginning in begun]
 
