@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +11,14 @@ import pytest
 from adapters import write_adapter
 from engine_world import tokens_for
 from http_server import running_http
+from llama_server import llama_server
 
 from benchmarks.cache import peer_binary
-from benchmarks.targets.base import free_port
-from harness import EXACT, ONE_THREAD, short_directory, until
+from harness import EXACT, ONE_THREAD, short_directory
 from models import write_model
 
 pytestmark = pytest.mark.skipif(not peer_binary("llama-server").exists(), reason="llama-server is not built")
 INVOCATION = (65, 66, 65)
-
-
-@contextmanager
-def llama_server(model: Path, *adapters: Path) -> Iterator[str]:
-    """Its URL; ended with the block."""
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [str(peer_binary("llama-server")), "--model", str(model), "--port", str(port), "--ctx-size", "1024"]
-    command += ["--flash-attn", "off", "--cache-type-k", "f32", "--cache-type-v", "f32", "--threads", "1"]
-    command += ["--threads-batch", "1", "--parallel", "1"]
-    command += [flag for adapter in adapters for flag in ("--lora", str(adapter))]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        until(lambda: process.poll() is not None or is_healthy(url), bool)
-        yield url
-    finally:
-        process.kill()
-        process.wait()
-
-
-def is_healthy(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def completed(url: str, seed: int, lora: list[Any]) -> str:
@@ -72,6 +44,7 @@ def test_a_text_with_adapters_is_llama_servers(kind: Any, tmp_path: Path) -> Non
     )
     adapters = [flag for file in (*files, late) for flag in ("--lora", f"a{file.stem}={file}")]
     flags = ("--model", str(model), *adapters, *EXACT, *ONE_THREAD)
+    theirs = [flag for file in (*files, early) for flag in ("--lora", str(file))]
     asked = [
         (seed, [{"id": id, "scale": scale} for id, scale in enumerate(scales)])
         for seed in (1, 2)
@@ -80,7 +53,7 @@ def test_a_text_with_adapters_is_llama_servers(kind: Any, tmp_path: Path) -> Non
     with (
         short_directory() as folder,
         running_http(folder, *flags) as server,
-        llama_server(model, *files, early) as real,
+        llama_server(model, "--ctx-size", "1024", *theirs) as real,
     ):
         found = [completed(server.url, *each) for each in asked]
         assert found == [completed(real, *each) for each in asked]

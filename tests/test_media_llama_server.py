@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
-import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,11 @@ import pytest
 from engine_world import SMALL_WINDOWS
 from every_kind import write_named
 from http_server import running_http
+from llama_server import llama_server
 from projectors import Hearing, Seeing, bmp, png, wav, write_projector, write_seeing_model
 
 from benchmarks.cache import peer_binary
-from benchmarks.targets.base import free_port
-from harness import EXACT, ONE_THREAD, short_directory, until
+from harness import EXACT, ONE_THREAD, short_directory
 
 pytestmark = pytest.mark.skipif(not peer_binary("llama-server").exists(), reason="llama-server is not built")
 LENGTH = 24
@@ -33,28 +31,9 @@ LONG = 60
 """Tokens of answers that are preempted."""
 
 
-@contextmanager
-def llama_server(model: Path, projector: Path) -> Iterator[str]:
-    """Its URL; ended with the block."""
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [str(peer_binary("llama-server")), "--model", str(model), "--mmproj", str(projector), "--port", str(port)]
-    command += ["--flash-attn", "off", "--cache-type-k", "f32", "--cache-type-v", "f32", "--threads", "1"]
-    command += ["--threads-batch", "1", "--jinja", "--ctx-size", "2048", "--parallel", "1", "--no-mmproj-offload"]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        until(lambda: process.poll() is not None or is_healthy(url), bool)
-        yield url
-    finally:
-        process.kill()
-        process.wait()
-
-
-def is_healthy(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
+def seeing(model: Path, projector: Path) -> AbstractContextManager[str]:
+    """The URL of a llama-server that sees and hears."""
+    return llama_server(model, "--mmproj", str(projector), "--jinja", "--ctx-size", "2048", "--no-mmproj-offload")
 
 
 def said(url: str, *parts: Any) -> str:
@@ -131,7 +110,7 @@ def test_the_text_is_llama_server_s(tmp_path: Path, sees: Seeing, hears: Hearing
         (text("Listen."), sound(wav(2, 2)), picture(png(56, 56, 3)), text("Well?")),
     ]
     with (
-        llama_server(model, projector) as theirs,
+        seeing(model, projector) as theirs,
         short_directory() as directory,
         running_http(directory, "--model", str(model), "--alias=*", *EXACT, *ONE_THREAD) as ours,
     ):
@@ -157,7 +136,7 @@ def test_with_recurrent_states_and_small_windows_the_text_is_llama_server_s_too(
     ]
     chats.append([*chats[0], {"role": "assistant", "content": "A thing."}, {"role": "user", "content": "Sure?"}])
     flags = ["--model", str(model), *EXACT, *ONE_THREAD, *(["--swa-full", "off"] if is_windowed else [])]
-    with llama_server(model, projector) as theirs:
+    with seeing(model, projector) as theirs:
         expected = [answered(theirs, chat, LONG)[0] for chat in chats]
     with short_directory() as directory:
         kept = [*flags, "--cache-dir", str(tmp_path / "cache")]
