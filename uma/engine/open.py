@@ -189,18 +189,19 @@ def _open_draft(
     if reason := sizing.why_no_drafts(target, config):
         _log.warning("--draft is not used: %s", reason)
         return None, None
-    if MISSING and loader.has_assistant:
+    is_assistant = loader.has_assistant
+    if MISSING and is_assistant:
         raise ConfigError(f"draft: {config.draft} is unsupported: {MISSING}; leave --draft out")
-    if config.speculate == "mtp" and not loader.has_assistant:
+    if config.speculate == "mtp" and not is_assistant:
         raise ConfigError(f"draft: mtp is unsupported with {config.draft}, which is no assistant; use --speculate auto")
     model = loader.draft()
     try:
-        if loader.has_assistant and (problem := model.why_no_assistant_of(target.model)) is not None:
+        if is_assistant and (problem := model.why_no_assistant_of(target.model)) is not None:
             raise ConfigError(
                 f"draft: {model.path} is no assistant of {target.model.path}: {problem}; leave --draft out"
             )
         ledger.promise_weights(model.shape)
-        if loader.has_assistant:
+        if is_assistant:
             return None, _closed_with(stack, PredictionHeads(target, sizing.assisting_params(target), model))
         params = sizing.draft_params(model, target, config, ledger.kv_bytes)
         with ledger.promised(model.shape, params):

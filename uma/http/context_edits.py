@@ -174,9 +174,8 @@ def _without_results(
     of_messages = sum(map(_chars, messages))
     rate = size_tokens / max(1, of_messages + sum(len(json_text.dumps(tool.parameters)) for tool in request.tools))
     tokens, uses, cleared = size_tokens - rate * of_messages, list[int](), set[int]()
-    gain = (
-        0.0  # by those that are too old, added up as they become so: a sum at each message takes seconds of thousands
-    )
+    # Of uses that are too old, added up as they become so: a sum at each message takes seconds of thousands.
+    gain = 0.0
     least = 0 if edit.clear_at_least is None else edit.clear_at_least.value
     for at, message in enumerate(messages):
         tokens += rate * _chars(message)

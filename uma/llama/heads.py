@@ -78,9 +78,9 @@ class PredictionHeads(Closing):
             self.context = Context(target.model, params)
         else:
             self.context = Context(assistant, params, target)
+        """What computes. Its sequences are the target's."""
         self.kept = None if self.reads_cells else self.context
         self.has_windows = target.model.shape.memory == "sliding-window"
-        """What computes. Its sequences are the target's."""
         self._width = target.model.n_embedding
         self._batch = Batch(self.context.n_batch)
         self._hidden: Rows = np.zeros((self.context.n_batch, self._width), np.float32)

@@ -20,9 +20,9 @@ ModelName = Annotated[str, Length(1, 256), Text()]
 Pace = Literal["auto", "off"]
 """Whether tokens decoded ahead are delivered evenly."""
 Truncation = Literal["off", "auto", "compact"]
+"""What happens to a conversation that does not fit the context."""
 SUMMARY_HEADING = "Summary of our conversation so far:"
 """What stands before a summary, in the first question that the model is given with it."""
-"""What happens to a conversation that does not fit the context."""
 
 
 @attrs.frozen
