@@ -11,7 +11,7 @@ import pytest
 from adapters import write_adapter
 from engine_world import tokens_for
 from http_server import running_http
-from llama_server import llama_server
+from real_llama_server import llama_server
 
 from benchmarks.cache import peer_binary
 from harness import EXACT, ONE_THREAD, short_directory

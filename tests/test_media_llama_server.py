@@ -19,7 +19,7 @@ import pytest
 from engine_world import SMALL_WINDOWS
 from every_kind import write_named
 from http_server import running_http
-from llama_server import llama_server
+from real_llama_server import llama_server
 from projectors import Hearing, Seeing, bmp, png, wav, write_projector, write_seeing_model
 
 from benchmarks.cache import peer_binary
