@@ -189,6 +189,31 @@ async def answers(source: Source, requests: Sequence[Request]) -> list[Answer]:
     return [found[index] for index in range(len(requests))]
 
 
+async def at_once(engine: Engine, requests: Sequence[Request]) -> list[Answer]:
+    """Read several requests, none of which is computed before all are there: how far they overlap is no matter of
+    time.
+    """
+    found: list[Answer] = []
+
+    async def read() -> None:
+        found.extend(await answers(engine, requests))
+
+    await engine.pause(PATIENCE_SEC)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        while await asked_of(engine) < sum(request.sampling.n for request in requests):
+            pass
+        await engine.pause(0)
+    return found
+
+
+async def asked_of(engine: Engine) -> int:
+    """Answers that run or wait in the engine."""
+    activity = await engine.activity()
+    waiting = activity.waiting_interactive + activity.waiting_normal + activity.waiting_background
+    return len(activity.running) + waiting
+
+
 async def alone(source: Source, requests: Sequence[Request]) -> list[Answer]:
     """Read several requests one after the other."""
     return [await answer(source, request) for request in requests]

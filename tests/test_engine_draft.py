@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 import pytest
-from engine_world import alone, answer, answers, ask, config_for, settled, tokens_for
+from engine_world import alone, answer, answers, ask, at_once, config_for, settled, tokens_for
 from test_engine_speculation import COLD, requests, said
 
 from models import Kind, write_model
@@ -44,7 +44,7 @@ async def test_a_draft_model_changes_no_token_no_text_and_no_end(target: Path, s
         expected = await alone(engine, asked)
     async with open_engine(attrs.evolve(config, n_ctx=n_ctx, speculate="always", draft=str(small))) as engine:
         assert engine.info.capabilities.speculation == f"prompt look-up, and the draft model {small.stem}"
-        got = [*await answers(engine, asked[:-1]), await answer(engine, asked[-1])]
+        got = [*await at_once(engine, asked[:-1]), await answer(engine, asked[-1])]
         counters = await settled(engine)
     assert [said(each) for each in got] == [said(each) for each in expected]
     assert counters["draft_tokens_total"] > counters["draft_accepted_total"] > 0

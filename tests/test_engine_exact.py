@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 import pytest
-from engine_world import alone, answer, answers, ask, config_for, tokens_for
+from engine_world import alone, answer, answers, ask, at_once, config_for, tokens_for
 from every_kind import MEMORIES, PLAIN, WINDOWED, kinds, write_named
 
 from models import write_model
@@ -56,7 +56,7 @@ async def test_an_output_alone_is_the_same_beside_others(model: Path, layout: st
     expected = await plain(model, requests, kv_unified=layout)
     config = config_for(model, **COLD, kv_unified=layout, n_batch=64, n_ubatch=32, max_sequences=9, n_ctx=4_608)
     async with open_engine(config) as engine:
-        got = await answers(engine, requests)
+        got = await at_once(engine, requests)
     assert [each.token_ids for each in got] == expected
     assert max(each.finished.metrics.batch_size for each in got) > 2, "nothing was batched"
 
@@ -108,7 +108,7 @@ async def test_a_pool_a_fraction_of_what_is_needed_finishes_everything_unchanged
     requests += [ask(tokens_for(9, 70), 60, id="s", seed=11, temperature=0.8, repetition_penalty=1.3)]
     expected = await plain(model, requests)
     async with open_engine(config_for(model, n_ctx=256, n_batch=64, n_ubatch=64)) as engine:
-        got = await answers(engine, requests)
+        got = await at_once(engine, requests)
         metrics = engine.snapshot()
     assert [each.token_ids for each in got] == expected
     assert all(each.finished.reason == "length" for each in got)
@@ -123,7 +123,7 @@ async def test_pressure_from_shared_prefixes_changes_nothing(tiny: Path, setting
     requests = [ask((*common, *tokens_for(seed, 5)), 70, id=str(seed)) for seed in range(5)]
     expected = await plain(tiny, requests)
     async with open_engine(config_for(tiny, n_ctx=256, n_batch=32, n_ubatch=32, **settings)) as engine:
-        got = await answers(engine, requests)
+        got = await at_once(engine, requests)
         assert engine.snapshot()["preemptions_total"] > 0, "there was no pressure"
     assert [each.token_ids for each in got] == expected
 
@@ -270,7 +270,7 @@ async def test_the_built_in_model_says_the_same_batched_warm_and_under_pressure_
     async with open_engine(config) as engine:
         found += await answers(engine, requests)
     async with open_engine(attrs.evolve(config, n_ctx=256, n_batch=64, n_ubatch=64, max_sequences=8)) as engine:
-        found += await answers(engine, requests * 2)
+        found += await at_once(engine, requests * 2)
         assert engine.snapshot()["preemptions_total"] > 0, "there was no pressure"
     judge = Judge(path)
     for index, got in enumerate(found):

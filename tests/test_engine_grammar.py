@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pytest
 import trio
 import trio.testing
-from engine_world import Answer, alone, answer, answers, ask, config_for, tokens_for
+from engine_world import Answer, alone, answer, answers, ask, at_once, config_for, tokens_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from json_schemas import CHECKER, schemas
@@ -132,9 +132,6 @@ async def test_forced_tokens_are_read_together_and_not_sampled(tiny: Path) -> No
     assert got.finished.metrics.decode_iterations == math.ceil(len(got.tokens) / MAX_FORCED) + 1
 
 
-MOST_CROWDS = 20
-
-
 @pytest.mark.parametrize("kind", ["attention", "sliding-window", "recurrent", "hybrid"])
 @pytest.mark.parametrize("layout", ["on", "off"])
 async def test_a_constrained_output_is_the_same_beside_others_and_under_pressure(
@@ -154,21 +151,17 @@ async def test_a_constrained_output_is_the_same_beside_others_and_under_pressure
     assert expected[0].finished.reason == "stop"
     crowded = config_for(model, n_ctx=144, n_batch=64, n_ubatch=64)
     beside = config_for(model, n_ctx=4_096, max_sequences=9, kv_unified=layout)
-    # How far requests of one crowd overlap is the system's: several crowds come, until one has been under pressure.
-    for config, crowds in ((beside, 1), (crowded, 1 if kind == "recurrent" else MOST_CROWDS)):
+    for config in (beside, crowded):
         async with open_engine(config) as engine:
-            for _ in range(crowds):
-                got = await answers(engine, requests)
-                for mine, theirs in zip(got, expected, strict=True):
-                    assert (mine.token_ids, mine.text, mine.finished.text) == (
-                        theirs.token_ids,
-                        theirs.text,
-                        theirs.finished.text,
-                    )
-                    assert mine.finished.reason == theirs.finished.reason
-                preemptions = engine.snapshot()["preemptions_total"]
-                if preemptions:
-                    break
+            got = await at_once(engine, requests)
+            preemptions = engine.snapshot()["preemptions_total"]
+        for mine, theirs in zip(got, expected, strict=True):
+            assert (mine.token_ids, mine.text, mine.finished.text) == (
+                theirs.token_ids,
+                theirs.text,
+                theirs.finished.text,
+            )
+            assert mine.finished.reason == theirs.finished.reason
     assert preemptions > 0 or kind == "recurrent", "there was no pressure"
 
 

@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 import pytest
 import trio
-from engine_world import SMALL_WINDOWS, answer, answers, ask, config_for, settled
+from engine_world import SMALL_WINDOWS, answer, answers, ask, at_once, config_for, settled
 from every_kind import is_all, write_named
 from projectors import (
     HYBRID_SEEING,
@@ -174,7 +174,7 @@ async def test_where_cells_run_short_pictures_are_read_again(world: World) -> No
     sampling = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
     async with open_engine(config_for(world.model, n_ctx=512)) as engine:
         requests = [about(text, file, id=f"{at}", sampling=sampling) for at, (text, file) in enumerate(asked)]
-        found = await answers(engine, requests)
+        found = await at_once(engine, requests)
         metrics = await settled(engine)
     assert metrics["preemptions_total"] > 0
     for each, (text, file) in zip(found, asked, strict=True):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import attrs
 import pytest
 import trio
-from engine_world import Answer, alone, answer, answers, ask, config_for, settled, tokens_for
+from engine_world import Answer, alone, answer, answers, ask, at_once, config_for, settled, tokens_for
 from every_kind import is_all
 from gemma4 import write_assistant, write_gemma4
 from hybrids import Predicting, write_hybrid, write_predicting
@@ -225,7 +225,7 @@ async def test_an_assistant_drafts_out_of_the_model_s_cells(tmp_path: Path) -> N
     assert all(each.finished.usage.cached_tokens >= 128 for each in again)
     crowded = attrs.evolve(drafting, n_ctx=640)  # with `mtp`, time would say whether guesses that fail are made
     async with open_engine(crowded) as engine:
-        assert ids(await answers(engine, asked)) == expected
+        assert ids(await at_once(engine, asked)) == expected
         counters = await settled(engine)
     assert counters["preemptions_total"] > 0
     assert counters["draft_tokens_total"] > 0

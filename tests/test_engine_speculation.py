@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from engine_world import SMALL_WINDOWS, Answer, alone, answer, answers, ask, config_for, settled, tokens_for
+from engine_world import SMALL_WINDOWS, Answer, alone, answer, answers, ask, at_once, config_for, settled, tokens_for
 from hybrids import Hybrid, write_hybrid
 
 from models import Kind, write_encoder, write_model
@@ -230,13 +230,13 @@ async def test_drafts_beside_others_that_are_preempted_and_cancelled_change_noth
     config = config_for(model, **COLD, kv_unified="on", n_ctx=1_024)
     async with open_engine(config) as engine:
         expected = await alone(engine, asked)
-    crowded = attrs.evolve(config, speculate="always", n_ctx=352, cache_ram_mb=snapshots, n_batch=128, n_ubatch=128)
+    crowded = attrs.evolve(config, speculate="always", n_ctx=320, cache_ram_mb=snapshots, n_batch=128, n_ubatch=128)
     got: list[Answer] = []
     twice = [*asked, *(attrs.evolve(each, id=f"{each.id} again") for each in asked)]
     async with open_engine(crowded) as engine:
 
         async def read_all() -> None:
-            got.extend(await answers(engine, twice))
+            got.extend(await at_once(engine, twice))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read_all)
@@ -248,7 +248,6 @@ async def test_drafts_beside_others_that_are_preempted_and_cancelled_change_noth
     for mine, theirs in zip(got, [*expected, *expected, expected[2]], strict=True):
         assert said(mine) == said(theirs)
     assert counters["requests_cancelled"] == 3
-    # How far requests overlap is a matter of time, too: with few tokens for all there is nearly always some pressure.
     # A hybrid's rows end in another order from one machine to the next: it need not run short of cells.
     assert counters["preemptions_total"] > 0 or name != "attention", "there was no pressure"
     assert counters["draft_accepted_total"] > 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
-from engine_world import answer, answers, ask, config_for, tokens_for
+from engine_world import answer, ask, at_once, config_for, tokens_for
 
 from harness import PATIENCE_SEC
 from uma.contracts.explaining import sentences
@@ -106,7 +106,7 @@ async def test_a_reader_that_is_behind_is_told_of_and_its_time_is_the_reader_s(t
 async def test_prompts_that_are_read_beside_each_other_name_each_other(heavy: Path) -> None:
     requests = [ask(tokens_for(seed, 600), 40, id=str(seed)) for seed in range(2)]
     async with engine_of(heavy, n_ctx=4_096) as engine:
-        await answers(engine, requests)
+        await at_once(engine, requests)
         both = [await explained(engine, each.id, lambda told: bool(told.reason)) for each in requests]
     named = {told.id: [(each.id, each.prompt_tokens) for each in told.beside] for told in both}
     assert named == {"0": [("1", 600)], "1": [("0", 600)]}
@@ -116,7 +116,7 @@ async def test_prompts_that_are_read_beside_each_other_name_each_other(heavy: Pa
 async def test_a_request_that_lost_its_cells_says_how_often_and_for_how_long(tiny: Path) -> None:
     requests = [ask(tokens_for(seed, 70), 150, id=str(seed)) for seed in range(6)]
     async with engine_of(tiny, n_ctx=256, n_batch=64, n_ubatch=64) as engine:
-        await answers(engine, requests)
+        await at_once(engine, requests)
         told = [await explained(engine, each.id) for each in requests]
         preemptions = engine.snapshot()["preemptions_total"]
     assert sum(each.preemptions for each in told) == preemptions > 0

@@ -19,11 +19,11 @@ import pytest
 from engine_world import SMALL_WINDOWS
 from every_kind import write_named
 from http_server import running_http
-from real_llama_server import llama_server
 from projectors import Hearing, Seeing, bmp, png, wav, write_projector, write_seeing_model
+from real_llama_server import llama_server
 
 from benchmarks.cache import peer_binary
-from harness import EXACT, ONE_THREAD, short_directory
+from harness import EXACT, ONE_THREAD, run_uma, short_directory, until
 
 pytestmark = pytest.mark.skipif(not peer_binary("llama-server").exists(), reason="llama-server is not built")
 LENGTH = 24
@@ -147,8 +147,13 @@ def test_with_recurrent_states_and_small_windows_the_text_is_llama_server_s_too(
             again = [answered(ours.url, chat, LONG) for chat in chats]
             assert [answer for answer, _ in again] == expected
             assert again[-1][1] > 100
-        with running_http(directory, *flags, "--n-ctx", "768") as ours, ThreadPoolExecutor(8) as eight:
-            assert [answer for answer, _ in eight.map(partial(answered, ours.url, length=LONG), chats)] == expected
+        with running_http(directory, *flags, "--n-ctx", "768") as ours, ThreadPoolExecutor(9) as at_once:
+            at = "--socket", str(ours.process.socket)
+            assert run_uma(("pause", *at)).returncode == 0
+            given = at_once.map(partial(answered, ours.url, length=LONG), chats)
+            until(ours.process.metrics, lambda now: now["active_sequences"] + now["queued_requests"] == 9)
+            assert run_uma(("resume", *at)).returncode == 0
+            assert [answer for answer, _ in given] == expected
             metrics = urllib.request.urlopen(f"{ours.url}/metrics", timeout=60).read().decode()
             preempted = [line for line in metrics.splitlines() if line.startswith("uma_preemptions_total")]
             assert preempted
