@@ -58,7 +58,8 @@ MEDIA: dict[str, tuple[Seeing | None, Hearing | None]] = {
     "sound without encoder": (None, "gemma4ua"),
     "adapter": (None, None),
 }
-REAL: tuple[RealModel, ...] = get_args(RealModel)
+REAL: dict[str, RealModel] = {f"real {name}": name for name in get_args(RealModel)}
+"""Real models, whose names kinds of random ones have, too."""
 LENGTH, LETTERS = 24, "bcdfgjklmopqsuvwxyz"
 MOST_OFF = 0.02
 """Maximum difference of a log probability: in other cells, or in batches of another size, the last bits are others."""
@@ -111,9 +112,8 @@ def chat(name: str, *messages: Message, is_real: bool) -> Request:
 def write_world(folder: Path, memory: str, medium: str) -> Path:
     """A model with this memory, and beside it what reads this medium."""
     sees, hears = MEDIA[medium]
-    for real in REAL:
-        if memory == real:
-            return f32_model(real)
+    if memory in REAL:
+        return f32_model(REAL[memory])
     if memory == MROPE:
         path = write_seeing_model(folder / "model.gguf", "qwen2vl")
     else:
@@ -349,7 +349,7 @@ LAYOUTS = ("on", "off")
 WORLDS = list(product((MROPE, *ALL), MEDIA, LAYOUTS)) if is_all() else list(FEW)
 CASES = [(world, happens) for world in WORLDS for happens in (HAPPENINGS if is_all() else FEW[world])]
 if is_all():
-    there = [name for name in REAL if model_path(name).exists()]
+    there = [memory for memory, name in REAL.items() if model_path(name).exists()]
     # The model that guesses has another vocabulary.
     CASES += [
         (world, happens)
