@@ -227,7 +227,7 @@ def test_a_session_can_ask_any_model_and_its_hello_names_one(server: HttpServer,
     with server.process.connect() as raw:
         hello = greeted(raw)
         assert (hello["models"], hello["model"]["path"].rpartition("/")[2]) == (list(NAMES), "alpha.gguf")
-        assert hello["limits"]["max_frame_bytes"] == 8 * 2**20
+        assert hello["limits"]["max_frame_bytes"] == 2**20  # none of them sees or hears
         raw.send(*(ask(name, prompt=PROMPT, stream=False, model=name, **_without_max()) for name in NAMES))
         found: dict[str, str] = {}
         while len(found) < len(NAMES):

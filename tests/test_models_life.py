@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from projectors import write_projector
 from several import GREEDY, NAMES, PROMPT, children, taken_bytes
 
 from harness import PATIENCE_SEC, short_directory
@@ -49,6 +50,23 @@ async def until(is_so: Callable[[], Any]) -> None:
     while not is_so():
         assert time.monotonic() < give_up
         await trio.testing.wait_all_tasks_blocked(0.01)
+
+
+async def test_a_frame_can_hold_pictures_where_a_model_of_them_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("text", "seeing"):
+        write_model(tmp_path / f"{name}.gguf")
+    text_alone = {"seeing": ModelSettings(values={"mmproj": "off"})}
+    monkeypatch.setenv("UMA_MODELS", str(tmp_path))
+    config = RuntimeConfig(models="all", threads=1, n_ctx=512)
+    async with open_models(config, LoadProgress()) as models, open_models(config, LoadProgress(), text_alone) as blind:
+        assert models.info.limits.max_frame_bytes == 2**20
+        write_projector(tmp_path / "mmproj-seeing.gguf")  # comes while they are served
+        for each in (models, blind):
+            await each.look_again(is_changed=True)
+        assert (await models.card("text", loads=False)).limits.max_frame_bytes == 8 * 2**20
+        assert blind.info.limits.max_frame_bytes == 2**20
 
 
 async def test_a_request_says_how_long_its_model_stays(

@@ -166,7 +166,7 @@ class RuntimeConfig:
     )
     max_prompt_bytes: Annotated[int, Range(1)] = setting(1_000_000, "longest prompt", "bytes")
     max_frame_bytes: Annotated[int, Range(0, 2**31 - 1)] = setting(
-        0, "longest frame, or body over HTTP; 0: 8 MiB, of frames to one model that takes text alone 1 MiB", "bytes"
+        0, "longest frame, or body over HTTP; 0: 8 MiB, of frames 1 MiB where no model sees or hears", "bytes"
     )
     max_tokens: Annotated[int, Range(0)] = setting(
         0,

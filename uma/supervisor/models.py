@@ -119,7 +119,8 @@ class LoadedModels(Models):
         return self._card_of(self._model(None))
 
     def _card_of(self, model: ServedModel) -> ServerInfo:
-        return attrs.evolve(self._blank() if model.card is None else model.card, models=self.names)
+        card = self._blank() if model.card is None else self._with_own_limits(model.card)  # what there is changes
+        return attrs.evolve(card, models=self.names)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -350,13 +351,18 @@ class LoadedModels(Models):
                 n_ctx=config.n_ctx,
                 max_tokens=config.max_tokens or DEFAULT_MAX_TOKENS,
                 max_prompt_bytes=config.max_prompt_bytes,
-                max_frame_bytes=config.frame_bytes(takes_media=True),
+                max_frame_bytes=config.frame_bytes(takes_media=any(map(self._takes_media, self.shelf.files))),
                 max_sessions=config.max_sessions,
                 max_queue=config.max_queue,
                 max_sequences=config.max_sequences or AT_ONCE,
                 has_max_tokens=config.max_tokens > 0,
             ),
         )
+
+    def _takes_media(self, file: ModelFile) -> bool:
+        """Whether a model sees or hears, as a session that can ask any of them can have it."""
+        named = self._config_of(file).mmproj
+        return named != "off" and bool(named or file.projector)
 
     # Loading and leaving.
 
