@@ -9,32 +9,35 @@ from playwright.sync_api import Browser, expect
 
 
 def test_enter_while_an_answer_is_written_sends_the_question_next(browser: Browser, tmp_path: Path) -> None:
-    with saying(browser, tmp_path, "Again and again. ", "--max-tokens", "400", **ENDLESS) as here:
-        page = here.visit().page
-        here.ask("First?")
-        page.locator(".is-writing .block").first.wait_for()
-        here.ask("Second?")
-        hint = page.locator("#hint")
-        expect(hint).to_have_text("This is sent as soon as the answer is complete. Enter takes it back.")
-        page.keyboard.press("Enter")
-        expect(hint).to_have_text("Enter sends this once the answer is complete, Escape stops the answer.")
-        page.keyboard.press("Enter")
-        assert page.locator(".bubble").all_inner_texts() == ["First?"]
-        expect(page.locator(".bubble")).to_have_text(["First?", "Second?"])
-        expect(page.get_by_label("Message", exact=True)).to_have_value("")
-
-
-def test_what_waits_behind_an_answer_that_is_stopped_stays_in_the_box(browser: Browser, tmp_path: Path) -> None:
     with saying(browser, tmp_path, "Again and again. ", "--max-tokens", "16000", **ENDLESS) as here:
         page = here.visit().page
+        box, bubbles, hint = page.get_by_label("Message", exact=True), page.locator(".bubble"), page.locator("#hint")
         here.ask("First?")
         page.locator(".is-writing .block").first.wait_for()
         here.ask("Second?")
+        expect(hint).to_have_text("This is sent as soon as the answer ends. Enter takes it back.")
+        page.keyboard.press("Enter")
+        expect(hint).to_have_text("Enter sends this once the answer ends, Escape stops the answer.")
+        page.keyboard.press("Enter")
+        # A stop leaves what was entered before it in the box, and sends what is entered after it, however soon.
         page.keyboard.press("Escape")
         expect(page.locator(".note")).to_contain_text("Stopped.")
-        expect(page.locator("#hint")).to_contain_text("Enter sends, Shift and Enter begin a new line")
-        expect(page.get_by_label("Message", exact=True)).to_have_value("Second?")
-        expect(page.locator(".bubble")).to_have_count(1)
+        expect(hint).to_contain_text("Enter sends, Shift and Enter begin a new line")
+        expect(box).to_have_value("Second?")
+        page.keyboard.press("Enter")
+        page.locator(".is-writing .block").first.wait_for()
+        page.keyboard.press("Escape")
+        here.ask("Third?")
+        expect(bubbles).to_have_text(["First?", "Second?", "Third?"])
+        page.locator(".is-writing .block").first.wait_for()
+        page.keyboard.press("Escape")
+        page.locator("#chips").click()
+        page.get_by_label("Longest answer").fill("400")
+        page.keyboard.press("Escape")
+        for text in ("Fourth?", "Fifth?"):
+            here.ask(text)
+        expect(bubbles).to_have_text(["First?", "Second?", "Third?", "Fourth?", "Fifth?"])
+        expect(box).to_have_value("")
 
 
 def test_the_server_explains_where_an_answer_s_time_went(here: Visitor) -> None:

@@ -31,7 +31,7 @@ const REST = 4;
 const NO_KEY = "invalid_api_key";
 
 export class Chat {
-  /** @param {{onChange: () => void, focus: () => void, begin: () => void, defaults: () => Settings, model: () => string | undefined, ended: () => void, suggestions: () => string[], info: () => Info | undefined}} does */
+  /** @param {{onChange: () => void, focus: () => void, begin: () => void, defaults: () => Settings, model: () => string | undefined, ended: () => void, suggestions: () => string[], info: () => Info | undefined, stopped: () => void}} does */
   constructor(does) {
     this.does = does;
     /** @type {Conversation[]} */
@@ -114,13 +114,14 @@ export class Chat {
 
   /** The run in the branch that is shown, if there is one. */
   get running() {
-    return this.current.leaf ? this.runs.get(this.current.leaf)?.run : undefined;
+    const run = this.current.leaf ? this.runs.get(this.current.leaf)?.run : undefined;
+    return run?.isOver ? undefined : run; // one that is over is still being saved
   }
 
-  /** Whether the last answer that is shown came to its own end. */
-  get isWhole() {
+  /** Whether the last answer that is shown has ended, and not by a failure. */
+  get isComplete() {
     const last = this.current.leaf ? this.current.messages[this.current.leaf] : undefined;
-    return Boolean(last?.done) && last?.done?.reason !== "cancelled";
+    return Boolean(last?.done || last?.isStopped);
   }
 
   /** Ids of the conversations in which an answer is being written. */
@@ -162,8 +163,11 @@ export class Chat {
     if (view) edit(view.element, question, this.actions);
   }
 
-  stop() {
-    void this.running?.stop();
+  /** What waits behind the answer that is shown is not sent any more; what is entered from now on is. */
+  stop(run = this.running) {
+    if (run === this.running) this.does.stopped();
+    void run?.stop();
+    this.does.onChange();
   }
 
   /** The answer of this page's that is this request, and what can be done with it. @param {string} request */
@@ -172,7 +176,7 @@ export class Chat {
     if (!found) return undefined;
     const { run, home } = found;
     const hurry = run.canHurry ? () => void run.answerNow() : undefined;
-    return { title: home.title || "New chat", stop: () => void run.stop(), hurry };
+    return { title: home.title || "New chat", stop: () => this.stop(run), hurry };
   }
 
   /** The server takes the key now: what it refused for the lack of one is asked again, where it is shown. */
@@ -283,6 +287,7 @@ export class Chat {
         void this.save(conversation);
       }
       this.showRun(run);
+      if (run.isOver) this.does.onChange(); // with its end, and not once it is saved: a key can be pressed in between
     };
     const saving = this.save(conversation);
     // At once: a second click finds the page as the first has left it, and asks for nothing.

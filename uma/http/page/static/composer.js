@@ -89,10 +89,10 @@ export class Composer {
   setNext(isNext) {
     this.isNext = isNext;
     const words = isNext
-      ? "This is sent as soon as the answer is complete. Enter takes it back."
+      ? "This is sent as soon as the answer ends. Enter takes it back."
       : this.isAnswering
-        ? "Enter sends this once the answer is complete, Escape stops the answer."
-        : "Enter sends, Shift and Enter begin a new line, ↑ edits the last question.";
+        ? "Enter sends this once the answer ends, Escape stops the answer."
+        : "Enter sends, Shift and Enter begin a new line, Ctrl and / list all keys.";
     if (this.hint.textContent === words) return;
     this.hint.textContent = words;
     if (isNext) announce(words);
@@ -119,8 +119,8 @@ export class Composer {
     return [[isNew ? "" : id, { text: this.input.value, files: this.files }]];
   }
 
-  /** Whether the button stops or sends. @param {boolean} isAnswering @param {boolean} isWhole The last answer came to its own end. */
-  setAnswering(isAnswering, isWhole) {
+  /** Whether the button stops or sends. @param {boolean} isAnswering @param {boolean} isComplete The last answer ended without a failure. */
+  setAnswering(isAnswering, isComplete) {
     const wasAnswering = this.isAnswering;
     this.isAnswering = isAnswering;
     // A button that is disabled loses the focus.
@@ -132,7 +132,7 @@ export class Composer {
     this.fit();
     const isDue = this.isNext && !isAnswering;
     this.setNext(this.isNext && isAnswering);
-    if (isDue && isWhole) this.act();
+    if (isDue && isComplete) this.act();
   }
 
   /** For whatever has no better place for the focus. A touch screen's keyboard stays away until the box is touched. */

@@ -67,6 +67,7 @@ const chat = new Chat({
   ended: () => info?.models && void connect(),
   suggestions,
   info: () => info,
+  stopped: () => composer.setNext(false),
 });
 const palette = new Palette();
 const picker = new Picker({
@@ -95,7 +96,7 @@ function refresh() {
   heading.textContent = title;
   composer.show(chat.current.id, !chat.conversations.includes(chat.current));
   document.title = `${title} · UMA`;
-  composer.setAnswering(Boolean(chat.running), chat.isWhole);
+  composer.setAnswering(Boolean(chat.running), chat.isComplete);
   const chosen = summary(chat.current.settings);
   // What a press has hit must be there at its release.
   const words = chosen || "Settings";
