@@ -32,7 +32,7 @@ from uma.http.reader import Reader
 from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.tools import Effort
 from uma.http.usage import answer_parts, of_truncation
-from uma.types import Finished, Grammar, Message, ReasoningDelta, Token, ToolCallDelta
+from uma.types import Finished, Grammar, Message, Prompt, ReasoningDelta, Token, ToolCallDelta
 
 _TYPES = {
     "unauthorized": "authentication_error",
@@ -199,12 +199,12 @@ class MessageWriter(Writer):
             "stop_sequence": None,
             "usage": _input(self.prompt_state.total, self.prompt_state.cached) | {"output_tokens": 0},
         }
-        begun = sse({"type": "message_start", "message": message}, "message_start")
-        if not self.summary:
-            return begun
-        block = {"type": "compaction", "content": None}
-        entered = self._entered("compaction", "content", block)
-        return begun + entered + self._opening + orjson.dumps(self.summary) + b"}}\n\n"
+        return sse({"type": "message_start", "message": message}, "message_start")
+
+    def prompt(self, index: int, prompt: Prompt) -> bytes:
+        """See `Writer`."""
+        entered = self._entered("compaction", "content", {"type": "compaction", "content": None})
+        return entered + self._opening + orjson.dumps(prompt.summary) + b"}}\n\n"
 
     def token(self, index: int, token: Token) -> bytes:
         """See `Writer`."""

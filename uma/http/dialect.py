@@ -85,8 +85,6 @@ class Writer(ABC):
     """Further warnings."""
     edits: Sequence[Body] | None = attrs.field(default=None, init=False)
     """How the conversation was edited; None where the body asks for no edits."""
-    summary: str = attrs.field(default="", init=False)
-    """What stands for the turns of a streamed answer's conversation (`block_of`)."""
     shown_prompt: str | None = attrs.field(default=None, init=False)
     """The rendered prompt, where the body asks to see it."""
     prompt_state: PromptState | None = attrs.field(default=None, init=False)
@@ -125,7 +123,7 @@ class Writer(ABC):
         return b""
 
     def prompt(self, index: int, prompt: Prompt) -> bytes:
-        """The prompt, where it was asked for."""
+        """The prompt, where it was asked for, or the summary that stands in it (`block_of`)."""
         return b""
 
     @abstractmethod

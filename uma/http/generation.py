@@ -25,7 +25,7 @@ from uma.http.usage import dropped_messages
 from uma.net.faults import as_uma_error
 from uma.net.metering import Meter, metered
 from uma.net.wakeup import Wakeup
-from uma.types import Event, EventStream, Finished, Prompt, ReasoningDelta, Request, Source, Token, ToolCallDelta, Usage
+from uma.types import Event, EventStream, Finished, Prompt, ReasoningDelta, Request, Source, Token, ToolCallDelta
 
 logger = logging.getLogger("uma.http")
 
@@ -150,25 +150,6 @@ async def _ask_all(
     return failures[0] if failures else None
 
 
-async def _summary(source: Source, http: Exchange, request: Request) -> str:
-    """What stands for the turns of a request that has too many, which its answer begins with. The engine keeps it for
-    the request itself.
-    """
-    if not request.truncation_tokens:
-        return ""
-    # Space for the answer can leave less than that, down to half of the context.
-    if 1.5 * len((await source.tokenize(request)).token_ids) < request.truncation_tokens:
-        return ""
-    before = attrs.evolve(request, id=f"{request.id}-compact"[-128:], stream=False)
-    async with source.generate(before) as stream, metered(stream, http.account) as meter:
-        stream.cancel()
-        async for event in stream:
-            if isinstance(event, Finished):
-                meter.usage = Usage(0, 0, 0, summary_tokens=event.usage.summary_tokens)
-                return event.summary
-    return ""
-
-
 def _placed(error: UmaError, index: int, requests: int) -> UmaError:
     """The error, which says of several prompts which one is too long."""
     if requests == 1 or not isinstance(error, PromptTooLarge):
@@ -218,7 +199,6 @@ class _Streamed:
 
     async def _generate_all(self, source: Source) -> None:
         try:
-            self.writer.summary = await _summary(source, self.http, self.writer.requests[0])
             self._failure = await _ask_all(source, self.http, self.writer.requests, partial(self._follow, source))
         except UmaError as error:
             self._failure = error
@@ -267,16 +247,18 @@ class _Streamed:
         Without `telemetry` the prompt is looked at with the first event, unless a sign of life has come before.
         """
         events: list[Event] = []
-        while not events:
+        is_begun = False
+        while not is_begun:
             with trio.move_on_after(math.inf if telemetry is None else POLL_SEC):
                 events.append(await anext(stream))
+            is_begun = not all(isinstance(event, Prompt) for event in events)
             if telemetry is None and self.writer.prompt_state is not None:
                 break
             state = await self._state(source, index)
-            if events and state is None:
+            if is_begun and state is None:
                 state = await self._state_untold(source, index, stream, events)
             if state is not None:
-                self.writer.prompt_state = attrs.evolve(state, processed=state.total) if events else state
+                self.writer.prompt_state = attrs.evolve(state, processed=state.total) if is_begun else state
                 self._open()
                 for fields in () if telemetry is None else telemetry.looked(index, self.writer.prompt_state):
                     self._push(self.writer.progress(index, fields))

@@ -36,6 +36,7 @@ from uma.types import (
     Capabilities,
     CutCall,
     Finished,
+    Prompt,
     ReasoningDelta,
     Temperature,
     Token,
@@ -191,7 +192,7 @@ class ResponsesWriter(Writer):
 
     def finished(self, index: int, finished: Finished) -> bytes:
         """See `Writer`."""
-        empty = b"" if self._items else self._grown("message", "")
+        empty = b"" if self._is_open else self._grown("message", "")
         closed = self._close(_status(finished))
         kind = "response.completed" if _status(finished) == "completed" else "response.incomplete"
         self.answer = response = self._whole(finished)
@@ -252,7 +253,7 @@ class ResponsesWriter(Writer):
         last = self._items[-1] if self._is_open else None
         opened = b""
         if last is None or last.kind != kind or (call is not None and last.call_id != call.id):
-            opened, last = self._close("completed") + self._compacted(), self._add(kind, call)
+            opened, last = self._close("completed"), self._add(kind, call)
             self._is_open = True
             opened += self._item_event("response.output_item.added", item=last.body("in_progress", is_begun=False))
             if last.part_kind:
@@ -264,12 +265,10 @@ class ResponsesWriter(Writer):
         more: dict[str, Any] = {"logprobs": logprobs} if kind == "message" else {}
         return opened + self._part_event(f"response.{last.event}.delta", delta=text, **more, **(fields or {}))
 
-    def _compacted(self) -> bytes:
-        """The item that stands for all before this answer, where there is one: the first."""
-        if self._items or not self.summary:
-            return b""
+    def prompt(self, index: int, prompt: Prompt) -> bytes:
+        """See `Writer`. The first item stands for all before this answer."""
         item = self._add("compaction")
-        item.text = self.summary
+        item.text = prompt.summary
         body = item.body("completed")
         return self._item_event("response.output_item.added", item=body) + self._item_event(
             "response.output_item.done", item=body

@@ -339,7 +339,7 @@ class HelloEvent:
 
 @attrs.frozen
 class PromptEvent(Prompt):
-    """The prompt, before the first token, where `echo` or `prompt_logprobs` asked for it."""
+    """The prompt, before the first token, where `echo` or `prompt_logprobs` asked for it, or its summary alone."""
 
     metadata: dict[str, Any] | None = None
 

@@ -101,7 +101,7 @@ ADDED: Mapping[str, Additions] = MappingProxyType(
                 embed="model",
                 rerank="model",
             ),
-            event_fields=_names(hello="models", loading="id", eos="dropped_messages summary"),
+            event_fields=_names(hello="models", loading="id", prompt="summary", eos="dropped_messages summary"),
         ),
     }
 )
