@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -135,8 +136,8 @@ async def test_a_long_conversation_goes_on_and_most_turns_read_only_what_is_new(
                 pass
 
 
-async def test_of_the_cuts_that_fit_the_one_is_taken_whose_prompt_is_cached(tiny: Path) -> None:
-    """An answer that may be longer has less space beside it, and by itself would be cut at another turn."""
+async def test_the_cut_is_the_cached_one_also_where_the_answer_may_be_longer(tiny: Path) -> None:
+    """It has less space beside it; up to a quarter of the context, that moves no cut."""
     talk = [Message("system", "Be brief."), Message("user", "Question 0: " + "a" * 90)]
     async with open_engine(config_for(tiny, n_ctx=1_024)) as engine:
 
@@ -153,7 +154,7 @@ async def test_of_the_cuts_that_fit_the_one_is_taken_whose_prompt_is_cached(tiny
             dropped = ended.dropped_messages
             talk += [Message("assistant", "Yes."), Message("user", f"Question {turn}: " + "a" * 90)]
         talk += [Message("assistant", "Yes."), Message("user", "And now?")]
-        for most_tokens in range(100, 301, 50):
+        for most_tokens in range(100, 251, 50):
             longer = await asked(f"m{most_tokens}", most_tokens)
             assert longer.dropped_messages == ended.dropped_messages
             assert longer.usage.cached_tokens > 0.8 * longer.usage.prompt_tokens
@@ -281,6 +282,13 @@ def test_claude_s_compaction_keeps_to_its_trigger_and_stands_for_what_came_befor
     assert counts[0] == counts[1] < 800
 
 
+def requests_of(server: HttpServer) -> int:
+    """How many generations the server's engine has been asked for."""
+    counted = re.search(rb"^uma_requests_total (\d+)", server.ask("GET", "/metrics").body, re.MULTILINE)
+    assert counted is not None
+    return int(counted[1])
+
+
 def test_openai_s_compaction_keeps_to_its_threshold_and_stands_for_what_came_before_it(
     http_server: HttpServer,
 ) -> None:
@@ -293,6 +301,10 @@ def test_openai_s_compaction_keeps_to_its_threshold_and_stands_for_what_came_bef
         whole = client.responses.create(**compacted)
         for answer in (whole, streamed):
             assert [item.type for item in answer.output] == ["compaction", "message"]
+        asked_before = requests_of(http_server)
+        with client.responses.stream(**compacted) as stream:
+            stream.until_done()
+        assert requests_of(http_server) == asked_before + 1  # its summary is known, and told with its first event
         items = [item.model_dump(exclude_none=True) for item in whole.output]
         later = [*items, {"role": "user", "content": "And now?"}]
         counts = [

@@ -39,7 +39,7 @@ from uma.engine.intake.pictures import PicturePrompt, PictureReader
 from uma.engine.intake.prompt import PromptReader
 from uma.engine.intake.relaxed_tools import RelaxedRequest
 from uma.engine.intake.trained_form import unsupported_kind
-from uma.engine.intake.truncation import Cut, turns_of, whole, without
+from uma.engine.intake.truncation import Cut
 from uma.engine.kv.archive import Archive
 from uma.engine.kv.events import KvListener
 from uma.engine.kv.feed import BlockLedger, KvFeed
@@ -79,10 +79,6 @@ from uma.types import (
     Tokenized,
 )
 
-NEAR_TURNS = 16
-"""Turns before and behind a conversation's cut behind which the cache is asked for another one."""
-MAX_TRIED_CUTS = 4
-"""Maximum turns behind which a conversation is tried to be cut, for the sake of what is cached."""
 PROBE_TIMEOUT_SEC = 10.0
 """An engine that generates no token within this time reports `stalled`."""
 
@@ -190,7 +186,7 @@ class Engine:
                 check_features(request, self._max_active)
                 adapters = self._adapters.asked(request.model, request.lora)
                 sent = request
-                cut, request, prompt = await self._prompt(sent, spent, adapters)
+                cut, request, prompt = await self._prompt(sent, spent)
                 asked, tokens, pictures, ends = cut.request, prompt.tokens, prompt.pictures, prompt.message_ends
                 check_beginning(tokens, adapters)
                 if pictures:  # nothing that waits keeps their files
@@ -261,9 +257,7 @@ class Engine:
             self._metrics.requests_withdrawn += 1
         self._requests.refused(request, spent.so_far_ms, why.code if isinstance(why, UmaError) else "")
 
-    async def _prompt(
-        self, sent: Request, spent: Preparing, adapters: AdapterSet
-    ) -> tuple[Cut, Request, PicturePrompt]:
+    async def _prompt(self, sent: Request, spent: Preparing) -> tuple[Cut, Request, PicturePrompt]:
         """What is asked of what was sent, without the turns that do not fit; what the template is given of that; the
         prompt.
         """
@@ -277,45 +271,12 @@ class Engine:
                 most = self._prompts.longest_beside_answer(asked)
                 cut = await self._summaries.compacted(cut, asked, most, self.generate)
                 spent.on("summary")
-            elif asked.cache_prompt and not (prompt.pictures or asked.sampling.reproducible):
-                cut = await self._cached(cut, asked, adapters)
             asked = cut.request
             request = await self._prompts.rewritten(self._chat.prepared, asked)
             prompt = await self._read(request, asked)
         if prompt.pictures:  # their files are in the ids
             request, cut = request.with_media(()), attrs.evolve(cut, request=asked.with_media(()))
         return cut, request, prompt
-
-    async def _cached(self, cut: Cut, sent: Request, adapters: AdapterSet) -> Cut:
-        """The cut, or one behind another turn where the cache has more of that prompt: requests of one conversation are
-        cut elsewhere where their `max_tokens` differ.
-        """
-        size, known = await self._known_of(cut, adapters)
-        if 2 * known > size:
-            return cut
-        turns = turns_of(sent.messages or ())
-        # Each of these is rendered with all that stands before the turns, which can be long: so no others are.
-        kept = sum(cut.gone.issuperset(turn.question) for turn in turns)
-        places = range(max(1, kept - NEAR_TURNS), min(len(turns) - 1, kept + NEAR_TURNS + 1))
-        begun = await self._prompts.openings(sent, self._chat.prepared, [turns[at] for at in places])
-        openings = [adapters.key(tokens) for tokens in begun]
-        nearest = Reply(self.mailbox, [0] * len(openings))
-        self.worker.count_nearest(openings, nearest.give)
-        counts = zip(places, openings, await nearest.wait(), strict=True)
-        missing = {at: len(tokens) - count for at, tokens, count in counts}
-        # Of equal ones the last: what was cut there before may fit no more.
-        for first in sorted(missing, key=lambda turn: (missing[turn], -turn))[:MAX_TRIED_CUTS]:
-            other = without(sent, whole(turns[:first]))
-            size, found = await self._known_of(other, adapters)
-            if found > known and size <= self._prompts.longest_beside_answer(sent):
-                return other
-        return cut
-
-    async def _known_of(self, cut: Cut, adapters: AdapterSet) -> tuple[int, int]:
-        """Tokens of a cut's prompt, and how many of them need not be computed now."""
-        request = await self._prompts.rewritten(self._chat.prepared, cut.request)
-        tokens = (await self._read(request, cut.request)).tokens
-        return len(tokens), await self._count_known(adapters.key(tokens))
 
     async def _read(self, request: Request, asked: Request) -> PicturePrompt:
         """The prompt of a request; `request` is what the template is given of what was asked."""

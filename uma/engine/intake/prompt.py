@@ -26,7 +26,6 @@ from uma.engine.intake.truncation import (
     KEPT_SHARE,
     MESSAGE_TOKENS,
     Cut,
-    Turn,
     left_out,
     turns_of,
     without,
@@ -134,21 +133,6 @@ class PromptReader:
         cut = partial(self._cut_to_fit, prepared=prepared, picture_tokens=picture_tokens)
         return await self._prepare(cut, request)
 
-    async def openings(
-        self, request: Request, prepared: Callable[[Request], Request], turns: Sequence[Turn]
-    ) -> list[array[int]]:
-        """Tokens that its prompt would begin with if each of these turns were the first one that is kept."""
-        return await self._prepare(partial(self._openings, prepared=prepared, turns=turns), request)
-
-    def _openings(
-        self, request: Request, *, prepared: Callable[[Request], Request], turns: Sequence[Turn]
-    ) -> list[array[int]]:
-        every = request.messages or ()
-        front = list(takewhile(lambda message: message.role in INSTRUCTIONS, every))
-        asked = ([*front, *(every[at] for at in turn.question)] for turn in turns)
-        begun = (prepared(attrs.evolve(request, messages=messages)) for messages in asked)
-        return [self._tokens_of(self._render(beginning)) for beginning in begun]
-
     def longest_beside_answer(self, request: Request) -> int:
         """Maximum tokens of its prompt."""
         most, answer = self._max_tokens - 1, request.sampling.max_tokens
@@ -177,7 +161,8 @@ class PromptReader:
         limit = self.longest_beside_answer(request)
         if request.truncation == "compact":
             limit = max(1, limit - summary_tokens(limit) - EXTRA_TOKENS)
-        goal = limit
+        # Whatever bound its answer has, up to a quarter: the next request, with another one, finds this cut cached.
+        goal = min(limit, self._max_tokens - 1 - (self._max_tokens - 1) // 4)
         turns, counted = turns_of(every), cache(tokens)
         instructions = takewhile(lambda message: message.role in INSTRUCTIONS, every)
         fixed = prompt_tokens([*instructions, Message("user", "?")])

@@ -3,9 +3,9 @@
 Programs send the whole conversation with every request, so the choice is made anew each time, from its beginning: each
 question is taken in its order, as it was asked, and where the conversation did not fit then, turns went until it had
 some space again. The next request of the same conversation repeats these steps, and begins as the one before it did:
-its prefix is cached. Where it would not be, as with another `max_tokens`, the engine asks the cache which other cut it
-has. A cut at each turn, just as large as needed, would move the beginning with every request, and all of the prompt
-would be read each time.
+its prefix is cached, also with another `max_tokens`: up to a quarter of the context none moves the cut. A cut at each
+turn, just as large as needed, would move the beginning with every request, and all of the prompt would be read each
+time.
 """
 
 from __future__ import annotations
@@ -134,14 +134,9 @@ def left_out(
             while total > target and gone[at] < min(done, len(costs)) - 1:
                 oldest = costs[gone[at]]
                 total, kept[at], gone[at] = total - oldest, kept[at] - oldest, gone[at] + 1
-    return whole(turns[:first]) | {
-        place for turn, n in zip(turns, gone, strict=True) for step in turn.steps[:n] for place in step
-    }
-
-
-def whole(turns: Sequence[Turn]) -> set[int]:
-    """Places of all messages of these turns, but for instructions."""
-    return {place for turn in turns for part in (turn.question, *turn.steps, turn.answer) for place in part}
+    parts = [part for turn in turns[:first] for part in (turn.question, *turn.steps, turn.answer)]
+    parts += [step for turn, n in zip(turns, gone, strict=True) for step in turn.steps[:n]]
+    return {place for part in parts for place in part}
 
 
 def _additions(

@@ -224,12 +224,6 @@ class DecodeWorker:
         """Call `answer`, on the decode thread, with how many of `tokens` need not be computed now."""
         self.commands.call(lambda: answer(self._pool.known_tokens(tokens)), lambda _: answer(0))
 
-    def count_nearest(self, texts: list[array[int]], answer: Callable[[list[int]], None]) -> None:
-        """Call `answer`, on the decode thread, with how much of each text what is cached or runs begins with."""
-        self.commands.call(
-            lambda: answer([self._pool.nearest(tokens)[0] for tokens in texts]), lambda _: answer([0] * len(texts))
-        )
-
     def probe(self, answer: Callable[[bool], None]) -> None:
         """Call `answer`, on the decode thread, once a token was generated, or with False when none will be."""
         self.commands.call(lambda: self._probes.add(answer), lambda _: answer(False))
