@@ -16,10 +16,9 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, takewhile
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
 from uma.engine.kv.events import KvEvents, Tier
 from uma.engine.kv.pictures import position_in
+from uma.prefix import common_size
 
 
 class Prefix(NamedTuple):
@@ -172,24 +171,10 @@ class Match(NamedTuple):
     """Node at the end of the longest prefix of them where a sequence ends or a checkpoint was taken; not of all."""
 
 
-FEW_TOKENS = 4
-"""Tokens that are compared one by one before numpy compares the rest."""
-
-
 def common_length(left: array[int], right: array[int], at: int = 0) -> int:
     """How many tokens `left` and `right[at:]` have in common at their beginning."""
-    size = min(len(left), len(right) - at)
-    # Most runs that are compared differ at once, long before numpy would have begun.
-    for index in range(min(size, FEW_TOKENS)):
-        if left[index] != right[at + index]:
-            return index
-    if size <= FEW_TOKENS:
-        return max(size, 0)
-    differ = np.frombuffer(left, dtype=np.int32, count=size) != np.frombuffer(
-        right, dtype=np.int32, count=size, offset=4 * at
-    )
-    first = int(differ.argmax())
-    return first if differ[first] else size
+    # As bytes, which are compared faster than the numbers of an array.
+    return common_size(left.tobytes(), right[at : at + len(left)].tobytes()) // left.itemsize
 
 
 class PrefixTree:
@@ -212,8 +197,6 @@ class PrefixTree:
         self.checkpoints: dict[Node, None] = {}
         """Nodes that have one."""
         self.checkpoint_bytes = 0
-        self._matched: tuple[array[int], int, Match] | None = None
-        """The last answer of `match`, until the tree changes."""
 
     @property
     def evictable_tokens(self) -> int:
@@ -222,12 +205,6 @@ class PrefixTree:
 
     def match(self, tokens: array[int]) -> Match:
         """The longest prefix of `tokens` that is computed."""
-        # Admission asks several times for the same tokens before it changes anything.
-        if self._matched is None or self._matched[0] is not tokens or self._matched[1] != len(tokens):
-            self._matched = tokens, len(tokens), self._match(tokens)
-        return self._matched[2]
-
-    def _match(self, tokens: array[int]) -> Match:
         best, most, end = self.root, 0, self.root
         # Two sequences can have computed the same tokens side by side, in runs of different lengths, so the run that
         # has most in common is not always on the way to the longest path.
@@ -270,7 +247,6 @@ class PrefixTree:
         """Begin a running sequence with the first `length` tokens of `node`'s path; returns the node it ends in: the
         root, with nothing, where the cells could not be copied.
         """
-        self._matched = None
         if length == 0:
             node = self.root
         elif length < node.end:
@@ -291,7 +267,6 @@ class PrefixTree:
 
     def extend(self, tip: Node, seq_id: int, tokens: Sequence[int]) -> Node:
         """Add computed tokens to a running sequence; returns the node it ends in now."""
-        self._matched = None
         self.total_tokens += len(tokens)
         self.protected_tokens += len(tokens)
         if self._is_open(tip):
@@ -314,7 +289,6 @@ class PrefixTree:
 
     def append(self, tip: Node, seq_id: int, token: int) -> Node:
         """`extend` by one token: the way of every decode row."""
-        self._matched = None
         if self._is_open(tip):
             tip.tokens.append(token)
             self.total_tokens += 1
@@ -350,9 +324,8 @@ class PrefixTree:
         return sorted(ends, key=lambda seq_id: self.cached[seq_id].used_at)
 
     def oldest_leaf(self) -> int | None:
-        """The cached id unused longest among those whose end can give cells back; None if there is none."""
-        ends = [seq_id for seq_id, node in self.cached.items() if not node.children and node.locks == 0]
-        return min(ends, key=lambda seq_id: self.cached[seq_id].used_at, default=None)
+        """The first of `leaves`; None if there is none."""
+        return next(iter(self.leaves()), None)
 
     def drop(self, seq_id: int) -> None:
         """Give up a cached sequence id. Only cells that no other id holds become free."""
@@ -365,7 +338,6 @@ class PrefixTree:
         Returns whether `seq_id` still holds anything: a used-up run passes it to the parent if no other id holds that.
         Where memory cannot be cut, all goes behind the checkpoint before.
         """
-        self._matched = None
         self.evictions += 1
         node = self.cached[seq_id]
         above, length = self._cells.end_before(node, node.end - tokens)
@@ -391,7 +363,6 @@ class PrefixTree:
         """
         if not 0 < length <= tip.end:
             raise ValueError(f"length: {length} must be from 1 to the sequence's {tip.end} tokens")
-        self._matched = None
         keep = tip
         while keep.start >= length:
             assert keep.parent is not None
@@ -415,7 +386,6 @@ class PrefixTree:
 
     def set_checkpoint(self, node: Node, checkpoint: bytes) -> None:
         """Let sequences begin behind this run, which has no checkpoint yet and grows no more."""
-        self._matched = None
         node.checkpoint = checkpoint
         self.checkpoints[node] = None
         self.checkpoint_bytes += len(checkpoint)
@@ -424,7 +394,6 @@ class PrefixTree:
     def drop_checkpoint(self, node: Node) -> None:
         """The counterpart; nothing where it has none."""
         if node.checkpoint is not None:
-            self._matched = None
             self.checkpoint_bytes -= len(node.checkpoint)
             del self.checkpoints[node]
             node.checkpoint = None
@@ -433,7 +402,7 @@ class PrefixTree:
     # Events
 
     def _grew(self, node: Node, tokens: int) -> None:
-        if node.is_reported and self._events.listeners:
+        if node.is_reported:
             self._events.stored(Tier.CELLS, node.end - tokens, node.end, node.whole)
 
     def _report(self, node: Node) -> None:
@@ -442,15 +411,13 @@ class PrefixTree:
             list(takewhile(lambda above: not above.is_reported and above is not self.root, node.path()))
         ):
             above.is_reported = True
-            if self._events.listeners:
-                self._events.stored(Tier.CELLS, above.start, above.end, above.whole)
+            self._events.stored(Tier.CELLS, above.start, above.end, above.whole)
 
     def _unreport(self, node: Node | None) -> None:
         """A reason to report this run is gone: it is removed, and those before it, unless there is another."""
         while node is not None and node.is_reported and not self._is_of_use(node):
             node.is_reported = False
-            if self._events.listeners:
-                self._events.removed(Tier.CELLS, node.start, node.end, node.whole)
+            self._events.removed(Tier.CELLS, node.start, node.end, node.whole)
             node = node.parent
 
     def _is_of_use(self, node: Node) -> bool:
@@ -468,7 +435,7 @@ class PrefixTree:
 
     def _cut(self, node: Node, keep: int) -> None:
         """Drop all but the first `keep` tokens of a run that nothing goes on behind."""
-        if node.is_reported and self._events.listeners:
+        if node.is_reported:
             self._events.removed(Tier.CELLS, node.start + keep, node.end, node.whole)
         self.drop_checkpoint(node)
         self.total_tokens -= len(node.tokens) - keep
@@ -518,7 +485,6 @@ class PrefixTree:
                 self._forget(node, seq_id)
 
     def _forget(self, tip: Node, seq_id: int) -> None:
-        self._matched = None
         self._cells.free(seq_id)
         self.cached.pop(seq_id, None)
         tip.ids.discard(seq_id)
@@ -530,7 +496,7 @@ class PrefixTree:
         while node.parent is not None and not node.ids and not node.children:
             parent = node.parent
             self.drop_checkpoint(node)  # which may report that the run is gone, and is the first to do so
-            if node.is_reported and self._events.listeners:
+            if node.is_reported:
                 self._events.removed(Tier.CELLS, node.start, node.end, node.whole)
             parent.disown(node)
             self.total_tokens -= len(node.tokens)

@@ -176,8 +176,7 @@ class SnapshotStore:
         self._shrink(snapshot.size_bytes)
         self._index.put(snapshot.tokens, snapshot)
         self.size_bytes += snapshot.size_bytes
-        if self.events.listeners:
-            self.events.stored(Tier.MEMORY, 0, len(snapshot.tokens), snapshot.whole)
+        self.events.stored(Tier.MEMORY, 0, len(snapshot.tokens), snapshot.whole)
         if self._on_added is not None and is_lasting and not snapshot.is_on_disk:
             self._on_added(snapshot)
         return True
@@ -210,7 +209,6 @@ class SnapshotStore:
             self.evictions += 1
 
     def _remove(self, snapshot: Snapshot) -> None:
-        if self.events.listeners:
-            self.events.removed(Tier.MEMORY, 0, len(snapshot.tokens), snapshot.whole)
+        self.events.removed(Tier.MEMORY, 0, len(snapshot.tokens), snapshot.whole)
         self._index.discard(snapshot.tokens)
         self.size_bytes -= snapshot.size_bytes
