@@ -11,11 +11,7 @@ from engine_world import Answer, alone, answer, answers, ask, config_for, tokens
 
 from models import BOS, EOS, IM_END, IM_START, MERGES, N_VOCAB, SHOWN, SPECIALS, write_model
 from uma import Message, Request, SamplingParams, open_engine
-from uma.engine.delivery.pacing import STRIDE_STEPS
 from uma.engine.kv.checkpoints import LAST_TOKENS
-from uma.engine.policy import Plan, Scheduler, State
-from uma.engine.policy.scheduler import EmbedDemand
-from uma.engine.worker.loop import REPLAN_BATCHES
 from uma.errors import BadRequest, ModelError, PromptTooLarge, TemplateError
 from uma.types import Finished, Token
 
@@ -264,23 +260,6 @@ async def test_a_long_prompt_is_tokenized_off_the_trio_thread(tiny: Path) -> Non
             assert len((await engine.tokenize(ask("word " * 400_000))).token_ids) > 400_000
             nursery.cancel_scope.cancel()
     assert turns > 100
-
-
-async def test_without_arrivals_or_ends_few_ticks_are_planned(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned: list[Plan] = []
-
-    class Watched(Scheduler):
-        def plan(
-            self, state: State, now_ms: float, embeds: EmbedDemand | None = None, *, pause_ms: float = 0.0
-        ) -> Plan:
-            planned.append(super().plan(state, now_ms, embeds, pause_ms=pause_ms))
-            return planned[-1]
-
-    monkeypatch.setattr("uma.engine.engine.Scheduler", Watched)
-    async with open_engine(config_for(tiny)) as engine:
-        got = await answer(engine, ask(max_tokens=160))
-    assert len(got.tokens) == 160
-    assert 160 // (REPLAN_BATCHES + STRIDE_STEPS) <= len(planned) <= 160 // 4
 
 
 async def test_a_model_that_cannot_be_loaded_is_an_error_of_its_own(tmp_path: Path) -> None:

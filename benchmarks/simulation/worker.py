@@ -23,7 +23,6 @@ from uma.engine.policy.lead import lead_ms, steps_lacking
 from uma.engine.policy.order import admission_key, due_ms, gives_way, may_begin
 from uma.engine.policy.scheduler import mixed_position
 from uma.engine.policy.state import FairShares
-from uma.engine.worker.loop import REPLAN_BATCHES
 
 MAX_QUEUE = 1_024
 """Maximum requests that wait under UMA: the default of its `max_queue`."""
@@ -89,8 +88,6 @@ class Worker:
         self._active: dict[int, Session] = {}
         self._by_key: dict[int, Session] = {}
         self._service_ms = 0.0
-        self._steady: Plan | None = None
-        self._steady_batches = 0
         self._shares = FairShares()
         self._answered_ms = -math.inf
         self.now_ms = 0.0
@@ -176,7 +173,6 @@ class Worker:
         if not session.generated:
             session.cached_tokens = row.prompt_tokens - row.prefill_left
         self._active[row.key] = session
-        self._steady = None
 
     # A tick
 
@@ -195,10 +191,7 @@ class Worker:
             self._all_at_once(plan, used)
 
     def _next_plan(self, used: int) -> Plan:
-        """The plan in force where it is the same as a new one would be, as in the engine; or a new one."""
-        self._steady_batches += 1
-        if self._steady is not None and not self._waiting and self._steady_batches < REPLAN_BATCHES:
-            return self._steady
+        """The plan of the engine's policy."""
         decoding = [each.row for each in self._active.values() if each.row.prefill_left == 0]
         prefilling = [each.row for each in self._active.values() if each.row.prefill_left]
         state = State(
@@ -208,10 +201,7 @@ class Worker:
             used,
             answered_ms=self._answered_ms,
         )
-        plan = self._policy.plan(state, self.now_ms)
-        self._steady = plan if plan.is_decode_only and self._free_cells > REPLAN_BATCHES * len(plan.decode) else None
-        self._steady_batches = 0
-        return plan
+        return self._policy.plan(state, self.now_ms)
 
     def _decode(self, plan: Plan, used: int) -> bool:
         """The decode steps. False where a request came before the last of them: then nothing is read in this tick."""
@@ -223,7 +213,7 @@ class Worker:
             if step and self.next_arrival_ms <= self.now_ms:
                 return False
             took = self._pass(self._machine.decode_ms(len(rows), used + step * len(rows)))
-            if step == 0 and not (self._steady and self._steady_batches):
+            if step == 0:
                 self._policy.cost.observe_decode(len(rows), used, took)
             for session in rows:
                 self._give(session, plan.pace_ms)
@@ -294,7 +284,6 @@ class Worker:
         session.row.cells = 0
         session.row.prompt_tokens = session.row.prefill_left = session.prompt_tokens + session.generated
         self._waiting[session.row.key] = session
-        self._steady = None
 
     def _give(self, session: Session, pace_ms: float) -> None:
         """A token was sampled: its reader has it when it is due."""
@@ -315,7 +304,6 @@ class Worker:
         self.finished.append(session)
         del self._active[session.row.key], self._by_key[session.row.key]
         self._cache.end(session)
-        self._steady = None
         self._service_ms += (session.done_ms - session.first_ms - self._service_ms) * SERVICE_WEIGHT
 
 

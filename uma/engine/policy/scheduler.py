@@ -56,7 +56,7 @@ class Plan:
     preempt: tuple[int, ...] = ()
     """Rows to take their KV cells from, before anything else. They are in no other part of the plan."""
     is_decode_only: bool = False
-    """One token a row, no prefill, none throttled: the plan is valid until a sequence arrives, ends or pauses."""
+    """One token a row, no prefill, none throttled: rows can go on for several steps."""
     steps: int = 1
     """Decode steps of each row before the prefill: at least one, or none with `is_mixed`, and where a prompt of a
     higher lane than the rows' ends."""

@@ -56,8 +56,6 @@ class Tick:
     """Maximum time between the first and the last token of a stride."""
     embed_tokens: int = 0
     """Tokens of texts to embed after all else."""
-    learns: bool = True
-    """Whether the cost model observes the decode rows."""
     has_sets: bool = False
     """Whether rows have different sets of adapters: each set decodes in batches of its own."""
 
@@ -116,7 +114,7 @@ class Executor:
             return self._decode_several(tick.decode)
         if tick.drafts is not None:
             return self._verify(tick.drafts)
-        return self._decode_at_once(tick.decode, self._stride(tick), learns=tick.learns)
+        return self._decode_at_once(tick.decode, self._stride(tick))
 
     def _steps_lacking(self, tick: Tick) -> int:
         """Decode steps that the readers lack before the prefill, because those before it took longer than predicted."""
@@ -137,7 +135,7 @@ class Executor:
             most = min(steps, self._pool.free_cells // len(rows))
             stride = plan_stride(map(steps_ahead, rows), tick.hold_ms, self._runner.decode_ms, most)
             before = rows[0].computed
-            yield from self._decode_at_once(list(rows), stride, learns=False)
+            yield from self._decode_at_once(list(rows), stride)
             steps -= max(1, rows[0].computed - before)
         return True
 
@@ -148,17 +146,17 @@ class Executor:
         steps = map(steps_ahead, tick.decode)
         return plan_stride(steps, tick.hold_ms, self._runner.decode_ms, self._pool.free_cells // len(tick.decode))
 
-    def _decode_at_once(self, sequences: list[Sequence], stride: Stride, *, learns: bool) -> Iterator[StepResults]:
+    def _decode_at_once(self, sequences: list[Sequence], stride: Stride) -> Iterator[StepResults]:
         while sequences:
             decoding = self._runner.decode(sequences, stride)
-            yield self._booked(sequences, decoding, learns=learns)
+            yield self._booked(sequences, decoding)
             if decoding.outcome.is_done:
                 return
             retry: Work = []
             yield from self._failed(decoding.outcome, [(sequence, 1) for sequence in sequences], retry)
             sequences, stride = [sequence for sequence, _ in retry], ONE_STEP
 
-    def _booked(self, sequences: list[Sequence], decoding: DecodeSteps, *, learns: bool) -> StepResults:
+    def _booked(self, sequences: list[Sequence], decoding: DecodeSteps) -> StepResults:
         """A stride's steps, each as soon as it is to be booked (`ModelRunner.decode`), and booked just before it is
         given: booking needs the tokens before it accepted.
         """
@@ -167,7 +165,7 @@ class Executor:
             if len(rows) < len(sequences):
                 # A fault has ended a sequence in the middle of the stride: its further tokens are dropped.
                 given = [result for result, row in zip(given, sequences, strict=True) if row.holding is not None]
-            self._runner.book_step(rows, step, learns=learns and step.is_last)
+            self._runner.book_step(rows, step)
             yield Result(rows, given, step.at_ms)
 
     def _verify(self, drafts: Drafts) -> Iterator[StepResults]:
@@ -182,7 +180,7 @@ class Executor:
         left = [sequence for sequence, _ in drafts.rows if sequence not in verified]
         self._restart_others(left, outcome)
         left = [row for row in left if outcome.code == NO_ROOM or self._cut_back(row, outcome)]
-        yield from self._decode_at_once([] if self._is_given_up(outcome) else left, ONE_STEP, learns=False)
+        yield from self._decode_at_once([] if self._is_given_up(outcome) else left, ONE_STEP)
 
     def _decode_several(self, sequences: list[Sequence]) -> Iterator[StepResults]:
         """Decode rows of which some were given several tokens at once."""
@@ -354,7 +352,7 @@ class Executor:
                 yield self._sampled(outcome)
             else:
                 decoding = self._runner.decode([sequence], ONE_STEP)
-                yield self._booked([sequence], decoding, learns=False)
+                yield self._booked([sequence], decoding)
                 outcome = decoding.outcome
             if outcome.code == NO_ROOM:
                 self._slots.preempt(sequence, now_ms())

@@ -57,10 +57,6 @@ from uma.llama.heads import PredictionHeads
 from uma.llama.projector import Projector
 from uma.metrics import EngineMetrics
 
-REPLAN_BATCHES = 32
-"""Maximum batches in the steady state that run on one plan. The tick that re-plans also teaches the cost model what
-decode rows take: a fraction of all ticks is enough to follow the machine, and the others have no time to spare.
-A number of rows that was never seen teaches it with the first step: what is read next depends on that."""
 IDLE_SEC = 0.25
 """Idle for this long, the thread takes snapshots of cached sequences: a follow-up comes sooner or much later."""
 
@@ -145,12 +141,8 @@ class DecodeWorker:
         self._probes = Probes(self._runner, metrics)
         self._embedder = Embedder(scheduler.embeds, self._runner.threads, metrics)
         self._reproducer = Reproducer(self._slots, self._runner.threads, instruments)
-        self._steady: Tick | None = None
-        """The last tick, where the next can be the same."""
         self._is_ahead = False
         """Whether streams decoded ahead, in the last tick, of what is computed beside them."""
-        self._planned_at = 0
-        """Batches computed before the plan that is in force."""
         self._is_stopping = False
         self._paused_until_ms = 0.0
         self.has_failed = False
@@ -463,27 +455,12 @@ class DecodeWorker:
 
     def _next_tick(self, now: float, pause_ms: float) -> tuple[Tick, bool]:
         """What to compute, and whether a sequence was preempted for it."""
-        tick, has_preempted = self._planned_tick(now, pause_ms)
-        steady = tick.decode if tick.is_steady else []
-        tick.drafts = self._speculator.draft(steady)
-        return tick, has_preempted
-
-    def _planned_tick(self, now: float, pause_ms: float) -> tuple[Tick, bool]:
-        self._is_ahead = False
-        batches = self._metrics.batch_calls_total
-        is_due = batches - self._planned_at >= REPLAN_BATCHES
-        if is_due:
-            self._planned_at = batches
-        elif self._steady is not None and self._is_steady(self._steady):
-            self._steady.learns = False
-            return self._steady, False
         plan = self._plan(now, pause_ms)
         active = self._slots.active
         tick = Tick(
             decode=[active[key] for key in plan.decode],
             prefill=[(active[key], count) for key, count in plan.prefill],
             is_steady=plan.is_decode_only,
-            learns=is_due or not plan.is_decode_only or not self._scheduler.cost.has_decoded(len(plan.decode)),
             steps=plan.steps,
             is_mixed=plan.is_mixed,
             needed_ms=plan.needed_ms,
@@ -499,17 +476,8 @@ class DecodeWorker:
         if plan.is_decode_only or plan.steps > 1:
             returns_early = self._context.returns_early  # then no token waits for the stride's end
             tick.hold_ms = math.inf if returns_early else min((row.hold_ms for row in tick.decode), default=0.0)
-        self._steady = tick if plan.is_decode_only and tick.decode else None
+        tick.drafts = self._speculator.draft(tick.decode if tick.is_steady else [])
         return tick, bool(plan.preempt)
-
-    def _is_steady(self, tick: Tick) -> bool:
-        """Whether re-planning would give the same tick: no sequence came, ended, paused or lacks cells."""
-        rows = tick.decode
-        if self._embedder or self._reproducer.pause_ms:
-            return False
-        if len(rows) != len(self._slots.active) or self._slots.has_queued:
-            return False
-        return len(rows) <= self._pool.free_cells and not any(sequence.is_paused for sequence in rows)
 
     def _plan(self, now: float, pause_ms: float) -> Plan:
         """Admit what can start, ask the policy, and preempt as it says. Streams decode ahead of `pause_ms`, or of what

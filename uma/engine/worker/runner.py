@@ -233,11 +233,11 @@ class ModelRunner:
             return []
         return [] if self.should_end_stride is not None and self.should_end_stride(sequences, tokens) else tokens
 
-    def book_step(self, sequences: list[Sequence], step: DecodeStep, *, learns: bool) -> None:
-        """Book a step of `decode`, before its tokens are accepted. With `learns` the cost model observes it."""
+    def book_step(self, sequences: list[Sequence], step: DecodeStep) -> None:
+        """Book a step of `decode`, before its tokens are accepted. The cost model observes the last of a stride."""
         self.decode_ms = step.took_ms
         self._book([(sequence, sequence.tokens[-1:]) for sequence in sequences], step.took_ms)
-        if learns:
+        if step.is_last:
             self._cost.observe_decode(len(sequences), self._pool.used_cells, step.took_ms)
 
     def _book(self, rows: Computed, took_ms: float, *, size: int = 0) -> None:

@@ -99,11 +99,6 @@ class Slots:
         return any(sequence.status is Status.DECODING for sequence in self.active.values())
 
     @property
-    def has_queued(self) -> bool:
-        """Whether any sequence is queued, followers included."""
-        return bool(self._queued)
-
-    @property
     def wants_slot(self) -> bool:
         """Whether a sequence waits for a slot and for nothing else."""
         return any(sequence.status is Status.WAITING for sequence in self._queued.values())
