@@ -13,6 +13,7 @@ from http_clients import openai_of
 from http_server import HttpServer, ServeModels, new_key, running_http
 
 from harness import short_directory
+from uma.jobs.store import Store
 
 ASKED: dict[str, Any] = {"model": "builtin", "max_output_tokens": 8, "temperature": 0}
 
@@ -39,12 +40,36 @@ def test_a_response_goes_on_from_a_stored_one_and_is_listed_and_deleted(tmp_path
         assert (stored.output_text, stored.previous_response_id is not None) == (went_on, True)
         items = client.responses.input_items.list(id, order="asc").data
         assert [getattr(item, "role", None) for item in items] == ["user", "assistant", "user"]
+        third = client.responses.create(input="Why?", previous_response_id=id, **ASKED).id
         client.responses.delete(id)
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(id)
+        items = client.responses.input_items.list(third, order="asc").data
+        assert [getattr(item, "role", None) for item in items] == ["user", "assistant"] * 2 + ["user"]
+        with pytest.raises(openai.NotFoundError, match="not found"):
+            client.responses.create(input="Hi", previous_response_id=id, **ASKED)
+        assert client.responses.create(input="And?", previous_response_id=third, **ASKED).output_text
         unstored = client.responses.create(input="Hi", store=False, **ASKED)
         with pytest.raises(openai.NotFoundError, match="not found"):
             client.responses.create(input="Hi", previous_response_id=unstored.id, **ASKED)
+
+
+def test_a_chain_takes_the_space_of_its_turns_and_what_is_deleted_stays_as_long_as_it_is_gone_on_from(
+    tmp_path: Path,
+) -> None:
+    store, before = Store(tmp_path), None
+    for turn in range(10):
+        store.keep_response(f"r{turn}", "ada", b"x" * 100, 60.0, before)
+        before = f"r{turn}"
+    assert store.used("ada") == (0, 1_000)
+    assert store.forget_response("r4", "ada") and not store.forget_response("r4", "ada")
+    assert (len(store.responses("r9", "ada")), store.responses("r4", "ada")) == (10, [])
+    for turn in range(5, 10):
+        assert store.forget_response(f"r{turn}", "ada")
+    assert store.used("ada") == (0, 400)  # with the last that went on from it, it went too
+    store.keep_response("new", "ada", b"x" * 100, 0.0, "r3")
+    assert (len(store.responses("new", "ada")), store.responses("r3", "ada")) == (5, [])  # r3 is too old to be shown
+    store.close()
 
 
 def test_a_stream_is_stored_before_its_end_is_told_and_a_killed_server_keeps_it() -> None:

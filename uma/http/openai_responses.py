@@ -383,7 +383,7 @@ async def responses(gateway: Gateway, http: Exchange) -> None:
     keep = None
     if fields.get("store") is not False and stored_responses.days_kept(gateway):
         await stored_responses.check_kept(gateway, http)
-        keep = partial(stored_responses.keep, gateway, http, [*before, *(own if isinstance(own, list) else ())])
+        keep = partial(stored_responses.keep, gateway, http, before, own if isinstance(own, list) else [])
     elif fields.get("store"):
         http.ignored.add("store")
     await Generates(RESPONSES, partial(_read, stored=len(before)))(gateway, http, keep)

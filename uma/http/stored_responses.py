@@ -1,9 +1,9 @@
 """OpenAI's stored responses: `GET` and `DELETE /v1/responses/{id}`, and conversations that go on from one of them.
 
 They lie in the store of files and batches (`uma/jobs/store.py`), where `--store-responses` says for how many days, each
-with the whole input that it answered: one that was deleted takes none of those behind it with it. With keys each
-reaches its own. Without keys there is nobody to bind one to but the program that was told its id, 96 random bits that
-no list shows.
+with its own input and a link to the response that it goes on from. One that was deleted is shown no more, and stays as
+long as another goes on from it. With keys each reaches its own. Without keys there is nobody to bind one to but the
+program that was told its id, 96 random bits that no list shows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def before(gateway: Gateway, http: Exchange, fields: Mapping[str, Any]) ->
         gateway,
         http,
         str(id),
-        lambda found: [*found["input"], *found["response"]["output"]],
+        lambda turns: _items(turns, with_last=True),
         field="previous_response_id",
     )
     return said
@@ -58,20 +58,24 @@ async def check_kept(gateway: Gateway, http: Exchange) -> None:
     await jobs_of(gateway).do(partial(check_space, owner=owner_of(http)))
 
 
-async def keep(gateway: Gateway, http: Exchange, asked: list[Any], response: Body) -> None:
-    """Store a response with its input, before its end is told."""
-    owner, age_sec = owner_of(http), days_kept(gateway) * DAY_SEC
+async def keep(gateway: Gateway, http: Exchange, before: list[Any], own: list[Any], response: Body) -> None:
+    """Store a response with its `own` input, before its end is told. The input `before` that is kept with the response
+    that it goes on from, unless that was deleted meanwhile.
+    """
+    owner, age_sec, link = owner_of(http), days_kept(gateway) * DAY_SEC, response["previous_response_id"]
 
-    def kept(store: Store) -> None:  # (packing takes long where the conversation is, too)
+    def kept(store: Store) -> None:  # (packing takes long where the input is, too)
+        is_linked = link is not None and bool(store.responses(link, owner))
+        asked = own if is_linked else [*before, *own]
         data = zlib.compress(json_bytes.dumps({"input": asked, "response": response}), 1)
-        store.keep_response(str(response["id"]), owner, data, age_sec)
+        store.keep_response(str(response["id"]), owner, data, age_sec, link if is_linked else None)
 
     await jobs_of(gateway).do(kept)
 
 
 async def show(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/responses/{id}`."""
-    await http.answer(await _found(gateway, http, _id(http), lambda found: dumps(found["response"])))
+    await http.answer(await _found(gateway, http, _id(http), lambda turns: dumps(turns[-1]["response"])))
 
 
 async def remove(gateway: Gateway, http: Exchange) -> None:
@@ -86,10 +90,9 @@ async def input_items(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/responses/{id}/input_items`, the newest first unless `order` is `asc`."""
     limit, after = limit_of(http.query, MAX_LISTED), http.query.get("after")
 
-    def listed(found: dict[str, Any]) -> bytes:
-        items = [
-            {"type": "message", **item, "id": item.get("id") or f"item_{at}"} for at, item in enumerate(found["input"])
-        ]
+    def listed(turns: list[dict[str, Any]]) -> bytes:
+        every = enumerate(_items(turns, with_last=False))
+        items = [{"type": "message", **item, "id": item.get("id") or f"item_{at}"} for at, item in every]
         if http.query.get("order") != "asc":
             items.reverse()
         begin = next((at for at, item in enumerate(items, 1) if item["id"] == after), 0)
@@ -102,13 +105,23 @@ def _id(http: Exchange) -> str:
     return f"resp_{http.scope['path_params']['id']}"
 
 
-async def _found(gateway: Gateway, http: Exchange, id: str, told: Callable[[dict[str, Any]], T], field: str = "") -> T:
-    """What is `told` of a stored response, all in the store's thread: a conversation can be long."""
+def _items(turns: list[dict[str, Any]], *, with_last: bool) -> list[Any]:
+    """Input and output of each response, in order, with or without the last one's output."""
+    items = [item for turn in turns[:-1] for item in (*turn["input"], *turn["response"]["output"])]
+    return [*items, *turns[-1]["input"], *(turns[-1]["response"]["output"] if with_last else ())]
+
+
+async def _found(
+    gateway: Gateway, http: Exchange, id: str, told: Callable[[list[dict[str, Any]]], T], field: str = ""
+) -> T:
+    """What is `told` of a stored response and those that it goes on from, all in the store's thread: a conversation can
+    be long.
+    """
     owner = owner_of(http)
 
     def unpacked(store: Store) -> T | None:
-        data = store.response(id, owner)
-        return None if data is None else told(json_bytes.loads(zlib.decompress(data)))
+        turns = [json_bytes.loads(zlib.decompress(data)) for data in store.responses(id, owner)]
+        return told(turns) if turns else None
 
     found = None if gateway.jobs is None else await gateway.jobs.do(unpacked)
     if found is None:

@@ -50,7 +50,8 @@ MAX_TOLD = 1_000
 _TABLES = """
 CREATE TABLE IF NOT EXISTS files (id TEXT PRIMARY KEY, owner TEXT, created_at INTEGER, data TEXT);
 CREATE TABLE IF NOT EXISTS batches (id TEXT PRIMARY KEY, owner TEXT, model TEXT, is_over INTEGER, data TEXT);
-CREATE TABLE IF NOT EXISTS responses (id TEXT PRIMARY KEY, owner TEXT, created_at REAL, data BLOB);
+CREATE TABLE IF NOT EXISTS turns (id TEXT PRIMARY KEY, owner TEXT, created_at REAL, before TEXT, is_shown INTEGER,
+                                  data BLOB);
 """
 
 JobStatus = Literal["in_progress", "finalizing", "completed", "failed", "cancelling", "cancelled"]
@@ -248,29 +249,53 @@ class Store:
             f"SELECT count(*), coalesce(sum(length(data) + {size}), 0) FROM files WHERE owner = ?", (owner,)
         )
         ((batch_bytes,),) = self._do("SELECT coalesce(sum(length(data)), 0) FROM batches WHERE owner = ?", (owner,))
-        ((answer_bytes,),) = self._do("SELECT coalesce(sum(length(data)), 0) FROM responses WHERE owner = ?", (owner,))
+        ((answer_bytes,),) = self._do("SELECT coalesce(sum(length(data)), 0) FROM turns WHERE owner = ?", (owner,))
         return files, file_bytes + batch_bytes + answer_bytes
 
-    def keep_response(self, id: str, owner: str, data: bytes, max_age_sec: float) -> None:
-        """Remember a response, and forget the owner's that are older than that, or more than `MAX_RESPONSES`."""
+    def keep_response(self, id: str, owner: str, data: bytes, max_age_sec: float, before: str | None) -> None:
+        """Remember a response, which goes on from the one `before`, and forget the owner's that are older than that, or
+        more than `MAX_RESPONSES`.
+        """
         now = time.time()
         with self._at_once():
-            self._do("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?)", (id, owner, now, data))
-            self._do("DELETE FROM responses WHERE created_at < ?", (now - max_age_sec,))
+            self._do("INSERT INTO turns VALUES (?, ?, ?, ?, TRUE, ?)", (id, owner, now, before, data))
             self._do(
-                "DELETE FROM responses WHERE owner = ?1 AND rowid <= "
-                "(SELECT rowid FROM responses WHERE owner = ?1 ORDER BY rowid DESC LIMIT 1 OFFSET ?2)",
-                (owner, MAX_RESPONSES),
+                "UPDATE turns SET is_shown = FALSE WHERE is_shown AND (created_at < ?1 OR (owner = ?2 AND rowid <= "
+                "(SELECT rowid FROM turns WHERE owner = ?2 AND is_shown ORDER BY rowid DESC LIMIT 1 OFFSET ?3)))",
+                (now - max_age_sec, owner, MAX_RESPONSES),
             )
+            self._drop_turns()
 
-    def response(self, id: str, owner: str) -> bytes | None:
-        """What was kept of the owner's response of that id."""
-        found = self._do("SELECT data FROM responses WHERE id = ? AND owner = ?", (id, owner))
-        return found[0][0] if found else None
+    def _drop_turns(self) -> None:
+        """Remove what is not shown any more, and nothing that is shown goes on from."""
+        self._do(
+            "WITH RECURSIVE needed (id) AS (SELECT before FROM turns WHERE is_shown UNION "
+            "SELECT turns.before FROM turns JOIN needed ON turns.id = needed.id) "
+            "DELETE FROM turns WHERE NOT is_shown AND id NOT IN (SELECT id FROM needed WHERE id IS NOT NULL)"
+        )
+
+    def responses(self, id: str, owner: str) -> list[bytes]:
+        """What was kept of the owner's response of that id, and of all that it goes on from, the oldest first; nothing
+        where there is none.
+        """
+        rows = self._do(
+            "WITH RECURSIVE chain (before, data, depth) AS "
+            "(SELECT before, data, 0 FROM turns WHERE id = ? AND owner = ? AND is_shown UNION ALL "
+            "SELECT turns.before, turns.data, depth + 1 FROM turns JOIN chain ON turns.id = chain.before) "
+            "SELECT data FROM chain ORDER BY depth DESC",
+            (id, owner),
+        )
+        return [data for (data,) in rows]
 
     def forget_response(self, id: str, owner: str) -> bool:
-        """Remove the owner's response of that id; whether there was one."""
-        return bool(self._do("DELETE FROM responses WHERE id = ? AND owner = ? RETURNING id", (id, owner)))
+        """Show the owner's response of that id no more, and remove it unless others go on from it; whether there was
+        one.
+        """
+        hide = "UPDATE turns SET is_shown = FALSE WHERE id = ? AND owner = ? AND is_shown RETURNING id"
+        with self._at_once():
+            found = self._do(hide, (id, owner))
+            self._drop_turns()
+        return bool(found)
 
     def add_file(self, file: StoredFile, part: Path) -> None:
         """Keep a file whose contents are `part`, which is none any more."""
