@@ -6,7 +6,7 @@ import codecs
 import json
 from collections.abc import Iterator, Mapping
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import chat_templates
@@ -20,8 +20,8 @@ from json_schemas import CHECKER
 from test_chat_parser import SOUP_WORDS
 
 from models import write_model
-from uma.chat.families import Family, Thinking, thinking_of
-from uma.chat.forms import BracesForm, NamedForm, PairsForm
+from uma.chat.families import Family, Thinking, by_hand, thinking_of
+from uma.chat.forms import COUNT, KIND, BracesForm, ElementsForm, NamedForm, PairsForm
 from uma.chat.grammar import calls_grammar
 from uma.chat.harmony import HarmonyParser
 from uma.chat.lark import LarkRules, Specials
@@ -65,6 +65,29 @@ FAMILIES |= {
     "tokens-named": Family("named", open="<|im_start|>", form=NamedForm("", "<shown>")),
     "tokens-braces": attrs.evolve(TOKENS, form=BracesForm("<shown>"), close="<|im_end|>", ends_answer=True),
     "tokens-pairs": attrs.evolve(TOKENS, form=PairsForm("", "\n", "k=", ":", "<shown>", "", "\n", "end"), close=""),
+    "tokens-elements": attrs.evolve(
+        TOKENS, form=ElementsForm("<shown>", '<shown><i "', '">', "<shown></i>"), close="", is_block=True
+    ),
+    "tokens-silent": Family(
+        "silent",
+        open="<|im_start|>tools<shown>",
+        close="<|im_start|>/tools<shown>",
+        form=PairsForm(
+            "<|im_start|>c ",
+            f"#{COUNT}<shown>",
+            "<|im_start|>k ",
+            f" {KIND}<shown>",
+            "<|im_start|>/k<shown>",
+            "",
+            "",
+            "end",
+        ),
+        is_block=True,
+        silent=("<|im_start|>said<shown>",),
+    ),
+    "tokens-header": attrs.evolve(TOKENS, open="<c>", close="</c>", silent=(" to={}<shown>", "<|im_start|>")),
+    "tokens-answer": cast(Family, by_hand(">>>all")),
+    **{mark: cast(Family, by_hand(mark)) for mark in ("<atem:function_calls>", "<|end_of_msg|>", "]<]minimax[>[")},
 }
 MOST = 120
 """Words and tokens of one output."""

@@ -14,7 +14,8 @@ DIFFERENT: dict[str, dict[tuple[str, ...], tuple[str, ...]]] = {
     "`on` and `off` change the prompt": {
         ("plain, off", "turns, off", "one result, off"): ("ByteDance-Seed-OSS.jinja",),
         ("plain, off", "turns, off"): ("Cohere2MoE.jinja", "Kimi-K3.jinja"),
-        ("one result, off",): ("Cohere2MoE.jinja",),
+        ("one result, off",): ("Cohere2MoE.jinja", "Kimi-K3.jinja"),
+        WITH_TOOLS: ("MiniMax-M3.jinja",),
         tuple(name for name in WITH_TOOLS if name != "one result, off"): ("tencent-Hy3.jinja",),
         ("begun, off",): ("Kimi-K3.jinja",),
         ("plain", "system", "turns", "two of the user", "system again", "thought"): (
@@ -70,15 +71,6 @@ DIFFERENT: dict[str, dict[tuple[str, ...], tuple[str, ...]]] = {
         WITH_TOOLS: ("LFM2-8B-A1B.jinja", "LFM2.5-Instruct.jinja"),
     },
     "the thinking before a call is shown": {("thought before a call",): ("upstage-Solar-Open-100B.jinja",)},
-    "tools, and calls before, are refused": {
-        WITH_TOOLS: (
-            "CohereForAI-c4ai-command-r-plus-tool_use.jinja",
-            "Kimi-K3.jinja",
-            "MiniMax-M3.jinja",
-            "meetkai-functionary-medium-v3.2.jinja",
-            "muse-glimmer.jinja",
-        ),
-    },
     "where an answer goes on": {
         ("begun",): (
             "deepseek-ai-DeepSeek-V4-Flash-0731.jinja",

@@ -29,6 +29,7 @@ CALLS_ALONE = {
     "meta-llama-Llama-3.2-3B-Instruct.jinja",
     "meta-llama-Llama-3.3-70B-Instruct.jinja",
     "mistralai-Mistral-Nemo-Instruct-2407.jinja",
+    "muse-glimmer.jinja",
 }
 """Templates that show of a message with calls the calls alone."""
 SWITCHED = {
@@ -44,8 +45,10 @@ SHOWS_THINKING = {
     "Cohere2MoE.jinja",
     "CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja",
     "Kimi-K2-Thinking.jinja",
+    "Kimi-K3.jinja",
     "LFM2.5-8B-A1B.jinja",
     "MiniMax-M2.jinja",
+    "MiniMax-M3.jinja",
     "openbmb-MiniCPM5-1B.jinja",
     "tencent-Hy3.jinja",
     "upstage-Solar-Open-100B.jinja",
@@ -62,6 +65,7 @@ SHOWS_THINKING = {
     "google-gemma-4-31B-it.jinja",
     "inclusionai-ling-3.0-flash.jinja",
     "mistralai-Ministral-3-14B-Reasoning-2512.jinja",
+    "muse-glimmer.jinja",
     "openai-gpt-oss-120b.jinja",
     "poolside-Laguna-S-2.1.jinja",
     "poolside-Laguna-XS-2.1.jinja",

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from uma import json_text
-from uma.chat.forms import COUNT, ID, BracesForm, NamedForm, ObjectForm, PairsForm
+from uma.chat.forms import COUNT, ID, KINDS, BracesForm, ElementsForm, NamedForm, ObjectForm, PairsForm
 from uma.chat.lark import LarkRules, string
 from uma.chat.schema import (
     ANY,
-    KINDS,
     NOT_OF_OBJECTS,
     Schema,
     UnservableError,
@@ -97,7 +96,7 @@ def pairs_call(rules: LarkRules, form: PairsForm, tool: Tool, at: int) -> str:
         inner = separated(rules, pairs, string(form.between), f"pairs_{at}")
     else:
         inner = " ".join(pair if is_needed else f"{pair}?" for pair, is_needed in pairs)
-    return f"{rules.spelled(form.before + tool.name + form.after)} {inner} {rules.spelled(form.end)}"
+    return f"{_with_ids(rules, form.before + tool.name + form.after)} {inner} {rules.spelled(form.end)}"
 
 
 def _pair_ways(
@@ -107,10 +106,24 @@ def _pair_ways(
     kinds = kinds_of(schema, root, place)
     if not kinds:
         raise UnservableError(place, "no value is valid")
-    begin = rules.spelled(form.key_open + key + form.key_close + form.padding)
-    begin_json = rules.spelled(form.key_open + key + (form.json_close or form.key_close) + form.padding)
+    for at, (close, behind) in enumerate(form.closes.items()):
+        begin = rules.spelled(form.key_open + key + close + form.padding)
+        yield from _value_ways(rules, form, begin, kinds & behind, schema, root, f"{name}_{at}", place)
+
+
+def _value_ways(
+    rules: LarkRules,
+    form: PairsForm,
+    begin: str,
+    kinds: frozenset[str],
+    schema: Schema,
+    root: Schema,
+    name: str,
+    place: str,
+) -> Iterator[str]:
+    """A value of these kinds behind what begins the argument."""
     end = rules.spelled(form.padding + form.value_close + form.trail)
-    is_apart = bool(form.json_close or form.quote)
+    is_apart = len(form.closes) > 1 or bool(form.quote)
     others = kinds - {"string"} if is_apart else kinds & {"array", "object"} if "string" in kinds else kinds
     if "string" in kinds:
         is_text = is_apart or kinds == {"string"}
@@ -118,11 +131,11 @@ def _pair_ways(
         yield f"{begin} {_closed(rules, form, text, f'TEXT_{name}')} {rules.spelled(form.trail)}"
     if form.quote and others & {"boolean", "null"}:
         words = [repr(word) for word in (True, False, None) if follows(word, _with_root(schema, root))]
-        yield from (f"{begin_json} {string(word)}" for word in words)
+        yield from (f"{begin} {string(word)}" for word in words)
         others -= {"boolean", "null"}
     if others:
-        narrow = schema if others == kinds else {"allOf": [schema, {"type": sorted(others)}]}
-        yield f"{begin_json} {json_rule(rules, f'json_{name}', _with_root(narrow, root), place)} {end}"
+        narrow = schema if others == kinds_of(schema, root, place) else {"allOf": [schema, {"type": sorted(others)}]}
+        yield f"{begin} {json_rule(rules, f'json_{name}', _with_root(narrow, root), place)} {end}"
 
 
 def _closed(rules: LarkRules, form: PairsForm, text: str, name: str) -> str:
@@ -160,46 +173,62 @@ def braces_call(rules: LarkRules, form: BracesForm, tool: Tool, at: int) -> str:
     """`call:name{…}`, with the members of every object in the order of their names, as templates show them."""
     root = schema_of(tool)
     check_shape(root)
-    return f"{rules.spelled(form.before + tool.name)} {_Braces(rules, form, root, f'{at}').members(root, '', 0)}"
+    return f"{rules.spelled(form.before + tool.name)} {_Braces(rules, form.quote, root, f'{at}').members(root, '', 0)}"
+
+
+def elements_call(rules: LarkRules, form: ElementsForm, tool: Tool, at: int) -> str:
+    """The name, and each argument as an element, in the order of the schema."""
+    root = schema_of(tool)
+    check_shape(root)
+    inner = _Elements(rules, form.mark, root, f"{at}").members(root, "", 0)
+    return f"{rules.spelled(form.before + tool.name + form.after)} {inner} {rules.spelled(form.end)}"
 
 
 class _Braces:
     """Grammar rules for one tool's arguments, where the model writes these as `{key:value,…}` and not as JSON."""
 
-    def __init__(self, rules: LarkRules, form: BracesForm, root: Schema, prefix: str) -> None:
+    not_in_keys = ":{}[],\n"
+
+    def __init__(self, rules: LarkRules, quote: str, root: Schema, prefix: str) -> None:
         self._rules = rules
-        self._form = form
+        self._quote = quote
         self._root = root
         self._prefix = prefix
         self._count = 0
         self._by_reference: dict[str, str] = {}
 
     def members(self, schema: Schema, place: str, depth: int) -> str:
-        """An object with its braces."""
+        """All of an object."""
         check_object(schema, self._root, place)
         needed = required_of(schema, self._root)
         members = []
-        for key, inner in sorted(properties_of(schema, self._root).items()):
-            if (
-                not key.strip()
-                or key != key.strip()
-                or any(char in key for char in ":{}[],\n")
-                or self._form.quote in key
-            ):
+        for key, inner in properties_of(schema, self._root).items():
+            if not key.strip() or key != key.strip() or set(key) & set(self.not_in_keys) or self._quote in key:
                 raise UnservableError(f"{place}.properties.{key}", "this model's calls cannot hold a key of that name")
             value = self._value(inner, f"{place}.properties.{key}", depth + 1)
-            members.append((self._name("member", f"{string(f'{key}:')} {value}"), key in needed))
+            members.append((key, self._name("member", self._member(key, value)), key in needed))
             check_room(self._rules, place)
+        return self._joined(members)
+
+    def _member(self, key: str, value: str) -> str:
+        return f"{string(f'{key}:')} {value}"
+
+    def _joined(self, members: list[tuple[str, str, bool]]) -> str:
+        """An object of these members: each one's key, its rule, and whether it is needed."""
         self._count += 1
         rest = f"rest_{self._prefix}_{self._count}"
-        return f'"{{" {separated(self._rules, members, string(","), rest)} "}}"'
+        ordered = [(rule, is_needed) for _, rule, is_needed in sorted(members)]
+        return f'"{{" {separated(self._rules, ordered, string(","), rest)} "}}"'
+
+    def _kinds(self, schema: Any, place: str) -> frozenset[str]:
+        return kinds_of(schema, self._root, place)
 
     def _value(self, schema: Any, place: str, depth: int) -> str:
         if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
             return self._reference(schema, place, depth)
         if schema is True or schema == {}:
             return self._anything()
-        kinds = kinds_of(schema, self._root, place)
+        kinds = self._kinds(schema, place)
         if not kinds or depth > 16:
             raise UnservableError(place, "no value is valid, or it is nested too deeply")
         for word in ("enum", "const"):
@@ -215,13 +244,16 @@ class _Braces:
             narrow = {"allOf": [schema, {"type": sorted(scalars)}]}
             self._count += 1
             name = f"scalar_{self._prefix}_{self._count}"
-            ways.append(json_rule(self._rules, name, _with_root(narrow, self._root), place))
+            ways.append(self._scalar(json_rule(self._rules, name, _with_root(narrow, self._root), place)))
         if "array" in kinds:
             ways.append(self._array(schema, place, depth))
         if "object" in kinds:
             ways.append(self._object(schema, place, depth))
         check_room(self._rules, place)
         return f"({' | '.join(ways)})"
+
+    def _scalar(self, value: str) -> str:
+        return value
 
     def _reference(self, schema: Schema, place: str, depth: int) -> str:
         pointer = schema["$ref"]
@@ -236,7 +268,7 @@ class _Braces:
     def _combined(self, schema: Schema, word: str, place: str, depth: int) -> str:
         if word == "allOf" or set(schema) - {word, "title", "description", "default", "$defs", "definitions"}:
             raise UnservableError(f"{place}.{word}", "not available here, where lists or objects are allowed")
-        branches = [option for option in schema[word] if kinds_of(option, self._root, place)]
+        branches = [option for option in schema[word] if self._kinds(option, place)]
         if word == "oneOf":
             self._check_apart(branches, place)
         ways = (self._value(one, f"{place}.{word}[{at}]", depth + 1) for at, one in enumerate(branches))
@@ -251,22 +283,27 @@ class _Braces:
 
     def _string(self, text: str) -> str:
         """A string between the model's quotes."""
-        quote = self._form.quote
+        return f"{self._rules.spelled(self._quote)} {self._closed(text)}"
+
+    def _closed(self, text: str) -> str:
+        """A text up to the mark behind it, with the mark."""
+        quote = self._quote
         self._count += 1
         name = f"TEXT_{self._prefix}_{self._count}"
         if quote in self._rules.specials.marks:
             terminal = self._rules.add(name, f"({text}) & ~/{ANY}*{literal(quote)}{ANY}*/")
-            return f"{self._rules.spelled(quote)} {terminal} {self._rules.spelled(quote)}"
+            return f"{terminal} {self._rules.spelled(quote)}"
         whole = self._rules.add(f"{name}_VALUE", text)
-        closed = self._rules.add(name, f"({whole} {string(quote)}) & ~/{ANY}*{literal(quote)}{ANY}+/")
-        return f"{string(quote)} {closed}"
+        return self._rules.add(name, f"({whole} {string(quote)}) & ~/{ANY}*{literal(quote)}{ANY}+/")
 
     def _array(self, schema: Schema, place: str, depth: int) -> str:
         for word in ("prefixItems", "uniqueItems", "contains"):
             if schema.get(word):
                 raise UnservableError(f"{place}.{word}", "not available in this model's calls")
         item = self._name("item", self._value(schema.get("items", True), f"{place}.items", depth + 1))
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        return self._items(item, schema.get("minItems", 0), schema.get("maxItems"))
+
+    def _items(self, item: str, least: int, most: int | None) -> str:
         if most == 0:
             return '"[" "]"'
         again = f'("," {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
@@ -298,6 +335,55 @@ class _Braces:
     def _name(self, kind: str, body: str) -> str:
         self._count += 1
         return self._rules.add(f"{kind}_{self._prefix}_{self._count}", body)
+
+
+class _Elements(_Braces):
+    """Grammar rules for one tool's arguments as elements. What ends a value here has the mark of the tag behind it."""
+
+    not_in_keys = "<>\n"
+
+    def _element(self, tag: str, value: str) -> str:
+        return f"{self._rules.spelled(f'{self._quote}<{tag}>')} {value} {string(f'</{tag}>')}"
+
+    def _member(self, key: str, value: str) -> str:
+        return self._element(key, value)
+
+    def _joined(self, members: list[tuple[str, str, bool]]) -> str:
+        return " ".join(rule if is_needed else f"{rule}?" for _, rule, is_needed in members)
+
+    def _kinds(self, schema: Any, place: str) -> frozenset[str]:
+        return super()._kinds(schema, place) - {"null"}
+
+    def _value(self, schema: Any, place: str, depth: int) -> str:
+        if schema is True or schema == {}:
+            raise UnservableError(place, "a value of any type cannot be told from a text in this model's calls")
+        if isinstance(schema, dict) and "$ref" not in schema:
+            kinds = self._kinds(schema, place)
+            if len(kinds) > 1 and kinds & {"array", "object"}:
+                raise UnservableError(place, "this model's calls tell no lists or objects from other values")
+            if len(kinds) > 1 and "string" in kinds:
+                return self._string(text_or_scalar(schema, self._root, place))
+        return super()._value(schema, place, depth)
+
+    def _scalar(self, value: str) -> str:
+        return f"{value} {self._rules.spelled(self._quote)}"
+
+    def _combined(self, schema: Schema, word: str, place: str, depth: int) -> str:
+        if sum(bool(self._kinds(option, place)) for option in schema[word]) > 1:
+            raise UnservableError(f"{place}.{word}", "this model's calls tell no lists or objects from others")
+        return super()._combined(schema, word, place, depth)
+
+    def _string(self, text: str) -> str:
+        return self._closed(text)
+
+    def _items(self, item: str, least: int, most: int | None) -> str:
+        bounds = f"{{{least},{'' if most is None else most}}}"
+        return f"({self._element('item', item)}){bounds} {self._rules.spelled(self._quote)}"
+
+    def _object(self, schema: Schema, place: str, depth: int) -> str:
+        if not (schema.get("properties") or schema.get("required") or schema.get("additionalProperties") is False):
+            raise UnservableError(place, "this model's calls have objects with known members alone")
+        return f"{super()._object(schema, place, depth)} {self._rules.spelled(self._quote)}"
 
 
 def _with_root(schema: Schema, root: Schema) -> Schema:

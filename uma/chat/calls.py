@@ -14,10 +14,10 @@ from contextlib import suppress
 from typing import Protocol
 
 from uma import json_text
-from uma.chat.forms import COUNT, ID, BracesForm, Form, NamedForm, ObjectForm, PairsForm
+from uma.chat.forms import COUNT, ID, KINDS, BracesForm, ElementsForm, Form, NamedForm, ObjectForm, PairsForm
 from uma.chat.json_call import JsonCall, JsonString
 from uma.chat.parts import CallArguments, CallBegun, Part
-from uma.chat.schema import KINDS, Schema, UnservableError, kinds_of, properties_of, value_in_text
+from uma.chat.schema import Schema, UnservableError, container_of, kinds_of, properties_of, value_in_text
 
 MAX_NESTING = 128
 """Maximum brackets within each other: each level costs a Python frame, of which there are a thousand."""
@@ -60,6 +60,8 @@ def reader_of(form: Form, tools: Mapping[str, Schema]) -> CallReader:
         return _PairsCall(form, tools)
     if isinstance(form, BracesForm):
         return _BracesCall(form, tools)
+    if isinstance(form, ElementsForm):
+        return _ElementsCall(form, tools)
     assert isinstance(form, ObjectForm)
     return JsonCall(tools.keys())
 
@@ -161,6 +163,23 @@ class _CallReader(ABC):
             read += yield
         return read.removesuffix(mark)
 
+    def _text(self, padding: str, mark: str) -> Reading:
+        """A string, given as it comes, but for what can be the mark behind it."""
+        self._give('"')
+        held, is_first = "", True
+        while not held.endswith(mark):
+            held += yield
+            if is_first and padding:
+                if padding.startswith(held) and held != padding:
+                    continue
+                held, is_first = held.removeprefix(padding), False
+            keep = max(overlap(held, padding + mark), overlap(held, mark))
+            if not held.endswith(mark):
+                self._give(_escaped(held[: len(held) - keep]))
+                held = held[len(held) - keep :]
+        self._give(_escaped(held.removesuffix(mark).removesuffix(padding)) + '"')
+        return mark
+
     def _visible(self) -> Reading:
         """The next character that is no white space."""
         char = yield
@@ -168,9 +187,10 @@ class _CallReader(ABC):
             char = yield
         return char
 
-    def _object(self) -> Reading:
-        """A JSON object, given as it comes."""
-        yield from self._one_of("{")
+    def _object(self, read: str) -> Reading:
+        """A JSON object, given as it comes; what was `read` before can be its bracket."""
+        if read != "{":
+            yield from self._one_of("{")
         self._give("{")
         depth, string = 1, JsonString()
         while depth:
@@ -190,12 +210,12 @@ class _NamedCall(_CallReader):
     def _read(self) -> Reading:
         form = self._form
         yield from self._texts(_PLACE.split(form.before))
-        after = _PLACE.split(form.after)
+        after = _PLACE.split(form.after) if _packed(form.after) else ["{"]
         name, stop = yield from self._name_before(self._tools, after[0], after[-1])
         if stop != after[-1]:
             yield from self._until(after[-1])
         self.name = name
-        yield from self._object()
+        yield from self._object(stop[-1:])
         return (yield from self._texts(_PLACE.split(form.end)))
 
     def _texts(self, texts: list[str]) -> Reading:
@@ -215,8 +235,12 @@ class _PairsCall(_CallReader):
     def _read(self) -> Reading:
         form = self._form
         yield from self._one_of(form.before)
-        after = [form.after] if _packed(form.after) else [form.key_open, form.end]
-        name, stop = yield from self._name_before(self._tools, *after)
+        after, *counted = _PLACE.split(form.after)
+        stops = [after] if _packed(after) else [form.key_open, form.end]
+        name, stop = yield from self._name_before(self._tools, *stops)
+        for text in counted:
+            yield from self._until(text)
+            stop = form.after
         schema = self._tools[name]
         properties = properties_of(schema, schema)
         self.name = name
@@ -237,18 +261,15 @@ class _PairsCall(_CallReader):
 
     def _pair(self, properties: Mapping[str, Schema], root: Schema, read: str) -> Reading:
         """An argument, and the text behind it. `read` is the beginning of its name."""
-        form = self._form
-        closes = (form.key_close, form.json_close) if form.json_close else (form.key_close,)
+        form, closes = self._form, self._form.closes
         key, close = yield from self._name_before(properties.keys() - self._seen, *closes, read=read)
-        kinds = _kinds(properties[key], root)
-        if form.json_close:
-            kinds = kinds & {"string"} if close == form.key_close else kinds - {"string"}
+        kinds = _kinds(properties[key], root) & closes[close]
         self._give(f"{', ' if self._seen else ''}{_quoted(key)}: ")
         self._seen.add(key)
         if form.quote:
             return (yield from self._open_value(kinds))
         if kinds == {"string"}:
-            yield from self._text()
+            yield from self._text(form.padding, form.value_close)
         else:
             text = (yield from self._value(kinds)).removeprefix(form.padding).removesuffix(form.padding)
             try:
@@ -299,24 +320,6 @@ class _PairsCall(_CallReader):
             if is_json:
                 string.push(char)
         return read.removesuffix(mark)
-
-    def _text(self) -> Reading:
-        """A string, given as it comes, but for what can be the mark behind it."""
-        padding, mark = self._form.padding, self._form.value_close
-        self._give('"')
-        held, is_first = "", True
-        while not held.endswith(mark):
-            held += yield
-            if is_first and padding:
-                if padding.startswith(held) and held != padding:
-                    continue
-                held, is_first = held.removeprefix(padding), False
-            keep = max(overlap(held, padding + mark), overlap(held, mark))
-            if not held.endswith(mark):
-                self._give(_escaped(held[: len(held) - keep]))
-                held = held[len(held) - keep :]
-        self._give(_escaped(held.removesuffix(mark).removesuffix(padding)) + '"')
-        return mark
 
 
 class _BracesCall(_CallReader):
@@ -401,6 +404,68 @@ class _BracesCall(_CallReader):
             self._give(_escaped(held[: len(held) - keep]))
             held = held[len(held) - keep :]
         self._give('"')
+
+
+class _ElementsCall(_CallReader):
+    def __init__(self, form: ElementsForm, tools: Mapping[str, Schema]) -> None:
+        self._form = form
+        self._depth = 0
+        super().__init__(tools)
+
+    def _read(self) -> Reading:
+        form = self._form
+        yield from self._one_of(form.before)
+        self.name, _ = yield from self._name_before(self._tools, form.after)
+        yield from self._members(self._tools[self.name], form.end)
+        return self.arguments
+
+    @property
+    def _root(self) -> Schema:
+        assert self.name is not None
+        return self._tools[self.name]
+
+    def _members(self, schema: Schema, close: str) -> Generator[None, str, None]:
+        """An object's members up to the text behind them."""
+        left, comma = properties_of(schema, self._root), ""
+        self._give("{")
+        while left:
+            tags = {f"{self._form.mark}<{key}>": key for key in left}
+            if (tag := (yield from self._one_of(*tags, close))) == close:
+                break
+            self._give(f"{comma}{_quoted(tags[tag])}: ")
+            yield from self._value(left.pop(tags[tag]), f"{self._form.mark}</{tags[tag]}>")
+            comma = ", "
+        else:
+            yield from self._one_of(close)
+        self._give("}")
+
+    def _items(self, schema: Schema, close: str) -> Generator[None, str, None]:
+        """A list's items up to the text behind them."""
+        tag, comma = f"{self._form.mark}<item>", ""
+        self._give("[")
+        while (yield from self._one_of(tag, close)) == tag:
+            self._give(comma)
+            yield from self._value(schema.get("items", {}), f"{self._form.mark}</item>")
+            comma = ", "
+        self._give("]")
+
+    def _value(self, schema: Schema, close: str) -> Generator[None, str, None]:
+        kinds = _kinds(schema, self._root) - {"null"}
+        if kinds <= {"array", "object"}:
+            if self._depth == MAX_NESTING:
+                raise _NoCallError("its arguments are nested too deeply")
+            self._depth += 1
+            read = self._members if "object" in kinds else self._items
+            yield from read(container_of(schema, self._root), close)
+            self._depth -= 1
+        elif kinds == {"string"}:
+            yield from self._text("", close)
+        else:
+            text = yield from self._until(close)
+            try:
+                self._give(value_in_text(text, kinds))
+            except ValueError as error:
+                raise _NoCallError(str(error)) from None
 
 
 def _kinds(schema: Schema, root: Schema) -> frozenset[str]:

@@ -39,7 +39,9 @@ _PARAMETERS = {
     "additionalProperties": False,
 }
 _TOOLS = tuple(Tool(name, "", _PARAMETERS) for name in _NAMES)
-_JSON_BEFORE_NAME, _JSON_AFTER_NAME = re.compile(r'\{[^{}]*": "$'), re.compile(r'", [^{}]*": ')
+_JSON_BEFORE_NAME, _JSON_AFTER_NAME = re.compile(r'\{[^{}]*": "$'), re.compile(r'",\s[^{}]*": ')
+_TOKEN = re.compile(r'"[^"]*"|\w+|\S')
+"""Of JSON."""
 
 
 def derived(render: Render, failure: type[Exception]) -> Family | None:
@@ -75,8 +77,11 @@ def _body(text: str, plain: str) -> str:
         body = rest if close and _NAMES[0] not in thought else body
     for id in _IDS:
         body = body.replace(id, ID)
-    for arguments in _ARGUMENTS:  # some templates write a nested value as Python does, which no model was trained on
+    for arguments in _ARGUMENTS:
+        # Some templates write a nested value as Python does, which no model was trained on, and some indent JSON.
         body = body.replace(repr(arguments["uma_more"]), json.dumps(arguments["uma_more"]))
+        spaced = r"\s*".join(map(re.escape, _TOKEN.findall(json.dumps(arguments))))
+        body = re.sub(spaced, json.dumps(arguments), body)
     return body.strip()
 
 

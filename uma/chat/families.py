@@ -10,7 +10,7 @@ import re
 
 import attrs
 
-from uma.chat.forms import BracesForm, Form, NamedForm, ObjectForm, PairsForm
+from uma.chat.forms import COUNT, KIND, BracesForm, ElementsForm, Form, NamedForm, ObjectForm, PairsForm
 
 
 @attrs.frozen
@@ -48,11 +48,21 @@ class Family:
     """Text between two calls."""
     special: tuple[str, ...] = ()
     """Further texts that can be special tokens of a vocabulary."""
+    silent: tuple[str, ...] = ()
+    """Texts between thinking, answer and calls that are none of these. `{}` is whom a message is for: the user, or a
+    tool, whose calls begin with that text, too."""
+    to_answer: str = ""
+    """Text behind the opening mark with which an answer begins in place of a call. The prompt ends with the mark."""
 
     @property
     def texts(self) -> tuple[str, ...]:
         """Texts that can have special tokens of a vocabulary in them."""
-        return tuple(filter(None, (self.open, self.close, *self.form.texts, *self.special)))
+        return tuple(filter(None, (self.open, self.close, *self.form.texts, *self.special, *self.silent)))
+
+    @property
+    def header(self) -> str:
+        """Text before a call, with `{}` for the tool's name; empty where there is none."""
+        return next((text for text in self.silent if "{}" in text), "")
 
 
 @attrs.frozen
@@ -63,6 +73,8 @@ class Thinking:
     close: str
     label: str = ""
     """Text right behind the opening mark that says what follows, and is no part of it."""
+    signs: tuple[str, ...] = ()
+    """Texts by which a template is known to have them; empty: the closing mark."""
 
 
 GENERIC = Family("generic", open="<tool_call>", close="</tool_call>", is_bare=True, knows_tools=False)
@@ -88,6 +100,61 @@ _LFM2 = Family(
     separator=", ",
 )
 """LFM2, whose template shows none, and leaves them to the message's text."""
+TO_USER = "user"
+"""Whom an answer is for, where messages say so."""
+_FUNCTIONARY = Family("functionary", open=">>>", form=NamedForm("", "\n"), separator="", to_answer="all\n")
+"""Functionary 3.2: the prompt ends with the mark, which stands before an answer, too."""
+_MUSE = Family(
+    "muse",
+    open="<atem:function_calls>",
+    close="</atem:function_calls>",
+    form=PairsForm(
+        '<atem:invoke name="',
+        '">\n',
+        '<atem:parameter name="',
+        '">',
+        "</atem:parameter>",
+        "",
+        "\n",
+        "</atem:invoke>",
+    ),
+    lead="\n",
+    trail="\n",
+    separator="<|eom|><|start|>assistant",
+    silent=(" to={}<|message|>", "<|eom|>", "<|start|>assistant"),
+)
+"""Muse: thinking, answer and each call are messages with a header that says whom they are for."""
+_KIMI_K3 = Family(
+    "kimi-k3",
+    open="<|open|>tools<|sep|>",
+    close="<|close|>tools<|sep|>",
+    form=PairsForm(
+        '<|open|>call tool="',
+        f'" index="{COUNT}"<|sep|>',
+        '<|open|>argument key="',
+        f'" type="{KIND}"<|sep|>',
+        "<|close|>argument<|sep|>",
+        "",
+        "",
+        "<|close|>call<|sep|>",
+    ),
+    is_block=True,
+    separator="",
+    silent=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+)
+"""Kimi K3: an answer has marks as well, and each argument says of which type it is."""
+_MINIMAX = "]<]minimax[>["
+_MINIMAX_M3 = Family(
+    "minimax-m3",
+    open=f"{_MINIMAX}<tool_call>",
+    close=f"{_MINIMAX}</tool_call>",
+    form=ElementsForm(_MINIMAX, f'{_MINIMAX}<invoke name="', '">', f"{_MINIMAX}</invoke>"),
+    is_block=True,
+    lead="\n",
+    trail="\n",
+    separator="\n",
+)
+"""MiniMax M3, whose arguments are elements within each other."""
 _HARMONY_MARKS = ("<|start|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 
 
@@ -109,6 +176,10 @@ def _harmony(template: str) -> Family:
 
 
 _BY_HAND: tuple[tuple[str, Family], ...] = (
+    (">>>all", _FUNCTIONARY),
+    ("<atem:function_calls>", _MUSE),
+    ("<|end_of_msg|>", _KIMI_K3),
+    (_MINIMAX, _MINIMAX_M3),
     ("<start_function_call>", _gemma("<start_function_call>", "<end_function_call>", "<escape>")),
     ("<|tool_call>", _gemma("<|tool_call>", "<tool_call|>", '<|"|>')),
     ("<|tool|>", _PHI),
@@ -121,7 +192,10 @@ _BY_HAND: tuple[tuple[str, Family], ...] = (
 depth, and sorted, so that no few calls tell how they are written."""
 
 THINKING = (
-    Thinking("<|channel|>analysis<|message|>", "<|end|>"),
+    Thinking("<|channel|>analysis<|message|>", "<|end|>", signs=("<|channel|>", "<|message|>")),
+    Thinking(" to=self<|message|>", "<|eom|><|start|>assistant", signs=(" to=self<|message|>",)),
+    Thinking("<|open|>think<|sep|>", "<|close|>think<|sep|>", signs=("<|open|>", "<|end_of_msg|>")),
+    Thinking("<mm:think>", "</mm:think>"),
     Thinking("<|channel>", "<channel|>", label="thought\n"),
     Thinking("<seed:think>", "</seed:think>"),
     Thinking("<think>", "</think>"),
@@ -147,14 +221,7 @@ def by_hand(template: str) -> Family | str:
 
 def thinking_of(template: str) -> Thinking | None:
     """The thinking marks that a chat template knows; None where it has none."""
-    return next((marks for marks in THINKING if all(part in template for part in _parts(marks))), None)
-
-
-def _parts(marks: Thinking) -> tuple[str, ...]:
-    """The special tokens of thinking's marks, which a template need not write in one piece."""
-    if marks.open.startswith("<|channel|>"):
-        return ("<|channel|>", "<|message|>")
-    return (marks.close,)
+    return next((marks for marks in THINKING if all(text in template for text in marks.signs or (marks.close,))), None)
 
 
 def _shows_tools(template: str) -> bool:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import attrs
 
-ID, COUNT = "\0", "\1"
-"""Places in a form's texts where the model writes an identifier of the call, or its number."""
+ID, COUNT, KIND = "\0", "\1", "\2"
+"""Places in a form's texts where the model writes a call's identifier, its number, or the JSON type of a value."""
+KINDS = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+"""JSON's types. A schema that allows numbers allows integers."""
+_TEXT, _NUMBER = frozenset({"string"}), frozenset({"integer", "number"})
 
 
 @attrs.frozen
@@ -76,10 +79,19 @@ class PairsForm:
     strings are Python's."""
 
     @property
+    def closes(self) -> dict[str, frozenset[str]]:
+        """Texts between an argument's name and its value, each with the JSON types of the values behind it."""
+        if KIND in self.key_close:
+            kinds = {kind: frozenset({kind}) for kind in sorted(KINDS - _NUMBER)} | {"number": _NUMBER}
+            return {self.key_close.replace(KIND, kind): of_kind for kind, of_kind in kinds.items()}
+        if self.json_close:
+            return {self.key_close: _TEXT, self.json_close: KINDS - _TEXT}
+        return {self.key_close: KINDS}
+
+    @property
     def texts(self) -> tuple[str, ...]:
         """Texts that can have special tokens of a vocabulary in them."""
-        keys = (self.key_open, self.key_close, self.json_close, self.value_close)
-        return (self.before, self.after, *keys, self.end, self.between)
+        return (self.before, self.after, self.key_open, *self.closes, self.value_close, self.end, self.between)
 
 
 @attrs.frozen
@@ -97,4 +109,24 @@ class BracesForm:
         return (self.quote,)
 
 
-Form = ObjectForm | NamedForm | PairsForm | BracesForm
+@attrs.frozen
+class ElementsForm:
+    """The name, and each argument as an element of its own name, as are members of objects; items of lists are elements
+    `item`. A mark stands before each tag: `#<city>Bern#</city>`. What is null is left out.
+    """
+
+    mark: str
+    before: str
+    """Text before the name."""
+    after: str
+    """Text between the name and the first argument."""
+    end: str
+    """Text behind the last argument."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Texts that can have special tokens of a vocabulary in them."""
+        return (self.mark, self.before, self.after, self.end)
+
+
+Form = ObjectForm | NamedForm | PairsForm | BracesForm | ElementsForm

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from uma.chat.call_rules import answer_rule, braces_call, object_call, pairs_call
-from uma.chat.families import Family, Thinking
-from uma.chat.forms import BracesForm, NamedForm, ObjectForm, PairsForm
+from uma.chat.call_rules import answer_rule, braces_call, elements_call, object_call, pairs_call
+from uma.chat.families import TO_USER, Family, Thinking
+from uma.chat.forms import BracesForm, ElementsForm, NamedForm, ObjectForm, PairsForm
 from uma.chat.harmony_grammar import harmony_grammar
 from uma.chat.lark import LarkRules, Specials, ids, string
 from uma.chat.schema import ANY, Schema, UnservableError, literal, schema_of
@@ -48,7 +48,7 @@ def calls_grammar(
     lark = _Lark(rules, family, tools, thinking, is_parallel=is_parallel and not family.is_single)
     is_free = not must_call and answer is None
     rest = lark.thought.rest() if lark.thought and (begins_thinking or is_free) else ""
-    body = lark.free() if is_free else lark.only_calls(begins_thinking=begins_thinking, answer=answer)
+    body = lark.answer() if is_free else lark.only_calls(begins_thinking=begins_thinking, answer=answer)
     start = f"{rest} {body}" if begins_thinking else body
     if begins_thinking and is_free and lark.thought:
         start = f"{start} | {lark.thought.unfinished()}"
@@ -94,6 +94,8 @@ class _Lark:
             return object_call(self._rules, form, tool, at)
         if isinstance(form, PairsForm):
             return pairs_call(self._rules, form, tool, at)
+        if isinstance(form, ElementsForm):
+            return elements_call(self._rules, form, tool, at)
         assert isinstance(form, BracesForm)
         return braces_call(self._rules, form, tool, at)
 
@@ -109,15 +111,26 @@ class _Lark:
             body = f"{self._call()} {self._more(family.separator)}"
         else:
             body = f"{string(family.lead)} {self._call()} {string(family.trail)}"
-        close = f" {self._mark(family.close)}" if family.close else ""
-        return self._rules.add("calls", body + close)
+        return self._rules.add("calls", f"{body} {self._mark(family.close)}")
+
+    def _marked(self) -> str:
+        """Calls with the mark before them, and their header where there is one."""
+        family = self._family
+        if not family.header:
+            return f"{self._mark(family.open)} {self._calls()}"
+        ways = (
+            f"{self._mark(family.header.format(tool.name) + family.open + family.lead)} {self._tool_call(tool, at)}"
+            f" {self._mark(family.trail + family.close)}"
+            for at, tool in enumerate(self._tools)
+        )
+        return self._rules.add("marked", " | ".join(ways))
 
     def _again(self) -> str:
         """Further calls, each with its marks."""
         family = self._family
         if not self._is_parallel or family.is_list or family.is_block:
             return ""
-        return f"({string(family.separator)} {self._mark(family.open)} {self._calls()})*"
+        return f"({self._mark(family.separator)} {self._marked()})*"
 
     def only_calls(self, *, begins_thinking: bool, answer: Schema | None) -> str:
         """Thinking, where there can be some, and calls; or an answer instead of them."""
@@ -125,7 +138,7 @@ class _Lark:
         if family.is_bare:
             calls = f"{self._call()} {self._more(family.separator)}"
         else:
-            calls = f"{self._mark(family.open)} {self._calls()} {self._again()}"
+            calls = f"{self._calls() if family.to_answer else self._marked()} {self._again()}"
         if answer is not None:
             calls = f"({calls} | {answer_rule(self._rules, answer)})"
         if self.thought is None:
@@ -145,6 +158,18 @@ class _Lark:
 
     # Text and thinking
 
+    def answer(self) -> str:
+        """All that an answer can be."""
+        free = self.free()
+        return self._opened() if self._family.to_answer else free
+
+    def _opened(self) -> str:
+        """What follows the opening mark: calls, and an answer where one begins so."""
+        family = self._family
+        ends = not self._is_parallel or (family.is_bare and not family.close)
+        calls = f"{self._calls()} {'' if ends else self._again() if family.ends_answer else 'free'}"
+        return f"({calls} | {string(family.to_answer)} free)" if family.to_answer else calls
+
     def free(self) -> str:
         """Text, thinking and calls in any order."""
         if "free" in self._rules:
@@ -152,12 +177,12 @@ class _Lark:
         self._rules.begin("free")
         text = f"{self._text()}?"
         family = self._family
-        ends = not self._is_parallel or (family.is_bare and not family.close)
         ways = [text]
-        after = "" if ends else self._again() if family.ends_answer else "free"
-        ways += [f"{opened} {self._calls()} {after}" for opened in self._until(family.open)]
+        ways += [f"{opened} {self._opened()}" for opened in self._until(family.open, "TO_CALL")]
+        for at, mark in enumerate(family.silent):  # spelled as text, they are part of it
+            ways += [f"{opened} free" for opened in self._until_token(mark, f"TO_SILENT_{at}")]
         if self.thought is not None:
-            for opened in self._until(self.thought.open):
+            for opened in self._until(self.thought.open, "TO_THOUGHT"):
                 ways += [f"{opened} {self.thought.rest()} free", f"{opened} {self.thought.unfinished()}"]
         if self._specials.others:
             ways.append(f"{text} {ids(self._specials.others)} free")
@@ -170,15 +195,20 @@ class _Lark:
         """Text without any mark, that begins no call."""
         return self._rules.add("TEXT", f"/{ANY}+/ & ~/{ANY}*({self._marks})({ANY})*/{self._not_bare}")
 
-    def _until(self, mark: str) -> Iterator[str]:
+    def _until(self, mark: str, name: str) -> Iterator[str]:
         """Text and the mark at its end, in each of the mark's spellings."""
-        name = "TO_CALL" if mark == self._family.open else "TO_THOUGHT"
         once = f"/{ANY}*{literal(mark)}/ & ~/{ANY}*({self._marks}){ANY}+/"
         yield self._rules.add(name, once + self._not_bare)
+        yield from self._until_token(mark, name)
+
+    def _until_token(self, mark: str, name: str) -> Iterator[str]:
+        """Text and the mark at its end, where that has a special token."""
         if special := self._rules.first_mark(mark):
             # A terminal takes all the text that it can: what stands before the special token must be part of it.
             begin, _, _ = mark.partition(special)
-            inside = f"/{ANY}*{literal(begin)}/ & ~/{ANY}*({self._marks}){ANY}*/{self._not_bare}"
+            names = "|".join(map(literal, (TO_USER, *(tool.name for tool in self._tools))))
+            spelled = f"({names})".join(map(literal, begin.split("{}")))
+            inside = f"/{ANY}*{spelled}/ & ~/{ANY}*({self._marks}){ANY}*/{self._not_bare}"
             text = self._rules.add(f"{name}_TOKEN", inside) if begin else f"{self._text()}?"
             yield f"{text} {self._mark(mark.removeprefix(begin))}"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from uma.chat.calls import reader_of
-from uma.chat.families import Family, Thinking
+from uma.chat.families import TO_USER, Family, Thinking
 from uma.chat.forms import BracesForm, ObjectForm
 from uma.chat.parts import AnswerText, Part, Reasoning, joined
 from uma.chat.schema import Schema
@@ -30,14 +30,24 @@ class Parser(StepParser):
         begins_thinking: bool = False,
         thinks_first: bool = False,
     ) -> None:
-        """`tools` are the schemas of the tools' arguments by name. Without `splits_thinking` the thinking is text, in
-        which no call is looked for.
+        """`tools` are the schemas of the tools' arguments by name; without any there are no calls. Without
+        `splits_thinking` the thinking is text, in which no call is looked for.
         `begins_thinking` says that the prompt ended with the opening mark. With `thinks_first` there is thinking at the
         beginning at most, and all that follows is the answer, whatever it looks like.
         """
         super().__init__(self._read_opening if thinks_first else self._read_text)
-        self._family = family
+        self._family = family if tools else None
         self._tools = tools
+        self._silent: frozenset[str] = frozenset()
+        """Texts that are left out."""
+        self._begun = ""
+        """What the prompt ends with of the output's first mark."""
+        if family is not None:
+            names = (TO_USER, *tools)
+            self._silent = frozenset(mark.format(name) for mark in family.silent for name in names)
+            if family.to_answer:
+                self._begun = self._pending = family.open
+                self._silent |= {family.open + family.to_answer}
         self._thinking = thinking
         self._splits = splits_thinking
         self._space = ""
@@ -55,6 +65,8 @@ class Parser(StepParser):
     def finish(self) -> list[Part]:
         """What is left when no more text comes."""
         parts = self._run()
+        if self._is_start:
+            self._pending = self._pending.removeprefix(self._begun)
         if self._step in (self._read_calls, self._read_call):
             self._cut()
         elif self._step == self._read_close:
@@ -85,7 +97,7 @@ class Parser(StepParser):
         if self._is_bare_call():
             self._begin_calls("")
             return True
-        marks = [self._thinking.open] if self._thinking else []
+        marks = [*self._silent, *([self._thinking.open] if self._thinking else [])]
         if self._family is not None:
             marks.append(self._family.open)
         if self._family is not None and self._family.is_bare and self._is_start:
@@ -101,7 +113,9 @@ class Parser(StepParser):
         self._pending = self._pending[at + len(mark) :]
         if not mark:
             return False
-        if self._thinking is not None and mark == self._thinking.open:
+        if mark in self._silent:
+            self._space, self._is_after_mark = "", True
+        elif self._thinking is not None and mark == self._thinking.open:
             self._begin_thinking()
         else:
             self._begin_calls(mark)

@@ -17,12 +17,11 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from uma import json_text
+from uma.chat.forms import KINDS
 from uma.json_schema import COMBINATIONS, OF_NUMBERS, SCHEMAS_BY_NAME, subschemas
 from uma.types import Tool
 
 Schema = dict[str, Any]
-KINDS = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
-"""JSON's types. A schema that allows numbers allows integers."""
 ANY = r"(.|\n)"
 """Any character, as a regular expression of llguidance."""
 MAX_DEPTH = 16
@@ -343,6 +342,18 @@ def _check_scalars(schema: Any, root: Schema, place: str, depth: int) -> None:
     for word in ("anyOf", "oneOf", "allOf"):
         for at, option in enumerate(schema.get(word, ())):
             _check_scalars(option, root, f"{place}.{word}[{at}]", depth + 1)
+
+
+def container_of(schema: Schema, root: Schema, place: str = "") -> Schema:
+    """The schema of the lists or objects that a value can be, of whose alternatives one at most has these."""
+    for _ in range(MAX_DEPTH):
+        schema = resolved(schema, root, place)
+        options = [option for word in ("anyOf", "oneOf") for option in schema.get(word, ())]
+        options = [option for option in options if kinds_of(option, root, place) & {"array", "object"}]
+        if not options:
+            return schema
+        schema = options[0]
+    raise UnservableError(place, "it is nested too deeply")
 
 
 def _target(pointer: Any, root: Schema, place: str) -> Schema:

@@ -105,7 +105,12 @@ class StepParser(ABC):
 def first_mark(text: str, marks: Collection[str]) -> tuple[int, str]:
     """Where the first of these marks stands in `text`, and which it is.
 
-    Without one it is the empty string, and the place that from which on the text can be a mark's beginning.
+    Without one it is the empty string, and the place that from which on the text can be a mark's beginning. Of two that
+    begin alike the longer one counts, where the text can still come to be it.
     """
-    found = min(((at, mark) for mark in marks if (at := text.find(mark)) >= 0), default=None)
-    return found or (len(text) - max((overlap(text, mark) for mark in marks), default=0), "")
+    found = min(((at, -len(mark), mark) for mark in marks if (at := text.find(mark)) >= 0), default=None)
+    if found is None:
+        return len(text) - max((overlap(text, mark) for mark in marks), default=0), ""
+    at, _, mark = found
+    can_be_longer = any(len(other) > len(text) - at and other.startswith(text[at:]) for other in marks)
+    return at, "" if can_be_longer else mark

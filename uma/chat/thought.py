@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uma.chat.families import Thinking
 from uma.chat.harmony_grammar import harmony_opening
-from uma.chat.lark import LarkRules, ids, string
+from uma.chat.lark import LarkRules, ids
 from uma.chat.schema import ANY, literal
 
 HELD = "@held"
@@ -26,8 +26,8 @@ class Thought:
             close = self._close
             self._rules.add("THOUGHT_END", f"/{ANY}*{literal(close)}/ & ~/{ANY}*{literal(close)}{ANY}+/")
             ways = ["THOUGHT_END"]
-            if close in self._specials.marks:
-                ways.append(f"{self._text()}? {ids([self._specials.marks[close]])}")
+            if self._rules.first_mark(close):
+                ways.append(f"{self._text()}? {self._rules.spelled(close)}")
             if others := self._specials_inside():
                 ways.append(f"{self._text()}? {ids(others)} rest")
             self._rules.add("rest", " | ".join(ways))
@@ -43,7 +43,8 @@ class Thought:
         return self._rules.add("THOUGHT", f"/{ANY}+/ & ~/{ANY}*{literal(self._close)}{ANY}*/")
 
     def _specials_inside(self) -> list[int]:
-        marks = (token for mark, token in self._specials.marks.items() if mark != self._close)
+        first = self._rules.first_mark(self._close)
+        marks = (token for mark, token in self._specials.marks.items() if mark != first)
         return [*self._specials.others, *marks]
 
 
@@ -58,6 +59,4 @@ def thought_first(rules: LarkRules, thinking: Thinking, *, begins_thinking: bool
     rules.add("SPACE", r"/[ \n]+/")
     if begins_thinking:
         return rules.grammar(f"{rest} SPACE? {HELD}")
-    token = rules.specials.marks.get(thinking.open)
-    mark = string(thinking.open) if token is None else ids([token])
-    return rules.grammar(f"({mark} {rest} SPACE?)? {HELD}")
+    return rules.grammar(f"({rules.spelled(thinking.open)} {rest} SPACE?)? {HELD}")

@@ -11,10 +11,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from itertools import takewhile
+from typing import Any
 
 import attrs
 
-from uma.types import Message
+from uma.types import Message, Tool
 
 _BETWEEN = "\n\n"
 """Text between two messages that have become one."""
@@ -127,6 +128,23 @@ def _with_strict_ids(messages: tuple[Message, ...]) -> tuple[Message, ...]:
         else turn
         for turn in messages
     )
+
+
+def described(tool: Tool) -> Tool:
+    """The tool with a description of each parameter and of the members of each object, if only an empty one."""
+    return attrs.evolve(tool, parameters={"type": "object", "properties": {}, **_described(tool.parameters or {})})
+
+
+def _described(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    made = dict(schema)
+    if isinstance(given := schema.get("properties"), dict):
+        made["properties"] = {
+            name: {"description": "", **_described(inner)} if isinstance(inner, dict) else inner
+            for name, inner in given.items()
+        }
+    return {"additionalProperties": {}, **made} if made.get("type") == "object" else made
 
 
 def _strict(id: str) -> str:

@@ -16,7 +16,7 @@ from jinja2 import Template, meta, nodes
 
 from uma import json_text
 from uma.errors import TemplateError
-from uma.llama.fitting import forms_of, one_system, without_system
+from uma.llama.fitting import described, forms_of, one_system, without_system
 from uma.llama.render_process import RenderProcesses
 from uma.llama.sandbox import RefusedError, UnusableError, compiled, environment, rendered
 from uma.types import EFFORT_NAMES, EFFORTS, Message, Tool
@@ -72,11 +72,22 @@ class ChatTemplate:
         `render_process.RENDERERS` other threads render, for one of them first.
         """
         messages = self._visible(messages)
+        try:
+            return self._fitted(messages, tools, switches or {}, opens_answer=opens_answer)
+        except TemplateError:
+            if not tools:
+                raise
+            tools = [described(tool) for tool in tools]
+            return self._fitted(messages, tools, switches or {}, opens_answer=opens_answer)
+
+    def _fitted(
+        self, messages: Sequence[Message], tools: Sequence[Tool], switches: Mapping[str, Any], *, opens_answer: bool
+    ) -> str:
         refusal: RefusedError | None = None
         for form in forms_of(messages):
             try:
-                text = self._rendered(form, tools, switches or {}, opens_answer=opens_answer)
-                return text + self._opening(text, form, tools, switches or {}) if opens_answer else text
+                text = self._rendered(form, tools, switches, opens_answer=opens_answer)
+                return text + self._opening(text, form, tools, switches) if opens_answer else text
             except RefusedError as error:
                 refusal = refusal or error
             except UnusableError as error:

@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from uma import json_text
-from uma.chat.families import GENERIC, thinking_of
+from uma.chat.families import GENERIC, Family, thinking_of
 from uma.chat.generic import plain, with_calls, with_tools
 from uma.chat.grammar import calls_grammar
 from uma.chat.harmony import TO_ANSWER, TO_CALL, TO_NEXT, HarmonyParser
@@ -126,19 +126,24 @@ class ChatAbilities:
         return WholeCallParser(parser, tools) if is_free and tools and not _is_answering(request) else parser
 
     def _parser(self, request: Request, prompt: array[int]) -> Parser | HarmonyParser:
-        family = self._family if _can_call(request) else None
-        schemas = {tool.name: schema_of(tool) for tool in _tools(request)} if family is not None else {}
+        schemas = {tool.name: schema_of(tool) for tool in _tools(request)} if _can_call(request) else {}
         splits, thinks_first = request.reasoning is not None, self._thinks_first(request)
         if self._has_channels:
             return HarmonyParser(schemas, splits_thinking=splits, ends_with_answer=thinks_first)
         return Parser(
-            family,
+            self._family_for(request),
             schemas,
             self._thinking,
             splits_thinking=splits,
             begins_thinking=self._begins_thinking(request, prompt),
             thinks_first=thinks_first,
         )
+
+    def _family_for(self, request: Request) -> Family | None:
+        """How calls are written in an answer that begins with the prompt's end, or goes on."""
+        if self._family is None or request.continued is None:
+            return self._family
+        return attrs.evolve(self._family, to_answer="")
 
     def bounds_thinking(self, request: Request, prompt: array[int]) -> Callable[[int | None], ThinkingBound] | None:
         """Makes the bound of an answer's thinking, on any thread; None where the model does not think."""
@@ -199,7 +204,8 @@ class ChatAbilities:
 
     def _grammar(self, request: Request, specials: Specials, *, begins_thinking: bool) -> str:
         """Any thread. Raises `BadRequest` for a schema that this family's form of calls cannot keep to."""
-        assert self._family is not None
+        family = self._family_for(request)
+        assert family is not None
         must_call, answer = request.tool_choice != "auto", _answer(request)
         if answer is not None and (found := problem(answer)) is not None:
             raise BadRequest.at(f"grammar.json_schema{found[0]}", f"{found[1]}")
@@ -209,7 +215,7 @@ class ChatAbilities:
             can_think = begins_thinking  # as without tools, where all text is the answer
         try:
             return calls_grammar(
-                self._family,
+                family,
                 tools,
                 specials,
                 self._thinking if can_think else None,
