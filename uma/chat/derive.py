@@ -41,7 +41,7 @@ _PARAMETERS = {
 _TOOLS = tuple(Tool(name, "", _PARAMETERS) for name in _NAMES)
 _JSON_BEFORE_NAME, _JSON_AFTER_NAME = re.compile(r'\{[^{}]*": "$'), re.compile(r'",\s[^{}]*": ')
 _TOKEN = re.compile(r'"[^"]*"|\w+|\S')
-"""Of JSON."""
+"""A token of JSON."""
 
 
 def derived(render: Render, failure: type[Exception]) -> Family | None:
