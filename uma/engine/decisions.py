@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import attrs
 import numpy as np
-import trio
 
 from uma.engine.adapters import AdapterSets
+from uma.engine.delivery.stream import RequestStream
 from uma.engine.intake.decision_prompt import DecisionPrompts, DecisionReader
 from uma.engine.intake.gate import Gate
 from uma.engine.intake.prompt import PromptReader
@@ -32,6 +32,8 @@ from uma.types import Decision, DecisionRequest, Decisions, Request, SamplingPar
 
 MAX_AT_ONCE = 64
 """Maximum prompts of one decision that are queued at once: hundreds would fill the queue for all others."""
+Rows = tuple[AskedPrompt, Mapping[labels.Path, LabelRead]]
+"""A prompt, and what is read along its labels."""
 
 
 @attrs.frozen(eq=False)
@@ -54,62 +56,73 @@ class DecisionService:
         """See `types.Source.decide`."""
         self._gate.check_queue(request.priority)
         prompts = await self._reader.read(request)
-        start = SharedStart(prompts.border) if request.reproducible else None
-        rows = [
-            {
-                path: LabelRead(
-                    prompts.state + asked.tokens + array("i", path),
-                    np.array(tokens, np.intp),
-                    spare_from=prompts.border if asked.question else None,
-                    start=start,
-                )
-                for path, tokens in labels.rows_of(asked.spellings, self._ends)
-            }
-            for asked in prompts.asked
-        ]
-        reads = [read for of_prompt in rows for read in of_prompt.values()]
-        longest = max(len(read.prompt) for read in reads)
-        self._prompts.check_fits(longest)
-        if request.reproducible:
-            await self._isolated.ready_for(longest)
-        await self._read(request, prompts, reads, longest + 1)
-        usage = Usage(sum(len(read.prompt) for read in reads), sum(read.cached_tokens for read in reads), 0)
-        return Decisions(request.id, tuple(self._decided(request, prompts.asked, rows)), usage)
-
-    async def _read(
-        self, request: DecisionRequest, prompts: DecisionPrompts, reads: Iterable[LabelRead], most_tokens: int
-    ) -> None:
-        """Read all rows, as many at once as can run."""
-        left = iter(reads)
-        while window := list(islice(left, min(MAX_AT_ONCE, self._max_active))):
-            await trio.lowlevel.checkpoint()
-            self._check_open()
-            self._metrics.requests_total += 1
-            asked = _request(request, len(window))
-            self._gate.check_deadline(asked, len(window[0].prompt))
-            stream = self._requests.submit(
-                Prepared(
-                    asked,
-                    asked,
-                    window[0].prompt,
-                    most_tokens=most_tokens,
-                    adapters=self._adapters.asked(request.model),
-                    message_ends=(prompts.border,),
-                    pictures=prompts.pictures,
-                    labels=tuple(window),
-                )
-            )
+        rows = list[Rows]()
+        reads = self._reads(prompts, rows, SharedStart(prompts.border) if request.reproducible else None)
+        window = await self._window(request, reads)
+        while window:
+            stream = self._submitted(request, prompts, window)
             try:
+                window = await self._window(request, reads)  # while these are read
                 async for _ in stream:
                     pass
             finally:
                 stream.abandon()
+        every = [read for _, of_prompt in rows for read in of_prompt.values()]
+        usage = Usage(sum(len(read.prompt) for read in every), sum(read.cached_tokens for read in every), 0)
+        return Decisions(request.id, tuple(self._decided(request, rows)), usage)
 
-    def _decided(
-        self, request: DecisionRequest, prompts: Iterable[AskedPrompt], rows: Iterable[Mapping[labels.Path, LabelRead]]
-    ) -> Iterable[Decision]:
+    def _reads(self, prompts: DecisionPrompts, rows: list[Rows], start: SharedStart | None) -> Iterator[LabelRead]:
+        """What is read, question by question; `rows` is given what each prompt has of it."""
+        for asked in prompts.asked:
+            spare_from = prompts.border if asked.question else None
+            reads = {
+                path: LabelRead(
+                    prompts.state + asked.tokens + array("i", path),
+                    np.array(tokens, np.intp),
+                    spare_from=spare_from,
+                    start=start,
+                )
+                for path, tokens in labels.rows_of(asked.spellings, self._ends)
+            }
+            rows.append((asked, reads))
+            yield from reads.values()
+
+    async def _window(self, request: DecisionRequest, reads: Iterator[LabelRead]) -> list[LabelRead]:
+        """The next of `reads`, as many as can run; none at their end."""
+        # Not those of all questions at once: for as long as that took, a stream beside them had its tokens late.
+        most, count = min(MAX_AT_ONCE, self._max_active), len(request.questions)
+        chars = sum(map(len, request.texts)) * min(most, count) // count
+        window = await self._prompts.in_thread(lambda: list(islice(reads, most)), chars, request.priority)
+        longest = max((len(read.prompt) for read in window), default=0)
+        self._prompts.check_fits(longest)
+        if request.reproducible:
+            await self._isolated.ready_for(longest)
+        return window
+
+    def _submitted(
+        self, request: DecisionRequest, prompts: DecisionPrompts, window: Sequence[LabelRead]
+    ) -> RequestStream:
+        """The stream of a window, which has no event but its end."""
+        self._check_open()
+        self._metrics.requests_total += 1
+        asked = _request(request, len(window))
+        self._gate.check_deadline(asked, len(window[0].prompt))
+        return self._requests.submit(
+            Prepared(
+                asked,
+                asked,
+                window[0].prompt,
+                most_tokens=max(len(read.prompt) for read in window) + 1,
+                adapters=self._adapters.asked(request.model),
+                message_ends=(prompts.border,),
+                pictures=prompts.pictures,
+                labels=tuple(window),
+            )
+        )
+
+    def _decided(self, request: DecisionRequest, rows: Iterable[Rows]) -> Iterator[Decision]:
         of_question: list[list[tuple[list[float], float]]] = [[] for _ in request.questions]
-        for asked, reads in zip(prompts, rows, strict=True):
+        for asked, reads in rows:
             found = {path: dict(zip(read.tokens.tolist(), read.logprobs, strict=True)) for path, read in reads.items()}
             placed = labels.logprobs_of(asked.spellings, found, self._ends)
             shares = labels.by_option(labels.softmax(placed, request.temperature * asked.temperature), asked.order)
@@ -127,6 +140,13 @@ class DecisionService:
 
 def _request(request: DecisionRequest, count: int) -> Request:
     """What so many prompts of a decision are to the decode thread: answers of no token."""
-    sampling = SamplingParams(max_tokens=0, temperature=0, n=count, reproducible=request.reproducible)
-    same = {name: getattr(request, name) for name in ("priority", "slo", "metadata", "model")}
-    return Request(request.id, prompt="", sampling=sampling, stream=False, **same)
+    return Request(
+        request.id,
+        prompt="",
+        sampling=SamplingParams(max_tokens=0, temperature=0, n=count, reproducible=request.reproducible),
+        priority=request.priority,
+        slo=request.slo,
+        stream=False,
+        metadata=request.metadata,
+        model=request.model,
+    )

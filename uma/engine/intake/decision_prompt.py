@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import cached_property, partial
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import cache, cached_property, partial
 from itertools import zip_longest
 
 import attrs
@@ -36,6 +36,7 @@ _QUESTION, _CUT = "\ufdd0", "\ufdd1"
 """Characters that no text has: one for the question's place, one for a cut in a special token's spelling."""
 _NONE = "\ufffd"
 """Stands for these where a text has them, so that its pictures are still where they were."""
+Speller = Callable[[str], labels.Path]
 _ANSWER = "UMA reads the answer here"
 _UNSAID = {"predicate": "Does this hold?", "choice": "Which option fits best?", "score": "Which level fits best?"}
 
@@ -48,7 +49,8 @@ class DecisionPrompts:
     """Tokens that all prompts begin with; none where questions change how the state is tokenized."""
     border: int
     """Tokens at the beginning of all prompts that are the state's."""
-    asked: list[AskedPrompt]
+    asked: Iterable[AskedPrompt]
+    """Made as they are asked for: those of hundreds of questions take as long as a stream can wait."""
     pictures: tuple[PlacedPicture, ...] = ()
     """Pictures of the state, at the same tokens of all prompts."""
 
@@ -99,19 +101,24 @@ class DecisionReader:
     ) -> DecisionPrompts:
         """Any thread. `next_file` is there where the state has pictures: see `PictureReader.read`."""
         if self._trained is not None:
-            asked = list(self._trained.prompts(request))
-            return DecisionPrompts(array("i"), min(common_length(asked[0].tokens, one.tokens) for one in asked), asked)
+            every = list(self._trained.prompts(request))
+            return DecisionPrompts(array("i"), min(common_length(every[0].tokens, one.tokens) for one in every), every)
         files = list[SeenFile]()
         if self._pictures is not None and next_file is not None:
             conversation, files = self._pictures.marked(conversation, next_file)
         frame = self._frame(conversation)
-        asked = [prompt for index in range(len(request.questions)) for prompt in self._asked(request, index, frame)]
-        state, whole = (self._ids(text, files=files) for text in (frame.before, frame.before + asked[0].text))
-        border = common_length(state, whole)
-        if state + asked[0].tokens != whole:
-            state = array("i")
-            asked = [attrs.evolve(one, tokens=self._ids(frame.before + one.text, files=files)) for one in asked]
-        return DecisionPrompts(state, border, asked, placed(whole, files))
+        text = self._cut(question_text(request.questions[0], (), ()))
+        before, whole = (self._ids(given, files=files) for given in (frame.before, frame.before + text))
+        # Blank lines at its end can be tokens with what follows them: then they are each question's.
+        for state_text in (frame.before, frame.before.rstrip()):
+            state, rest = self._ids(state_text, files=files), frame.before[len(state_text) :]
+            ids = partial(self._ids, begins=False)
+            if state + ids(rest + text) == whole:
+                break
+        else:
+            state, rest, ids = array("i"), frame.before, partial(self._ids, files=files)
+        asked = self._asked(request, lambda text: ids(rest + self._cut(text) + frame.behind), self._speller(frame))
+        return DecisionPrompts(state, common_length(before, whole), asked, placed(whole, files))
 
     def _frame(self, conversation: Request) -> _Frame:
         messages = tuple(map(self._guarded, conversation.messages or ()))
@@ -152,27 +159,29 @@ class DecisionReader:
                 ids += file.tokens
         return ids
 
-    def _asked(self, request: DecisionRequest, index: int, frame: _Frame) -> Iterator[AskedPrompt]:
-        """The prompts of a question, each with its own tokens."""
-        question = request.questions[index]
-        named = self._names(request, index, frame)
-        how = request.orders if request.orders != "auto" else "one" if named else "two"
-        orders = labels.orders(max(2, len(question.options)), how if question.kind == "choice" else "one")
-        codes = [] if named else self._codes(question, frame)
-        for order in orders:
-            # Names go with their options, codes stay in their places.
-            text = self._cut(question_text(question, order, [code for code, _ in codes])) + frame.behind
-            spellings = [named[at] for at in order] if named else [[path] for _, path in codes]
-            yield AskedPrompt(index, order, text, self._ids(text, begins=False), spellings)
+    def _asked(
+        self, request: DecisionRequest, ids: Callable[[str], array[int]], spelled: Speller
+    ) -> Iterator[AskedPrompt]:
+        """The prompts of all questions. `ids` are a question's tokens behind the state."""
+        for index, question in enumerate(request.questions):
+            named = self._names(request, index, spelled)
+            how = request.orders if request.orders != "auto" else "one" if named else "two"
+            orders = labels.orders(max(2, len(question.options)), how if question.kind == "choice" else "one")
+            codes = [] if named else self._codes(question, spelled)
+            for order in orders:
+                # Names go with their options, codes stay in their places.
+                text = question_text(question, order, [code for code, _ in codes])
+                spellings = [named[at] for at in order] if named else [[path] for _, path in codes]
+                yield AskedPrompt(index, order, ids(text), spellings)
 
-    def _names(self, request: DecisionRequest, index: int, frame: _Frame) -> labels.Spellings:
+    def _names(self, request: DecisionRequest, index: int, spelled: Speller) -> labels.Spellings:
         """Spellings of a question's options by their names; none where codes are better."""
         question = request.questions[index]
         if question.kind == "predicate":
-            return [[self._label(name, frame) for name in names] for names in (("yes", "Yes"), ("no", "No"))]
+            return [list(map(spelled, names)) for names in (("yes", "Yes"), ("no", "No"))]
         if request.labels == "codes":
             return ()
-        found = [[self._label(option.label, frame)] for option in question.options]
+        found = [[spelled(option.label)] for option in question.options]
         if labels.is_distinct(found) and (
             request.labels == "names" or sum(len(path) for (path,) in found) <= MAX_NAME_TOKENS
         ):
@@ -182,23 +191,27 @@ class DecisionReader:
             raise BadRequest.at(f"questions[{index}].options", why)
         return ()
 
-    def _codes(self, question: DecisionQuestion, frame: _Frame) -> list[tuple[str, labels.Path]]:
+    def _codes(self, question: DecisionQuestion, spelled: Speller) -> list[tuple[str, labels.Path]]:
         """Codes by place, each with its tokens: those of the fewest tokens."""
         count = len(question.options)
         texts = labels.codes(count) if question.kind == "choice" else tuple(map(str, range(count)))
-        found = [(text, self._label(text, frame)) for text in texts]
+        found = [(text, spelled(text)) for text in texts]
         chosen = sorted(range(len(found)), key=lambda at: (len(found[at][1]), at))[:count]
         return [found[at] for at in sorted(chosen)]
 
-    def _label(self, label: str, frame: _Frame) -> labels.Path:
-        """Tokens of a label behind the prompt. It is read with the text behind the last special token before it, as
-        its first token depends on that; where the two merge, by itself.
+    def _speller(self, frame: _Frame) -> Speller:
+        """Tells the tokens of a label behind the prompt. It is read with the text behind the last special token before
+        it, as its first token depends on that; where the two merge, by itself.
         """
         tail = frame.behind[max((found.end() for found in self._specials.finditer(frame.behind)), default=0) :]
-        before, whole = (self._plain(text) for text in (tail, tail + frame.lead + label))
-        if whole[: len(before)] == before:
-            return whole[len(before) :]
-        return self._plain(frame.lead + label)
+        before = self._plain(tail)
+
+        @cache
+        def spelled(label: str) -> labels.Path:
+            whole = self._plain(tail + frame.lead + label)
+            return whole[len(before) :] if whole[: len(before)] == before else self._plain(frame.lead + label)
+
+        return spelled
 
     def _plain(self, text: str) -> tuple[int, ...]:
         return tuple(self._model.vocab.tokenize(text, add_special=False, parse_special=False).tolist())

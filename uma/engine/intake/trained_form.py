@@ -58,7 +58,7 @@ class TrainedForm:
                 spellings = [[(token,) for token in tokens] for _, tokens in found]
                 text = template.render((), switches=names, opens_answer=False)
                 fitted = self._temperature(request.questions[at])
-                yield AskedPrompt(at, order, text, self._ids(text), spellings, fitted)
+                yield AskedPrompt(at, order, self._ids(text), spellings, fitted)
 
     def _asked(self, request: DecisionRequest, at: int) -> list[tuple[tuple[int, ...], list[Label], dict[str, Any]]]:
         """A question in each of its orders: its labels by place, and what the template is given of it."""

@@ -80,8 +80,6 @@ class AskedPrompt:
     question: int
     order: tuple[int, ...]
     """Option of the question that stands at each place."""
-    text: str
-    """The question, and what comes between it and the answer."""
     tokens: array[int]
     """Tokens of the prompt behind those of the state."""
     spellings: Spellings
