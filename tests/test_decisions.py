@@ -21,9 +21,13 @@ from projectors import png, write_projector, write_seeing_model
 from reference import real_model
 
 from benchmarks.f32 import f32_model
+from benchmarks.reference import RealModel
 from models import IM_END, IM_START, write_model
 from uma import LLM, open_engine
 from uma.engine import Engine
+from uma.engine.intake.chat import ChatAbilities
+from uma.engine.intake.decision_prompt import DecisionReader
+from uma.engine.intake.prompt import PromptReader
 from uma.engine.intake.trained_form import KINDS
 from uma.engine.policy import labels
 from uma.errors import BadRequest
@@ -36,6 +40,7 @@ from uma.types import (
     Grammar,
     Media,
     Message,
+    Option,
     Request,
     SamplingParams,
 )
@@ -47,6 +52,8 @@ QUESTIONS = (
     DecisionQuestion.choice("What is it about?", TOPICS, "topic"),
     DecisionQuestion.score("How upset is the customer?", ["calm", "annoyed", "furious"], "upset"),
 )
+
+TWICE = DecisionQuestion("choice", "Which?", [Option("lamp")] * 2)
 
 
 def decision(state: Any = STATE, questions: Any = QUESTIONS, **fields: Any) -> DecisionRequest:
@@ -89,6 +96,30 @@ def chat(model_path: Path, text: str) -> str:
 
 
 NAMES = "Question: What is it about?\nOptions: {}\nAnswer with one of these options only, exactly as it is written."
+
+
+@pytest.mark.parametrize("name", ["smollm2", pytest.param("qwen2.5-coder", marks=pytest.mark.slow)])
+async def test_prompts_are_tokenized_from_the_state_on_and_each_as_it_is_asked_for(name: RealModel) -> None:
+    asked = decision(questions=[*QUESTIONS, TWICE], labels="names", orders="one")
+
+    async def no_files(request: Request) -> Request:
+        return request
+
+    with Model.load(path := real_model(name), vocab_only=True) as model:
+
+        def ids(text: str) -> list[int]:
+            return list(map(int, model.vocab.tokenize(text, add_special=False, parse_special=True)))
+
+        prompts = PromptReader(config_for(path), model, 1_000)
+        read = await DecisionReader(model, prompts, ChatAbilities(model), None, no_files).read(asked)
+        assert len(read.state) >= len(ids(STATE)) - 1  # its last can be one with the blank line
+        found, lines = iter(read.asked), NAMES.format("yes, no").replace("What is it about", "Is something broken")
+        for text in (lines, NAMES.format(", ".join(TOPICS))):
+            whole = model.chat_template.render([Message("user", f"{STATE}\n\n{text}")])
+            assert [*read.state, *next(found).tokens] == ids(whole)
+        next(found)
+        with pytest.raises(BadRequest, match=r"questions\[3\]"):
+            next(found)
 
 
 @pytest.fixture(params=["tiny", pytest.param("smollm2", marks=pytest.mark.slow)])
@@ -211,12 +242,11 @@ async def test_questions_below_the_mass_they_ask_for_are_refused(tiny: Path) -> 
 
 
 async def test_names_that_are_one_are_told_apart_by_codes_unless_names_are_asked_for(tiny: Path) -> None:
-    twice = [DecisionQuestion("choice", "Which?", DecisionQuestion.choice("", ["true", "false"]).options[:1] * 2)]
     async with open_engine(config_for(tiny)) as engine:
-        found = (await engine.decide(decision(questions=twice))).answers[0]
+        found = (await engine.decide(decision(questions=[TWICE]))).answers[0]
         assert len(found.probabilities) == 2
         with pytest.raises(BadRequest, match=r"questions\[0\].options: .*codes"):
-            await engine.decide(decision(questions=twice, labels="names"))
+            await engine.decide(decision(questions=[TWICE], labels="names"))
 
 
 async def test_a_decision_that_is_left_leaves_nothing_behind(tiny: Path) -> None:
