@@ -28,8 +28,8 @@ from uma.supervisor.estimate import planned_bytes
 
 Capsys = pytest.CaptureFixture[str]
 
-NAMES = ["UMA", "llama.cpp", "extra buffers", "CPU", "GPU", "memory", "context", "threads", "huge pages", "socket",
-         "model", "models", "server"]  # fmt: skip
+NAMES = ["UMA", "llama.cpp", "extra buffers", "CPU", "instructions", "GPU", "memory", "context", "threads",
+         "huge pages", "socket", "model", "models", "server"]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -71,13 +71,18 @@ def test_people_get_a_table_and_what_to_do_below_it(
     capsys: Capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert main(["doctor"]) == 0
-    assert "Nothing needs doing." in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert told.startswith("UMA works here.")
+    assert not re.search("extra buffers|instructions|KV|hugepage", told), "nothing is to be done about them"
+    assert main(["doctor", "--details"]) == 0
+    assert "extra buffers" in capsys.readouterr().out
     (tmp_path / "broken.gguf").write_bytes(b"GGUF of no kind")
     monkeypatch.setenv("UMA_MODELS", str(tmp_path))
     assert main(["doctor"]) == 1
-    *_, last = capsys.readouterr().out.splitlines()
-    assert last.startswith("models: ")
-    assert "broken.gguf" in last
+    first, broken, *_ = capsys.readouterr().out.splitlines()
+    assert first == "Something is in the way:"
+    assert broken.startswith("! models: ")
+    assert "broken.gguf" in broken
 
 
 def test_a_machine_whose_threads_wait_for_each_other_is_marked_and_told_what_to_do(
@@ -88,8 +93,7 @@ def test_a_machine_whose_threads_wait_for_each_other_is_marked_and_told_what_to_
     assert main(["doctor"]) == 0
     told = capsys.readouterr().out
     assert re.search(r"^\+ +threads .* 96 % of the last minute$", told, re.MULTILINE)
-    assert "To be faster: threads: more threads want the CPUs than there are" in told
-    assert "Nothing needs doing." not in told
+    assert told.startswith("UMA works here, and could be faster:\n+ threads: more threads want the CPUs than there are")
 
 
 def test_the_model_is_the_one_that_uma_run_would_have(
@@ -132,17 +136,17 @@ def test_a_build_that_leaves_the_cpu_unused_is_to_be_rebuilt(capsys: Capsys, mon
     assert code == 0
     assert "AVX9" in found["CPU"]["faster"]
     assert main(["doctor"]) == 0
-    assert "To be faster: CPU: the CPU has AVX9" in capsys.readouterr().out
+    assert "+ CPU: the CPU has AVX9" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("features", "told"), [(("AVX", "AVX2"), "; built for AVX2; "), (("AVX2", "AVX512"), "; built for AVX-512; ")]
+    ("features", "told"), [(("AVX", "AVX2"), "built for AVX2; "), (("AVX2", "AVX512"), "built for AVX-512; ")]
 )
 def test_a_build_for_avx2_is_told_apart_from_one_for_avx_512(
     capsys: Capsys, monkeypatch: pytest.MonkeyPatch, features: tuple[str, ...], told: str
 ) -> None:
     monkeypatch.setattr(devices, "cpu_features", lambda: features)
-    assert told in run(capsys)[1]["CPU"]["finding"]
+    assert told in run(capsys)[1]["instructions"]["finding"]
 
 
 def test_what_texts_would_take_of_memory_is_told_before_a_server_is_started(capsys: Capsys, tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def servers() -> None:
             "gemma-3-270m-q4_k_m", "/b", 1, memory_bytes=400 * MB, state="loading", loading_percent=40, waiting=1
         ),
         ListedModel("SmolLM2-135M-Instruct.Q4_1", "/c", 1, failure="no memory: it needs 400 MB, and 300 MB are free"),
+        ListedModel("Qwen3-VL-30B-A3B-Instruct-UD-Q4_K_XL", "/d", 1, memory_bytes=22 * GB, fits=False),
     )
     show_servers(
         [
@@ -78,8 +79,9 @@ def checks() -> None:
     show_checks(
         [
             Check("UMA", "0.2.0, Python 3.13.1, Linux 6.18.44"),
-            Check("llama.cpp", f"0.5.0, {library}"),
-            Check("CPU", f"Xeon; used: {features}"),
+            Check("llama.cpp", f"0.5.0, {library}", is_detail=True),
+            Check("CPU", "Xeon; UMA uses all of what it can"),
+            Check("instructions", f"built for AVX-512; used: {features}", is_detail=True),
             Check("socket", "/run/uma.sock", "it is a folder of uid 7: choose another `uma run --socket PATH`"),
             Check("threads", "2, on 2 of 2 CPUs", faster="more threads want the CPUs than there are: end programs"),
         ]

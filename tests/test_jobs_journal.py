@@ -192,13 +192,12 @@ def test_only_failed_keeps_good_results_even_where_it_is_killed(tmp_path: Path) 
     with opened(out) as results:
         results.append([ended(number, is_failed=number in (1, 4)) for number in range(6)])
     with opened(out, only_failed=True) as results:
-        before = results.reusable
-        assert before is not None
+        (before,) = results.reusable
         found = [before.find(number) for number in range(6)]
         assert [each.is_failed for each in found if each] == [False, True, False, False, True, False]
         results.append([ended(0, before.line(found[0]))])  # type: ignore[arg-type]
     with opened(out) as results:  # killed there, and begun again with or without the option
-        assert results.reusable is not None
+        assert results.reusable
         assert done_in(results) == [0]
         results.append([ended(number) for number in range(1, 6)])
         results.finish()

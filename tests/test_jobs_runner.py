@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 import trio
 from stalled_disk import stalling
 from trio.testing import wait_all_tasks_blocked
 
-from uma.jobs import Progress, Results, RowAnswer, RowForm, Runner, read_rows
+from uma.jobs import JobChanged, Progress, Results, RowAnswer, RowForm, Runner, read_rows
 
 ROWS, AT_ONCE = 200, 32
 
@@ -38,6 +40,46 @@ async def test_rows_are_asked_in_their_order_so_that_the_first_result_comes_firs
             assert await Runner(ask, read_rows(io.BytesIO(rows)), RowForm(), results, AT_ONCE).run()
         assert ask.asked == sorted(ask.asked)
         assert len(ask.asked) == ROWS
+
+
+class OneHangs(InOrder):
+    """Answers all rows but the first, and tells when all have been asked."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows, self.has_all = rows, trio.Event()
+
+    async def __call__(self, path: str, body: bytes, id: str) -> RowAnswer:
+        answer = await super().__call__(path, body, id)
+        if len(self.asked) == self.rows:
+            self.has_all.set()
+        if id.endswith("row-1"):
+            await trio.sleep_forever()
+        return answer
+
+
+async def test_what_has_ended_is_kept_until_its_turn_where_an_earlier_row_has_not(tmp_path: Path) -> None:
+    out, rows = tmp_path / "out.jsonl", b"".join(b'{"prompt": "%d"}\n' % number for number in range(8))
+
+    async def run(ask: InOrder, header: dict[str, int]) -> int:
+        with closing(Results.open(out, header)) as results:
+            runner = Runner(ask, read_rows(io.BytesIO(rows)), RowForm(), results, AT_ONCE)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(runner.run)
+                if isinstance(ask, OneHangs):
+                    await ask.has_all.wait()
+                    await wait_all_tasks_blocked()
+                    nursery.cancel_scope.cancel()
+        return runner.tally.kept
+
+    assert await run(OneHangs(8), {"version": 1}) == 7
+    assert out.read_bytes() == b""
+    with pytest.raises(JobChanged, match="begun otherwise"):
+        await run(InOrder(), {"version": 2})
+    assert await run(rest := InOrder(), {"version": 1}) == 0
+    assert rest.asked == [1]
+    assert [json.loads(line)["custom_id"] for line in out.read_text().splitlines()] == [f"row-{n}" for n in range(1, 9)]
+    assert not await trio.Path(f"{out}.kept").exists()
 
 
 async def test_a_disk_that_stalls_holds_up_no_task_and_no_more_rows_are_asked_than_can_wait_for_it(

@@ -332,7 +332,6 @@ def test_a_bad_conversation_costs_the_others_nothing(llm: LLM) -> None:
         [],
         [{"role": "user", "content": 7}],
         [{"role": "user", "content": "Hi", "colour": "red"}],
-        [{"role": "asistant", "content": "Hi"}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}]}],
         [{"role": "user", "content": None}],
         [{"role": "assistant", "content": "", "tool_calls": 7}],
@@ -340,13 +339,20 @@ def test_a_bad_conversation_costs_the_others_nothing(llm: LLM) -> None:
         [{"role": "assistant", "content": "", "tool_calls": [{"id": 1, "name": "f", "arguments": "{}"}]}],
         [Message("user", "Hi")],
     ]
-    with pytest.warns(UserWarning, match="10 of 12 prompts failed"):
+    with pytest.warns(UserWarning, match="9 of 11 prompts failed"):
         outs = llm.chat(bad, params())
-    assert [type(out.error) for out in outs] == [type(None), *[BadRequest] * 10, type(None)]
+    assert [type(out.error) for out in outs] == [type(None), *[BadRequest] * 9, type(None)]
     assert outs[0].outputs == outs[-1].outputs
-    assert "'asistant' is no role; did you mean assistant?" in str(outs[5].error)
-    assert "nothing is fetched here" in str(outs[6].error)
+    assert "nothing is fetched here" in str(outs[5].error)
     assert max(len(repr(out)) for out in outs) < 1_000
+
+
+def test_a_misspelt_role_is_raised_before_anything_is_computed(llm: LLM) -> None:
+    for ask in (llm.chat, llm.stream):
+        with pytest.raises(BadRequest, match=r"\[0\]\[0\]\.role: 'asistant' is no role; did you mean assistant\?"):
+            ask([{"role": "asistant"}])
+    (out,) = llm.imap([[{"role": "asistant", "content": "Hi"}]])
+    assert "did you mean assistant?" in str(out.error)
 
 
 def test_a_short_queue_is_no_limit_for_many_prompts(tiny: Path) -> None:

@@ -179,7 +179,7 @@ async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interr
     results = runner.results
     if results.rows:
         say.note(f"{options.output} has {results.rows:,} results; going on behind them")
-    elif not results.is_new and results.reusable is None:
+    elif not results.is_new and not results.reusable:
         say.note(f"{options.output} was begun before, and no row had come to its end: all run again")
     view = Events() if options.json else OneLine() if sys.stderr.isatty() else Lines()
     speed = Speed(runner.tally)
@@ -207,7 +207,8 @@ async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interr
         shown = ", ".join(f"{sanitize_line(name)} ({words.rows(n)})" for name, n in tally.ignored.most_common())
         view.tell(f"fields that had no effect: {shown}")
     if not is_done:
-        view.tell(f"stopped with {tally.rows:,} results in {options.output}; the same command goes on behind them")
+        kept = f", and {tally.kept:,} that wait for earlier rows beside it" if tally.kept else ""
+        view.tell(f"stopped with {tally.rows:,} results in {options.output}{kept}; the same command goes on from there")
         return 128 + (stopped.stopped_by or signal.SIGINT)
     if tally.failed:
         view.tell(_failed(tally, results.failed))

@@ -27,11 +27,12 @@ from uma.cli.trio_run import Interrupts, run
 from uma.cli.view import DROPPED, PROMPT, ChatView, PlainLines, PlainView
 from uma.config import Loaded, nearest
 from uma.errors import BadRequest, ConnectionLost, IdleTimeout, ModelError, PromptTooLarge, ShuttingDown, UmaError
-from uma.models.names import NONE_HERE, adapter_in, one_meant, without_adapter
+from uma.models.names import NONE_HERE, adapter_in, one_meant, with_adapter, without_adapter
 from uma.types import CHAT_SAMPLING, Finished, ReasoningDelta, Request, SamplingParams, ServerInfo, Token, Truncation
 
 HUNG_UP = (ConnectionLost, IdleTimeout)
 """Errors that end a session which the server has closed while no request ran."""
+ASK_AGAIN = "/retry asks the question again, /undo takes it back."
 __all__ = ["COMMANDS", "Chat", "main"]
 
 
@@ -286,7 +287,7 @@ class Chat:
         self._keep(turn, is_whole=not is_stopped)
         if is_stopped and not turn.answer and not has_other_answer:
             self.conversation.stopped = turn
-            self.view.tell("Stopped before the first word: /retry asks the question again, /undo takes it back.")
+            self.view.tell(f"Stopped before the first word. {ASK_AGAIN}")
         elif is_stopped:
             self.view.tell(
                 f"Stopped{'' if turn.answer else ' before the first word'}; the conversation goes on from here."
@@ -330,6 +331,8 @@ class Chat:
         self.is_hung_up_on = False
         self.view.complain(error.message)
         is_begun = turn is not None and bool(turn.answer)
+        is_lost = turn is not None and not is_begun and self.taken_back is None
+        is_lost = is_lost and not isinstance(error, PromptTooLarge)
         if turn is not None:
             self._keep(turn)
         if isinstance(error, PromptTooLarge):
@@ -343,13 +346,17 @@ class Chat:
                 self.view.tell(f"That question is too long and was not kept{self._larger()}.")
         elif isinstance(error, (*HUNG_UP, ShuttingDown)):
             self.opened = None
-            kept = "and so is the answer up to here" if is_begun else "the question is not"
-            self.view.tell(f"The conversation is kept, {kept}. The next question looks for the server again.")
+            kept = ", and so is the answer up to here" if is_begun else ""
+            self.view.tell(f"The conversation is kept{kept}. The next question looks for the server again.")
         elif self.opened is None and self.bond is not None and self.bond.name is not None and self.info is not None:
             self.bond = Bond(self.info.model, is_one_of_several=True)
-            self.view.tell(f"The question is not kept; the next one goes to {self.info.model.name} as before.")
+            self.view.tell(f"The next question goes to {self.info.model.name} as before.")
         elif is_begun:
             self.view.tell("The answer up to here is kept.")
+        if is_lost:
+            self.conversation.stopped = turn
+            if self.takes_commands:
+                self.view.tell(ASK_AGAIN)
 
     def save(self, file: str | None) -> None:
         """Write the conversation at its end, where `--save` names a file."""
@@ -420,10 +427,9 @@ class Chat:
     def _adapted(asked: str, info: ServerInfo) -> str | None:
         """What requests name for the model with an adapter; None for the model alone. Raises `UnknownModel`."""
         adapters, card = info.capabilities.adapters, info.model
-        adapter = adapter_in(asked, adapters)
         if base := without_adapter(asked, adapters):
             one_meant(base, {card.name: (card.name, card.title), **dict.fromkeys(words.with_adapters(info), ())})
-        return None if adapter is None else f"{card.name}+{adapter}"
+        return None if adapter_in(asked, adapters) is None else with_adapter(card.name, asked, adapters)
 
     def command(self, line: str) -> None:
         """Obey a line that begins with a slash."""

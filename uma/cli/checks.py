@@ -60,12 +60,14 @@ class Check:
     """What to do; empty where nothing needs doing."""
     faster: str = ""
     """What to do for more speed; UMA works as it is."""
+    is_detail: bool = False
+    """Whether people see it only where something is to be done about it, or with `--details`."""
 
 
 def versions() -> Iterator[Check]:
     """What is installed."""
     yield Check("UMA", f"{__version__}, Python {platform.python_version()}, {platform.system()} {platform.release()}")
-    yield Check("llama.cpp", f"{llama_version()}, {llama_library.library_file()}")
+    yield Check("llama.cpp", f"{llama_version()}, {llama_library.library_file()}", is_detail=True)
 
 
 def extra_buffer_types(config: RuntimeConfig) -> Check:
@@ -78,31 +80,32 @@ def extra_buffer_types(config: RuntimeConfig) -> Check:
     if config.extra_buffers != "auto":
         finding += f"; the setting is {config.extra_buffers}"
     if "AMX" not in left_out or config.extra_buffers == "off":
-        return Check("extra buffers", finding)
+        return Check("extra buffers", finding, is_detail=True)
     repair = llama_library.rebuild_command(f'CXXFLAGS="{llama_library.AMX_REPAIR}"')
     faster = (
         "to try AMX, start with --extra-buffers on. What GCC 12 has built ends the process at its first use (SIGSEGV); "
         f"this builds it so that it does not: {repair}"
     )
-    return Check("extra buffers", finding, faster=faster)
+    return Check("extra buffers", finding, faster=faster, is_detail=True)
 
 
 def computing(config: RuntimeConfig) -> Iterator[Check]:
     """What the library can compute with: CPU, GPUs, memory, and what texts would take of it. Starts its backends."""
-    yield _cpu()
+    yield from _cpu()
     yield _gpu(config)
     yield _memory(config)
     yield from _context(config)
 
 
-def _cpu() -> Check:
+def _cpu() -> Iterator[Check]:
     features = devices.cpu_features()
     unused = [name for flag, name in BUILD_FLAGS.items() if flag in _cpu_flags() and name not in features]
     rebuild = f"the CPU has {', '.join(unused)}, and this build does not use it: {llama_library.rebuild_command()}"
+    part = "a part" if unused else "all"
+    yield Check("CPU", f"{llama_library.cpu_name()}; UMA uses {part} of what it can", faster=rebuild if unused else "")
     # Prebuilt wheels and the image are built for AVX2, to run on any CPU; a build from source takes all there is.
     width = next((told for name, told in BUILDS.items() if name in features), "")
-    finding = f"{llama_library.cpu_name()}; {width}used: {', '.join(features)}"
-    return Check("CPU", finding, faster=rebuild if unused else "")
+    yield Check("instructions", f"{width}used: {', '.join(features)}", is_detail=True)
 
 
 def _gpu(config: RuntimeConfig) -> Check:
@@ -165,11 +168,11 @@ def _waited_percent() -> float | None:
 def _huge_pages(config: RuntimeConfig) -> Check:
     name = "huge pages"
     if not pages.SETTING.exists():
-        return Check(name, "this system has no setting for them")
+        return Check(name, "this system has no setting for them", is_detail=True)
     if pages.gives_huge_pages():
-        return Check(name, pages.SETTING.read_text(encoding="ascii").strip())
+        return Check(name, pages.SETTING.read_text(encoding="ascii").strip(), is_detail=True)
     if config.use_mmap == "on":
-        return Check(name, "never given, which weights that are mapped do not need")
+        return Check(name, "never given, which weights that are mapped do not need", is_detail=True)
     return Check(
         name,
         "never given, so decoding is several percent slower",
@@ -205,7 +208,7 @@ def _context(config: RuntimeConfig) -> Iterator[Check]:
         yield Check("context", "there is no memory for it", error.message)
         return
     memory = f"{plan.kind}: {words.memory_line(plan)}" if plan else "an encoder keeps nothing of a text"
-    yield Check("context", "; ".join([memory, *said]))
+    yield Check("context", "; ".join([memory, *said]), is_detail=not said)
 
 
 @contextmanager
@@ -234,7 +237,7 @@ def _model_bytes(config: RuntimeConfig) -> tuple[int, int]:
 def folders(config: RuntimeConfig) -> Iterator[Check]:
     """The owners of the folders that UMA writes to."""
     socket = Path(config.socket)
-    yield Check("socket", f"{socket}, in {_owner(socket.parent)}", _socket_problem(socket))
+    yield Check("socket", f"{socket}, in {_owner(socket.parent)}", _socket_problem(socket), is_detail=True)
     if config.prefix_folder:
         yield _cache_dir(Path(config.prefix_folder).expanduser())
 
@@ -257,7 +260,7 @@ def _cache_dir(folder: Path) -> Check:
     is_usable = os.path.isdir(nearest) and os.access(nearest, os.W_OK | os.X_OK)
     mend = "mend its permissions, or " if os.path.isdir(nearest) and nearest.stat().st_uid == posix.user_id() else ""
     todo = f"{nearest} cannot be written to: {mend}name another folder with --cache-dir"
-    return Check("cache_dir", f"{folder}, {_owner(folder)}", "" if is_usable else todo)
+    return Check("cache_dir", f"{folder}, {_owner(folder)}", "" if is_usable else todo, is_detail=True)
 
 
 def _nearest_folder(folder: Path) -> Path:

@@ -51,7 +51,8 @@ class ChatHistory:
     system: str | None = None
     turns: list[ChatTurn] = attrs.field(factory=list)
     stopped: ChatTurn | None = None
-    """The last question, where it was stopped before its answer began: no part of what is asked with the next one."""
+    """The last question, where it was stopped, or its answer was lost, before the first word: no part of what is asked
+    with the next one."""
 
     def asking(self, question: ChatTurn) -> tuple[Message, ...]:
         """The messages with which `question` is asked. Raises `ValueError` for a text that no model takes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from functools import partial
 from typing import Any
 
@@ -47,6 +48,8 @@ async def _decide_all(options: argparse.Namespace, loaded: Loaded, texts: list[s
             await output.write(_row(["text", *(str(question.name) for question in questions)]))
         failed, told = 0, dict[str, Any]()
         for number, text in enumerate(texts, 1):
+            if not sys.stdout.isatty():  # where answers are seen as they come
+                say.passing(f"text {number:,} of {len(texts):,}")
             try:
                 found = (await opened.source.decide(_request(options, number, text, opened.model))).answers
             except OF_A_TEXT as error:
@@ -61,6 +64,7 @@ async def _decide_all(options: argparse.Namespace, loaded: Loaded, texts: list[s
                 await output.write(_row([text[:SHOWN_CHARS], *cells]))
             else:
                 await output.write(json.dumps({"text": text} | told, ensure_ascii=False) + "\n")
+        say.passing()
     return 1 if failed else 0
 
 

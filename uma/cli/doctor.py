@@ -35,9 +35,10 @@ def main(options: argparse.Namespace) -> int:
     found = [*examine(loaded.config), *_other_servers(loaded), *missing]
     needs_doing = any(check.todo for check in found)
     if options.json:
-        print(json_text({"ok": not needs_doing, "checks": [attrs.asdict(result) for result in found]}, indent=2))
+        every = [attrs.asdict(result, filter=attrs.filters.exclude("is_detail")) for result in found]
+        print(json_text({"ok": not needs_doing, "checks": every}, indent=2))
     else:
-        show_checks(found)
+        show_checks(found, has_details=options.details)
     return NEEDS_DOING if needs_doing else 0
 
 
@@ -63,18 +64,24 @@ def _other_servers(loaded: Loaded) -> list[Check]:
     return [Check("other servers", told)] if told else []
 
 
-def show_checks(found: Sequence[Check]) -> None:
-    """Write them for people to standard output."""
-    print_table(("", "what", "finding"), [(_mark(result), result.name, result.finding) for result in found], key="what")
+def show_checks(found: Sequence[Check], *, has_details: bool = False) -> None:
+    """Write them for people to standard output: what they have to know first, then what was looked at."""
+    todo = [result for result in found if result.todo]
+    faster = [result for result in found if result.faster]
+    works = "UMA works here, and could be faster:" if faster else "UMA works here."
+    print("Something is in the way:" if todo else works)
+    for result in todo:
+        print_wrapped(f"! {result.name}: {result.todo}")
+    if todo and faster:
+        print("What would make it faster:")
+    for result in faster:
+        print_wrapped(f"+ {result.name}: {result.faster}")
     print()
-    for result in found:
-        if result.todo:
-            print_wrapped(f"{result.name}: {result.todo}")
-    if not any(result.todo for result in found):
-        print("Nothing is in the way." if any(result.faster for result in found) else "Nothing needs doing.")
-    for result in found:
-        if result.faster:
-            print_wrapped(f"To be faster: {result.name}: {result.faster}")
+    shown = [result for result in found if has_details or _mark(result) or not result.is_detail]
+    print_table(("", "what", "finding"), [(_mark(result), result.name, result.finding) for result in shown], key="what")
+    if left_out := len(found) - len(shown):
+        print()
+        print_wrapped(f"`uma doctor --details` has {left_out} more, about which nothing needs doing.")
 
 
 def _mark(check: Check) -> str:

@@ -80,11 +80,24 @@ class Formatter(argparse.HelpFormatter):
 
     left_out: frozenset[argparse.Action] = frozenset()
     """Options that are not told of."""
+    brief: frozenset[argparse.Action] = frozenset()
+    """Options of which what they are is told, and no more."""
+    unsaid: frozenset[str | None] = frozenset()
+    """Paragraphs that are left out."""
 
     def add_argument(self, action: argparse.Action) -> None:
         """Add an option as argparse does, unless it is left out."""
         if action not in self.left_out:
             super().add_argument(action)
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        text = super()._expand_help(action)
+        return re.split(r" \(|[;,] ", text, maxsplit=1)[0] if action in self.brief else text
+
+    def add_text(self, text: str | None) -> None:
+        """Add a paragraph as argparse does, unless it is left out."""
+        if text not in self.unsaid:
+            super().add_text(text)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = text.strip("\n").split("\n\n")
@@ -104,6 +117,8 @@ class Formatter(argparse.HelpFormatter):
 class CommandParser(argparse.ArgumentParser):
     """An argument parser that takes no abbreviations and answers a typo with the nearest option that exists."""
 
+    whole = ""
+    """The description that `--help-all` has; empty: the short help has it too."""
     tells_all = False
     """Whether its help has every option."""
 
@@ -145,19 +160,26 @@ class CommandParser(argparse.ArgumentParser):
 
     def rare(self) -> frozenset[argparse.Action]:
         """Settings and sampling parameters that `--help` leaves to `--help-all`."""
-        return frozenset(
-            action
-            for group in self._action_groups
-            if group.title in ("settings", "sampling")
-            for action in group._group_actions
-            if re.sub(r"^(setting|sampling)_", "", action.dest) not in COMMON
-        )
+        derived = (action for group in self._derived() for action in group._group_actions)
+        return frozenset(action for action in derived if re.sub(r"^(setting|sampling)_", "", action.dest) not in COMMON)
+
+    def _derived(self) -> list[argparse._ArgumentGroup]:
+        """The groups of settings and sampling parameters."""
+        return [group for group in self._action_groups if group.title in ("settings", "sampling")]
 
     def _get_formatter(self) -> argparse.HelpFormatter:
         formatter = super()._get_formatter()
-        if isinstance(formatter, Formatter) and not self.tells_all:
-            formatter.left_out = self.rare()
+        if isinstance(formatter, Formatter) and not self.tells_all and (rare := self.rare()):
+            groups = self._derived()
+            formatter.left_out, formatter.unsaid = rare, frozenset(group.description for group in groups)
+            formatter.brief = frozenset(action for group in groups for action in group._group_actions)
         return formatter
+
+    def format_help(self) -> str:
+        """Help as argparse has it: the short one, or with `tells_all` the whole."""
+        if self.tells_all:
+            self.description = self.whole or self.description
+        return super().format_help()
 
     def _advice(self, unknown: str) -> str:
         owners = [name for name, parser in self.siblings.items() if unknown in parser.options()]
@@ -533,6 +555,7 @@ def _describe_config(parser: argparse.ArgumentParser) -> None:
 
 def _describe_doctor(parser: argparse.ArgumentParser) -> None:
     _flag(parser, "--json", "a JSON object instead of a table")
+    _flag(parser, "--details", "also the build, folders and memory, where nothing needs doing about them")
     add_settings(parser)
 
 
@@ -604,6 +627,8 @@ where --model names another one than the server has, and where an option says ho
 Where none is named it is the server's; without a server the one that uma run would have: the first that is here,
 generates and fits into memory, or where there is none the built-in demonstration.
 """
+
+PLACE_BRIEFLY = "A server that runs answers; else the model is loaded in this process (`--help-all` says which)."
 
 COMMANDS: tuple[Command, ...] = (
     Command(
@@ -875,13 +900,17 @@ def build_parser() -> CommandParser:
         made = choices.add_parser(
             command.name,
             usage=f"uma {command.name} [options]{command.arguments}",
-            description=command.description,
+            description=command.description.replace(PLACE, PLACE_BRIEFLY),
             epilog="Exit codes and variables: see uma --help.",
         )
+        made.whole = command.description
         command.describe(made)
         if n_rare := len(made.rare()):
             made.add_argument("--help-all", action=_HelpAll, dest="help", nargs=0, help="show every option and exit")
-            made.epilog = f"--help-all tells {n_rare} more settings. {made.epilog}"
+            made.epilog = (
+                f"--help-all tells {n_rare} more settings, all defaults, and how variables and a file set them. "
+                f"{made.epilog}"
+            )
         made.siblings = siblings
         siblings[command.name] = made
     parser.siblings = siblings

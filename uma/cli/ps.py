@@ -146,10 +146,11 @@ def _as_json(server: Running) -> dict[str, Any]:
 def _model_row(model: ListedModel) -> tuple[str, ...]:
     percent = "" if model.loading_percent is None else f", {model.loading_percent} %"
     memory = words.size(model.taken_bytes) if model.taken_bytes else ""
-    most = words.size(model.memory_bytes) if model.state != "unloaded" else ""
+    most = words.size(model.memory_bytes) if model.state != "unloaded" or not model.fits else ""
+    state = model.state if model.fits or model.state != "unloaded" else "too large"
     waiting = f", {model.waiting} waiting" if model.waiting else ""
     requests = f"{model.running}{waiting}" if model.running or model.waiting else ""
-    return _adapted(model.name, model.adapters), f"{model.state}{percent}", memory, most, requests, _leaves(model)
+    return _adapted(model.name, model.adapters), f"{state}{percent}", memory, most, requests, _leaves(model)
 
 
 def _adapted(name: str, adapters: Sequence[str]) -> str:
@@ -157,9 +158,11 @@ def _adapted(name: str, adapters: Sequence[str]) -> str:
 
 
 def _leaves(model: ListedModel) -> str:
-    """When a model leaves if no request comes; of one that failed, why."""
+    """When a model leaves if no request comes; of one that failed, or does not fit, why."""
     if model.failure:
         return f"failed: {sanitize_line(model.failure)}"
+    if not model.fits:
+        return f"does not fit: it needs {words.size(model.memory_bytes)}, more than all can have together (--memory)"
     if model.yielded:
         return f"for other programs: {sanitize_line(model.yielded)}"
     if model.is_pinned:
@@ -179,6 +182,7 @@ def _model_json(model: ListedModel) -> dict[str, Any]:
         "loading_percent",
         "taken_bytes",
         "memory_bytes",
+        "fits",
         "running",
         "waiting",
     )

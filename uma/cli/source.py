@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import attrs
@@ -26,8 +26,8 @@ from uma.cli.say import passing
 from uma.cli.trio_run import Interrupts
 from uma.client import Client, connect
 from uma.config import BUILTIN, LOG, SERVER_ONLY, Loaded, RuntimeConfig, settings
-from uma.errors import ConnectionLost, UmaError
-from uma.models.names import adapter_in, meant, with_adapter, without_adapter
+from uma.errors import ConnectionLost, UmaError, UnknownModel
+from uma.models.names import meant, one_meant, with_adapter, without_adapter
 from uma.types import ListedModel, LoadProgress, ModelInfo, ServerInfo, Source
 
 NOT_LISTENING = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
@@ -85,8 +85,9 @@ async def open_source(
         if isinstance(found, RuntimeConfig):
             with interrupts.abruptly():
                 found = await _engine(stack, found, say)
-        adapter = adapter_in(asked, found.info.capabilities.adapters)
-        yield Opened(found, is_server, None if adapter is None else f"{found.info.model.name}+{adapter}")
+        name = found.info.model.name
+        named = with_adapter(name, asked, found.info.capabilities.adapters)
+        yield Opened(found, is_server, None if named == name else named)
 
 
 class OtherModel(UmaError):
@@ -219,11 +220,10 @@ def _meant_of(models: Sequence[ListedModel], loaded: Loaded, bound_to: ModelInfo
         found = (model for model in models if model.path == bound_to.path)
         return next((with_adapter(model.name, asked, model.adapters) for model in found), None)
     if not os.path.exists(Path(asked).expanduser()):
-        adapted = next((model for model in models if adapter_in(asked, model.adapters)), None)
-        base = asked if adapted is None else asked.rpartition("+")[0]
-        called = meant(base, {model.name: (model.name, *model.aliases) for model in models})
-        if len(called) == 1:
-            return called[0] if adapted is None else with_adapter(called[0], asked, adapted.adapters)
+        adapters = {model.name: model.adapters for model in models}
+        with suppress(UnknownModel):
+            called = one_meant(asked, {model.name: (model.name, *model.aliases) for model in models}, adapters)
+            return with_adapter(called, asked, adapters[called])
     names = [name for model in models for name in (model.name, *model.aliases)]
     path = catalog.resolve(asked, os.environ, names).path
     return next((model.name for model in models if _is_same(Path(model.path), path)), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from uma.config import Loaded, RuntimeConfig
+from uma.models.names import with_each
 from uma.types import Finished, Logprobs, MemoryPlan, ModelInfo, ServerInfo
 
 DEMONSTRATION = (
@@ -49,7 +50,7 @@ def names(models: Sequence[str]) -> str:
 
 def with_adapters(info: ServerInfo) -> list[str]:
     """Names of the model with each of its LoRA adapters."""
-    return [f"{info.model.name}+{adapter}" for adapter in info.capabilities.adapters]
+    return with_each(info.model.name, info.capabilities.adapters)
 
 
 def model_line(info: ModelInfo) -> str:

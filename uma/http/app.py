@@ -397,6 +397,7 @@ def _log_request(http: Exchange, ms: float) -> None:
         method=http.scope["method"],
         path=http.path,
         status=http.status or None,
+        model=http.model,
         key=http.account.name if http.account else None,
         prompt=http.tokens.get("prompt"),
         completion=http.tokens.get("completion"),

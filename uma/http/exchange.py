@@ -120,6 +120,8 @@ class Exchange:
     """Whether the request asks for a lane itself."""
     has_computed: bool = attrs.field(default=False, init=False)
     """Whether the engine has computed for it."""
+    model: str | None = attrs.field(default=None, init=False)
+    """Name of the one of several models that answers it."""
     status: int = attrs.field(default=0, init=False)
     """Status of the answer; 0 while it has not begun."""
     tokens: Counter[str] = attrs.field(factory=Counter, init=False)

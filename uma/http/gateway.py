@@ -29,6 +29,7 @@ from uma.http.models import ModelNames
 from uma.http.problem import Forbidden, Problem, RateLimited
 from uma.http.reader import Reader
 from uma.jobs.store import JobFolder
+from uma.models.names import with_each
 from uma.net.inline import MAX_POSITIONS
 from uma.net.metering import metered_whole
 from uma.net.quota import ClientAccount, Excess
@@ -224,7 +225,7 @@ class Gateway:
     @property
     def model_names(self) -> list[str]:
         """What lists of models show: the name, the configured aliases, and the name with each adapter."""
-        adapted = [f"{self.names.name}+{adapter}" for adapter in self.names.adapters]
+        adapted = with_each(self.names.name, self.names.adapters)
         return list(dict.fromkeys([self.names.name, *self.config.aliases, *adapted]))
 
     def reader(self, http: Exchange) -> Reader:

@@ -20,6 +20,7 @@ from uma.http.keep_alive import keep_sec
 from uma.http.models import FOREIGN, MODEL_HEADER, ModelNames
 from uma.http.problem import Forbidden, NotFound
 from uma.http.rights import is_manager
+from uma.models.names import with_each
 from uma.net.quota import Excess
 from uma.types import MAX_KEEP_SEC, ListedModel, Models, Source
 
@@ -57,6 +58,7 @@ async def of_model(gateway: Gateway, http: Exchange, dialect: Dialect | None = N
                 telling.start_soon(_tell_of_load, http, dialect, shown, partial(models.loading_percent, name))
             source = await unless_gone(http, partial(stack.enter_async_context, models.using(name, kept)))
             telling.cancel_scope.cancel()
+        http.model = source.info.model.name
         yield gateway.to_model(source, ModelNames(asked or source.info.model.name, takes_any=True))
 
 
@@ -127,7 +129,7 @@ def named_models(models: Models, http: Exchange) -> Sequence[ListedModel]:
     return [
         attrs.evolve(each, name=name, aliases=each.aliases if name == each.name else ())
         for each in own_models(models, http)
-        for name in (each.name, *(f"{each.name}+{adapter}" for adapter in each.adapters))
+        for name in (each.name, *with_each(each.name, each.adapters))
     ]
 
 

@@ -114,6 +114,7 @@ def listed(gateway: Gateway, model: ListedModel) -> dict[str, Any]:
             "architecture": model.architecture,
             "quantization": model.quantization,
             "kind": model.kind,
+            "fits": model.fits,
         },
     }
 

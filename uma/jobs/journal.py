@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -157,8 +157,10 @@ class Results:
     """Nothing of the job was on the disk."""
     finished: FinishedRows
     """The entries of these rows."""
-    reusable: FinishedRows | None
-    """What an earlier job left, of which good results are taken over."""
+    reusable: Sequence[FinishedRows]
+    """What an earlier job left, and what this one has kept until its turn: good results are taken over."""
+    header: Mapping[str, Any]
+    """What its results depend on, by word."""
     _marked_bytes: int = 0
     _in_use: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     _is_closing: bool = attrs.field(default=False, init=False)
@@ -192,8 +194,8 @@ class Results:
         try:
             _lock(journal, path)
             if restart:
-                for other in (path, _before(path), journal_of(_before(path))):
-                    other.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+                _remove_earlier(path)
                 os.ftruncate(journal, 0)
             _finish_renaming(path)
             if only_failed and not _before(path).exists() and _walk(path, anew).rows:
@@ -202,6 +204,9 @@ class Results:
             is_new = walk.header is None
             if is_new:
                 _check_new(path, anew)
+            kept = _walk(_kept(path), anew)
+            if kept.header and not only_failed:
+                _check_same(path, kept.header, header, anew)
             if walk.rows and not _is_useless(walk, header):
                 _check_same(path, walk.header or {}, header, anew)
             else:
@@ -209,8 +214,8 @@ class Results:
                 os.ftruncate(journal, 0)
                 _write(journal, written, 0)
                 walk = _JournalWalk(dict(header), 0, len(written))
-            before = _before(path)
-            reusable = _finished(before, _walk(before, anew)) if before.exists() else None
+            earlier = [other for other in (_before(path), _kept(path)) if other.exists()]
+            reusable = [_finished(other, _walk(other, anew)) for other in earlier]
             out = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 _lock(out, path)  # a hard link has another name, another journal, and this very file
@@ -218,7 +223,7 @@ class Results:
                 os.ftruncate(journal, walk.journal_bytes)
                 _sync_folder(path)
                 sizes = walk.out_bytes, walk.journal_bytes, walk.rows, walk.failed
-                return cls(path, out, journal, *sizes, is_new, _finished(path, walk), reusable)
+                return cls(path, out, journal, *sizes, is_new, _finished(path, walk), reusable, header)
             except BaseException:
                 os.close(out)
                 raise
@@ -282,10 +287,15 @@ class Results:
             f"{self.path}: {error.strerror}; what is in it is kept, and the same command goes on from there"
         )
 
+    def keep(self, ended: Sequence[EndedRow]) -> None:
+        """Keep results whose turn has not come, for the run that goes on. Raises `CannotWrite`."""
+        with suppress(JobChanged), closing(Results.open(_kept(self.path), self.header)) as kept:
+            kept.append(ended)
+            kept.sync()
+
     def finish(self) -> None:
-        """All rows have ended: drop what was kept of an earlier job."""
-        for old in (journal_of(_before(self.path)), _before(self.path)):
-            old.unlink(missing_ok=True)
+        """All rows have ended: drop what was kept of an earlier job, or until its turn."""
+        _remove_earlier(self.path)
 
     def close(self) -> None:
         """Close the files; the job can then be opened again.
@@ -298,8 +308,8 @@ class Results:
             return
         if self._out >= 0:
             self.finished.close()
-            if self.reusable is not None:
-                self.reusable.close()
+            for earlier in self.reusable:
+                earlier.close()
             os.close(self._out)
             os.close(self._journal)
             self._out = self._journal = -1
@@ -340,6 +350,17 @@ def journal_of(path: Path) -> Path:
 
 def _before(path: Path) -> Path:
     return path.with_name(path.name + ".before")
+
+
+def _kept(path: Path) -> Path:
+    """Where results wait for their turn."""
+    return path.with_name(path.name + ".kept")
+
+
+def _remove_earlier(path: Path) -> None:
+    for old in (_before(path), _kept(path)):
+        journal_of(old).unlink(missing_ok=True)
+        old.unlink(missing_ok=True)
 
 
 def _lock(file: int, path: Path) -> None:

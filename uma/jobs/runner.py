@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import attrs
@@ -120,8 +121,9 @@ class Runner:
     async def run(self) -> bool:
         """Run all rows that have no result yet; whether all have one now, which is false after `stop`.
 
-        Leaving by an exception loses what runs, and nothing that has ended. Raises `JobChanged` where a row that has a
-        result is another one now, `CannotWrite`, `OSError`, and `BadInput` once the rows before it have ended.
+        Leaving by an exception loses what runs, and nothing that has ended: what waits for earlier rows is kept. Raises
+        `JobChanged` where a row that has a result is another one now, `CannotWrite`, `OSError`, and `BadInput` once the
+        rows before it have ended.
         """
         self.tally.rows = self.tally.begun_rows = self.results.rows
         self.tally.failed = self.results.failed
@@ -138,6 +140,9 @@ class Runner:
         finally:
             with trio.move_on_after(END_SEC, shield=True):
                 await self._write(is_last=True)
+                if waiting := list(filter(None, self._ended.values())):
+                    await self._on_disk(partial(self.results.keep, waiting))
+                    self.tally.kept = len(waiting)
         if self._stopping.is_set():
             return False
         if self._bad_input is not None:
@@ -234,7 +239,7 @@ class Runner:
             )
 
     def _work(self, row: JobRow, size_bytes: int) -> RowWork:
-        if (before := self.results.reusable) is not None:
+        for before in self.results.reusable:
             known = before.find(row.number)
             if known is not None and known.digest == row.digest and not known.is_failed:
                 return RowWork(row, None, EndedRow(row.number, row.digest, before.line(known), is_failed=False))

@@ -104,6 +104,8 @@ class Tally:
     """Rows that wait to be asked again."""
     running: int = 0
     """Rows that are asked just now."""
+    kept: int = 0
+    """Rows that had ended when it stopped, and whose results wait for those of earlier rows."""
     is_stopping: bool = False
     """No more rows begin."""
     total_bytes: int = 0

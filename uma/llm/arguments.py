@@ -107,7 +107,9 @@ def texts_of(given: str | Iterable[str], name: str, *, hint: str = "") -> list[s
 
 
 def conversations_of(given: Conversation | Sequence[Conversation]) -> list[tuple[Any, ...]]:
-    """The conversations, each a tuple of messages or dicts (`TypeError`). What is in a dict is looked at later."""
+    """The conversations, each a tuple of messages or dicts (`TypeError`) whose roles are not misspelt (`BadRequest`).
+    What else is in a dict is looked at later.
+    """
     expected = "expected a list of messages, each a Message or a dict of role and content"
     if isinstance(given, str | bytes | Mapping | Message) or not isinstance(given, Iterable):
         hint = "; llm.generate takes plain prompts" if isinstance(given, str) else ""
@@ -123,6 +125,8 @@ def conversations_of(given: Conversation | Sequence[Conversation]) -> list[tuple
         for place, message in enumerate(messages):
             if not isinstance(message, Message | Mapping):
                 raise TypeError(f"conversations[{index}][{place}]: {expected}, not {shown(message)}")
+            if why := _misspelt(message):
+                raise BadRequest.at(f"conversations[{index}][{place}].role", why)
         found.append(messages)
     return found
 
@@ -166,9 +170,8 @@ def message_of(given: Message | Mapping[str, Any]) -> Message:
     """A turn of a conversation, of a dict in OpenAI's form too. Raises `ValueError` for what is none: one bad
     conversation must not cost the others.
     """
-    role = given.role if isinstance(given, Message) else given.get("role") if isinstance(given, Mapping) else None
-    if isinstance(role, str) and role not in ROLES and (near := nearest(role, ROLES)):
-        raise ValueError(f"messages: role: {role!r} is no role{near}")
+    if why := _misspelt(given):
+        raise ValueError(f"messages: role: {why}")
     if isinstance(given, Message):
         return given
     if not isinstance(given, Mapping) or not {"role", "content"} <= given.keys() <= _MESSAGE_FIELDS:
@@ -182,6 +185,14 @@ def message_of(given: Message | Mapping[str, Any]) -> Message:
     if isinstance(content, list | tuple):
         content, media = _parts_of(content)
     return Message(**{"media": media, **given, "content": content, "tool_calls": tuple(map(_call_of, calls))})
+
+
+def _misspelt(given: Message | Mapping[str, Any]) -> str:
+    """Why the role of a message is none; empty where it is one, or a template can have it."""
+    role = given.role if isinstance(given, Message) else given.get("role") if isinstance(given, Mapping) else None
+    if isinstance(role, str) and role not in ROLES and (near := nearest(role, ROLES)):
+        return f"{role!r} is no role{near}"
+    return ""
 
 
 def _parts_of(parts: Sequence[Any]) -> tuple[str, tuple[Media, ...]]:

@@ -40,7 +40,7 @@ from uma.llm.place import place_of
 from uma.llm.results import RequestOutput
 from uma.llm.stream import LLMStream
 from uma.llm.thread import NO_THREADS, SourceThread
-from uma.models.names import meant, without_adapter
+from uma.models.names import meant, with_each, without_adapter
 from uma.types import (
     CHAT_SAMPLING,
     MAX_TEXTS,
@@ -182,7 +182,8 @@ class LLM(Closing):
         `tool_call_id`, `name`); one alone can be given as it is, or as `messages=`.
         Calls of the `tools` (`Tool`s, or dicts as OpenAI has them) are in `Completion.tool_calls`. A conversation goes
         on with `Message("assistant", out.text, out.tool_calls)` and, for each of them, `Message("tool", result,
-        tool_call_id=call.id, name=call.name)`. The other keywords are the fields of `Request`.
+        tool_call_id=call.id, name=call.name)`. The other keywords are the fields of `Request`. A misspelt role raises
+        `BadRequest` before anything is computed.
         """
         check_keywords(unknown, "chat")
         if (conversations is None) == (messages is None):
@@ -319,7 +320,7 @@ class LLM(Closing):
         if self.info.models:
             return {"model": model}
         if not meant(without_adapter(model, adapters), {card: (card.name, card.title)}):
-            there = ", ".join([card.name, *(f"{card.name}+{adapter}" for adapter in adapters)])
+            there = ", ".join([card.name, *with_each(card.name, adapters)])
             raise UnknownModel(f"model: {model[:200]!r} is not loaded here; there are {there}")
         return {"model": model}
 

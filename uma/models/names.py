@@ -48,10 +48,15 @@ def adapter_in(asked: str, adapters: Collection[str]) -> str | None:
     return next((name for name in adapters if plus and name.casefold() == wanted.casefold()), None)
 
 
+def with_each(name: str, adapters: Iterable[str]) -> list[str]:
+    """Names of a model with each of its adapters."""
+    return [f"{name}+{adapter}" for adapter in adapters]
+
+
 def with_adapter(name: str, asked: str | None, adapters: Collection[str]) -> str:
     """The model of this name with the adapter that is asked for, if there is one."""
     adapter = None if asked is None else adapter_in(asked, adapters)
-    return name if adapter is None else f"{name}+{adapter}"
+    return name if adapter is None else with_each(name, [adapter])[0]
 
 
 def without_adapter(asked: str, adapters: Collection[str]) -> str:

@@ -434,14 +434,17 @@ class Connection(ABC):
         if self.account is not None:
             self.account.end(1)
 
-    def log_finished(self, event: Finished) -> None:
-        """Note the end of a request that came to one."""
+    def log_finished(self, event: Finished, model: str | None = None) -> None:
+        """Note the end of a request that came to one; `model` is the one of several that it had. What a model's own
+        process has computed the server in front of it tells, once.
+        """
         log(
             logger,
-            logging.INFO,
+            logging.DEBUG if self.server.is_child else logging.INFO,
             "request.finished",
             session=self.name,
             request=event.id,
+            model=model,
             reason=event.reason,
             prompt=event.usage.prompt_tokens,
             cached=event.usage.cached_tokens,
@@ -456,7 +459,8 @@ class Connection(ABC):
 
     def log_failure(self, id: str | None, error: UmaError | ErrorEvent) -> None:
         """Note what a request, or a frame that was none, was refused or ended with."""
-        self.log_often(logging.WARNING, "request.failed", request=id, code=error.code, message=error.message)
+        level = logging.DEBUG if self.server.is_child else logging.WARNING
+        self.log_often(level, "request.failed", request=id, code=error.code, message=error.message)
 
     def log_often(self, level: int, event: str, **fields: Any) -> None:
         """Log what the client can bring about as often as it likes, within this session's bound and the server's."""

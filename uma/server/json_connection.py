@@ -365,11 +365,11 @@ class JsonConnection(Connection):
         try:
             with work.scope:
                 async with (
-                    entered as stream,
+                    entered as (stream, model),
                     metered(stream, self.account) as meter,
                 ):
                     work.attach(stream)
-                    meter.usage = await self._relay(stream)
+                    meter.usage = await self._relay(stream, model)
             work.raise_if_aborted()
         except Exception as fault:  # noqa: BLE001  (whatever it is, it is this request's alone)
             self._tell_failure(id, self.as_uma_error(fault, id))
@@ -381,9 +381,9 @@ class JsonConnection(Connection):
         self.done(id, work)
 
     @asynccontextmanager
-    async def _entered(self, request: Request) -> AsyncIterator[EventStream]:
-        """`generate` of the request's model with the files that it names, counting those that are still being admitted:
-        not those that wait for their model.
+    async def _entered(self, request: Request) -> AsyncIterator[tuple[EventStream, str | None]]:
+        """`generate` of the request's model with the files that it names, and of several models its name. Counts those
+        that are still being admitted: not those that wait for their model.
         """
         async with self._loaded(request.model, request.id) as source, AsyncExitStack() as stack:
             self._starting += self.models is not None
@@ -395,7 +395,7 @@ class JsonConnection(Connection):
             finally:
                 self._starting -= 1
                 self._has_turn.unpark_all()
-            yield stream
+            yield stream, None if self.models is None else source.info.model.name
 
     def _check_queue(self) -> None:
         most = self.server.max_session_requests
@@ -406,7 +406,7 @@ class JsonConnection(Connection):
                 retry_after_ms=full_queue_retry_ms(len(self.work), most, service_ms, at_once),
             )
 
-    async def _relay(self, stream: EventStream) -> Usage | None:
+    async def _relay(self, stream: EventStream, model: str | None) -> Usage | None:
         # Tokens pass through the tap, in the turn that brings them; the task sees those for which there was no room.
         stream.tap = self._pass_on
         link = self.link
@@ -418,7 +418,7 @@ class JsonConnection(Connection):
                 )
             link.post(self._session.relay(event, written))
             if type(event) is Finished:
-                self.log_finished(event)
+                self.log_finished(event, model)
                 return event.usage  # without a checkpoint: a request must not end twice
             if link.is_full:
                 await link.room()

@@ -71,8 +71,6 @@ def short_line(record: logging.LogRecord, more: Mapping[str, Any]) -> str:
     """
     fields = dict(record.msg.fields) if isinstance(record.msg, LogEvent) else {}
     event = fields.pop("event", "")
-    if "model" in more and event == "request.finished":
-        return ""  # the process that has several models tells it
     told = _answered(event, fields) if event in ("http.request", "request.finished") else _told(record, event, fields)
     told = " ".join(filter(None, [told, logfmt({**_traceback(record), **more})])) if told else ""
     return f"{datetime.fromtimestamp(record.created):%H:%M} {visible(told)}" if told else ""
@@ -109,6 +107,7 @@ def _answered(event: str, fields: dict[str, Any]) -> str:
     if path.startswith("/ui/") or status >= 400 or fields.get("method") in ("GET", "HEAD", "OPTIONS"):
         return ""
     what = path.removeprefix("/v1").removeprefix("/api").strip("/") or "socket"
+    what += f" {fields['model']}" if fields.get("model") else ""
     if "completion" not in fields:
         return f"{what} in {fields.get('ms', 0) / 1000:.1f} s"
     pace = fields.get("tokens_per_second")

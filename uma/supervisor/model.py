@@ -39,6 +39,10 @@ from uma.types import (
 
 MOST_MODELS = 65_536
 """Factor by which the numbers of requests are multiplied, to tell those of several models apart."""
+MOST_WAITS = 1_000
+"""Maximum number of requests of which it is known how long they have waited for a load: those that can be explained."""
+LEAST_WAIT_MS = 1.0
+"""Minimum time for which a model was waited for to be told: what is loaded is found sooner."""
 LOOK_SEC = 1.0
 """Maximum time of a question about what a process does; then what it said last is taken."""
 STANDSTILL_SEC = 300.0
@@ -109,6 +113,8 @@ class ServedModel:
     missed: FileState | bool | None = False
     """State of its file when the folders were looked at because it was another one; False: never."""
     failures: Failures = attrs.field(factory=Failures)
+    waits_ms: dict[str, float] = attrs.field(factory=dict)
+    """Time for which requests have waited until it was loaded, by their ids: of the last `MOST_WAITS`."""
     running: int = 0
     """Requests that have it loaded."""
     waiting: int = 0
@@ -137,10 +143,11 @@ class ServedModel:
         """A block in which it is loaded, and stays so; see `Models.using`. Raises `InternalError` where that is not
         possible, or where its process ends meanwhile, and `UnknownModel` where its file is gone.
         """
+        began = trio.current_time()
         client = await self._loaded()
+        held = LoadedModel(self, client, 1000 * (trio.current_time() - began))
         self.keep_sec = self.keep_sec if keep_sec is None else keep_sec
         self.running += 1
-        held = LoadedModel(self, client)
         try:
             with held.tells_crash():
                 yield held
@@ -185,6 +192,14 @@ class ServedModel:
             raise UnknownModel(
                 f"model: the file of {self.file.name} is gone: {self.file.path}; put it back, or name another model"
             )
+
+    def note_wait(self, id: str, ms: float) -> None:
+        """A request has waited so long for the load."""
+        self.waits_ms.pop(id, None)
+        if ms >= LEAST_WAIT_MS:
+            self.waits_ms[id] = ms
+        if len(self.waits_ms) > MOST_WAITS:
+            del self.waits_ms[next(iter(self.waits_ms))]
 
     def forget_process(self) -> None:
         """Forget the process, which has ended."""
@@ -257,6 +272,8 @@ class LoadedModel:
 
     model: ServedModel
     client: Client
+    waited_ms: float = 0.0
+    """How long it was waited for to be loaded."""
 
     @contextmanager
     def tells_crash(self) -> Iterator[None]:
@@ -278,6 +295,7 @@ class LoadedModel:
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncIterator[EventStream]:
         """See `Source`."""
+        self.model.note_wait(request.id, self.waited_ms)
         with self.tells_crash():
             entering = self.client.generate(_own(request, self.info))
             del request  # its files are large, and once they are sent nobody needs them
@@ -358,9 +376,13 @@ class LoadedModel:
         return await trio.to_thread.run_sync(read, abandon_on_cancel=True)
 
     async def explain(self, id: str = "") -> Explained:
-        """See `Source`. What it knew ends with its process."""
+        """See `Source`. What it knew ends with its process. The time of its load is the request's, too."""
         with self.tells_crash():
-            return await self.client.explain(id)
+            found = await self.client.explain(id)
+        if not (ms := round(self.model.waits_ms.get(found.id, 0.0), 3)):
+            return found
+        spent = {"loading": ms, **found.spent_ms}
+        return attrs.evolve(found, came_at=found.came_at - ms / 1000, age_ms=found.age_ms + ms, spent_ms=spent)
 
 
 def _own(request: A, info: ServerInfo) -> A:

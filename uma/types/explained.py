@@ -12,6 +12,7 @@ from uma.types.server import RunningRequest
 
 CAUSES: Mapping[str, str] = MappingProxyType(
     {
+        "loading": "its model was loaded",
         "prepare": "its prompt was rendered and made tokens",
         "summary": "turns that did not fit were summarised",
         "grammar": "its grammar was made, or made again",

@@ -30,7 +30,7 @@ from uma.http.problem import Forbidden, NotFound, Problem
 from uma.http.reader import read
 from uma.http.request_history import sees_history
 from uma.http.thinking import Wish, thinking
-from uma.models.names import with_adapter
+from uma.models.names import with_adapter, with_each
 from uma.protocol.converter import unstructure
 from uma.types import (
     CAUSES,
@@ -137,7 +137,7 @@ class Page:
             source_info, called = card_of(models, chosen), chosen.name
             more["models"] = [_model_entry(each) for each in every]
         elif adapters := source_info.capabilities.adapters:
-            names = [called, *(f"{called}+{adapter}" for adapter in adapters)]
+            names = [called, *with_each(called, adapters)]
             more["models"] = [_model_entry(attrs.evolve(_only(source_info), name=name)) for name in names]
             called = with_adapter(called, http.query.get("model"), adapters)
         info = unstructure(source_info)
