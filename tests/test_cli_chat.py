@@ -357,7 +357,7 @@ def test_a_server_that_goes_away_costs_an_answer_and_not_the_conversation(socket
         ask(terminal, "remember this")
         server.process.kill()
         server.wait()
-        tell(terminal, "/retry", "The conversation is kept, ")  # asked again in vain, it keeps its answer
+        tell(terminal, "/retry", "The conversation is kept.")  # asked again in vain, it keeps its answer
         assert questions(terminal, home) == ["remember this"]
         assert ChatHistory.load(home / "so-far.json").turns[0].answer
         tell(terminal, "another question", "The conversation is kept, ")

@@ -297,7 +297,6 @@ async def _run_rows(gateway: Gateway, jobs: JobFolder, id: str) -> tuple[bool, s
                 RowForm(endpoint=batch.endpoint, defaults={} if gateway.models is None else {"model": batch.model}),
                 results,
                 in_flight(gateway.source, has_others=True),
-                in_order=False,  # which OpenAI's have none, so that a batch that is cancelled keeps all that has ended
                 prefix=f"{id}-",
             )
             nursery.start_soon(_end_turn, gateway, jobs, batch.owner, runner)

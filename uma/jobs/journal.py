@@ -195,7 +195,7 @@ class Results:
             _lock(journal, path)
             if restart:
                 path.unlink(missing_ok=True)
-                _remove_earlier(path)
+                remove_earlier(path)
                 os.ftruncate(journal, 0)
             _finish_renaming(path)
             if only_failed and not _before(path).exists() and _walk(path, anew).rows:
@@ -204,7 +204,7 @@ class Results:
             is_new = walk.header is None
             if is_new:
                 _check_new(path, anew)
-            kept = _walk(_kept(path), anew)
+            kept = _walk(kept_of(path), anew)
             if kept.header and not only_failed:
                 _check_same(path, kept.header, header, anew)
             if walk.rows and not _is_useless(walk, header):
@@ -214,7 +214,7 @@ class Results:
                 os.ftruncate(journal, 0)
                 _write(journal, written, 0)
                 walk = _JournalWalk(dict(header), 0, len(written))
-            earlier = [other for other in (_before(path), _kept(path)) if other.exists()]
+            earlier = [other for other in (_before(path), kept_of(path)) if other.exists()]
             reusable = [_finished(other, _walk(other, anew)) for other in earlier]
             out = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
@@ -289,13 +289,13 @@ class Results:
 
     def keep(self, ended: Sequence[EndedRow]) -> None:
         """Keep results whose turn has not come, for the run that goes on. Raises `CannotWrite`."""
-        with suppress(JobChanged), closing(Results.open(_kept(self.path), self.header)) as kept:
+        with suppress(JobChanged), closing(Results.open(kept_of(self.path), self.header)) as kept:
             kept.append(ended)
             kept.sync()
 
     def finish(self) -> None:
         """All rows have ended: drop what was kept of an earlier job, or until its turn."""
-        _remove_earlier(self.path)
+        remove_earlier(self.path)
 
     def close(self) -> None:
         """Close the files; the job can then be opened again.
@@ -352,13 +352,14 @@ def _before(path: Path) -> Path:
     return path.with_name(path.name + ".before")
 
 
-def _kept(path: Path) -> Path:
-    """Where results wait for their turn."""
+def kept_of(path: Path) -> Path:
+    """Where results of OUT at `path` wait for their turn."""
     return path.with_name(path.name + ".kept")
 
 
-def _remove_earlier(path: Path) -> None:
-    for old in (_before(path), _kept(path)):
+def remove_earlier(path: Path) -> None:
+    """Remove what OUT at `path` has of earlier jobs, and what waits for its turn."""
+    for old in (_before(path), kept_of(path)):
         journal_of(old).unlink(missing_ok=True)
         old.unlink(missing_ok=True)
 

@@ -15,7 +15,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
 
@@ -25,7 +26,7 @@ import trio
 
 from uma import json_bytes, posix
 from uma.errors import BadRequest, UmaError
-from uma.jobs.journal import journal_of
+from uma.jobs.journal import journal_of, kept_of, remove_earlier
 from uma.net.logfmt import log
 from uma.protocol.converter import structure
 
@@ -379,6 +380,7 @@ class Store:
         for path in (*(path for path, rows in zip(paths, (good, bad), strict=True) if not rows), results):
             path.unlink(missing_ok=True)
         journal_of(results).unlink(missing_ok=True)
+        remove_earlier(results)
         return batch
 
     def _page(
@@ -422,21 +424,24 @@ class Store:
 
 
 def _split(results: Path, output: Path, error: Path) -> tuple[int, int]:
-    """Good results to one file, the others to another; how many there are. The last line can be torn by a crash."""
-    good_rows = bad_rows = 0
-    with _private(output) as good, _private(error) as bad:
-        if not results.exists():
-            return 0, 0
-        with results.open("rb") as lines:
-            for line in lines:
-                try:
-                    response = json_bytes.loads(line)["response"]
-                    is_good = response is not None and response["status_code"] < 400
-                except (ValueError, TypeError, LookupError):
-                    continue
+    """Good results to one file, the others to another, those that waited for their turn too; how many there are. The
+    last line can be torn by a crash.
+    """
+    is_good_by_id: dict[str, bool] = {}
+    with _private(output) as good, _private(error) as bad, ExitStack() as stack:
+        found = [path for path in (results, kept_of(results)) if path.exists()]
+        for line in chain.from_iterable([stack.enter_context(path.open("rb")) for path in found]):
+            try:
+                row = json_bytes.loads(line)
+                id, response = row["id"], row["response"]
+                is_good = response is not None and response["status_code"] < 400
+            except (ValueError, TypeError, LookupError):
+                continue
+            if id not in is_good_by_id:
+                is_good_by_id[id] = is_good
                 (good if is_good else bad).write(line)
-                good_rows, bad_rows = good_rows + is_good, bad_rows + (not is_good)
-    return good_rows, bad_rows
+    good_rows = sum(is_good_by_id.values())
+    return good_rows, len(is_good_by_id) - good_rows
 
 
 def _private(path: Path) -> IO[bytes]:
