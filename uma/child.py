@@ -233,10 +233,10 @@ class Children:
                 self._free.put(child)
 
 
-def serve(prepare: Callable[[Any], Callable[[Any], Any]], max_memory_bytes: int) -> None:
+def serve(prepare: Callable[[Any], Callable[[Any], Any]], max_memory_bytes: int | None = None) -> None:
     """Answer questions in the child with what `prepare`, given the setup, returns, until the parent closes its end.
 
-    `max_memory_bytes` bounds its address space, where the system does that.
+    `max_memory_bytes` bounds its address space, where the system does that; without it `prepare` does.
     """
 
     def prepared(setup: Any) -> Callable[[Any, bytes], tuple[Any, bytes]]:
@@ -246,12 +246,14 @@ def serve(prepare: Callable[[Any], Callable[[Any], Any]], max_memory_bytes: int)
     serve_about(prepared, max_memory_bytes)
 
 
-def serve_about(prepare: Callable[[Any], Callable[[Any, bytes], tuple[Any, bytes]]], max_memory_bytes: int) -> None:
+def serve_about(
+    prepare: Callable[[Any], Callable[[Any, bytes], tuple[Any, bytes]]], max_memory_bytes: int | None
+) -> None:
     """Answer questions in the child where questions and answers have bytes beside them (`Child.ask_about`)."""
     if sys.platform == "win32":  # where no child starts
         return
-    with suppress(ValueError, OSError):  # where the system knows no such limit, the parent's deadline is left
-        resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
+    if max_memory_bytes is not None:
+        bound_memory(max_memory_bytes)
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
     (deadline_sec, setup), _ = _read(questions)
     answer = prepare(setup)
@@ -261,6 +263,13 @@ def serve_about(prepare: Callable[[Any], Callable[[Any, bytes], tuple[Any, bytes
         while True:
             signal.setitimer(signal.ITIMER_PROF, deadline_sec)
             _write(answers, *answer(*_read(questions)))
+
+
+def bound_memory(most_bytes: int) -> None:
+    """Bound this process's address space from now on."""
+    if sys.platform != "win32":
+        with suppress(ValueError, OSError):  # where the system knows no such limit, the parent's deadline is left
+            resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
 
 
 def confine() -> None:

@@ -58,6 +58,9 @@ EVEN_HEADS = WHOLE_HEADS | frozenset((
 ))
 """Architectures whose keys and values have heads of one size: `n_embd_head == hparams.n_embd_head_k()`."""
 # fmt: on
+TRIED = EVEN_HEADS | frozenset(("gemma2", "gemma3", "lfm2", "qwen3next"))
+"""Architectures of which no other figure ends llama.cpp's process, of those that the shapes of tensors do not bear out:
+each was changed."""
 _FIGURE = re.compile(r"(^|[._])(count|length|size)(_|$)")
 """Pattern in the name of each key that says how many or how large."""
 
@@ -267,6 +270,8 @@ def _contradiction(header: Header) -> str | None:
         return f"{own}attention.key_length is {most:,}, and {own}attention.value_length is {values:,}"
     if heads and most and is_said and (rotated % 2 or not 2 <= rotated <= most):
         return f"{own}rope.dimension_count is {rotated:,}, and it can be an even number from 2 to {most:,}"
+    if header.architecture == "step35" and rotated % 4:  # some of its layers rotate half of it
+        return f"{own}rope.dimension_count is {rotated:,}, and it can be a multiple of 4"
     if heads and most and is_said and rotated != most and header.architecture in WHOLE_HEADS:
         return f"{own}rope.dimension_count is {rotated:,}, and it can be {most:,}"
     sections = sum(header.by_layer.get("rope.dimension_sections", ()))
@@ -293,9 +298,12 @@ def _head_sizes(header: Header) -> tuple[int, int]:
 
 
 def needs_trial(header: Header) -> bool:
-    """Whether only llama.cpp can say that it computes the model: its keys and values have heads of two sizes."""
+    """Whether only llama.cpp can say that it computes the model: it is not known what its architecture's graph asserts,
+    its keys and values have heads of two sizes, or it has prediction heads.
+    """
     keys, values = _head_sizes(header)
-    return keys != values and header.architecture not in EVEN_HEADS
+    has_heads = _figure(header, "nextn_predict_layers") > 0
+    return header.architecture not in TRIED or (keys != values and header.architecture not in EVEN_HEADS) or has_heads
 
 
 def read(path: Path) -> Header:

@@ -135,8 +135,9 @@ class Model(Closing):
         """
         parts = header.read_parts(Path(path))
         header.check_vocabulary(Path(path))
+        predicts = predicts and Shape.of(parts).heads > 0
         if header.needs_trial(parts[0]) and not vocab_only:
-            trial.check(Path(path))
+            trial.check_model(Path(path), predicts=predicts)
         backend.start()
         allowed = chosen(extra_buffers) if not vocab_only else ()
         mark = LOG.mark
@@ -148,7 +149,7 @@ class Model(Closing):
         watch = _Watch(on_progress, None if is_mapped or vocab_only else NewPages())
         params.progress_callback = watch.callback
         params.vocab_only = vocab_only
-        params.load_mtp = predicts = predicts and Shape.of(parts).heads > 0
+        params.load_mtp = predicts
         kept = overrides(cpu_experts) if cpu_experts else None
         params.tensor_buft_overrides = ctypes.cast(kept, ctypes.c_void_p) if kept else None
         with only(allowed):

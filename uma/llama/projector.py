@@ -26,10 +26,10 @@ from numpy import ctypeslib
 
 from uma.closing import Closing
 from uma.errors import BadRequest, ModelError
-from uma.llama import backend, header
+from uma.llama import backend, trial
 from uma.llama.batch import EmbeddingBatch
 from uma.llama.context import Context
-from uma.llama.header import Header, quoted
+from uma.llama.header import quoted
 from uma.llama.log import CALLBACK, LOG
 from uma.llama.media_process import SAMPLE_RATE
 from uma.llama.model import Model
@@ -47,13 +47,6 @@ CUT_NODES = 4
 second on few cores, and all the others nearly nothing."""
 MROPE_POSITIONS = 4
 """Numbers that say where a token is, with M-RoPE."""
-MAX_KERNEL = 64
-"""Widest patch that a convolution takes from a picture; a wider tensor is a matrix for whole patches."""
-MERGES = (
-    ("ultravox", "projector.stack_factor", 1, "mm.a.norm_pre.weight"),
-    ("lfm2", "projector.scale_factor", 2, "mm.1.weight"),
-)
-"""Kinds of projectors that make one token of several: by which figure, to which power, and the tensor for them."""
 IDENTITY_BYTES = 2**20
 """Bytes of a projector's file that are read at its beginning and its end to tell it from others."""
 
@@ -120,8 +113,12 @@ class Projector(Closing):
     Close it before the model.
     """
 
-    def __init__(self, path: Path, model: Model, *, threads: int = 0, uses_gpu: bool = True) -> None:
-        """Load it beside the model that it is for. Raises `ModelError`."""
+    def __init__(
+        self, path: Path, model: Model, *, threads: int = 0, uses_gpu: bool = True, is_tried: bool = False
+    ) -> None:
+        """Load it beside the model that it is for, in a process that it can end first, unless it `is_tried`. Raises
+        `ModelError`.
+        """
         self.path = path
         self.model = model
         self._handle: int | None = None
@@ -154,8 +151,8 @@ class Projector(Closing):
             self.identity = _identity(path)
         except OSError as error:
             raise ModelError(f"{path}: the projector cannot be read: {error.strerror or error}") from None
-        if (problem := impossible_figure(header.read(path))) is not None:
-            raise ModelError(f"{path}: no projector can be as its header says: {problem}; download it again")
+        if not is_tried:
+            trial.check_projector(path, model.path)
         model.retain()
         self._handle = lib.mtmd_init_from_file(os.fsencode(path), model.handle, params)
         if not self._handle:
@@ -273,35 +270,6 @@ class Projector(Closing):
         if handle:
             lib.mtmd_free(handle)
             self.model.release()
-
-
-def impossible_figure(first: Header) -> str | None:
-    """What a projector's header says that its other figures or its tensors contradict; None where nothing does. libmtmd
-    believes it, and ends the process by an assertion.
-    """
-    return _impossible(first, "vision", "v") or _impossible(first, "audio", "a")
-
-
-def _impossible(first: Header, of: str, prefix: str) -> str | None:
-    def number(name: str) -> int:
-        value = first.metadata.get(f"clip.{of}.{name}")
-        return value if isinstance(value, int) else 0
-
-    widths, embed, heads = first.tensor_widths, number("embedding_length"), number("attention.head_count")
-    width, layers = widths.get(f"{prefix}.blk.0.ln1.weight"), number("block_count")
-    if width is not None and (width != embed or heads < 1 or embed % heads or layers < 1):
-        return f"{layers:,} layers with {heads:,} heads for {embed:,} figures, where the first has {width:,}"
-    patch, size, kernel = number("patch_size"), number("image_size"), widths.get(f"{prefix}.patch_embd.weight", 0)
-    if 0 < kernel <= MAX_KERNEL and (patch != kernel or 0 < size < patch):
-        return f"pictures of {size:,} pixels in patches of {patch:,}, where its weights take {kernel:,}"
-    if of == "vision" and not size and "v.position_embd.weight" in widths:
-        return "pictures of no size, and it has weights for places in them"
-    kind = first.metadata.get(f"clip.{of}.projector_type", first.metadata.get("clip.projector_type"))
-    for of_kind, factor, power, name in MERGES:
-        merged = widths.get(name)
-        if kind == of_kind and merged is not None and embed * number(factor) ** power != merged:
-            return f"{factor} is {number(factor):,}, and {name} is for {merged:,} figures, not {embed:,} each"
-    return None
 
 
 def _go_on() -> bool:

@@ -1,51 +1,84 @@
-"""Trial of a model in a child process, without its weights: whether llama.cpp ends a process that makes its graph.
+"""Trial of a header in a child process: whether llama.cpp ends a process over its figures.
 
-Each architecture's graph asserts what it expects of the header's figures. What can be said of that in words is checked
-with the header; where keys and values have heads of two sizes, some architectures allow it and the others abort.
+llama.cpp asserts what it expects of them, in each architecture's graph and for each kind of projector something else.
+What can be said in words is checked with the header (`llama.header`). All else is tried where nothing is lost: of a
+model the graphs are made, without its weights; a projector prepares a picture and a sound, and begins to encode them.
 """
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
+from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
 
-import llama_cpp.llama_cpp as lib
+import attrs
 
-from uma.child import Child, ChildBusyError, ChildEndedError, serve
+from uma.child import Child, ChildBusyError, ChildEndedError
 from uma.errors import ModelError
+from uma.llama import header
 
-DEADLINE_SEC = 60.0
-"""Maximum CPU time. The largest vocabularies take a second."""
-MAX_MEMORY_BYTES = 2**36
+DEADLINE_SEC = 10.0
+"""Maximum CPU time of a trial, beside what reading a projector's weights takes: the largest vocabularies take a
+second, and figures that no file has can keep a loop busy for hours."""
+READ_BYTES_PER_SEC = 2**28
+"""Minimum speed at which these are read, on a slow machine."""
+MEMORY_BYTES = 2**33
+"""Maximum address space beside these weights. Libraries take one GiB of it, and the largest picture that a projector
+plans for (4,096 patches, without flash attention) another: figures that no file has take a machine's."""
+PROGRAM = str(Path(__file__).with_name("trial_process.py"))
+"""What the child runs. It loads models, whose module asks this one first."""
+MAX_KNOWN = 256
+"""Maximum headers whose outcome is kept."""
 
 
-def check(path: Path) -> None:
-    """Raise `ModelError` where llama.cpp ends the process over this model. Takes some 0.3 s; any thread."""
-    child = Child(__file__, None, deadline_sec=DEADLINE_SEC, max_answer_bytes=1_000)
+@attrs.frozen
+class _Trial:
+    """What the child is asked. The same headers have the same outcome."""
+
+    headers: tuple[bytes, ...]
+    predicts: bool
+    paths: tuple[str, ...] = attrs.field(eq=False)
+    weights_bytes: int = attrs.field(eq=False)
+
+
+def check_model(path: Path, *, predicts: bool) -> None:
+    """Raise `ModelError` where llama.cpp ends the process over this model, with `predicts` over its prediction heads
+    too. Takes from 0.3 s to a second, by its vocabulary; any thread.
+    """
+    _check(_Trial((_digest(path),), predicts, (str(path),), 0))
+
+
+def check_projector(path: Path, model: Path) -> None:
+    """Raise `ModelError` where libmtmd ends the process over this projector beside a model. Takes as long, and what
+    reading the projector takes; any thread.
+    """
+    _check(_Trial((_digest(path), _digest(model)), False, (str(path), str(model)), path.stat().st_size))
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return blake2b(file.read(header.read(path).data_offset)).digest()
+
+
+def _check(trial: _Trial) -> None:
+    with suppress(ChildBusyError, OSError):  # what could not be tried is not refused
+        if _ends_process(trial):
+            raise ModelError(
+                f"{trial.paths[0]}: its header is damaged or unsupported: llama.cpp would end the process over its "
+                "figures; download or convert it again"
+            )
+
+
+@lru_cache(MAX_KNOWN)
+def _ends_process(trial: _Trial) -> bool:
+    deadline_sec = DEADLINE_SEC + trial.weights_bytes / READ_BYTES_PER_SEC
+    setup = {"memory_bytes": MEMORY_BYTES + 2 * trial.weights_bytes}
+    child = Child(PROGRAM, setup, deadline_sec=deadline_sec, max_answer_bytes=1_000)
     try:
-        with suppress(ChildBusyError, TimeoutError, OSError):  # what could not be tried is not refused
-            child.ask(str(path))
-    except ChildEndedError:
-        raise ModelError(
-            f"{path}: its header is damaged or unsupported: llama.cpp aborts over keys and values with heads of two "
-            "sizes (attention.key_length, attention.value_length); download or convert it again"
-        ) from None
+        child.ask({"paths": trial.paths, "predicts": trial.predicts})
+    except (ChildEndedError, TimeoutError):
+        return True
     finally:
         child.close()
-
-
-def _try(path: str) -> bool:
-    params = lib.llama_model_default_params()
-    params.no_alloc, params.n_gpu_layers, params.load_mode = True, 0, lib.LLAMA_LOAD_MODE_NONE
-    if model := lib.llama_model_load_from_file(os.fsencode(path), params):
-        context = lib.llama_context_default_params()
-        context.n_ctx = context.n_batch = context.n_ubatch = 64
-        lib.llama_init_from_model(model, context)
-    return bool(model)
-
-
-if __name__ == "__main__":
-    os.environ["GGML_NO_BACKTRACE"] = "1"
-    lib.llama_backend_init()
-    serve(lambda _: _try, MAX_MEMORY_BYTES)
+    return False

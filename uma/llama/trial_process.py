@@ -1,0 +1,70 @@
+"""Program of the child in which a header is tried (`llama.trial`): it answers where llama.cpp has not ended it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+
+from uma.child import bound_memory, serve
+from uma.llama.model import Model
+from uma.llama.projector import Picture, Pixels, Projector, Samples
+
+PICTURES = ((40, 30), (200, 100))
+SAMPLES = 16_000
+"""What a projector is given: a second of silence, and pictures of one colour that are not square."""
+
+
+def _prepared(setup: Any) -> Callable[[Any], None]:
+    bound_memory(setup["memory_bytes"])
+    os.environ["GGML_NO_BACKTRACE"] = "1"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU's driver takes address space by the terabyte
+    lib.llama_backend_init()
+    return _try
+
+
+def _try(asked: dict[str, Any]) -> None:
+    with suppress(Exception):  # what llama.cpp says in words the parent hears too
+        path, *model = asked["paths"]
+        if model:
+            _try_projector(Path(path), Path(model[0]))
+        else:
+            _try_model(path, predicts=asked["predicts"])
+
+
+def _try_model(path: str, *, predicts: bool) -> None:
+    params = lib.llama_model_default_params()
+    params.no_alloc, params.n_gpu_layers, params.load_mode = True, 0, lib.LLAMA_LOAD_MODE_NONE
+    params.load_mtp = predicts
+    if model := lib.llama_model_load_from_file(os.fsencode(path), params):
+        context = lib.llama_context_default_params()
+        context.n_ctx = context.n_batch = context.n_ubatch = 64
+        lib.llama_init_from_model(model, context)
+        if predicts:
+            context.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
+            lib.llama_init_from_model(model, context)
+
+
+def _try_projector(path: Path, model: Path) -> None:
+    """Encode what it sees and hears, as far as the first nodes: by then its graph and all of its inputs are made."""
+    with (
+        Model.load(model, vocab_only=True) as vocabulary,
+        Projector(path, vocabulary, threads=1, uses_gpu=False, is_tried=True) as projector,
+    ):
+        files: list[Pixels | Samples] = []
+        if projector.sees:
+            files += (Pixels("", width, height, bytes(3 * width * height)) for width, height in PICTURES)
+        if projector.hears:
+            files.append(Samples("", SAMPLES, bytes(4 * SAMPLES)))
+        for file in files:
+            for piece in projector.prepare(file):
+                if isinstance(piece, Picture):
+                    projector.encode(piece, lambda: False)
+
+
+if __name__ == "__main__":
+    serve(_prepared)
