@@ -6,6 +6,7 @@ import socket
 import ssl
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import trio
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from harness import PATIENCE_SEC
 from uma.http.body_budget import BodyBudget
 from uma.http.exchange import Exchange
-from uma.http.http1 import AsgiCall, Host, Http1
+from uma.http.http1 import AsgiCall, Http1
 from uma.http.serve import CONNECTIONS_A_SESSION
 from uma.http.transport import PLAIN, Transport
 from uma.net.client import THIS_MACHINE
@@ -120,7 +121,7 @@ def test_another_machine_has_half_of_the_connections(tiny: Path, monkeypatch: py
 
 async def test_a_body_has_a_time_by_its_length(mock_clock: trio.testing.MockClock) -> None:
     host = Sink(None)
-    http = Http1(host)
+    http = http1(host)
     http.feed(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n")
     call = host.calls[0]
     slow = Exchange(
@@ -140,8 +141,12 @@ async def test_a_body_has_a_time_by_its_length(mock_clock: trio.testing.MockCloc
     assert len(read[0]) == 10**6
 
 
+def http1(host: Sink) -> Http1:
+    return Http1(cast(Any, host))
+
+
 class Sink:
-    """A `Host` that keeps what is said; its application answers with the body that came."""
+    """A connection that keeps what is said; its application answers with the body that came."""
 
     def __init__(self, tasks: trio.Nursery | None) -> None:
         """`tasks`: None where nothing is answered."""
@@ -194,8 +199,7 @@ def test_pipelined_requests_are_answered_in_order_wherever_their_bytes_are_cut(
     async def answered() -> bytes:
         async with trio.open_nursery() as nursery:
             host = Sink(nursery)
-            checked: Host = host
-            http, rest = Http1(checked), sent
+            http, rest = http1(host), sent
             for cut in cuts:
                 http.feed(rest[:cut])
                 rest = rest[cut:]
@@ -217,7 +221,7 @@ def test_pipelined_requests_are_answered_in_order_wherever_their_bytes_are_cut(
 @pytest.mark.parametrize("parts", [1, 5_000])
 async def test_small_parts_of_a_body_are_kept_together(parts: int) -> None:
     host = Sink(None)
-    http = Http1(host)
+    http = http1(host)
     http.feed(b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * parts)
     http.feed(b"0\r\n\r\n")
     assert host.calls[0].unread_bytes == parts

@@ -21,8 +21,8 @@ from uma.http.address import Address
 from uma.http.address import check as check_address
 from uma.http.app import build_app
 from uma.http.batches import run_all
-from uma.http.connection import HttpConnection
 from uma.http.gateway import Gateway
+from uma.http.http1 import HttpConnection
 from uma.http.transport import Transport
 from uma.net.accept import accept_forever
 from uma.net.client import THIS_MACHINE, machine_at
