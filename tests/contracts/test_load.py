@@ -13,7 +13,6 @@ from uma.contracts.load import (
     KvStats,
     LoadReport,
     WorkerStats,
-    aggregate,
     exposition,
     has_changed,
     is_due,
@@ -75,24 +74,3 @@ def test_a_later_report_of_the_same_load_has_not_changed() -> None:
     assert not has_changed(REPORT, later)
     assert has_changed(REPORT, attrs.evolve(later, worker_stats=WorkerStats(4, 8, 2)))
     assert has_changed(None, REPORT)
-
-
-def test_ranks_of_a_worker_add_up_and_are_as_old_as_the_oldest() -> None:
-    other = LoadReport(7, 999_000, WorkerStats(1, 8, 0), KvStats(16, 48, 1 / 3, 0.75))
-    expected = LoadReport(7, 999_000, WorkerStats(4, 16, 2), KvStats(19, 64, 19 / 64, (0.25 * 16 + 0.75 * 48) / 64))
-    assert attrs.evolve(aggregate([REPORT, other]), engine_stats=None, cache_stats=None) == expected
-    with pytest.raises(ValueError, match="of one worker"):
-        aggregate([REPORT, attrs.evolve(other, worker_id=8)])
-    with pytest.raises(ValueError, match="at least one"):
-        aggregate([])
-
-
-def test_ranks_add_up_in_what_is_for_people_too() -> None:
-    other = attrs.evolve(
-        REPORT,
-        engine_stats=EngineStats(1, 1, 0, 4, 4.0, 2.0, 0.0, 0, 256, 0),
-        cache_stats=CacheStats(1.0, 4, 0, 0, 0, 0, 40, 1, 1),
-    )
-    both = aggregate([REPORT, other])
-    assert both.engine_stats == EngineStats(6, 3, 1, 64, 2.0, 2.0, 2.0, 2, 512, 3)
-    assert both.cache_stats == CacheStats(5 / 8, 5, 3, 10, 20, 30, 80, 1, 3)

@@ -19,24 +19,13 @@ from uma.protocol.converter import structure
 from uma.protocol.frames import FrameDecoder, encode_frame
 from uma.protocol.messages import HelloEvent
 from uma.protocol.versions import SUPPORTED
+from uma.protocol.wire import EVENTS
 from uma.types import ServerInfo
 
 ID = "proof"
 MAX_REPLY_BYTES = 2**30
-ENDS = (
-    "eos",
-    "error",
-    "health",
-    "metrics",
-    "tokenize",
-    "activity",
-    "explain",
-    "trace",
-    "models",
-    "embed",
-    "rerank",
-    "decide",
-)
+ENDS = EVENTS.keys() - {"hello", "loading", "prompt", "token", "reasoning", "tool_call"}
+"""Events that end an answer."""
 
 
 @attrs.frozen

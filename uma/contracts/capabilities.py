@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import attrs
 
@@ -28,20 +28,15 @@ class BackendCapabilities:
     supported_sampling_params: Annotated[tuple[Annotated[str, Length(1)], ...], Length(0, 256, "names")] = ()
 
 
-def declared(capabilities: Capabilities, name: str, absent: Any) -> Any:
-    """What a server declares under `name`; `absent` where its version has no such capability yet."""
-    return getattr(capabilities, name, absent)
-
-
 def capabilities_of(capabilities: Capabilities) -> BackendCapabilities:
     """The contract's form of what a server declared in its `hello`."""
     return BackendCapabilities(
         supports_streaming=capabilities.streaming,
-        supports_logprobs=declared(capabilities, "max_logprobs", -1) >= 0,
-        supports_guided_decoding=bool(declared(capabilities, "grammars", ())),
-        supports_tool_calls=capabilities.chat and bool(declared(capabilities, "tools", False)),
-        supports_vision=bool(declared(capabilities, "vision", False)),
-        supports_embeddings=bool(declared(capabilities, "embeddings", False)),
+        supports_logprobs=capabilities.max_logprobs >= 0,
+        supports_guided_decoding=bool(capabilities.grammars),
+        supports_tool_calls=capabilities.chat and bool(capabilities.tools),
+        supports_vision=capabilities.vision,
+        supports_embeddings=capabilities.embeddings,
         supports_cancel=capabilities.cancel,
         max_stop_sequences=capabilities.max_stop_sequences,
         supported_sampling_params=tuple(sorted(capabilities.sampling_params)),
@@ -51,9 +46,9 @@ def capabilities_of(capabilities: Capabilities) -> BackendCapabilities:
 def model_types_of(capabilities: Capabilities) -> tuple[ModelType, ...]:
     """What a frontend can offer with such a backend. A chat needs a template of the model's own."""
     kinds: list[ModelType] = ["chat"] if capabilities.chat else []
-    if declared(capabilities, "generate", True):
+    if capabilities.generate:
         kinds.append("completions")
-    if declared(capabilities, "embeddings", False):
+    if capabilities.embeddings:
         kinds.append("embedding")
     return tuple(kinds)
 

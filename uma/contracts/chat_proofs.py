@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from uma.chat.families import THINKING
-from uma.contracts.capabilities import declared
 from uma.contracts.proofs import (
     NOT_SHOWN,
     TRIES,
@@ -36,11 +35,11 @@ def about_chat(info: ServerInfo) -> Iterator[Claim]:
     if capabilities.tokenize:
         yield Claim("chat", "yes" if capabilities.chat else "no", partial(_renders, capabilities.chat))
     wanted = {**CHAT, "reasoning": "auto", "temperature": 0.0, "max_tokens": THOUGHT_TOKENS}
-    if declared(capabilities, "reasoning", False):
+    if capabilities.reasoning:
         yield Claim("reasoning", "yes", partial(_thinks, wanted))
     else:
         yield Claim("reasoning", "no", partial(refused, wanted, "reasoning"))
-    if declared(capabilities, "reasoning_switch", False):
+    if capabilities.reasoning_switch:
         yield Claim("reasoning_switch", "yes", partial(_switches_off, wanted))
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import attrs
 
-from uma.contracts.capabilities import declared
 from uma.contracts.chat_proofs import about_chat
 from uma.contracts.embedding_proofs import about_embeddings
 from uma.contracts.media_proofs import about_media
@@ -43,7 +42,7 @@ CANCELLED_TOKENS = 4096
 
 def claims_of(info: ServerInfo) -> Iterator[Claim]:
     """Everything that can be asked of a server that introduces itself as `info`."""
-    if declared(info.capabilities, "generate", True):
+    if info.capabilities.generate:
         yield from _about_output(info)
         yield from _about_input(info)
         yield from about_chat(info)
@@ -147,30 +146,30 @@ def _prefix(sharing: str) -> Proof:
 
 def _about_extras(info: ServerInfo) -> Iterator[Claim]:
     capabilities = info.capabilities
-    most = declared(capabilities, "max_logprobs", -1)
+    most = capabilities.max_logprobs
     if most >= 0:
         yield Claim("logprobs", f"up to {most}", partial(_logprobs, min(most, 3)))
         yield Claim(f"logprobs = {most + 1}", "no", partial(refused, ask(logprobs=most + 1).fields, "logprobs"))
     else:
         yield Claim("logprobs", "no", partial(refused, ask(logprobs=1).fields, "logprobs"))
-    grammars = declared(capabilities, "grammars", ())
+    grammars = capabilities.grammars
     for kind, (value, fits) in _GRAMMARS.items():
         if kind in grammars:
             yield Claim(f"grammar: {kind}", "yes", partial(_guided, kind, value, fits))
         else:
             yield Claim(f"grammar: {kind}", "no", partial(refused, ask(grammar={kind: value}).fields, "grammar"))
-    most = declared(capabilities, "max_answers", 1)
+    most = capabilities.max_answers
     if most > 1:
         yield Claim("answers", f"up to {most}", _two_answers)
     yield Claim(f"answers: n = {most + 1}", "no", partial(refused, ask(n=most + 1).fields, "n"))
-    if declared(capabilities, "echo", False):
+    if capabilities.echo:
         yield Claim("echo", "yes", echoes)
     else:
         yield Claim("echo", "no", partial(refused, ask(echo=True).fields, "echo"))
-    if (marks := declared(capabilities, "fill_in", None)) is not None:
+    if (marks := capabilities.fill_in) is not None:
         yield Claim("fill_in", "yes", partial(_fill_in, [marks.prefix, marks.suffix, marks.middle]))
-    yield from _about_tools(declared(capabilities, "tools", ()))
-    if wording := declared(capabilities, "decisions", 0):
+    yield from _about_tools(capabilities.tools)
+    if wording := capabilities.decisions:
         yield Claim("decisions", f"wording {wording}", _decides)
     else:
         yield Claim("decisions", "no", partial(refused, _DECISION, "decide"))
@@ -367,7 +366,7 @@ def _has_a_share(info: ServerInfo) -> Proof:
 
 
 def _about_bounds_of_texts(info: ServerInfo) -> Iterator[Claim]:
-    if declared(info.capabilities, "embeddings", False):
+    if info.capabilities.embeddings:
         beyond, too_long = [0, info.model.vocab_size], [0] * (info.limits.n_ctx + 1)
         for name, ids in (("a token beyond the vocabulary", beyond), ("a text longer than the context", too_long)):
             yield Claim(name, "no", partial(refused, {"type": "embed", "token_ids": [ids]}, "token_ids"))

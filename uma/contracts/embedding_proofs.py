@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from uma.contracts.capabilities import declared
 from uma.contracts.proofs import PROMPT, Claim, Proof, Question, answered, demand, refused
 from uma.types import ServerInfo
 
@@ -24,19 +23,19 @@ def about_embeddings(info: ServerInfo) -> Iterator[Claim]:
     """Claims of embeddings, how they are pooled, and rankings."""
     capabilities = info.capabilities
     asked = {"type": "embed", "texts": [PROMPT, "Hello"]}
-    if declared(capabilities, "embeddings", False):
+    if capabilities.embeddings:
         width, pooling = capabilities.embedding_dimensions, capabilities.pooling
         yield Claim("embeddings", f"{width} dimensions", partial(_embeds, width))
         too_many = partial(refused, asked | {"dimensions": width + 1}, "dimensions")
         yield Claim(f"embeddings: dimensions = {width + 1}", "no", too_many)
         if capabilities.tokenize:
-            is_causal = declared(capabilities, "generate", True)
+            is_causal = capabilities.generate
             length = min(LONG_TEXT, info.limits.n_ctx)
             yield Claim("pooling", pooling, partial(_pools, pooling, length, is_causal=is_causal))
     else:
         yield Claim("embeddings", "no", partial(refused, asked, "t"))
     ranking = {"type": "rerank", "query": "fox", "documents": [PROMPT, "Hello"]}
-    if declared(capabilities, "rerank", False):
+    if capabilities.rerank:
         yield Claim("rerank", "yes", partial(_reranks, ranking))
         yield Claim("pooling", capabilities.pooling, partial(_scores, capabilities.pooling, ranking))
     else:

@@ -5,7 +5,7 @@ Published every 100 to 1,000 ms with a timestamp; a report older than 5 s is sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import attrs
@@ -187,50 +187,3 @@ def is_due(published_ms: int | None, now_ms: int, *, has_changed: bool, slack_ms
         return True
     interval_ms = MIN_UPDATE_INTERVAL_MS if has_changed else MAX_UPDATE_INTERVAL_MS - slack_ms
     return now_ms - published_ms >= interval_ms
-
-
-def aggregate(reports: Sequence[LoadReport]) -> LoadReport:
-    """Several ranks of one worker as one: counts are sums, the usage is that of the sums, the hit rate is weighted by
-    each rank's blocks, the time is the oldest report's. Raises `ValueError` for no report or for several workers.
-    """
-    if len({report.worker_id for report in reports}) != 1:
-        raise ValueError("reports: must be of one worker, and at least one")
-    stats, kv = [worker.worker_stats for worker in reports], [worker.kv_stats for worker in reports]
-    total, active = sum(kv_stats.kv_total_blocks for kv_stats in kv), sum(kv_stats.kv_active_blocks for kv_stats in kv)
-    hits = sum(kv_stats.gpu_prefix_cache_hit_rate * kv_stats.kv_total_blocks for kv_stats in kv)
-    return LoadReport(
-        reports[0].worker_id,
-        min(worker.timestamp_ms for worker in reports),
-        WorkerStats(
-            sum(stat.request_active_slots for stat in stats),
-            sum(stat.request_total_slots for stat in stats),
-            sum(stat.num_requests_waiting for stat in stats),
-        ),
-        KvStats(active, total, min(1.0, active / total) if total else 0.0, min(1.0, hits / total) if total else 0.0),
-        _sum_of_engines([worker.engine_stats for worker in reports if worker.engine_stats is not None]),
-        _sum_of_caches([worker.cache_stats for worker in reports if worker.cache_stats is not None]),
-    )
-
-
-def _sum_of_engines(stats: Sequence[EngineStats]) -> EngineStats | None:
-    """Counts are sums; times are averages over all finished requests."""
-    if not stats:
-        return None
-    sums: dict[str, Any] = {
-        field.name: sum(getattr(stat, field.name) for stat in stats) for field in attrs.fields(EngineStats)
-    }
-    for name in ("avg_queue_time_ms", "avg_prefill_time_ms", "avg_decode_time_ms"):
-        total = sum(getattr(stat, name) * stat.completed_requests for stat in stats)
-        sums[name] = total / max(1, sums["completed_requests"])
-    return EngineStats(**sums)
-
-
-def _sum_of_caches(stats: Sequence[CacheStats]) -> CacheStats | None:
-    """Counts and sizes are sums; the hit rate is that of the sums."""
-    if not stats:
-        return None
-    sums: dict[str, Any] = {
-        field.name: sum(getattr(stat, field.name) for stat in stats) for field in attrs.fields(CacheStats)
-    }
-    asked = sums["hits"] + sums["misses"]
-    return CacheStats(**sums | {"hit_rate": sums["hits"] / asked if asked else 0.0})

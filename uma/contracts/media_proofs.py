@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from uma.contracts.capabilities import declared
 from uma.contracts.proofs import NOT_SHOWN, TOKENS, TRIES, Claim, Proof, Question, answered, demand, refused
 from uma.types import ServerInfo
 
@@ -29,11 +28,11 @@ def about_media(info: ServerInfo) -> Iterator[Claim]:
     """Claims of pictures and sounds."""
     able = info.capabilities
     for name, make in (("vision", _picture), ("audio", _sound)):
-        if declared(able, name, False):
+        if getattr(able, name):
             yield Claim(name, "yes", partial(_perceives, make))
         else:
             yield Claim(name, "no", partial(refused, _asked({"data": make(0)}), _PLACE))
-    fetches = bool(declared(able, "media_urls", False))
+    fetches = able.media_urls
     yield Claim("media_urls", "yes" if fetches else "no", partial(_fetches_nothing_near, fetches))
 
 

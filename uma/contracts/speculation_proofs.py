@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from functools import partial
 
-from uma.contracts.capabilities import declared
 from uma.contracts.proofs import NOT_SHOWN, Claim, Proof, Question, ServerReply, answered, ask, demand
 from uma.types import ServerInfo
 
@@ -15,7 +14,7 @@ REPEATED_TOKENS = 64
 
 def about_speculation(info: ServerInfo) -> Iterator[Claim]:
     """The claim of drafts, where the server knows of them at all."""
-    claimed = declared(info.capabilities, "speculation", "")
+    claimed = info.capabilities.speculation
     if claimed:
         kind, _, reason = claimed.partition(": ")
         yield Claim("speculation", kind, partial(_none, reason) if kind == "none" else _drafts)
