@@ -133,7 +133,7 @@ def test_a_request_with_every_field_is_taken() -> None:
 
 def test_queries_hello_and_cancel_are_taken() -> None:
     assert parse({"type": "metrics"}) == MetricsQuery()
-    assert parse({"type": "health", "probe": False, "id": "h"}) == HealthQuery("h", probe=False)
+    assert parse({"type": "health", "probe": False, "id": "h"}) == HealthQuery(probe=False, id="h")
     assert parse({"type": "tokenize", "id": "t", "prompt": ""}) == TokenizeQuery(Request("t", prompt=""))
     assert parse({"event": "cancel", "id": "a"}) == Cancel("a")
     assert parse({"event": "answer", "id": "a"}) == EndThinking("a")

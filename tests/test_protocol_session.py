@@ -546,7 +546,7 @@ def test_events_of_what_does_not_run_are_this_sides_own_mistake() -> None:
         lambda: session.relay(finished()),
         lambda: session.fail(errors.DecodeFailed("x"), "a"),
         lambda: session.answer(query, {}),
-        lambda: session.answer(messages.MetricsQuery("m"), {}),
+        lambda: session.answer(messages.MetricsQuery(id="m"), {}),
         lambda: plain().welcome(INFO),
     ]
     for mistake in mistakes:
@@ -740,11 +740,11 @@ def test_a_client_uses_an_id_once_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("query", "result"),
     [
-        (messages.MetricsQuery("a"), {"tokens_generated_total": 1}),
-        (messages.ActivityQuery("a"), types.Activity((), 0, 0, 0)),
-        (messages.EndQuery(1, "a"), True),
-        (messages.HealthQuery("a"), types.Health("ok", 0.0, 0)),
-        (messages.PauseQuery(0, "a"), types.Health("ok", 0.0, 0)),
+        (messages.MetricsQuery(id="a"), {"tokens_generated_total": 1}),
+        (messages.ActivityQuery(id="a"), types.Activity((), 0, 0, 0)),
+        (messages.EndQuery(1, id="a"), True),
+        (messages.HealthQuery(id="a"), types.Health("ok", 0.0, 0)),
+        (messages.PauseQuery(0, id="a"), types.Health("ok", 0.0, 0)),
         (messages.TokenizeQuery(types.Request("a", prompt="x")), types.Tokenized((1, 2))),
         (messages.RerankQuery(types.RerankRequest("a", "x", ("y",))), types.Ranking("a", (), 3)),
     ],

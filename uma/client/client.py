@@ -233,42 +233,42 @@ class Client:
 
     async def health(self, *, probe: bool = True) -> Health:
         """See `Source.health`."""
-        health: Health = carried(await self._answer(HealthEvent, lambda id: HealthQuery(id, probe)))
+        health: Health = carried(await self._answer(HealthEvent, lambda id: HealthQuery(probe, id=id)))
         return health
 
     async def metrics(self) -> Mapping[str, Any]:
         """See `Source.metrics`; the server's own figures (`active_sessions` ...) are in it too."""
-        return (await self._answer(MetricsEvent, MetricsQuery)).snapshot
+        return (await self._answer(MetricsEvent, lambda id: MetricsQuery(id=id))).snapshot
 
     async def activity(self, id: str = "") -> Activity:
         """See `Source.activity`. A server of a version before 1.2 tells of all requests whatever `id` is."""
-        activity: Activity = carried(await self._answer(ActivityEvent, lambda query: ActivityQuery(query, id)))
+        activity: Activity = carried(await self._answer(ActivityEvent, lambda query: ActivityQuery(id, id=query)))
         return activity
 
     async def explain(self, id: str = "") -> Explained:
         """See `Source.explain`. Raises `BadRequest` where the server is too old to know the question, too."""
-        return (await self._answer(ExplainEvent, lambda query: ExplainQuery(query, id, self._sender()))).request
+        return (await self._answer(ExplainEvent, lambda query: ExplainQuery(id, self._sender(), id=query))).request
 
     async def trace(self, seconds: float) -> str:
         """What the server's threads do within so many seconds, 60 at most: JSON in Chrome's trace event format.
 
         Raises `BadRequest` where the server belongs to another user, another trace is on, or the server is too old.
         """
-        return (await self._answer(TraceEvent, lambda id: TraceQuery(id, seconds))).trace
+        return (await self._answer(TraceEvent, lambda id: TraceQuery(seconds, id=id))).trace
 
     async def end_request(self, number: int) -> bool:
         """End a request of any session by its `RunningRequest.number`, and tell its client so. Whether it still ran.
 
         Raises `BadRequest` where the server belongs to another user, or is too old to know the question.
         """
-        return (await self._answer(EndEvent, lambda id: EndQuery(number, id))).ended
+        return (await self._answer(EndEvent, lambda id: EndQuery(number, id=id))).ended
 
     async def pause(self, seconds: float) -> None:
         """Have the server compute nothing for so long, or with 0 go on. What runs stands still, and what comes waits.
 
         Raises `BadRequest` where the server belongs to another user, or is too old to know the question.
         """
-        await self._answer(HealthEvent, lambda id: PauseQuery(seconds, id))
+        await self._answer(HealthEvent, lambda id: PauseQuery(seconds, id=id))
 
     async def models(self, *, reload: bool = False) -> Sequence[ListedModel]:
         """All models of a server that has several, the default one first; none of them is loaded by that. With `reload`
@@ -276,24 +276,24 @@ class Client:
 
         Raises `BadRequest` where the server has one alone, or is too old to know the question; so do the next three.
         """
-        return (await self._answer(ModelsEvent, lambda id: ModelsQuery(reload, id))).models
+        return (await self._answer(ModelsEvent, lambda id: ModelsQuery(reload, id=id))).models
 
     async def load(
         self, model: str | None, keep_sec: float | None = None, on_loading: Callable[[int], None] = lambda _: None
     ) -> ListedModel:
         """See `Models.load`; `on_loading` is given how much of it is loaded, in percent."""
         told_sec = -1.0 if keep_sec == math.inf else keep_sec
-        return (await self._answer(ModelsEvent, lambda id: LoadQuery(model, told_sec, id), on_loading)).models[0]
+        return (await self._answer(ModelsEvent, lambda id: LoadQuery(model, told_sec, id=id), on_loading)).models[0]
 
     async def unload(self, model: str | None) -> ListedModel:
         """See `Models.unload`. Raises `BadRequest` where the server belongs to another user, too."""
-        return (await self._answer(ModelsEvent, lambda id: UnloadQuery(model, id))).models[0]
+        return (await self._answer(ModelsEvent, lambda id: UnloadQuery(model, id=id))).models[0]
 
     async def pin(
         self, model: str | None, *, is_pinned: bool = True, on_loading: Callable[[int], None] = lambda _: None
     ) -> ListedModel:
         """See `Models.pin`. Raises `BadRequest` where the server belongs to another user, too."""
-        return (await self._answer(ModelsEvent, lambda id: PinQuery(model, is_pinned, id), on_loading)).models[0]
+        return (await self._answer(ModelsEvent, lambda id: PinQuery(model, is_pinned, id=id), on_loading)).models[0]
 
     async def _answer(
         self,

@@ -108,49 +108,49 @@ class EndThinking:
     id: Id
 
 
+@attrs.frozen(kw_only=True)
+class Marked:
+    """What each question that has no request in it has, and its answer."""
+
+    id: Id | None = None
+    warnings: tuple[str, ...] = ()
+    """What was ignored of the question. The answer repeats it."""
+
+
 @attrs.frozen
-class MetricsQuery:
+class MetricsQuery(Marked):
     """A snapshot asked for: `{"type": "metrics"}`."""
 
-    id: Id | None = None
-    warnings: tuple[str, ...] = ()
-
 
 @attrs.frozen
-class ActivityQuery:
+class ActivityQuery(Marked):
     """What runs just now asked for: `{"type": "activity"}`."""
 
-    id: Id | None = None
     request: Annotated[str, Length(0, 128)] = ""
     """Id of the requests to tell of; empty: all."""
-    warnings: tuple[str, ...] = ()
 
 
 @attrs.frozen
-class ExplainQuery:
+class ExplainQuery(Marked):
     """An account asked for of where the time of a request went: `{"type": "explain", "request": …}`."""
 
-    id: Id | None = None
     request: Annotated[str, Length(0, 128)] = ""
     """Id of the request; empty: the newest one of this user."""
     sender: Sender | None = None
-    warnings: tuple[str, ...] = ()
 
 
 @attrs.frozen
-class TraceQuery:
+class TraceQuery(Marked):
     """A trace of the next seconds asked for: `{"type": "trace", "seconds": …}`.
 
     For the user that the server runs as, and root.
     """
 
-    id: Id | None = None
     seconds: Annotated[float, Range(gt=0, le=MAX_TRACE_SEC)] = 5.0
-    warnings: tuple[str, ...] = ()
 
 
 @attrs.frozen
-class EndQuery:
+class EndQuery(Marked):
     """The end asked for of a running request, whichever session it is of: `{"type": "end", "number": …}`.
 
     For the user that the server runs as, and root.
@@ -158,12 +158,10 @@ class EndQuery:
 
     number: Annotated[int, Range(1)]
     """The request's `number` in an `activity` event."""
-    id: Id | None = None
-    warnings: tuple[str, ...] = ()
 
 
 @attrs.frozen
-class PauseQuery:
+class PauseQuery(Marked):
     """A pause asked for, in which nothing is computed: `{"type": "pause", "seconds": …}`. Answered by a `health` event.
 
     For the user that the server runs as, and root.
@@ -171,22 +169,18 @@ class PauseQuery:
 
     seconds: Annotated[float, Range(ge=0, le=MAX_PAUSE_SEC)] = MAX_PAUSE_SEC
     """0: go on."""
-    id: Id | None = None
-    warnings: tuple[str, ...] = ()
 
 
 @attrs.frozen
-class ModelsQuery:
+class ModelsQuery(Marked):
     """List asked for of all models of a server that has several: `{"type": "models"}`."""
 
     reload: bool = False
     """Look for new ones first."""
-    id: Id | None = None
-    warnings: tuple[str, ...] = ()
 
 
 @attrs.frozen
-class LoadQuery:
+class LoadQuery(Marked):
     """A model to be loaded, of a server that has several: `{"type": "load", "model": …}`. Answered once it is."""
 
     model: ModelName | None = None
@@ -194,12 +188,10 @@ class LoadQuery:
     keep_sec: float | None = None
     """How long it stays without a request from then on; 0: it leaves at once, below 0: as if pinned, null: as it was
     said last. Below 0 and above 86,400 are for those who can pin."""
-    id: Id | None = None
-    warnings: tuple[str, ...] = ()
 
 
 @attrs.frozen
-class UnloadQuery:
+class UnloadQuery(Marked):
     """A model to leave once its requests have ended: `{"type": "unload", "model": …}`. Answered at once.
 
     For the user that the server runs as, and root.
@@ -207,12 +199,10 @@ class UnloadQuery:
 
     model: ModelName | None = None
     """None: the server's default."""
-    id: Id | None = None
-    warnings: tuple[str, ...] = ()
 
 
 @attrs.frozen
-class PinQuery:
+class PinQuery(Marked):
     """A model to be loaded and to stay, whatever needs its memory: `{"type": "pin", "model": …}`.
 
     For the user that the server runs as, and root.
@@ -222,18 +212,14 @@ class PinQuery:
     """None: the server's default."""
     pinned: bool = True
     """False: take that back; the model stays until it has to leave."""
-    id: Id | None = None
-    warnings: tuple[str, ...] = ()
 
 
 @attrs.frozen
-class HealthQuery:
+class HealthQuery(Marked):
     """Health asked for, which says whether generation works: `{"type": "health"}`."""
 
-    id: Id | None = None
     probe: bool = True
     """Really generate one token; false: the status alone."""
-    warnings: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -415,13 +401,10 @@ class ErrorEvent:
 
 
 @attrs.frozen
-class MetricsEvent:
+class MetricsEvent(Marked):
     """A snapshot. Flat on the wire: its fields stand beside `event`."""
 
     snapshot: Mapping[str, Any]
-    id: str | None = None
-    """There where the question had one."""
-    warnings: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -433,42 +416,34 @@ class ActivityEvent(Activity):
 
 
 @attrs.frozen
-class ExplainEvent:
+class ExplainEvent(Marked):
     """The answer to `ExplainQuery`."""
 
     request: Explained
-    id: str | None = None
-    warnings: tuple[str, ...] = ()
 
 
 @attrs.frozen
-class TraceEvent:
+class TraceEvent(Marked):
     """The answer to `TraceQuery`, once its time is over."""
 
     trace: str
     """JSON in the trace event format of Chrome, as Perfetto takes it."""
-    id: str | None = None
-    warnings: tuple[str, ...] = ()
 
 
 @attrs.frozen
-class EndEvent:
+class EndEvent(Marked):
     """The answer to `EndQuery`."""
 
     ended: bool
     """False: no such request ran any more."""
-    id: str | None = None
-    warnings: tuple[str, ...] = ()
 
 
 @attrs.frozen
-class ModelsEvent:
+class ModelsEvent(Marked):
     """The answer to `ModelsQuery`, and with the one model to what is asked of one."""
 
     models: tuple[ListedModel, ...]
     """The default one first."""
-    id: str | None = None
-    warnings: tuple[str, ...] = ()
 
 
 @attrs.frozen

@@ -109,6 +109,7 @@ from uma.protocol.messages import (
     PinQuery,
     PromptEvent,
     Query,
+    QueryAnswer,
     ReasoningEvent,
     RerankEvent,
     RerankQuery,
@@ -429,18 +430,18 @@ class ServerSession:
             case ActivityQuery(), Activity():
                 event = told_as(ActivityEvent, result, id=query.id, warnings=query.warnings)
             case ExplainQuery(), Explained():
-                event = ExplainEvent(result, query.id, query.warnings)
+                event = ExplainEvent(result, id=query.id, warnings=query.warnings)
             case TraceQuery(), str():
-                event = TraceEvent(result, query.id, query.warnings)
+                event = TraceEvent(result, id=query.id, warnings=query.warnings)
             case EndQuery(), bool():
-                event = EndEvent(result, query.id, query.warnings)
+                event = EndEvent(result, id=query.id, warnings=query.warnings)
             case ModelsQuery() | LoadQuery() | UnloadQuery() | PinQuery(), list():
                 shown = tuple(attrs.evolve(model, info=None) for model in result)  # a card has its whole template
-                event = ModelsEvent(shown, query.id, query.warnings)
+                event = ModelsEvent(shown, id=query.id, warnings=query.warnings)
             case HealthQuery() | PauseQuery(), Health():
                 event = told_as(HealthEvent, result, id=query.id, warnings=query.warnings)
             case MetricsQuery(), Mapping():
-                event = MetricsEvent(result, query.id, query.warnings)
+                event = MetricsEvent(result, id=query.id, warnings=query.warnings)
             case _:
                 raise LocalProtocolError(f"a {type(result).__name__} does not answer a {type(query).__name__}")
         data = encode_event(event, self.version)
@@ -623,21 +624,7 @@ class ClientSession:
 
 _Requesting = Generate | TokenizeQuery | EmbedQuery | RerankQuery | DecideQuery
 """Messages whose id is that of the request in them."""
-_LastEvent = (
-    EosEvent
-    | ErrorEvent
-    | MetricsEvent
-    | ActivityEvent
-    | ExplainEvent
-    | TraceEvent
-    | EndEvent
-    | ModelsEvent
-    | HealthEvent
-    | TokenizeEvent
-    | EmbedEvent
-    | RerankEvent
-    | DecideEvent
-)
+_LastEvent = EosEvent | ErrorEvent | QueryAnswer
 """Events with which what was asked under their id is over."""
 _TOLD_AS: Mapping[type, type[ServerEvent]] = MappingProxyType(
     {Prompt: PromptEvent, ReasoningDelta: ReasoningEvent, ToolCallDelta: ToolCallEvent}
