@@ -60,6 +60,8 @@ MEDIA: dict[str, tuple[Seeing | None, Hearing | None]] = {
 }
 REAL: dict[str, RealModel] = {f"real {name}": name for name in get_args(RealModel)}
 """Real models, whose names kinds of random ones have, too."""
+SMALLER = {"real smollm2": 3, "real qwen2.5-coder": 3}
+"""What the texts' lengths of these are divided by: they have no windows, and compute a hundred times as much."""
 LENGTH, LETTERS = 24, "bcdfgjklmopqsuvwxyz"
 MOST_OFF = 0.02
 """Maximum difference of a log probability: in other cells, or in batches of another size, the last bits are others."""
@@ -79,6 +81,8 @@ class World:
     requests: list[Request]
     """Two first turns, of which the second is of text alone, and the next turn of each."""
     cold: list[Answer]
+    smaller: int = 1
+    """What lengths are divided by."""
 
     def differing(self, found: Sequence[Answer]) -> list[str]:
         """Requests that have another text than in the cold run, or other probabilities than those that differ in their
@@ -128,14 +132,14 @@ def write_world(folder: Path, memory: str, medium: str) -> Path:
 async def make_world(folder: Path, memory: str, medium: str, layout: str) -> World:
     """Ask for everything once, each alone and from its first token. Skips what the engine says it cannot read."""
     model, settings = write_world(folder, memory, medium), {"kv_unified": layout, "n_ctx": N_CTX}
-    is_real = memory in REAL
-    system = Message("system", letters(1, 330))
+    is_real, smaller = memory in REAL, SMALLER.get(memory, 1)
+    system = Message("system", letters(1, 330 // smaller))
     file = [SOUND if medium.startswith("sound") else PICTURE] if any(MEDIA[medium]) else []
     lora: tuple[AdapterScale, ...] = ()
     if medium == "adapter":
         settings["lora"], lora = f"one={write_adapter(folder / 'one.gguf', model)}", (AdapterScale(0, 1.0),)
-    first = (system, told(f"{letters(2, 90)}{MARKER * len(file)}{letters(3, 120)}", file))
-    second = (system, Message("user", letters(4, 600)))
+    first = (system, told(f"{letters(2, 90 // smaller)}{MARKER * len(file)}{letters(3, 120 // smaller)}", file))
+    second = (system, Message("user", letters(4, 600 // smaller)))
     async with open_engine(config_for(model, **settings, cache_tokens=0, cache_ram_mb=0, max_sequences=1)) as engine:
         able = engine.info.capabilities
         if file and not (able.audio if medium.startswith("sound") else able.vision):
@@ -146,12 +150,12 @@ async def make_world(folder: Path, memory: str, medium: str, layout: str) -> Wor
         for name, messages, answered, seed in zip(
             ("first", "second"), (first, second), tuple(cold), (5, 6), strict=True
         ):
-            more = (Message("assistant", answered.text), Message("user", letters(seed, 70)))
+            more = (Message("assistant", answered.text), Message("user", letters(seed, 70 // smaller)))
             requests.append(chat(f"{name}, next turn", *messages, *more, is_real=is_real))
         requests[2] = attrs.evolve(requests[2], lora=lora or None)
         cold += await alone(engine, requests[2:])
     assert not any(each.finished.usage.cached_tokens for each in cold)
-    return World(model, settings, requests, cold)
+    return World(model, settings, requests, cold, smaller)
 
 
 Happening = Callable[[World, list[HaltingContext], Path], Awaitable[list[Answer]]]
@@ -178,8 +182,9 @@ async def together(world: World, contexts: list[HaltingContext], folder: Path) -
 async def cancelled(world: World, contexts: list[HaltingContext], folder: Path) -> list[Answer]:
     """Each is left while its prompt is read, then while its answer is computed; then it is asked again."""
     async with open_engine(config_for(world.model, **world.settings, max_sequences=5)) as engine:
-        await cancelled_at(engine, contexts[0], world.requests[0], 100)
-        await cancelled_at(engine, contexts[0], world.requests[1], 600)
+        for request, at in zip(world.requests, (0.2, 0.6), strict=False):
+            tokens = (await engine.tokenize(request)).token_ids
+            await cancelled_at(engine, contexts[0], request, int(at * len(tokens)))
         for request in world.requests:
             await beginning(engine, contexts[0], request)
         found = await alone(engine, world.requests)
@@ -264,6 +269,7 @@ async def pressed(world: World, contexts: list[HaltingContext], folder: Path) ->
     """All at once, with hardly more cells than the longest takes."""
     is_split = world.settings["kv_unified"] == "off"
     sizes = {"n_ctx": 3_840, "max_sequences": 2} if is_split else {"n_ctx": 1_280, "max_sequences": 5}
+    sizes["n_ctx"] //= world.smaller
     async with open_engine(config_for(world.model, **world.settings | sizes, n_batch=128, n_ubatch=128)) as engine:
         return [*await answers(engine, world.requests), *await answers(engine, world.requests)]
 
@@ -273,7 +279,7 @@ async def from_memory(world: World, contexts: list[HaltingContext], folder: Path
     sizes = {"cache_tokens": 0, "cache_ram_mb": 512, "max_sequences": 2}
     async with open_engine(config_for(world.model, **world.settings | sizes)) as engine:
         found = await alone(engine, world.requests[:2])
-        await alone(engine, [ask(tokens_for(seed, 1_000), 2) for seed in range(4)])
+        await alone(engine, [ask(tokens_for(seed, 1_000 // world.smaller), 2) for seed in range(4)])
         found += await alone(engine, world.requests[2:])
         assert engine.snapshot()["cache_ram_hits"] >= 1, "nothing was restored"
     return found
@@ -286,7 +292,7 @@ async def from_disk(world: World, contexts: list[HaltingContext], folder: Path) 
         found = await alone(engine, world.requests[:2])
     async with open_engine(config) as engine:
         found += await alone(engine, world.requests[2:])
-    assert found[3].finished.usage.cached_tokens > 500, "nothing was restored"
+    assert found[3].finished.usage.cached_tokens > 500 // world.smaller, "nothing was restored"
     return found
 
 
@@ -302,7 +308,7 @@ async def in_parts(world: World, contexts: list[HaltingContext], folder: Path) -
             async with engine.generate(world.requests[3]):
                 pass
             found = await answers(engine, world.requests[2:] * 2)
-    assert all(each.finished.usage.cached_tokens > 300 for each in found), "nothing was restored"
+    assert all(each.finished.usage.cached_tokens > 300 // world.smaller for each in found), "nothing was restored"
     return [*first, *found[:2], *first, *found[2:]]
 
 
