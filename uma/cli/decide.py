@@ -17,6 +17,7 @@ from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
 from uma.config import Loaded
 from uma.errors import BadRequest, ConfigError, DecodeFailed, FrameTooLarge, PromptTooLarge, TemplateError
+from uma.llm.arguments import make_request
 from uma.types import Decision, DecisionQuestion, DecisionRequest, Message, Priority
 
 SHOWN_CHARS = 40
@@ -70,17 +71,15 @@ async def _decide_all(options: argparse.Namespace, loaded: Loaded, texts: list[s
 
 def _request(options: argparse.Namespace, number: int, text: str, model: str | None) -> DecisionRequest:
     """The questions about a text. Raises `BadRequest`."""
-    try:
-        return DecisionRequest(
-            f"decide-{number}",
-            [Message("user", text)],
-            options.questions,
-            priority=Priority[options.priority.upper()].value,
-            reproducible=options.reproducible,
-            model=model,
-        )
-    except ValueError as error:
-        raise BadRequest.of(error) from None
+    return make_request(
+        DecisionRequest,
+        id=f"decide-{number}",
+        messages=[Message("user", text)],
+        questions=options.questions,
+        priority=Priority[options.priority.upper()].value,
+        reproducible=options.reproducible,
+        model=model,
+    )
 
 
 def _row(cells: list[str]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import attrs
@@ -32,8 +32,8 @@ from uma.types import Decision, DecisionRequest, Decisions, Request, SamplingPar
 
 MAX_AT_ONCE = 64
 """Maximum prompts of one decision that are queued at once: hundreds would fill the queue for all others."""
-Rows = tuple[AskedPrompt, Mapping[labels.Path, LabelRead]]
-"""A prompt, and what is read along its labels."""
+Rows = dict[AskedPrompt, dict[labels.Path, LabelRead]]
+"""What is read of each prompt, by the path along its labels."""
 
 
 @attrs.frozen(eq=False)
@@ -49,14 +49,13 @@ class DecisionService:
     """Tokens that can end a turn."""
     _metrics: EngineMetrics
     _max_active: int
-    _check_open: Callable[[], None]
     _adapters: AdapterSets
 
     async def decide(self, request: DecisionRequest) -> Decisions:
         """See `types.Source.decide`."""
         self._gate.check_queue(request.priority)
         prompts = await self._reader.read(request)
-        rows = list[Rows]()
+        rows = Rows()
         reads = self._reads(prompts, rows, SharedStart(prompts.border) if request.reproducible else None)
         window = await self._window(request, reads)
         while window:
@@ -67,25 +66,19 @@ class DecisionService:
                     pass
             finally:
                 stream.abandon()
-        every = [read for _, of_prompt in rows for read in of_prompt.values()]
+        every = [read for along in rows.values() for read in along.values()]
         usage = Usage(sum(len(read.prompt) for read in every), sum(read.cached_tokens for read in every), 0)
         return Decisions(request.id, tuple(self._decided(request, rows)), usage)
 
-    def _reads(self, prompts: DecisionPrompts, rows: list[Rows], start: SharedStart | None) -> Iterator[LabelRead]:
+    def _reads(self, prompts: DecisionPrompts, rows: Rows, start: SharedStart | None) -> Iterator[LabelRead]:
         """What is read, question by question; `rows` is given what each prompt has of it."""
         for asked in prompts.asked:
+            reads = rows[asked] = {}
             spare_from = prompts.border if asked.question else None
-            reads = {
-                path: LabelRead(
-                    prompts.state + asked.tokens + array("i", path),
-                    np.array(tokens, np.intp),
-                    spare_from=spare_from,
-                    start=start,
-                )
-                for path, tokens in labels.rows_of(asked.spellings, self._ends)
-            }
-            rows.append((asked, reads))
-            yield from reads.values()
+            for path, tokens in labels.rows_of(asked.spellings, self._ends):
+                prompt = prompts.state + asked.tokens + array("i", path)
+                reads[path] = LabelRead(prompt, np.array(tokens, np.intp), spare_from=spare_from, start=start)
+                yield reads[path]
 
     async def _window(self, request: DecisionRequest, reads: Iterator[LabelRead]) -> list[LabelRead]:
         """The next of `reads`, as many as can run; none at their end."""
@@ -102,10 +95,18 @@ class DecisionService:
     def _submitted(
         self, request: DecisionRequest, prompts: DecisionPrompts, window: Sequence[LabelRead]
     ) -> RequestStream:
-        """The stream of a window, which has no event but its end."""
-        self._check_open()
+        """The end of a window, whose prompts are answers of no token to the decode thread."""
         self._metrics.requests_total += 1
-        asked = _request(request, len(window))
+        asked = Request(
+            request.id,
+            prompt="",
+            sampling=SamplingParams(max_tokens=0, temperature=0, n=len(window), reproducible=request.reproducible),
+            priority=request.priority,
+            slo=request.slo,
+            stream=False,
+            metadata=request.metadata,
+            model=request.model,
+        )
         self._gate.check_deadline(asked, len(window[0].prompt))
         return self._requests.submit(
             Prepared(
@@ -120,9 +121,9 @@ class DecisionService:
             )
         )
 
-    def _decided(self, request: DecisionRequest, rows: Iterable[Rows]) -> Iterator[Decision]:
+    def _decided(self, request: DecisionRequest, rows: Rows) -> Iterator[Decision]:
         of_question: list[list[tuple[list[float], float]]] = [[] for _ in request.questions]
-        for asked, reads in rows:
+        for asked, reads in rows.items():
             found = {path: dict(zip(read.tokens.tolist(), read.logprobs, strict=True)) for path, read in reads.items()}
             placed = labels.logprobs_of(asked.spellings, found, self._ends)
             shares = labels.by_option(labels.softmax(placed, request.temperature * asked.temperature), asked.order)
@@ -136,17 +137,3 @@ class DecisionService:
                 is_refused=mass < request.min_label_mass,
                 name=question.name,
             )
-
-
-def _request(request: DecisionRequest, count: int) -> Request:
-    """What so many prompts of a decision are to the decode thread: answers of no token."""
-    return Request(
-        request.id,
-        prompt="",
-        sampling=SamplingParams(max_tokens=0, temperature=0, n=count, reproducible=request.reproducible),
-        priority=request.priority,
-        slo=request.slo,
-        stream=False,
-        metadata=request.metadata,
-        model=request.model,
-    )

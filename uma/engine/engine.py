@@ -161,7 +161,6 @@ class Engine:
             context.model.vocab.eog_ids.tolist(),
             self._metrics,
             max_active,
-            self._check_open,
             adapters,
         )
 

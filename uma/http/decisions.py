@@ -145,12 +145,10 @@ def _asked(fields: dict[str, Any], path: str, reader: Reader) -> _Question:
     if "name" in fields and fields["name"] is None:
         raise BadRequest.at(f"{path}.name", "expected a string, not null; leave it out")
     found = reader.part(fields, kind, path)
-    if isinstance(found, _Choice):
-        seen = set[tuple[type, Any]]()
-        for at, each in enumerate(found.choices):
-            if (type(each.value), each.value) in seen:
-                raise BadRequest.at(f"{path}.choices[{at}].value", f"{show(each.value)} is there already")
-            seen.add((type(each.value), each.value))
+    values = [(type(each.value), each.value) for each in found.choices] if isinstance(found, _Choice) else []
+    for at, value in enumerate(values):
+        if value in values[:at]:
+            raise BadRequest.at(f"{path}.choices[{at}].value", f"{show(value[1])} is there already")
     return found
 
 

@@ -73,13 +73,10 @@ class DecisionQuestion:
 
     def __attrs_post_init__(self) -> None:
         check(self)
-        count = len(self.options)
-        if self.kind == "predicate":
-            if count not in (0, 2):
-                raise WrongValues(Wrong("options", f"a predicate has none, or its yes and its no, not {count:,}"))
-            return
-        most = MAX_LEVELS if self.kind == "score" else MAX_OPTIONS
-        if not 2 <= count <= most:
+        count, most = len(self.options), MAX_LEVELS if self.kind == "score" else MAX_OPTIONS
+        if self.kind == "predicate" and count not in (0, 2):
+            raise WrongValues(Wrong("options", f"a predicate has none, or its yes and its no, not {count:,}"))
+        if self.kind != "predicate" and not 2 <= count <= most:
             raise WrongValues(Wrong("options", f"expected 2 to {most}, not {count:,}"))
 
 

@@ -55,16 +55,6 @@ class DecisionPrompts:
     """Pictures of the state, at the same tokens of all prompts."""
 
 
-@attrs.frozen
-class _Frame:
-    """The conversation as text: what comes before a question, and behind it up to the answer."""
-
-    before: str
-    behind: str
-    lead: str
-    """Spaces that the template writes before the answer: they belong to its first token."""
-
-
 @attrs.frozen(eq=False, slots=False)
 class DecisionReader:
     """Makes the prompts of decisions for one model."""
@@ -83,8 +73,7 @@ class DecisionReader:
 
     async def read(self, request: DecisionRequest) -> DecisionPrompts:
         """The prompts of a request. Raises what `PromptReader.read` does."""
-        texts = request.texts
-        self._prompts.check_bytes_of(*texts)
+        self._prompts.check_bytes_of(*request.texts)
         conversation = await self._prompts.rewritten(self._chat.prepared, _conversation(request))
         read = partial(self._read, request)
         if any(conversation.placed_media()):
@@ -93,7 +82,7 @@ class DecisionReader:
             if self._trained is not None:
                 raise BadRequest.at("messages", "pictures and sounds of decision models are not supported; send text")
             return await self._prompts.read_pictures(read, await self._with_files(conversation))
-        chars = sum(map(len, texts))
+        chars = sum(map(len, request.texts))
         return await self._prompts.in_thread(partial(read, conversation), chars, request.priority)
 
     def _read(
@@ -106,28 +95,31 @@ class DecisionReader:
         files = list[SeenFile]()
         if self._pictures is not None and next_file is not None:
             conversation, files = self._pictures.marked(conversation, next_file)
-        frame = self._frame(conversation)
+        front, behind, lead = self._frame(conversation)
         text = self._cut(question_text(request.questions[0], (), ()))
-        before, whole = (self._ids(given, files=files) for given in (frame.before, frame.before + text))
+        whole = self._ids(front + text, files=files)
         # Blank lines at its end can be tokens with what follows them: then they are each question's.
-        for state_text in (frame.before, frame.before.rstrip()):
-            state, rest = self._ids(state_text, files=files), frame.before[len(state_text) :]
-            ids = partial(self._ids, begins=False)
+        for state_text in (front, front.rstrip()):
+            state, rest = self._ids(state_text, files=files), front[len(state_text) :]
+            border, ids = common_length(state, whole), partial(self._ids, begins=False)
             if state + ids(rest + text) == whole:
                 break
         else:
-            state, rest, ids = array("i"), frame.before, partial(self._ids, files=files)
-        asked = self._asked(request, lambda text: ids(rest + self._cut(text) + frame.behind), self._speller(frame))
-        return DecisionPrompts(state, common_length(before, whole), asked, placed(whole, files))
+            state, rest, ids = array("i"), front, partial(self._ids, files=files)
+        asked = self._asked(request, lambda text: ids(rest + self._cut(text) + behind), self._speller(behind, lead))
+        return DecisionPrompts(state, border, asked, placed(whole, files))
 
-    def _frame(self, conversation: Request) -> _Frame:
+    def _frame(self, conversation: Request) -> tuple[str, str, str]:
+        """The conversation as text: what comes before a question, what behind it up to the answer, and the spaces that
+        the template writes before the answer: they belong to its first token.
+        """
         messages = tuple(map(self._guarded, conversation.messages or ()))
         text = rendered(self._model.chat_template, attrs.evolve(conversation, messages=messages))
         before, mark, behind = text.removesuffix(_ANSWER).partition(_QUESTION)
         if not mark or not text.endswith(_ANSWER) or _QUESTION in behind:
             raise TemplateError("this model's chat template does not show a question as it is; ask another model")
         stripped = behind.rstrip(" ")
-        return _Frame(before, stripped, behind[len(stripped) :])
+        return before, stripped, behind[len(stripped) :]
 
     def _guarded(self, message: Message) -> Message:
         calls = [attrs.evolve(call, arguments=self._cut(call.arguments)) for call in message.tool_calls]
@@ -199,17 +191,17 @@ class DecisionReader:
         chosen = sorted(range(len(found)), key=lambda at: (len(found[at][1]), at))[:count]
         return [found[at] for at in sorted(chosen)]
 
-    def _speller(self, frame: _Frame) -> Speller:
+    def _speller(self, behind: str, lead: str) -> Speller:
         """Tells the tokens of a label behind the prompt. It is read with the text behind the last special token before
         it, as its first token depends on that; where the two merge, by itself.
         """
-        tail = frame.behind[max((found.end() for found in self._specials.finditer(frame.behind)), default=0) :]
+        tail = behind[max((found.end() for found in self._specials.finditer(behind)), default=0) :]
         before = self._plain(tail)
 
         @cache
         def spelled(label: str) -> labels.Path:
-            whole = self._plain(tail + frame.lead + label)
-            return whole[len(before) :] if whole[: len(before)] == before else self._plain(frame.lead + label)
+            whole = self._plain(tail + lead + label)
+            return whole[len(before) :] if whole[: len(before)] == before else self._plain(lead + label)
 
         return spelled
 
