@@ -22,6 +22,7 @@ from reference import real_model
 
 from benchmarks.f32 import f32_model
 from benchmarks.reference import RealModel
+from harness import PATIENCE_SEC
 from models import IM_END, IM_START, write_model
 from uma import LLM, open_engine
 from uma.engine import Engine
@@ -30,7 +31,7 @@ from uma.engine.intake.decision_prompt import DecisionReader
 from uma.engine.intake.prompt import PromptReader
 from uma.engine.intake.trained_form import KINDS
 from uma.engine.policy import labels
-from uma.errors import BadRequest
+from uma.errors import BadRequest, ShuttingDown
 from uma.llama.model import Model
 from uma.types import (
     WORDING,
@@ -260,6 +261,24 @@ async def test_a_decision_that_is_left_leaves_nothing_behind(tiny: Path) -> None
         left = await settled(engine)
         assert (left["queued_requests"], left["active_sequences"]) == (0, 0)
         assert isinstance(await engine.decide(decision()), Decisions)
+
+
+async def test_a_decision_that_runs_when_no_more_are_taken_goes_on_to_its_end(tiny: Path) -> None:
+    found = list[Decisions]()
+
+    async def decide(engine: Engine) -> None:
+        found.append(await engine.decide(decision()))
+
+    async with open_engine(config_for(tiny, max_sequences=2)) as engine, trio.open_nursery() as nursery:
+        await engine.pause(600)  # which the drain ends
+        nursery.start_soon(decide, engine)
+        with trio.fail_after(PATIENCE_SEC):
+            while not (await engine.metrics())["queued_requests"]:
+                pass
+        engine.begin_drain()
+        with pytest.raises(ShuttingDown):
+            await engine.decide(decision())
+    assert [len(each.answers) for each in found] == [3]
 
 
 async def test_reproducible_decisions_are_equal_to_the_last_bit(tiny: Path) -> None:
