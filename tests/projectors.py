@@ -306,9 +306,7 @@ class Reference:
 
     def __init__(self, model: Path, projector: Path) -> None:
         self._model = Model.load(model, n_gpu_layers=0)
-        params = ContextParams(
-            n_ctx=2_048, n_threads=1, n_threads_batch=1, flash_attn="off", cache_type_k="f32", cache_type_v="f32"
-        )
+        params = ContextParams(n_ctx=2_048, n_threads=1, flash_attn="off", cache_type_k="f32", cache_type_v="f32")
         self._context = Context(self._model, params)
         settings = mtmd.mtmd_context_params_default()
         settings.n_threads, settings.warmup, settings.print_timings, settings.use_gpu = 1, False, False, False

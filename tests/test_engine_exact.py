@@ -242,7 +242,7 @@ class Judge:
 
     def gap(self, tokens: Sequence[int], better: int, other: int) -> float:
         """How much more likely `better` was after `tokens`, in logits."""
-        params = ContextParams(n_ctx=512, n_threads=1, n_threads_batch=1)
+        params = ContextParams(n_ctx=512, n_threads=1)
         with Context(self._model, params) as context:
             batch = Batch(512)
             batch.add(list(tokens), 0, 0, last_logits=True)

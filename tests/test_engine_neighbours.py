@@ -196,7 +196,7 @@ def test_under_a_quota_others_are_seen_by_what_they_use_of_it(
         monkeypatch.setattr(cgroup, "quota_use", lambda: cgroup.QuotaUse(tmp_path, 2_000.0 * seconds))
 
     after_a_second(0)
-    with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256, n_threads=2, n_threads_batch=2)) as context:
+    with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256, n_threads=2)) as context:
         watched = Neighbours(context, EngineMetrics(), proc=tmp_path)
         after_a_second(1)
         assert watched.before_batch() == 1
@@ -471,7 +471,7 @@ def test_programs_that_take_turns_with_the_engine_take_no_thread_from_it(
         ran_ms = wall_ms * len(backend.affinity()) if computes else 0.0
         kernel.add(ran_ms)
 
-    with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256, n_threads=0, n_threads_batch=0)) as context:
+    with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256, n_threads=0)) as context:
         watched = Neighbours(context, metrics, proc=kernel.proc)
         most = metrics.compute_threads
         for _ in range(5):
@@ -479,8 +479,3 @@ def test_programs_that_take_turns_with_the_engine_take_no_thread_from_it(
             watched.has_rested(2_000)
             pass_by(200, computes=True)
             assert watched.before_batch() == most
-        # Where a sample costs too much for the rest to have one of its own, these programs count as neighbours.
-        monkeypatch.setattr(cores, "SAMPLE_COST_SHARE", 1e-9)
-        pass_by(2_000, computes=False)
-        watched.has_rested(2_000)
-        assert watched.before_batch() < most

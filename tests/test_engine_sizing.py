@@ -347,12 +347,12 @@ def test_prompts_alone_are_read_a_batch_at_a_time_only_where_a_gpu_computes_ever
 
 
 @pytest.mark.parametrize(
-    ("cores", "threads", "threads_batch", "at_once"),
-    [(1, 1, 1, 1), (2, 1, 1, 1), (8, 0, 0, 1), (8, 2, 0, 1), (8, 6, 8, 1), (8, 2, 3, 4), (8, 4, 2, 3)],
+    ("cores", "threads", "at_once"),
+    [(1, 1, 1), (2, 1, 1), (8, 0, 1), (8, 8, 1), (8, 3, 4), (8, 4, 3)],
 )
 def test_grammars_are_compiled_at_once_only_on_cores_that_nothing_else_needs(
-    monkeypatch: pytest.MonkeyPatch, cores: int, threads: int, threads_batch: int, at_once: int
+    monkeypatch: pytest.MonkeyPatch, cores: int, threads: int, at_once: int
 ) -> None:
     monkeypatch.setattr(backend, "core_count", lambda: cores)
-    params = ContextParams(n_ctx=256, n_threads=threads, n_threads_batch=threads_batch)
+    params = ContextParams(n_ctx=256, n_threads=threads)
     assert sizing.grammars_at_once(params) == at_once

@@ -380,7 +380,7 @@ def test_one_engine_computes_while_others_open_and_close(tmp_path: Path, llama: 
     wrong: list[Logits] = []
 
     def compute() -> None:
-        with Context(llama, ContextParams(n_ctx=256, n_threads=1, n_threads_batch=1)) as context:
+        with Context(llama, ContextParams(n_ctx=256, n_threads=1)) as context:
             while not stop.is_set():
                 context.clear()
                 logits = prefill(context, tokens)
@@ -451,7 +451,6 @@ def _end_of_window(model: Model, tokens: list[int], other: list[int], *, n_ubatc
         n_ubatch=n_ubatch,
         n_seq_max=8,
         n_threads=1,
-        n_threads_batch=1,
         flash_attn="off",
         cache_type_k="f32",
         cache_type_v="f32",

@@ -44,7 +44,7 @@ int main() {
 def logits(setting: Toggle) -> list[float]:
     with (
         Model.load(builtin.builtin_path(), n_gpu_layers=0, extra_buffers=setting) as model,
-        Context(model, ContextParams(n_ctx=512, n_threads=1, n_threads_batch=1)) as context,
+        Context(model, ContextParams(n_ctx=512, n_threads=1)) as context,
     ):
         batch = Batch(40)
         batch.add(range(10, 50), 0, 0, last_logits=True)

@@ -84,7 +84,7 @@ def logits(context):
     context.decode(batch)
     return np.array(context.logits(4)).tobytes()
 
-params = ContextParams(n_ctx=8_192, n_batch=32, n_ubatch=32, n_seq_max=256, n_threads=1, n_threads_batch=1)
+params = ContextParams(n_ctx=8_192, n_batch=32, n_ubatch=32, n_seq_max=256, n_threads=1)
 with Model.load(Path(sys.argv[1])) as model:
     with Context(model, params) as whole:
         new = NewPages()

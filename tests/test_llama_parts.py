@@ -83,7 +83,7 @@ def world(model: Model, *, kv_unified: bool = True, swa_full: bool = True, has_g
     params = ContextParams(
         n_ctx=SEQUENCES * (BORDERS[-1] + FURTHER + 6) * scale, n_seq_max=SEQUENCES * (1 + has_guards),
         n_batch=BATCH * scale, n_ubatch=BATCH * scale,
-        n_threads=1, n_threads_batch=1, kv_unified=kv_unified, flash_attn="on", swa_full=swa_full,
+        n_threads=1, kv_unified=kv_unified, flash_attn="on", swa_full=swa_full,
         guards_window=has_guards,
     )  # fmt: skip
     context = Context(model, params)

@@ -92,7 +92,7 @@ def test_of_two_gpus_neither_is_given_a_layer_that_only_both_together_hold(mixtu
 
 def logits(path: Path, cpu_experts: int) -> npt.NDArray[np.float32]:
     """Of a prompt's last token; llama.cpp says that it puts just the experts of so many layers where they are to be."""
-    params = ContextParams(n_ctx=256, n_batch=32, n_ubatch=32, n_threads=1, n_threads_batch=1)
+    params = ContextParams(n_ctx=256, n_batch=32, n_ubatch=32, n_threads=1)
     mark = LOG.mark
     with Model.load(path, cpu_experts=cpu_experts) as model:
         told = [line.text.split()[1] for line in LOG.since(mark) if "buffer type overridden" in line.text]

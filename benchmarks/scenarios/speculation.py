@@ -144,7 +144,7 @@ async def _burst(engine: Source, requests: list[Request], model: BenchModel) -> 
 
 def _batch_cost(model: BenchModel, threads: int) -> Measures:
     """What a sequence's next 8 tokens cost in one batch, measured in batches of one token."""
-    params = ContextParams(n_ctx=2_048, n_batch=512, n_threads=threads, n_threads_batch=threads)
+    params = ContextParams(n_ctx=2_048, n_batch=512, n_threads=threads)
     with Model.load(model.path, n_gpu_layers=0) as loaded:
         context = Context(loaded, params)
         try:

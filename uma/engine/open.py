@@ -27,7 +27,7 @@ from uma.errors import ConfigError, ModelError, ShuttingDown
 from uma.llama import backend
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler
-from uma.llama.heads import MISSING, PredictionHeads
+from uma.llama.heads import PredictionHeads
 from uma.llama.model import Model
 from uma.llama.pages import NewPages, give_back_zeros, trim_heap
 from uma.llama.shape import PREDICTING
@@ -190,8 +190,6 @@ def _open_draft(
         _log.warning("--draft is not used: %s", reason)
         return None, None
     is_assistant = loader.has_assistant
-    if MISSING and is_assistant:
-        raise ConfigError(f"draft: {config.draft} is unsupported: {MISSING}; leave --draft out")
     if config.speculate == "mtp" and not is_assistant:
         raise ConfigError(f"draft: mtp is unsupported with {config.draft}, which is no assistant; use --speculate auto")
     model = loader.draft()
@@ -214,13 +212,13 @@ def _open_heads(
     stack: AsyncExitStack, ledger: Ledger, config: RuntimeConfig, target: Context
 ) -> PredictionHeads | None:
     """The model's own prediction head, where it has one and it can be of use, closed with `stack`."""
-    lacks = f"it has no prediction head (nextn layer) that is used, which files of {', '.join(PREDICTING)} can have"
-    reason = MISSING or ("" if target.model.predicts else lacks)
-    if config.speculate == "mtp" and reason:
-        raise ConfigError(f"speculate: mtp is unsupported with {target.model.path}: {reason}; use --speculate auto")
-    if MISSING and target.model.predicts:
-        _log.warning("the model's prediction head is not used: %s", MISSING)
-    if reason or sizing.why_no_drafts(target, config):
+    predicts = target.model.predicts
+    if config.speculate == "mtp" and not predicts:
+        raise ConfigError(
+            f"speculate: mtp is unsupported with {target.model.path}: it has no prediction head (nextn layer) that is "
+            f"used, which files of {', '.join(PREDICTING)} can have; use --speculate auto"
+        )
+    if not predicts or sizing.why_no_drafts(target, config):
         return None
     try:
         params = sizing.predicting_params(target, config, ledger.kv_bytes)

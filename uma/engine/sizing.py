@@ -310,7 +310,6 @@ def _generating(config: RuntimeConfig) -> ContextParams:
     """What every context that generates has of the configuration."""
     return ContextParams(
         n_threads=config.threads,
-        n_threads_batch=config.threads,
         flash_attn=config.flash_attn,
         cache_type_k=config.cache_type_k,
         cache_type_v=config.cache_type_v,
@@ -395,7 +394,6 @@ def embed_params(
         n_ubatch=n_batch,
         n_seq_max=RULES.least_states if shape.has_states else RULES.embed_sequences,
         n_threads=config.threads,
-        n_threads_batch=config.threads,
         # llama.cpp's flash attention for few rows and for many differ in the fifth digit: a text's embedding would
         # depend on the texts that share its batch.
         flash_attn="off" if n_batch <= RULES.exact_batch_tokens else config.flash_attn,
@@ -551,8 +549,7 @@ def grammars_at_once(params: ContextParams) -> int:
     one. Each takes a core for as long as a second, and llama.cpp's threads all wait for one that has lost its core.
     """
     cores = backend.core_count()
-    computing = max(params.n_threads or cores, params.n_threads_batch or cores)
-    return max(1, cores - computing - 1)
+    return max(1, cores - (params.n_threads or cores) - 1)
 
 
 def pooling(shape: Shape, config: RuntimeConfig) -> Pooling:

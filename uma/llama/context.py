@@ -81,9 +81,7 @@ class ContextParams:
     n_seq_max: int = 1
     """Sequence ids run from 0 to one less."""
     n_threads: int = 0
-    """Threads for decode; 0: this machine's cores."""
-    n_threads_batch: int = 0
-    """Threads for prefill; 0: this machine's cores."""
+    """Compute threads; 0: this machine's cores."""
     kv_unified: bool = True
     """One buffer that all sequences share, or one of `n_ctx / n_seq_max` cells for each."""
     flash_attn: Literal["auto", "on", "off"] = "auto"
@@ -143,8 +141,7 @@ class ContextParams:
         struct.n_seq_max = self.n_seq_max
         # llama.cpp makes room for an output of every sequence, and ends the process where this is less.
         struct.n_outputs_max = max(self.n_batch, self.n_seq_max)
-        struct.n_threads = self.n_threads or backend.core_count()
-        struct.n_threads_batch = self.n_threads_batch or backend.core_count()
+        struct.n_threads = struct.n_threads_batch = self.n_threads or backend.core_count()
         struct.kv_unified = self.kv_unified
         struct.flash_attn_type = FLASH_ATTENTION[self.flash_attn]
         struct.type_k = CACHE_TYPES[self.cache_type_k]
@@ -198,7 +195,7 @@ class Context(Closing):
         self._is_retried = False
         """`request_retry` was called, and not `resume` since."""
         self.threads = 0
-        """The last argument of `set_threads`; 0: none yet."""
+        """Compute threads that `set_threads` has named; 0: none yet."""
         self.model = model
         self._handle: int | None = None
         self._follower: Follower | None = None
@@ -253,8 +250,6 @@ class Context(Closing):
         self.rolled_back = int(lib.llama_n_rs_seq(handle))
         """What llama.cpp has made of `params.rolled_back`; 0 without states."""
         self.params = params
-        if self.threads:
-            self.set_threads(self.threads)
 
     @property
     def handle(self) -> int:
@@ -265,9 +260,10 @@ class Context(Closing):
 
     def set_threads(self, threads: int) -> None:
         """Compute with so many threads from the next batch on, or with as many as `params` name where that is less."""
-        self.threads = threads
-        most = self.params.n_threads or threads, self.params.n_threads_batch or threads
-        lib.llama_set_n_threads(self.handle, *(max(1, min(threads, size)) for size in most))
+        if threads != self.threads:
+            self.threads = threads
+            count = max(1, min(threads, self.params.n_threads or threads))
+            lib.llama_set_n_threads(self.handle, count, count)
 
     def use_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> None:
         """Compute with these LoRA adapters of the model, each with its scale, from the next batch on, and no others.
@@ -495,17 +491,14 @@ class Context(Closing):
 
     def close(self) -> None:
         """Free the memory. Harmless when repeated. Not while another thread is inside `decode`."""
-        self._close_handle()
-        if self._holds_model:
-            self._holds_model = False
-            self.model.release()
-
-    def _close_handle(self) -> None:
         handle, self._handle = self._handle, None
         self._logits_address = 0
         self._logits_views.clear()
         if handle:
             lib.llama_free(handle)
+        if self._holds_model:
+            self._holds_model = False
+            self.model.release()
 
 
 def _rounded(tokens: int) -> int:

@@ -20,20 +20,13 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from llama_cpp import llama_cpp_ext as ext
 from numpy import ctypeslib
 
 from uma.closing import Closing
 from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
-
-try:
-    from llama_cpp import llama_cpp_ext as ext
-except (ImportError, AttributeError) as missing:  # these functions are no part of llama.cpp's public interface
-    MISSING = f"this llama-cpp-python lacks what prediction heads need ({missing})"
-else:
-    MISSING = ""
-"""Why no heads can be used; empty where they can."""
 
 Rows = npt.NDArray[np.float32]
 HiddenRow = npt.NDArray[np.float32]

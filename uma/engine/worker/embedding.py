@@ -119,7 +119,6 @@ class Embedder:
         """Compute in this context from now on."""
         self._context = context
         self._batch = Batch(context.n_batch)
-        self._threads_in_force = 0
         if self._is_stopped:
             context.request_abort()
 
@@ -249,7 +248,9 @@ class Embedder:
             first = reading.computed
             batch.add(reading.tokens[first : first + count], first, reading.seq_id, last_logits=False)
         batch.output[: batch.n_tokens] = 1  # pooling takes every token
-        self._use_threads(context)
+        threads = self._threads()
+        context.set_threads(threads)
+        self._turns.cost.use(threads)
         position = sum(reading.computed for reading, _ in pieces)
         began = now_ms()
         code = context.decode(batch)
@@ -264,13 +265,6 @@ class Embedder:
             if reading.remaining == 0:
                 self._finish(reading)
         return code
-
-    def _use_threads(self, context: Context) -> None:
-        threads = self._threads()
-        if threads != self._threads_in_force:
-            self._threads_in_force = threads
-            context.set_threads(threads)
-            self._turns.cost.use(threads)
 
     def _finish(self, reading: _Reading) -> None:
         assert reading.pooled is not None

@@ -47,7 +47,6 @@ class Reproducer:
         """`threads`: how many of them compute beside other programs now."""
         self._slots = slots
         self._threads = threads
-        self._threads_in_force = 0
         self.turns = IsolatedTurns()
         self._instruments = instruments
         self._context: Context | None = None
@@ -199,7 +198,8 @@ class Reproducer:
             self._slots.start_isolated(sequence, now_ms())
         first = sequence.computed
         is_whole = first + count == len(sequence.tokens)
-        self._use_threads(context)
+        if context.params.flash_attn == "off":
+            context.set_threads(self._threads())
         if context.model.adapters:
             context.use_adapters(sequence.adapters.scaled)
         batch.clear()
@@ -225,11 +225,6 @@ class Reproducer:
             return True
         (given,) = self._sampling.sample([sequence], [index])
         return Reproduced(sequence, given, now_ms())
-
-    def _use_threads(self, context: Context) -> None:
-        if context.params.flash_attn == "off" and (threads := self._threads()) != self._threads_in_force:
-            self._threads_in_force = threads
-            context.set_threads(threads)
 
 
 def _start_of(sequence: Sequence) -> SharedStart | None:

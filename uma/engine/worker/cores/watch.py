@@ -22,7 +22,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,9 +36,6 @@ from uma.metrics import EngineMetrics
 
 SAMPLE_MS = 120.0
 """Minimum time between two samples."""
-SAMPLE_COST_SHARE = 0.002
-"""Maximum share of its time, and of a rest, that the decode thread spends on samples: where /proc is slow, they are
-rarer."""
 REST_MS = 20.0
 """Minimum time without work that has a sample of its own."""
 LEAST_MS = 100.0
@@ -65,13 +61,11 @@ class Neighbours:
         self._context = context
         self._metrics = metrics
         self._proc = proc
-        self._wanted = max(context.params.n_threads, context.params.n_threads_batch)
+        self._wanted = context.params.n_threads
         """Threads that the configuration names; 0: as many as compute fastest on the CPUs at hand."""
         self._policy = ThreadPolicy(self._wanted or backend.core_count())
         self.due_ms = now_ms() + SAMPLE_MS if context.computes_on_cpu else math.inf
         """When `before_batch` samples next; infinite: never."""
-        self._cost_ms = 0.0
-        """CPU time of the last sample."""
         self._last = Counters.take(proc, now_ms())
         metrics.compute_threads = self._policy.threads
 
@@ -87,7 +81,7 @@ class Neighbours:
 
     def has_rested(self, rested_ms: float) -> None:
         """The decode thread had nothing to compute for so long, until now: a new sample begins."""
-        if rested_ms >= max(REST_MS, self._cost_ms / SAMPLE_COST_SHARE) and self.due_ms < math.inf:
+        if rested_ms >= REST_MS and self.due_ms < math.inf:
             self._sample(now_ms(), self._policy.observe_idle)
 
     def before_batch(self) -> int:
@@ -98,7 +92,6 @@ class Neighbours:
         return self._policy.threads
 
     def _sample(self, now: float, observe: Callable[[CpuSample], int]) -> None:
-        cpu_began = time.thread_time()
         reading, last = Counters.take(self._proc, now), self._last
         self._last = reading
         if reading is None:
@@ -106,8 +99,7 @@ class Neighbours:
             return
         if last is not None:
             self._choose(reading.since(last, self._wanted), observe)
-        self._cost_ms = (time.thread_time() - cpu_began) * 1000
-        self.due_ms = now + max(SAMPLE_MS, self._cost_ms / SAMPLE_COST_SHARE)
+        self.due_ms = now + SAMPLE_MS
 
     def _choose(self, sample: CpuSample, observe: Callable[[CpuSample], int]) -> None:
         before, threads = self._policy.threads, observe(sample)

@@ -109,7 +109,6 @@ class GuessingDrafter(ABC, Generic[TextT]):
         """What all texts have shown: what a new one begins with."""
         self._is_off = False
         """The engine stops."""
-        self._threads_in_force = 0
         self._asked = 0
         """Times that `step_ms` was asked for since the last batch."""
 
@@ -137,7 +136,7 @@ class GuessingDrafter(ABC, Generic[TextT]):
         if self._asked > MEASURE_AGAIN:
             self._asked = 0
             self._cost = CostModel()
-            self._cost.use(self._threads_in_force)
+            self._cost.use(self._context.threads)
         return self._cost.decode_ms(rows, self._used_cells)
 
     @abstractmethod
@@ -241,10 +240,8 @@ class GuessingDrafter(ABC, Generic[TextT]):
     def _timed(self, sequences: list[Sequence], compute: Callable[[], int]) -> float | None:
         """Milliseconds that the batch took. None where it failed: then these texts are forgotten, and read again."""
         threads = self._threads()
-        if threads != self._threads_in_force:
-            self._threads_in_force = threads
-            self._context.set_threads(threads)
-            self._cost.use(threads)
+        self._context.set_threads(threads)
+        self._cost.use(threads)
         self._asked = 0
         began = now_ms()
         code = compute()
