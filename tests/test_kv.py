@@ -190,11 +190,11 @@ class PoolLives(RuleBasedStateMachine):
             return
         assert self.context.tokens(holding.seq_id) == tokens[:length], "told that tokens are there which are not"
         if computes:
-            borders, start = self.pool.checkpoint_positions(wanted, len(tokens), length, ()), length
+            borders, start = self.pool.checkpoints.positions(wanted, len(tokens), length, ()), length
             while borders:
                 self.compute(holding, tokens[start : borders[-1]])
                 start = borders.pop()
-                self.pool.take_checkpoint(holding)
+                self.pool.checkpoints.take(holding.tip, holding.seq_id)
             self.compute(holding, tokens[start:])
 
     @precondition(lambda self: any(each.loading for each in self.running))
@@ -217,7 +217,8 @@ class PoolLives(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(choice=st.integers(0, N_IDS))
     def stop(self, choice: int) -> None:
-        self.pool.take_checkpoint(self.running[choice % len(self.running)])
+        holding = self.running[choice % len(self.running)]
+        self.pool.checkpoints.take(holding.tip, holding.seq_id)
 
     @precondition(lambda self: self.running)
     @rule(choice=st.integers(0, N_IDS))
@@ -247,7 +248,7 @@ class PoolLives(RuleBasedStateMachine):
     @rule()
     def use_idle_time(self) -> None:
         for _ in range(100 * N_IDS):
-            if not self.pool.save_cached():
+            if not self.pool.copies.go_on():
                 break
         else:
             raise AssertionError("snapshots push each other out for ever")
@@ -256,7 +257,7 @@ class PoolLives(RuleBasedStateMachine):
     @rule(parts=st.integers(1, 4))
     def use_a_moment(self, parts: int) -> None:
         for _ in range(parts):
-            self.pool.save_cached()
+            self.pool.copies.go_on()
 
     @rule()
     def drop_cache(self) -> None:
@@ -346,7 +347,7 @@ class TestPool:
         for part in (tokens[:7], tokens[7:]):
             context.compute({first.seq_id: list(part)})
             pool.extend(first, part)
-            pool.take_checkpoint(first)
+            pool.checkpoints.take(first.tip, first.seq_id)
         if refuses:
             monkeypatch.setattr(context, "part_set", lambda *_: False)
         second, known = pool.acquire(tokens[:7] + array("i", [99]), 1)

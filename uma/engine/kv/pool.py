@@ -7,7 +7,7 @@ cells exactly, so `llama_decode` is not asked for what cannot fit. Owned by the 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import takewhile
 
 import attrs
@@ -89,7 +89,7 @@ class KvPool:
         # One order of events for both tiers, since they share their listeners.
         self._events = store.events
         self.tree = PrefixTree(self.cells, self._events)
-        self._checkpoints = Checkpoints(self.cells, self.tree, store)
+        self.checkpoints = Checkpoints(self.cells, self.tree, store)
         self._decoding: set[int] = set()
         """Ids of running sequences that decode: large copies would be a gap in their streams, and wait."""
         self._loading_cells = 0
@@ -98,12 +98,7 @@ class KvPool:
         """Speed of the last large load; before the first a guess."""
         self._is_lone = False
         """Whether no more than one sequence runs, or ran last, at a time."""
-        self._copies = SnapshotCopies(self.cells, self.tree, store, self._checkpoints, self._is_worth_saving)
-
-    @property
-    def is_split(self) -> bool:
-        """Whether a batch must hold its sequences in the order of their ids, or be computed in pieces."""
-        return self.cells.is_split
+        self.copies = SnapshotCopies(self.cells, self.tree, store, self.checkpoints, self._is_worth_saving)
 
     @property
     def used_cells(self) -> int:
@@ -158,7 +153,7 @@ class KvPool:
         They come from the sequence id that holds most of them, or from a snapshot where that saves clearly more. A
         large snapshot is still to be loaded then: `Holding.loading`.
         """
-        self._copies.try_all_again()
+        self.copies.try_all_again()
         self._is_lone = self.cells.used_ids == len(self.tree.cached)
         is_repeated = self.tree.match(tokens).length == len(tokens) > 1
         begun = self._restored(tokens, now_ms) or self._begun(tokens, now_ms, is_repeated=is_repeated)
@@ -188,23 +183,13 @@ class KvPool:
             seq_id = self._take_id(keep=None)
         assert seq_id is not None, "no sequence id is left"
         holding = Holding(seq_id, self.tree.start(seq_id, node, length, now_ms))
-        self._checkpoints.used(holding.tip)
+        self.checkpoints.used(holding.tip)
         return holding, holding.tip.end
 
     def _kept(self, tokens: array[int], least: int) -> tuple[Snapshot, int] | None:
         """The snapshot that has most of `tokens`, more than `least` of them, and how many."""
         kept = self.store.find(tokens, least)
         return kept if kept is None or (length := outside(tokens, kept[1])) == kept[1] else (kept[0], length)
-
-    def checkpoint_positions(
-        self, tokens: array[int], prompt_tokens: int, computed: int, ends: Collection[int]
-    ) -> list[int]:
-        """See `Checkpoints.positions`."""
-        return self._checkpoints.positions(tokens, prompt_tokens, computed, ends)
-
-    def take_checkpoint(self, holding: Holding) -> None:
-        """Take one, where memory needs it, of a sequence that goes on: others can begin there later."""
-        self._checkpoints.take(holding.tip, holding.seq_id)
 
     def release_after_abort(self, holding: Holding, now_ms: float) -> None:
         """A sequence ends in an unknown state: as far as there is a checkpoint of it, it stays as cache."""
@@ -371,17 +356,10 @@ class KvPool:
             return kept
         if self._would_stop_streams(len(tokens), but=holding.seq_id) or not self.store.accepts(tokens, len(tokens), 1):
             return None
-        if not self.store.has_place_for(self._checkpoints.snapshot_size(tip), len(tokens), 1, now_ms):
+        if not self.store.has_place_for(self.checkpoints.snapshot_size(tip), len(tokens), 1, now_ms):
             return None
         snapshot = self._snapshot_of(holding.seq_id, tip, 1, now_ms)
         return snapshot if self.store.add(snapshot) else None
-
-    def save_cached(self) -> bool:
-        """Copy, in idle times, a cached sequence that has no snapshot, or the next part of one.
-
-        False if there is nothing to do.
-        """
-        return self._copies.go_on()
 
     def save_all_cached(self) -> None:
         """Add, at the end, a snapshot of each cached prefix to the store, which passes it on to the disk tier. What
@@ -403,7 +381,7 @@ class KvPool:
         return self.store.accepts(node.whole(), node.end - own[-1].start, max(node.reuses for node in own))
 
     def _snapshot_of(self, seq_id: int, node: Node, reuses: int, used_ms: float) -> Snapshot:
-        ends = self._checkpoints.of_snapshot(node)
+        ends = self.checkpoints.of_snapshot(node)
         return Snapshot(node.whole(), tuple(self.cells.states(seq_id)), reuses, used_ms, ends=ends)
 
     def make_room(self, cells: int) -> None:
@@ -444,7 +422,7 @@ class KvPool:
             return True
         if self._would_stop_streams(node.end):
             return False
-        if self.store.has_place_for(self._checkpoints.snapshot_size(node), node.end, node.reuses, node.used_at):
+        if self.store.has_place_for(self.checkpoints.snapshot_size(node), node.end, node.reuses, node.used_at):
             snapshot = self._snapshot_of(seq_id, node, node.reuses, node.used_at)
             self.store.add(snapshot, is_lasting=self._is_worth_saving(node))
         return True
@@ -511,7 +489,7 @@ class KvPool:
         for end in sorted({length, *(end for end in ends if end <= length)}):
             self.extend(holding, tokens[start:end])
             if end in ends:
-                self._checkpoints.put(holding.tip, ends[end])
+                self.checkpoints.put(holding.tip, ends[end])
             start = end
         return True
 
@@ -529,11 +507,11 @@ class KvPool:
         needed = None if keep is None or keep is self.tree.root else keep.any_id()
         spare = [seq_id for seq_id in self.tree.cached if seq_id != needed]
         lowest, free = min(spare, default=PLENTY), self.cells.lowest_free_id
-        if free is not None and not (self.is_split and lowest < free):
+        if free is not None and not (self.cells.is_split and lowest < free):
             return self.cells.take_id()
         if not spare:
             return None
-        oldest = lowest if self.is_split else min(spare, key=lambda seq_id: self.tree.cached[seq_id].used_at)
+        oldest = lowest if self.cells.is_split else min(spare, key=lambda seq_id: self.tree.cached[seq_id].used_at)
         self._save_before_drop(oldest)
         self.tree.drop(oldest)
         return self.cells.take_id()

@@ -30,7 +30,7 @@ class _Copy:
 
 @attrs.define(eq=False)
 class SnapshotCopies:
-    """Copies cached sequences that have no snapshot and are worth one."""
+    """Copies, in idle times, cached sequences that have no snapshot and are worth one."""
 
     _cells: Attention
     _tree: PrefixTree

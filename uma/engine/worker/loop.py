@@ -130,17 +130,17 @@ class DecodeWorker:
         self._guessing: list[ModelDrafter | HeadDrafter] = []
         """Drafters that compute."""
         if settings.draft is not None:
-            self._guessing.append(ModelDrafter(settings.draft, vocab, self._runner.threads, metrics))
+            self._guessing.append(ModelDrafter(settings.draft, vocab, self._runner.neighbours.before_batch, metrics))
         if settings.heads is not None:
-            self._guessing.append(HeadDrafter(settings.heads, self._runner.threads, metrics))
+            self._guessing.append(HeadDrafter(settings.heads, self._runner.neighbours.before_batch, metrics))
         drafters: list[Drafter] = [] if settings.speculate == "mtp" else [LookupDrafter(pool, vocab)]
         drafters += self._guessing
         self._speculator = Speculator(scheduler.cost, pool, context, settings.speculate, drafters, metrics)
         if settings.speculate != "off":
             self._runner.should_end_stride = self._speculator.should_end_stride
         self._probes = Probes(self._runner, metrics)
-        self._embedder = Embedder(scheduler.embeds, self._runner.threads, metrics)
-        self._reproducer = Reproducer(self._slots, self._runner.threads, instruments)
+        self._embedder = Embedder(scheduler.embeds, self._runner.neighbours.before_batch, metrics)
+        self._reproducer = Reproducer(self._slots, self._runner.neighbours.before_batch, instruments)
         self._is_ahead = False
         """Whether streams decoded ahead, in the last tick, of what is computed beside them."""
         self._is_stopping = False
@@ -307,7 +307,7 @@ class DecodeWorker:
             self._outbox.flush()
             began = now_ms()
             self._rest()
-            self._runner.has_rested(now_ms() - began)
+            self._runner.neighbours.has_rested(now_ms() - began)
 
     def _obey_all(self) -> None:
         """Obey what has come; while the engine is paused, do nothing else."""
@@ -317,7 +317,7 @@ class DecodeWorker:
             self._probes.answer(is_alive=True)  # it would generate
             began = now_ms()
             self.commands.wait(self.paused_sec)
-            self._runner.has_rested(now_ms() - began)
+            self._runner.neighbours.has_rested(now_ms() - began)
             self._obey_waiting()
 
     def _obey_waiting(self) -> None:
@@ -486,7 +486,7 @@ class DecodeWorker:
         slots = self._slots
         slots.admit(now)
         state = slots.state(now)
-        state.neighbour_load = self._runner.neighbour_load
+        state.neighbour_load = self._runner.neighbours.load
         pause_ms = pause_ms or self._pause_beside_ms
         self._is_ahead = pause_ms > 0
         plan = self._scheduler.plan(state, now, self._embedder.demand(), pause_ms=pause_ms)
@@ -529,7 +529,7 @@ class DecodeWorker:
         idle_sec = IDLE_SEC
         while not self.commands.wait(idle_sec):
             idle_sec = 0.0  # between two parts of a snapshot, only a look at the inbox
-            if self._slots.active or not self._pool.save_cached():
+            if self._slots.active or not self._pool.copies.go_on():
                 self._pool.trim_cache(until=lambda: self.commands.wait(0.0))
                 self.commands.wait()
                 return

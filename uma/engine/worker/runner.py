@@ -130,7 +130,7 @@ class ModelRunner:
         self._totals = instruments.totals
         self.sampling = RowSampler(context)
         self.canceller = BatchCanceller(context, can_abort=pool.cells.survives_abort)
-        self._neighbours = Neighbours(context, self._metrics)
+        self.neighbours = Neighbours(context, self._metrics)
         self.stall_watch = StallWatch(context, is_able=pool.cells.survives_abort)
         self._threads = 0
         """Compute threads of the batch that is prepared."""
@@ -153,19 +153,6 @@ class ModelRunner:
         """A command has come that waits for the decode thread."""
         return self._commands.is_called
 
-    @property
-    def neighbour_load(self) -> float:
-        """Threads of other programs that want the cores that compute."""
-        return self._neighbours.load
-
-    def threads(self) -> int:
-        """Compute threads in force: fewer than there are cores while other programs use them."""
-        return self._neighbours.before_batch()
-
-    def has_rested(self, rested_ms: float) -> None:
-        """Nothing was computed for so long: what other programs did with the cores meanwhile is over."""
-        self._neighbours.has_rested(rested_ms)
-
     def close(self) -> None:
         """End the threads that help to sample."""
         self.sampling.close()
@@ -182,7 +169,7 @@ class ModelRunner:
         return DecodeSteps(self._steps(sequences, stride))
 
     def _steps(self, sequences: list[Sequence], stride: Stride) -> Generator[DecodeStep, None, BatchOutcome]:
-        if self._pool.is_split:
+        if self._pool.cells.is_split:
             sequences.sort(key=_seq_id)
         size = len(sequences)
         self._pool.make_room(size * stride.steps)
@@ -214,7 +201,7 @@ class ModelRunner:
                 yield DecodeStep(given, at_ms, took_ms, is_last=True)
                 return outcome
             self._batch.advance(tokens)
-            if not self.sampling.is_plain or at_ms >= self._neighbours.due_ms:
+            if not self.sampling.is_plain or at_ms >= self.neighbours.due_ms:
                 self._prepare(sequences)
             self._begin(sequences, self.decode_ms)
             yield DecodeStep(given, at_ms, took_ms, is_last=False)
@@ -252,7 +239,7 @@ class ModelRunner:
         for sequence, _ in rows:
             if sequence.is_at_checkpoint():
                 assert sequence.holding is not None
-                self._pool.take_checkpoint(sequence.holding)
+                self._pool.checkpoints.take(sequence.holding.tip, sequence.holding.seq_id)
 
     def prefill(self, work: Work) -> BatchOutcome:
         """Pieces of prompts, and perhaps a decode step with them (a mixed batch), computed and booked. What is computed
@@ -308,7 +295,7 @@ class ModelRunner:
     @property
     def _attends_all(self) -> bool:
         """Whether attention takes time with the cells of all sequences: see `policy.Targets.attends_all`."""
-        return self._context.params.flash_attn == "off" and not self._pool.is_split
+        return self._context.params.flash_attn == "off" and not self._pool.cells.is_split
 
     def _position(self, work: Work, tokens: int, rows: list[int]) -> float:
         """Tokens that each of `tokens` of prompts attends to, on the average, with decode rows that stand at `rows`: as
@@ -414,7 +401,7 @@ class ModelRunner:
 
     def _extend(self, work: Work, tokens: int, expected_ms: float = math.inf) -> BatchOutcome:
         """Compute and book the next tokens of each sequence."""
-        if self._pool.is_split:
+        if self._pool.cells.is_split:
             work.sort(key=lambda row: _seq_id(row[0]))
         self._pool.make_room(tokens)
         self._batch.clear()
@@ -465,7 +452,7 @@ class ModelRunner:
         """Work as batches that llama.cpp computes whole: with split KV it takes rows of unequal length apart, which
         a sliding window does not survive (`sizing.context_params`).
         """
-        is_taken_apart = self._pool.is_split and self._context.model.shape.memory == "sliding-window"
+        is_taken_apart = self._pool.cells.is_split and self._context.model.shape.memory == "sliding-window"
         return [[row] for row in work] if is_taken_apart else [work]
 
     def _piece(self, sequence: Sequence, count: int) -> int:
@@ -503,7 +490,7 @@ class ModelRunner:
 
     def _prepare(self, sampled: list[Sequence], drafts: list[list[int]] | None = None) -> None:
         """Choose the compute threads of the next batch, and start computing what constrains its tokens."""
-        self._threads = self._neighbours.before_batch()
+        self._threads = self.neighbours.before_batch()
         self.sampling.prepare(sampled, drafts)
         self._cost.use(self._threads)
 
@@ -532,7 +519,7 @@ class ModelRunner:
         if outcome.are_others_lost:
             self._pool.invalidate_cached_states()
         if (is_aborted and not is_cancelled) or is_stalled:
-            self._neighbours.ask_again()
+            self.neighbours.ask_again()
             self._metrics.stalls_total += is_aborted and not self._context.is_ended
         return outcome
 

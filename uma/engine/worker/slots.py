@@ -88,8 +88,6 @@ class Slots:
         self._followers: dict[int, list[tuple[int, int]]] = {}
         """Followers by the key of their leader: the length of the prefix that they wait for, and their own key."""
         self._fair_shares = FairShares()
-        self._loading: dict[Sequence, None] = {}
-        """Sequences whose cached tokens are loaded, the oldest first. Those that have left are dropped late."""
         self._answered_ms = -math.inf
         """See `State.answered_ms`."""
 
@@ -399,7 +397,7 @@ class Slots:
         sequence.holding, sequence.computed = self._pool.acquire(cacheable, now, *place)
         if is_first:
             sequence.account.cache = _cache_use(sequence, known, differs=differs)
-        sequence.checkpoint_positions = self._pool.checkpoint_positions(
+        sequence.checkpoint_positions = self._pool.checkpoints.positions(
             cacheable, sequence.prompt_tokens, sequence.computed, sequence.message_ends
         )
         self._unpin(sequence)
@@ -417,13 +415,12 @@ class Slots:
                 self.fail(sequence, error)
         if is_loading:  # what is loaded counts as cached already
             sequence.computed = 0
-            self._loading[sequence] = None
 
     @property
     def loading(self) -> Sequence | None:
         """The sequence for which `load` loads next: the oldest of the highest lane; None where there is none."""
-        self._loading = {sequence: None for sequence in self._loading if sequence.is_loading}
-        return max(self._loading, key=lambda sequence: sequence.lane, default=None)
+        loading = (sequence for sequence in self.active.values() if sequence.is_loading)
+        return max(loading, key=lambda sequence: sequence.lane, default=None)
 
     @property
     def load_ms(self) -> float:

@@ -128,7 +128,7 @@ class Speculator:
 
     def _is_possible(self, rows: Rows[Sequence]) -> bool:
         # With a buffer of KV for each sequence llama.cpp computes only rows of equal length together.
-        if not rows or (self._pool.is_split and len(rows) > 1):
+        if not rows or (self._pool.cells.is_split and len(rows) > 1):
             return False
         # What a draft takes could make another row wait.
         if self._pool.free_cells < MAX_TOKENS * len(rows):
